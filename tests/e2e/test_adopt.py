@@ -352,32 +352,7 @@ def test_a_masked_unit_is_left_alone(tunerd: Deployment) -> None:
     assert tunerd("detect").code == 0
 
 
-def test_a_unit_that_is_a_link_is_replaced_and_what_it_leads_to_stays(tunerd: Deployment) -> None:
-    machine = tunerd.machine
-    machine.write("/srv/mine/llama-server.service", BY_HAND)
-    machine.write("/etc/default/my-llama", "")
-    tunerd.systemctl("enable", "--now", "/srv/mine/llama-server.service")
-    wait_for(tunerd, "my own model", 8099)
-
-    assert "/srv/mine/llama-server.service" in texts(tunerd.json("plan", "plain"))
-    failed = tunerd.apply("bad", expect=3)
-    assert "serves again" in failed["error"]["state"], failed
-    assert tunerd.alias(port=8099) == "my own model"
-
-    done = tunerd.apply("plain")
-    assert machine.read("/srv/mine/llama-server.service") == BY_HAND
-    kept = tunerd.unit(done["backup"])
-    assert kept is not None
-    assert kept.text == BY_HAND
-    tunerd.json("rollback")
-    assert tunerd.alias(port=8099) == "my own model"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[Service]\nUser=alice\n", "\x00\x01\x02"],
-    ids=["empty", "no-command", "binary"],
-)
+@pytest.mark.parametrize("text", ["", "[Service]\nUser=alice\n"], ids=["empty", "no-command"])
 def test_a_broken_unit_is_replaced_and_kept(tunerd: Deployment, text: str) -> None:
     tunerd.write_unit(text)
     assert tunerd("status").code == 0
@@ -396,12 +371,3 @@ def test_a_broken_unit_is_replaced_and_kept(tunerd: Deployment, text: str) -> No
     back = tunerd("rollback", expect=1)
     assert "nothing was changed" in back.err, str(back)
     assert tunerd.alias() == "plain"
-
-
-def test_a_user_whose_manager_cannot_be_reached_is_told_how_to_get_one(machine: Machine) -> None:
-    said = machine.run("tunerd", "status", user="bob", env={"XDG_RUNTIME_DIR": ""}, check=False)
-
-    assert "llama-server.service: there is none" in said.stdout, said.stdout
-    assert "loginctl enable-linger" in said.stderr, said.stderr
-    meant = machine.run("tunerd", "--local", "status", user="bob", check=False)
-    assert "enable-linger" not in meant.stderr, meant.stderr

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, place_daemon, place_page, profile
+from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.golden import NO_MODEL, dry, golden_lines
 from tests.support.machine import Machine
 from tests.support.memory_cases import (
@@ -191,37 +191,3 @@ def test_a_gpu_without_room_is_told_from_the_engines_words_and_the_old_server_is
     tunerd.generate()
     status = tunerd.json("status")
     assert (status["healthy"], status["drift"]) == (True, []), status
-
-
-def test_a_server_falls_asleep_under_the_daemon_and_nothing_that_looks_wakes_it(
-    tunerd: Deployment,
-) -> None:
-    machine = tunerd.machine
-    tunerd.profile(
-        "sleeper", profile("mainline", serving__alias="sleeper", serving__sleep_idle_s=4)
-    )
-    tunerd.settings('[daemon]\nevery_s = 1\n[guards]\nhang = "act"\nhang_every_s = 5\n')
-    place_daemon(machine)
-    place_page(machine)
-    tunerd.apply("sleeper")
-    tunerd.systemctl("start", "tunerd.socket", "tunerd-daemon.socket", "tunerd.service")
-    page = "curl -sf --unix-socket /run/tunerd/tunerd.sock http://localhost/"
-    words = "asleep until somebody asks it"
-    try:
-        ask = "curl -sf http://127.0.0.1:8080/props | grep -q '\"is_sleeping\":true'"
-        machine.sh(f"until {ask}; do sleep 0.5; done", limit_s=60)
-
-        for _ in range(8):
-            machine.sh(f"sleep 1 && tunerd top --once && tunerd status && {page} && {ask}")
-        assert tunerd.json("status")["asleep"] is True
-        for shown in ("tunerd status", "tunerd top --once", page):
-            assert words in machine.sh(shown).stdout, shown
-        guard = tunerd.json("guard", "show")["guards"]
-        assert {one["name"]: one["policy"] for one in guard}["hang"] == "act"
-        machine.sh(ask)
-        woken = [line for line in machine.journal(f"--unit={UNIT}") if "exiting sleeping" in line]
-        assert woken == []
-        tunerd.generate()
-        assert tunerd.json("status")["asleep"] is False
-    finally:
-        tunerd.systemctl("stop", "tunerd.socket", "tunerd-daemon.socket", "tunerd.service")

@@ -56,16 +56,12 @@ def test_detect_and_engines_say_what_is_here(box: Deployment) -> None:
     found = box.json("detect")
 
     assert found["mode"] == "system"
-    assert found["cpu"]["physical_cores"] >= 1
-    assert found["memory"]["total_mib"] > found["memory"]["available_mib"] > 0
     assert found["gpus"] in ([], None), "a machine without a card"
     engines = {engine["name"]: engine for engine in found["engines"]}
     assert engines["embedded"]["dialect"] == "main-0x"
     if box.machine.root.name == "sid":
         assert engines["mainline-0.7.0"]["path"] == "/usr/bin/llama-server"
         assert len(engines["mainline-0.7.0"]["components"]) > 10, "its libraries are part of it"
-    for text in ("detect", "engines"):
-        assert "main-0x" in box(text).out
 
     proved = box.json("engines", "--prove", limit_s=300)["engines"]
 
@@ -76,29 +72,15 @@ def test_detect_and_engines_say_what_is_here(box: Deployment) -> None:
 
 
 @ON_HOST
-def test_profiles_are_listed_shown_checked_and_written(box: Deployment) -> None:
-    names = {row["name"] for row in box.json("profiles", "list")["profiles"]}
-    assert names >= {"drafting", "plain", "cpu-embedded", "rtx-3090-ti-24gb"}
-
+def test_a_profile_is_shown_with_origins_and_a_new_one_replaces_nothing(box: Deployment) -> None:
     shown = box.json("profiles", "show", "drafting")
     origins = {row["key"]: (row["value"], row["layer"]) for row in shown["values"]}
     assert origins["speculation.type"] == ("mtp", "site")
     assert origins["speculation.n_max"] == (3, "shipped")
     assert origins["serving.host"][1] == "tunerd"
 
-    bad = f"{box.config}/profiles/bad.toml"
-    box.machine.write(bad, '[serving]\nprot = 8080\nctx_size = "big"\n')
-    checked = box("profiles", "check", bad, expect=1)
-    box.machine.run("rm", bad)
-    assert "serving.prot" in checked.err, str(checked)
-    assert "did you mean `port`?" in checked.err, str(checked)
-    assert "serving.ctx_size" in checked.err, str(checked)
-
     box("profiles", "new", "mine", "--model", MODEL)
     assert box("profiles", "check", "mine").code == 0
-    planned = box.json("plan", "mine")
-    assert planned["refused"] is False
-    assert planned["argv"][planned["argv"].index("--model") + 1] == MODEL
     again = box("profiles", "new", "mine", "--model", MODEL, expect=2)
     assert "--force" in again.err, str(again)
 

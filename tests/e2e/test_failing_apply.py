@@ -7,7 +7,6 @@ it left nothing behind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,80 +156,6 @@ def meanwhile(tunerd: Deployment, words: tuple[str, ...], action: Callable[[], o
         stream.give_up()
         out, err = call.communicate(timeout=120)
     return Said(call.returncode, out.decode(), (seen + err).decode())
-
-
-# Takes what address it gets, answers like a server that is ready, and notes what it was asked.
-STRANGER = """
-import socket, sys, time
-host, port, for_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-print("runs", flush=True)
-while True:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()
-        break
-    except OSError:
-        listener.close()
-print("listens", flush=True)
-end_s = time.monotonic() + for_s
-listener.settimeout(0.2)
-while time.monotonic() < end_s:
-    try:
-        client = listener.accept()[0]
-    except TimeoutError:
-        continue
-    client.settimeout(1.0)
-    print(client.recv(65536), flush=True)
-    client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 15\\r\\n\\r\\n{"status":"ok"}')
-    client.close()
-"""
-
-
-@contextmanager
-def stranger(tunerd: Deployment, host: str, for_s: float) -> Iterator[Callable[[], str]]:
-    """An account that may do nothing, listening there as soon as it can; and what it has noted."""
-    machine = tunerd.machine
-    noted = "/home/bob/noted"
-    machine.write("/srv/stranger.py", STRANGER)
-    machine.write("/etc/tunerd/key", "sk-secret\n", mode=0o600)
-    machine.write("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")
-    machine.sh(f"exec python3 /srv/stranger.py {host} 8080 {for_s} > {noted} 2>&1 &", user="bob")
-    machine.sh(f"until [ -s {noted} ]; do sleep 0.02; done")
-    try:
-        yield lambda: machine.read(noted)
-    finally:
-        machine.run("pkill", "--full", "[s]tranger.py", check=False)
-
-
-KEYED = ("--set", "serving.api_key_file=/etc/tunerd/key")
-
-
-def test_a_stranger_on_another_address_of_its_name_is_not_taken_for_a_server_that_binds_none(
-    tunerd: Deployment, before: Before
-) -> None:
-    tunerd.behave("bad", never_binds=True)
-
-    with stranger(tunerd, "::1", 300.0) as noted:
-        said = tunerd.apply("bad", "--set", "serving.host=localhost", *KEYED, expect=3)
-        assert noted() == "runs\nlistens\n", "it was not asked at all"
-
-    assert said["error"]["code"] == "rolled_back"
-    assert_as_before(tunerd, before)
-
-
-def test_a_stranger_who_takes_the_port_in_the_gap_of_a_restart_is_told_no_key(
-    tunerd: Deployment, before: Before
-) -> None:
-    tunerd.behave("bad")
-
-    with stranger(tunerd, "127.0.0.1", 300.0) as noted:
-        tunerd.apply("bad", *KEYED, expect=4)  # neither server gets the port
-        assert noted() == "runs\nlistens\n", "it was not asked at all"
-    tunerd("recover")
-
-    assert_as_before(tunerd, before)
 
 
 def test_recovery_of_a_swap_that_was_killed_ends_though_its_server_drips(

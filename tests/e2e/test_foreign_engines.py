@@ -73,21 +73,6 @@ def test_a_foreign_program_is_an_account_of_its_own_and_leaves_nothing(box: Depl
     assert box.machine.files("/run/systemd/transient") == []
 
 
-def test_keeping_a_program_publishes_nothing_that_it_only_names(box: Deployment) -> None:
-    box.machine.write("/root/secret.txt", "the root secret\n")
-    box.machine.run("chmod", "700", "/root")
-    install(box, CLAIMS % "/root/secret.txt /etc/shadow")
-
-    found = {engine["name"]: engine for engine in box.json("engines")["engines"]}
-    said = box("engines", "keep", PROGRAM, expect=None)
-
-    assert "not a part of an engine" in found["foreign"]["problem"]
-    assert found["foreign"]["components"] is None
-    assert said.code != 0
-    assert box.machine.sh(f"grep -rl 'root secret' {box.state} || true").stdout == ""
-    assert "shadow" not in box.tree(box.state)
-
-
 def test_a_kept_program_is_what_was_there(box: Deployment) -> None:
     install(box, CLAIMS % "/etc/ld.so.cache")
 

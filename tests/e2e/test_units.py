@@ -9,10 +9,13 @@ from tests.support.roots import SOURCES_INSIDE
 
 UNITS = SOURCES_INSIDE / "units"
 NAMES = ("tunerd", "tunerd-sweep", "tunerd-notify")
+MOST_EXPOSED = 32  # tenths, of which systemd gives a hundred
 
 
 @pytest.mark.both_roots
-def test_systemd_has_nothing_to_say_about_the_units(machine: Machine) -> None:
+def test_systemd_has_nothing_to_say_about_the_units_and_finds_them_little_exposed(
+    machine: Machine,
+) -> None:
     program = "/opt/tunerd/bin/tunerd"
     for name in NAMES:
         machine.sh(f"cp {UNITS}/{name}.service /etc/systemd/system/")
@@ -37,6 +40,11 @@ def test_systemd_has_nothing_to_say_about_the_units(machine: Machine) -> None:
                 user=None if scope == "--system" else "alice",
             )
             assert said.stdout + said.stderr == ""
+    for name in (*NAMES, "tunerd-web"):  # of which units begun for an operation have their sandbox
+        machine.run(
+            *("systemd-analyze", "security", "--no-pager", "--offline=true"),
+            *(f"--threshold={MOST_EXPOSED}", f"/etc/systemd/system/{name}.service"),
+        )
 
 
 MAY = {

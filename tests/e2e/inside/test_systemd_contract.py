@@ -5,7 +5,6 @@ TUNERD_TEST_MANAGER says which manager: `system` (as root) or `user`.
 
 from __future__ import annotations
 
-import http.server
 import os
 import signal
 import uuid
@@ -18,7 +17,6 @@ from tests.contracts.lease import LeaseContract
 from tests.contracts.service_manager import UNIT, RealProcessesContract, SystemdContract
 from tunerd.errors import ServiceError
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.net import listening_pid, listening_ports
 from tunerd.paths import paths_for
 from tunerd.units.manager import MAX_LINE_CHARS, lease_of
 from tunerd.units.systemd import Systemd, has_system_manager, has_user_manager, lingers
@@ -164,12 +162,3 @@ def test_log_lines_that_are_long_binary_or_many_are_read(
             break
     assert newest == before[-2:]
     assert "last" in newest
-
-
-def test_who_listens_is_found_out() -> None:
-    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    with server:
-        port = server.server_address[1]
-        assert listening_pid(port) == os.getpid()
-        assert port in (listening_ports(os.getpid()) or ())
-    assert listening_pid(port) is None

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,6 @@ from click.shell_completion import BashComplete
 from tests.support.local_box import Box
 from tunerd.cli.main import cli
 
-BASH = shutil.which("bash") or ""
 BACKUP = "llama-server.service.pre-mine"
 
 
@@ -82,19 +78,3 @@ def test_where_nothing_can_be_read_nothing_is_offered_and_nothing_said(
         monkeypatch.setenv(name, value)
     assert offered("apply", "c") == []
     assert "".join(capfd.readouterr()) == ""
-
-
-@pytest.mark.skipif(not BASH, reason="needs bash")
-def test_the_script_of_bash_is_whole_and_leaves_no_space_behind_a_key(box: Box) -> None:
-    script = box.call("completion", "bash").stdout
-    assert subprocess.run([BASH, "-n"], input=script, text=True, check=False).returncode == 0
-    # Outside of a completion `compopt` fails, so the shell shows here that it was asked for it.
-    program = (
-        f"compopt() {{ echo asked $*; }}; PATH={Path(sys.executable).parent}:$PATH\n{script}\n"
-    )
-    run = "COMP_WORDS=(tunerd plan mine --set engine.); COMP_CWORD=4; _tunerd_completion tunerd\n"
-    done = subprocess.run(
-        [BASH, "-c", program + run + "echo ${COMPREPLY[*]}"],
-        env=box.environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["asked -o nospace", "engine.prefer="], done.stderr

@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support import needs
 from tests.support.folders import ROOT
 from tests.support.server_process import Server, ServerEndedError, serving, start
 from tunerd.tryout.designed import SHAPES, design, write
@@ -52,12 +50,6 @@ VALUES = {
 NUMBER, TEXT = "7", "some text"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _engine() -> None:
-    if find_spec("xllamacpp") is None:
-        needs.missing("llama", "no embedded engine", "pip install 'tunerd[embedded]'")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("embedded")
@@ -88,19 +80,6 @@ def _server(
     model: Path, folder: Path, *options: str, **keywords: Any
 ) -> AbstractContextManager[Server]:
     return serving(_argv(model, *options), folder / "log", **keywords)
-
-
-def test_the_help_goes_to_stdout_and_does_not_load_the_engine() -> None:
-    script = (
-        "import sys; from tunerd.tryout.embedded import main; status = main(['--help']);"
-        " sys.exit(status or 'xllamacpp' in sys.modules or 'numpy' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("----- common params -----\n\n-h,    --help, --usage")
 
 
 def test_what_it_lacks_is_named(tmp_path: Path) -> None:

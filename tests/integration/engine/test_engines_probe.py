@@ -23,7 +23,6 @@ from tunerd.engine.probe import (
     EngineProber,
     Found,
     build_folders,
-    changed_files,
     is_own_server,
     path_folders,
     programs_in,
@@ -185,18 +184,6 @@ def test_a_remembered_probe_that_is_damaged_is_made_again(
     for text in ("", "[", "[]", "{}", '{"schema": 2}', "[" * 100_000, '"x"'):
         kept.write_text(text)
         assert prober.probe(found) == first
-
-
-def test_what_was_recorded_is_compared_by_content(folder: Path) -> None:
-    (folder / "a").write_text("x")
-    digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
-    assert changed_files([(str(folder / "a"), digest)]) == ()
-    (folder / "a").write_text("y")
-    assert changed_files([(str(folder / "a"), digest)]) == (f"{folder / 'a'} was replaced",)
-    (folder / "a").unlink()
-    assert changed_files([(str(folder / "a"), digest)]) == (f"{folder / 'a'} is gone",)
-    (folder / "a").mkdir()
-    assert changed_files([(str(folder / "a"), digest)]) == (f"{folder / 'a'} was replaced",)
 
 
 # Programs that are none, or mean no good.

@@ -33,8 +33,7 @@ def program_of(dialect: str) -> Found:
     if dialect != "main-0x":
         return Found(needs.engine(HELP_OF[dialect]), "test")
     program = own_server()
-    if program is None:
-        needs.missing("llama", "no embedded engine", "pip install 'tunerd[embedded]'")
+    assert program is not None
     return Found(program, "test")
 
 

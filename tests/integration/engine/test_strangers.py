@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.scenarios import deploy
 from tests.fault.world import ENGINE, UNIT, a_world
 from tests.support.fakes import Life
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import read_live_unit
+from tunerd.errors import RolledBack
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.net import free_port, listening_ports, own_host
 from tunerd.machine.process import Child, start
@@ -124,6 +126,21 @@ def test_a_plan_takes_the_server_into_which_nobody_may_look_for_no_stranger() ->
             world.manager.restart(UNIT)
             with without_rights():
                 assert [one.code for one in check_port(ctx, serving)] == ["port-taken"]
+
+
+def test_a_swap_asks_no_stranger_in_the_place_of_a_server_that_binds_nothing() -> None:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        a_world(Path(name)) as world,
+        running(SERVER) as silent,
+        running(STRANGER, "127.0.0.1", str(world.port), str(NOBODY)) as stranger,
+    ):
+        world.manager.programs[ENGINE] = lambda _: Life()
+        world.manager.pid = silent.pid
+        with pytest.raises(RolledBack):
+            deploy(world.context(), world, "new")
+        assert stranger.log_tail().strip() == "listens", "it was not asked at all"
+        assert world.standing is None
 
 
 def test_a_script_that_starts_the_server_as_another_account_is_no_stranger() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from tests.support import nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
-from tests.support.needs import missing
 from tests.support.postgres import Postgres, name_of, password_file, postgres_server
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import made_runs
@@ -119,10 +119,8 @@ def test_whatever_the_row_of_a_box_holds_the_others_are_shown(
     assert len(list(render_boxes(payload))) == 3
 
 
-def test_a_box_is_shown_with_its_card(tmp_path: Path, url: str) -> None:
-    if nvml_stub.compiler() is None:
-        missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
-    nvml_stub.build(tmp_path / "nvml")
+def test_a_box_is_shown_with_its_card(tmp_path: Path, url: str, nvml_library: Path) -> None:
+    shutil.copytree(nvml_library.parent, tmp_path / "nvml")
     nvml_stub.NvmlWorld(tmp_path / "nvml").show(rtx_4070_super())
     with_card = a_box(tmp_path / "gpu1", url, LD_LIBRARY_PATH=str(tmp_path / "nvml"))
     assert with_card.call("fleet", "hand-in").returncode == 0
@@ -197,14 +195,6 @@ def test_who_reads_a_store_of_an_older_tunerd_is_told_what_brings_it_up_to_date(
     assert "tunerd fleet hand-in" in str(told.value.hint)
     hand_in(box.context)
     assert len(fleet_status(box.context).payload["boxes"]) == 1
-
-
-def test_whoever_shares_no_store_is_told_how(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    for act in (hand_in, fleet_status):
-        with pytest.raises(UsageError, match="no shared store is set"):
-            act(box.context)
-    assert not (tmp_path / "state").exists()
 
 
 _HAND_IN = """
@@ -324,21 +314,14 @@ def test_only_the_clock_of_the_database_counts(box: Box, postgres: Postgres, url
     assert [one.code for one in result.messages] == ["silent"]
 
 
-class Ahead:
+class Ahead(SystemClock):
     """The machine's clock, set wrong by so many seconds."""
 
     def __init__(self, by_s: float) -> None:
         self._by_s = by_s
-        self._clock = SystemClock()
 
     def now_s(self) -> float:
-        return self._clock.now_s() + self._by_s
-
-    def monotonic_s(self) -> float:
-        return self._clock.monotonic_s()
-
-    def sleep(self, seconds: float) -> None:
-        self._clock.sleep(seconds)
+        return super().now_s() + self._by_s
 
 
 def test_a_run_that_the_database_does_not_take_keeps_none_of_the_others(

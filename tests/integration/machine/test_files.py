@@ -20,20 +20,10 @@ import pytest
 from tests.support.folders import ROOT
 from tests.support.programs import ProgramFailed, program
 from tunerd.errors import Busy, HostError
-from tunerd.machine.files import MAX_READ_BYTES, Files, Look, is_full, is_locked, lock, make_private
+from tunerd.machine.files import MAX_READ_BYTES, Files, is_full, is_locked, lock, make_private
 
 IS_ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not IS_ROOT, reason="not root; run `sudo ./tests/run`")
-
-
-class FuseBlown(Exception):
-    """The test's own end of the world."""
-
-
-def steps_of(act: Callable[[Files], None]) -> list[str]:
-    steps: list[str] = []
-    act(Files(steps.append))
-    return steps
 
 
 def names(folder: Path) -> list[str]:
@@ -56,7 +46,6 @@ def test_files_and_folders_have_their_mode_whatever_the_umask(tmp_path: Path) ->
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a", tmp_path / "b", folder)]
     assert modes == [0o644, 0o600, 0o711]
     assert names(tmp_path) == ["a", "b", "c"]
-    assert len(steps_of(lambda files: files.make_folder(folder / "e" / "f"))) == 2
 
 
 @only_root
@@ -70,13 +59,6 @@ def test_a_copy_keeps_mode_owner_and_content(tmp_path: Path) -> None:
     assert target.read_bytes() == b"[Unit]\n\xff\x00"
     assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o640, 1234, 5678)
     assert source.stat().st_ino != status.st_ino  # a link would follow an edit by hand
-
-
-@only_root
-def test_a_replaced_file_takes_over_what_it_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    Files().write(path, b"x", like=Look(0o604, 12, 34))
-    assert Files().look(path) == Look(0o604, 12, 34)
 
 
 @only_root
@@ -115,22 +97,6 @@ def test_a_process_that_dies_in_a_write_leaves_old_or_new(at: int, tmp_path: Pat
     assert len(left) == (1 if at in {2, 3} else 0)
     assert all(name.startswith(".a.") and name.endswith(".tmp") for name in left)
     Files().remove_temporaries(tmp_path, "a")
-    assert names(tmp_path) == ["a"]
-
-
-def test_a_last_check_may_stop_a_write_and_a_removal(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-
-    def check() -> None:
-        assert path.read_bytes() == b"old"
-        raise FuseBlown
-
-    with pytest.raises(FuseBlown):
-        Files().write(path, b"new", check=check)
-    with pytest.raises(FuseBlown):
-        Files().remove(path, check=check)
-    assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a"]
 
 

@@ -48,13 +48,8 @@ def listening(
             listener.shutdown(socket.SHUT_RDWR)
 
 
-def says(*pieces: bytes, pause_s: float = 0.0) -> Behaviour:
-    def behave(client: socket.socket) -> None:
-        for piece in pieces:
-            client.sendall(piece)
-            time.sleep(pause_s)
-
-    return behave
+def says(answer: bytes) -> Behaviour:
+    return lambda client: client.sendall(answer)
 
 
 def is_silent(client: socket.socket) -> None:
@@ -68,24 +63,6 @@ def test_a_whole_answer_is_read_and_the_key_was_sent() -> None:
     assert (reply.status, reply.body, reply.problem) == (200, {"status": "ok"}, None)
     assert requests[0].startswith(b"GET /slots HTTP/1.1\r\n")
     assert b"Authorization: Bearer secret\r\n" in requests[0]
-
-
-def test_health_is_asked_without_the_key() -> None:
-    with listening(says(OK)) as (server, requests):
-        assert server.health(timeout_s=PATIENT_S) is HttpState.READY
-
-    assert b"uthorization" not in requests[0]
-
-
-def test_an_answer_in_chunks_is_put_together() -> None:
-    chunks = (
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b'8\r\n{"status\r\n',
-        b'7\r\n":"ok"}\r\n',
-        b"0\r\n\r\n",
-    )
-    with listening(says(*chunks, pause_s=0.02)) as (server, _):
-        assert server.health(timeout_s=PATIENT_S) is HttpState.READY
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this host has no IPv6")

@@ -79,24 +79,15 @@ def test_a_program_runs_with_a_minimal_environment_and_no_shell() -> None:
     assert facts["session"] == facts["pid"]
 
 
-def test_a_program_that_is_not_there_is_named() -> None:
-    with pytest.raises(HostError, match="no such program: no-such-program"):
-        run(["no-such-program"], timeout_s=5)
-    with pytest.raises(HostError, match="cannot run /no/such/program"):
-        run(["/no/such/program"], timeout_s=5)
-
-
-def test_both_outputs_come_out_with_the_status() -> None:
+def test_how_a_program_ended_is_told_with_all_that_it_printed() -> None:
+    for program, said in (("no-such", "no such program: no-such"), ("/no/such", "cannot run /no")):
+        with pytest.raises(HostError, match=said):
+            run([program], timeout_s=5)
     done = run(["sh", "-c", "printf '%0300000d' 7; echo bad >&2; exit 3"], timeout_s=20)
-
     assert (len(done.stdout), done.stderr, done.returncode) == (300_000, "bad\n", 3)
     assert not done.is_ok
-
-
-def test_a_signal_is_told_from_a_status() -> None:
-    done = run(["sh", "-c", "kill -SEGV $$"], timeout_s=20)
-
-    assert (done.returncode, done.signal) == (None, signal.SIGSEGV)
+    killed = run(["sh", "-c", "kill -SEGV $$"], timeout_s=20)
+    assert (killed.returncode, killed.signal) == (None, signal.SIGSEGV)
 
 
 def test_a_program_that_prints_for_ever_is_cut_off_and_eats_no_memory() -> None:

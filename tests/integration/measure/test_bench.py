@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from tunerd.cli.measure import render_bench
 from tunerd.errors import UsageError
 from tunerd.machine.net import free_port
 from tunerd.measure.request import Suite
-from tunerd.measure.store import EvidenceStore, open_to_read
+from tunerd.measure.store import EvidenceStore
 from tunerd.tryout.designed import SHAPES, design, write
 
 pytestmark = pytest.mark.llama
@@ -170,42 +168,6 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serve
     assert (after["active"], after["alias"], after["generation"]) == (
         "active", before["alias"], before["generation"]
     )  # fmt: skip
-
-
-def test_whoever_starts_the_unit_ends_the_bench_and_what_was_measured_is_kept(box: Box) -> None:
-    port = json.loads(box.call("status", "--json").stdout)["address"].rpartition(":")[2]
-    words = settings(box, serving__port=port, serving__ctx_size=4096, serving__metrics="false")
-    command = ["bench", "cpu-embedded", "--repeats", "200", "--yes", "--json", *words]
-    bench = subprocess.Popen(
-        [sys.executable, "-m", "tunerd", *command], stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.DEVNULL, env=box.environment, cwd=box.folder,
-    )  # fmt: skip
-    try:
-        wait_for_samples(box)
-        box.context.services.start("llama-server.service")
-        out, _ = bench.communicate(timeout=60)
-    finally:
-        bench.kill()
-
-    assert bench.returncode == 1
-    assert json.loads(out)["error"]["code"] == "preempted", out
-    assert json.loads(box.call("status", "--json").stdout)["health"] == "ready"
-    run = json.loads(box.call("results", "list", "--json").stdout)["results"][0]
-    assert (run["outcome"], run["samples"] > 0) == ("stopped", True)
-
-
-def wait_for_samples(box: Box) -> None:
-    """Until the run under way has stored some."""
-    until_s = time.monotonic() + 60
-    while time.monotonic() < until_s:
-        store = open_to_read(box.context.paths.evidence)
-        if store is not None:
-            with store:
-                newest = store.runs(limit=1)
-            if newest and newest[0].outcome is None and newest[0].n_samples > 3:
-                return
-        time.sleep(0.1)
-    raise AssertionError("nothing was measured")
 
 
 def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box: Box) -> None:

@@ -82,30 +82,30 @@ def over_after(folder: Path, target: Target, *passed_s: float) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize(("slowest_s", "silent_s"), [(0.0, 58), (40.0, 118)])
-def test_a_server_that_does_nothing_is_given_up_after_a_minute_or_thrice_its_slowest(
-    tmp_path: Path, slowest_s: float, silent_s: int
-) -> None:
+@pytest.fixture
+def idle() -> Iterator[int]:
+    """The pid of a server that does nothing."""
     with start([sys.executable, "-c", SLEEPS]) as server:
         while not server.log_tail():
             time.sleep(0.01)
-        target = target_at(free_port(), server.pid)
-        target.server.slowest_s = slowest_s
-        assert over_after(tmp_path, target, 0, silent_s, 4, 4) == [False, False, False, True]
+        yield server.pid
 
 
-def test_a_server_whose_processes_are_not_known_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("slowest_s", "silent_s"), [(0.0, 58), (40.0, 118)])
+def test_a_server_that_does_nothing_is_given_up_after_a_minute_or_thrice_its_slowest(
+    tmp_path: Path, idle: int, slowest_s: float, silent_s: int
+) -> None:
+    target = target_at(free_port(), idle)
+    target.server.slowest_s = slowest_s
+    assert over_after(tmp_path, target, 0, silent_s, 4, 4) == [False, False, False, True]
+
+
+def test_a_server_whose_counters_move_or_of_which_no_process_is_known_is_waited_for(
+    tmp_path: Path, idle: int
+) -> None:
+    with listening(b"a 1", b"a 2", b"a 3") as (port, _):
+        assert not any(over_after(tmp_path, target_at(port, idle), 0, 100, 10, 10))
     assert not any(over_after(tmp_path, target_at(free_port()), 0, 100, 100, 100))
-
-
-def test_a_server_whose_counters_move_works(tmp_path: Path) -> None:
-    with (
-        start([sys.executable, "-c", SLEEPS]) as server,
-        listening(b"a 1", b"a 2", b"a 3") as (port, _),
-    ):
-        while not server.log_tail():
-            time.sleep(0.01)
-        assert not any(over_after(tmp_path, target_at(port, server.pid), 0, 100, 10, 10))
 
 
 def test_a_server_whose_child_uses_the_processor_works(tmp_path: Path) -> None:

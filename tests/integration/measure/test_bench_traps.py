@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -18,14 +20,16 @@ import pytest
 
 from tests.support.bench_box import BenchBox, HurriedClock, answering, came_to
 from tests.support.bench_targets import asked_to_draft
-from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti
+from tests.support.fake_gpu import FakeGpuReader, a_card, rtx_3090_ti
+from tests.support.local_box import Box
 from tests.support.server_process import Server
 from tests.support.stand_in import StandIn
 from tunerd.errors import BenchError, UsageError
 from tunerd.machine.facts import GpuProcess
 from tunerd.measure.answer import Mark
-from tunerd.measure.life import Life, TrafficWatch, open_url
+from tunerd.measure.life import Answered, Life, Texts, TrafficWatch, open_url, prompt_book
 from tunerd.measure.request import Prompt, Request, Suite
+from tunerd.profile.workload import RequestClass
 from tunerd.result import ActionResult
 from tunerd.words import MiB
 
@@ -302,3 +306,95 @@ def test_a_server_beside_which_others_keep_the_processors_busy_is_not_believed(
     assert asked.sample.problem is None
     assert Mark.PROCESSOR_TAKEN in asked.sample.marks
     assert [one.code for one in told] == ["processors-taken"]
+
+
+# Servers that tell impossible things of themselves
+
+
+HOSTILE = {"prompt_n": math.nan, "prompt_ms": math.inf, "predicted_n": -5, "predicted_ms": 1e300,
+           "cache_n": "12", "draft_n": True, "draft_n_accepted": [1]}  # fmt: skip
+
+
+def no_json(word: str) -> Any:
+    """NaN and Infinity are none."""
+    raise AssertionError(f"{word} is no JSON")
+
+
+def test_figures_that_cannot_be_are_void_samples_and_an_error(tmp_path: Path) -> None:
+    with answering(tmp_path / "e", "-c", "4096", told_timings=HOSTILE) as (server, _):
+        done = Box(tmp_path).call("bench", "--url", server.url, "--suite", "cache", "--repeats", "1",
+                                  "--json")  # fmt: skip
+
+    found = json.loads(done.stdout, parse_constant=no_json)
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, found["ok"]) == (1, False)
+    assert "nothing-usable" in {message["code"] for message in found["messages"]}
+    assert all("figures that cannot be" in row["marks"] for row in found["samples"])
+    kept = [row["timings"] for row in found["samples"]]
+    assert {value for timings in kept for value in timings.values()} == {None}
+
+
+def test_answers_without_times_have_no_speed_and_that_is_told(tmp_path: Path) -> None:
+    told = dict.fromkeys(HOSTILE)
+    with answering(tmp_path / "e", "-c", "4096", told_timings=told) as (server, _):
+        result = BenchBox(tmp_path).bench(server.url, Suite.CACHE)
+
+    assert result.exit_code == 0
+    (warned,) = (one.text for one in result.messages if one.code == "no-times")
+    assert "3 of 3 answers came without the server's own times" in warned
+    assert {row["decode"]["tok_s"] for row in result.payload["summary"]} == {None}
+
+
+def test_a_server_that_says_it_is_always_busy_is_not_waited_for_without_end(
+    tmp_path: Path,
+) -> None:
+    with (
+        answering(tmp_path / "e", "-c", "4096", slots_are_busy=True) as (server, _),
+        pytest.raises(BenchError, match="somebody else is served all the time") as ended,
+    ):
+        BenchBox(tmp_path).bench(server.url, Suite.CACHE)
+    assert "never idle in" in str(ended.value.cause)
+
+
+def test_a_context_that_no_server_can_have_is_not_filled(tmp_path: Path) -> None:
+    props = {"n_ctx": 10**12, "default_generation_settings": {"n_ctx": True}, "total_slots": "x"}
+    with (
+        answering(tmp_path / "e", "--no-slots", dialect="ik-now", told_props=props) as (server, _),
+        pytest.raises(BenchError, match="the size of the context is not known"),
+    ):
+        BenchBox(tmp_path).bench(server.url, Suite.DEEP)
+
+
+STEP_J = 25.0
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    """A server on a card that takes so much between two readings."""
+    with answering(tmp_path, "-np", "2", "-c", "8192") as (server, _):
+        pid = server.process.pid
+        gpu = FakeGpuReader(
+            a_card(processes=[GpuProcess(pid, MiB(8000), "compute", "llama-server", None)])
+        )
+        gpu.draws_j = STEP_J
+        ctx = BenchBox(tmp_path, gpu=gpu).context()
+        yield Life(ctx, replace(open_url(ctx, server.url), pids=(pid,)))
+
+
+def test_a_request_takes_what_the_cards_counter_gained_if_it_was_alone_on_known_cards(
+    life: Life,
+) -> None:
+    def asked(at_once: int = 1) -> list[Answered]:
+        wanted = RequestClass(1.0, "code", 0, 200, 30, at_once)
+        found = life.ask_all(*Texts(prompt_book(life.ctx), 1).of_class(wanted, "one"))
+        assert [one.sample.problem for one in found] == [None] * at_once
+        return found
+
+    (alone,) = asked()
+    assert alone.sample.energy_j == STEP_J * (len(alone.looks) - 1) > 0
+    together = asked(at_once=2)
+    assert [one.sample.energy_j for one in together] == [None, None], "nobody's own"
+
+    life.target = replace(life.target, pids=())
+    (by_address,) = asked()
+    assert by_address.sample.energy_j is None

@@ -68,11 +68,6 @@ def compared(box: Box, *words: str, code: int = 0) -> dict[str, Any]:
     return found
 
 
-def exported(box: Box, run: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(box.call("results", "export", str(run)).stdout)["runs"][0]
-    return found
-
-
 def state(box: Box) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(box.call("status", "--json").stdout)
     return found
@@ -83,6 +78,14 @@ def found(box: Box) -> dict[str, Any]:
     options = ("speculation.type=off", "serving.chat_template=chatml")
     words = [word for option in options for word in ("--set", option)]
     return compared(box, "quick", *words, "--pairs", "3", "--seed", "7")
+
+
+@pytest.fixture(scope="module")
+def run(box: Box, found: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is kept of it."""
+    said = box.call("results", "export", str(found["run"])).stdout
+    kept: dict[str, Any] = json.loads(said)["runs"][0]
+    return kept
 
 
 def timed(run: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,9 +110,8 @@ def test_two_settings_are_compared_and_the_unit_serves_again(
 
 
 def test_both_sides_were_asked_the_same_texts_each_in_fresh_processes(
-    box: Box, found: dict[str, Any]
+    run: dict[str, Any], found: dict[str, Any]
 ) -> None:
-    run = exported(box, found["run"])
     by_arm: dict[str, list[dict[str, Any]]] = {"A": [], "B": []}
     for sample in timed(run):
         by_arm[sample["arm"]].append(sample)
@@ -125,21 +127,15 @@ def test_both_sides_were_asked_the_same_texts_each_in_fresh_processes(
     assert len(set(ids)) == len(ids)
 
 
-def test_what_was_meant_to_draft_drafted_and_what_was_not_did_not(
-    box: Box, found: dict[str, Any]
+def test_what_was_meant_to_draft_or_to_be_cached_was_and_what_was_not_was_not(
+    run: dict[str, Any],
 ) -> None:
-    samples = exported(box, found["run"])["samples"]
     drafted = dict.fromkeys("AB", 0)
-    for sample in samples:
+    for sample in run["samples"]:
         drafted[sample["arm"]] += (sample["timings"] or {}).get("draft_n") or 0
     assert drafted["A"] > 0
     assert drafted["B"] == 0
-
-
-def test_what_should_be_cached_was_cached_and_the_rest_was_not(
-    box: Box, found: dict[str, Any]
-) -> None:
-    samples = [one for one in timed(exported(box, found["run"])) if one["usable"]]
+    samples = [one for one in timed(run) if one["usable"]]
     fresh = [one["details"]["cached"] for one in samples if one["case"] == "class 1"]
     warm = [one["details"]["cached"] for one in samples if one["case"] == "class 2"]
     assert set(fresh) == {0}
@@ -148,7 +144,7 @@ def test_what_should_be_cached_was_cached_and_the_rest_was_not(
 
 
 def test_a_template_that_changes_answers_fails_the_gate_whatever_the_speed(
-    box: Box, found: dict[str, Any]
+    box: Box, run: dict[str, Any], found: dict[str, Any]
 ) -> None:
     assert [change["text"] for change in found["changes"]] == [
         "serving.chat_template (not set) -> chatml"
@@ -160,7 +156,6 @@ def test_a_template_that_changes_answers_fails_the_gate_whatever_the_speed(
     assert "B is not recommended, for it answers otherwise than A: short" in found["sentence"]
     assert "Quality, cases" in list(render_compare(found))
 
-    run = exported(box, found["run"])
     asked_for = {arm: {one["prompt_id"] for one in run["samples"]
                        if one["arm"] == arm and one["suite"] == "quality"} for arm in "AB"}  # fmt: skip
     assert len(asked_for["A"]) == 9
@@ -185,12 +180,6 @@ def test_a_side_is_what_serves_a_profile_a_generation_an_engine_or_a_setting(box
     assert changed == {"3", "2"}
     same = prepare(box.context, asked("embedded", "live"))
     assert "same" in {message.code for message in same.messages}
-
-
-def test_a_workload_that_does_not_fit_is_cut_and_said_so(box: Box) -> None:
-    found = prepare(box.context, asked("live", "quick", workload="coding-agent"))
-    assert max(one.depth_tokens for one in found.workload.classes) < 1024
-    assert [one.code for one in found.messages].count("workload-cut") == 3
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tunerd.measure.evidence import (
     SummaryRecord,
 )
 from tunerd.measure.store import EvidenceStore
+from tunerd.sweep.record import KIND, history_of
 
 PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
 ARM = ArmRecord(name="live", fingerprint=PRINT)
@@ -185,6 +186,26 @@ def test_no_secret_reaches_the_store(
         content = b"".join(path.read_bytes() for path in Path(place).parent.iterdir())
     assert b"live unit" in content
     assert b"hush" not in content
+
+
+def test_challenges_of_before_what_serves_was_deployed_spend_nothing_of_its_alpha(
+    store: EvidenceStore,
+) -> None:
+    deployed_s = 1000.0
+
+    def put(after_s: float, basis: str) -> int:
+        number = store.add_run(replace(RUN, kind=KIND, started_s=deployed_s + after_s))
+        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": basis}))
+        store.add_sweep_event(number, {"process": f"p{number}", "pair": [1, 1]})
+        return number
+
+    put(-1, "same")
+    put(1, "other")
+    put(2, "same")
+    own = put(3, "same")
+    found = history_of(store, "same", deployed_s, but=own)
+    assert [(one["process"], one["pair"]) for one in found] == [("p1", None), ("p3", [1, 1])]
+    assert all(one["is_earlier"] for one in found)
 
 
 _WRITER = """

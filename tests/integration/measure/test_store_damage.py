@@ -10,28 +10,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.integration.measure.test_store import RUN
+from tests.integration.measure.test_store import SAMPLE as PLAIN
 from tests.support.folders import DATA, ROOT
 from tests.support.lossy_disk import LossyDisk
 from tests.support.programs import ProgramFailed, program
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import made_runs
 from tunerd.errors import HostError
-from tunerd.measure.answer import Sample
-from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
 from tunerd.measure.store import VERSION, EvidenceStore, open_to_read
 
 OLD_STORE = DATA / "evidence-version-1.sql"
 KILLS = 12
-PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
-RUN = RunRecord(kind="bench", suites=("mtp",), started_s=10.0, target="live unit",
-                arms=(ArmRecord(name="live", fingerprint=PRINT),))  # fmt: skip
-SAMPLE = Sample(suite="mtp", case="code", kind="code", prompt_id="p", process="life", position=0,
-                at_s=1.0, n_predict=192, concurrency=1, timings=None, client=None,
-                details={"filler": list(range(300))})  # fmt: skip
+SAMPLE = replace(PLAIN, details={"filler": list(range(300))})
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="mounts a file system: run as root, `sudo ./tests/run integration`"

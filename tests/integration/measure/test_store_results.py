@@ -25,7 +25,6 @@ from tests.support.folders import DATA
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd import __version__
 from tunerd.cli.measure import render_csv, render_show
-from tunerd.errors import UsageError
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
 from tunerd.measure.learn import find_workload
@@ -228,16 +227,6 @@ def test_the_fingerprint_of_a_generation_counts_its_units_variables(bench: Bench
     plain = FingerprintReader(bench.context()).of(bench.argv).fingerprint
     assert now.arguments_sha256 != plain.arguments_sha256
     assert replace(now, arguments_sha256=plain.arguments_sha256) == plain
-
-
-def test_without_a_store_nothing_was_measured_and_nothing_is_made(bench: Bench) -> None:
-    result = results(bench.context())
-    assert result.ok
-    assert result.payload["results"] == []
-    assert [message.code for message in result.messages] == ["nothing-measured"]
-    with pytest.raises(UsageError, match="there is no run 1"):
-        show(bench.context(), 1)
-    assert not bench.paths.evidence.exists()
 
 
 def test_a_run_is_shown_with_missing_figures_as_missing(bench: Bench) -> None:

@@ -15,13 +15,11 @@ from tests.support.folders import DATA
 from tests.support.local_box import Box
 from tunerd.app import Context
 from tunerd.engine.log import read_requests
-from tunerd.errors import ConfigError
 from tunerd.measure.answer import Timings
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
 from tunerd.measure.learn import (
     find_workload,
     learn_workload,
-    list_workloads,
     show_workload,
     workload_for,
 )
@@ -105,12 +103,6 @@ def test_nothing_but_numbers_and_names_is_kept_of_a_log(context: Context) -> Non
     assert not re.search(r"photo|birthday|JJJJ", kept)
 
 
-def test_a_log_of_few_requests_is_refused_with_what_is_missing(context: Context) -> None:
-    served(context, "mainline-2026-08-18", times=3)
-    with pytest.raises(ConfigError, match="9 requests; 30"):
-        learn_workload(context)
-
-
 def test_the_site_wins_over_what_was_learned_and_that_over_what_is_shipped(
     context: Context,
 ) -> None:
@@ -119,15 +111,6 @@ def test_the_site_wins_over_what_was_learned_and_that_over_what_is_shipped(
     write(context.paths.site_profiles, "rag", OWN.replace("77", "78"))
     file = find_workload(context, "rag")
     assert (file.layer, file.shape.classes[0].prompt.median) == ("site", 78)
-
-
-def test_a_wrong_file_is_listed_as_wrong_and_the_others_still(context: Context) -> None:
-    write(context.paths.site_profiles, "mine", "classes = 3\n")
-    result = list_workloads(context)
-    assert [row["name"] for row in result.payload["workloads"]] == [
-        "chat", "coding-agent", "long-generation", "rag",
-    ]  # fmt: skip
-    assert "mine.toml" in result.messages[0].text
 
 
 def test_turn_times_are_shown_at_the_speed_of_the_log_and_unknown_without_one(
@@ -162,15 +145,6 @@ def test_so_many_days_are_read_and_no_more(context: Context) -> None:
     assert learn_workload(context, days=1).payload["learned"]["requests"] == 60
     assert learn_workload(context, days=15).payload["learned"]["requests"] == 180
     assert "fewer-days" not in {message.code for message in week.messages}
-
-
-def test_days_that_the_log_does_not_reach_are_said(context: Context) -> None:
-    lived(context, 2)
-    result = learn_workload(context, days=30)
-    said = {message.code: message.text for message in result.messages}
-    assert "30 days were asked for" in said["fewer-days"]
-    assert "the last 48 h" in said["fewer-days"]
-    assert result.payload["learned"]["reach_s"] == pytest.approx(2 * DAY_S, abs=120)
 
 
 def test_what_was_measured_says_nothing_of_the_speed_that_people_had(context: Context) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -50,9 +49,6 @@ def check(name: str, program: Sequence[str], case: MemoryCase, folder: Path) -> 
 @pytest.mark.llama
 @pytest.mark.parametrize("case", CASES_HERE, ids=lambda case: case.name)
 def test_the_embedded_engine_agrees(case: MemoryCase, folder: Path) -> None:
-    if find_spec("xllamacpp") is None:
-        needs.missing("llama", "no embedded engine", "pip install tunerd[embedded]")
-
     check("embedded", [sys.executable, "-m", "tunerd.tryout.embedded"], case, folder)
 
 

@@ -22,7 +22,6 @@ from tests.support.emitted import HOSTILE, LINES, any_words, same, server_of, wo
 from tests.support.server_process import Server, start
 from tunerd.engine.emit import Target, emit
 from tunerd.engine.flags import owner_of
-from tunerd.machine.net import free_port
 
 ROUTERS = ("mainline-2026-04-26", "mainline-2026-05-16", "mainline-2026-08-18")
 HOSTILE_NAME = 'it\'s 100% $HOME `é` "m" ${PORT}.gguf'
@@ -154,23 +153,3 @@ def test_a_file_that_is_named_from_the_units_folder_is_named_from_the_root_and_i
         assert "sk-hidden" not in str(made)
         assert "export GGML_SAID=1\n" in made["text"]
         assert any("DATABASE: it comes from a file" in line for line in made["not_carried"])
-
-
-@pytest.mark.llama
-def test_a_model_behind_links_is_mounted_where_it_really_is(tmp_path: Path) -> None:
-    with build_box(None, shape="tiny") as box:
-        hub = box.box.folder / "hub/models--x"
-        (hub / "blobs").mkdir(parents=True)
-        (hub / "snapshots/1").mkdir(parents=True)
-        box.model.rename(hub / "blobs/abc")
-        (hub / "snapshots/1/m.gguf").symlink_to("../../blobs/abc")
-        (tmp_path / "away.gguf").symlink_to(hub / "blobs/abc")
-        for link, source, inside in (
-            (hub / "snapshots/1/m.gguf", hub, "/mnt/0/snapshots/1/m.gguf"),
-            (tmp_path / "away.gguf", hub / "blobs", "/mnt/0/abc"),
-        ):
-            box.profile("linked", model__path=str(link), serving__port=free_port())
-            text = box.json("emit", "compose", "linked")["text"]
-            (service,) = yaml.safe_load(text)["services"].values()
-            assert service["command"][1] == inside
-            assert service["volumes"][0]["source"] == str(source)

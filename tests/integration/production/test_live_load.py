@@ -1,15 +1,20 @@
-"""What loads by `rollback` and `recover` show of memory is kept as that of `apply` is."""
+"""What a load showed of the memory estimate is kept, and the next plan of the same server uses it."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.build_box import BuildBox, build_box
+from tunerd.machine.net import free_port
 from tunerd.machine.proc import boot_id
+from tunerd.model.memory import Device
+from tunerd.model.report import parse_report
 from tunerd.production.journal import SCHEMA, SwapRecord
 from tunerd.records import plain
 
@@ -22,6 +27,8 @@ def box() -> Iterator[BuildBox]:
     with build_box(None, shape="tiny") as made:
         made.profile("one")
         made.profile("two", serving__ctx_size=512)
+        made.profile("larger", serving__ctx_size=4096)
+        made.profile("elsewhere", serving__port=free_port())
         yield made
 
 
@@ -42,8 +49,59 @@ def forget(box: BuildBox) -> None:
         path.unlink()
 
 
-def test_the_load_of_a_rollback_is_used_by_the_next_plan(box: BuildBox) -> None:
+def reported_mib(box: BuildBox) -> float:
+    """What the running server says that it allocated."""
+    context = box.box.context
+    life = context.services.state(UNIT).invocation_id
+    lines = context.services.log(UNIT, invocation_id=life, max_lines=5000)
+    found = parse_report(lines).allocated_mib(Device.HOST)
+    assert found is not None
+    return found
+
+
+def host(box: BuildBox, profile: str) -> dict[str, Any]:
+    found: dict[str, Any]
+    (found,) = [one for one in memory(box, profile)["devices"] if one["name"] == "host"]
+    return found
+
+
+def test_a_plan_of_what_was_loaded_needs_what_the_load_reported(box: BuildBox) -> None:
     box.apply("one")
+    assert memory(box, "one")["loads"] == 1
+    found, reported = host(box, "one"), reported_mib(box)
+    # What is there once it listens, without what only grows with time; each in whole MiB, rounded up.
+    kept_mib = sum(part["mib"] for part in found["parts"] if not part["grows"])
+    assert 0 <= kept_mib - reported <= len(found["parts"])
+    assert found["total_mib"] == pytest.approx(reported, abs=1)
+
+    assert memory(box, "elsewhere")["loads"] == 1, "on another port it is the same server"
+    assert memory(box, "larger")["loads"] is None
+    assert host(box, "larger")["calculated_mib"] is None
+
+
+def test_what_was_kept_and_cannot_be_read_stops_neither_a_plan_nor_an_apply(box: BuildBox) -> None:
+    (kept,) = box.box.context.paths.cache_dir.glob("load-*.json")
+    for damage in ("no record at all", '{"taken": 5}'):
+        kept.write_text(damage)
+        assert memory(box, "one")["loads"] is None
+    box.apply("one")
+    assert memory(box, "one")["loads"] == 1
+
+
+def test_a_plan_of_what_was_loaded_imports_neither_a_database_nor_the_search(box: BuildBox) -> None:
+    script = "import sys\nfrom tunerd.cli.main import main\ntry:\n    main()\nfinally:\n"
+    script += (
+        "    print({'sqlalchemy', 'sqlite3', 'scipy', 'numpy'} & {*sys.modules}, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "plan", "one", "--json"], capture_output=True, text=True,
+        check=True, timeout=120, env=box.environment, cwd=box.box.folder,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["memory"]["loads"] == 1
+    assert done.stderr.splitlines()[-1] == "set()"
+
+
+def test_the_load_of_a_rollback_is_used_by_the_next_plan(box: BuildBox) -> None:
     wanted = totals(box, "one")
     box.apply("two")
     forget(box)

@@ -14,7 +14,6 @@ from tests.fault.fuse import Fuse, Life
 from tests.fault.world import UNIT, World, a_world
 from tests.support import fakes, nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
-from tests.support.needs import missing
 from tests.support.nvml_world import StubWorld, loading
 from tunerd.app import Context
 from tunerd.errors import HostError, ServiceError
@@ -89,15 +88,8 @@ class Card:
             assert self.limit_w == OWN_W
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if nvml_stub.compiler() is None:
-        missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
-    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
-def make(tmp_path: Path, library: Path) -> Iterator[Callable[[str], Card]]:
+def make(tmp_path: Path, nvml_library: Path) -> Iterator[Callable[[str], Card]]:
     """Makes cards, each in a world of its own; the newest is the one that pynvml sees."""
     worlds: list[World] = []
     with loading() as load:
@@ -105,7 +97,7 @@ def make(tmp_path: Path, library: Path) -> Iterator[Callable[[str], Card]]:
         def made(name: str) -> Card:
             folder = tmp_path / f"{name}-card"
             folder.mkdir()
-            stub = StubWorld(folder, library, load)
+            stub = StubWorld(folder, nvml_library, load)
             with a_world(tmp_path / name) as world:
                 worlds.append(world)
             return Card(world, stub)

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import started_by_hand
 from tests.support import needs
 from tests.support.local_box import Box
-from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.machine.net import free_port
 from tunerd.production.status import status
-from tunerd.tryout.local import Local
 from tunerd.watch.readings import Watcher
 
 UNIT = "llama-server.service"
@@ -29,17 +28,8 @@ def box(tmp_path: Path) -> Iterator[Box]:
     (tmp_path / "models.ini").write_text(f"[tiny]\nmodel = {tmp_path}/tiny.gguf\n")
     words = (str(needs.engine("mainline-2026-08-18")), "--models-preset", f"{tmp_path}/models.ini",
              "--port", str(free_port()), "-t", "1")  # fmt: skip
-    made.unit.parent.mkdir(parents=True)
-    made.unit.write_text(f"[Service]\nType=exec\nExecStart={shlex.join(words)}\n")
-    manager = Local(made.context.paths, may_start=True)
-    try:
-        manager.reload()
-        manager.start(UNIT)
+    with started_by_hand(made, shlex.join(words)):
         yield made
-    finally:
-        started = processes_with(str(tmp_path))
-        end_supervisor(made.context.paths)
-        wait_until_gone(*started)
 
 
 @pytest.mark.engine

@@ -75,13 +75,6 @@ def test_what_fit_chose_is_frozen_for_speculation_on_and_off(box: SweepBox) -> N
     assert margin_now(box.box.context).fit_mib == 1024
 
 
-def test_without_a_gpu_each_dimension_of_placement_says_why_it_is_out(box: SweepBox) -> None:
-    plan, reasons, _ = dry_run(box, "night", "memory.n_cpu_moe=0,3")
-    assert extras(plan, "mtp") == [[]]
-    assert reasons["frozen placement"].startswith("there is no GPU")
-    assert reasons["memory.n_cpu_moe"].startswith("there is no GPU")
-
-
 def test_what_was_promoted_is_named_by_its_keys_and_fit_is_tried_again(box: SweepBox) -> None:
     values = {"memory.n_gpu_layers": 6, "memory.n_cpu_moe": 2}
     record = TunedRecord(
@@ -106,14 +99,6 @@ def test_what_was_promoted_is_named_by_its_keys_and_fit_is_tried_again(box: Swee
     assert "memory.fit_mib" not in reasons
     assert "fit is tried again" in said
     assert margin.fit_mib is None  # no guard raises what means nothing
-
-
-def test_a_placement_by_hand_stays_as_a_person_wrote_it(box: SweepBox) -> None:
-    box.call("apply", "card", "--yes", "--set", "memory.n_cpu_moe=1")
-    found = box.json("sweep", "run", "--dry-run")["plan"]
-    reasons = {one["what"]: one["reason"] for one in found["left_out"]}
-    assert reasons["frozen placement"] == "memory.n_cpu_moe is pinned"
-    assert extras(found, "mtp") == [[]]
 
 
 def test_the_first_draft_model_that_can_draft_is_a_kind_of_its_own_and_the_others_say_why_not(

@@ -82,15 +82,6 @@ def test_a_night_that_is_asked_for_is_tonight_whatever_the_days(tmp_path: Path) 
     assert read_memory(ctx).asked_s is None, "it was had"
 
 
-@pytest.mark.parametrize(
-    ("night", "hours"), [("2026-03-29", 4.5), ("2026-10-25", 6.5), ("2026-11-22", 5.5)]
-)
-def test_nights_in_which_clocks_change_are_as_long_as_they_are(night: str, hours: float) -> None:
-    (found,) = openings(WINDOW, Memory(), at(f"{night} 00:10"), missed=Missed.LATE, least_s=900)
-    assert begins(found) == [f"{night[-2:]} 01:00"]
-    assert found.span.seconds == hours * 3600
-
-
 # The daemon
 
 
@@ -163,24 +154,6 @@ def test_a_night_that_cannot_be_noted_is_not_begun_and_told_once(tmp_path: Path)
     assert not ctx.services.state(SWEEP_UNIT).is_active
 
 
-def test_the_same_trouble_in_another_night_is_told_again(tmp_path: Path) -> None:
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    manager = ctx.services
-    assert isinstance(manager, FakeServiceManager)
-    told: list[Event] = []
-    nights = Nights(ctx, told.append)
-    for day in (23, 24):
-        clock = ctx.clock
-        assert isinstance(clock, FakeClock)
-        clock.set_wall(at(f"2026-11-{day} 01:00"))
-        manager.errors["start"] = [ServiceError("it does not start")]
-        nights.look()
-        nights.look()
-        clock.sleep(4000.0)  # the sweep is over
-    begun = [event.kind for event in told if event.kind.startswith("night")]
-    assert begun == ["night-failed", "night"] * 2
-
-
 @pytest.mark.parametrize(
     ("ending", "lines", "event"),
     [
@@ -189,7 +162,6 @@ def test_the_same_trouble_in_another_night_is_told_again(tmp_path: Path) -> None
             ("Nothing is worth changing.", "sweep 3: 12 configurations, 31 starts in 2 h"),
             ("sweep-over", "note", "the sweep is over: Nothing is worth changing."),
         ),
-        (Ending(code=0), (), ("sweep-over", "note", "the sweep is over")),
         (
             Ending(code=0),
             ("A (kept-aaa) is 12 % faster", "run 7: 5 pairs in 10 min 00 s; the unit was away"),

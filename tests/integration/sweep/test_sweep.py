@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.stand_in import install
-from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept, until
+from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.app import Context
-from tunerd.errors import Interrupted
 from tunerd.machine.net import free_port
 from tunerd.result import Progress
-from tunerd.sweep.promote import follow_policy, promote
+from tunerd.sweep.promote import promote
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
@@ -58,28 +56,6 @@ def test_a_budget_in_which_nothing_can_be_found_stops_nothing(box: SweepBox) -> 
     assert (
         box.json("sweep", "run", "--dry-run", "--budget", "10s")["plan"]["forecast"]["starts"] < 2
     )
-
-
-def test_a_plan_with_another_build_says_that_its_port_may_have_to_be_waited_for(
-    box: SweepBox,
-) -> None:
-    own = box.json("sweep", "run", "--dry-run")["plan"]["outlook"]
-    assert own["port_wait_s"] == 0
-    assert "free again" not in own["text"]
-    other = install(box.box.folder / "other", **SPEED)
-    for_everybody(other)
-    settings = box.box.folder / "config" / "tunerd.toml"
-    before = settings.read_text()
-    settings.write_text(
-        f'{before}[engines.other]\npath = "{other.program}"\nallow_writable = true\n'
-    )
-    try:
-        plan = box.json("sweep", "run", "--dry-run", "--space", "engine.prefer=fake,other")["plan"]
-    finally:
-        settings.write_text(before)
-    assert "other" in {one["engine"] for one in plan["families"]}
-    assert plan["outlook"]["port_wait_s"] == 75
-    assert "starts once it is free again" in plan["outlook"]["text"]
 
 
 def test_what_makes_no_sense_is_refused_before_anything_stops(box: SweepBox) -> None:
@@ -205,21 +181,6 @@ def test_what_a_person_deploys_while_the_winner_is_measured_again_stays(
     assert "overtaken" in {one.code for one in done.messages}
     assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
     assert "--spec-draft-n-max 4" in " ".join(box.json("plan", "night")["argv"])
-
-
-def test_a_promotion_by_policy_that_is_interrupted_ends_the_command(
-    box: SweepBox, found: dict[str, Any]
-) -> None:
-    def interrupt() -> None:
-        raise Interrupted("by hand")
-
-    ctx = while_measured_again(box, interrupt)
-    sweep = ctx.settings.sweep.model_copy(update={"promote": "auto"})
-    ctx = replace(ctx, settings=ctx.settings.model_copy(update={"sweep": sweep}))
-    with pytest.raises(Interrupted):
-        follow_policy(ctx, int(found["sweep"]))
-    box.json("rollback", "--yes")
-    box.json("promote", str(found["sweep"]), "--yes")
 
 
 def test_a_winner_that_dies_in_service_is_taken_back_and_not_proposed_again(

@@ -9,7 +9,6 @@ import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -99,8 +98,6 @@ class Build:
 @cache
 def _build(name: str) -> Build:
     if name == EMBEDDED:
-        if find_spec("xllamacpp") is None:
-            needs.missing("llama", "no embedded engine", "pip install 'tunerd[embedded]'")
         program: tuple[str, ...] = (sys.executable, "-m", "tunerd.tryout.embedded")
     else:
         program = (str(needs.engine(name)),)

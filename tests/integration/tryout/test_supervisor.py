@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -524,17 +523,6 @@ def test_without_a_supervisor_nothing_is_changed_and_the_way_out_is_said(paths: 
             change()
         assert "tunerd supervise" in (caught.value.hint or "")
     assert supervisor_pid(paths) is None
-
-
-def test_without_a_folder_for_its_socket_it_is_said_before_anything_starts(paths: Paths) -> None:
-    homeless = replace(paths, runtime_dir=Path("/proc/self/nope/tunerd"))
-
-    with pytest.raises(ServiceError) as caught:
-        Local(homeless, may_start=True).check_ready()
-
-    assert "/proc/self/nope" in (caught.value.cause or "")
-    assert "XDG_RUNTIME_DIR" in (caught.value.hint or "")
-    assert not homeless.log_dir.exists()
 
 
 def test_supervisors_killed_at_any_moment_never_leave_two_servers_or_none(

@@ -87,14 +87,6 @@ def test_a_number_that_was_cut_short_is_used_up(tmp_path: Path) -> None:
     assert generations.has_ended(1)  # there is nothing to settle
 
 
-def test_the_record_is_written_last(tmp_path: Path) -> None:
-    """So that a generation that can be read is whole."""
-    steps: list[str] = []
-    make(Generations(tmp_path / "generations", Files(steps.append)))
-    renames = [step for step in steps if step.startswith("rename")]
-    assert renames == ["rename to unit", "rename to generation.json"]
-
-
 def test_the_serving_one_is_the_newest_that_ended_well(generations: Generations) -> None:
     make(generations, SERVING)
     make(generations, SERVING, unit="other.service")

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import started_by_hand
 from tests.support.fakes import FakeClock
 from tests.support.local_box import Box, deployed
 from tests.support.stand_in import install
-from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.engine.health import HttpState
 from tunerd.machine.net import free_port
-from tunerd.tryout.local import Local
 from tunerd.watch.figures import Reading
 from tunerd.watch.history import history
 from tunerd.watch.readings import Watcher
@@ -167,21 +166,10 @@ def test_it_ends_at_once_although_it_waits_for_an_answer(tmp_path: Path) -> None
     limits = {"TUNERD_GUARDS__HANG_EVERY_S": "5", "TUNERD_GUARDS__HANG_LIMIT_S": "600"}
     engine = install(tmp_path / "engine", reply="hang", needs_model=False)
     box = Box(tmp_path)
-    box.unit.parent.mkdir(parents=True)
-    box.unit.write_text(
-        f"[Service]\nExecStart={engine.program} --port {free_port()} -np 1 --metrics\n"
-    )
-    manager = Local(box.context.paths, may_start=True)
-    try:
-        manager.reload()
-        manager.start(box.unit.name)
-        log = tmp_path / "log"
-        with daemon(box, log, **limits) as process:
-            until(lambda: "launch_slot" in "".join(manager.log(box.unit.name)), log)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=LIMIT_S) == 0
-        assert "look.cut_short" in log.read_text()
-    finally:
-        started = processes_with(str(tmp_path))
-        end_supervisor(box.context.paths)
-        wait_until_gone(*started)
+    command = f"{engine.program} --port {free_port()} -np 1 --metrics"
+    log = tmp_path / "log"
+    with started_by_hand(box, command) as manager, daemon(box, log, **limits) as process:
+        until(lambda: "launch_slot" in "".join(manager.log(box.unit.name)), log)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=LIMIT_S) == 0
+    assert "look.cut_short" in log.read_text()

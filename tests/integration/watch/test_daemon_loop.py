@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -72,20 +71,6 @@ def test_a_job_that_fails_runs_again_when_it_is_wanted_then() -> None:
     loop.every("fails", fail, lambda: wanted[0])
     run(loop)
     assert ran == [0, 1, 2]
-
-
-def test_a_job_of_the_same_name_takes_the_place_of_the_one_before() -> None:
-    ran: list[str] = []
-    loop = Loop(SystemClock(), nothing, 0.05, nothing)
-
-    def note(text: str) -> Callable[[], None]:
-        return lambda: ran.append(text)
-
-    loop.every("job", note("old"), LIMIT_S, first_s=0.05)
-    loop.every("job", note("new"), LIMIT_S, first_s=0.05)
-    loop.every("ends", loop.end, LIMIT_S, first_s=0.2)
-    run(loop)
-    assert ran == ["new"]
 
 
 def test_what_feeds_the_watchdog_is_called_though_nothing_is_due() -> None:

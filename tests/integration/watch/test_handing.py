@@ -15,7 +15,7 @@ from tunerd.production.status import HandedIn, status
 from tunerd.records import plain
 from tunerd.settings import StoreSettings
 from tunerd.watch.figures import Event
-from tunerd.watch.handing import EVERY_S, HandIns
+from tunerd.watch.handing import HandIns
 
 URL = "postgresql+psycopg://tunerd@db.lan/tunerd"
 AWAY = "it cannot be reached"
@@ -51,13 +51,6 @@ class World:
         for at in range(n):
             before(at)
             self.clock.sleep(self.hand_ins.look())
-
-
-def test_it_is_done_at_the_start_and_every_ten_minutes(tmp_path: Path) -> None:
-    world = World(tmp_path, ends=HandedIn(at_s=1.0))
-    world.look(100)
-    waits = [b - a for a, b in zip(world.begun_s, world.begun_s[1:], strict=False)]
-    assert waits == [EVERY_S] * 2
 
 
 def test_it_is_done_when_a_measurement_has_ended_and_not_before(tmp_path: Path) -> None:

@@ -121,15 +121,6 @@ def test_a_clock_that_was_years_ahead_for_a_while_costs_no_history_after_it(
     assert (row.seconds, row.n_predicted) == (COARSE_S, 1000)
 
 
-def test_where_minutes_end_and_rows_of_ten_begin_nothing_is_counted_twice(
-    store: TelemetryStore,
-) -> None:
-    fill(store, BEGIN_S, *range(30))
-    store.tidy(BEGIN_S + KEEP_MINUTES_S + 900)  # in the middle of ten minutes
-    rows = store.points(BEGIN_S, BEGIN_S + 1800, COARSE_S)
-    assert [one.n_predicted for one in rows] == [1000, 1000, 1000]
-
-
 def test_a_tenth_of_a_year_of_two_cards_stays_below_10_mb(store: TelemetryStore) -> None:
     card = minute(0.0).gpus or ()
     two = (card[0], replace(card[0], index=1))
@@ -161,12 +152,6 @@ def write_rows(
     statement = f"INSERT INTO {table} VALUES ({marks})"  # noqa: S608 -- our own names
     with store._writing():
         store._db.executemany(statement, rows)
-
-
-def test_events_are_told_newest_first(store: TelemetryStore) -> None:
-    for n in range(5):
-        store.add_event(Event(BEGIN_S + n, "hang", "warning", f"text {n}"))
-    assert [one.text for one in store.events(limit=2)] == ["text 4", "text 3"]
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import started_by_hand
 from tests.support import needs
 from tests.support.fakes import FakeClock
 from tests.support.local_box import Box
 from tests.support.stand_in import install
-from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.app import Context
 from tunerd.machine.net import free_port
 from tunerd.production.gate import drain
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.settings import ScheduleSettings
 from tunerd.tryout.designed import SHAPES, design, write
-from tunerd.tryout.local import Local
 from tunerd.watch.daemon import Nights
 from tunerd.watch.figures import EngineNow, Event
 from tunerd.watch.readings import Watcher
@@ -63,19 +62,10 @@ def sleeper(folder: Path, program: Path, *more: str) -> Iterator[Sleeper]:
     write(design(SHAPES["tiny-nomtp"]), model)
     words = (str(program), "-m", str(model), "--port", str(free_port()), "-t", "1", "-c", "512",
              "-np", "1", "--sleep-idle-seconds", "2", *more)  # fmt: skip
-    box.unit.parent.mkdir(parents=True)
-    box.unit.write_text(f"[Service]\nType=exec\nExecStart={shlex.join(words)}\n")
-    paths, clock = box.context.paths, FakeClock()
-    try:
-        manager = Local(paths, may_start=True)
-        manager.reload()
-        manager.start(UNIT)
+    clock = FakeClock()
+    with started_by_hand(box, shlex.join(words)) as manager:
         ctx = replace(box.context, clock=clock, services=manager)
         yield Sleeper(ctx, clock, Watcher(ctx))
-    finally:
-        started = processes_with(str(folder))
-        end_supervisor(paths)
-        wait_until_gone(*started)
 
 
 def sleeps_and_works(box: Sleeper) -> None:

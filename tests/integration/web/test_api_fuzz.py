@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 from typing import Any
@@ -116,18 +115,3 @@ def test_no_form_without_its_token_does_anything(api: ApiBox, fields: dict[str, 
     for name in ("apply", "rollback", "promote", "sweep-start"):
         said = api.post(f"/do/{name}", urlencode(fields), tcp=True, headers=form)
         assert said.status == 403
-
-
-def test_two_hundred_clients_are_served_while_a_job_runs(api: ApiBox) -> None:
-    begun = api.post("/api/decline", {"why": "no"})
-    number = begun.json["job"]["job"] if begun.status == 202 else 1
-    clients = [http.client.HTTPConnection("127.0.0.1", api.tunnel, timeout=120) for _ in range(200)]
-    for client in clients:
-        client.request("GET", f"/api/jobs/{number}/events", headers={"Host": "localhost"})
-
-    assert api.ask("/api/profiles").status == 200
-    ends = [client.getresponse().read() for client in clients]
-
-    assert all(b"event: end" in end for end in ends)
-    for client in clients:
-        client.close()

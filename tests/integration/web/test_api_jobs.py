@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.api_box import ApiBox
-from tests.support.fakes import FakeClock
 from tunerd.cli.client import Remote
 from tunerd.errors import Busy, ConfigError, UsageError
-from tunerd.jobs import JobFolder, Teller, folder_of, running_jobs, watch_job
+from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
 from tunerd.machine.peers import Peer, Via, unix_socket
 from tunerd.operations import JobRequest, Lane
 from tunerd.result import Progress
@@ -140,14 +139,6 @@ def test_a_job_is_followed_from_its_beginning_by_whoever_comes_later(api: ApiBox
     assert shown[0]["kind"] in {"workload learn", "apply", "plan"}
 
 
-def test_a_job_that_is_not_there_is_told_in_the_words_of_the_api(api: ApiBox) -> None:
-    said = api.ask("/api/jobs/4711/events")
-    assert said.status == 404
-    with pytest.raises(UsageError) as refused:
-        remote(api).follow(4711)
-    assert refused.value.message == said.json["error"]["message"]
-
-
 def test_looks_take_no_room_from_what_changed_something(api: ApiBox) -> None:
     ctx = api.box.context
     folder = folder_of(ctx)
@@ -182,20 +173,6 @@ def test_what_a_job_told_is_read_once(tmp_path: Path) -> None:
     assert ([one["event"] for one in first], offset) == (["begun"], 19)
     assert [one["event"] for one in rest] == ["progress"]
     assert folder.events(number, end) == ((), end)
-
-
-def test_a_step_is_not_told_more_often_than_anybody_reads(tmp_path: Path) -> None:
-    folder, clock = JobFolder(tmp_path / "jobs"), FakeClock()
-    number = folder.create(REQUEST)
-    with folder.writing(number) as tell:
-        teller = Teller(tell, clock)
-        for done in range(30):
-            teller.tell(Progress("loading", done_ratio=done / 30))
-            clock.sleep(0.1)
-        teller.tell(Progress("waiting"))
-
-    texts = [one["text"] for one in folder.events(number)[0]]
-    assert texts == ["loading", "loading", "loading", "waiting"]
 
 
 def test_one_accounts_flood_does_not_hold_up_what_another_asks_for(tmp_path: Path) -> None:

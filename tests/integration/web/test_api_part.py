@@ -134,21 +134,6 @@ def test_a_web_part_that_dies_is_started_again_and_none_outlives_the_daemon(tmp_
         time.sleep(0.1)
 
 
-def test_nothing_is_run_that_lies_where_the_daemon_was_started(tmp_path: Path) -> None:
-    package, trace = tmp_path / "here/tunerd", tmp_path / "ran"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f"open({str(trace)!r}, 'w').close()\n")
-    words = [sys.executable, "-P", "-m", "tunerd", "daemon"]
-    daemon = subprocess.Popen(words, env=Box(tmp_path).environment, cwd=package.parent)
-    try:
-        until_answered(tmp_path)
-        assert Remote(tmp_path / "run" / SOCKET, ignore_progress).ask("/api/results")[0] == 200
-    finally:
-        daemon.terminate()
-        daemon.wait(timeout=LIMIT_S)
-    assert not trace.exists()
-
-
 @needs_root
 def test_nobody_but_the_web_parts_account_is_heard(tmp_path: Path) -> None:
     path = tmp_path / "daemon.sock"

@@ -136,13 +136,6 @@ def test_the_overview_renews_itself_around_its_reader_until_it_is_paused_or_nobo
     shown.inner.wait_for_selector("dd:has-text('88.8')")
     assert shown.complaints() == []
 
-    shown.inner.focus(".data .scroll")
-    see(page, 66.6)
-    shown.inner.clock.fast_forward(10_000)
-    shown.inner.wait_for_selector("dd:has-text('66.6')")
-    assert shown.js("document.activeElement.className") == "scroll", "a reader stands there"
-    assert shown.js("document.querySelector('details.data').open")
-
     shown.inner.route("**/live*", lambda route: route.abort())
     shown.inner.clock.fast_forward(10_000)
     shown.inner.wait_for_selector("#renewed:has-text('tunerd does not answer')")

@@ -21,16 +21,14 @@ from tunerd.errors import HostError, UsageError
 from tunerd.measure.answer import Mark, Sample, Timings
 from tunerd.measure.evidence import (
     AcceptanceByPosition,
-    Crossover,
     RunRecord,
-    Validity,
 )
 from tunerd.measure.findings import Depth
 from tunerd.measure.results import results
 from tunerd.measure.store import EvidenceStore
 from tunerd.web.charts import draw, in_words
-from tunerd.web.report import render_report, report, sections_of, write_report
-from tunerd.web.view import Chart, Crossing, Lines, Section, Table
+from tunerd.web.report import report, sections_of, write_report
+from tunerd.web.view import Chart, Lines, Section, Table
 
 Sections = tuple[Section, ...]
 BOX = Box("only", "mainline", 3)
@@ -163,20 +161,6 @@ def test_every_made_up_figure_reaches_the_page_as_words(tmp_path: Path) -> None:
     assert not re.search(r"\b(nan|None|inf)\b", words)
 
 
-def test_the_crossing_is_drawn_where_it_was_found_with_its_interval(tmp_path: Path) -> None:
-    runs = made_runs()
-    (found,) = (Crossover.from_record(one) for run in runs for one in run.summaries
-                if one.name == Crossover.NAME)  # fmt: skip
-    assert found is not None
-
-    shown = report_on(tmp_path, *runs)
-
-    chart = chart_of(shown, "crossover")
-    assert isinstance(chart.plot, Lines)
-    assert chart.plot.crossing == Crossing(found.n_tokens or 0, found.low, found.high)
-    assert f">{found.n_tokens:,.0f}<" in draw(chart.plot, chart.title)
-
-
 def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_it(
     tmp_path: Path,
 ) -> None:
@@ -191,33 +175,6 @@ def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_i
     missing = {cells[0] for cells in table(shown, "Figures that used").rows}
     assert "time to first token" in missing
     assert "acceptance by position" not in missing
-
-
-def test_a_build_that_tells_no_positions_is_named_in_place_of_an_empty_chart(
-    tmp_path: Path,
-) -> None:
-    drafted = Timings(predicted_n=50, predicted_ms=900, draft_n=40, draft_n_accepted=20)
-
-    shown = report_on(tmp_path, a_run(a_sample(drafted)))
-
-    section = next(one for one in shown if one.name == "acceptance")
-    assert section.charts == ()
-    assert "told nothing of positions" in section.text
-    assert "serving.metrics = true" in section.text
-    plain = Timings(predicted_n=50, predicted_ms=900)
-    without = report_on(tmp_path, a_run(a_sample(plain)))
-    assert "acceptance" not in {one.name for one in without}, "nothing was drafted"
-
-
-def test_a_state_is_shown_for_what_was_checked_only(tmp_path: Path) -> None:
-    evidence = evidence_of(tmp_path, [a_run()])
-    holds = {(1, "only"): Validity(holds=True)}
-
-    checked = Words(render_report(evidence, holds, START_S)).text
-    unchecked = Words(render_report(evidence, {}, START_S)).text
-
-    assert "Checked when this report was made" in checked
-    assert "Checked when this report was made" not in unchecked
 
 
 def stored(box: LocalBox, *runs: MadeRun) -> Context:

@@ -52,41 +52,6 @@ def test_a_report_is_readable_on_any_screen_and_asks_for_nothing(
     page.close()
 
 
-def test_the_theme_follows_the_system_until_the_reader_chooses(
-    chromium: Chromium, report: Path
-) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    grid = "getComputedStyle(document.querySelector('.chart .grid')).stroke"
-    light, dark = chromium.open(report), chromium.open(report, dark=True)
-    colours = (light.js(ground), light.js(grid))
-    assert colours != (dark.js(ground), dark.js(grid))
-
-    dark.inner.click("#theme")
-
-    assert (dark.js(ground), dark.js(grid)) == colours
-    assert dark.accessibility_problems() == []
-    light.close()
-    dark.close()
-
-
-def test_tables_behind_charts_open_and_everything_is_there_without_scripts(
-    chromium: Chromium, report: Path
-) -> None:
-    page = chromium.open(report)
-    assert "tokens of the answer" not in " ".join(page.texts("details.data table"))
-    for summary in page.inner.locator("details.data > summary").all():
-        summary.click()
-    opened = page.texts("details.data table")
-    page.close()
-    assert all(text.strip() for text in opened)
-
-    plain = chromium.open(report, javascript=False)
-
-    assert plain.inner.locator("details.data table").all_inner_texts() == opened
-    assert plain.inner.locator(".chart svg").first.is_visible()
-    plain.close()
-
-
 def test_nothing_that_a_name_holds_becomes_part_of_the_page(
     chromium: Chromium, tmp_path: Path
 ) -> None:

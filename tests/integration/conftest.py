@@ -1,0 +1,38 @@
+"""What tests of several packages share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs, nvml_stub
+from tests.support.local_box import Box
+from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
+from tunerd.tryout.local import Local
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NVML's C stub, compiled once."""
+    if nvml_stub.compiler() is None:
+        needs.missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
+    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
+@contextmanager
+def started_by_hand(box: Box, command: str) -> Iterator[Local]:
+    """A unit that somebody wrote, under tunerd's own supervisor; all of it ends with the block."""
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text(f"[Service]\nType=exec\nExecStart={command}\n")
+    manager = Local(box.context.paths, may_start=True)
+    try:
+        manager.reload()
+        manager.start(box.unit.name)
+        yield manager
+    finally:
+        started = processes_with(str(box.folder))
+        end_supervisor(box.context.paths)
+        wait_until_gone(*started)

@@ -1,0 +1,186 @@
+"""What a sweep would try as its plan tells, and which boxes can learn from each other by that."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.folders import ROOT
+from tests.support.sweep_box import SweepBox, swept
+from tunerd.fleet.study import class_of, drafts_of, meet
+from tunerd.machine.net import free_port
+from tunerd.profile.arm import DRAFT_MODEL, Space
+from tunerd.sweep.known import Study
+from tunerd.sweep.plan import SweepRequest, prepare
+
+pytestmark = pytest.mark.timeout(300)
+
+ASKED = ("--goal", "context", "--space", "serving.ctx_size=512,1024,1536,2048")
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SweepBox]:
+    with swept(free_port()) as found:
+        yield found
+
+
+def a_bundle(model: str, *settings: dict[str, Any]) -> str:
+    entry = {"source": "a friend", "card": None, "engine": {"family": "mainline"}, "model": {"name": model},
+             "figures": [{"case": "code", "tok_s": 99.0}]}  # fmt: skip
+    entries = [{**entry, "settings": one} for one in settings]
+    return json.dumps({"format": "tunerd-results", "version": 1, "written_by": "x", "entries": entries})  # fmt: skip
+
+
+def test_a_bundle_gives_a_sweep_its_first_candidates_until_it_is_forgotten(
+    box: SweepBox, tmp_path: Path
+) -> None:
+    before = box.json("sweep", "run", "--dry-run")["plan"]["seeds"]
+    model = box.json("plan", "night")["model"]["name"]
+    file = tmp_path / "friend.json"
+    off, deep = {"speculation.type": "off"}, {"speculation.type": "mtp", "speculation.n_max": 2}
+    file.write_text(a_bundle(model, off, deep))
+    made = box.json("results", "import", str(file))
+    assert [row["fits"] for row in made["entries"]] == [True, True]
+    (name,) = {row["bundle"] for row in made["entries"]}
+    (kept,) = box.box.folder.rglob(f"imported/{name}.json")
+    assert kept.stat().st_mode & 0o777 == 0o644, "looking is for everybody"
+    kept.with_name("ffffffffffff.json").mkdir()  # as good as one that may not be read
+
+    seeds = box.json("sweep", "run", "--dry-run")["plan"]["seeds"]
+    assert len(seeds) == len(before) + 2
+    assert any("no speculation" in seed for seed in seeds)
+    listed = box.json("results", "list")
+    assert listed["results"] == [], "nothing of it counts as measured here"
+    assert listed["imported"] == [{"bundle": name, "entries": 2, "sources": ["a friend"]}]
+    assert f"imported {name}: 2 configurations from a friend" in box.call("results", "list").stdout  # fmt: skip
+
+    file.write_text(a_bundle("another model", off))
+    other = box.json("results", "import", str(file))
+    assert other["entries"][0]["why_not"] == "it is of another model: another model"
+    assert box.json("sweep", "run", "--dry-run")["plan"]["seeds"] == seeds
+    assert "it is of another model" in box.call("results", "import", str(file)).stdout
+
+    file.write_text('{"format": "tunerd-results", "version": 2}')
+    refused = box.call("results", "import", str(file), code=None)
+    assert refused.returncode == 1
+    assert "of version '2', and this tunerd reads version 1" in refused.stderr
+    assert "nothing was imported" in refused.stderr
+
+    box.call("results", "forget", name)
+    assert box.json("sweep", "run", "--dry-run")["plan"]["seeds"] == before
+    assert box.call("results", "forget", "../../x", code=None).returncode == 2
+
+    shipped = box.json("results", "import", "--shipped")["entries"]
+    assert len(shipped) == sum(len(json.loads(one.read_text())["entries"]) for one in (ROOT / "profiles/evidence").glob("*.json"))  # fmt: skip
+    assert all("another card" in row["why_not"] or "did not serve" in row["why_not"] for row in shipped)  # fmt: skip
+
+    box.call("bench", "--suite", "mtp", "--repeats", "1", "--yes")
+    run = str(box.json("results", "list")["results"][0]["run"])
+    out = box.call("results", "export", run, "--format", "bundle").stdout
+    assert str(box.box.folder) not in out
+    file.write_text(out)
+    mine = box.json("results", "import", str(file))["entries"]
+    assert [row["why_not"] for row in mine] == [None]
+    assert mine[0]["settings"]["speculation.n_max"] == 4
+
+
+# The largest context that holds a speed; the stand-in is as fast with any
+
+
+def test_a_plan_names_the_sizes_and_keeps_all_else(box: SweepBox) -> None:
+    plan = box.json("sweep", "run", "--dry-run", *ASKED, "--at-least", "40")["plan"]
+    (family,) = plan["families"]
+    assert family["n_max"] == [4]
+    assert [dict(map(tuple, one))["serving.ctx_size"] for one in family["extra"]] == [
+        512, 1024, 1536, 2048,
+    ]  # fmt: skip
+    said = box.call("sweep", "run", "--dry-run", *ASKED, "--at-least", "40").stdout
+    assert "looks for the largest context that holds 40 tok/s" in said
+    assert "all other settings" in said
+
+
+def test_a_speed_without_the_goal_and_the_goal_without_a_speed_are_refused(box: SweepBox) -> None:
+    for words in (("--goal", "context"), ("--at-least", "40")):
+        done = box.call("sweep", "run", "--dry-run", *words, code=2)
+        assert "--goal context and --at-least go together" in done.stderr
+
+
+def test_a_context_that_somebody_pinned_is_not_searched(box: SweepBox) -> None:
+    box.call("apply", "night", "--yes", "--set", "serving.ctx_size=1024")
+    done = box.call("sweep", "run", "--dry-run", *ASKED, "--at-least", "40", code=2)
+    box.call("apply", "night", "--yes")
+    assert "serving.ctx_size is pinned" in done.stderr
+
+
+def test_a_sweep_for_speed_says_why_it_keeps_the_context(box: SweepBox) -> None:
+    plan = box.json("sweep", "run", "--dry-run", *ASKED[2:])["plan"]
+    reasons = {one["what"]: one["reason"] for one in plan["left_out"]}
+    assert "--goal context" in reasons["serving.ctx_size"]
+
+
+@pytest.mark.alone
+def test_the_largest_context_is_proved_promoted_and_served(box: SweepBox) -> None:
+    found = box.sweep(*ASKED, "--at-least", "40", budget="80s")
+    assert found["verdict"] == "promote", found
+    assert found["changes"] == "serving.ctx_size = 2048"
+    shown = box.newest()
+    assert shown["challenges"][-1]["reasons"][0].endswith("starts")
+    assert shown["page"]["against"] == "turns at 40 tok/s"
+    assert shown["verdict_record"]["ratio"] is None
+    done = box.json("promote", "--yes")
+    assert "at 40 tok/s it would take" in done["measured_again"]["text"]
+    assert done["tuned"] == {"serving.ctx_size": 2048}
+    assert "--ctx-size 2048" in " ".join(box.json("plan", "night")["argv"])
+    assert box.serves
+
+
+# Last: it changes the model
+
+
+def test_a_class_is_what_can_learn_from_each_other_whenever_each_box_got_its_files(
+    box: SweepBox,
+) -> None:
+    model = box.box.folder / "tiny.gguf"
+
+    def found() -> str:
+        box.call("apply", "night", "--yes", code=None)
+        return class_of(prepare(box.box.context, SweepRequest(budget_s=3600.0), proves=False))
+
+    prepared = prepare(box.box.context, SweepRequest(budget_s=3600.0), proves=False)
+    wider = replace(prepared, policy=replace(prepared.policy, at_least_tok_s=20.0))
+    assert class_of(wider) != class_of(prepared), "its arms differ in context"
+    family = next(iter(prepared.space.space.families.values()))
+
+    def drafted(name: object) -> dict[str, str]:
+        pair = frozenset({(DRAFT_MODEL, str(name))})
+        drafts = Space({("fake", "draft"): replace(family, extra=(pair,))})
+        drafting = replace(prepared, space=replace(prepared.space, space=drafts))
+        return drafts_of(box.box.context, drafting)
+
+    shutil.copy(model, copy := model.with_name("elsewhere.gguf"))
+    assert drafts_of(box.box.context, prepared) == {}
+    assert list(drafted(copy).values()) == list(drafted(model).values())
+    assert class_of(prepared, drafted(copy).values()) != class_of(prepared)
+    assert drafted("/a/small.gguf") == {"/a/small.gguf": "small.gguf"}
+
+    host = replace(prepared.base_plan.host, gpus=None)
+    blind = replace(prepared, base_plan=replace(prepared.base_plan, host=host))
+    said: list[str] = []
+    ctx = replace(box.box.context, progress=lambda progress: said.append(progress.text))
+    with meet(ctx, blind) as study:
+        assert type(study) is Study, "what is unknown is no class"
+    assert said == ["this box sweeps alone: what card it has cannot be told"]
+
+    first = found()
+    os.utime(model, (1_700_000_000, 1_700_000_000))
+    assert found() == first
+    with model.open("ab") as file:
+        file.write(b"\0")
+    assert found() != first
