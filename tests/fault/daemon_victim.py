@@ -6,21 +6,26 @@ import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from tests.fault.victim import KILLER, kill_main
 from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
+from tests.support.stand_in import RTX_4070_SUPER
 from tests.support.webhook import URL, Webhook
 
-DAEMON, WEB = "tunerd.service", "tunerd-web.service"
+DAEMON, SWEEP, WEB = "tunerd.service", "tunerd-sweep.service", "tunerd-web.service"
 SOCKET = "/run/tunerd/tunerd.sock"
 STATE = "/var/lib/tunerd"
 RECORD = f"{STATE}/journal/{UNIT}.json"
-_UNITS = (DAEMON, "tunerd.socket", "tunerd-daemon.socket", WEB)
+_HISTORY = f"{STATE}/telemetry.db*"
+_UNITS = ("tunerd.service", "tunerd.socket", "tunerd-daemon.socket", "tunerd-web.service",
+          "tunerd-sweep.service")  # fmt: skip
 _PATIENCE_S = 120.0
+_STARTED = "MESSAGE_ID=39f53479d3a045ac8e11786248231fbf"  # systemd: a unit has started
 SETTINGS = """
 [engines.eng]
 path = "/srv/eng/llama-server"
@@ -29,12 +34,33 @@ enabled = false
 [daemon]
 every_s = 1.0
 busy_every_s = 1.0
+[guards]
+hang_every_s = 5.0
+hang_limit_s = 2.0
+hang_restarts_per_hour = 1
+oom_steps = 2
+[sweep]
+budget_s = 300.0
+quiet_s = 1.0
+window = "00:00-23:59"
+timezone = "UTC"
 [notify]
 webhook = "{url}"
+[schedule]
+enabled = {has_nights}
+"""
+_RANGES = """
+[sweep]
+"serving.threads" = [1]
+"serving.n_ubatch" = [256, 512]
 """
 PROFILES = {
-    name: profile("eng", serving__alias=name, serving__metrics=True) for name in ("plain", "other")
-}
+    "card": profile("eng", match__gpu="RTX 4070", memory__fit=True, memory__fit_mib=1664,
+                    serving__alias="card", serving__metrics=True),
+    "plain": profile("eng", serving__alias="plain", serving__metrics=True) + _RANGES,
+    "other": profile("eng", serving__alias="other", serving__metrics=True),
+}  # fmt: skip
+_TIGHT = [{"when": {"fit-target": "1664"}, "set": {"fail": "oom-weights"}}]
 _EVENTS = """
 import json, sqlite3, sys
 db = sqlite3.connect("file:" + sys.argv[1] + "?mode=ro", uri=True)
@@ -55,7 +81,12 @@ for path in sys.argv[1:]:
 class DaemonFault(StrEnum):
     """What the daemon does when it is killed."""
 
+    START = "it starts"
     RECOVERY = "it starts and mends a swap that was cut short"
+    RAISE = "its guard raises the margin"
+    RESTART = "its guard restarts a server that hangs"
+    NIGHT = "it begins a night"
+    JOB = "a job of the API runs"
     NOTICE = "it leaves a notice"
 
 
@@ -66,11 +97,12 @@ class DaemonVictim:
     machine: Machine
     start_s: float = 0.0
     """How long a start of the daemon takes until it is ready."""
+    _before: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         machine = self.machine
         self.box = Deployment(machine, profiles=PROFILES, stop_timeout_s=2, settle_s=0.1)
-        self.box.stand_ins(eng={})
+        self.box.stand_ins(eng={"device": RTX_4070_SUPER})
         self.settings()
         self.webhook = Webhook(machine)
         self.webhook.start()
@@ -82,9 +114,9 @@ class DaemonVictim:
         machine.systemctl("enable", "--now", "tunerd.socket", "tunerd-daemon.socket", DAEMON)
         self.start_s = time.monotonic() - began_s
 
-    def settings(self, *, more: str = "") -> None:
+    def settings(self, *, has_nights: bool = False, more: str = "") -> None:
         """What the daemon goes by."""
-        text = SETTINGS.format(url=URL) + more
+        text = SETTINGS.format(url=URL, has_nights=str(has_nights).lower()) + more
         self.box.settings(text, stop_timeout_s=2, settle_s=0.1)
 
     # Faults
@@ -96,19 +128,26 @@ class DaemonVictim:
         machine.systemctl("start", DAEMON)
         self.box.until(lambda: self.is_ready, "the daemon is ready")
         self.box.until(self._has_sent, "earlier notices were sent")
-        n_before = len(self.events())
+        self._before = self.events()
         n_arrived = len(self.webhook.got())
         met: str = getattr(self, f"_{fault.name.lower()}")(rng)
         self.box.until(lambda: self.is_ready, "systemd has started the daemon again")
         self.box.until(self._has_sent, "every notice was sent")
-        told_since = self.events()[n_before:]
-        told = [kind for kind, level, _ in told_since if level != "note"]
+        told = [row[0] for row in self.told() if row[1] != "note"]
         arrived = self.webhook.kinds()[n_arrived:]
         assert sorted(arrived) == sorted(told), f"{told} were told, {arrived} arrived"
         return met
 
     def _has_sent(self) -> bool:
         return not self.machine.files(f"{STATE}/notices")
+
+    def _start(self, rng: random.Random) -> str:
+        pid = self._serving()
+        self.machine.systemctl("restart", "--no-block", DAEMON)
+        time.sleep(rng.uniform(0.0, self.start_s))
+        was = self._kill()
+        assert self._serving() == pid, "production was restarted"
+        return was
 
     def _recovery(self, rng: random.Random) -> str:
         machine = self.machine
@@ -120,6 +159,73 @@ class DaemonVictim:
         time.sleep(rng.uniform(0.0, 2 * self.start_s))
         was = self._kill()
         self.box.until(lambda: not machine.exists(RECORD), "the swap is mended")
+        return was
+
+    def _raise(self, rng: random.Random) -> str:
+        box = self.box
+        first = box.apply("card")["generation"]
+        box.behave("eng", device=RTX_4070_SUPER, rules=_TIGHT)
+        box.machine.kill(box.show("MainPID"))
+        if rng.random() < 0.5:
+            was = self._kill_after(RECORD, rng.uniform(0.0, 0.5))()
+        else:
+            self.box.until(lambda: self.told("oom") or box.machine.exists(RECORD), "it decides")
+            time.sleep(rng.uniform(0.0, 1.0))
+            was = self._kill()
+        self.box.until(lambda: "1792" in box.show("ExecStart"), "the margin is raised")
+        self.box.until(lambda: box.alias() == "card", "it serves")
+        self.box.until(lambda: bool(self.told("guard-acted")), "the end of it is told")
+        raised = [one for one in box.json("history")["generations"] if one["number"] > first]
+        assert [one["reason"] for one in raised] == ["guard"], raised
+        assert len(self.told("guard-acted")) == 1
+        box.behave("eng", device=RTX_4070_SUPER)
+        box.apply("plain")
+        return was
+
+    def _restart(self, rng: random.Random) -> str:
+        """One restart an hour is allowed: the daemon after it must know of it."""
+        box = self.box
+        self._forget()
+        box.behave("eng", device=RTX_4070_SUPER, reply="hang")
+        box.systemctl("restart", UNIT)
+        since_us = self._now_us()
+        self.box.until(lambda: bool(self.told("hang")), "a hang is told")
+        time.sleep(rng.uniform(0.0, 1.0))
+        was = self._kill()
+        self.box.until(lambda: len(self.told("hang")) > 1, "it leaves it alone")
+        assert [row[1] for row in self.told("hang")] == ["warning", "error"]
+        n_starts = self._starts(UNIT, since_us)
+        assert n_starts <= 1, "restarted beyond the limit"
+        box.behave("eng", device=RTX_4070_SUPER)
+        box.systemctl("restart", UNIT)
+        return f"{was}, {n_starts} restarts"
+
+    def _night(self, rng: random.Random) -> str:
+        if self.box.alias() != "plain":
+            self.box.apply("plain")
+        self.machine.run("rm", "-f", f"{STATE}/schedule.json")
+        since_us = self._now_us()
+        end = self._kill_after(f"{STATE}/schedule.json", rng.uniform(0.0, 2.0))
+        self.settings(has_nights=True)
+        was = end()
+        self.box.until(lambda: self.is_ready, "the daemon is ready")
+        time.sleep(3.0)
+        n_starts = self._starts(SWEEP, since_us)
+        self.settings()
+        self.machine.systemctl("stop", SWEEP, check=False)
+        self.machine.systemctl("reset-failed", SWEEP, check=False)
+        assert n_starts <= 1, f"the night was begun {n_starts} times"
+        return f"{was}, {n_starts} nights"
+
+    def _job(self, rng: random.Random) -> str:
+        body = {"profile": self._other()}
+        began = self._ask("/api/apply", body)
+        time.sleep(rng.uniform(0.0, 2.5))
+        was = self._kill()
+        number = began["job"]["job"]
+        self.box.until(lambda: self._job_state(number) in {"done", "failed"}, "the job is over")
+        assert self._job_state(number) == "done"
+        assert self.box.alias() == body["profile"]
         return was
 
     def _notice(self, rng: random.Random) -> str:
@@ -190,6 +296,11 @@ class DaemonVictim:
         )
         return found
 
+    def told(self, *kinds: str) -> list[list[str]]:
+        """What was told since this fault began; of these kinds, or all."""
+        rows = self.events()[len(self._before) :]
+        return [row for row in rows if not kinds or row[0] in kinds]
+
     # Means
 
     def _kill(self) -> str:
@@ -214,6 +325,13 @@ class DaemonVictim:
 
         return end
 
+    def _forget(self) -> None:
+        """A history of before counts no more."""
+        self.machine.systemctl("stop", DAEMON)
+        self.machine.sh(f"rm -f {_HISTORY}")
+        self.machine.systemctl("start", DAEMON)
+        self._before = []
+
     def _serving(self) -> str:
         return self.box.show("InvocationID")
 
@@ -222,3 +340,29 @@ class DaemonVictim:
 
     def _other(self) -> str:
         return "other" if self.box.alias() == "plain" else "plain"
+
+    def _now_us(self) -> int:
+        return int(self.machine.run("date", "+%s%6N").stdout)
+
+    def _starts(self, unit: str, since_us: int) -> int:
+        """How often the unit was started since then; a cursor and a match would lose the first."""
+        told = self.machine.run(
+            "journalctl", "--output=json", "--quiet", "--boot", _STARTED, f"UNIT={unit}", check=False
+        ).stdout  # fmt: skip
+        times_us = [
+            int(json.loads(line)["_SOURCE_REALTIME_TIMESTAMP"]) for line in told.splitlines()
+        ]
+        return sum(at_us > since_us for at_us in times_us)
+
+    def _ask(self, url: str, body: object = None) -> Any:
+        words = ["curl", "--silent", "--unix-socket", SOCKET, f"http://localhost{url}"]
+        if body is not None:
+            words += ["-H", "X-Tunerd: 1", "-H", "Content-Type: application/json",
+                      "-d", json.dumps(body)]  # fmt: skip
+        return json.loads(self.machine.run(*words).stdout)
+
+    def _job_state(self, number: int) -> str | None:
+        try:
+            return str(self._ask(f"/api/jobs/{number}")["job"]["state"])
+        except (AssertionError, ValueError):  # the daemon is on its way back
+            return None
