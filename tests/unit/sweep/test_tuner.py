@@ -17,7 +17,7 @@ from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Sp
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.space import build_grid
-from tunerd.sweep.tuner import Outcome, most_of, planned_pairs, tune
+from tunerd.sweep.tuner import Outcome, most_of, planned_pairs, reserved_s, tune
 
 HOUR_S = 3600.0
 
@@ -310,6 +310,12 @@ def test_a_proof_may_take_some_pairs_more_where_they_are_little_of_the_night() -
     assert planned_pairs(LEAST_NAMED, 300.0, 2 * 3600.0) == LEAST_NAMED + 1
     assert planned_pairs(LEAST_NAMED, 300.0, 24 * 3600.0) == LEAST_NAMED + 3
     assert planned_pairs(8, 300.0, 1 * 3600.0) == 10
+
+
+def test_the_least_time_of_a_proof_is_kept_unless_it_is_nearly_all_there_is() -> None:
+    assert reserved_s(2900.0, 2160.0, 3600.0) == 2900.0
+    assert reserved_s(1000.0, 2160.0, 3600.0) == 2160.0
+    assert reserved_s(3400.0, 2160.0, 3600.0) == 2160.0
 
 
 @pytest.mark.parametrize("n_arms", [1, 40])
