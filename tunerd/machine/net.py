@@ -365,10 +365,12 @@ def is_in_use(host: str, port: int) -> bool:
 def _why_not_bound(host: str, port: int, *, shares: bool) -> int | None:
     """The error's number where no socket can be bound there; None where one can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shares)
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shares)
             probe.bind((host, port))
-        except OSError as error:
-            return error.errno or errno.EINVAL
+    except OSError as error:
+        return error.errno or errno.EINVAL
+    except (OverflowError, ValueError):  # no port and no name that there could be
+        return errno.EINVAL
     return None

@@ -266,6 +266,8 @@ class Local:
             ) from error
         except OSError as error:
             raise ServiceError("tunerd's supervisor cannot be reached", cause=str(error)) from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ServiceError("tunerd's supervisor answered nonsense", cause=str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

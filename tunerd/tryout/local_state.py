@@ -135,10 +135,10 @@ def read_definition(paths: Paths, unit: str) -> ServiceSpec:
     Raises:
         ServiceError: There is none, or it cannot be started.
     """
-    path = unit_file(paths, unit)
-    if path is None:
-        raise ServiceError(f"unit {unit} not found")
     try:
+        path = unit_file(paths, unit)
+        if path is None:
+            raise ServiceError(f"unit {unit} not found")
         text = path.read_bytes().decode("utf-8", "surrogateescape")
         return read_service(unit, parse_unit(text))
     except (ConfigError, OSError, ValueError) as error:
@@ -261,8 +261,8 @@ def prune_logs(paths: Paths, is_passing: Callable[[str], bool], *, keep: int = K
 class UnitLog:
     """The log of one unit, `LOG/UNIT.log`, and one older.
 
-    The server writes into it directly, so it goes on without a supervisor. Nothing here raises: a
-    server must start on a full disk too.
+    The server writes into it directly, so it goes on without a supervisor. Nothing here raises but
+    for `open`: a server must start on a full disk too.
     """
 
     def __init__(self, paths: Paths, unit: str, *, max_bytes: int = MAX_LOG_BYTES) -> None:
@@ -272,7 +272,11 @@ class UnitLog:
         self._max_bytes = max_bytes
 
     def open(self) -> int:
-        """A descriptor that appends to the log; to nowhere if it cannot be opened."""
+        """A descriptor that appends to the log; to nowhere if it cannot be opened.
+
+        Raises:
+            OSError: There are no descriptors left.
+        """
         self.rotate()
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -285,7 +289,7 @@ class UnitLog:
         line = mark(time_text(clock), invocation_id, text)
         if _tail(self.path, 1) not in {b"", b"\n"}:
             line = "\n" + line
-        with os.fdopen(self.open(), "wb", buffering=0) as file, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), os.fdopen(self.open(), "wb", buffering=0) as file:
             file.write(line.encode("utf-8", "replace"))
 
     def rotate(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -55,6 +56,9 @@ _IDLE_S = 10.0
 _MAX_LEASE_S = 31 * 86400.0
 _TOLD = ("code", "message", "cause", "hint")
 _NEVER = float("inf")
+_PR_SET_CHILD_SUBREAPER = 36
+# A number that no process and no session has; 0 is that of sessions from outside of a container.
+_NOBODY = -1
 _CLOCK = SystemClock()
 # Of a unit that has no text that could be run.
 _NOTHING = read_service("", parse_unit("[Service]\nExecStart=/nothing\n"))
@@ -118,7 +122,9 @@ class LocalUnit:
         try:
             spec = kept.read_definition(self._paths, self.name)
         except ServiceError as error:
-            if self.phase is Phase.WAITING:
+            if self.phase is Phase.WAITING and isinstance(error.__cause__, OSError):
+                self._due_s = _CLOCK.monotonic_s() + max(self.spec.restart_s, _TICK_S)
+            elif self.phase is Phase.WAITING:
                 self._fail(self._result, error.message)
             raise
         self.record = replace(self.record, n_restarts=n_restarts)
@@ -144,11 +150,12 @@ class LocalUnit:
         )
         try:
             self._child = self._execute(spec)
-        except HostError as error:
+        except (HostError, OSError) as error:
+            cause = error.words if isinstance(error, HostError) else str(error)
             self._ending = Ending(code=EXIT_EXEC)
-            self._note(f"Failed at start: {error.words}")
+            self._note(f"Failed at start: {cause}")
             self._settle(EXIT_CODE)
-            raise ServiceError(f"{self.name} did not start", cause=error.words) from error
+            raise ServiceError(f"{self.name} did not start", cause=cause) from error
         self.phase, self._due_s = Phase.RUNNING, _NEVER
         self._remember(intent="running")
 
@@ -158,10 +165,12 @@ class LocalUnit:
         Args:
             comes_back: Whether it is to be started again then, by a later supervisor if need be.
         """
+        is_remembered = self.phase is Phase.WAITING and comes_back
         if self.phase is Phase.WAITING:
             self.phase = Phase.DEAD
         if self.is_down:
-            kept.forget(self._paths, self.name)
+            if not is_remembered:
+                kept.forget(self._paths, self.name)
             return
         self._is_stopped = True
         self._remember(intent="restarting" if comes_back else "running")
@@ -203,11 +212,7 @@ class LocalUnit:
                 self._note("Did not stop in time, killing")
             self.phase, self._due_s = Phase.KILLING, now_s + self.spec.timeout_stop_s
         if self.phase is Phase.KILLING:
-            remains = members(
-                session=self.record.pid,
-                ancestor=self.record.pid,
-                variable=("INVOCATION_ID", self.record.invocation_id),
-            )
+            remains = self._remains()
             for pid in remains:
                 _send(pid, signal.SIGKILL)
             if remains and now_s >= self._due_s:  # stuck in a driver: as systemd does
@@ -218,6 +223,19 @@ class LocalUnit:
     def _has_ended(self) -> bool:
         """Whether the main process ended; a child's pid stays its own until it is reaped."""
         return not self.record.is_alive if self._child is None else self._child.has_ended()
+
+    def _remains(self) -> tuple[int, ...]:
+        """What runs of it.
+
+        Where its number is another process's by now (in a later boot, or another container on the same
+        folders), that one, its session and its children are none of ours.
+        """
+        stat = process_stat(self.record.pid) if self._child is None else None
+        is_another = stat is not None and stat.start_ticks != self.record.start_ticks
+        is_past = is_another or self.record.boot != kept.current_boot()
+        root = _NOBODY if is_past else self.record.pid
+        variable = ("INVOCATION_ID", self.record.invocation_id)
+        return members(session=root, ancestor=root, variable=variable)
 
     def _finish(self) -> None:
         """Nothing of it runs any more."""
@@ -318,7 +336,7 @@ class _Lease:
     production: str
     restores: bool
     ends_at_s: float
-    holder: asyncio.StreamReader
+    holder: asyncio.Task[None]
     is_granted: bool = False
     is_ending: bool = False
     address: tuple[str, int] | None = None
@@ -326,8 +344,7 @@ class _Lease:
     @property
     def is_over(self) -> bool:
         """Whether somebody ended it, its time is over, or its holder is gone."""
-        is_gone = self.holder.at_eof() or self.holder.exception() is not None
-        return self.is_ending or is_gone or _CLOCK.monotonic_s() >= self.ends_at_s
+        return self.is_ending or self.holder.done() or _CLOCK.monotonic_s() >= self.ends_at_s
 
     @property
     def stands(self) -> bool:
@@ -357,6 +374,7 @@ class Supervisor:
         """Until SIGTERM or SIGINT, and then until all units are down."""
         pid_file = self._paths.runtime_dir / kept.PID_NAME
         pid_file.write_text(f"{os.getpid()}\n")
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
@@ -369,8 +387,9 @@ class Supervisor:
         while not (self._is_ending and self._are_all_down()):
             self._tick()
             if _CLOCK.monotonic_s() >= rotates_at_s:
-                self._tidy()
                 rotates_at_s = _CLOCK.monotonic_s() + _ROTATE_S
+                with contextlib.suppress(OSError):
+                    self._tidy()
             await asyncio.sleep(_TICK_S)
         (self._paths.runtime_dir / kept.SOCKET_NAME).unlink(missing_ok=True)
         pid_file.unlink(missing_ok=True)
@@ -383,7 +402,11 @@ class Supervisor:
         for name in kept.recorded_units(self._paths):
             record, unit = kept.read_record(self._paths, name), self._unit(name)
             if not record.pid:
-                kept.forget(self._paths, name)
+                # Nothing, or a unit whose restart did not get as far as a process the last time.
+                if record.intent == "restarting" and lease_of(name) is None:
+                    self._start_alone(name)
+                else:
+                    kept.forget(self._paths, name)
                 continue
             unit.adopt(record)
             comes_back = not record.is_alive and should_restart(unit.spec.restart, EXIT_CODE)
@@ -395,7 +418,8 @@ class Supervisor:
                 self._start_alone(name)
         self._tick()
         for name in kept.enabled_units(self._paths):
-            if self._unit(name).is_down:
+            # One whose remains are still on their way is started once they are gone.
+            if name not in self._starts and self._unit(name).phase is not Phase.RUNNING:
                 self._start_alone(name)
 
     def _end(self) -> None:
@@ -412,10 +436,12 @@ class Supervisor:
 
     def _tick(self) -> None:
         for unit in tuple(self._units.values()):
-            unit.tick()
+            # Out of descriptors, say: the other units go on, and so does this one at a later tick.
+            with contextlib.suppress(OSError):
+                unit.tick()
         self._ticked.set()
         self._ticked = asyncio.Event()
-        # Where we are a container's first process, its orphans come to us; nobody else counts them.
+        # What a unit's processes leave comes to us; a container's first process may reap nothing.
         mains = {unit.record.pid for unit in self._units.values() if not unit.is_down}
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -565,8 +591,8 @@ class Supervisor:
             kept.check_name(request["unit"]),
             kept.check_name(request["production"]),
             bool(request["restores"]),
-            _CLOCK.monotonic_s() + min(float(request["limit_s"]), _MAX_LEASE_S),
-            holder,
+            _CLOCK.monotonic_s() + min(_MAX_LEASE_S, float(request["limit_s"])),
+            asyncio.create_task(_until_gone(holder)),
         )
         if lease_of(lease.unit) is None:
             raise ServiceError("not a request for a lease")
@@ -620,6 +646,12 @@ class Supervisor:
         return self._units[name]
 
 
+async def _until_gone(holder: asyncio.StreamReader) -> None:
+    """Who holds a lease has nothing more to say: anything that comes is the end, as its end is."""
+    with contextlib.suppress(OSError):
+        await holder.read(1)
+
+
 def _say(text: str) -> None:
     line = f"{kept.time_text(_CLOCK)} {text}\n"
     with contextlib.suppress(OSError):
@@ -645,6 +677,22 @@ def _listen(paths: Paths) -> socket.socket:
         return unix_socket(Path(name), group=None)
 
 
+def _detach() -> bool:
+    """Go on in a process of its own; whether this is the other one, which has nothing more to do.
+
+    That one waits until we left its session, for whoever started it ends all that is left in there.
+    """
+    left, leaves = os.pipe()
+    if os.fork():
+        os.close(leaves)
+        os.read(left, 1)
+        return True
+    os.setsid()
+    os.close(left)
+    os.close(leaves)
+    return False
+
+
 def supervise(paths: Paths, environment: Mapping[str, str], *, detaches: bool = False) -> None:
     """Be the supervisor until told to end.
 
@@ -660,10 +708,8 @@ def supervise(paths: Paths, environment: Mapping[str, str], *, detaches: bool = 
     try:
         with lock(paths.state_dir / "supervise.lock", purpose="supervise", since="its start"):
             listener = _listen(paths)
-            if detaches and os.fork():
+            if detaches and _detach():
                 return  # the other process has the lock and the socket too
-            if detaches:
-                os.setsid()
             asyncio.run(Supervisor(paths, environment).run(listener))
     except Busy as error:
         raise Busy(f"a supervisor already runs for {paths.state_dir}") from error

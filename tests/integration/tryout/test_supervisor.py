@@ -37,9 +37,10 @@ from tunerd.machine.clock import SystemClock
 from tunerd.machine.process import User, run
 from tunerd.paths import Paths
 from tunerd.tryout.local import Local, paths_to_json
-from tunerd.tryout.local_state import UnitLog
+from tunerd.tryout.local_service import EXIT_EXEC
+from tunerd.tryout.local_state import UnitLog, UnitRecord, current_boot, write_record
 from tunerd.tryout.supervisor import supervise
-from tunerd.units.manager import UnitState
+from tunerd.units.manager import UnitState, lease_unit
 
 UNIT = "server.service"
 TOY = SUPPORT / "toy_service.sh"
@@ -281,6 +282,21 @@ def test_a_request_that_makes_no_sense_is_refused_and_one_without_end_cut_off(
     assert supervisor_pid(paths) == pid
 
 
+def test_a_lease_ends_with_its_holder_though_that_said_more_than_was_asked(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy)
+    manager.start(UNIT)
+    unit = lease_unit("a" * 12)
+    wanted: dict[str, Any] = {"version": 1, "op": "lease", "unit": unit, "production": UNIT}
+    wanted |= {"restores": True, "limit_s": 600}
+    with connect(paths) as channel:
+        assert ask(channel, json.dumps(wanted).encode() + b"\n")["ok"]
+        channel.sendall(b"x")
+
+    eventually(manager, lambda state: state.is_active)
+
+
 @needs_root
 def test_another_account_gets_no_answer_even_if_it_reaches_the_socket(
     manager: Local, paths: Paths, probe: str
@@ -440,6 +456,23 @@ def test_what_a_dead_server_left_is_swept_before_it_is_started_again(
     wait_until_gone(first["pid"], first["fled"])
 
 
+@pytest.mark.parametrize("boot", ["of a day before", current_boot()])
+def test_a_stranger_that_has_the_number_of_a_dead_server_by_now_is_left_alone(
+    manager: Local, paths: Paths, toy: str, boot: str
+) -> None:
+    put(manager, toy, service="Restart=always")
+    end_supervisor(paths)
+    with subprocess.Popen([toy], start_new_session=True) as stranger:
+        write_record(paths, UnitRecord(UNIT, stranger.pid, 1, boot, "a" * 32, intent="running"))
+
+        manager.ensure_supervisor()
+
+        state = eventually(manager, lambda state: state.is_active)
+        assert state.main_pid != stranger.pid
+        assert stranger.poll() is None
+        stranger.kill()
+
+
 def test_a_supervisor_that_is_asked_to_end_stops_its_units_first(
     manager: Local, paths: Paths, toy: str
 ) -> None:
@@ -462,6 +495,39 @@ def test_enabled_units_start_with_the_supervisor(manager: Local, paths: Paths, t
     end_supervisor(paths)
     assert not manager.state(UNIT).is_active
     assert manager.state(UNIT).is_enabled
+
+    manager.ensure_supervisor()
+
+    eventually(manager, lambda state: state.is_active)
+
+
+def test_an_enabled_unit_starts_though_remains_of_it_must_be_ended_first(
+    manager: Local, paths: Paths, toy: str, tmp_path: Path
+) -> None:
+    fled = tmp_path / "fled"
+    shutil.copy(toy, fled)
+    put(manager, "/bin/sh", f"-c 'setsid {fled} & exec {toy}'", "Restart=no")
+    manager.enable(UNIT)
+    manager.start(UNIT)
+    eventually(manager, lambda _: bool(processes_with(str(fled))))
+    kill_supervisor(paths)
+    os.kill(pid_of(manager), signal.SIGKILL)
+
+    manager.ensure_supervisor()
+
+    eventually(manager, lambda state: state.is_active)
+
+
+def test_a_unit_whose_restart_got_no_process_is_started_by_the_next_supervisor(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy, service="Restart=always\nRestartSec=1\n[Unit]\nStartLimitIntervalSec=0")
+    manager.start(UNIT)
+    os.kill(pid_of(manager), signal.SIGKILL)
+    away = Path(toy).rename(f"{toy}.away")
+    eventually(manager, lambda state: state.exit_status == EXIT_EXEC)
+    kill_supervisor(paths)
+    away.rename(toy)
 
     manager.ensure_supervisor()
 
