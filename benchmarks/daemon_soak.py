@@ -27,8 +27,7 @@ from tunerd.machine.net import free_port
 from tunerd.units.systemd import Notifier
 from tunerd.watch.figures import Event
 from tunerd.watch.guarding import Guarding
-from tunerd.watch.history import HistoryKeeper
-from tunerd.watch.readings import Watcher
+from tunerd.watch.history import HistoryKeeper, Watcher
 
 TIDY_EVERY = 2160
 ASK_EVERY = 500

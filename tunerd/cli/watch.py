@@ -238,7 +238,7 @@ def raise_margin(call: Call) -> ActionResult:
     Example:
       tunerd guard raise-margin
     """  # noqa: D301
-    from tunerd.watch.margin import raise_margin
+    from tunerd.watch.guarding import raise_margin
 
     return raise_margin(call.context(acts=True))
 

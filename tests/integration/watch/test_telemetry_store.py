@@ -13,8 +13,6 @@ from tests.support.fakes import FakeClock
 from tests.support.local_box import Box
 from tests.support.readings import a_reading, served
 from tunerd.watch.figures import (
-    COARSE_S,
-    KEEP_MINUTES_S,
     MINUTE_S,
     Bucket,
     Event,
@@ -22,7 +20,15 @@ from tunerd.watch.figures import (
     Point,
     summarise,
 )
-from tunerd.watch.history import DamagedError, HistoryKeeper, TelemetryStore, history, put_aside
+from tunerd.watch.history import (
+    COARSE_S,
+    KEEP_MINUTES_S,
+    DamagedError,
+    HistoryKeeper,
+    TelemetryStore,
+    history,
+    put_aside,
+)
 
 BEGIN_S = 1_790_000_400  # a whole ten minutes
 YEAR_S = 365 * 86400
