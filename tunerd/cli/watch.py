@@ -506,7 +506,7 @@ def supervise_command() -> None:
 def web_command(terminal: Terminal) -> None:
     """Serve the local API and the page; whatever is asked for there, the daemon is asked."""
     from tunerd.app import choose_mode
-    from tunerd.web.run import serve
+    from tunerd.web.page import serve
 
     _log()
     serve(choose_mode(terminal.mode, os.environ), os.environ)

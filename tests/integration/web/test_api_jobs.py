@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.api_box import ApiBox
-from tunerd.cli.client import Remote
+from tunerd.cli.terminal import Remote
 from tunerd.errors import Busy, ConfigError, UsageError
 from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
 from tunerd.machine.peers import Peer, Via, unix_socket
