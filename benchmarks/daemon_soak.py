@@ -56,7 +56,8 @@ class Daemon:
 
     def begin(self) -> None:
         """As at its start, and when settings have changed."""
-        self.watcher, self.keeper = Watcher(self._ctx), HistoryKeeper(self._ctx)
+        self.watcher = Watcher(self._ctx)
+        self.keeper = HistoryKeeper(self._ctx, self._told.append)
         self.guarding = Guarding(self._ctx, Notifier({}), self._told.append, self.watcher.server)
         self.keeper.begin()
 

@@ -457,7 +457,7 @@ class Daemon:
         self._recovery = Recovery(ctx, self._notifier, self.tell)
         self._swaps = Swaps(ctx, self.tell)
         self._watcher = Watcher(ctx)
-        self._keeper = HistoryKeeper(ctx)
+        self._keeper = HistoryKeeper(ctx, self.tell)
         self._wait_s = ctx.settings.daemon.every_s
         self._nights = Nights(ctx, self.tell)
         self._hand_ins = HandIns(ctx, self.tell)
@@ -479,7 +479,6 @@ class Daemon:
         self._notifier.ready(f"watching {self._ctx.unit}")
         log.info("daemon.ready", unit=self._ctx.unit, mode=str(self._ctx.mode))
         self._keeper.begin()
-        self._tell_of_history()
         if self._ctx.settings_problem is None:
             self._keep_settings()
         else:
@@ -491,7 +490,6 @@ class Daemon:
             part.stop()
         self._guarding.pause()
         self._keeper.close()
-        self._tell_of_history()
         log.info("daemon.stopped")
         return self._status
 
@@ -504,10 +502,6 @@ class Daemon:
             leave_notice(self._ctx, event)
         except TunerdError as problem:
             log.warning("notice.not_sent", message=problem.message, cause=problem.cause)
-
-    def _tell_of_history(self) -> None:
-        for event in self._keeper.told():
-            self.tell(event)
 
     def _plan(self) -> None:
         self.loop.every("look", self.look, self._next_look_s)
@@ -527,7 +521,6 @@ class Daemon:
             reading = self._watcher.look()
             self.telemetry.add(reading)
             self._keeper.add(reading)
-            self._tell_of_history()
             pace = Pace(self._ctx.settings.daemon.every_s, self._ctx.settings.daemon.busy_every_s)
             self._wait_s = pace.next_s(self._wait_s, is_busy=reading.engine.is_busy)
             self._guarding.after(reading)
@@ -546,7 +539,6 @@ class Daemon:
 
     def _tidy(self) -> None:
         self._keeper.tidy()
-        self._tell_of_history()
         forget_old_notices(self._ctx, self._notices_seen_s)
 
     def _send_left_notices(self) -> None:
@@ -601,11 +593,9 @@ class Daemon:
 
     def _go_by(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._recovery.take_over(ctx)
         self._wait_s = ctx.settings.daemon.every_s
-        self._nights.take_over(ctx)
-        self._hand_ins.take_over(ctx)
-        self._guarding.take_over(ctx)
+        for one in (self._recovery, self._nights, self._hand_ins, self._guarding):
+            one.take_over(ctx)
         for part in self._parts:
             part.take_over(ctx)
 

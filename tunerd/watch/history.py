@@ -43,6 +43,7 @@ from tunerd.watch.figures import (
     served_between,
     values_of,
 )
+from tunerd.watch.notices import Teller
 
 _ASK_S = 2.0
 # Each look at its counters is work for a llama-server, and takes its turn among the requests.
@@ -652,19 +653,17 @@ def history(
         return History(problem=str(problem))
 
 
-class HistoryKeeper:
+class HistoryKeeper(Teller):
     """Writes the history; a file that cannot be written costs rows, never the daemon.
 
-    Used by one thread. `problems` gathers what a person should be told once, until `told` takes it.
+    Used by one thread.
     """
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+    def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
+        super().__init__(ctx, tell)
         self._bucket = Bucket()
         self._store: TelemetryStore | None = None
         self._not_before_s = 0.0
-        self._problem: str | None = None
-        self._untold: list[Event] = []
         self._newest_s: float | None = None
         self._begun_s = self._held_since_s = ctx.clock.monotonic_s()
         self._ahead_s = ctx.clock.now_s() - self._begun_s
@@ -709,11 +708,6 @@ class HistoryKeeper:
             self._write(lambda store: store.add(*done))
         self._let_go()
 
-    def told(self) -> tuple[Event, ...]:
-        """What went wrong since the last call, each state once."""
-        found, self._untold = tuple(self._untold), []
-        return found
-
     def _write(self, act: Callable[[TelemetryStore], object]) -> None:
         if self._ctx.clock.monotonic_s() < self._not_before_s:
             return
@@ -728,7 +722,7 @@ class HistoryKeeper:
         except HostError as problem:
             self._fail(problem)
         else:
-            self._problem = None
+            self._said.clear()
 
     def _opened(self) -> TelemetryStore:
         if self._store is None:
@@ -742,22 +736,18 @@ class HistoryKeeper:
         stamp = datetime.fromtimestamp(self._ctx.clock.now_s(), UTC).strftime("%Y%m%dT%H%M%SZ")
         target = put_aside(self._ctx.paths.telemetry, stamp)
         text = f"the history of what was watched cannot be read ({why}), so a new one was begun"
-        self._tell("history-damaged", text, f"the old one is `{target}`")
+        self._event("history-damaged", "warning", text, f"the old one is `{target}`")
 
     def _fail(self, problem: HostError) -> None:
         self._let_go()
         self._not_before_s = self._ctx.clock.monotonic_s() + _RETRY_S
-        if problem.message != self._problem:
-            self._tell("history-lost", f"what is watched is not kept: {problem.words}", None)
-        self._problem = problem.message
+        text = f"what is watched is not kept: {problem.words}"
+        self._once(problem.message, "history-lost", "warning", text, None)
 
     def _let_go(self) -> None:
         if self._store is not None:
             self._store.close()
             self._store = None
-
-    def _tell(self, kind: str, text: str, hint: str | None) -> None:
-        self._untold.append(Event(self._ctx.clock.now_s(), kind, "warning", text, hint))
 
 
 _RECENT_S = 900

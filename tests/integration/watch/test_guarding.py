@@ -84,7 +84,7 @@ class World:
     def tell(self, event: Event) -> None:
         """As the daemon does, to the history too."""
         self.told.append(event)
-        keeper = HistoryKeeper(self.ctx)
+        keeper = HistoryKeeper(self.ctx, self.told.append)
         keeper.add_event(event)
         keeper.close()
 

@@ -240,8 +240,10 @@ def test_a_clock_that_is_set_years_ahead_drops_nothing_until_it_held_for_a_day(
     clock = FakeClock(BEGIN_S)
     ctx = replace(Box(tmp_path).context, clock=clock)
 
+    told: list[Event] = []
+
     def begun() -> HistoryKeeper:
-        keeper = HistoryKeeper(ctx)
+        keeper = HistoryKeeper(ctx, told.append)
         keeper.begin()
         return keeper
 
