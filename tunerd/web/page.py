@@ -37,8 +37,17 @@ from tunerd.machine.peers import (
 from tunerd.operations import JobState
 from tunerd.paths import FROM_ELSEWHERE, parse_listen, paths_for
 from tunerd.units.text import shown_hash
-from tunerd.web.app import ApiServer, Front, build_app, read_body, read_facts
-from tunerd.web.gate import GROUP, Gate, GateMiddleware, Visitor
+from tunerd.web.app import (
+    GROUP,
+    ApiServer,
+    Front,
+    Gate,
+    GateMiddleware,
+    Visitor,
+    build_app,
+    read_body,
+    read_facts,
+)
 from tunerd.web.html import environment, static_text, style
 from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (

@@ -18,8 +18,7 @@ from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
 from tunerd.machine.peers import Peer, Via, unix_socket
 from tunerd.operations import JobRequest, Lane
 from tunerd.result import Progress
-from tunerd.web.app import Facts, Front
-from tunerd.web.gate import Gate, Visitor
+from tunerd.web.app import Facts, Front, Gate, Visitor
 from tunerd.web.part import Answering
 from tunerd.web.routes import Answer
 
