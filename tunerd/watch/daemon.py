@@ -33,7 +33,7 @@ from tunerd.sweep.schedule import begin_night, is_wanted_later, next_openings
 from tunerd.units.generations import Generation, HistoryEntry, Outcome
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
-from tunerd.watch.figures import Event, Pace
+from tunerd.watch.figures import Event, next_look_s
 from tunerd.watch.guarding import BY_GUARD, CutShortError, Guarding, is_raise
 from tunerd.watch.history import HistoryKeeper, Telemetry, Watcher
 from tunerd.watch.notices import Teller, forget_old_notices, leave_notice, send_left_notices
@@ -521,8 +521,9 @@ class Daemon:
             reading = self._watcher.look()
             self.telemetry.add(reading)
             self._keeper.add(reading)
-            pace = Pace(self._ctx.settings.daemon.every_s, self._ctx.settings.daemon.busy_every_s)
-            self._wait_s = pace.next_s(self._wait_s, is_busy=reading.engine.is_busy)
+            set_by, is_busy = self._ctx.settings.daemon, reading.engine.is_busy
+            self._wait_s = next_look_s(self._wait_s, idle_s=set_by.every_s,
+                                       busy_s=set_by.busy_every_s, is_busy=is_busy)  # fmt: skip
             self._guarding.after(reading)
             self._swaps.look()
             self._look_problem = ""

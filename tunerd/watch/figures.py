@@ -319,23 +319,18 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The time between two looks: `idle_s`, and up to `busy_s` while the server works on requests."""
+def next_look_s(last_s: float, *, idle_s: float, busy_s: float, is_busy: bool | None) -> float:
+    """How long to wait until the next look; twice as long as last time while the server stays busy.
 
-    idle_s: float
-    busy_s: float
-
-    def next_s(self, last_s: float, *, is_busy: bool | None) -> float:
-        """How long to wait until the next look; twice as long as last time while it stays busy.
-
-        Args:
-            last_s: The wait before this look.
-            is_busy: What this look saw; None counts as idle, for then nothing was asked of it.
-        """
-        if not is_busy:
-            return self.idle_s
-        return min(max(2 * last_s, self.idle_s), max(self.busy_s, self.idle_s))
+    Args:
+        last_s: The wait before this look.
+        idle_s: The wait while it rests.
+        busy_s: The longest wait while it works on requests.
+        is_busy: What this look saw; None counts as idle, for then nothing was asked of it.
+    """
+    if not is_busy:
+        return idle_s
+    return min(max(2 * last_s, idle_s), max(busy_s, idle_s))
 
 
 MINUTE_S = 60
