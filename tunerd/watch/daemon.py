@@ -10,11 +10,16 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import UTC, datetime
 from types import FrameType
 from typing import Protocol
 
 import structlog
+from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
+from apscheduler.executors.debug import DebugExecutor
+from apscheduler.schedulers.base import BaseScheduler
+from apscheduler.triggers.base import BaseTrigger
 
 from tunerd.app import Context
 from tunerd.calendar import Opening
@@ -39,21 +44,38 @@ from tunerd.watch.history import HistoryKeeper, Telemetry, Watcher
 from tunerd.watch.notices import Teller, forget_old_notices, leave_notice, send_left_notices
 
 log = structlog.get_logger()
-# A wall clock that is stepped by more changes when a night is due.
+# A wall clock that is stepped by more would leave jobs waiting for a time that comes late or never.
 _STEP_S = 2.0
 Job = Callable[[], float | None]
 
 
-@dataclass(slots=True)
-class _Planned:
-    """A job, how long after each run it usually runs again, and when it is due [s of the monotonic clock]."""
+class _Again(BaseTrigger):  # type: ignore[misc]  # the package has no types
+    """When a job runs again: as long after its run as it said then, or as usual."""
 
-    job: Job
-    usual_s: Callable[[], float]
-    at_s: float
+    def __init__(self, clock: Clock, job: Job, usual_s: Callable[[], float]) -> None:
+        self._clock = clock
+        self._job = job
+        self._usual_s = usual_s
+        self._wait_s = usual_s()
+
+    def run(self) -> None:
+        """What the scheduler calls at that time."""
+        wait_s: float | None = None
+        try:
+            wait_s = self._job()
+        finally:
+            self._wait_s = self._usual_s() if wait_s is None else wait_s
+
+    def get_next_fire_time(self, _previous: datetime | None, _now: datetime) -> datetime:
+        """What the scheduler asks for."""
+        return self.in_s(self._wait_s)
+
+    def in_s(self, seconds: float) -> datetime:
+        """The time in so many seconds."""
+        return datetime.fromtimestamp(self._clock.now_s() + seconds, UTC)
 
 
-class Loop:
+class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
     """Jobs at their times, one after the other, in the thread that calls `run`.
 
     Args:
@@ -67,37 +89,30 @@ class Loop:
     def __init__(
         self, clock: Clock, each: Callable[[], None], each_s: float, on_step: Callable[[], None]
     ) -> None:
+        super().__init__(
+            timezone=UTC,
+            executors={"default": DebugExecutor()},
+            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
+        )
         self._clock = clock
         self._each = each
         self._each_s = each_s
         self._on_step = on_step
-        self._planned: dict[str, _Planned] = {}
         self._ahead_s = clock.now_s() - clock.monotonic_s()
         self._woken = threading.Event()
         self._ends = threading.Event()
 
     def run(self) -> None:
         """Until `end` is called."""
+        self.add_listener(_say_failure, EVENT_JOB_ERROR)
+        self.start()
         while not self._ends.is_set():
             self.look_at_clock()
-            now_s = self._clock.monotonic_s()
-            due = [(one.at_s, name) for name, one in self._planned.items() if one.at_s <= now_s]
-            for _, name in sorted(due):
-                self._run(name, self._planned[name])
+            wait_s = self._process_jobs()
             self._each()
-            next_s = min((one.at_s for one in self._planned.values()), default=float("inf"))
-            self._woken.wait(min(max(0.0, next_s - self._clock.monotonic_s()), self._each_s))
+            self._woken.wait(self._each_s if wait_s is None else min(wait_s, self._each_s))
             self._woken.clear()
-
-    def _run(self, name: str, planned: _Planned) -> None:
-        """A job that fails in a way that it does not know is a defect, and no reason to end."""
-        wait_s: float | None = None
-        try:
-            wait_s = planned.job()
-        except Exception as problem:
-            log.exception("daemon.job_failed", job=name, problem=repr(problem))
-        wait_s = planned.usual_s() if wait_s is None else wait_s
-        planned.at_s = self._clock.monotonic_s() + wait_s
+        self.shutdown(wait=False)
 
     def look_at_clock(self) -> None:
         """See whether the wall clock was stepped."""
@@ -112,8 +127,12 @@ class Loop:
         self._ends.set()
         self._woken.set()
 
+    def shutdown(self, wait: bool = True) -> None:
+        """What `run` ends with."""
+        super().shutdown(wait)
+
     def wakeup(self) -> None:
-        """Look soon; may be called by a signal's handler."""
+        """Look soon; what APScheduler calls when jobs have changed, and a signal's handler may."""
         self._woken.set()
 
     def every(
@@ -127,8 +146,15 @@ class Loop:
             usual_s: How long where it does not say, or fails [s]; a function is asked each time.
             first_s: How long until it runs first [s].
         """
-        usual = usual_s if callable(usual_s) else lambda: usual_s
-        self._planned[name] = _Planned(job, usual, self._clock.monotonic_s() + first_s)
+        again = _Again(self._clock, job, usual_s if callable(usual_s) else lambda: usual_s)
+        self.add_job(again.run, again, id=name, name=name, replace_existing=True,
+                     next_run_time=again.in_s(first_s))  # fmt: skip
+
+
+def _say_failure(event: JobExecutionEvent) -> None:
+    """A job that failed in a way that it does not know is a defect, and no reason to end."""
+    log.error("daemon.job_failed", job=event.job_id, problem=repr(event.exception),
+              trace=str(event.traceback)[-2000:])  # fmt: skip
 
 
 # After a recovery that failed: what it needs may come by itself, such as a disk or a driver.
