@@ -27,8 +27,7 @@ from tunerd.machine.net import free_port
 from tunerd.units.systemd import Notifier
 from tunerd.watch.figures import Event
 from tunerd.watch.guarding import Guarding
-from tunerd.watch.history import HistoryKeeper
-from tunerd.watch.readings import Watcher
+from tunerd.watch.history import HistoryKeeper, Watcher
 
 TIDY_EVERY = 2160
 ASK_EVERY = 500
@@ -57,7 +56,8 @@ class Daemon:
 
     def begin(self) -> None:
         """As at its start, and when settings have changed."""
-        self.watcher, self.keeper = Watcher(self._ctx), HistoryKeeper(self._ctx)
+        self.watcher = Watcher(self._ctx)
+        self.keeper = HistoryKeeper(self._ctx, self._told.append)
         self.guarding = Guarding(self._ctx, Notifier({}), self._told.append, self.watcher.server)
         self.keeper.begin()
 

@@ -328,7 +328,7 @@ class Operation:
     """
 
     act: Callable[..., ActionResult]
-    render: Named = "render"
+    render: Named
     preview: Named | None = None
     show: str | None = None
     goes_ahead: bool = False
@@ -348,7 +348,7 @@ _OPERATIONS: dict[Callable[..., Any], Operation] = {}
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-def operation(render: Named = "render", **more: Any) -> Callable[[Any], Any]:
+def operation(render: Named, **more: Any) -> Callable[[Any], Any]:
     """Makes a command of a function that takes a `Call`: whoever runs the command line says how it is run."""
 
     def made(act: Callable[..., ActionResult]) -> Any:

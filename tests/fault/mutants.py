@@ -106,7 +106,7 @@ MUTANTS = (
            "deadline.end_s - ctx.clock.now_s() < load_s", "False", PROMOTIONS),
     Mutant("a promotion that was overtaken", PROMOTE,
            "        raise _Overtaken", "        return", PROMOTIONS),
-    Mutant("the server after a failed raise", "watch/margin.py",
+    Mutant("the server after a failed raise", "watch/guarding.py",
            "        _start_anyway(ctx)\n        raise", "        raise", RAISES),
     Mutant("the least gain", PAIRS, "least_gain = math.log1p(margin)", "least_gain = 0.0",
            "tests/unit/measure/test_pairs.py"),

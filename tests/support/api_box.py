@@ -25,8 +25,7 @@ from tunerd.app import Context
 from tunerd.jobs import running_jobs
 from tunerd.machine.peers import tcp_socket, unix_socket
 from tunerd.watch.history import Telemetry
-from tunerd.web.app import ApiServer, Front, Limits, read_facts
-from tunerd.web.gate import Gate
+from tunerd.web.app import ApiServer, Front, Gate, Limits, read_facts
 from tunerd.web.page import build_site
 from tunerd.web.part import Answering, Desk
 

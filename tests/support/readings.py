@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.fake_gpu import DRIVER_VERSION, rtx_4070_super
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
-from tunerd.watch.figures import EngineNow, HostNow, Reading, Served, gpu_now
+from tunerd.watch.figures import EngineNow, Event, HostNow, Reading, Served, gpu_now
 from tunerd.watch.history import HistoryKeeper
 from tunerd.words import MiB
 
@@ -64,7 +64,8 @@ def a_reading(
 
 def watched_hours(ctx: Context) -> None:
     """The history of ten hours, with pauses, until now."""
-    keeper = HistoryKeeper(ctx)
+    told: list[Event] = []
+    keeper = HistoryKeeper(ctx, told.append)
     now_s = ctx.clock.now_s()
     for minute in range(600, 0, -10):
         work = served(600, 48.0 + minute % 7, n_drafted=900, n_accepted=600 + minute % 50)

@@ -106,15 +106,13 @@ FACES = {
         "figures",
         "findings",
         "guarding",
-        "handing",
         "history",
-        "margin",
         "notices",
         "probation",
     },
-    "doctor": {"bundle", "doctor"},
+    "doctor": {"doctor"},
     "fleet": {"boxes", "rollout", "shared", "steps", "study"},
-    "web": {"charts", "part", "report", "run", "view"},
+    "web": {"charts", "page", "part", "report", "view"},
 }
 
 # Decisions: values in, values out. These import pure modules alone, so they cannot act at all.
@@ -566,7 +564,7 @@ def test_status_does_not_pay_for_the_sweep(tmp_path: Path) -> None:
     ("modules", "unwanted"),
     [
         ("tunerd.watch.daemon, tunerd.web.part", NOT_IN_DAEMON),
-        ("tunerd.web.run", NOT_IN_WEB),
+        ("tunerd.web.page", NOT_IN_WEB),
     ],
 )
 def test_what_runs_all_day_holds_nothing_that_it_does_not_need(

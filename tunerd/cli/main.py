@@ -34,10 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("deploy", "What apply would do: command line, unit, memory, warnings."),
     "apply": ("deploy", "Deploy a profile: swap the unit, wait for a real generation."),
     "emit": (
-        "neighbours",
+        "deploy",
         "Write a plan for llama-swap, llama-server's router, compose, quadlet or sh.",
     ),
-    "fits": ("neighbours", "Whether several models fit on the card at once."),
+    "fits": ("deploy", "Whether several models fit on the card at once."),
     "probation": ("deploy", "How a new server is watched after a swap."),
     "guard": ("watch", "What watches over the server, and what it may do."),
     "notify": ("watch", "Notices to a webhook."),

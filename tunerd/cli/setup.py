@@ -389,7 +389,7 @@ def support_bundle_command(call: Call, output: str | None) -> ActionResult:
       tunerd support-bundle | less
       tunerd support-bundle --output tunerd-support.json
     """  # noqa: D301
-    from tunerd.doctor.bundle import bundle_text, support_bundle
+    from tunerd.doctor.doctor import bundle_text, support_bundle
     from tunerd.machine.files import Files
 
     found = support_bundle(call.context(needs_settings=False))
@@ -402,7 +402,7 @@ def support_bundle_command(call: Call, output: str | None) -> ActionResult:
 
 def render_bundle(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    from tunerd.doctor.bundle import bundle_text
+    from tunerd.doctor.doctor import bundle_text
 
     if "path" in payload:
         yield f"wrote {payload['path']}"

@@ -238,7 +238,7 @@ def raise_margin(call: Call) -> ActionResult:
     Example:
       tunerd guard raise-margin
     """  # noqa: D301
-    from tunerd.watch.margin import raise_margin
+    from tunerd.watch.guarding import raise_margin
 
     return raise_margin(call.context(acts=True))
 
@@ -506,7 +506,7 @@ def supervise_command() -> None:
 def web_command(terminal: Terminal) -> None:
     """Serve the local API and the page; whatever is asked for there, the daemon is asked."""
     from tunerd.app import choose_mode
-    from tunerd.web.run import serve
+    from tunerd.web.page import serve
 
     _log()
     serve(choose_mode(terminal.mode, os.environ), os.environ)

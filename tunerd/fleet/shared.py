@@ -26,12 +26,11 @@ from tunerd.measure.store import (
     open_to_read,
     run,
 )
-from tunerd.production.status import HandedIn, status
+from tunerd.production.status import HAND_IN_EVERY_S, HandedIn, status
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
-from tunerd.watch.handing import EVERY_S
 
-_SILENT_S = 3 * EVERY_S
+_SILENT_S = 3 * HAND_IN_EVERY_S
 _CHUNK = 500
 _LOCAL_WAIT_S = 10.0
 
@@ -257,7 +256,7 @@ def fleet_status(ctx: Context) -> ActionResult:
         raise
     messages = [
         warning("silent", f"{row['name']} is silent: heard of {row['seen_age_s']:.0f} s ago",
-                f"`tunerd fleet hand-in` there says why; it is heard of every {EVERY_S:.0f} s")
+                f"`tunerd fleet hand-in` there says why; it is heard of every {HAND_IN_EVERY_S:.0f} s")
         for row in rows if row["is_silent"]
     ]  # fmt: skip
     if not rows:

@@ -104,6 +104,10 @@ def _entry(ctx: Context, number: int) -> HistoryEntry:
     return entry
 
 
+# How often the shared store hears of this box; also how soon it has what it lacks.
+HAND_IN_EVERY_S = 600.0
+
+
 @dataclass(frozen=True, slots=True)
 class HandedIn:
     """When evidence was last handed in to the shared store, and why it was not since."""

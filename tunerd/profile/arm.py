@@ -149,6 +149,27 @@ class Best:
 _MOVED = 0.03
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builds:
+    """The build that was deployed and the one that its program is now, by short hashes; None is not known.
+
+    `kept` and `engine` are their names as engines, None where there is no copy, or no such engine;
+    `compared` is what a comparison of the two came to, in that `run`.
+    """
+
+    identity_before: str | None = None
+    identity_now: str | None = None
+    kept: str | None = None
+    engine: str | None = None
+    compared: str | None = None
+    run: int | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether they can be compared, and were not."""
+        return self.kept is not None and self.engine is not None and self.compared is None
+
+
 def placement_of(extra: Extra) -> Extra:
     """The pairs that place a model by hand."""
     return frozenset(

@@ -28,7 +28,7 @@ from tunerd.production.measurement import read_measurement
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.plan import Plan
 from tunerd.production.power import power_limit
-from tunerd.profile.arm import Arm, Best, Sample, arm_from_json, as_samples
+from tunerd.profile.arm import Arm, Best, Builds, Sample, arm_from_json, as_samples
 from tunerd.profile.files import load_profile
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
@@ -64,27 +64,6 @@ _LEAST_S = 30.0
 _LEAST_STARTS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Builds:
-    """The build that was deployed and the one that its program is now, by short hashes.
-
-    `kept` and `engine` are their names as engines, None where there is no copy, or no such engine;
-    `compared` is what a comparison of the two came to, in that `run`.
-    """
-
-    before: str
-    now: str
-    kept: str | None
-    engine: str | None
-    compared: str | None = None
-    run: int | None = None
-
-    @property
-    def is_due(self) -> bool:
-        """Whether they can be compared, and were not."""
-        return self.kept is not None and self.engine is not None and self.compared is None
-
-
 def builds_of(ctx: Context, generation: Generation, identity_now: str) -> Builds | None:
     """Both builds; None where the deployed one is unknown, or the same.
 
@@ -105,12 +84,12 @@ def builds_of(ctx: Context, generation: Generation, identity_now: str) -> Builds
     now = next((one for one in found if one.program == program and one.problem is None), None)
     run = None if folder is None else _comparison(ctx, folder, identity_now)
     return Builds(
-        before[:SHORT],
-        identity_now[:SHORT],
-        None if kept is None or kept.problem is not None else kept.name,
-        None if now is None else now.name,
-        None if run is None else run[1],
-        None if run is None else run[0],
+        identity_before=before[:SHORT],
+        identity_now=identity_now[:SHORT],
+        kept=None if kept is None or kept.problem is not None else kept.name,
+        engine=None if now is None else now.name,
+        compared=None if run is None else run[1],
+        run=None if run is None else run[0],
     )
 
 

@@ -29,21 +29,19 @@ from tunerd.machine.files import holder_of, is_locked, lock
 from tunerd.machine.proc import is_stopped
 from tunerd.production.journal import record_path
 from tunerd.production.measurement import has_leftovers
-from tunerd.production.own import SWEEP_UNIT
+from tunerd.production.own import SWEEP_UNIT, OwnUnit, start_own_unit
 from tunerd.production.probation import daemon_lock, read_probation
 from tunerd.production.recover import Unfinished, recover
+from tunerd.production.status import HAND_IN_EVERY_S, HandedIn
 from tunerd.settings import settings_or_last_good
 from tunerd.sweep.schedule import begin_night, is_wanted_later, next_openings
 from tunerd.units.generations import Generation, HistoryEntry, Outcome
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
-from tunerd.watch.figures import Event, Pace
-from tunerd.watch.guarding import CutShortError, Guarding
-from tunerd.watch.handing import EVERY_S, HandIns
-from tunerd.watch.history import HistoryKeeper, Telemetry
-from tunerd.watch.margin import REASON, is_raise
+from tunerd.watch.figures import Event, next_look_s
+from tunerd.watch.guarding import BY_GUARD, CutShortError, Guarding, is_raise
+from tunerd.watch.history import HistoryKeeper, Telemetry, Watcher
 from tunerd.watch.notices import Teller, forget_old_notices, leave_notice, send_left_notices
-from tunerd.watch.readings import Watcher
 
 log = structlog.get_logger()
 # A wall clock that is stepped by more would leave jobs waiting for a time that comes late or never.
@@ -306,7 +304,7 @@ class Swaps(Teller):
         elif ending.outcome is Outcome.ABANDONED:
             text = f"{what} was cut short, and its unit was edited since: it is left as it stands"
             self._event("swap-abandoned", "warning", text, hint)
-        elif made.reason == REASON:
+        elif made.reason == BY_GUARD:
             text = f"the server did worse in service and was taken back, {what} serves"
             self._event("taken-back", "warning", f"{text}{self._why_taken_back(made)}", hint)
         elif ending.outcome is Outcome.REMOVED:
@@ -485,7 +483,7 @@ class Daemon:
         self._recovery = Recovery(ctx, self._notifier, self.tell)
         self._swaps = Swaps(ctx, self.tell)
         self._watcher = Watcher(ctx)
-        self._keeper = HistoryKeeper(ctx)
+        self._keeper = HistoryKeeper(ctx, self.tell)
         self._wait_s = ctx.settings.daemon.every_s
         self._nights = Nights(ctx, self.tell)
         self._hand_ins = HandIns(ctx, self.tell)
@@ -507,7 +505,6 @@ class Daemon:
         self._notifier.ready(f"watching {self._ctx.unit}")
         log.info("daemon.ready", unit=self._ctx.unit, mode=str(self._ctx.mode))
         self._keeper.begin()
-        self._tell_of_history()
         if self._ctx.settings_problem is None:
             self._keep_settings()
         else:
@@ -519,7 +516,6 @@ class Daemon:
             part.stop()
         self._guarding.pause()
         self._keeper.close()
-        self._tell_of_history()
         log.info("daemon.stopped")
         return self._status
 
@@ -533,10 +529,6 @@ class Daemon:
         except TunerdError as problem:
             log.warning("notice.not_sent", message=problem.message, cause=problem.cause)
 
-    def _tell_of_history(self) -> None:
-        for event in self._keeper.told():
-            self.tell(event)
-
     def _plan(self) -> None:
         self.loop.every("look", self.look, self._next_look_s)
         self.loop.every("recovery", self._recovery.look, RECOVERY_S, first_s=RECOVERY_S)
@@ -547,7 +539,7 @@ class Daemon:
     def _plan_by_settings(self) -> None:
         self.loop.every("night", self._nights.look, LONGEST_WAIT_S)
         if self._ctx.settings.store.url is not None:
-            self.loop.every("hand-in", self._hand_ins.look, EVERY_S)
+            self.loop.every("hand-in", self._hand_ins.look, HAND_IN_EVERY_S)
 
     def look(self) -> float:
         """One look, and what follows from it; how long to wait until the next [s]."""
@@ -555,9 +547,9 @@ class Daemon:
             reading = self._watcher.look()
             self.telemetry.add(reading)
             self._keeper.add(reading)
-            self._tell_of_history()
-            pace = Pace(self._ctx.settings.daemon.every_s, self._ctx.settings.daemon.busy_every_s)
-            self._wait_s = pace.next_s(self._wait_s, is_busy=reading.engine.is_busy)
+            set_by, is_busy = self._ctx.settings.daemon, reading.engine.is_busy
+            self._wait_s = next_look_s(self._wait_s, idle_s=set_by.every_s,
+                                       busy_s=set_by.busy_every_s, is_busy=is_busy)  # fmt: skip
             self._guarding.after(reading)
             self._swaps.look()
             self._look_problem = ""
@@ -574,7 +566,6 @@ class Daemon:
 
     def _tidy(self) -> None:
         self._keeper.tidy()
-        self._tell_of_history()
         forget_old_notices(self._ctx, self._notices_seen_s)
 
     def _send_left_notices(self) -> None:
@@ -629,11 +620,9 @@ class Daemon:
 
     def _go_by(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._recovery.take_over(ctx)
         self._wait_s = ctx.settings.daemon.every_s
-        self._nights.take_over(ctx)
-        self._hand_ins.take_over(ctx)
-        self._guarding.take_over(ctx)
+        for one in (self._recovery, self._nights, self._hand_ins, self._guarding):
+            one.take_over(ctx)
         for part in self._parts:
             part.take_over(ctx)
 
@@ -664,3 +653,66 @@ class Daemon:
     def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
         self._wants_reload = True
         self.loop.wakeup()
+
+
+HAND_IN_UNIT = "tunerd-hand-in.service"
+_LOOK_AT_EVIDENCE_S = 15.0
+_NO_WORD = "the command that does it ended without a word"
+
+
+class HandIns(Teller):
+    """Has evidence handed in after each measurement, and every so often."""
+
+    def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
+        super().__init__(ctx, tell)
+        self._runs = False
+        self._begun_s: float | None = None
+        self._seen = self._handed = self._stamp()
+        self._before: HandedIn | None = None
+
+    def look(self) -> float:
+        """Begin what is due, and see how the last one ended; how long to wait until the next look [s]."""
+        if self._ctx.settings.store.url is None:
+            return HAND_IN_EVERY_S
+        now_s = self._ctx.clock.monotonic_s()
+        seen, self._seen = self._seen, self._stamp()
+        # What is being written goes on, and a measurement is not disturbed.
+        is_over = seen == self._seen and not is_locked(self._ctx.paths.measure_lock)
+        is_late = self._begun_s is None or now_s - self._begun_s >= HAND_IN_EVERY_S
+        try:
+            self._look_at_unit()
+            if not self._runs and (is_late or (is_over and self._seen != self._handed)):
+                self._begun_s, self._handed = now_s, self._seen
+                self._before = self._ctx.files.recall(HandedIn, self._ctx.paths.handed_in)
+                what = "hands evidence in to the shared store"
+                words = ["fleet", "hand-in"]
+                start_own_unit(self._ctx, OwnUnit(HAND_IN_UNIT, what, words, is_told=True))
+                self._runs = True
+        except TunerdError as problem:
+            self._say(problem.words)
+        return _LOOK_AT_EVIDENCE_S
+
+    def _stamp(self) -> tuple[tuple[int, int], ...]:
+        """How the evidence's files look: another stamp after anything was stored."""
+        path = self._ctx.paths.evidence
+        found = []
+        for one in (path, path.with_name(f"{path.name}-wal")):
+            with contextlib.suppress(OSError):
+                found.append((one.stat().st_mtime_ns, one.stat().st_size))
+        return tuple(found)
+
+    def _look_at_unit(self) -> None:
+        state = self._ctx.services.state(HAND_IN_UNIT)
+        has_run, self._runs = self._runs, state.active_state in UP
+        if not has_run or self._runs:
+            return
+        now = self._ctx.files.recall(HandedIn, self._ctx.paths.handed_in)
+        is_told = now is not None and (now.problem is not None or now != self._before)
+        self._say(now.problem if now is not None and is_told else _NO_WORD)
+
+    def _say(self, problem: str | None) -> None:
+        if problem is None:
+            self._said.clear()
+            return
+        text = f"evidence is not handed in to the shared store, and is kept here: {problem}"
+        self._once(problem, "hand-in-failed", "warning", text, "tunerd fleet hand-in")

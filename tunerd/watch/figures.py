@@ -319,36 +319,21 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-# Each look at its counters is work for a llama-server, and takes its turn among the requests.
-# Source: ggml-org/llama.cpp#29104, a server that stalls when it is asked every second.
-LEAST_SCRAPE_S = 5.0
+def next_look_s(last_s: float, *, idle_s: float, busy_s: float, is_busy: bool | None) -> float:
+    """How long to wait until the next look; twice as long as last time while the server stays busy.
+
+    Args:
+        last_s: The wait before this look.
+        idle_s: The wait while it rests.
+        busy_s: The longest wait while it works on requests.
+        is_busy: What this look saw; None counts as idle, for then nothing was asked of it.
+    """
+    if not is_busy:
+        return idle_s
+    return min(max(2 * last_s, idle_s), max(busy_s, idle_s))
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The time between two looks: `idle_s`, and up to `busy_s` while the server works on requests."""
-
-    idle_s: float
-    busy_s: float
-
-    def next_s(self, last_s: float, *, is_busy: bool | None) -> float:
-        """How long to wait until the next look; twice as long as last time while it stays busy.
-
-        Args:
-            last_s: The wait before this look.
-            is_busy: What this look saw; None counts as idle, for then nothing was asked of it.
-        """
-        if not is_busy:
-            return self.idle_s
-        return min(max(2 * last_s, self.idle_s), max(self.busy_s, self.idle_s))
-
-
-# Rows of a minute are kept for two weeks, rows of ten minutes for somewhat over a year.
 MINUTE_S = 60
-COARSE_S = 600
-KEEP_MINUTES_S = 14 * 86400
-KEEP_COARSE_S = 400 * 86400
-KEEP_EVENTS_S = 400 * 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,8 +406,6 @@ _SERVED = tuple(name for names in _TOGETHER for name in names)
 _HOST = ("available_mib", "swap_used_mib", "cpu_percent")
 _CARD = ("used_mib", "free_mib", "server_mib", "others_mib", "utilisation_percent", "power_w",
          "sm_clock_mhz", "temperature_c")  # fmt: skip
-POINT_COLUMNS = tuple(field.name for field in fields(Point))
-GPU_COLUMNS = tuple(field.name for field in fields(GpuPoint))
 
 
 class Bucket:

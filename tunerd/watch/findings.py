@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tunerd.app import Context
@@ -196,17 +196,7 @@ def _replanned(
     from tunerd.sweep.run import builds_of  # which takes numpy
 
     builds = builds_of(ctx, generation, str(identity))
-    if builds is None:
-        return made
-    return replace(
-        made,
-        identity_before=builds.before,
-        identity_now=builds.now,
-        kept=builds.kept,
-        engine=builds.engine,
-        compared=builds.compared,
-        run=builds.run,
-    )
+    return made if builds is None else replace(made, **asdict(builds))
 
 
 def _of_the_program(ctx: Context, live: LiveUnit) -> Sequence[str]:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from tunerd.engine.health import FailureKind
+from tunerd.profile.arm import Builds
 from tunerd.watch.figures import Event, Reading
 
 # A process that works on something uses more, one that waits for a lock that never comes does not; ik says
@@ -383,26 +384,17 @@ class EngineSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Replanned:
-    """The deployed profile planned anew on what stands now.
+class Replanned(Builds):
+    """The deployed profile planned anew on what stands now, and the builds where it is another one.
 
     `refusals` are why it could not be started as it is, such as a flag that was removed;
     `identity_changed` whether the program or a library has other content, None if that is not known.
-    `identity_before` and `identity_now` are the builds' short hashes. `kept` is the name of a copy of
-    the build before, None where there is none, `engine` that of the build now. `compared` is what a
-    comparison of the two came to, in the run of that number.
     """
 
     identity_changed: bool | None
     refusals: tuple[str, ...]
     driver_before: str | None
     driver_now: str | None
-    identity_before: str | None = None
-    identity_now: str | None = None
-    kept: str | None = None
-    engine: str | None = None
-    compared: str | None = None
-    run: int | None = None
 
 
 def look_at_engine(before: EngineSeen | None, seen: EngineSeen) -> tuple[EngineSeen | None, bool]:

@@ -1,4 +1,4 @@
-"""The history of what was watched, as `top` and the page show it: one SQLite file that may be lost without harm."""
+"""Takes readings, one look at everything that is watched, and keeps their history: one SQLite file that may be lost."""
 
 from __future__ import annotations
 
@@ -13,27 +13,263 @@ from typing import Any
 from urllib.parse import quote
 
 from tunerd.app import Context
-from tunerd.errors import HostError
+from tunerd.engine.health import HttpState
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import address_now, read_live_unit
+from tunerd.errors import HostError, TunerdError
+from tunerd.machine.facts import Gpu
 from tunerd.machine.files import make_private
+from tunerd.machine.host import CpuSeconds, cpu_seconds, memory_of, process_cpu_s, read_memory
+from tunerd.machine.proc import descends_from
+from tunerd.measure.answer import Counters, read_counters
+from tunerd.production.measurement import read_measurement
 from tunerd.result import ActionResult, Message, warning
+from tunerd.units.generations import Outcome
+from tunerd.units.manager import LogSpan, UnitState
 from tunerd.watch.figures import (
-    COARSE_S,
     FOLD,
-    GPU_COLUMNS,
-    KEEP_COARSE_S,
-    KEEP_EVENTS_S,
-    KEEP_MINUTES_S,
     MINUTE_S,
-    POINT_COLUMNS,
+    Answers,
     Bucket,
+    EngineNow,
     Event,
+    GpuNow,
     GpuPoint,
+    HostNow,
     Point,
     Reading,
     Served,
+    gpu_now,
+    served_between,
+    values_of,
 )
-from tunerd.watch.readings import Watcher
+from tunerd.watch.notices import Teller
 
+_ASK_S = 2.0
+# Each look at its counters is work for a llama-server, and takes its turn among the requests.
+# Source: ggml-org/llama.cpp#29104, a server that stalls when it is asked every second.
+_LEAST_SCRAPE_S = 5.0
+# More processor time than two questions cost, and less than a short answer.
+_QUESTIONS_S = 0.05
+_LOG_LINES = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where a life of the server is reached, and whether it sleeps when nobody asks."""
+
+    key: object
+    address: Address
+    sleeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Scrape:
+    """Counters as they were seen, and those to hold the next against."""
+
+    at_s: float
+    life: str | None
+    counters: Counters
+    known: Counters
+
+
+class Watcher:
+    """Looks; what grows between two looks is told in the later one.
+
+    A look never raises. It starts one process (`systemctl show`), reads files below /proc, asks NVML,
+    and puts three short questions to a server that serves. One that sleeps is asked nothing that wakes
+    it, and one that may fall asleep nothing that puts that off.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._scrape: _Scrape | None = None
+        self._cpu: CpuSeconds | None = None
+        self._worked: tuple[str | None, float] | None = None
+        self._found: _Found | None = None
+
+    def look(self) -> Reading:
+        """Everything now."""
+        ctx = self._ctx
+        state = self._state()
+        asked = self._ask(state)
+        gpu = ctx.gpu.read()
+        pid = None if state is None else state.main_pid
+        measurement = read_measurement(ctx)
+        return Reading(
+            at_s=ctx.clock.now_s(),
+            gpus=None if gpu.gpus is None else _gpus(gpu.gpus, pid),
+            gpu_problem=gpu.problem,
+            driver_version=gpu.driver_version,
+            host=self._host(),
+            engine=_engine(ctx.unit, state, asked, is_expected=self._is_expected(state)),
+            measuring=None if measurement is None else measurement.purpose,
+        )
+
+    def server(self) -> LlamaServer | None:
+        """The server as the last look reached it; None where it did not."""
+        return None if self._found is None else LlamaServer(self._found.address, self._ctx.clock)
+
+    def _state(self) -> UnitState | None:
+        try:
+            return self._ctx.services.state(self._ctx.unit)
+        except TunerdError:
+            return None
+
+    def _is_expected(self, state: UnitState | None) -> bool:
+        if state is None or state.is_enabled:
+            return True
+        try:
+            newest = next(self._ctx.generations.entries(), None)
+        except TunerdError:
+            return True
+        return newest is not None and newest.ending.outcome is not Outcome.REMOVED
+
+    def _host(self) -> HostNow:
+        memory = read_memory()
+        before, self._cpu = self._cpu, cpu_seconds()
+        return HostNow(**values_of(memory), cpu_percent=_cpu_percent(before, self._cpu))
+
+    def _ask(self, state: UnitState | None) -> Answers:
+        if state is None or not state.is_active:
+            self._scrape = None
+            return Answers()
+        rests = self._rests(state)
+        found = self._reached(state)
+        if found is None:
+            return Answers()
+        server = LlamaServer(found.address, self._ctx.clock)
+        health = server.health(timeout_s=_ASK_S)
+        if health is not HttpState.READY:
+            return Answers(health)
+        props = server.props(timeout_s=_ASK_S)
+        is_asleep = props is not None and props.is_asleep
+        total = None if props is None else props.n_slots
+        if is_asleep:
+            return Answers(health, total, 0, self._counted(state), is_asleep=True)
+        counters, served = self._count(server, state, spare=found.sleeps and rests)
+        busy = None if counters is None else counters.n_processing
+        if (total is None or busy is None) and not found.sleeps:
+            slots = server.slots(timeout_s=_ASK_S)
+            total, busy = (total, busy) if slots is None else (slots.total, slots.busy)
+        return Answers(health, total, busy, counters, served, False if found.sleeps else None)
+
+    def _rests(self, state: UnitState) -> bool:
+        """Whether the process has computed no more since the look before than that look cost it."""
+        life, cpu_s = life_of(state), None
+        if state.main_pid is not None:
+            cpu_s = process_cpu_s(state.main_pid)
+        before, self._worked = self._worked, None if cpu_s is None else (life, cpu_s)
+        if before is None or cpu_s is None or before[0] != life:
+            return False
+        return cpu_s - before[1] <= _QUESTIONS_S
+
+    def _reached(self, state: UnitState) -> _Found | None:
+        """Where this life of the server is reached; found out once for each."""
+        ctx = self._ctx
+        key = (state.invocation_id, state.main_pid, _changed_ns(state.fragment_path))
+        if self._found is None or self._found.key != key:
+            self._found = None
+            with contextlib.suppress(TunerdError):
+                live = read_live_unit(ctx)
+                address = address_now(ctx, live, state)
+                if address is not None:
+                    self._found = _Found(key, address, live.serving.sleeps)
+        return self._found
+
+    def _counted(self, state: UnitState) -> Counters | None:
+        """The counters of this life, as they were seen last."""
+        seen = self._scrape
+        return seen.counters if seen is not None and seen.life == life_of(state) else None
+
+    def _count(
+        self, server: LlamaServer, state: UnitState, *, spare: bool
+    ) -> tuple[Counters | None, Served | None]:
+        """Its counters and what they grew by.
+
+        With `spare` it is asked only where it worked when it was asked last, or never was.
+        """
+        now_s, life = self._ctx.clock.monotonic_s(), life_of(state)
+        counted, before = self._counted(state), self._scrape
+        if counted is not None and before is not None:
+            is_known = spare and not counted.n_at_work
+            if is_known or now_s - before.at_s < _LEAST_SCRAPE_S:
+                return counted, None
+        text = server.metrics_text(timeout_s=_ASK_S)
+        if text is None:
+            return None, None
+        counters = read_counters(text)
+        served, known = None, counters
+        if before is not None and before.life == life:
+            served, known = served_between(before.known, counters, now_s - before.at_s)
+        self._scrape = _Scrape(now_s, life, counters, known)
+        return counters, served
+
+
+def _gpus(gpus: Sequence[Gpu], server_pid: int | None) -> tuple[GpuNow, ...]:
+    """The cards, with what the server and its children hold told apart."""
+    found = []
+    for gpu in gpus:
+        pids = [process.pid for process in gpu.processes or ()]
+        mine = [pid for pid in pids if server_pid is not None and descends_from(pid, server_pid)]
+        found.append(gpu_now(gpu, mine))
+    return tuple(found)
+
+
+def _engine(unit: str, state: UnitState | None, asked: Answers, *, is_expected: bool) -> EngineNow:
+    said = values_of(asked)
+    if state is None:
+        return EngineNow(unit=unit, **said, is_expected=is_expected)
+    pid = state.main_pid
+    memory = None if pid is None else memory_of(pid)
+    return EngineNow(
+        unit=unit,
+        **said,
+        active_state=state.active_state,
+        sub_state=state.sub_state,
+        result=state.result,
+        n_restarts=state.n_restarts,
+        life=life_of(state),
+        since_s=state.active_since_s,
+        pid=pid,
+        rss_mib=None if memory is None else memory.rss_mib,
+        cpu_s=None if pid is None else process_cpu_s(pid),
+        is_expected=is_expected,
+        anonymous_mib=None if memory is None else memory.anonymous_mib,
+    )
+
+
+def life_of(state: UnitState) -> str | None:
+    """What names this run of its process; None while nothing runs."""
+    return state.invocation_id or (None if state.main_pid is None else str(state.main_pid))
+
+
+def server_log(ctx: Context) -> Callable[[float], LogSpan]:
+    """Reads what the server wrote since a time [s since the epoch]."""
+    return lambda since_s: ctx.services.log_since(ctx.unit, since_s, max_lines=_LOG_LINES)
+
+
+def _cpu_percent(before: CpuSeconds | None, after: CpuSeconds | None) -> float | None:
+    if before is None or after is None or after.total_s <= before.total_s:
+        return None
+    share = (after.busy_s - before.busy_s) / (after.total_s - before.total_s)
+    return 100 * min(1.0, max(0.0, share))
+
+
+def _changed_ns(path: Path | None) -> int | None:
+    try:
+        return None if path is None else path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+# Rows of a minute are kept for two weeks, rows of ten minutes for somewhat over a year.
+COARSE_S = 600
+KEEP_MINUTES_S = 14 * 86400
+_KEEP_COARSE_S = 400 * 86400
+_KEEP_EVENTS_S = 400 * 86400
+_POINT_COLUMNS = tuple(one.name for one in fields(Point))
+_GPU_COLUMNS = tuple(one.name for one in fields(GpuPoint))
 VERSION = 1
 _APPLICATION = 0x74756E64  # "tund"
 _WAIT_S = 5.0
@@ -94,8 +330,8 @@ class TelemetryStore:
             DamagedError: the file is broken.
         """
         with self._writing():
-            self._db.execute(_insert("points", POINT_COLUMNS), astuple(point))
-            self._db.executemany(_insert("gpus", GPU_COLUMNS), [astuple(gpu) for gpu in gpus])
+            self._db.execute(_insert("points", _POINT_COLUMNS), astuple(point))
+            self._db.executemany(_insert("gpus", _GPU_COLUMNS), [astuple(gpu) for gpu in gpus])
 
     def add_event(self, event: Event) -> None:
         """Something that happened.
@@ -129,7 +365,7 @@ class TelemetryStore:
             DamagedError: the file is broken.
         """
         with self._writing():
-            for table, columns in (("points", POINT_COLUMNS), ("gpus", GPU_COLUMNS)):
+            for table, columns in (("points", _POINT_COLUMNS), ("gpus", _GPU_COLUMNS)):
                 self._fold(table, columns, now_s)
             gone = self._drop(now_s) if self._share_gone(now_s) <= most_share else 0
         with self._translated("write"):
@@ -143,20 +379,20 @@ class TelemetryStore:
         old, total = self._db.execute(
             "SELECT coalesce(sum((seconds = ? AND begin_s < ?) OR (seconds = ? AND begin_s < ?)), 0),"
             " count(*) FROM points",
-            (MINUTE_S, _whole(now_s - KEEP_MINUTES_S), COARSE_S, _whole(now_s - KEEP_COARSE_S)),
+            (MINUTE_S, _whole(now_s - KEEP_MINUTES_S), COARSE_S, _whole(now_s - _KEEP_COARSE_S)),
         ).fetchone()
         return old / total if total else 0.0
 
     def _drop(self, now_s: float) -> int:
         gone = 0
-        kept = ((MINUTE_S, KEEP_MINUTES_S), (COARSE_S, KEEP_COARSE_S))
+        kept = ((MINUTE_S, KEEP_MINUTES_S), (COARSE_S, _KEEP_COARSE_S))
         for table, (seconds, keep_s) in product(("points", "gpus"), kept):
             done = self._db.execute(
                 f"DELETE FROM {table} WHERE seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
                 (seconds, _whole(now_s - keep_s)),
             )
             gone += done.rowcount
-        done = self._db.execute("DELETE FROM events WHERE at_s < ?", (now_s - KEEP_EVENTS_S,))
+        done = self._db.execute("DELETE FROM events WHERE at_s < ?", (now_s - _KEEP_EVENTS_S,))
         return gone + done.rowcount
 
     def check(self) -> None:
@@ -180,12 +416,12 @@ class TelemetryStore:
         Raises:
             HostError, DamagedError: it cannot be read.
         """
-        rows = self._rows("points", POINT_COLUMNS, since_s, until_s, step_s)
+        rows = self._rows("points", _POINT_COLUMNS, since_s, until_s, step_s)
         return tuple(Point(*row) for row in rows)
 
     def gpus(self, since_s: float, until_s: float, step_s: int = MINUTE_S) -> tuple[GpuPoint, ...]:
         """As `points`, for each card."""
-        rows = self._rows("gpus", GPU_COLUMNS, since_s, until_s, step_s)
+        rows = self._rows("gpus", _GPU_COLUMNS, since_s, until_s, step_s)
         return tuple(GpuPoint(*row) for row in rows)
 
     def events(self, *, limit: int = 100) -> tuple[Event, ...]:
@@ -417,19 +653,17 @@ def history(
         return History(problem=str(problem))
 
 
-class HistoryKeeper:
+class HistoryKeeper(Teller):
     """Writes the history; a file that cannot be written costs rows, never the daemon.
 
-    Used by one thread. `problems` gathers what a person should be told once, until `told` takes it.
+    Used by one thread.
     """
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+    def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
+        super().__init__(ctx, tell)
         self._bucket = Bucket()
         self._store: TelemetryStore | None = None
         self._not_before_s = 0.0
-        self._problem: str | None = None
-        self._untold: list[Event] = []
         self._newest_s: float | None = None
         self._begun_s = self._held_since_s = ctx.clock.monotonic_s()
         self._ahead_s = ctx.clock.now_s() - self._begun_s
@@ -474,11 +708,6 @@ class HistoryKeeper:
             self._write(lambda store: store.add(*done))
         self._let_go()
 
-    def told(self) -> tuple[Event, ...]:
-        """What went wrong since the last call, each state once."""
-        found, self._untold = tuple(self._untold), []
-        return found
-
     def _write(self, act: Callable[[TelemetryStore], object]) -> None:
         if self._ctx.clock.monotonic_s() < self._not_before_s:
             return
@@ -493,7 +722,7 @@ class HistoryKeeper:
         except HostError as problem:
             self._fail(problem)
         else:
-            self._problem = None
+            self._said.clear()
 
     def _opened(self) -> TelemetryStore:
         if self._store is None:
@@ -507,22 +736,18 @@ class HistoryKeeper:
         stamp = datetime.fromtimestamp(self._ctx.clock.now_s(), UTC).strftime("%Y%m%dT%H%M%SZ")
         target = put_aside(self._ctx.paths.telemetry, stamp)
         text = f"the history of what was watched cannot be read ({why}), so a new one was begun"
-        self._tell("history-damaged", text, f"the old one is `{target}`")
+        self._event("history-damaged", "warning", text, f"the old one is `{target}`")
 
     def _fail(self, problem: HostError) -> None:
         self._let_go()
         self._not_before_s = self._ctx.clock.monotonic_s() + _RETRY_S
-        if problem.message != self._problem:
-            self._tell("history-lost", f"what is watched is not kept: {problem.words}", None)
-        self._problem = problem.message
+        text = f"what is watched is not kept: {problem.words}"
+        self._once(problem.message, "history-lost", "warning", text, None)
 
     def _let_go(self) -> None:
         if self._store is not None:
             self._store.close()
             self._store = None
-
-    def _tell(self, kind: str, text: str, hint: str | None) -> None:
-        self._untold.append(Event(self._ctx.clock.now_s(), kind, "warning", text, hint))
 
 
 _RECENT_S = 900

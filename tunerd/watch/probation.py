@@ -45,7 +45,7 @@ from tunerd.units.manager import UP
 from tunerd.watch.drift import DRIFT, Confirmed, Drift
 from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.watch.guards import WENT_DOWN, Basis, Look, is_long_enough, judge, look_of
-from tunerd.watch.readings import server_log
+from tunerd.watch.history import server_log
 from tunerd.words import sha256
 
 _MOST_TRIES = 3

@@ -1,7 +1,9 @@
-"""The page: what the API says, as HTML that needs no script, and forms for what changes something."""
+"""The page: what the API says, as HTML that needs no script, and forms for what changes something; and the process of the web part."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl
 
+import structlog
 from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import (
@@ -21,11 +24,30 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from tunerd import __version__
+from tunerd.errors import ConfigError, TunerdError
 from tunerd.machine.clock import SystemClock
+from tunerd.machine.peers import (
+    DAEMON_SOCKET,
+    group_number,
+    inherited_sockets,
+    say_not_served,
+    tcp_socket,
+    unix_socket,
+)
 from tunerd.operations import JobState
+from tunerd.paths import FROM_ELSEWHERE, parse_listen, paths_for
 from tunerd.units.text import shown_hash
-from tunerd.web.app import Front, build_app, read_body
-from tunerd.web.gate import GateMiddleware, Visitor
+from tunerd.web.app import (
+    GROUP,
+    ApiServer,
+    Front,
+    Gate,
+    GateMiddleware,
+    Visitor,
+    build_app,
+    read_body,
+    read_facts,
+)
 from tunerd.web.html import environment, static_text, style
 from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
@@ -52,7 +74,7 @@ from tunerd.web.view import (
     sweep_section,
     workload_section,
 )
-from tunerd.words import UNKNOWN, format_duration, when
+from tunerd.words import UNKNOWN, Mode, format_duration, when
 
 _MOST_FIELDS = 20
 
@@ -677,3 +699,54 @@ def diff_lines(diff: str) -> list[tuple[str, str]]:
         ("head" if line.startswith(("+++", "---")) else kinds.get(line[:1], "same"), line)
         for line in diff.splitlines()
     ]
+
+
+# The web part as a process: it can do nothing but ask the daemon
+
+SOCKET = "tunerd.sock"
+
+log = structlog.get_logger()
+
+
+def serve(mode: Mode, environment: Mapping[str, str]) -> None:
+    """Answer until a signal, on the socket that systemd holds or on one of its own.
+
+    Raises:
+        HostError: the daemon does not answer, or the socket cannot be had.
+    """
+    folder = paths_for(mode, environment).runtime_dir
+    is_system = mode is Mode.SYSTEM
+    facts = read_facts(folder / DAEMON_SOCKET)
+    gate = Gate(
+        own_uid=0 if is_system else os.geteuid(),
+        group=lambda: group_number(GROUP) if is_system else None,
+        hosts=facts.hosts,
+    )
+    sockets = list(inherited_sockets(environment)) or [
+        unix_socket(folder / SOCKET, group=gate.group())
+    ]
+    if facts.listen is not None:
+        sockets += _page_socket(facts.listen)
+    log.info("api.ready", at=[_name(one) for one in sockets])
+    site = build_site(Front(folder / DAEMON_SOCKET, gate, facts))
+    ApiServer(site, sockets, gate.knows).run()
+
+
+def _page_socket(text: str) -> list[socket.socket]:
+    """Where browsers of this machine come in; what is wrong with it is said in the log."""
+    address = parse_listen(text)
+    try:
+        if not address.is_loopback:
+            raise ConfigError(
+                f"the page does not listen on {address.host}: others can reach it there",
+                hint=f"let it listen on 127.0.0.1; {FROM_ELSEWHERE}",
+            )
+        return [tcp_socket(address.host, address.port)]
+    except TunerdError as problem:
+        say_not_served(problem)
+        return []
+
+
+def _name(one: socket.socket) -> str:
+    name = one.getsockname()
+    return name if isinstance(name, str) else f"{name[0]}:{name[1]}"

@@ -15,7 +15,7 @@ from tests.support import needs
 from tests.support.local_box import Box
 from tunerd.machine.net import free_port
 from tunerd.production.status import status
-from tunerd.watch.readings import Watcher
+from tunerd.watch.history import Watcher
 
 UNIT = "llama-server.service"
 LIMIT_S = 30.0

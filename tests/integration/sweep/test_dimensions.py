@@ -15,7 +15,7 @@ from tunerd.profile.files import TunedRecord, write_tuned
 from tunerd.sweep.plan import SweepRequest
 from tunerd.sweep.run import sweep_plan
 from tunerd.tryout.designed import SHAPES, Shape, design, write
-from tunerd.watch.margin import margin_now
+from tunerd.watch.guarding import margin_now
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -21,8 +21,7 @@ from tests.support.stand_in import install
 from tunerd.engine.health import HttpState
 from tunerd.machine.net import free_port
 from tunerd.watch.figures import Reading
-from tunerd.watch.history import history
-from tunerd.watch.readings import Watcher
+from tunerd.watch.history import Watcher, history
 
 pytestmark = pytest.mark.llama
 LIMIT_S = 60.0

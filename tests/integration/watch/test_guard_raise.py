@@ -14,7 +14,7 @@ from tunerd.machine.net import free_port
 from tunerd.measure.sides import plan_side, side_of
 from tunerd.sweep.plan import SweepRequest, prepare
 from tunerd.units.generations import Generation
-from tunerd.watch.margin import margin_now
+from tunerd.watch.guarding import margin_now
 
 pytestmark = pytest.mark.llama
 UNIT = "llama-server.service"

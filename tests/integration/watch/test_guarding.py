@@ -30,10 +30,8 @@ from tunerd.units.generations import Outcome
 from tunerd.units.systemd import Notifier
 from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import Event
-from tunerd.watch.guarding import CHECK_UNIT, Guarding
-from tunerd.watch.history import HistoryKeeper, history
-from tunerd.watch.margin import KEY
-from tunerd.watch.readings import Watcher
+from tunerd.watch.guarding import CHECK_UNIT, MARGIN_KEY, Guarding
+from tunerd.watch.history import HistoryKeeper, Watcher, history
 from tunerd.words import sha256
 
 UNIT = "llama-server.service"
@@ -86,7 +84,7 @@ class World:
     def tell(self, event: Event) -> None:
         """As the daemon does, to the history too."""
         self.told.append(event)
-        keeper = HistoryKeeper(self.ctx)
+        keeper = HistoryKeeper(self.ctx, self.told.append)
         keeper.add_event(event)
         keeper.close()
 
@@ -247,7 +245,7 @@ def test_the_end_of_a_raise_is_told_by_the_daemon_after_the_one_that_began_it(
     world.begin_anew()
     world.tell(Event(world.clock.now_s(), "oom", "warning", "raised to 1792 MiB"))
     raised = a_generation(reason="guard", unit_sha256=None)
-    raised = replace(raised, number=3, created_s=world.clock.now_s() + 1, pins={KEY: 1792})
+    raised = replace(raised, number=3, created_s=world.clock.now_s() + 1, pins={MARGIN_KEY: 1792})
     world.ctx.generations.create(raised, None)
     world.ctx.generations.end(3, Ended(Outcome.SERVING, world.clock.now_s(), 1.0, None, None))
     for _ in range(3):

@@ -14,8 +14,8 @@ from tunerd.machine.process import own_command
 from tunerd.production.status import HandedIn, status
 from tunerd.records import plain
 from tunerd.settings import StoreSettings
+from tunerd.watch.daemon import HandIns
 from tunerd.watch.figures import Event
-from tunerd.watch.handing import HandIns
 
 URL = "postgresql+psycopg://tunerd@db.lan/tunerd"
 AWAY = "it cannot be reached"

@@ -13,8 +13,6 @@ from tests.support.fakes import FakeClock
 from tests.support.local_box import Box
 from tests.support.readings import a_reading, served
 from tunerd.watch.figures import (
-    COARSE_S,
-    KEEP_MINUTES_S,
     MINUTE_S,
     Bucket,
     Event,
@@ -22,7 +20,15 @@ from tunerd.watch.figures import (
     Point,
     summarise,
 )
-from tunerd.watch.history import DamagedError, HistoryKeeper, TelemetryStore, history, put_aside
+from tunerd.watch.history import (
+    COARSE_S,
+    KEEP_MINUTES_S,
+    DamagedError,
+    HistoryKeeper,
+    TelemetryStore,
+    history,
+    put_aside,
+)
 
 BEGIN_S = 1_790_000_400  # a whole ten minutes
 YEAR_S = 365 * 86400
@@ -234,8 +240,10 @@ def test_a_clock_that_is_set_years_ahead_drops_nothing_until_it_held_for_a_day(
     clock = FakeClock(BEGIN_S)
     ctx = replace(Box(tmp_path).context, clock=clock)
 
+    told: list[Event] = []
+
     def begun() -> HistoryKeeper:
-        keeper = HistoryKeeper(ctx)
+        keeper = HistoryKeeper(ctx, told.append)
         keeper.begin()
         return keeper
 

@@ -24,7 +24,7 @@ from tunerd.settings import ScheduleSettings
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.watch.daemon import Nights
 from tunerd.watch.figures import EngineNow, Event
-from tunerd.watch.readings import Watcher
+from tunerd.watch.history import Watcher
 
 UNIT = "llama-server.service"
 LIMIT_S = 60.0

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.api_box import ApiBox
-from tunerd.cli.client import Remote
+from tunerd.cli.terminal import Remote
 from tunerd.errors import Busy, ConfigError, UsageError
 from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
 from tunerd.machine.peers import Peer, Via, unix_socket
 from tunerd.operations import JobRequest, Lane
 from tunerd.result import Progress
-from tunerd.web.app import Facts, Front
-from tunerd.web.gate import Gate, Visitor
+from tunerd.web.app import Facts, Front, Gate, Visitor
 from tunerd.web.part import Answering
 from tunerd.web.routes import Answer
 

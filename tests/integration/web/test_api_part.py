@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.api_box import STRANGER, needs_root
 from tests.support.local_box import Box
-from tunerd.cli.client import Remote
+from tunerd.cli.terminal import Remote
 from tunerd.errors import HostError
 from tunerd.jobs import list_jobs
 from tunerd.machine.net import free_port
@@ -29,8 +29,8 @@ from tunerd.paths import parse_listen
 from tunerd.result import ignore_progress
 from tunerd.watch.history import Telemetry
 from tunerd.web.app import ask
+from tunerd.web.page import SOCKET
 from tunerd.web.part import Answering, ApiPart, Desk
-from tunerd.web.run import SOCKET
 
 LIMIT_S = 60.0
 

@@ -7,7 +7,7 @@ import pytest
 from tunerd.errors import UsageError
 from tunerd.machine.peers import Peer, Via
 from tunerd.operations import check_setting, plain_keys
-from tunerd.web.gate import host_is_ours, may_act, origin_is_ours
+from tunerd.web.app import host_is_ours, may_act, origin_is_ours
 
 GROUP = 900
 

@@ -11,7 +11,7 @@ from tests.support.readings import a_reading, an_engine
 from tunerd.engine.health import HttpState
 from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Counters, read_counters
-from tunerd.watch.figures import Pace, gpu_now, served_between
+from tunerd.watch.figures import gpu_now, next_look_s, served_between
 from tunerd.watch.history import Telemetry
 from tunerd.words import MiB
 
@@ -129,9 +129,8 @@ def test_a_clock_that_was_set_back_leaves_no_readings_of_the_future() -> None:
 
 
 def test_looks_become_rare_while_the_server_works_and_frequent_again_when_it_rests() -> None:
-    pace = Pace(idle_s=10.0, busy_s=60.0)
     waits, wait_s = [], 10.0
     for is_busy in (True, True, True, True, False, None):
-        wait_s = pace.next_s(wait_s, is_busy=is_busy)
+        wait_s = next_look_s(wait_s, idle_s=10.0, busy_s=60.0, is_busy=is_busy)
         waits.append(wait_s)
     assert waits == [20.0, 40.0, 60.0, 60.0, 10.0, 10.0]
