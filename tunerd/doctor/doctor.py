@@ -42,7 +42,7 @@ from tunerd.machine.net import listening_pid, other_listeners
 from tunerd.machine.proc import process_name
 from tunerd.measure.answer import Sample, Timings
 from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, holds
-from tunerd.measure.life import own_requests
+from tunerd.measure.learn import own_requests
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import EvidenceStore, open_to_read
 from tunerd.measure.trust import is_same_command

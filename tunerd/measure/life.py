@@ -50,10 +50,8 @@ from tunerd.measure.request import (
     read_prompts,
 )
 from tunerd.measure.sides import LIVE
-from tunerd.measure.store import open_to_read
 from tunerd.measure.trust import (
     GpuLook,
-    OwnRequests,
     ProcessorLook,
     Speculation,
     Traffic,
@@ -71,32 +69,6 @@ from tunerd.production.gate import why_it_ended
 from tunerd.production.lease import Candidate
 from tunerd.profile.workload import MIXED, RequestClass
 from tunerd.result import Message, note, warning
-
-_N_RUNS = 500
-
-
-def own_requests(ctx: Context) -> OwnRequests:
-    """Requests of the newest measurements, whatever server they were put to.
-
-    Raises:
-        HostError: the store is damaged or cannot be read.
-    """
-    store = open_to_read(ctx.paths.evidence)
-    if store is None:
-        return OwnRequests()
-    timings: list[Timings] = []
-    n_unknown = 0
-    with store:
-        for run in store.runs(limit=_N_RUNS):
-            for sample in store.samples(run.number):
-                one = sample.timings
-                if one is None or one.prompt_ms is None or one.predicted_ms is None:
-                    n_unknown += 1
-                else:
-                    timings.append(one)
-        n_unknown += sum(one.n_rows for one in store.damage)
-    return OwnRequests(tuple(timings), n_unknown)
-
 
 # What a bench measures: the live unit, a candidate, or a server that is known by its address alone.
 
