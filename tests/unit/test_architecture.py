@@ -51,7 +51,6 @@ FACES = {
     "profile": {"arm", "files", "layers", "schema", "workload"},
     "engine": {
         "builds",
-        "commandline",
         "emit",
         "flags",
         "health",
@@ -95,7 +94,6 @@ FACES = {
         "pairs",
         "request",
         "results",
-        "sides",
         "store",
         "trust",
     },
@@ -121,7 +119,6 @@ PURE = {
     "calendar",
     "doctor/facts",
     "doctor/rules",
-    "engine/commandline",
     "engine/emit",
     "engine/flags",
     "engine/health",

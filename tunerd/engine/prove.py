@@ -10,7 +10,7 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import sandbox
-from tunerd.engine.commandline import CommandLine, RenderContext, render
+from tunerd.engine.flags import CommandLine, RenderContext, render
 from tunerd.engine.health import Completion, HttpState, classify
 from tunerd.engine.help import Effect, Engine, Proof
 from tunerd.engine.probe import BARE_ENVIRONMENT, remember_proofs

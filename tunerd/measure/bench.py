@@ -18,6 +18,7 @@ from tunerd.engine.flags import OutputChange, change_words, changes_sampling, ou
 from tunerd.errors import BenchError, TunerdError, UsageError
 from tunerd.machine.host import read_host
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems, summarise
+from tunerd.measure.compare import answering, context_tokens, plan_side, side_of
 from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.findings import (
     SERVING,
@@ -29,6 +30,7 @@ from tunerd.measure.findings import (
 )
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
+    LIVE,
     PROOF_KINDS,
     Answered,
     Life,
@@ -54,7 +56,6 @@ from tunerd.measure.request import (
     warm_up,
 )
 from tunerd.measure.results import arm_json, ending, sample_json
-from tunerd.measure.sides import LIVE, answering, context_tokens, plan_side, side_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device

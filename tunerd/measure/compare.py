@@ -12,8 +12,16 @@ from typing import Any
 
 from tunerd import __version__
 from tunerd.app import Context
-from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
-from tunerd.errors import BenchError, UsageError
+from tunerd.engine.builds import PlanRequest, find_engines, request_again
+from tunerd.engine.flags import (
+    Answering,
+    OutputChange,
+    argument_changes,
+    change_words,
+    changes_sampling,
+    output_changes,
+)
+from tunerd.errors import BenchError, DeployError, UsageError
 from tunerd.measure.answer import Answer, Mark, Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import (
@@ -25,7 +33,7 @@ from tunerd.measure.evidence import (
 )
 from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair, turns_of
 from tunerd.measure.learn import workload_for
-from tunerd.measure.life import Answered, Life, Target, Texts, open_candidate, prompt_book
+from tunerd.measure.life import LIVE, Answered, Life, Target, Texts, open_candidate, prompt_book
 from tunerd.measure.pairs import (
     SIDES,
     Asked,
@@ -59,15 +67,168 @@ from tunerd.measure.request import (
     suite_plan,
 )
 from tunerd.measure.results import ending
-from tunerd.measure.sides import SideRequest, answering, context_tokens, plan_side, sides_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import not_as_meant
 from tunerd.production.lease import Held, Outlook, hold, outlook
-from tunerd.production.plan import Plan
+from tunerd.production.plan import Plan, make_plan
 from tunerd.production.unattended import demand_root_for_plan
+from tunerd.profile.files import load_sources, parse_options
 from tunerd.profile.workload import RequestClass, Workload, WorkloadShape, fitted
 from tunerd.result import ActionResult, Level, Message, Muted, Progress, note, warning
-from tunerd.words import format_duration
+from tunerd.units.generations import Generation
+from tunerd.words import format_duration, generation_number, nearest_name
+
+# What A and B may be: a profile, a generation, an engine, or a single setting.
+
+
+@dataclass(frozen=True, slots=True)
+class SideRequest:
+    """One side as asked for: its name for people, what to plan, and what must come of it.
+
+    `generation` is set where the side is what a generation deployed.
+    """
+
+    name: str
+    request: PlanRequest
+    generation: Generation | None = None
+
+
+def sides_of(
+    ctx: Context, words: Sequence[str], *, base: str | None, options: Sequence[str]
+) -> tuple[SideRequest, SideRequest]:
+    """Both sides.
+
+    Args:
+        ctx: Where.
+        words: A and B, or A alone, or neither; what is left out is what serves now for A, and A with
+            the options for B.
+        base: The profile that engines and single settings change; what serves now by default.
+        options: `KEY=VALUE`, for B alone.
+
+    Raises:
+        UsageError: they are not two sides.
+    """
+    given = parse_options(options)
+    first = side_of(ctx, words[0] if words else LIVE, base=base)
+    if len(words) > 1:
+        second = side_of(ctx, words[1], base=base)
+    elif given:
+        second = first
+    else:
+        raise UsageError(
+            "there is nothing to compare it with",
+            hint="`tunerd compare A B`, or `tunerd compare --set speculation.n_max=2`",
+        )
+    return first, _with(second, given) if given else second
+
+
+def side_of(ctx: Context, word: str, *, base: str | None) -> SideRequest:
+    """One side, from the word that was typed.
+
+    Raises:
+        UsageError: it names nothing that is here.
+    """
+    sources, _ = load_sources(ctx)
+    if word == LIVE:
+        return _generation_side(LIVE, _serving(ctx))
+    if "=" in word:
+        return _with(_base(ctx, base), parse_options([word]), name=word)
+    if word in sources.names:
+        return SideRequest(word, PlanRequest(word, {}))
+    number = generation_number(word)
+    if number is not None:
+        entry = ctx.generations.read(number)
+        if entry is None:
+            raise UsageError(f"there is no generation {word}", hint="`tunerd history`")
+        return _generation_side(f"generation {word}", entry.generation)
+    engines = [engine.name for engine in find_engines(ctx)]
+    if word in engines:
+        return _with(_base(ctx, base), {"engine.prefer": [word]}, name=word)
+    nearest = nearest_name(word, (*sources.names, *engines, LIVE))
+    raise UsageError(
+        f"`{word}` is no profile, generation, engine or setting",
+        cause=f"engines: {', '.join(engines)}",
+        hint=f"did you mean `{nearest}`?"
+        if nearest
+        else "`tunerd profiles list`, `tunerd engines`",
+    )
+
+
+def plan_side(ctx: Context, side: SideRequest) -> Plan:
+    """What would be deployed for this side.
+
+    Raises:
+        DeployError: it would be refused, or is no longer what its generation deployed.
+        ConfigError: its profile is wrong.
+        EngineError: no engine can serve it.
+    """
+    made = make_plan(ctx, side.request)
+    errors = [message for message in made.messages if message.level is Level.ERROR]
+    if errors:
+        raise DeployError(
+            f"`{side.name}` would be refused",
+            cause="\n".join(message.text for message in errors),
+            state="nothing was touched",
+            hint=next((message.hint for message in errors if message.hint), None),
+        )
+    if side.generation is not None and side.generation.argv != made.command.argv:
+        changed = argument_changes(side.generation.argv, made.command.argv)
+        raise DeployError(
+            f"`{side.name}` cannot be measured: its profile gives another command line today",
+            cause="; ".join(changed) or "only the order of arguments differs",
+            state="nothing was touched",
+            hint=f"compare profile `{side.generation.profile}` instead",
+        )
+    return made
+
+
+def answering(plan: Plan) -> Answering:
+    """What of a plan decides how it answers."""
+    return Answering(plan.engine.name, plan.command.argv, plan.resolved.profile.environment)
+
+
+def context_tokens(plan: Plan) -> int | None:
+    """Context of one slot [tok]; None where the engine decides."""
+    serving = plan.resolved.profile.serving
+    if not serving.ctx_size:
+        return None
+    return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
+
+
+def _base(ctx: Context, base: str | None) -> SideRequest:
+    if base is not None:
+        return SideRequest(base, PlanRequest(base, {}))
+    return replace(_generation_side(LIVE, _serving(ctx)), generation=None)
+
+
+def _serving(ctx: Context) -> Generation:
+    entry = ctx.generations.serving(ctx.unit)
+    if entry is None:
+        raise UsageError(
+            "tunerd has deployed nothing here that could be compared with",
+            hint="name two profiles, or the one to start from with --profile",
+        )
+    return entry.generation
+
+
+def _generation_side(name: str, generation: Generation) -> SideRequest:
+    if generation.profile is None:
+        raise UsageError(
+            f"`{name}` was not deployed from a profile, so it cannot be planned again",
+            hint="`tunerd profiles new NAME --from-unit UNIT` makes one of it",
+        )
+    return SideRequest(name, request_again(generation), generation)
+
+
+def _with(side: SideRequest, options: Mapping[str, Any], name: str | None = None) -> SideRequest:
+    request = replace(side.request, options={**side.request.options, **options})
+    told = ", ".join(f"{key}={_plain(value)}" for key, value in options.items())
+    return SideRequest(name or f"{side.name} with {told}", request)
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
 
 # `tunerd compare A B`: which of two servers is faster on a workload, in production's place.
 

@@ -49,7 +49,6 @@ from tunerd.measure.request import (
     class_request,
     read_prompts,
 )
-from tunerd.measure.sides import LIVE
 from tunerd.measure.trust import (
     GpuLook,
     ProcessorLook,
@@ -72,6 +71,7 @@ from tunerd.result import Message, note, warning
 
 # What a bench measures: the live unit, a candidate, or a server that is known by its address alone.
 
+LIVE = "live"  # what the unit is called that serves now
 _ASK_S = 10.0
 # What a server says of itself is believed within these: no context is larger (the longest of models
 # is 10 million tokens), and no vocabulary cuts common text into such pieces.

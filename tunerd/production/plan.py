@@ -25,7 +25,7 @@ from tunerd.engine.builds import (
     read_facts,
     refusal,
 )
-from tunerd.engine.commandline import KINDS_WITH_PROBABILITY, CommandLine
+from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine
 from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tunerd.app import Context
 from tunerd.engine.builds import request_again
-from tunerd.engine.commandline import by_hand
+from tunerd.engine.flags import by_hand
 from tunerd.engine.serving import standing_text
 from tunerd.errors import DeployError, TunerdError, UsageError
 from tunerd.production.apply import apply

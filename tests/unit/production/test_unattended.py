@@ -18,7 +18,7 @@ from tests.fault.scenarios import deploy
 from tests.fault.world import ENGINE, UNIT, World
 from tests.support.profiles import profile_of
 from tunerd.app import Context, data_dir
-from tunerd.engine.commandline import CommandLine
+from tunerd.engine.flags import CommandLine
 from tunerd.engine.help import Engine
 from tunerd.engine.probe import libraries_of, writable_by_others
 from tunerd.engine.serving import read_live_unit
