@@ -65,7 +65,6 @@ FACES = {
     "production": {
         "apply",
         "checks",
-        "detect",
         "emit",
         "gate",
         "journal",

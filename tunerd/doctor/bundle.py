@@ -16,7 +16,7 @@ from tunerd.engine.serving import standing_text
 from tunerd.errors import TunerdError
 from tunerd.machine.process import account_homes
 from tunerd.production.checks import masked
-from tunerd.production.detect import detect
+from tunerd.production.profiles import detect
 from tunerd.production.status import history, status, verify
 from tunerd.result import ActionResult
 from tunerd.sweep.schedule import show_settings

@@ -260,8 +260,8 @@ def _plan(ctx: Context, program: Path) -> Plan:
     spec = unit_spec(ctx, resolved, engine, command, live)
     unread: Any = None
     return Plan(
-        resolved, engine, command, render_unit(unit_template(ctx), spec), live, None, "", unread,
-        unread, unread, has_gpu=False, passed_over=(), messages=(),
+        engine, resolved, command, program, (), False, (), render_unit(unit_template(ctx), spec), live,
+        diff="", messages=(), live_sha256=None, facts=unread, memory=unread, host=unread,
     )  # fmt: skip
 
 
