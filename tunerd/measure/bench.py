@@ -831,8 +831,9 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
     found = findings(session.plan, arms, session.shape)
     for record in found:
         session.store.add_summary(session.run, record)
-    messages = [*session.messages, *_unusable(arms), *_unwatched(session)]
-    messages += _without_times(session)
+    messages = [
+        *session.messages, *_unusable(arms), *_unwatched(session), *_without_times(session)
+    ]  # fmt: skip
     has_any = any(sample.is_usable for arm in arms for sample in arm.samples)
     if not has_any:
         text = "no request could be measured undisturbed"
@@ -860,18 +861,14 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
     return ActionResult("bench", payload, tuple(messages), 0 if has_any else 1, has_acted=True)
 
 
-def _unwatched(session: Session) -> list[Message]:
-    if all(one.traffic_seen for one in session.measured.values()):
-        return []
-    text = (
-        "the server counts nothing (`--metrics` is off): others' requests show only while they run"
-    )
-    return [note("no-counters", text)]
+def _unwatched(session: Session) -> Iterator[Message]:
+    if not all(one.traffic_seen for one in session.measured.values()):
+        yield note("no-counters", "the server counts nothing (`--metrics` is off): others' requests "
+                   "show only while they run")  # fmt: skip
 
 
-def _without_times(session: Session) -> list[Message]:
+def _without_times(session: Session) -> Iterator[Message]:
     """llama-server tells its times with every answer; without them there is no speed to show."""
-    found = []
     for target in session.opened:
         name = target.name
         usable = [one for one in session.measured[name].samples if one.is_usable]
@@ -879,8 +876,7 @@ def _without_times(session: Session) -> list[Message]:
         if target.is_llama and n:
             text = f"{name}: {n} of {len(usable)} answers came without the server's own times"
             hint = "no speed is shown for them; the client's clock is kept with the samples"
-            found.append(warning("no-times", text, hint))
-    return found
+            yield warning("no-times", text, hint)
 
 
 def _reasons(arm: ArmData) -> dict[str, int]:
@@ -888,13 +884,11 @@ def _reasons(arm: ArmData) -> dict[str, int]:
     return {why: n for why, n in count_marks(arm.samples).items() if why != Mark.WARM_UP}
 
 
-def _unusable(arms: Sequence[ArmData]) -> list[Message]:
-    found = []
+def _unusable(arms: Sequence[ArmData]) -> Iterator[Message]:
     for arm in arms:
         counts = _reasons(arm)
         if counts:
             reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.items())
-            found.append(warning("left-out", f"{arm.name}: left out of every figure: {reasons}"))
+            yield warning("left-out", f"{arm.name}: left out of every figure: {reasons}")
         for reason, n in count_problems(arm.samples).items():
-            found.append(warning("no-answer", f"{arm.name}: no answer to {n}: {reason}"))
-    return found
+            yield warning("no-answer", f"{arm.name}: no answer to {n}: {reason}")

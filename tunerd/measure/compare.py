@@ -38,6 +38,7 @@ from tunerd.measure.pairs import (
     SIDES,
     Asked,
     BootFailed,
+    Comparing,
     Comparison,
     Decision,
     End,
@@ -49,7 +50,6 @@ from tunerd.measure.pairs import (
     Turn,
     Unusable,
     advise,
-    compare,
     part_sentence,
     reasons,
     sentence,
@@ -76,7 +76,7 @@ from tunerd.profile.files import load_sources, parse_options
 from tunerd.profile.workload import RequestClass, Workload, WorkloadShape, fitted
 from tunerd.result import ActionResult, Level, Message, Muted, Progress, note, warning
 from tunerd.units.generations import Generation
-from tunerd.words import format_duration, generation_number, nearest_name
+from tunerd.words import all_known, format_duration, generation_number, nearest_name
 
 # What A and B may be: a profile, a generation, an engine, or a single setting.
 
@@ -399,7 +399,7 @@ def _measure(
             keeper.answers(quality)
         limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
         with sink.muted():
-            found = compare(stand, prepared.workload, limits, rng, on_pair=on_pair)
+            found = Comparing(stand, prepared.workload, limits, rng, on_pair).run()
         # Kept before production comes back: should that fail, the result is not lost.
         keeper.result(found)
     notes = tuple(note("lease", text) for text in held.notes)
@@ -420,18 +420,16 @@ def _between(plans: Mapping[Side, Plan], changes: Sequence[OutputChange]) -> Ite
 
 def _cut_messages(
     shape: WorkloadShape, workload: Workload, cut: Sequence[int], contexts: Sequence[int]
-) -> list[Message]:
+) -> Iterator[Message]:
     if not contexts:
-        return [note("context-unknown", "the engine chooses the context; it may be too small")]
-    found = []
-    for index in cut:
+        yield note("context-unknown", "the engine chooses the context; it may be too small")
+    for index in cut if contexts else ():
         wanted, kept = shape.plain().classes[index], workload.classes[index]
         text = (
             f"`{shape.classes[index].name}` of {shape.name} needs {wanted.depth_tokens} tokens of "
             f"context and here are {min(contexts)}: measured with {kept.depth_tokens}"
         )
-        found.append(warning("workload-cut", text, "--workload for a smaller one"))
-    return found
+        yield warning("workload-cut", text, "--workload for a smaller one")
 
 
 def check_limits(budget_s: float | None, max_pairs: int, tolerance: float) -> Limits:
@@ -659,14 +657,11 @@ class CandidateLife:
         marks = [str(mark) for sample in samples for mark in sample.marks]
         if marks:
             raise Unusable(", ".join(sorted(set(marks))))
-        turns = [sample.turn_ms for sample in samples]
-        firsts = [sample.client.ttft_ms if sample.client else None for sample in samples]
-        if not turns or None in turns or None in firsts:
+        turns = all_known(sample.turn_ms for sample in samples)
+        firsts = all_known(sample.client.ttft_ms if sample.client else None for sample in samples)
+        if not turns or not firsts:
             raise Unusable("the first token was not seen")
-        return Turn(
-            wall_ms=fmean(turn for turn in turns if turn is not None),
-            prefill_ms=fmean(first for first in firsts if first is not None),
-        )
+        return Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts))
 
     def _note(self, samples: Sequence[Sample], one: RequestClass) -> None:
         facts = self._stand.facts[self._side]

@@ -32,6 +32,7 @@ from tunerd.measure.request import (
 )
 from tunerd.profile.schema import Published
 from tunerd.profile.workload import WorkloadShape
+from tunerd.words import all_known
 
 # The table of the community's mtp-bench, and how this box stands beside published ones.
 
@@ -114,8 +115,8 @@ def _wall_s(by_kind: Mapping[str, Sequence[Sample]]) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) if known and len(known) == len(values) else None
+    known = all_known(values)
+    return statistics.mean(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,15 +437,14 @@ def _expected(turns: Sequence[TurnTime], name: str) -> float | None:
 def _parts(samples: Sequence[Sample]) -> Parts | None:
     usable = [one for one in samples if one.is_usable]
     for split in (_by_server, _by_client):
-        found = [split(one) for one in usable]
-        known = [one for one in found if one is not None]
-        if known and len(known) == len(found):
-            waiting = [one.waiting_s for one in known if one.waiting_s is not None]
+        known = all_known(split(one) for one in usable)
+        if known:
+            waiting = all_known(one.waiting_s for one in known)
             return Parts(
                 statistics.fmean(one.whole_s for one in known),
                 statistics.fmean(one.prefill_s for one in known),
                 statistics.fmean(one.generation_s for one in known),
-                statistics.fmean(waiting) if len(waiting) == len(known) else None,
+                statistics.fmean(waiting) if waiting else None,
             )
     return None
 

@@ -589,37 +589,27 @@ class Comparison:
         return Part(name, class_index, gain, a_s, b_s)
 
 
-def compare(
-    stand: Stand,
-    workload: Workload,
-    limits: Limits,
-    rng: random.Random,
-    *,
-    on_pair: OnPair | None = None,
-) -> Comparison:
-    """Measure until the pairs have decided, or time or pairs run out.
+class _Failed(Exception):
+    """A side cannot be measured."""
 
-    Args:
+
+@dataclass
+class Comparing:
+    """Measures until the pairs have decided, or time or pairs run out.
+
+    Attributes:
         stand: Where both sides are started.
         workload: What they are asked.
         limits: When it ends.
         rng: Order of classes within a round; the order of sides is fixed.
         on_pair: Called after each pair with what it decides and the seconds it may still take.
     """
-    return _Comparing(stand, workload, limits, rng, on_pair).run()
 
-
-class _Failed(Exception):
-    """A side cannot be measured."""
-
-
-@dataclass
-class _Comparing:
     stand: Stand
     workload: Workload
     limits: Limits
     rng: random.Random
-    on_pair: OnPair | None
+    on_pair: OnPair | None = None
     pairs: list[Pair] = field(default_factory=list)
     decision: Decision | None = None
     n_rounds: int | None = None
@@ -631,6 +621,7 @@ class _Comparing:
     longest_s: float = 0.0
 
     def run(self) -> Comparison:
+        """Everything behind a verdict."""
         self.begin_s = self.stand.now_s()
         problem = None
         try:

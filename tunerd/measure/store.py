@@ -23,7 +23,7 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import compared_environment, without_secrets
 from tunerd.errors import Busy, HostError, TunerdError
-from tunerd.machine.clock import SystemClock
+from tunerd.machine.clock import SystemClock, polls
 from tunerd.machine.files import make_private
 from tunerd.measure.answer import ClientTimes, Sample, Timings, summarise
 from tunerd.measure.evidence import (
@@ -240,16 +240,13 @@ class StoreFile:
 
     def _become_wal(self, connection: sqlite3.Connection) -> None:
         """Change to write-ahead logging; SQLite does not wait for others who do the same."""
-        clock = SystemClock()
-        end_s = clock.monotonic_s() + self._wait_s
-        while True:
+        for left_s in polls(SystemClock(), self._wait_s, every_s=_RETRY_S):
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
             except sqlite3.OperationalError as error:
                 is_busy = (error.sqlite_errorcode & 0xFF) == sqlite3.SQLITE_BUSY
-                if not is_busy or clock.monotonic_s() > end_s:
+                if not is_busy or not left_s:
                     raise
-                clock.sleep(_RETRY_S)
             else:
                 return
 

@@ -22,7 +22,7 @@ from tunerd.production.plan import Plan, make_plan
 from tunerd.result import ActionResult, Level, Message, error, note, warning
 from tunerd.units.live import LiveUnit, read_live
 from tunerd.units.text import parse_unit
-from tunerd.words import MiB, format_mib
+from tunerd.words import MiB, all_known, format_mib
 
 # What speaks against the words themselves; the rest is about this machine at this moment.
 _OF_WORDS = frozenset({"argument-refused", "argument-check", "unit-refused"})
@@ -223,8 +223,8 @@ class Together:
     @property
     def left_mib(self) -> int | None:
         """What would be left, beyond the margin."""
-        known = [need for _, need in self.needs if need is not None]
-        if self.budget_mib is None or len(known) < len(self.needs):
+        known = all_known(need for _, need in self.needs)
+        if self.budget_mib is None or not known:
             return None
         return self.budget_mib - sum(known) - self.margin_mib
 
@@ -252,8 +252,7 @@ def together(plans: Sequence[Plan], budget_mib: MiB | None = None) -> Together:
         free.append(None if found is None else found.free_mib)
         if device is Device.GPU:
             margins.append(MiB(made.resolved.profile.memory.fit_mib or 0))
-    known = [one for one in free if one is not None]
-    available = min(known) if len(known) == len(free) else None
+    available = min(all_known(free), default=None)
     cards = [gpu.total_mib for gpu in plans[0].host.gpus or () if gpu.total_mib is not None]
     total = max(cards, default=None) if device is Device.GPU else plans[0].host.memory.total_mib
     held = None if total is None or available is None else MiB(max(0, total - available))

@@ -112,15 +112,6 @@ class Candidate:
         """Whether it serves."""
         return self.fault is None
 
-    def look(self, ctx: Context) -> Failure | None:
-        """Why it ended since; None while the process that answered first still runs."""
-        if self.serving is None:
-            return self.fault
-        state = ctx.services.state(self.unit)
-        if state.is_active and state.main_pid == self.serving.pid:
-            return None
-        return why_it_ended(ctx, self.unit).failure
-
 
 def start_candidate(
     ctx: Context, plan: Plan, lease: LeaseSpec, number: int, *, limit_s: float
@@ -362,9 +353,13 @@ class Held:
             Preempted: the lease is gone.
         """
         self.check()
-        fault = candidate.look(self._ctx)
-        if fault is not None:
-            self.check()
+        if candidate.serving is None:
+            return candidate.fault
+        state = self._ctx.services.state(candidate.unit)
+        if state.is_active and state.main_pid == candidate.serving.pid:
+            return None
+        fault = why_it_ended(self._ctx, candidate.unit).failure
+        self.check()
         return fault
 
     def _preempted(self) -> Preempted:
