@@ -495,32 +495,26 @@ class CandidateStand:
             BootFailed: it does not serve.
             Preempted: the lease is gone.
         """
-        stack = contextlib.ExitStack()
+        facts = self.facts[side]
         try:
-            life = self._boot(side, stack)
+            with contextlib.ExitStack() as stack:
+                candidate = stack.enter_context(self.held.serve(self.plans[side]))
+                self._reader = self._reader or FingerprintReader(self.ctx)
+                target = open_candidate(self.ctx, candidate, side, reader=self._reader)
+                facts.messages |= {one.text: one for one in target.messages}
+                if facts.arm is None:
+                    facts.arm = target.arm
+                    self.on_arm(side, target.arm)
+                # Both sides must be asked the very same text, so one of them says how long a token is.
+                texts = self.texts()
+                texts.learn(target.server)
+                self.letters_per_token = texts.letters_per_token
+                life = CandidateLife(self, side, target)
+                life.process = stack.pop_all()
+                return life
         except BenchError as error:
-            stack.close()
             self.held.check()
             raise BootFailed(error.words) from error
-        except BaseException:
-            stack.close()
-            raise
-        return life
-
-    def _boot(self, side: Side, stack: contextlib.ExitStack) -> CandidateLife:
-        candidate = stack.enter_context(self.held.serve(self.plans[side]))
-        self._reader = self._reader or FingerprintReader(self.ctx)
-        target = open_candidate(self.ctx, candidate, side, reader=self._reader)
-        facts = self.facts[side]
-        facts.messages |= {one.text: one for one in target.messages}
-        if facts.arm is None:
-            facts.arm = target.arm
-            self.on_arm(side, target.arm)
-        # Both sides must be asked the very same text, so one of them says how long a token is.
-        texts = self.texts()
-        texts.learn(target.server)
-        self.letters_per_token = texts.letters_per_token
-        return CandidateLife(self, side, target, stack)
 
     def texts(self) -> Texts:
         """Those of one process."""
@@ -541,18 +535,17 @@ class CandidateStand:
 
 
 class CandidateLife:
-    """One process of a side."""
+    """One process of a side; `process` ends it once it is closed."""
 
-    def __init__(
-        self, stand: CandidateStand, side: Side, target: Target, stack: contextlib.ExitStack
-    ) -> None:
+    process: contextlib.ExitStack
+
+    def __init__(self, stand: CandidateStand, side: Side, target: Target) -> None:
         """Warmed up: the first process of a side finds the route by which its build counts drafts.
 
         Later ones take that route; `check` judges all that they answered.
         """
         self._stand = stand
         self._side = side
-        self._stack = stack
         self._texts = stand.texts()
         self._pair = ""
         self._life = life = Life(stand.ctx, target)
@@ -628,7 +621,7 @@ class CandidateLife:
     def close(self) -> None:
         """End the process, and hand over what was measured of it; what only prepared it is not kept."""
         try:
-            self._stack.close()
+            self.process.close()
         finally:
             samples = [one.sample for one in (*self._settled, *self._life.asked)]
             measured = [one for one in samples if Mark.WARM_UP not in one.marks]

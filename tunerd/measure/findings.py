@@ -600,30 +600,25 @@ def _case(name: str, asked: Sequence[Question]) -> CaseQuality:
     )
 
 
-def _against(one: CaseQuality) -> list[str]:
-    reasons = []
+def _against(one: CaseQuality) -> Iterator[str]:
     if one.n_lost:
-        reasons.append(f"{one.case}: {one.n_lost} of {one.n + one.n_missing} were not answered")
+        yield f"{one.case}: {one.n_lost} of {one.n + one.n_missing} were not answered"
     if one.case in {TOOLS, SHORT} and one.n_same < one.n:
-        reasons.append(f"{one.case}: {one.n - one.n_same} of {one.n} differ")
+        yield f"{one.case}: {one.n - one.n_same} of {one.n} differ"
     if one.n_valid is not None and one.n_valid < one.n:
-        reasons.append(
-            f"{one.case}: {one.n - one.n_valid} of {one.n} have arguments that are no JSON"
-        )
-    return reasons
+        yield f"{one.case}: {one.n - one.n_valid} of {one.n} have arguments that are no JSON"
 
 
-def _unjudged(one: CaseQuality) -> list[str]:
+def _unjudged(one: CaseQuality) -> Iterator[str]:
     """What speaks neither for nor against: a gate that saw no call says nothing of calls."""
     if not one.n:
-        return [f"{one.case}: no text was answered by both"]
-    if one.n_silent == one.n:
-        return [f"{one.case}: no answer has a text, so they could not be judged"]
-    if one.n_missing:
-        return [f"{one.case}: the reference had no answer to {one.n_missing} of them"]
-    if one.n_called == 0:
-        return [f"{one.case}: not one was made, so they could not be judged"]
-    return []
+        yield f"{one.case}: no text was answered by both"
+    elif one.n_silent == one.n:
+        yield f"{one.case}: no answer has a text, so they could not be judged"
+    elif one.n_missing:
+        yield f"{one.case}: the reference had no answer to {one.n_missing} of them"
+    elif one.n_called == 0:
+        yield f"{one.case}: not one was made, so they could not be judged"
 
 
 def drift(one: str, other: str) -> int:

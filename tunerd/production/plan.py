@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -186,20 +186,21 @@ def _family_of(ctx: Context, live: LiveUnit) -> Family | None:
 
 def tuned_layer(
     ctx: Context, resolved: Resolved, engine: Engine, facts: ModelFacts, host: Host
-) -> list[Message]:
+) -> Iterator[Message]:
     """Whether the tuned layer took part, and whether what it rests on is still here."""
     tuned = [s.key for s in resolved.settings.values() if s.origin.layer == "tuned"]
     declined = read_declined(ctx, resolved.name)
     if not tuned and declined is not None:
-        return [note("tuned-declined", f"what sweep {declined.sweep} found ({_set_by(declined)}) is left "
-                     "out: it was rolled back by hand", f"`tunerd promote {declined.sweep}`")]  # fmt: skip
+        yield note("tuned-declined", f"what sweep {declined.sweep} found ({_set_by(declined)}) is left "
+                   "out: it was rolled back by hand", f"`tunerd promote {declined.sweep}`")  # fmt: skip
     if not tuned:
-        return []
-    found = [note("tuned", f"the tuned layer sets {', '.join(sorted(tuned))}",
-                  "`--untuned` leaves it out")]  # fmt: skip
+        return
+    yield note(
+        "tuned", f"the tuned layer sets {', '.join(sorted(tuned))}", "`--untuned` leaves it out"
+    )
     record = read_tuned(ctx, resolved.name)
     if record is None:
-        return found
+        return
     identity = engine.identity
     changed = why_stale(
         record,
@@ -210,11 +211,8 @@ def tuned_layer(
         gpu_names=tuple(gpu.name for gpu in host.gpus or ()),
     )
     if changed:
-        found.append(
-            warning("tuned-stale", f"the tuned layer was found with another {', '.join(changed)}: "
-                    "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")
-        )  # fmt: skip
-    return found
+        yield warning("tuned-stale", f"the tuned layer was found with another {', '.join(changed)}: "
+                      "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")  # fmt: skip
 
 
 def _set_by(record: TunedRecord) -> str:
