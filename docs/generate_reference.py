@@ -21,7 +21,7 @@ from tunerd import __version__, errors
 from tunerd.cli.main import EXIT_CODES, cli
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.flags import FLAG_ROWS, RENDERED_ELSEWHERE, SECRET_FLAGS, ngram_flags
-from tunerd.measure.bundle import Bundle
+from tunerd.measure.results import Bundle
 from tunerd.profile.layers import default_layer
 from tunerd.profile.schema import SECTIONS, ProfileFile, flatten
 from tunerd.profile.workload import ClassTable, WorkloadTable

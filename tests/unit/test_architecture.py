@@ -83,7 +83,6 @@ FACES = {
     "measure": {
         "answer",
         "bench",
-        "bundle",
         "compare",
         "conditions",
         "evidence",

@@ -900,7 +900,7 @@ def _imported(ctx: Context, plan: Plan, base: Arm) -> tuple[Arm, ...]:
     """What others measured of such a box, the fastest first."""
     if not ctx.paths.imported_dir.is_dir():
         return ()
-    from tunerd.measure.bundle import candidates, here_of, imported
+    from tunerd.measure.results import candidates, here_of, imported
 
     entries = [entry for bundle in imported(ctx).values() for entry in bundle.entries]
     return candidates(entries, here_of(ctx, plan), base)
