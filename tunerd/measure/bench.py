@@ -112,7 +112,7 @@ class _Pending:
 
 
 class BenchRun:
-    """Measures the arms that one server life can play, usually one."""
+    """Measures the arms that one server life can play, usually one; `life` is that one."""
 
     def __init__(
         self, ctx: Context, targets: Sequence[Target], composer: Composer, keep: Keep
@@ -129,8 +129,8 @@ class BenchRun:
         self.measured: dict[str, ArmData] = {}
         if targets[0].life() is None:
             raise BenchError("the server does not run")
-        self._life = Life(ctx, targets[0])
-        self._watch = self._life.traffic
+        self.life = Life(ctx, targets[0])
+        self._watch = self.life.traffic
 
     def run(self, plan: Plan, texts: Mapping[str, Texts]) -> Mapping[str, ArmData]:
         """Every step of a plan on every arm, in the plan's order.
@@ -143,7 +143,7 @@ class BenchRun:
             BenchError: the server ended, does not answer, or does not do what its arm is for.
         """
         self._was_busy = self._is_busy()
-        self._life.open()
+        self.life.open()
         try:
             self._warm_up(plan)
             queue = deque(
@@ -204,10 +204,6 @@ class BenchRun:
             )
         )
 
-    def crowded(self) -> tuple[Message, ...]:
-        """A warning where others kept the processors busy all the while."""
-        return self._life.crowded()
-
     # The first requests of a life
 
     def _warm_up(self, plan: Plan) -> None:
@@ -218,7 +214,7 @@ class BenchRun:
 
     def _proved(self, plan: Plan, target: Target) -> Target:
         """The target with what its first requests showed; they are discarded."""
-        life, drafts = self._life, target.speculation.drafts
+        life, drafts = self.life, target.speculation.drafts
         n_before = len(life.asked)
 
         def first(kind: str) -> tuple[Request, Prompt]:
@@ -250,11 +246,11 @@ class BenchRun:
         if not self._watch.counts or self._was_busy:
             self._was_busy = self._is_busy()
         if item.step.is_parallel:
-            asked = self._life.ask_all(requests, item.prompts, target=target)
+            asked = self.life.ask_all(requests, item.prompts, target=target)
         else:
             asked = []
             for request, prompt in zip(requests, item.prompts, strict=True):
-                asked += self._life.ask_with_room(request, prompt, target=target)
+                asked += self.life.ask_with_room(request, prompt, target=target)
                 if asked[-1].sample.problem is not None:
                     break
         self._pending.append(_Pending(item, target, asked))
@@ -286,7 +282,7 @@ class BenchRun:
         return True
 
     def _demand_life(self, target: Target) -> None:
-        if target.life() == self._life.name:
+        if target.life() == self.life.name:
             return
         raise BenchError(
             "the server ended while it was measured",
@@ -300,8 +296,8 @@ class BenchRun:
         """Judge what is pending, keep it, and say which steps are to be taken again."""
         if not self._pending:
             return []
-        _, traffic = self._life.settle()
-        accepted = self._life.accepted
+        _, traffic = self.life.settle()
+        accepted = self.life.accepted
         if traffic.is_foreign:
             self._ctx.say(f"somebody else was served: {traffic.text}")
             for one in self._pending:
@@ -667,7 +663,7 @@ class Session:
             running.run(self.plan, texts)
         finally:
             self.measured |= running.measured
-        self.messages += [one for one in running.crowded() if one not in self.messages]
+        self.messages += [one for one in running.life.crowded() if one not in self.messages]
         if composer.stock.repeated_kinds:
             kinds = ", ".join(sorted(composer.stock.repeated_kinds))
             text = f"this server has seen all texts of {kinds}: they came again with another number"

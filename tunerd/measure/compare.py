@@ -510,7 +510,7 @@ class CandidateStand:
                 texts.learn(target.server)
                 self.letters_per_token = texts.letters_per_token
                 life = CandidateLife(self, side, target)
-                life.process = stack.pop_all()
+                life.process = stack.pop_all()  # once nothing can fail any more
                 return life
         except BenchError as error:
             self.held.check()
@@ -537,8 +537,6 @@ class CandidateStand:
 class CandidateLife:
     """One process of a side; `process` ends it once it is closed."""
 
-    process: contextlib.ExitStack
-
     def __init__(self, stand: CandidateStand, side: Side, target: Target) -> None:
         """Warmed up: the first process of a side finds the route by which its build counts drafts.
 
@@ -546,6 +544,7 @@ class CandidateLife:
         """
         self._stand = stand
         self._side = side
+        self.process = contextlib.ExitStack()
         self._texts = stand.texts()
         self._pair = ""
         self._life = life = Life(stand.ctx, target)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -806,18 +806,16 @@ def part_sentence(part: Part, name: str) -> str:
     )
 
 
-def reasons(found: Comparison) -> tuple[str, ...]:
+def reasons(found: Comparison) -> Iterator[str]:
     """What else a reader should know of how it ended."""
-    told = []
     if found.end is End.TIME:
-        told.append("the time ended before the pairs had decided")
+        yield "the time ended before the pairs had decided"
     if found.end is End.PAIRS:
-        told.append("the pairs ended before they had decided")
+        yield "the pairs ended before they had decided"
     if found.problem is not None:
-        told.append(found.problem)
+        yield found.problem
     if found.n_unusable:
-        told.append(f"{found.n_unusable} answers did not count and were asked anew")
-    return tuple(told)
+        yield f"{found.n_unusable} answers did not count and were asked anew"
 
 
 # Which side is recommended: the faster one, unless its answers are not as good as those of the other

@@ -107,11 +107,6 @@ class Candidate:
     lines: tuple[str, ...]
     vram_free_mib: int | None
 
-    @property
-    def ok(self) -> bool:
-        """Whether it serves."""
-        return self.fault is None
-
 
 def start_candidate(
     ctx: Context, plan: Plan, lease: LeaseSpec, number: int, *, limit_s: float
