@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from benchmarks.simulator.stand import CHAT, SCENES, USUAL, Scene, SimulatedStand
-from tunerd.measure.pairs import Limits, Standing, compare
+from tunerd.measure.pairs import Comparing, Limits, Standing
 
 LIMITS = Limits(budget_s=8 * 3600.0, max_pairs=40)
 GAINS = (0.02, 0.05, 0.10, -0.05)
@@ -28,7 +28,7 @@ class Night:
 def night(task: tuple[Scene, int]) -> Night:
     scene, seed = task
     stand = SimulatedStand(scene, seed)
-    found = compare(stand, CHAT, LIMITS, random.Random(seed))  # noqa: S311
+    found = Comparing(stand, CHAT, LIMITS, random.Random(seed)).run()  # noqa: S311
     gain = found.gain
     covers = (
         gain is not None

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tunerd import __version__, errors
 from tunerd.cli.main import EXIT_CODES, cli
 from tunerd.doctor.rules import ALL_RULES
-from tunerd.engine.flags import spellings_of_keys
-from tunerd.measure.bundle import Bundle
+from tunerd.engine.flags import FLAG_ROWS, RENDERED_ELSEWHERE, SECRET_FLAGS, ngram_flags
+from tunerd.measure.results import Bundle
 from tunerd.profile.layers import default_layer
 from tunerd.profile.schema import SECTIONS, ProfileFile, flatten
 from tunerd.profile.workload import ClassTable, WorkloadTable
@@ -31,6 +31,19 @@ FOLDER = Path(__file__).parent / "reference"
 SCHEMA = "results-bundle.schema.json"
 _WRITTEN = "Written by docs/generate_reference.py; do not edit."
 _HEADS = {".md": f"<!-- {_WRITTEN} -->\n\n", ".1": f'.\\" {_WRITTEN}\n'}
+
+_NGRAM_KINDS = ("ngram-mod", "ngram-simple", "ngram-map-k", "ngram-map-k4v")  # others have no sizes
+
+
+def spellings_of_keys() -> dict[str, tuple[str, ...]]:
+    """The flags by which builds take a key, or that it stands for."""
+    found: dict[str, dict[str, None]] = {}
+    for row in (*FLAG_ROWS, *(row for kind in _NGRAM_KINDS for row in ngram_flags(kind))):
+        found.setdefault(row.key, {}).update(dict.fromkeys(row.spellings))
+    for key, words in RENDERED_ELSEWHERE.items():
+        names = (word for word in words.split() if word not in SECRET_FLAGS)
+        found.setdefault(key, {}).update(dict.fromkeys(names))
+    return {key: tuple(spellings) for key, spellings in found.items()}
 
 
 def every_command(

@@ -8,11 +8,11 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NewType
+from typing import Any, NewType, TypeVar
 
 from pydantic import BaseModel
 
@@ -21,6 +21,16 @@ from tunerd.errors import UsageError
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _NAME = re.compile(NAME_PATTERN)
 _NUMBER = re.compile(r"[0-9]{1,12}")
+
+
+T = TypeVar("T")
+
+
+def all_known(values: Iterable[T | None]) -> list[T]:
+    """The values; none of them where one is missing, for then the others say nothing of the whole."""
+    found = list(values)
+    known = [one for one in found if one is not None]
+    return known if len(known) == len(found) else []
 
 
 def is_name(text: str) -> bool:

@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant("a driver's fault is no loss of memory", HEALTH, "for kind, pattern in _PATTERNS:",
            "for kind, pattern in sorted(_PATTERNS, key=lambda one: one[0] is not FailureKind.DRIVER):",
            "tests/unit/engine/test_health.py"),
-    Mutant("n-min", "engine/commandline.py", '"n_max", "n_min"', '"n_max"',
+    Mutant("n-min", "engine/flags.py", '"n_max", "n_min"', '"n_max"',
            "tests/unit/engine/test_commandline.py tests/unit/engine/test_importer.py"),
     Mutant("percent in a description", "units/text.py",
            '{spec.profile}").replace("%", "%%")', '{spec.profile}")',

@@ -6,7 +6,7 @@ import functools
 import tomllib
 from pathlib import Path
 
-from tunerd.engine.commandline import RenderContext
+from tunerd.engine.flags import RenderContext
 from tunerd.engine.help import Capabilities, parse_help, read_capabilities
 from tunerd.profile.layers import (
     Layer,

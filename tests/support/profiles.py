@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tunerd.engine.commandline import RenderContext
+from tunerd.engine.flags import RenderContext
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
 from tunerd.profile.schema import BuildsWords, KvType, Memory, Serving, Speculation, nest
 

@@ -639,7 +639,7 @@ def fits_command(call: Call, profile: tuple[str, ...], budget_mib: int | None) -
       tunerd fits coder chat --budget-mib 20000
     """  # noqa: D301
     from tunerd.engine.builds import PlanRequest
-    from tunerd.production.fits import fits
+    from tunerd.production.emit import fits
     from tunerd.words import MiB
 
     requests = [PlanRequest(one, {}) for one in profile]

@@ -420,7 +420,7 @@ def import_command(call: Call, file: tuple[Path, ...], shipped: bool) -> ActionR
       tunerd results import from-a-friend.json
     """  # noqa: D301
     from tunerd.errors import UsageError
-    from tunerd.measure.bundle import here_now, import_bundles
+    from tunerd.measure.results import here_now, import_bundles
 
     if not file and not shipped:
         raise UsageError("name a FILE, or --shipped", state="nothing was imported")
@@ -447,7 +447,7 @@ def forget_command(call: Call, bundle: str) -> ActionResult:
     Example:
       tunerd results forget 0a1b2c3d4e5f
     """  # noqa: D301
-    from tunerd.measure.bundle import forget
+    from tunerd.measure.results import forget
 
     return forget(call.context(acts=True), bundle)
 

@@ -31,7 +31,7 @@ def detect_command(call: Call) -> ActionResult:
       tunerd detect
       tunerd detect --json | jq '.gpus[0].free_mib'
     """  # noqa: D301
-    from tunerd.production.detect import detect
+    from tunerd.production.profiles import detect
 
     return detect(call.context())
 
@@ -40,7 +40,7 @@ def detect_command(call: Call) -> ActionResult:
 @operation("render_overview")
 def overview_command(call: Call) -> ActionResult:
     """What is here in a few lines, and the one command that comes next."""
-    from tunerd.production.detect import detect
+    from tunerd.production.profiles import detect
 
     return detect(call.context())
 
@@ -73,7 +73,7 @@ def profiles_for_here(typed: Any, command: str) -> tuple[str, str | None]:
         command: What lacks a profile.
     """
     from tunerd.app import build_context
-    from tunerd.production.detect import fitting_profiles
+    from tunerd.production.profiles import fitting_profiles
 
     found = fitting_profiles(build_context(mode=typed.mode))
     if not found:

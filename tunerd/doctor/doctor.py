@@ -54,7 +54,7 @@ from tunerd.machine.proc import process_name
 from tunerd.machine.process import account_homes
 from tunerd.measure.answer import Sample, Timings
 from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, holds
-from tunerd.measure.life import own_requests
+from tunerd.measure.learn import own_requests
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import EvidenceStore, open_to_read
 from tunerd.measure.trust import is_same_command
@@ -62,8 +62,8 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
 from tunerd.production.checks import masked
-from tunerd.production.detect import detect
 from tunerd.production.plan import settings_of
+from tunerd.production.profiles import detect
 from tunerd.production.status import history, status, verify
 from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
 from tunerd.records import plain

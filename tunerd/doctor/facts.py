@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tunerd.engine.commandline import drafts_with_probability
-from tunerd.engine.flags import owner_of
+from tunerd.engine.flags import drafts_with_probability, owner_of
 from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.log import read_requests
 from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host

@@ -15,7 +15,7 @@ from tunerd.doctor.facts import (
     need,
     speculates,
 )
-from tunerd.engine.commandline import drafts_with_probability
+from tunerd.engine.flags import drafts_with_probability
 from tunerd.engine.help import Effect
 from tunerd.machine.facts import POWER_CAP, Gpu
 from tunerd.measure.trust import MTP, stages_of

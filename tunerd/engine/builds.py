@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE, CommandLine, RenderContext, render
-from tunerd.engine.flags import PLAIN_FLAGS, normal_spelling
+from tunerd.engine.flags import (
+    KINDS_WITH_DRAFT_FILE,
+    PLAIN_FLAGS,
+    CommandLine,
+    RenderContext,
+    normal_spelling,
+    render,
+)
 from tunerd.engine.health import argument_error
 from tunerd.engine.help import (
     ALWAYS,

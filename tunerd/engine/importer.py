@@ -15,19 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunerd.engine.commandline import (
+from tunerd.engine.flags import (
     LEGACY_LOAD,
     NO_FLAG_NEEDED,
+    SECRET_FLAGS,
     CommandLine,
     RenderContext,
-    render,
-)
-from tunerd.engine.flags import (
-    SECRET_FLAGS,
     is_flag,
     is_secret_variable,
     normal_spelling,
     owner_of,
+    render,
 )
 from tunerd.engine.help import Capabilities, FitStyle, Option, SpecStyle
 from tunerd.errors import ConfigError

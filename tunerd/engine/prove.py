@@ -10,12 +10,13 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import sandbox
-from tunerd.engine.commandline import CommandLine, RenderContext, render
+from tunerd.engine.flags import CommandLine, RenderContext, render
 from tunerd.engine.health import Completion, HttpState, classify
 from tunerd.engine.help import Effect, Engine, Proof
 from tunerd.engine.probe import BARE_ENVIRONMENT, remember_proofs
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import HostError, ServiceError
+from tunerd.machine.clock import polls
 from tunerd.machine.net import free_port
 from tunerd.machine.process import Child, Limits
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
@@ -100,6 +101,7 @@ _PROMPT = f"please go on with {_REGION}"
 _N_PREDICT = 65
 _START_S = 60.0
 _ANSWER_S = 60.0
+_POLL_S = 0.05
 _LONGEST_TRIAL_S = _START_S + 4 * _ANSWER_S
 _LIMITS = Limits(cpu_s=300, data_mib=8192, file_mib=64, n_files=1024)
 # Trials must not take VRAM from the server that runs.
@@ -203,8 +205,7 @@ def _command(engine: Engine, model: Path, options: Mapping[str, Any]) -> tuple[s
 
 def _wait(ctx: Context, server: LlamaServer, child: Child) -> str | None:
     """None when it is ready, else why it will not be."""
-    end_s = ctx.clock.monotonic_s() + _START_S
-    while ctx.clock.monotonic_s() < end_s:
+    for _ in polls(ctx.clock, _START_S, every_s=_POLL_S):
         ended = child.poll()
         if ended is not None:
             lines = cut_lines(child.log_tail())
@@ -214,7 +215,6 @@ def _wait(ctx: Context, server: LlamaServer, child: Child) -> str | None:
             return f"{failure.kind}: {failure.words}"
         if server.health(timeout_s=1.0) is HttpState.READY:
             return None
-        ctx.clock.sleep(0.05)
     return f"not ready after {_START_S:.0f} s"
 
 

@@ -18,6 +18,7 @@ from tunerd.engine.flags import OutputChange, change_words, changes_sampling, ou
 from tunerd.errors import BenchError, TunerdError, UsageError
 from tunerd.machine.host import read_host
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems, summarise
+from tunerd.measure.compare import answering, context_tokens, plan_side, side_of
 from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.findings import (
     SERVING,
@@ -29,6 +30,7 @@ from tunerd.measure.findings import (
 )
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
+    LIVE,
     PROOF_KINDS,
     Answered,
     Life,
@@ -54,7 +56,6 @@ from tunerd.measure.request import (
     warm_up,
 )
 from tunerd.measure.results import arm_json, ending, sample_json
-from tunerd.measure.sides import LIVE, answering, context_tokens, plan_side, side_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device
@@ -111,7 +112,7 @@ class _Pending:
 
 
 class BenchRun:
-    """Measures the arms that one server life can play, usually one."""
+    """Measures the arms that one server life can play, usually one; `life` is that one."""
 
     def __init__(
         self, ctx: Context, targets: Sequence[Target], composer: Composer, keep: Keep
@@ -128,8 +129,8 @@ class BenchRun:
         self.measured: dict[str, ArmData] = {}
         if targets[0].life() is None:
             raise BenchError("the server does not run")
-        self._life = Life(ctx, targets[0])
-        self._watch = self._life.traffic
+        self.life = Life(ctx, targets[0])
+        self._watch = self.life.traffic
 
     def run(self, plan: Plan, texts: Mapping[str, Texts]) -> Mapping[str, ArmData]:
         """Every step of a plan on every arm, in the plan's order.
@@ -142,7 +143,7 @@ class BenchRun:
             BenchError: the server ended, does not answer, or does not do what its arm is for.
         """
         self._was_busy = self._is_busy()
-        self._life.open()
+        self.life.open()
         try:
             self._warm_up(plan)
             queue = deque(
@@ -203,10 +204,6 @@ class BenchRun:
             )
         )
 
-    def crowded(self) -> tuple[Message, ...]:
-        """A warning where others kept the processors busy all the while."""
-        return self._life.crowded()
-
     # The first requests of a life
 
     def _warm_up(self, plan: Plan) -> None:
@@ -217,7 +214,7 @@ class BenchRun:
 
     def _proved(self, plan: Plan, target: Target) -> Target:
         """The target with what its first requests showed; they are discarded."""
-        life, drafts = self._life, target.speculation.drafts
+        life, drafts = self.life, target.speculation.drafts
         n_before = len(life.asked)
 
         def first(kind: str) -> tuple[Request, Prompt]:
@@ -249,11 +246,11 @@ class BenchRun:
         if not self._watch.counts or self._was_busy:
             self._was_busy = self._is_busy()
         if item.step.is_parallel:
-            asked = self._life.ask_all(requests, item.prompts, target=target)
+            asked = self.life.ask_all(requests, item.prompts, target=target)
         else:
             asked = []
             for request, prompt in zip(requests, item.prompts, strict=True):
-                asked += self._life.ask_with_room(request, prompt, target=target)
+                asked += self.life.ask_with_room(request, prompt, target=target)
                 if asked[-1].sample.problem is not None:
                     break
         self._pending.append(_Pending(item, target, asked))
@@ -285,7 +282,7 @@ class BenchRun:
         return True
 
     def _demand_life(self, target: Target) -> None:
-        if target.life() == self._life.name:
+        if target.life() == self.life.name:
             return
         raise BenchError(
             "the server ended while it was measured",
@@ -299,8 +296,8 @@ class BenchRun:
         """Judge what is pending, keep it, and say which steps are to be taken again."""
         if not self._pending:
             return []
-        _, traffic = self._life.settle()
-        accepted = self._life.accepted
+        _, traffic = self.life.settle()
+        accepted = self.life.accepted
         if traffic.is_foreign:
             self._ctx.say(f"somebody else was served: {traffic.text}")
             for one in self._pending:
@@ -666,7 +663,7 @@ class Session:
             running.run(self.plan, texts)
         finally:
             self.measured |= running.measured
-        self.messages += [one for one in running.crowded() if one not in self.messages]
+        self.messages += [one for one in running.life.crowded() if one not in self.messages]
         if composer.stock.repeated_kinds:
             kinds = ", ".join(sorted(composer.stock.repeated_kinds))
             text = f"this server has seen all texts of {kinds}: they came again with another number"
@@ -830,8 +827,9 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
     found = findings(session.plan, arms, session.shape)
     for record in found:
         session.store.add_summary(session.run, record)
-    messages = [*session.messages, *_unusable(arms), *_unwatched(session)]
-    messages += _without_times(session)
+    messages = [
+        *session.messages, *_unusable(arms), *_unwatched(session), *_without_times(session)
+    ]  # fmt: skip
     has_any = any(sample.is_usable for arm in arms for sample in arm.samples)
     if not has_any:
         text = "no request could be measured undisturbed"
@@ -859,18 +857,14 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
     return ActionResult("bench", payload, tuple(messages), 0 if has_any else 1, has_acted=True)
 
 
-def _unwatched(session: Session) -> list[Message]:
-    if all(one.traffic_seen for one in session.measured.values()):
-        return []
-    text = (
-        "the server counts nothing (`--metrics` is off): others' requests show only while they run"
-    )
-    return [note("no-counters", text)]
+def _unwatched(session: Session) -> Iterator[Message]:
+    if not all(one.traffic_seen for one in session.measured.values()):
+        yield note("no-counters", "the server counts nothing (`--metrics` is off): others' requests "
+                   "show only while they run")  # fmt: skip
 
 
-def _without_times(session: Session) -> list[Message]:
+def _without_times(session: Session) -> Iterator[Message]:
     """llama-server tells its times with every answer; without them there is no speed to show."""
-    found = []
     for target in session.opened:
         name = target.name
         usable = [one for one in session.measured[name].samples if one.is_usable]
@@ -878,8 +872,7 @@ def _without_times(session: Session) -> list[Message]:
         if target.is_llama and n:
             text = f"{name}: {n} of {len(usable)} answers came without the server's own times"
             hint = "no speed is shown for them; the client's clock is kept with the samples"
-            found.append(warning("no-times", text, hint))
-    return found
+            yield warning("no-times", text, hint)
 
 
 def _reasons(arm: ArmData) -> dict[str, int]:
@@ -887,13 +880,11 @@ def _reasons(arm: ArmData) -> dict[str, int]:
     return {why: n for why, n in count_marks(arm.samples).items() if why != Mark.WARM_UP}
 
 
-def _unusable(arms: Sequence[ArmData]) -> list[Message]:
-    found = []
+def _unusable(arms: Sequence[ArmData]) -> Iterator[Message]:
     for arm in arms:
         counts = _reasons(arm)
         if counts:
             reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.items())
-            found.append(warning("left-out", f"{arm.name}: left out of every figure: {reasons}"))
+            yield warning("left-out", f"{arm.name}: left out of every figure: {reasons}")
         for reason, n in count_problems(arm.samples).items():
-            found.append(warning("no-answer", f"{arm.name}: no answer to {n}: {reason}"))
-    return found
+            yield warning("no-answer", f"{arm.name}: no answer to {n}: {reason}")

@@ -12,8 +12,16 @@ from typing import Any
 
 from tunerd import __version__
 from tunerd.app import Context
-from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
-from tunerd.errors import BenchError, UsageError
+from tunerd.engine.builds import PlanRequest, find_engines, request_again
+from tunerd.engine.flags import (
+    Answering,
+    OutputChange,
+    argument_changes,
+    change_words,
+    changes_sampling,
+    output_changes,
+)
+from tunerd.errors import BenchError, DeployError, UsageError
 from tunerd.measure.answer import Answer, Mark, Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import (
@@ -25,11 +33,12 @@ from tunerd.measure.evidence import (
 )
 from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair, turns_of
 from tunerd.measure.learn import workload_for
-from tunerd.measure.life import Answered, Life, Target, Texts, open_candidate, prompt_book
+from tunerd.measure.life import LIVE, Answered, Life, Target, Texts, open_candidate, prompt_book
 from tunerd.measure.pairs import (
     SIDES,
     Asked,
     BootFailed,
+    Comparing,
     Comparison,
     Decision,
     End,
@@ -41,7 +50,6 @@ from tunerd.measure.pairs import (
     Turn,
     Unusable,
     advise,
-    compare,
     part_sentence,
     reasons,
     sentence,
@@ -59,15 +67,168 @@ from tunerd.measure.request import (
     suite_plan,
 )
 from tunerd.measure.results import ending
-from tunerd.measure.sides import SideRequest, answering, context_tokens, plan_side, sides_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import not_as_meant
 from tunerd.production.lease import Held, Outlook, hold, outlook
-from tunerd.production.plan import Plan
+from tunerd.production.plan import Plan, make_plan
 from tunerd.production.unattended import demand_root_for_plan
+from tunerd.profile.files import load_sources, parse_options
 from tunerd.profile.workload import RequestClass, Workload, WorkloadShape, fitted
 from tunerd.result import ActionResult, Level, Message, Muted, Progress, note, warning
-from tunerd.words import format_duration
+from tunerd.units.generations import Generation
+from tunerd.words import all_known, format_duration, generation_number, nearest_name
+
+# What A and B may be: a profile, a generation, an engine, or a single setting.
+
+
+@dataclass(frozen=True, slots=True)
+class SideRequest:
+    """One side as asked for: its name for people, what to plan, and what must come of it.
+
+    `generation` is set where the side is what a generation deployed.
+    """
+
+    name: str
+    request: PlanRequest
+    generation: Generation | None = None
+
+
+def sides_of(
+    ctx: Context, words: Sequence[str], *, base: str | None, options: Sequence[str]
+) -> tuple[SideRequest, SideRequest]:
+    """Both sides.
+
+    Args:
+        ctx: Where.
+        words: A and B, or A alone, or neither; what is left out is what serves now for A, and A with
+            the options for B.
+        base: The profile that engines and single settings change; what serves now by default.
+        options: `KEY=VALUE`, for B alone.
+
+    Raises:
+        UsageError: they are not two sides.
+    """
+    given = parse_options(options)
+    first = side_of(ctx, words[0] if words else LIVE, base=base)
+    if len(words) > 1:
+        second = side_of(ctx, words[1], base=base)
+    elif given:
+        second = first
+    else:
+        raise UsageError(
+            "there is nothing to compare it with",
+            hint="`tunerd compare A B`, or `tunerd compare --set speculation.n_max=2`",
+        )
+    return first, _with(second, given) if given else second
+
+
+def side_of(ctx: Context, word: str, *, base: str | None) -> SideRequest:
+    """One side, from the word that was typed.
+
+    Raises:
+        UsageError: it names nothing that is here.
+    """
+    sources, _ = load_sources(ctx)
+    if word == LIVE:
+        return _generation_side(LIVE, _serving(ctx))
+    if "=" in word:
+        return _with(_base(ctx, base), parse_options([word]), name=word)
+    if word in sources.names:
+        return SideRequest(word, PlanRequest(word, {}))
+    number = generation_number(word)
+    if number is not None:
+        entry = ctx.generations.read(number)
+        if entry is None:
+            raise UsageError(f"there is no generation {word}", hint="`tunerd history`")
+        return _generation_side(f"generation {word}", entry.generation)
+    engines = [engine.name for engine in find_engines(ctx)]
+    if word in engines:
+        return _with(_base(ctx, base), {"engine.prefer": [word]}, name=word)
+    nearest = nearest_name(word, (*sources.names, *engines, LIVE))
+    raise UsageError(
+        f"`{word}` is no profile, generation, engine or setting",
+        cause=f"engines: {', '.join(engines)}",
+        hint=f"did you mean `{nearest}`?"
+        if nearest
+        else "`tunerd profiles list`, `tunerd engines`",
+    )
+
+
+def plan_side(ctx: Context, side: SideRequest) -> Plan:
+    """What would be deployed for this side.
+
+    Raises:
+        DeployError: it would be refused, or is no longer what its generation deployed.
+        ConfigError: its profile is wrong.
+        EngineError: no engine can serve it.
+    """
+    made = make_plan(ctx, side.request)
+    errors = [message for message in made.messages if message.level is Level.ERROR]
+    if errors:
+        raise DeployError(
+            f"`{side.name}` would be refused",
+            cause="\n".join(message.text for message in errors),
+            state="nothing was touched",
+            hint=next((message.hint for message in errors if message.hint), None),
+        )
+    if side.generation is not None and side.generation.argv != made.command.argv:
+        changed = argument_changes(side.generation.argv, made.command.argv)
+        raise DeployError(
+            f"`{side.name}` cannot be measured: its profile gives another command line today",
+            cause="; ".join(changed) or "only the order of arguments differs",
+            state="nothing was touched",
+            hint=f"compare profile `{side.generation.profile}` instead",
+        )
+    return made
+
+
+def answering(plan: Plan) -> Answering:
+    """What of a plan decides how it answers."""
+    return Answering(plan.engine.name, plan.command.argv, plan.resolved.profile.environment)
+
+
+def context_tokens(plan: Plan) -> int | None:
+    """Context of one slot [tok]; None where the engine decides."""
+    serving = plan.resolved.profile.serving
+    if not serving.ctx_size:
+        return None
+    return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
+
+
+def _base(ctx: Context, base: str | None) -> SideRequest:
+    if base is not None:
+        return SideRequest(base, PlanRequest(base, {}))
+    return replace(_generation_side(LIVE, _serving(ctx)), generation=None)
+
+
+def _serving(ctx: Context) -> Generation:
+    entry = ctx.generations.serving(ctx.unit)
+    if entry is None:
+        raise UsageError(
+            "tunerd has deployed nothing here that could be compared with",
+            hint="name two profiles, or the one to start from with --profile",
+        )
+    return entry.generation
+
+
+def _generation_side(name: str, generation: Generation) -> SideRequest:
+    if generation.profile is None:
+        raise UsageError(
+            f"`{name}` was not deployed from a profile, so it cannot be planned again",
+            hint="`tunerd profiles new NAME --from-unit UNIT` makes one of it",
+        )
+    return SideRequest(name, request_again(generation), generation)
+
+
+def _with(side: SideRequest, options: Mapping[str, Any], name: str | None = None) -> SideRequest:
+    request = replace(side.request, options={**side.request.options, **options})
+    told = ", ".join(f"{key}={_plain(value)}" for key, value in options.items())
+    return SideRequest(name or f"{side.name} with {told}", request)
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
 
 # `tunerd compare A B`: which of two servers is faster on a workload, in production's place.
 
@@ -238,7 +399,7 @@ def _measure(
             keeper.answers(quality)
         limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
         with sink.muted():
-            found = compare(stand, prepared.workload, limits, rng, on_pair=on_pair)
+            found = Comparing(stand, prepared.workload, limits, rng, on_pair).run()
         # Kept before production comes back: should that fail, the result is not lost.
         keeper.result(found)
     notes = tuple(note("lease", text) for text in held.notes)
@@ -259,18 +420,16 @@ def _between(plans: Mapping[Side, Plan], changes: Sequence[OutputChange]) -> Ite
 
 def _cut_messages(
     shape: WorkloadShape, workload: Workload, cut: Sequence[int], contexts: Sequence[int]
-) -> list[Message]:
+) -> Iterator[Message]:
     if not contexts:
-        return [note("context-unknown", "the engine chooses the context; it may be too small")]
-    found = []
-    for index in cut:
+        yield note("context-unknown", "the engine chooses the context; it may be too small")
+    for index in cut if contexts else ():
         wanted, kept = shape.plain().classes[index], workload.classes[index]
         text = (
             f"`{shape.classes[index].name}` of {shape.name} needs {wanted.depth_tokens} tokens of "
             f"context and here are {min(contexts)}: measured with {kept.depth_tokens}"
         )
-        found.append(warning("workload-cut", text, "--workload for a smaller one"))
-    return found
+        yield warning("workload-cut", text, "--workload for a smaller one")
 
 
 def check_limits(budget_s: float | None, max_pairs: int, tolerance: float) -> Limits:
@@ -336,32 +495,26 @@ class CandidateStand:
             BootFailed: it does not serve.
             Preempted: the lease is gone.
         """
-        stack = contextlib.ExitStack()
+        facts = self.facts[side]
         try:
-            life = self._boot(side, stack)
+            with contextlib.ExitStack() as stack:
+                candidate = stack.enter_context(self.held.serve(self.plans[side]))
+                self._reader = self._reader or FingerprintReader(self.ctx)
+                target = open_candidate(self.ctx, candidate, side, reader=self._reader)
+                facts.messages |= {one.text: one for one in target.messages}
+                if facts.arm is None:
+                    facts.arm = target.arm
+                    self.on_arm(side, target.arm)
+                # Both sides must be asked the very same text, so one of them says how long a token is.
+                texts = self.texts()
+                texts.learn(target.server)
+                self.letters_per_token = texts.letters_per_token
+                life = CandidateLife(self, side, target)
+                life.process = stack.pop_all()  # once nothing can fail any more
+                return life
         except BenchError as error:
-            stack.close()
             self.held.check()
             raise BootFailed(error.words) from error
-        except BaseException:
-            stack.close()
-            raise
-        return life
-
-    def _boot(self, side: Side, stack: contextlib.ExitStack) -> CandidateLife:
-        candidate = stack.enter_context(self.held.serve(self.plans[side]))
-        self._reader = self._reader or FingerprintReader(self.ctx)
-        target = open_candidate(self.ctx, candidate, side, reader=self._reader)
-        facts = self.facts[side]
-        facts.messages |= {one.text: one for one in target.messages}
-        if facts.arm is None:
-            facts.arm = target.arm
-            self.on_arm(side, target.arm)
-        # Both sides must be asked the very same text, so one of them says how long a token is.
-        texts = self.texts()
-        texts.learn(target.server)
-        self.letters_per_token = texts.letters_per_token
-        return CandidateLife(self, side, target, stack)
 
     def texts(self) -> Texts:
         """Those of one process."""
@@ -382,18 +535,16 @@ class CandidateStand:
 
 
 class CandidateLife:
-    """One process of a side."""
+    """One process of a side; `process` ends it once it is closed."""
 
-    def __init__(
-        self, stand: CandidateStand, side: Side, target: Target, stack: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, stand: CandidateStand, side: Side, target: Target) -> None:
         """Warmed up: the first process of a side finds the route by which its build counts drafts.
 
         Later ones take that route; `check` judges all that they answered.
         """
         self._stand = stand
         self._side = side
-        self._stack = stack
+        self.process = contextlib.ExitStack()
         self._texts = stand.texts()
         self._pair = ""
         self._life = life = Life(stand.ctx, target)
@@ -469,7 +620,7 @@ class CandidateLife:
     def close(self) -> None:
         """End the process, and hand over what was measured of it; what only prepared it is not kept."""
         try:
-            self._stack.close()
+            self.process.close()
         finally:
             samples = [one.sample for one in (*self._settled, *self._life.asked)]
             measured = [one for one in samples if Mark.WARM_UP not in one.marks]
@@ -498,14 +649,11 @@ class CandidateLife:
         marks = [str(mark) for sample in samples for mark in sample.marks]
         if marks:
             raise Unusable(", ".join(sorted(set(marks))))
-        turns = [sample.turn_ms for sample in samples]
-        firsts = [sample.client.ttft_ms if sample.client else None for sample in samples]
-        if not turns or None in turns or None in firsts:
+        turns = all_known(sample.turn_ms for sample in samples)
+        firsts = all_known(sample.client.ttft_ms if sample.client else None for sample in samples)
+        if not turns or not firsts:
             raise Unusable("the first token was not seen")
-        return Turn(
-            wall_ms=fmean(turn for turn in turns if turn is not None),
-            prefill_ms=fmean(first for first in firsts if first is not None),
-        )
+        return Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts))
 
     def _note(self, samples: Sequence[Sample], one: RequestClass) -> None:
         facts = self._stand.facts[self._side]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from tunerd import __version__
@@ -22,6 +21,7 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.units.generations import Generation
 from tunerd.units.text import environment_of, parse_unit
+from tunerd.words import sha256
 
 _MODELS = ("model.path", "speculation.draft_model", "model.mmproj")
 
@@ -76,8 +76,7 @@ class FingerprintReader:
                 engine = found.identity.sha256
             else:
                 problems.append(f"engine cannot be told: {found.problem}")
-            model, template, model_problems = self._model(named)
-            problems += [text for text in model_problems if text is not None]
+            model, template = self._model(named, problems)
             arguments = arguments_sha256(argv, environment)
         fingerprint = Fingerprint(
             engine_sha256=engine,
@@ -143,18 +142,17 @@ class FingerprintReader:
         return self._engines[program]
 
     def _model(
-        self, named: Mapping[str, str]
-    ) -> tuple[str | None, str | None, tuple[str | None, ...]]:
-        """Identity of all models, hash of the template, and what stands against telling them."""
+        self, named: Mapping[str, str], problems: list[str]
+    ) -> tuple[str | None, str | None]:
+        """Identity of all models and hash of the template; `problems` takes what stands against telling them."""
         found = [self._facts(named[key]) for key in _MODELS if key in named]
-        problems = [problem for _, problem in found]
         identities = [None if facts is None else facts.identity.sha256 for facts, _ in found]
         main = found[0][0] if found else None
         template = main.chat_template_sha256 if main is not None else None
+        problems += [problem for _, problem in found if problem is not None]
         if _TEMPLATE in named:
-            template, problem = self._template(named[_TEMPLATE])
-            problems.append(problem)
-        return models_sha256(identities), template, tuple(problems)
+            template = self._template(named[_TEMPLATE], problems)
+        return models_sha256(identities), template
 
     def _facts(self, path: str) -> tuple[ModelFacts | None, str | None]:
         if path not in self._models:
@@ -164,14 +162,14 @@ class FingerprintReader:
                 self._models[path] = (None, error.message)
         return self._models[path]
 
-    def _template(self, path: str) -> tuple[str | None, str | None]:
+    def _template(self, path: str, problems: list[str]) -> str | None:
+        content, problem = None, f"no such template file: `{path}`"
         try:
             content = self._ctx.files.read(Path(path))
         except HostError as error:
-            return None, error.message
-        if content is None:
-            return None, f"no such template file: `{path}`"
-        return sha256(content).hexdigest(), None
+            problem = error.message
+        problems += [problem] if content is None else []
+        return sha256(content)
 
 
 def _named_files(argv: Sequence[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tunerd.measure.answer import Sample, Seconds
 from tunerd.records import plain, read_or_none
-from tunerd.words import digest
+from tunerd.words import all_known, digest
 
 # Longer texts in the details of a sample are not names or reasons, and may be what somebody wrote.
 MAX_DETAIL_LETTERS = 200
@@ -135,10 +135,8 @@ def holds(then: Fingerprint, now: Fingerprint) -> bool | None:
 
 def models_sha256(identities: Sequence[str | None]) -> str | None:
     """One hash over all models that a command names, the main one first; None if any is unknown."""
-    known = [identity for identity in identities if identity is not None]
-    if not known or len(known) < len(identities):
-        return None
-    return known[0] if len(known) == 1 else digest(known)
+    known = all_known(identities)
+    return digest(known) if len(known) > 1 else next(iter(known), None)
 
 
 def _value(fingerprint: Fingerprint, name: str) -> Any:
@@ -313,9 +311,8 @@ class TurnTime(ArmFigures):
         """The whole turn; None where neither it nor each of its parts is known."""
         if self.whole_s is not None:
             return self.whole_s
-        parts = (self.prefill_s, self.reasoning_s, self.decode_s)
-        known = [part for part in parts if part is not None]
-        return sum(known) if len(known) == len(parts) else None
+        known = all_known((self.prefill_s, self.reasoning_s, self.decode_s))
+        return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from tunerd.measure.request import (
 )
 from tunerd.profile.schema import Published
 from tunerd.profile.workload import WorkloadShape
+from tunerd.words import all_known
 
 # The table of the community's mtp-bench, and how this box stands beside published ones.
 
@@ -114,8 +115,8 @@ def _wall_s(by_kind: Mapping[str, Sequence[Sample]]) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) if known and len(known) == len(values) else None
+    known = all_known(values)
+    return statistics.mean(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,15 +437,14 @@ def _expected(turns: Sequence[TurnTime], name: str) -> float | None:
 def _parts(samples: Sequence[Sample]) -> Parts | None:
     usable = [one for one in samples if one.is_usable]
     for split in (_by_server, _by_client):
-        found = [split(one) for one in usable]
-        known = [one for one in found if one is not None]
-        if known and len(known) == len(found):
-            waiting = [one.waiting_s for one in known if one.waiting_s is not None]
+        known = all_known(split(one) for one in usable)
+        if known:
+            waiting = all_known(one.waiting_s for one in known)
             return Parts(
                 statistics.fmean(one.whole_s for one in known),
                 statistics.fmean(one.prefill_s for one in known),
                 statistics.fmean(one.generation_s for one in known),
-                statistics.fmean(waiting) if len(waiting) == len(known) else None,
+                statistics.fmean(waiting) if waiting else None,
             )
     return None
 
@@ -600,30 +600,25 @@ def _case(name: str, asked: Sequence[Question]) -> CaseQuality:
     )
 
 
-def _against(one: CaseQuality) -> list[str]:
-    reasons = []
+def _against(one: CaseQuality) -> Iterator[str]:
     if one.n_lost:
-        reasons.append(f"{one.case}: {one.n_lost} of {one.n + one.n_missing} were not answered")
+        yield f"{one.case}: {one.n_lost} of {one.n + one.n_missing} were not answered"
     if one.case in {TOOLS, SHORT} and one.n_same < one.n:
-        reasons.append(f"{one.case}: {one.n - one.n_same} of {one.n} differ")
+        yield f"{one.case}: {one.n - one.n_same} of {one.n} differ"
     if one.n_valid is not None and one.n_valid < one.n:
-        reasons.append(
-            f"{one.case}: {one.n - one.n_valid} of {one.n} have arguments that are no JSON"
-        )
-    return reasons
+        yield f"{one.case}: {one.n - one.n_valid} of {one.n} have arguments that are no JSON"
 
 
-def _unjudged(one: CaseQuality) -> list[str]:
+def _unjudged(one: CaseQuality) -> Iterator[str]:
     """What speaks neither for nor against: a gate that saw no call says nothing of calls."""
     if not one.n:
-        return [f"{one.case}: no text was answered by both"]
-    if one.n_silent == one.n:
-        return [f"{one.case}: no answer has a text, so they could not be judged"]
-    if one.n_missing:
-        return [f"{one.case}: the reference had no answer to {one.n_missing} of them"]
-    if one.n_called == 0:
-        return [f"{one.case}: not one was made, so they could not be judged"]
-    return []
+        yield f"{one.case}: no text was answered by both"
+    elif one.n_silent == one.n:
+        yield f"{one.case}: no answer has a text, so they could not be judged"
+    elif one.n_missing:
+        yield f"{one.case}: the reference had no answer to {one.n_missing} of them"
+    elif one.n_called == 0:
+        yield f"{one.case}: not one was made, so they could not be judged"
 
 
 def drift(one: str, other: str) -> int:

@@ -7,15 +7,27 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from tunerd.app import Context
-from tunerd.engine.server import LlamaServer
+from tunerd.engine.log import (
+    LEAST_REQUESTS,
+    LoggedRequest,
+    RequestLog,
+    learn,
+    rates_of,
+    read_requests,
+)
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
-from tunerd.measure.life import own_requests
+from tunerd.measure.answer import Timings, read_counters
+from tunerd.measure.evidence import RunRecord
+from tunerd.measure.store import open_to_read
 from tunerd.measure.trust import OwnRequests, of_others
+from tunerd.profile.files import load_profile, load_sources
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.profile.workload import (
     Rates,
@@ -25,21 +37,17 @@ from tunerd.profile.workload import (
     mean_parts,
     parts_json,
     shape_of,
+    to_toml,
 )
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.words import check_name, format_duration, is_name, nearest_name, problem_of
-
-if TYPE_CHECKING:
-    from tunerd.engine.log import LoggedRequest, RequestLog
-    from tunerd.engine.server import Address
-    from tunerd.measure.evidence import RunRecord
-
 
 FOLDER = "workloads"
 LEARNED = "learned"
 USUAL = "chat"
 NO_WORKLOAD = "not there"
 _MAX_LINES = 200_000
+_N_RUNS = 500  # of which tunerd's own requests are looked up
 MAX_DAYS = 3650
 _DAY_S = 86400.0
 # A log that begins this much later than was asked for is one of so many days all the same.
@@ -115,9 +123,6 @@ def learn_workload(
         UsageError: the name cannot be a file's, or is that of somebody else's workload.
         ConfigError: the log holds too few requests.
     """
-    from tunerd.measure.learned import LEAST_REQUESTS, learn
-    from tunerd.profile.workload import to_toml
-
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise UsageError(f"{days} days cannot be read: 1 to {MAX_DAYS}")
     check_name(name, of="a workload")
@@ -250,8 +255,6 @@ def _own_table(ctx: Context, profile: str) -> WorkloadShape | None:
     Raises:
         ConfigError: one of its layers is wrong.
     """
-    from tunerd.profile.files import load_profile, load_sources
-
     sources, _ = load_sources(ctx)
     if profile not in sources.names:
         return None
@@ -343,8 +346,6 @@ def _refuse_taken(ctx: Context, name: str) -> None:
 
 
 def _read_log(ctx: Context, unit: str) -> RequestLog:
-    from tunerd.engine.log import read_requests
-
     return read_requests(ctx.services.log(unit, max_lines=_MAX_LINES))
 
 
@@ -355,8 +356,6 @@ def _read_days(
 
     How far is None where that is not known, or was not asked for.
     """
-    from tunerd.engine.log import read_requests
-
     if days is None:
         return _read_log(ctx, unit), None, ()
     now_s = ctx.clock.now_s()
@@ -383,6 +382,29 @@ def _days(days: int) -> str:
     return f"{days} day{'s' if days > 1 else ''}"
 
 
+def own_requests(ctx: Context) -> OwnRequests:
+    """Requests of the newest measurements, whatever server they were put to.
+
+    Raises:
+        HostError: the store is damaged or cannot be read.
+    """
+    store = open_to_read(ctx.paths.evidence)
+    if store is None:
+        return OwnRequests()
+    timings: list[Timings] = []
+    n_unknown = 0
+    with store:
+        for run in store.runs(limit=_N_RUNS):
+            for sample in store.samples(run.number):
+                one = sample.timings
+                if one is None or one.prompt_ms is None or one.predicted_ms is None:
+                    n_unknown += 1
+                else:
+                    timings.append(one)
+        n_unknown += sum(one.n_rows for one in store.damage)
+    return OwnRequests(tuple(timings), n_unknown)
+
+
 def _own(ctx: Context) -> tuple[OwnRequests, list[Message]]:
     """What is stored of tunerd's own requests, and a warning where some cannot be told apart."""
     try:
@@ -405,8 +427,6 @@ def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
     Unknown where it has answered none; tunerd's own requests, of which some have prompts that nobody
     would write, do not count.
     """
-    from tunerd.measure.learned import rates_of
-
     try:
         logged = _read_log(ctx, ctx.unit).requests
     except TunerdError:  # a picture without seconds is better than none
@@ -423,8 +443,6 @@ def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
 
 def served_requests(ctx: Context, since_s: float) -> tuple[LoggedRequest, ...]:
     """What production answered to others since then, by its log, oldest first; nothing where that cannot be read."""
-    from tunerd.engine.log import read_requests
-
     try:
         span = ctx.services.log_since(ctx.unit, since_s, max_lines=_MAX_LINES)
         own = own_requests(ctx)
@@ -435,8 +453,6 @@ def served_requests(ctx: Context, since_s: float) -> tuple[LoggedRequest, ...]:
 
 def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tuple[Message, ...]:
     """What of the running server's traffic the log holds, by the server's own counters."""
-    from tunerd.engine.serving import address_now, read_live_unit
-
     state = ctx.services.state(unit)
     since_s = -math.inf if days is None else ctx.clock.now_s() - days * _DAY_S
     if state.active_since_s is not None and state.active_since_s < since_s - _DAY_SLACK_S:
@@ -463,8 +479,6 @@ def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tup
 
 def _counted(ctx: Context, address: Address) -> int | None:
     """Tokens that the server says it has generated since it started; None where it does not count."""
-    from tunerd.measure.answer import read_counters
-
     server = LlamaServer(address, ctx.clock)
     props = server.props(timeout_s=2.0)
     if props is not None and props.is_asleep:

@@ -18,6 +18,7 @@ from tunerd.engine.health import HttpState
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import BenchError, UsageError
+from tunerd.machine.clock import polls
 from tunerd.machine.host import cpu_seconds, process_cpu_s, process_facts
 from tunerd.machine.proc import family_of
 from tunerd.measure.answer import (
@@ -49,11 +50,8 @@ from tunerd.measure.request import (
     class_request,
     read_prompts,
 )
-from tunerd.measure.sides import LIVE
-from tunerd.measure.store import open_to_read
 from tunerd.measure.trust import (
     GpuLook,
-    OwnRequests,
     ProcessorLook,
     Speculation,
     Traffic,
@@ -71,35 +69,11 @@ from tunerd.production.gate import why_it_ended
 from tunerd.production.lease import Candidate
 from tunerd.profile.workload import MIXED, RequestClass
 from tunerd.result import Message, note, warning
-
-_N_RUNS = 500
-
-
-def own_requests(ctx: Context) -> OwnRequests:
-    """Requests of the newest measurements, whatever server they were put to.
-
-    Raises:
-        HostError: the store is damaged or cannot be read.
-    """
-    store = open_to_read(ctx.paths.evidence)
-    if store is None:
-        return OwnRequests()
-    timings: list[Timings] = []
-    n_unknown = 0
-    with store:
-        for run in store.runs(limit=_N_RUNS):
-            for sample in store.samples(run.number):
-                one = sample.timings
-                if one is None or one.prompt_ms is None or one.predicted_ms is None:
-                    n_unknown += 1
-                else:
-                    timings.append(one)
-        n_unknown += sum(one.n_rows for one in store.damage)
-    return OwnRequests(tuple(timings), n_unknown)
-
+from tunerd.words import all_known
 
 # What a bench measures: the live unit, a candidate, or a server that is known by its address alone.
 
+LIVE = "live"  # what the unit is called that serves now
 _ASK_S = 10.0
 # What a server says of itself is believed within these: no context is larger (the longest of models
 # is 10 million tokens), and no vocabulary cuts common text into such pieces.
@@ -191,21 +165,10 @@ def open_live(ctx: Context) -> Target:
         generation = None
     reader = FingerprintReader(ctx)
     arm, problems = reader.arm(LIVE, live.argv, live.environment, generation)
-    pid = state.main_pid
     if is_same is None:
-        problems = (f"the arguments of process {pid} cannot be read", *problems)
-    return Target(
-        arm=arm,
-        server=server,
-        life=lambda: _life(ctx, live.unit),
-        why_ended=lambda: _why_ended(ctx, live.unit, pid),
-        pids=(pid,),
-        speculation=speculation_of(live.argv),
-        messages=_untold(problems),
-        unit=live.unit,
-        profile=generation.profile if generation is not None else None,
-        **_asked(server),
-    )
+        problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)
+    profile = generation.profile if generation is not None else None
+    return _of_unit(ctx, live.unit, state.main_pid, server, live.argv, profile, arm, problems)
 
 
 def open_candidate(
@@ -232,22 +195,32 @@ def open_candidate(
     pid = candidate.serving.pid
     if _runs_with(argv, pid) is False:
         raise BenchError(f"{candidate.unit} runs with other arguments than planned")
+    return _of_unit(ctx, candidate.unit, pid, server, argv, plan.resolved.name, arm, problems)
+
+
+def _of_unit(
+    ctx: Context,
+    unit: str,
+    pid: int,
+    server: LlamaServer,
+    argv: Sequence[str],
+    profile: str | None,
+    arm: ArmRecord,
+    problems: Sequence[str],
+) -> Target:
+    """A server that runs by a unit of this machine."""
     return Target(
         arm=arm,
         server=server,
-        life=lambda: _life(ctx, candidate.unit),
-        why_ended=lambda: _fault_words(ctx, candidate),
+        life=lambda: _life(ctx, unit),
+        why_ended=lambda: _why_ended(ctx, unit, pid),
         pids=(pid,),
         speculation=speculation_of(argv),
-        messages=_untold(problems),
+        messages=tuple(warning("cannot-tell", problem) for problem in problems),
         unit=ctx.unit,
-        profile=plan.resolved.name,
+        profile=profile,
         **_asked(server),
     )
-
-
-def _untold(problems: Sequence[str]) -> tuple[Message, ...]:
-    return tuple(warning("cannot-tell", problem) for problem in problems)
 
 
 def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
@@ -390,11 +363,6 @@ def _why_ended(ctx: Context, unit: str, pid: int) -> str | None:
     return why_it_ended(ctx, unit).failure.words
 
 
-def _fault_words(ctx: Context, candidate: Candidate) -> str | None:
-    fault = candidate.look(ctx)
-    return None if fault is None else fault.words
-
-
 # Looks at the machine while something is measured: GPUs during a request, counters between them.
 
 # Each look at the counters is work for the server, and resets gauges that others may read.
@@ -434,10 +402,7 @@ class GpuWatch:
     @property
     def free_mib(self) -> int | None:
         """The least that was free; None where a reading could not tell."""
-        known = [look.free_mib for look in self.looks]
-        if not known or None in known:
-            return None
-        return min(mib for mib in known if mib is not None)
+        return min(all_known(look.free_mib for look in self.looks), default=None)
 
 
 @dataclass
@@ -472,14 +437,12 @@ def look_at_processors(server_pids: Sequence[int]) -> ProcessorLook | None:
     """None where the server's own processes are not known, or nothing can be read of them."""
     machine = cpu_seconds()
     pids = (os.getpid(), *server_pids)
-    own = [process_cpu_s(pid) for pid in pids]
-    # What they started counts as theirs, such as the servers of a router.
-    own += [process_cpu_s(one) or 0.0 for pid in pids for one in family_of(pid) if one != pid]
-    if machine is None or not server_pids or None in own:
+    own_s = all_known(process_cpu_s(pid) for pid in pids)
+    if machine is None or not server_pids or not own_s:
         return None
-    return ProcessorLook(
-        machine.total_s, machine.busy_s, sum(one for one in own if one is not None)
-    )
+    # What they started counts as theirs, such as the servers of a router.
+    own_s += [process_cpu_s(one) or 0.0 for pid in pids for one in family_of(pid) if one != pid]
+    return ProcessorLook(machine.total_s, machine.busy_s, sum(own_s))
 
 
 class TrafficWatch:
@@ -533,16 +496,12 @@ class TrafficWatch:
 
         Told by its slots, or by its counters where it shows none; true where it tells neither.
         """
-        clock = self._ctx.clock
-        end_s = clock.monotonic_s() + self.limit_s
-        while True:
+        for left_s in polls(self._ctx.clock, self.limit_s, every_s=_IDLE_POLL_S):
             if not self._n_at_work():
                 return True
-            if clock.monotonic_s() >= end_s:
-                return False
-            left_s = end_s - clock.monotonic_s()
-            self._ctx.say("waiting for requests of others", left_s=left_s)
-            clock.sleep(min(_IDLE_POLL_S, left_s))
+            if left_s:
+                self._ctx.say("waiting for requests of others", left_s=left_s)
+        return False
 
     def is_busy(self) -> bool:
         """Whether a slot works before anything was asked here; that of the last answer is free in a moment."""

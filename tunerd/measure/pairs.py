@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -589,37 +589,27 @@ class Comparison:
         return Part(name, class_index, gain, a_s, b_s)
 
 
-def compare(
-    stand: Stand,
-    workload: Workload,
-    limits: Limits,
-    rng: random.Random,
-    *,
-    on_pair: OnPair | None = None,
-) -> Comparison:
-    """Measure until the pairs have decided, or time or pairs run out.
+class _Failed(Exception):
+    """A side cannot be measured."""
 
-    Args:
+
+@dataclass
+class Comparing:
+    """Measures until the pairs have decided, or time or pairs run out.
+
+    Attributes:
         stand: Where both sides are started.
         workload: What they are asked.
         limits: When it ends.
         rng: Order of classes within a round; the order of sides is fixed.
         on_pair: Called after each pair with what it decides and the seconds it may still take.
     """
-    return _Comparing(stand, workload, limits, rng, on_pair).run()
 
-
-class _Failed(Exception):
-    """A side cannot be measured."""
-
-
-@dataclass
-class _Comparing:
     stand: Stand
     workload: Workload
     limits: Limits
     rng: random.Random
-    on_pair: OnPair | None
+    on_pair: OnPair | None = None
     pairs: list[Pair] = field(default_factory=list)
     decision: Decision | None = None
     n_rounds: int | None = None
@@ -631,6 +621,7 @@ class _Comparing:
     longest_s: float = 0.0
 
     def run(self) -> Comparison:
+        """Everything behind a verdict."""
         self.begin_s = self.stand.now_s()
         problem = None
         try:
@@ -815,18 +806,16 @@ def part_sentence(part: Part, name: str) -> str:
     )
 
 
-def reasons(found: Comparison) -> tuple[str, ...]:
+def reasons(found: Comparison) -> Iterator[str]:
     """What else a reader should know of how it ended."""
-    told = []
     if found.end is End.TIME:
-        told.append("the time ended before the pairs had decided")
+        yield "the time ended before the pairs had decided"
     if found.end is End.PAIRS:
-        told.append("the pairs ended before they had decided")
+        yield "the pairs ended before they had decided"
     if found.problem is not None:
-        told.append(found.problem)
+        yield found.problem
     if found.n_unusable:
-        told.append(f"{found.n_unusable} answers did not count and were asked anew")
-    return tuple(told)
+        yield f"{found.n_unusable} answers did not count and were asked anew"
 
 
 # Which side is recommended: the faster one, unless its answers are not as good as those of the other

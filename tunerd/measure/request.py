@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -74,10 +74,6 @@ class Form:
             chosen[name] = words[at]
         return self.text.format(**chosen)
 
-    def variants(self) -> Iterable[str]:
-        """All of them."""
-        return (self.variant(number) for number in range(self.n_variants))
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -128,7 +124,7 @@ def _form(row: Mapping[str, Any]) -> Form:
     words = {name: tuple(row[name]) for name in row if name not in {"kind", "text", "tokens"}}
     least, most = row["tokens"]
     form = Form(row["kind"], row["text"], MappingProxyType(words), least, most)
-    if not next(iter(form.variants()), ""):
+    if not form.n_variants or not form.variant(0):
         raise ValueError(row["kind"])
     return form
 

@@ -9,11 +9,10 @@ import os
 import shlex
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import quote
 
@@ -24,9 +23,9 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import compared_environment, without_secrets
 from tunerd.errors import Busy, HostError, TunerdError
-from tunerd.machine.clock import SystemClock
+from tunerd.machine.clock import SystemClock, polls
 from tunerd.machine.files import make_private
-from tunerd.measure.answer import Sample, summarise
+from tunerd.measure.answer import ClientTimes, Sample, Timings, summarise
 from tunerd.measure.evidence import (
     ArmRecord,
     Damage,
@@ -241,16 +240,13 @@ class StoreFile:
 
     def _become_wal(self, connection: sqlite3.Connection) -> None:
         """Change to write-ahead logging; SQLite does not wait for others who do the same."""
-        clock = SystemClock()
-        end_s = clock.monotonic_s() + self._wait_s
-        while True:
+        for left_s in polls(SystemClock(), self._wait_s, every_s=_RETRY_S):
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
             except sqlite3.OperationalError as error:
                 is_busy = (error.sqlite_errorcode & 0xFF) == sqlite3.SQLITE_BUSY
-                if not is_busy or clock.monotonic_s() > end_s:
+                if not is_busy or not left_s:
                     raise
-                clock.sleep(_RETRY_S)
             else:
                 return
 
@@ -292,9 +288,7 @@ class StoreFile:
         check_version(version, VERSION, self.name, writable=True)
         METADATA.create_all(connection)
         if version is not None:
-            from tunerd.measure.store_old import take_over  # once for each store
-
-            take_over(connection)
+            _take_over(connection)  # once for each store
         set_version(connection, VERSION)
 
     def _make_folder(self) -> None:
@@ -498,12 +492,7 @@ class EvidenceStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -832,3 +821,105 @@ def _counts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, tupl
 
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+# What a store held that tunerd 0.1 wrote, with a table for each kind of record. Rows become documents as they
+# are: one that was damaged is a damaged document, and told as such.
+
+_CHUNK = 1000
+_JSON = {"suites", "host", "argv", "environment", "origins", "parts", "accepted_by_position", "marks",
+         "details", "figures", "reasons", "event"}  # fmt: skip
+_KINDS: Mapping[EntryKind, type[Any]] = {
+    EntryKind.ARM: ArmRecord,
+    EntryKind.SAMPLE: Sample,
+    EntryKind.SUMMARY: SummaryRecord,
+    EntryKind.VERDICT: VerdictRecord,
+}
+# Children first. Version 1 lacked the last three.
+_TABLES = ("verdicts", "summaries", "samples", "arms", "runs", "memory_observations",
+           "memory_loads", "sweep_events", "fingerprints")  # fmt: skip
+_ENTRIES: Mapping[EntryKind, str] = {
+    EntryKind.ARM: "SELECT arms.*, parts FROM arms LEFT JOIN fingerprints"
+    " ON fingerprints.id = fingerprint_id ORDER BY arms.id",
+    EntryKind.SAMPLE: "SELECT samples.*, arms.name AS arm FROM samples LEFT JOIN arms"
+    " ON arms.id = arm_id ORDER BY samples.id",
+    EntryKind.SUMMARY: "SELECT summaries.*, arms.name AS arm FROM summaries LEFT JOIN arms"
+    " ON arms.id = arm_id ORDER BY summaries.id",
+    EntryKind.VERDICT: "SELECT * FROM verdicts ORDER BY id",
+    EntryKind.EVENT: "SELECT * FROM sweep_events ORDER BY id",
+}
+_Values = dict[str, Any]
+
+
+def _take_over(connection: sa.Connection) -> None:
+    """Fill the tables of today from those of an older store, and drop those."""
+    known = set(sa.inspect(connection).get_table_names())
+    _insert(connection, run, map(_run, _rows(connection, "SELECT * FROM runs")))
+    for kind, query in _ENTRIES.items():
+        if kind is not EntryKind.EVENT or "sweep_events" in known:
+            _insert(connection, entry, (_entry(kind, row) for row in _rows(connection, query)))
+    for name in _TABLES:
+        if name in known:
+            connection.exec_driver_sql(f"DROP TABLE {name}")
+
+
+def _rows(connection: sa.Connection, query: str) -> Iterable[_Values]:
+    for row in connection.exec_driver_sql(query).mappings():
+        yield {name: _value(name, value) for name, value in row.items()}
+
+
+def _insert(connection: sa.Connection, table: sa.Table, rows: Iterable[_Values]) -> None:
+    waiting: list[_Values] = []
+    for row in rows:
+        waiting.append(row)
+        if len(waiting) == _CHUNK:
+            connection.execute(table.insert(), waiting)
+            waiting.clear()
+    if waiting:
+        connection.execute(table.insert(), waiting)
+
+
+def _value(name: str, value: Any) -> Any:
+    """A column as JSON: what is no JSON where it should be stays the text that it is."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if name not in _JSON or not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _run(row: _Values) -> _Values:
+    columns = {name: row[name] for name in ("id", "ended_s", "outcome", "reason")}
+    head = _only(RunRecord, row)
+    # What is no time stays in the head, where it is found to be damaged.
+    started_s = head.pop("started_s") if isinstance(row["started_s"], int | float) else 0.0
+    return {**columns, "kind": str(head.pop("kind")), "started_s": started_s, "head": head}
+
+
+def _entry(kind: EntryKind, row: _Values) -> _Values:
+    name = row["arm"] if kind is EntryKind.SAMPLE else row.get("name")
+    return {
+        "run_id": row["run_id"],
+        "kind": kind,
+        "name": None if name is None else str(name),
+        "is_usable": bool(row.get("is_usable", True)),
+        "body": row["event"] if kind is EntryKind.EVENT else _only(_KINDS[kind], _named(kind, row)),
+    }
+
+
+def _named(kind: EntryKind, row: _Values) -> _Values:
+    """The columns under the names of today's fields."""
+    if kind is EntryKind.ARM:
+        return {**row, "fingerprint": row["parts"]}
+    if kind is not EntryKind.SAMPLE:
+        return row
+    client = None if row["wall_ms"] is None else _only(ClientTimes, row)
+    timings = _only(Timings, row) if row["has_timings"] else None
+    return {**row, "case": row["case_name"], "timings": timings, "client": client}
+
+
+def _only(kind: type[Any], row: _Values) -> _Values:
+    return {field.name: row[field.name] for field in fields(kind) if field.name in row}

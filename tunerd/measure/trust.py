@@ -13,6 +13,7 @@ from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, step_of
 from tunerd.measure.request import Request
 from tunerd.profile.schema import own_kinds
+from tunerd.words import all_known
 
 # What a client's wall may have beside the server's own times: cutting the text into tokens, waiting for
 # the loop of the server, and for a processor on a busy machine.
@@ -94,18 +95,17 @@ def look_at(
         return GpuLook(None, None, frozenset(), at_s)
     own = [gpu for gpu in gpus if any(one.pid in server_pids for one in gpu.processes or ())]
     is_alone = not any(_computes(one, server_pids) for gpu in own for one in gpu.processes or ())
-    free = [gpu.free_mib for gpu in gpus]
-    others = [_others(gpu, server_pids) for gpu in gpus]
+    others = all_known(_others(gpu, server_pids) for gpu in gpus)
     return GpuLook(
-        free_mib=None if None in free else min(mib for mib in free if mib is not None),
-        others_mib=None if None in others else sum(mib for mib in others if mib is not None),
+        free_mib=min(all_known(gpu.free_mib for gpu in gpus), default=None),
+        others_mib=sum(others) if others else None,
         throttled=frozenset(
             reason for gpu in gpus for reason in gpu.throttle_reasons or () if reason != POWER_CAP
         ),
         at_s=at_s,
         cards=tuple(gpu.index for gpu in own),
-        energy_j=_sum([gpu.energy_j for gpu in own]) if is_alone else None,
-        power_w=_sum([gpu.power_w for gpu in own]) if is_alone else None,
+        energy_j=_sum(gpu.energy_j for gpu in own) if is_alone else None,
+        power_w=_sum(gpu.power_w for gpu in own) if is_alone else None,
     )
 
 
@@ -115,9 +115,9 @@ def _computes(process: GpuProcess, server_pids: Sequence[int]) -> bool:
     return is_other and "compute" in process.kind
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [one for one in values if one is not None]
-    return sum(known) if known and len(known) == len(values) else None
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = all_known(values)
+    return sum(known) if known else None
 
 
 def energy_of(looks: Sequence[GpuLook]) -> float | None:
@@ -154,8 +154,7 @@ def _others(gpu: Gpu, server_pids: Sequence[int]) -> int | None:
 
 def quiet_mib(looks: Sequence[GpuLook]) -> int | None:
     """What others held while nothing was disturbed, as seen during the warm-up; None if unknown."""
-    known = [look.others_mib for look in looks if look.others_mib is not None]
-    return max(known) if known and len(known) == len(looks) else None
+    return max(all_known(look.others_mib for look in looks), default=None)
 
 
 def marks_of(

@@ -8,8 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tunerd.engine.commandline import CommandLine
-from tunerd.engine.flags import SECRET_FLAGS, is_secret_variable, normal_spelling, owner_of
+from tunerd.engine.flags import (
+    SECRET_FLAGS,
+    CommandLine,
+    is_secret_variable,
+    normal_spelling,
+    owner_of,
+)
 from tunerd.engine.help import Capabilities, Effect, Engine, OffloadDevice
 from tunerd.engine.importer import PREFIX, TRUE, flag_of
 from tunerd.machine.facts import Host

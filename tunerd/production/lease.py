@@ -107,20 +107,6 @@ class Candidate:
     lines: tuple[str, ...]
     vram_free_mib: int | None
 
-    @property
-    def ok(self) -> bool:
-        """Whether it serves."""
-        return self.fault is None
-
-    def look(self, ctx: Context) -> Failure | None:
-        """Why it ended since; None while the process that answered first still runs."""
-        if self.serving is None:
-            return self.fault
-        state = ctx.services.state(self.unit)
-        if state.is_active and state.main_pid == self.serving.pid:
-            return None
-        return why_it_ended(ctx, self.unit).failure
-
 
 def start_candidate(
     ctx: Context, plan: Plan, lease: LeaseSpec, number: int, *, limit_s: float
@@ -135,7 +121,7 @@ def start_candidate(
     unit = candidate_unit(lease.id, number)
     address = address_of_plan(ctx, plan)
     if plan.is_refused:
-        return _judged(ctx, unit, plan, address, fault=_refusal(plan))
+        return _judged(ctx, unit, plan, address, _refusal(plan))
     demand_root_for_plan(ctx, plan)
     ctx.say(f"starting candidate {number}")
     _write_unit(ctx, plan, lease, unit, limit_s)
@@ -147,8 +133,8 @@ def start_candidate(
         model_bytes=plan.facts.file_bytes,
     )
     if isinstance(found, NotServing):
-        return _judged(ctx, unit, plan, address, fault=found.failure)
-    candidate = _judged(ctx, unit, plan, address, serving=found)
+        return _judged(ctx, unit, plan, address, found.failure)
+    candidate = _judged(ctx, unit, plan, address, found)
     remember_load(ctx, plan.command.argv, plan.unit_text, candidate.lines)
     return candidate
 
@@ -229,34 +215,25 @@ def _refusal(plan: Plan) -> Failure:
 
 
 def _judged(
-    ctx: Context,
-    unit: str,
-    plan: Plan,
-    address: Address,
-    *,
-    serving: Serving | None = None,
-    fault: Failure | None = None,
+    ctx: Context, unit: str, plan: Plan, address: Address, found: Serving | Failure
 ) -> Candidate:
-    lines = ctx.services.log(unit, max_lines=_LINES) if not plan.is_refused else ()
-    # By production's own text and name: a candidate's differs in neither.
-    text = parse_unit(plan.unit_text)
-    environment = environment_of(text, specifiers_of(ctx, ctx.unit))
+    serving = found if isinstance(found, Serving) else None
     return Candidate(
         unit=unit,
         plan=plan,
-        environment=environment,
+        # By production's own text and name: a candidate's differs in neither.
+        environment=environment_of(parse_unit(plan.unit_text), specifiers_of(ctx, ctx.unit)),
         address=address,
         serving=serving,
-        fault=fault,
-        lines=lines,
+        fault=None if isinstance(found, Serving) else found,
+        lines=() if plan.is_refused else ctx.services.log(unit, max_lines=_LINES),
         vram_free_mib=_vram_free(ctx) if serving is not None and plan.has_gpu else None,
     )
 
 
 def _vram_free(ctx: Context) -> int | None:
-    free = [gpu.free_mib for gpu in ctx.gpu.read().gpus or ()]
-    known = [mib for mib in free if mib is not None]
-    return min(known, default=None)
+    free = (gpu.free_mib for gpu in ctx.gpu.read().gpus or ())
+    return min((mib for mib in free if mib is not None), default=None)
 
 
 _COMES_BACK_S = 5.0
@@ -362,9 +339,13 @@ class Held:
             Preempted: the lease is gone.
         """
         self.check()
-        fault = candidate.look(self._ctx)
-        if fault is not None:
-            self.check()
+        if candidate.serving is None:
+            return candidate.fault
+        state = self._ctx.services.state(candidate.unit)
+        if state.is_active and state.main_pid == candidate.serving.pid:
+            return None
+        fault = why_it_ended(self._ctx, candidate.unit).failure
+        self.check()
         return fault
 
     def _preempted(self) -> Preempted:

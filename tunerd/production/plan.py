@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tunerd.engine.builds import (
     read_facts,
     refusal,
 )
-from tunerd.engine.commandline import KINDS_WITH_PROBABILITY, CommandLine
+from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine
 from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
@@ -186,20 +186,21 @@ def _family_of(ctx: Context, live: LiveUnit) -> Family | None:
 
 def tuned_layer(
     ctx: Context, resolved: Resolved, engine: Engine, facts: ModelFacts, host: Host
-) -> list[Message]:
+) -> Iterator[Message]:
     """Whether the tuned layer took part, and whether what it rests on is still here."""
     tuned = [s.key for s in resolved.settings.values() if s.origin.layer == "tuned"]
     declined = read_declined(ctx, resolved.name)
     if not tuned and declined is not None:
-        return [note("tuned-declined", f"what sweep {declined.sweep} found ({_set_by(declined)}) is left "
-                     "out: it was rolled back by hand", f"`tunerd promote {declined.sweep}`")]  # fmt: skip
+        yield note("tuned-declined", f"what sweep {declined.sweep} found ({_set_by(declined)}) is left "
+                   "out: it was rolled back by hand", f"`tunerd promote {declined.sweep}`")  # fmt: skip
     if not tuned:
-        return []
-    found = [note("tuned", f"the tuned layer sets {', '.join(sorted(tuned))}",
-                  "`--untuned` leaves it out")]  # fmt: skip
+        return
+    yield note(
+        "tuned", f"the tuned layer sets {', '.join(sorted(tuned))}", "`--untuned` leaves it out"
+    )
     record = read_tuned(ctx, resolved.name)
     if record is None:
-        return found
+        return
     identity = engine.identity
     changed = why_stale(
         record,
@@ -210,11 +211,8 @@ def tuned_layer(
         gpu_names=tuple(gpu.name for gpu in host.gpus or ()),
     )
     if changed:
-        found.append(
-            warning("tuned-stale", f"the tuned layer was found with another {', '.join(changed)}: "
-                    "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")
-        )  # fmt: skip
-    return found
+        yield warning("tuned-stale", f"the tuned layer was found with another {', '.join(changed)}: "
+                      "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")  # fmt: skip
 
 
 def _set_by(record: TunedRecord) -> str:
@@ -290,24 +288,21 @@ _BY_HAND = ("n_gpu_layers", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tenso
 
 def memory_of_plan(
     ctx: Context,
-    resolved: Resolved,
-    engine: Engine,
+    chosen: Choice,
     facts: ModelFacts,
-    draft: ModelFacts | None,
     host: Host,
-    devices: Sequence[OffloadDevice],
-    *,
-    has_gpu: bool,
-    correction: MemoryCorrection | None = None,
+    correction: MemoryCorrection | None,
 ) -> MemoryPlan:
     """The estimate, with what earlier loads showed of it, and what it means here."""
-    settings = settings_of(resolved, engine, draft, host, has_gpu=has_gpu)
+    resolved, has_gpu = chosen.resolved, chosen.has_gpu
+    draft = draft_facts(ctx, resolved, chosen.command)
+    settings = settings_of(resolved, chosen.engine, draft, host, has_gpu=has_gpu)
     memory = resolved.profile.memory
     by_hand = memory.fit is False or any(getattr(memory, key) is not None for key in _BY_HAND)
     calculated = estimate(facts, settings)
     judged = judge_memory(
         replace(calculated, parts=corrected(calculated.parts, correction)),
-        _free(ctx, host, devices),
+        _free(ctx, host, chosen.devices),
         has_gpu=has_gpu,
         fit_mib=None if by_hand else memory.fit_mib,
     )
@@ -530,22 +525,23 @@ def _path(ctx: Context, argv: Sequence[str], unit_text: str) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything that `apply` needs, and everything that a person wants to see before it."""
+class Sketch(Choice):
+    """What would be deployed, as far as that is known without the model's header."""
 
-    resolved: Resolved
-    engine: Engine
-    command: CommandLine
     unit_text: str
     live: LiveUnit
-    live_sha256: str | None
     diff: str
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Sketch):
+    """Everything that `apply` needs, and everything that a person wants to see before it."""
+
+    live_sha256: str | None
     facts: ModelFacts
     memory: MemoryPlan
     host: Host
-    has_gpu: bool
-    passed_over: tuple[tuple[str, str], ...]
-    messages: tuple[Message, ...]
 
     @property
     def errors(self) -> tuple[Message, ...]:
@@ -589,32 +585,28 @@ def _without_weights(
     ctx: Context, found: Choice, problem: ModelFileError, *, with_explain: bool
 ) -> ActionResult:
     live = read_live_unit(ctx)
-    engine, resolved, command = found.engine, found.resolved, found.command
-    unit_text = render_unit(unit_template(ctx), unit_spec(ctx, resolved, engine, command, live))
-    messages = (error("model-missing", problem.words, problem.hint),)
-    payload = _json(
-        resolved, engine, command, live, unit_text, unified_diff(live.text, unit_text, ctx.unit),
-        messages, with_explain=with_explain,
-    )  # fmt: skip
-    payload["model"] |= {"name": resolved.profile.model.name}
-    return ActionResult("plan", payload, messages, 1)
+    spec = unit_spec(ctx, found.resolved, found.engine, found.command, live)
+    unit_text = render_unit(unit_template(ctx), spec)
+    made = Sketch(
+        **_fields(found),
+        unit_text=unit_text,
+        live=live,
+        diff=unified_diff(live.text, unit_text, ctx.unit),
+        messages=(error("model-missing", problem.words, problem.hint),),
+    )
+    payload = {**plan_json(made, with_explain=with_explain), "passed_over": []}
+    payload["model"] |= {"name": found.resolved.profile.model.name}
+    return ActionResult("plan", payload, made.messages, 1)
 
 
-def _json(
-    resolved: Resolved,
-    engine: Engine,
-    command: CommandLine,
-    live: LiveUnit,
-    unit_text: str,
-    diff: str,
-    messages: Sequence[Message],
-    *,
-    with_explain: bool,
-    facts: ModelFacts | None = None,
-    memory: MemoryPlan | None = None,
-    passed_over: Sequence[tuple[str, str]] = (),
-) -> dict[str, Any]:
-    """What is known with the model's header, and without it."""
+def _fields(chosen: Choice) -> dict[str, Any]:
+    return {one.name: getattr(chosen, one.name) for one in fields(chosen)}
+
+
+def plan_json(made: Sketch, *, with_explain: bool) -> dict[str, Any]:
+    """A plan as scripts read it, with the model's header or without it."""
+    engine, resolved, command = made.engine, made.resolved, made.command
+    facts, memory = (made.facts, made.memory) if isinstance(made, Plan) else (None, None)
     explained = [
         {"flag": flag, "key": key, "origin": origin}
         for flag, key, origin in explain(command, resolved)
@@ -630,10 +622,10 @@ def _json(
         },
         "argv": list(command.argv),
         "explain": explained if with_explain else None,
-        "passed_over": [{"engine": name, "reason": why} for name, why in passed_over],
-        "unit": unit_text,
-        "unit_path": str(live.path) if live.path else None,
-        "diff": diff,
+        "passed_over": [{"engine": name, "reason": why} for name, why in made.passed_over],
+        "unit": made.unit_text,
+        "unit_path": str(made.live.path) if made.live.path else None,
+        "diff": made.diff,
         "memory": None if memory is None else memory_json(memory),
         "published_vram_mib": resolved.profile.published.vram_mib,
         "model": {
@@ -642,19 +634,11 @@ def _json(
         },
         "warnings": [
             {"code": one.code, "text": one.text, "hint": one.hint}
-            for one in messages
+            for one in made.messages
             if one.level is not Level.NOTE
         ],
-        "refused": any(one.level is Level.ERROR for one in messages),
+        "refused": any(one.level is Level.ERROR for one in made.messages),
     }
-
-
-def plan_json(made: Plan, *, with_explain: bool) -> dict[str, Any]:
-    """A plan as scripts read it."""
-    return _json(
-        made.resolved, made.engine, made.command, made.live, made.unit_text, made.diff, made.messages,
-        with_explain=with_explain, facts=made.facts, memory=made.memory, passed_over=made.passed_over,
-    )  # fmt: skip
 
 
 def make_plan(ctx: Context, request: PlanRequest) -> Plan:
@@ -674,22 +658,17 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     chosen = choose(ctx, request, host)
     facts = read_facts(ctx, chosen.model_path)
     engine, resolved, command = chosen.engine, chosen.resolved, chosen.command
-    has_gpu = chosen.has_gpu
-    draft = draft_facts(ctx, resolved, command)
     before = serving_now(ctx, live)
 
     # decide
     spec = unit_spec(ctx, resolved, engine, command, live)
     unit_text = render_unit(unit_template(ctx), spec)
     correction = correction_of(ctx, command.argv, unit_text)
-    memory = memory_of_plan(
-        ctx, resolved, engine, facts, draft, host, chosen.devices,
-        has_gpu=has_gpu, correction=correction,
-    )  # fmt: skip
+    memory = memory_of_plan(ctx, chosen, facts, host, correction)
     after = serving_after(command, engine.capabilities)
     messages = (
         *named_by_plan(ctx, request),
-        *check_machine(resolved, host, chosen.devices, has_gpu=has_gpu),
+        *check_machine(resolved, host, chosen.devices, has_gpu=chosen.has_gpu),
         *check_model(resolved, facts),
         *found_by_metadata(resolved, chosen.model_path),
         *check_values(resolved, host),
@@ -714,9 +693,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     )
     old = live_text.decode("utf-8", "replace") if live_text is not None else live.text
     return Plan(
-        resolved=resolved,
-        engine=engine,
-        command=command,
+        **_fields(chosen),
         unit_text=unit_text,
         live=live,
         live_sha256=sha256(live_text),
@@ -724,8 +701,6 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         facts=facts,
         memory=memory,
         host=host,
-        has_gpu=has_gpu,
-        passed_over=chosen.passed_over,
         messages=messages,
     )
 

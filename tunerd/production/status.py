@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -161,7 +162,7 @@ def status(ctx: Context) -> ActionResult:
         if gpus.gpus is None
         else [{name: getattr(gpu, name) for name in _OF_CARD} for gpu in gpus.gpus],
         "gpu_problem": gpus.problem,
-        "drift": [asdict(one) for one in drifts],
+        "drift": _rows(drifts),
     }
     messages: list[Message] = []
     if under_way:
@@ -187,15 +188,6 @@ def status(ctx: Context) -> ActionResult:
     return ActionResult("status", payload, tuple(messages))
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """One difference: what kind, in words, and what to do."""
-
-    code: str
-    text: str
-    hint: str
-
-
 def verify(ctx: Context) -> ActionResult:
     """Exit code 0 as deployed, 6 drift, 1 could not tell."""
     entry = ctx.generations.serving(ctx.unit)
@@ -203,18 +195,16 @@ def verify(ctx: Context) -> ActionResult:
         text = f"tunerd has deployed nothing as {ctx.unit} yet"
         return _result(None, [], (warning("nothing-deployed", text, "tunerd apply PROFILE"),), 1)
     try:
-        drifts = list(find_drift(ctx, entry, deep=True))
+        drifts = find_drift(ctx, entry, deep=True)
     except ServiceError as problem:
         message = warning("cannot-tell", f"{problem.message}: {problem.cause}", problem.hint)
         return _result(entry.generation, [], (message,), 1)
-    messages = tuple(warning(drift.code, drift.text, drift.hint) for drift in drifts)
     record = read_measurement(ctx)
-    if record is not None:
-        messages += (measuring(ctx, record),)
-    return _result(entry.generation, drifts, messages, _DRIFT if drifts else 0)
+    away = () if record is None else (measuring(ctx, record),)
+    return _result(entry.generation, drifts, (*drifts, *away), _DRIFT if drifts else 0)
 
 
-def find_drift(ctx: Context, entry: HistoryEntry, *, deep: bool) -> list[Drift]:
+def find_drift(ctx: Context, entry: HistoryEntry, *, deep: bool) -> list[Message]:
     """Every difference between what a generation deployed and what is there.
 
     Args:
@@ -231,31 +221,35 @@ def find_drift(ctx: Context, entry: HistoryEntry, *, deep: bool) -> list[Drift]:
     return drifts
 
 
-def _engine_drift(generation: Generation) -> list[Drift]:
+def _rows(drifts: Sequence[Message]) -> list[dict[str, Any]]:
+    """Differences as scripts read them: what kind, in words, and what to do."""
+    return [{"code": one.code, "text": one.text, "hint": one.hint} for one in drifts]
+
+
+def _engine_drift(generation: Generation) -> Iterator[Message]:
     from tunerd.engine.probe import changed_files
 
     changes = changed_files(generation.engine_components)
     if not changes:
-        return []
+        return
     more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     text = f"the engine changed: {'; '.join(changes[:_SHOWN])}{more}"
     hint = "`tunerd plan` shows whether the profile still works on it"
-    return [Drift("engine-changed", text, hint)]
+    yield warning("engine-changed", text, hint)
 
 
-def _unit_drift(ctx: Context, generation: Generation) -> list[Drift]:
+def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
     standing, record = standing_text(ctx), read_record(ctx)
     ours = {generation.unit_sha256}
     if record is not None:
         ours |= {record.old_sha256, record.new_sha256}
-    drifts = []
     known = None if sha256(standing) in ours else _generation_of(ctx, sha256(standing))
     if known is not None and known.number > generation.number:
         pass  # that it serves could not be written, on a full disk; recovery settles it
     elif known is not None and standing is not None:
         hint = f"`tunerd rollback --to {generation.number}` returns to the newest"
         text = f"the unit is that of generation {known.number} again, put there by hand"
-        drifts.append(Drift("unit-edited", text, hint))
+        yield warning("unit-edited", text, hint)
     elif sha256(standing) not in ours:
         wanted = ctx.generations.unit_text(generation.number)
         if standing is None:
@@ -270,11 +264,10 @@ def _unit_drift(ctx: Context, generation: Generation) -> list[Drift]:
             )
             changed = [line for line in difference.splitlines()[2:] if line[:1] in {"+", "-"}]
             text = f"the unit was edited by hand: {'; '.join(changed[:6])}"
-        drifts.append(Drift("unit-edited", text, "`tunerd apply` or `tunerd rollback --to "
-                            f"{generation.number}` puts back what was deployed"))  # fmt: skip
+        yield warning("unit-edited", text, "`tunerd apply` or `tunerd rollback --to "
+                      f"{generation.number}` puts back what was deployed")  # fmt: skip
     if record is not None:
-        drifts.append(Drift("interrupted", "a swap was cut short", "tunerd recover"))
-    return drifts
+        yield warning("interrupted", "a swap was cut short", "tunerd recover")
 
 
 def _generation_of(ctx: Context, text_sha256: str | None) -> Generation | None:
@@ -283,58 +276,53 @@ def _generation_of(ctx: Context, text_sha256: str | None) -> Generation | None:
     return next((one for one in found if one.unit_sha256 == text_sha256), None)
 
 
-def _state_drift(ctx: Context, entry: HistoryEntry) -> list[Drift]:
+def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
     generation, known = entry.generation, entry.ending.drop_ins
     state = ctx.services.state(ctx.unit)
     live = read_live_unit(ctx)
-    drifts = []
     if generation.unit_sha256 is None:
-        return []
+        return
     if state.fragment_path is not None and state.fragment_path != ctx.unit_path:
-        drifts.append(Drift("other-file", f"another file is in force: `{state.fragment_path}`",
-                            "remove it, or set service.unit"))  # fmt: skip
+        yield warning("other-file", f"another file is in force: `{state.fragment_path}`",
+                      "remove it, or set service.unit")  # fmt: skip
     if known is None:  # how it ended was settled by recovery
         known = tuple(generation.host.get("drop_ins", ()))
-    drifts.extend(
-        Drift("drop-in", f"a drop-in was added: `{path}`", f"systemctl cat {ctx.unit} shows it")
-        for path in live.drop_ins
-        if str(path) not in known
-    )
+    for path in live.drop_ins:
+        if str(path) not in known:
+            shows = f"systemctl cat {ctx.unit} shows it"
+            yield warning("drop-in", f"a drop-in was added: `{path}`", shows)
     if ctx.mode is Mode.LOCAL:
-        drifts.extend(
-            Drift("drop-in", f"a drop-in does nothing without systemd: `{path}`",
-                  "say it in the profile, and `tunerd apply`")
-            for path in sorted(ctx.unit_path.with_name(f"{ctx.unit}.d").glob("*.conf"))
-        )  # fmt: skip
+        for path in sorted(ctx.unit_path.with_name(f"{ctx.unit}.d").glob("*.conf")):
+            yield warning("drop-in", f"a drop-in does nothing without systemd: `{path}`",
+                          "say it in the profile, and `tunerd apply`")  # fmt: skip
     if state.needs_reload:
-        drifts.append(Drift("not-reloaded", "the unit changed on disk since it was loaded",
-                            "systemctl daemon-reload"))  # fmt: skip
+        yield warning("not-reloaded", "the unit changed on disk since it was loaded",
+                      "systemctl daemon-reload")  # fmt: skip
     if not state.is_active and read_measurement(ctx) is None:
-        drifts.append(Drift("not-running", f"the unit is {state.active_state} ({state.result})",
-                            f"systemctl start {ctx.unit}, or `tunerd rollback`"))  # fmt: skip
+        yield warning("not-running", f"the unit is {state.active_state} ({state.result})",
+                      f"systemctl start {ctx.unit}, or `tunerd rollback`")  # fmt: skip
     if state.is_enabled is False:
-        drifts.append(Drift("not-enabled", "the unit does not start at boot",
-                            f"systemctl enable {ctx.unit}"))  # fmt: skip
-    return drifts
+        yield warning("not-enabled", "the unit does not start at boot",
+                      f"systemctl enable {ctx.unit}")  # fmt: skip
 
 
-def _model_drift(generation: Generation) -> list[Drift]:
-    return [
-        Drift("model-gone", f"the model file is gone: `{path}`", "put it back, or `tunerd rollback`")
-        if is_gone
-        else Drift("model-changed", f"the model file changed: `{path}`",
-                   "apply the profile again if that was meant")
-        for path, is_gone in changed_model_files(generation)
-    ]  # fmt: skip
+def _model_drift(generation: Generation) -> Iterator[Message]:
+    for path, is_gone in changed_model_files(generation):
+        if is_gone:
+            text = f"the model file is gone: `{path}`"
+            yield warning("model-gone", text, "put it back, or `tunerd rollback`")
+        else:
+            text = f"the model file changed: `{path}`"
+            yield warning("model-changed", text, "apply the profile again if that was meant")
 
 
 def _result(
-    generation: Generation | None, drifts: list[Drift], messages: tuple[Message, ...], code: int
+    generation: Generation | None, drifts: list[Message], messages: tuple[Message, ...], code: int
 ) -> ActionResult:
     payload = {
         "generation": generation.number if generation is not None else None,
         "profile": generation.profile if generation is not None else None,
         "as_deployed": code == 0,
-        "drift": [asdict(one) for one in drifts],
+        "drift": _rows(drifts),
     }
     return ActionResult("verify", payload, messages, code)

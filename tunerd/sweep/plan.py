@@ -14,14 +14,15 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.calendar import Deadline, open_span
 from tunerd.engine.builds import PlanRequest, draft_facts, find_engines, locate, request_again
-from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE
-from tunerd.engine.commandline import by_hand as keys_by_hand
+from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE
+from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.measure.bench import rates_seen
+from tunerd.measure.compare import SideRequest, plan_side
 from tunerd.measure.learn import workload_for
-from tunerd.measure.sides import LIVE, SideRequest, plan_side
+from tunerd.measure.life import LIVE
 from tunerd.measure.store import open_to_read
 from tunerd.model.files import ModelFiles
 from tunerd.operations import SHORT_KEYS
@@ -899,7 +900,7 @@ def _imported(ctx: Context, plan: Plan, base: Arm) -> tuple[Arm, ...]:
     """What others measured of such a box, the fastest first."""
     if not ctx.paths.imported_dir.is_dir():
         return ()
-    from tunerd.measure.bundle import candidates, here_of, imported
+    from tunerd.measure.results import candidates, here_of, imported
 
     entries = [entry for bundle in imported(ctx).values() for entry in bundle.entries]
     return candidates(entries, here_of(ctx, plan), base)

@@ -12,7 +12,7 @@ import structlog
 
 from tunerd.app import Context
 from tunerd.engine.builds import request_again
-from tunerd.engine.commandline import by_hand
+from tunerd.engine.flags import by_hand
 from tunerd.engine.health import FailureKind, classify
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import standing_text

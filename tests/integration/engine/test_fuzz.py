@@ -19,11 +19,10 @@ from tests.support.fuzz import ODD_NUMBERS, often, torn
 from tests.support.readings import a_reading
 from tunerd.doctor.facts import read_server_log
 from tunerd.engine.health import HttpState, classify
-from tunerd.engine.log import read_requests
+from tunerd.engine.log import learn, read_requests
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.clock import SystemClock
 from tunerd.measure.answer import Counters, read_counters
-from tunerd.measure.learned import learn
 from tunerd.model.report import parse_report
 from tunerd.watch.figures import served_between
 from tunerd.web.metrics import exposition

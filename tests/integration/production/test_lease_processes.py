@@ -39,7 +39,7 @@ ctx = build_context(start_supervisor=True)
 plan = a_plan(ctx, int(sys.argv[1]))
 with hold(ctx, purpose="a test", budget_s=300) as held:
     with held.serve(plan) as candidate:
-        print("serving" if candidate.ok else candidate.fault, flush=True)
+        print("serving" if candidate.fault is None else candidate.fault, flush=True)
         time.sleep(300)
 """
 
@@ -107,7 +107,7 @@ def test_a_candidate_is_what_would_be_deployed_and_production_comes_back(
 ) -> None:
     plan = a_plan(ctx, port)
     with held(ctx) as lease, lease.serve(plan) as candidate:
-        assert candidate.ok, candidate.fault
+        assert candidate.fault is None
         assert candidate.vram_free_mib is None
         assert any("model" in line for line in candidate.lines)
         server = LlamaServer(candidate.address, ctx.clock)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.local_box import Box
 from tunerd.errors import UsageError
+from tunerd.measure.compare import side_of
 from tunerd.measure.learn import learn_workload
-from tunerd.measure.sides import side_of
 from tunerd.production.profiles import new_profile
 from tunerd.production.rollback import find_target
 

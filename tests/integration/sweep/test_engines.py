@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -174,7 +173,7 @@ def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: 
     texts = stand.texts()
     texts.learn(target.server)
     stand.letters_per_token = texts.letters_per_token
-    life = CandidateLife(stand, "A", target, ExitStack())
+    life = CandidateLife(stand, "A", target)
     heard.clear()
     for number in range(2):
         for at, one in enumerate(WORKLOAD.classes):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.local_box import Box, deployed, settings
 from tunerd.machine.net import free_port
-from tunerd.measure.sides import plan_side, side_of
+from tunerd.measure.compare import plan_side, side_of
 from tunerd.sweep.plan import SweepRequest, prepare
 from tunerd.units.generations import Generation
 from tunerd.watch.guarding import margin_now

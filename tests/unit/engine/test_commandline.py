@@ -18,8 +18,7 @@ from tests.support.builders import (
 )
 from tests.support.folders import DATA
 from tests.support.profiles import KEYS, PROFILE_DATA, context, profile_of
-from tunerd.engine.commandline import CommandLine, Refusal, render
-from tunerd.engine.flags import FLAG_ROWS, PLAIN_FLAGS, KeyFlag
+from tunerd.engine.flags import FLAG_ROWS, PLAIN_FLAGS, CommandLine, KeyFlag, Refusal, render
 from tunerd.profile.layers import Layer
 from tunerd.profile.schema import all_keys
 

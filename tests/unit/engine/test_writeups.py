@@ -15,7 +15,7 @@ from tests.support.builders import (
     recorded_context,
     resolved,
 )
-from tunerd.engine.commandline import CommandLine, render
+from tunerd.engine.flags import CommandLine, render
 
 
 @dataclass(frozen=True)

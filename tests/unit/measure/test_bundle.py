@@ -15,7 +15,8 @@ from tests.support.bench_samples import sample
 from tests.support.fake_gpu import a_card
 from tests.support.folders import DATA, ROOT
 from tunerd.errors import ConfigError
-from tunerd.measure.bundle import (
+from tunerd.measure.evidence import ArmRecord, Fingerprint
+from tunerd.measure.results import (
     MOST_BYTES,
     MOST_CANDIDATES,
     Bundle,
@@ -26,7 +27,6 @@ from tunerd.measure.bundle import (
     read_bundle,
     why_not,
 )
-from tunerd.measure.evidence import ArmRecord, Fingerprint
 from tunerd.profile.arm import Arm
 
 SHIPPED = sorted((ROOT / "profiles/evidence").glob("*.json"))

@@ -18,6 +18,7 @@ from benchmarks.simulator.stand import CHAT, SCENES, USUAL, Scene, SimulatedLife
 from tunerd.measure.pairs import (
     EFFECTS,
     Asked,
+    Comparing,
     Comparison,
     End,
     Limits,
@@ -28,7 +29,6 @@ from tunerd.measure.pairs import (
     Unusable,
     betting_e_value,
     challenge_alpha,
-    compare,
     e_value,
     gain_of,
     judge_challenge,
@@ -44,7 +44,7 @@ LIMITS = Limits(budget_s=1e9, max_pairs=40)
 def run(
     scene: Scene, seed: int = 1, *, limits: Limits = LIMITS, stand: SimulatedStand | None = None
 ) -> Comparison:
-    return compare(stand or SimulatedStand(scene, seed), CHAT, limits, random.Random(seed))
+    return Comparing(stand or SimulatedStand(scene, seed), CHAT, limits, random.Random(seed)).run()
 
 
 @dataclass

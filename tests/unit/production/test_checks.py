@@ -14,7 +14,7 @@ from tests.support.builders import capabilities_of
 from tests.support.doctor_facts import HOST as A_HOST
 from tests.support.fake_gpu import a_card
 from tests.support.profiles import context, profile_of
-from tunerd.engine.commandline import CommandLine, render
+from tunerd.engine.flags import CommandLine, render
 from tunerd.engine.help import Effect, Engine, OffloadDevice, Proof
 from tunerd.machine.facts import Cpu, Host
 from tunerd.machine.files import Files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.production.fits import Together
+from tunerd.production.emit import Together
 from tunerd.words import MiB
 
 

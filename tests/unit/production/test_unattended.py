@@ -18,7 +18,7 @@ from tests.fault.scenarios import deploy
 from tests.fault.world import ENGINE, UNIT, World
 from tests.support.profiles import profile_of
 from tunerd.app import Context, data_dir
-from tunerd.engine.commandline import CommandLine
+from tunerd.engine.flags import CommandLine
 from tunerd.engine.help import Engine
 from tunerd.engine.probe import libraries_of, writable_by_others
 from tunerd.engine.serving import read_live_unit
@@ -260,8 +260,8 @@ def _plan(ctx: Context, program: Path) -> Plan:
     spec = unit_spec(ctx, resolved, engine, command, live)
     unread: Any = None
     return Plan(
-        resolved, engine, command, render_unit(unit_template(ctx), spec), live, None, "", unread,
-        unread, unread, has_gpu=False, passed_over=(), messages=(),
+        engine, resolved, command, program, (), False, (), render_unit(unit_template(ctx), spec), live,
+        diff="", messages=(), live_sha256=None, facts=unread, memory=unread, host=unread,
     )  # fmt: skip
 
 

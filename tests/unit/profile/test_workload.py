@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tests.support.bench_samples import logged
 from tests.support.folders import ROOT
-from tunerd.measure.learned import LEAST_REQUESTS, learn
+from tunerd.engine.log import LEAST_REQUESTS, learn
 from tunerd.profile.workload import (
     Rates,
     RequestClass,
