@@ -95,12 +95,12 @@ def test_what_it_lacks_is_named(tmp_path: Path) -> None:
         assert said in done.stderr
 
 
-def test_speculation_that_the_model_cannot_do_ends_the_start(folder: Path) -> None:
-    bare = write(design(SHAPES["tiny-nomtp"]), folder / "bare.gguf").path
+def test_speculation_that_the_model_cannot_do_ends_the_start(tmp_path: Path) -> None:
+    bare = write(design(SHAPES["tiny-nomtp"]), tmp_path / "bare.gguf").path
 
     with (
         pytest.raises(ServerEndedError, match="failed to create MTP context") as caught,
-        _server(bare, folder, "--spec-type", "draft-mtp"),
+        _server(bare, tmp_path, "--spec-type", "draft-mtp"),
     ):
         pass
     assert caught.value.status == 1
