@@ -11,7 +11,7 @@ from math import ceil, floor, log10
 
 from markupsafe import Markup
 
-from tunerd.web.view import Bar, Bars, Crossing, Line, Lines, Plot, Point, joined, percent
+from tunerd.web.view import NO_BREAK, Bar, Bars, Crossing, Line, Lines, Plot, Point, joined, percent
 from tunerd.words import UNKNOWN, local_time
 
 # Engines that have a colour of their own; static/report.css has all colours.
@@ -73,10 +73,10 @@ def _span(plot: Plot, values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return UNKNOWN
-    low, high = min(known), max(known)
-    if isinstance(plot, Lines) and plot.is_ratio:
-        return f"{100 * low:.1f} to {percent(high)}"
-    return f"{low:,.1f} {'' if low == high else f'to {high:,.1f} '}{plot.unit}"
+    is_ratio = isinstance(plot, Lines) and plot.is_ratio
+    per, unit = (100, f"{NO_BREAK}%") if is_ratio else (1, f" {plot.unit}")
+    ends = dict.fromkeys(f"{per * end:,.1f}" for end in (min(known), max(known)))
+    return " to ".join(ends) + unit
 
 
 def draw(plot: Plot, title: str) -> Markup:
