@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from shlex import join
-from typing import Any
+from typing import Any, TypeVar
 
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import argument_changes, without_secrets
 from tunerd.errors import HostError, UsageError
 from tunerd.machine.files import Files
-from tunerd.measure.answer import Sample, Summary, spread, summarise
+from tunerd.measure.answer import Sample, Spread, Summary, spread, summarise
 from tunerd.measure.evidence import (
     AcceptanceByPosition,
+    ArmFigures,
     ArmRecord,
     Crossover,
     Fingerprint,
@@ -48,6 +49,7 @@ from tunerd.web.view import (
     Cell,
     Chart,
     Column,
+    Columns,
     Crossing,
     Line,
     Lines,
@@ -64,6 +66,7 @@ from tunerd.web.view import (
     sentence,
     span,
     sweep_section,
+    table_of,
     tokens,
 )
 from tunerd.words import UNKNOWN, when
@@ -199,10 +202,15 @@ class Series:
         """What may enter a figure of a suite."""
         return tuple(one for one in self.samples if one.suite == suite and one.is_usable)
 
-    def by(self, suite: str, key: str, values: Iterable[object]) -> list[Summary]:
-        """The samples of a suite by one of their fields, summed up for each value."""
+    def part(self, name: str, samples: Sequence[Sample]) -> Measured:
+        """Some of its samples, which may enter a figure, under a name."""
+        return Measured(name, self, tuple(samples), summarise(samples))
+
+    def by(self, suite: str, key: str, values: Mapping[Any, str]) -> list[Measured]:
+        """The samples of a suite by one of their fields: for each value, under its name."""
         mine = self.of(suite)
-        return [summarise([one for one in mine if getattr(one, key) == value]) for value in values]
+        return [self.part(name, [one for one in mine if getattr(one, key) == value])
+                for value, name in values.items()]  # fmt: skip
 
     def has_name(self, run: int, name: str | None) -> bool:
         """Whether this is what a run called by this name."""
@@ -265,9 +273,9 @@ def _labels(groups: Sequence[Series]) -> list[str]:
     return labels
 
 
-def _named(series: Sequence[Series], run: RunEvidence, name: str | None) -> str | None:
+def _named(series: Sequence[Series], run: int, name: str | None) -> str | None:
     """The label of what a run called by this name."""
-    return next((one.label for one in series if one.has_name(run.run.number, name)), None)
+    return next((one.label for one in series if one.has_name(run, name)), None)
 
 
 def _distinct(values: Iterable[str | None]) -> list[str]:
@@ -282,6 +290,7 @@ def _as_words(kind: str) -> str:
 # Figures, a section for each question
 
 Runs = Sequence[RunEvidence]
+_Kept = TypeVar("_Kept", bound=ArmFigures)
 _WHISKERS = " Whiskers: slowest and fastest request."
 PARTS = (
     ("prefill_s", "Reading the prompt"),
@@ -291,15 +300,22 @@ PARTS = (
 )
 
 
+def _kept(evidence: Runs, kind: type[_Kept]) -> Iterator[tuple[int, _Kept]]:
+    """The records of a kind, each with the number of its run."""
+    for run in evidence:
+        for record in run.summaries:
+            found = kind.from_record(record)
+            if found is not None:
+                yield run.run.number, found
+
+
 def turn_times(series: Sequence[Series], evidence: Runs) -> Section | None:
     """Expected time of a turn by part."""
     found = [
         (one, turn)
-        for run in evidence
-        for summary in run.summaries
-        if (turn := TurnTime.from_record(summary)) is not None
+        for run, turn in _kept(evidence, TurnTime)
         for one in series
-        if one.has_name(run.run.number, turn.arm)
+        if one.has_name(run, turn.arm)
     ]
     if not found:
         return None
@@ -342,6 +358,70 @@ def _turn_bar(one: Series, turn: TurnTime) -> Bar:
     return Bar(one.label, parts, turn.total_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Samples of one configuration that were measured alike, and what they came to."""
+
+    name: str
+    one: Series
+    samples: tuple[Sample, ...]
+    found: Summary
+
+    def of_drafts(self, shown: Cell) -> Cell:
+        """A figure of drafts, which cannot be where there never were any."""
+        return shown or (NOT_ASKED if self.one.speculates is False else None)
+
+    @property
+    def by_client(self) -> Spread:
+        """Decode rates by the client's clock, which are known of every engine [tok/s]."""
+        return spread(map(_client_tok_s, self.samples))
+
+    def middle(self, name: str) -> float | None:
+        """The median of a figure of the server's own."""
+        return spread(getattr(sample.timings, name, None) for sample in self.samples).median
+
+
+JOULES = "J/token"
+# Every figure that samples have, by the head of its column: a rate is of all tokens over all time, others are medians.
+_FIGURES: Columns[Measured] = {
+    "requests": lambda m: str(m.found.n),
+    "predicted": lambda m: tokens(m.found.n_predicted),
+    "drafted": lambda m: m.of_drafts(tokens(m.found.n_drafted)),
+    "accepted": lambda m: m.of_drafts(tokens(m.found.n_accepted)),
+    "rate": lambda m: m.of_drafts(percent(m.found.acceptance_ratio)),
+    "tok/s": lambda m: figure(m.found.decode.tok_s),
+    "slowest to fastest": lambda m: span(m.found.decode_tok_s.least, m.found.decode_tok_s.most),
+    "prompt tok/s": lambda m: figure(m.found.prompt.tok_s, 0),
+    "prompt [ms]": lambda m: figure(m.middle("prompt_ms"), 0),
+    "tokens reused": lambda m: tokens(m.middle("cache_n")),
+    "TTFT [ms]": lambda m: figure(m.found.ttft_ms.median, 0),
+    "TTFT [s]": lambda m: seconds(m.found.ttft_ms.median, 2),
+    "wall [ms]": lambda m: figure(m.found.wall_ms.median, 0),
+    "wall [s]": lambda m: seconds(m.found.wall_ms.median, 2),
+    "fastest to slowest [s]": lambda m: span(m.found.wall_ms.least, m.found.wall_ms.most, per=1000),
+    JOULES: lambda m: figure(m.found.joules_per_token),
+}
+
+
+def _figures(
+    caption: str, first: Columns[Measured], titles: Iterable[str], rows: Iterable[Measured],
+    foot: Iterable[Measured] = (),
+) -> Table:  # fmt: skip
+    """A table of such figures; energy comes last, and is left out where no row has it."""
+    columns = {**first, **{title: _FIGURES[title] for title in titles}, JOULES: _FIGURES[JOULES]}
+    rows, foot = list(rows), list(foot)
+    if all(row.found.joules_per_token is None for row in (*rows, *foot)):
+        del columns[JOULES]
+    return table_of(caption, rows, columns, foot=foot)
+
+
+def _ends(of: Spread, per: float = 1.0) -> tuple[float | None, float | None]:
+    """The bounds of a spread, which is of several."""
+    if of.n < 2 or of.least is None or of.most is None:  # noqa: PLR2004
+        return None, None
+    return of.least / per, of.most / per
+
+
 def speed_by_kind(series: Sequence[Series]) -> Section | None:
     """Decode rate by kind of text."""
     mine = [one for one in series if one.of("mtp")]
@@ -352,14 +432,9 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
         _distinct(sample.kind for one in mine for sample in one.of("mtp")),
         key=lambda kind: MTP_KINDS.index(kind) if kind in MTP_KINDS else len(MTP_KINDS),
     )
-    found = [one.by("mtp", "kind", kinds) for one in mine]
-    groups = tuple(
-        (
-            _as_words(kind),
-            tuple(_rate_bar(one, of[at]) for one, of in zip(mine, found, strict=True)),
-        )
-        for at, kind in enumerate(kinds)
-    )
+    found = [one.by("mtp", "kind", {kind: _as_words(kind) for kind in kinds}) for one in mine]
+    whole = [one.part("all", one.of("mtp")) for one in mine]
+    groups = tuple((of[0].name, tuple(map(_rate_bar, of))) for of in zip(*found, strict=True))
     has_spread = any(bar.low is not None for _, bars in groups for bar in bars)
     chart = Chart(
         name="speed-by-kind",
@@ -367,20 +442,24 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
         plot=Bars(groups, "tok/s"),
         note="Bars: all tokens of a kind over all their time." + (_WHISKERS if has_spread else ""),
     )
-    columns = heads("~kind of text", "requests", "predicted", "drafted", "accepted", "rate", "tok/s",
-                    "slowest to fastest", "wall [s]", JOULES)  # fmt: skip
+    titles = ("requests", "predicted", "drafted", "accepted", "rate", "tok/s",
+              "slowest to fastest", "wall [s]")  # fmt: skip
     tables = [
-        _with_energy(
-            f"{one.label}: by kind of text",
-            columns,
-            tuple(_kind_row(_as_words(kind), s, one) for kind, s in zip(kinds, of, strict=True)),
-            (_kind_row("all", summarise(one.of("mtp")), one),),
-        )
-        for one, of in zip(mine, found, strict=True)
+        _figures(f"{total.one.label}: by kind of text", _KIND, titles, of, [total])
+        for of, total in zip(found, whole, strict=True)
     ]
     if len(mine) > 1:
-        tables.insert(0, _side_by_side(mine))
-    tables += [_by_client(one, kinds) for one in mine if not summarise(one.of("mtp")).decode.tok_s]
+        title = "Side by side, a request of any kind"
+        tables.insert(0, _figures(title, _BESIDE, ("wall [s]",), whole))
+    tables += [
+        table_of(
+            f"{total.one.label}: by the client's clock, since the server reports no speed",
+            of,
+            _NO_SPEED,
+        )
+        for of, total in zip(found, whole, strict=True)
+        if not total.found.decode.tok_s
+    ]
     return Section(
         name="speed",
         title="Speed by kind of text",
@@ -390,63 +469,10 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
     )
 
 
-JOULES = "J/token"
-Rows = tuple[tuple[Cell, ...], ...]
-
-
-def _with_energy(caption: str, columns: tuple[Column, ...], rows: Rows, totals: Rows = ()) -> Table:
-    """A table whose last column is energy, which is left out where no row has it."""
-    if all(row[-1] is None for row in (*rows, *totals)):
-        columns = columns[:-1]
-        rows, totals = (tuple(row[:-1] for row in one) for one in (rows, totals))
-    return Table(caption, columns, rows, totals)
-
-
-def _rate_bar(one: Series, summary: Summary) -> Bar:
-    rate, single = summary.decode.tok_s, summary.decode_tok_s
+def _rate_bar(of: Measured) -> Bar:
+    rate, one = of.found.decode.tok_s, of.one
     part = Part(one.label, one.colour, rate, one.shade)
-    if rate is None or single.n < 2:  # noqa: PLR2004 -- a spread is of several
-        return Bar(one.label, (part,), rate)
-    return Bar(one.label, (part,), rate, single.least, single.most)
-
-
-def _kind_row(name: str, summary: Summary, one: Series) -> tuple[Cell, ...]:
-    none_drafted = NOT_ASKED if one.speculates is False else None
-    return (
-        name,
-        str(summary.n),
-        tokens(summary.n_predicted),
-        tokens(summary.n_drafted) or none_drafted,
-        tokens(summary.n_accepted) or none_drafted,
-        percent(summary.acceptance_ratio) or none_drafted,
-        figure(summary.decode.tok_s),
-        span(summary.decode_tok_s.least, summary.decode_tok_s.most),
-        seconds(summary.wall_ms.median, 2),
-        figure(summary.joules_per_token),
-    )
-
-
-def _side_by_side(several: Sequence[Series]) -> Table:
-    """Each configuration in a row, by the one clock that all have: an engine may report no speed."""
-    rows = []
-    for one in several:
-        found = summarise(one.of("mtp"))
-        by_client = spread(_client_tok_s(sample) for sample in one.of("mtp"))
-        rows.append(
-            (
-                one.label,
-                figure(by_client.median),
-                span(by_client.least, by_client.most),
-                figure(found.decode.tok_s),
-                percent(found.acceptance_ratio) or (NOT_ASKED if one.speculates is False else None),
-                figure(found.ttft_ms.median),
-                seconds(found.wall_ms.median, 2),
-                figure(found.joules_per_token),
-            )
-        )
-    columns = heads("~configuration", "tok/s, client's clock", "slowest to fastest",
-                    "tok/s, server's own", "accepted", "TTFT [ms]", "wall [s]", JOULES)  # fmt: skip
-    return _with_energy("Side by side, a request of any kind", columns, tuple(rows))
+    return Bar(one.label, (part,), rate, *_ends(of.found.decode_tok_s))
 
 
 def _client_tok_s(sample: Sample) -> float | None:
@@ -460,16 +486,23 @@ def _client_tok_s(sample: Sample) -> float | None:
     return (n - 1) / (client.wall_ms - client.ttft_ms) * 1000 if n > 1 else None
 
 
-def _by_client(one: Series, kinds: Sequence[str]) -> Table:
-    rows = []
-    for kind in kinds:
-        of_kind = [sample for sample in one.of("mtp") if sample.kind == kind]
-        rate = spread(number(sample.details, "client_tok_s") for sample in of_kind)
-        ttft = summarise(of_kind).ttft_ms
-        rows.append((_as_words(kind), figure(rate.median), figure(ttft.median)))
-    columns = heads("~kind of text", "tok/s", "TTFT [ms]")
-    title = "by the client's clock, since the server reports no speed"
-    return Table(f"{one.label}: {title}", columns, tuple(rows))
+_KIND: Columns[Measured] = {"~kind of text": lambda m: m.name}
+# By the one clock that all have: an engine may report no speed.
+_BESIDE: Columns[Measured] = {
+    "~configuration": lambda m: m.one.label,
+    "tok/s, client's clock": lambda m: figure(m.by_client.median),
+    "slowest to fastest": lambda m: span(m.by_client.least, m.by_client.most),
+    "tok/s, server's own": _FIGURES["tok/s"],
+    "accepted": _FIGURES["rate"],
+    "TTFT [ms]": lambda m: figure(m.found.ttft_ms.median),
+}
+_NO_SPEED: Columns[Measured] = {
+    **_KIND,
+    "tok/s": lambda m: figure(
+        spread(number(one.details, "client_tok_s") for one in m.samples).median
+    ),
+    "TTFT [ms]": _BESIDE["TTFT [ms]"],
+}
 
 
 def acceptance_by_position(series: Sequence[Series], evidence: Runs) -> Section | None:
@@ -530,19 +563,22 @@ def crossover(series: Sequence[Series], evidence: Runs) -> Section | None:
     if not mine:
         return None
     lengths = sorted({s.n_predict for one in mine for s in one.of("lengths")})
-    found = [one.by("lengths", "n_predict", lengths) for one in mine]
-    points = [
-        [point for n, s in zip(lengths, of, strict=True) if (point := _wall_point(n, s))]
+    found = [one.by("lengths", "n_predict", {n: f"{n:,}" for n in lengths}) for one in mine]
+    lines = tuple(
+        of[0].one.line(
+            Point(n, middle / 1000, *_ends(m.found.wall_ms, per=1000))
+            for n, m in zip(lengths, of, strict=True)
+            if (middle := m.found.wall_ms.median) is not None
+        )
         for of in found
-    ]
+    )
     crossings = list(_crossings(evidence, series))
     mark = next((c for _, c in crossings if c.n_tokens), None)
     plot = Lines(
-        tuple(one.line(of) for one, of in zip(mine, points, strict=True)),
-        unit="seconds", x_title="tokens of the answer", height=340, x_ticks=tuple(lengths),
+        lines, unit="seconds", x_title="tokens of the answer", height=340, x_ticks=tuple(lengths),
         crossing=Crossing(mark.n_tokens, mark.low, mark.high) if mark and mark.n_tokens else None,
     )  # fmt: skip
-    has_spread = any(point.low is not None for of in points for point in of)
+    has_spread = any(point.low is not None for line in lines for point in line.points)
     note = "Points: medians." + (_WHISKERS if has_spread else "")
     note += " Dotted line and band: the crossing and its interval." if mark else ""
     both = "Speculation costs time while the prompt is read, and gains on each token."
@@ -555,54 +591,41 @@ def crossover(series: Sequence[Series], evidence: Runs) -> Section | None:
         else "Time by length of the answer",
         text=" ".join(said for said, _ in crossings) or (both if len(mine) > 1 else alone),
         charts=(Chart("crossover", title, plot, note),),
-        tables=tuple(_length_table(one, lengths, of) for one, of in zip(mine, found, strict=True)),
+        tables=tuple(
+            table_of(f"{of[0].one.label}: by length of the answer", of, _LENGTH) for of in found
+        ),
     )
 
 
 def _crossings(evidence: Runs, series: Sequence[Series]) -> Iterator[tuple[str, Crossover]]:
     """The crossings that were found between two configurations, in words too."""
-    for run in evidence:
-        for summary in run.summaries:
-            found = Crossover.from_record(summary)
-            if found is None:
-                continue
-            label, than = (_named(series, run, name) for name in (found.arm, found.than))
-            if label is None or than is None:
-                continue
-            if not found.n_tokens:
-                at = "at no length" if found.n_tokens is None else "at every length"
-                yield sentence([label, "was faster than", than, at, "that was measured"]), found
-                continue
-            interval = span(found.low, found.high, 0)
-            shown = (
-                f"{percent(found.level, 0)} interval {interval}"
-                if interval
-                else "without an interval"
-            )
-            yield sentence([label, "is faster than", than, "from", tokens(found.n_tokens) or "",
-                            f"tokens on ({shown})"]), found  # fmt: skip
+    for run, found in _kept(evidence, Crossover):
+        label, than = (_named(series, run, name) for name in (found.arm, found.than))
+        if label is None or than is None:
+            continue
+        if not found.n_tokens:
+            at = "at no length" if found.n_tokens is None else "at every length"
+            yield sentence([label, "was faster than", than, at, "that was measured"]), found
+            continue
+        interval = span(found.low, found.high, 0)
+        shown = (
+            f"{percent(found.level, 0)} interval {interval}" if interval else "without an interval"
+        )
+        yield sentence([label, "is faster than", than, "from", tokens(found.n_tokens) or "",
+                        f"tokens on ({shown})"]), found  # fmt: skip
 
 
-def _wall_point(length: int, summary: Summary) -> Point | None:
-    wall = summary.wall_ms
-    if wall.median is None:
-        return None
-    if wall.n < 2 or wall.least is None or wall.most is None:  # noqa: PLR2004 -- a spread is of several
-        return Point(length, wall.median / 1000)
-    return Point(length, wall.median / 1000, wall.least / 1000, wall.most / 1000)
-
-
-def _length_table(one: Series, lengths: Sequence[int], found: Sequence[Summary]) -> Table:
-    columns = heads("~tokens", "requests", "wall [s]", "fastest to slowest [s]", "TTFT [s]", "tok/s",
-                    "prompt tok/s")  # fmt: skip
-    rows = []
-    for length, s in zip(lengths, found, strict=True):
-        wall = s.wall_ms
-        least, most = (None if ms is None else ms / 1000 for ms in (wall.least, wall.most))
-        rows.append((f"{length:,}", str(s.n), seconds(wall.median, 2), span(least, most),
-                     seconds(s.ttft_ms.median, 2), figure(s.decode.tok_s),
-                     figure(s.prompt.tok_s, 0)))  # fmt: skip
-    return Table(f"{one.label}: by length of the answer", columns, tuple(rows))
+_LENGTH: Columns[Measured] = {"~tokens": lambda m: m.name} | {
+    title: _FIGURES[title]
+    for title in (
+        "requests",
+        "wall [s]",
+        "fastest to slowest [s]",
+        "TTFT [s]",
+        "tok/s",
+        "prompt tok/s",
+    )
+}
 
 
 def as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | None:
@@ -628,24 +651,20 @@ def as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | None
             plot = Lines(lines, unit=unit, x_title="tokens of context")
             charts.append(Chart(name, f"{title} by depth of the context", plot))
     columns = heads("~tokens of context", "free VRAM [MiB]", "tok/s", "prompt tok/s")
-    tables = [
-        Table(
-            f"{one.label}: by depth of the context",
-            columns,
-            tuple(
-                (tokens(depth), figure(free, 0), figure(rate), figure(prompt, 0))
-                for depth, free, rate, prompt in shown[one.label]
-            ),
-        )
+    tables = tuple(
+        Table(f"{one.label}: by depth of the context", columns, tuple(
+            (tokens(depth), figure(free, 0), figure(rate), figure(prompt, 0))
+            for depth, free, rate, prompt in shown[one.label]
+        ))
         for one in mine
-    ]
+    )  # fmt: skip
     text = "Memory and speed at each depth of the context."
     return Section(
         name="depth",
         title="As the context fills",
         text=" ".join((text, *_depth_sentences(series, evidence))),
         charts=tuple(charts),
-        tables=tuple(tables),
+        tables=tables,
     )
 
 
@@ -660,7 +679,7 @@ def _depth_sentences(series: Sequence[Series], evidence: Runs) -> Iterator[str]:
     """How far the context could be filled, and where that went wrong."""
     for run in evidence:
         for record in run.summaries:
-            label = _named(series, run, record.arm)
+            label = _named(series, run.run.number, record.arm)
             if record.name != Depth.NAME or label is None:
                 continue
             filled, spill, failed = (
@@ -707,7 +726,7 @@ def other_suites(series: Sequence[Series], evidence: Runs) -> Section | None:
     suites = _distinct(s.suite for one in series for s in one.samples)
     tables = [_suite_table(suite, series) for suite in suites if suite not in _DRAWN_SUITES]
     tables += record_tables(
-        (_named(series, run, record.arm) or record.arm, record)
+        (_named(series, run.run.number, record.arm) or record.arm, record)
         for run in evidence
         for record in run.summaries
     )
@@ -721,33 +740,19 @@ def other_suites(series: Sequence[Series], evidence: Runs) -> Section | None:
     )
 
 
+_CASE_FIGURES = ("requests", "prompt [ms]", "tokens reused", "TTFT [ms]", "tok/s", "wall [ms]")
+
+
 def _suite_table(suite: str, series: Sequence[Series]) -> Table:
-    columns = heads("~case", "~configuration", "requests", "prompt [ms]", "tokens reused", "TTFT [ms]",
-                    "tok/s", "wall [ms]", JOULES)  # fmt: skip
     cases = _distinct(sample.case for one in series for sample in one.of(suite))
     rows = [
-        _case_row(case, one, of_case)
+        one.part(case, of_case)
         for case in cases
         for one in series
         if (of_case := [sample for sample in one.of(suite) if sample.case == case])
     ]
-    return _with_energy(TITLES.get(suite, suite), columns, tuple(rows))
-
-
-def _case_row(case: str, one: Series, samples: Sequence[Sample]) -> tuple[Cell, ...]:
-    summary = summarise(samples)
-    timings = [sample.timings for sample in samples if sample.timings is not None]
-    return (
-        case,
-        one.label,
-        str(summary.n),
-        figure(spread(timing.prompt_ms for timing in timings).median, 0),
-        tokens(spread(timing.cache_n for timing in timings).median),
-        figure(summary.ttft_ms.median, 0),
-        figure(summary.decode.tok_s),
-        figure(summary.wall_ms.median, 0),
-        figure(summary.joules_per_token),
-    )
+    first: Columns[Measured] = {"~case": lambda m: m.name, "~configuration": lambda m: m.one.label}
+    return _figures(TITLES.get(suite, suite), first, _CASE_FIGURES, rows)
 
 
 def record_tables(records: Iterable[tuple[str | None, SummaryRecord]]) -> list[Table]:
@@ -846,7 +851,9 @@ def verdicts(series: Sequence[Series], evidence: Runs) -> Iterator[Section]:
     for run in evidence:
         for found in run.verdicts:
             names = [
-                (name, _named(series, run, name)) for name in (found.arm_a, found.arm_b) if name
+                (name, _named(series, run.run.number, name))
+                for name in (found.arm_a, found.arm_b)
+                if name
             ]
             pairs = counted(found.n_pairs, "pair") if found.n_pairs is not None else None
             basis = (f"run {run.run.number}", found.what, pairs)
@@ -1028,21 +1035,17 @@ def _validity(one: Series, validities: Validities) -> Validity | None:
 
 def runs_section(evidence: Runs) -> Section:
     """The runs that the report is made of."""
-    columns = heads("~run", "~when", "~kind", "~of", "~suites", "seed", "requests", "~ended")
-    rows = tuple(
-        (
-            str(one.run.number),
-            when(one.run.record.started_s),
-            one.run.record.kind,
-            one.run.record.target,
-            ", ".join(one.run.record.suites),
-            None if one.run.record.seed is None else str(one.run.record.seed),
-            f"{one.run.n_samples:,}",
-            ": ".join(_distinct((one.run.outcome, one.run.reason))) or "not yet, or cut short",
-        )
-        for one in evidence
-    )
-    return Section("runs", "Runs", "", tables=(Table("Runs in this report", columns, rows),))
+    table = table_of("Runs in this report", (one.run for one in evidence), {
+        "~run": lambda run: str(run.number),
+        "~when": lambda run: when(run.record.started_s),
+        "~kind": lambda run: run.record.kind,
+        "~of": lambda run: run.record.target,
+        "~suites": lambda run: ", ".join(run.record.suites),
+        "seed": lambda run: None if run.record.seed is None else str(run.record.seed),
+        "requests": lambda run: f"{run.n_samples:,}",
+        "~ended": lambda run: ": ".join(_distinct((run.outcome, run.reason))) or "not yet, or cut short",
+    })  # fmt: skip
+    return Section("runs", "Runs", "", tables=(table,))
 
 
 # The whole

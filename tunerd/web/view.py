@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from tunerd.words import UNKNOWN, Mode, format_duration, format_mib, when
 
@@ -38,6 +38,25 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     foot: tuple[tuple[Cell, ...], ...] = ()
     links: tuple[str | None, ...] = ()
+
+
+T = TypeVar("T")
+Columns: TypeAlias = Mapping[str, Callable[[T], Cell]]
+"""What stands below each title, of what is in the row; words where the title begins with `~`."""
+
+
+def table_of(
+    caption: str, rows: Iterable[T], columns: Columns[T], *, foot: Iterable[T] = (),
+    link: Callable[[T], str | None] | None = None,
+) -> Table:  # fmt: skip
+    """A table of some things, one in a row."""
+    ones = list(rows)
+
+    def cells(one: T) -> tuple[Cell, ...]:
+        return tuple(take(one) for take in columns.values())
+
+    links = () if link is None else tuple(link(one) for one in ones)
+    return Table(caption, heads(*columns), tuple(map(cells, ones)), tuple(map(cells, foot)), links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +197,11 @@ def tokens(n: float | None) -> str | None:
     return None if n is None else f"{n:,.0f}"
 
 
-def span(low: float | None, high: float | None, digits: int = 1) -> str | None:
-    """`39.1 to 48.9`; None where an end is missing."""
+def span(low: float | None, high: float | None, digits: int = 1, *, per: float = 1) -> str | None:
+    """`39.1 to 48.9`, after they were divided by `per`; None where an end is missing."""
     if low is None or high is None:
         return None
-    return f"{low:,.{digits}f} to {high:,.{digits}f}"
+    return f"{low / per:,.{digits}f} to {high / per:,.{digits}f}"
 
 
 def counted(n: int, one: str, many: str | None = None) -> str:
@@ -255,23 +274,17 @@ def _outcome(one: Mapping[str, Any]) -> str:
 
 def generations_table(generations: Sequence[Mapping[str, Any]]) -> Table:
     """Every swap, newest first."""
-    rows = tuple(
-        (
-            str(one["number"]),
-            when(one["created_s"]),
-            one["reason"],
-            one["profile"] or _NONE,
-            one["engine"] or _NONE,
-            _outcome(one),
-            _NONE
-            if one["without_service_s"] is None
-            else format_duration(one["without_service_s"]),
-        )
-        for one in generations
-    )
-    columns = heads("~no", "~when", "~reason", "~profile", "~engine", "~outcome", "without service")
-    links = tuple(f"/generations/{one['number']}" for one in generations)
-    return Table("Every swap, newest first", columns, rows, links=links)
+    return table_of("Every swap, newest first", generations, {
+        "~no": lambda one: str(one["number"]),
+        "~when": lambda one: when(one["created_s"]),
+        "~reason": lambda one: one["reason"],
+        "~profile": lambda one: one["profile"] or _NONE,
+        "~engine": lambda one: one["engine"] or _NONE,
+        "~outcome": _outcome,
+        "without service": lambda one: (
+            _NONE if one["without_service_s"] is None else format_duration(one["without_service_s"])
+        ),
+    }, link=lambda one: f"/generations/{one['number']}")  # fmt: skip
 
 
 def generation_facts(kept: Mapping[str, Any]) -> Facts:
@@ -295,19 +308,13 @@ def generation_facts(kept: Mapping[str, Any]) -> Facts:
 
 def backups_table(backups: Sequence[Mapping[str, Any]]) -> Table:
     """What one can go back to; where each leads."""
-    rows = tuple(
-        (
-            one["name"],
-            when(one["changed_s"]),
-            "by hand" if one["generation"] is None else str(one["generation"]),
-            one["profile"] or _NONE,
-            "is live" if one["is_live"] else "",
-        )
-        for one in backups
-    )
-    columns = heads("~backup", "~kept", "~before generation", "~profile", "~")
-    links = tuple(None if one["is_live"] else f"/rollback?to={one['name']}" for one in backups)
-    return Table("What was replaced, as files beside the unit", columns, rows, links=links)
+    return table_of("What was replaced, as files beside the unit", backups, {
+        "~backup": lambda one: one["name"],
+        "~kept": lambda one: when(one["changed_s"]),
+        "~before generation": lambda one: "by hand" if one["generation"] is None else str(one["generation"]),
+        "~profile": lambda one: one["profile"] or _NONE,
+        "~": lambda one: "is live" if one["is_live"] else "",
+    }, link=lambda one: None if one["is_live"] else f"/rollback?to={one['name']}")  # fmt: skip
 
 
 def flags_table(origins: Sequence[Sequence[str]]) -> Table:
@@ -381,7 +388,8 @@ def workload_section(workload: Mapping[str, Any]) -> Section:
         for key, name in _LEARNED
         for begin, n in learned.get(key, {}).items()
     )
-    tables = (_classes(workload), Table("What it was learned from", heads("~", "requests"), seen))
+    means_table = table_of("Mean request of each class", classes, _CLASS)
+    tables = (means_table, Table("What it was learned from", heads("~", "requests"), seen))
     accepted = percent(learned.get("acceptance_ratio"))
     return Section(
         "workload",
@@ -407,25 +415,16 @@ def _of_classes(
     return Bars(tuple(groups), unit, is_stacked=True, digits=digits)
 
 
-def _classes(workload: Mapping[str, Any]) -> Table:
-    columns = heads("~class", "share", "~kind", "cached [tok]", "new [tok]", "reasoning [tok]",
-                    "answer [tok]", "at once")  # fmt: skip
-    rows = tuple(
-        (
-            one["name"],
-            percent(one["share"], 0),
-            one["kind"],
-            tokens(one["mean"]["cached_tokens"]),
-            tokens(one["mean"]["new_tokens"]),
-            "in the answer"
-            if one["mean"]["reasoning_tokens"] is None
-            else tokens(one["mean"]["reasoning_tokens"]),
-            tokens(one["mean"]["answer_tokens"]),
-            str(one["concurrency"]),
-        )
-        for one in workload["classes"]
-    )
-    return Table("Mean request of each class", columns, rows)
+_CLASS: Columns[Mapping[str, Any]] = {
+    "~class": lambda one: one["name"],
+    "share": lambda one: percent(one["share"], 0),
+    "~kind": lambda one: one["kind"],
+    "cached [tok]": lambda one: tokens(one["mean"]["cached_tokens"]),
+    "new [tok]": lambda one: tokens(one["mean"]["new_tokens"]),
+    "reasoning [tok]": lambda one: tokens(one["mean"]["reasoning_tokens"]) or "in the answer",
+    "answer [tok]": lambda one: tokens(one["mean"]["answer_tokens"]),
+    "at once": lambda one: str(one["concurrency"]),
+}
 
 
 # A sweep
@@ -488,15 +487,18 @@ def _cliff(number: int, page: Mapping[str, Any]) -> tuple[Chart, ...]:
 def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
     """Configurations, the pairs by which they were held against what serves, and what they failed by."""
     left = len(page["arms"]) - _MOST_ARMS
-    yield Table(
+    yield table_of(
         "Turn time by configuration [s]" + (f", without {left} slower ones" if left > 0 else ""),
-        heads("~Configuration", "Starts", "Measured", "Predicted", "Believed", "~Not recommended because"),
-        tuple(
-            (one["text"], str(one["n_processes"]), figure(one["measured_s"], 3),
-             figure(one["predicted_s"], 3), figure(one["believed_s"], 3), one["reason"])
-            for one in page["arms"][:_MOST_ARMS]
-        ),
-    )  # fmt: skip
+        page["arms"][:_MOST_ARMS],
+        {
+            "~Configuration": lambda one: one["text"],
+            "Starts": lambda one: str(one["n_processes"]),
+            "Measured": lambda one: figure(one["measured_s"], 3),
+            "Predicted": lambda one: figure(one["predicted_s"], 3),
+            "Believed": lambda one: figure(one["believed_s"], 3),
+            "~Not recommended because": lambda one: one["reason"],
+        },
+    )
     yield Table(
         f"Paired differences from {page.get('against', 'what serves')}, 95 % interval",
         heads("~Challenger", "~Text", "Faster by", "From", "To", "Pair by pair"),
