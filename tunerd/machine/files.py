@@ -411,6 +411,15 @@ def _cannot(verb: str, path: Path, error: OSError) -> HostError:
     return HostError(f"cannot {verb} `{path}`", cause=error.strerror or str(error), hint=hint)
 
 
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """By which a change of a file is seen; None where it cannot be read."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
 def real_path(path: Path) -> Path:
     """Where its links lead; the path itself where that cannot be told."""
     try:

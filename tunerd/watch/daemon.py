@@ -25,7 +25,7 @@ from tunerd.app import Context
 from tunerd.calendar import Opening
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import Clock
-from tunerd.machine.files import holder_of, is_locked, lock
+from tunerd.machine.files import holder_of, is_locked, lock, stamp_of
 from tunerd.machine.proc import is_stopped
 from tunerd.production.journal import record_path
 from tunerd.production.measurement import has_leftovers
@@ -470,11 +470,11 @@ def run_daemon(ctx: Context, parts: Sequence[MakePart] = ()) -> int:
         return Daemon(ctx, parts).run()
 
 
-class Daemon:
+class Daemon(Teller):
     """All that the daemon does, in one loop."""
 
     def __init__(self, ctx: Context, parts: Sequence[MakePart] = ()) -> None:
-        self._ctx = ctx
+        super().__init__(ctx, self.tell)
         self._notifier = Notifier(ctx.environment)
         self.telemetry = Telemetry()
         self._parts = [make(ctx, self.telemetry) for make in parts]
@@ -492,7 +492,7 @@ class Daemon:
         self._status = 0
         self._look_problem = ""
         self._notices_seen_s: dict[str, float] = {}
-        self._settings_changed_ns = self._settings_stamp()
+        self._settings_stamp = stamp_of(ctx.paths.settings_file)
 
     def run(self) -> int:
         """Until it is told to end."""
@@ -580,10 +580,9 @@ class Daemon:
     def alive(self) -> None:
         """Feed the watchdog, and see whether the settings have changed."""
         self._notifier.alive()
-        stamp = self._settings_stamp()
-        if self._wants_reload or stamp != self._settings_changed_ns:
+        before, self._settings_stamp = self._settings_stamp, stamp_of(self._ctx.paths.settings_file)
+        if self._wants_reload or before != self._settings_stamp:
             self._wants_reload = False
-            self._settings_changed_ns = stamp
             self._reload()
 
     def _reload(self) -> None:
@@ -594,7 +593,7 @@ class Daemon:
         ctx = self._ctx
         settings, problem = settings_or_last_good(ctx.paths, ctx.environment, ctx.settings)
         if problem is not None:
-            self._go_by(replace(ctx, settings_problem=problem))
+            self.take_over(replace(ctx, settings_problem=problem))
             self._refuse(problem)
             return
         is_other = settings.service.unit != ctx.unit or settings.mode != ctx.settings.mode
@@ -603,23 +602,23 @@ class Daemon:
                 self._status = RESTART
                 self.loop.end()
                 return
-            self._go_by(replace(ctx, settings_problem=None))
-            self.tell(Event(ctx.clock.now_s(), "settings-mended", "note",
-                            "the settings can be read again, and are in force"))  # fmt: skip
+            self.take_over(replace(ctx, settings_problem=None))
+            text = "the settings can be read again, and are in force"
+            self._event("settings-mended", "note", text)
         if settings == ctx.settings:
             return
         if is_other:
             text = "another unit or mode in the settings is another daemon's business: none is taken over"
-            self.tell(Event(ctx.clock.now_s(), "settings-need-restart", "warning", text,
-                            "systemctl restart tunerd"))  # fmt: skip
+            self._event("settings-need-restart", "warning", text, "systemctl restart tunerd")
             return
-        self._go_by(replace(self._ctx, settings=settings))
+        self.take_over(replace(self._ctx, settings=settings))
         self._keep_settings()
         self._plan_by_settings()
         log.info("settings.reloaded")
 
-    def _go_by(self, ctx: Context) -> None:
-        self._ctx = ctx
+    def take_over(self, ctx: Context) -> None:
+        """Go by other settings from now on, and have all that it does go by them."""
+        super().take_over(ctx)
         self._wait_s = ctx.settings.daemon.every_s
         for one in (self._recovery, self._nights, self._hand_ins, self._guarding):
             one.take_over(ctx)
@@ -628,7 +627,7 @@ class Daemon:
 
     def _refuse(self, problem: str) -> None:
         hint = f"correct `{self._ctx.paths.settings_file}` or the environment"
-        self.tell(Event(self._ctx.clock.now_s(), "settings-refused", "error", problem, hint))
+        self._event("settings-refused", "error", problem, hint)
 
     def _keep_settings(self) -> None:
         """For a start with wrong ones, which must not end the daemon."""
@@ -639,12 +638,6 @@ class Daemon:
             ctx.files.write_json(ctx.paths.last_settings, data, mode=0o600)  # they name a webhook
         except HostError as problem:
             log.warning("settings.not_kept", message=problem.message, cause=problem.cause)
-
-    def _settings_stamp(self) -> int | None:
-        try:
-            return self._ctx.paths.settings_file.stat().st_mtime_ns
-        except OSError:
-            return None
 
     def _on_end(self, _number: int, _frame: FrameType | None) -> None:
         self.loop.end()
@@ -692,14 +685,10 @@ class HandIns(Teller):
             self._say(problem.words)
         return _LOOK_AT_EVIDENCE_S
 
-    def _stamp(self) -> tuple[tuple[int, int], ...]:
+    def _stamp(self) -> object:
         """How the evidence's files look: another stamp after anything was stored."""
         path = self._ctx.paths.evidence
-        found = []
-        for one in (path, path.with_name(f"{path.name}-wal")):
-            with contextlib.suppress(OSError):
-                found.append((one.stat().st_mtime_ns, one.stat().st_size))
-        return tuple(found)
+        return stamp_of(path), stamp_of(path.with_name(f"{path.name}-wal"))
 
     def _look_at_unit(self) -> None:
         state = self._ctx.services.state(HAND_IN_UNIT)

@@ -12,6 +12,7 @@ from tunerd.engine.flags import without_secrets
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import TunerdError
+from tunerd.machine.files import stamp_of
 from tunerd.measure.answer import Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, holds
@@ -54,15 +55,6 @@ def read_findings(ctx: Context, seen: object) -> tuple[object, Findings | None]:
     except TunerdError:
         return stamp, None
     return stamp, read_or_none(Findings, data)
-
-
-def stamp_of(path: Path) -> tuple[int, int] | None:
-    """By which a change of a file is seen; None where it cannot be read."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
 
 
 def check(ctx: Context) -> ActionResult:

@@ -17,7 +17,7 @@ from tunerd.engine.health import FailureKind, classify
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import standing_text
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
-from tunerd.machine.files import is_locked, lock
+from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import apply
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import OwnUnit, start_own_unit
@@ -32,7 +32,7 @@ from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch.drift import Drift
 from tunerd.watch.figures import UNKNOWN, EngineNow, Event, Reading
-from tunerd.watch.findings import Findings, read_findings, stamp_of
+from tunerd.watch.findings import Findings, read_findings
 from tunerd.watch.guards import (
     Act,
     Basis,

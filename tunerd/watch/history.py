@@ -18,7 +18,7 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import HostError, TunerdError
 from tunerd.machine.facts import Gpu
-from tunerd.machine.files import make_private
+from tunerd.machine.files import make_private, stamp_of
 from tunerd.machine.host import CpuSeconds, cpu_seconds, memory_of, process_cpu_s, read_memory
 from tunerd.machine.proc import descends_from
 from tunerd.measure.answer import Counters, read_counters
@@ -167,7 +167,11 @@ class Watcher:
     def _reached(self, state: UnitState) -> _Found | None:
         """Where this life of the server is reached; found out once for each."""
         ctx = self._ctx
-        key = (state.invocation_id, state.main_pid, _changed_ns(state.fragment_path))
+        key = (
+            state.invocation_id,
+            state.main_pid,
+            state.fragment_path and stamp_of(state.fragment_path),
+        )
         if self._found is None or self._found.key != key:
             self._found = None
             with contextlib.suppress(TunerdError):
@@ -254,13 +258,6 @@ def _cpu_percent(before: CpuSeconds | None, after: CpuSeconds | None) -> float |
         return None
     share = (after.busy_s - before.busy_s) / (after.total_s - before.total_s)
     return 100 * min(1.0, max(0.0, share))
-
-
-def _changed_ns(path: Path | None) -> int | None:
-    try:
-        return None if path is None else path.stat().st_mtime_ns
-    except OSError:
-        return None
 
 
 # Rows of a minute are kept for two weeks, rows of ten minutes for somewhat over a year.
