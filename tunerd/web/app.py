@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
@@ -221,7 +222,7 @@ class GateMiddleware:
         if refused is not None:
             await refused(scope, receive, sender)
             return
-        await self._app(scope, _bounded(scope, receive), sender)
+        await self._app(scope, receive, sender)
 
     def _refuse(self, scope: Scope) -> Response | None:
         """The answer to whoever may not go on; the visitor is noted in the scope of who may."""
@@ -233,8 +234,6 @@ class GateMiddleware:
         refusal = self._gate.check_origin(scope["method"], path, headers)
         if refusal is not None:
             return _answer(refusal, path)
-        if _declared(headers) > MAX_BODY_BYTES:
-            return _answer(refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes"), path)
         found = self._gate.enter(peer, headers)
         if isinstance(found, Visitor):
             scope[VISITOR] = found
@@ -252,28 +251,6 @@ def _answer(refusal: Answer, path: str) -> Response:
         f"<main><h1>{escape(error['message'])}</h1>{hint}</main></html>"
     )
     return HTMLResponse(text, refusal.status or 403)
-
-
-def _declared(headers: Headers) -> int:
-    text = headers.get("content-length", "0")
-    return int(text) if text.isdecimal() and len(text) < 16 else 0  # noqa: PLR2004 -- h11 checks it
-
-
-def _bounded(scope: Scope, receive: Receive) -> Receive:
-    """Stops to hand on a body that is longer than it may be, whatever its head said."""
-    seen = 0
-
-    async def bounded() -> Message:
-        nonlocal seen
-        message = await receive()
-        if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
-            if seen > MAX_BODY_BYTES:
-                scope["tunerd.too_large"] = True
-                return {"type": "http.request", "body": b"", "more_body": False}
-        return message
-
-    return bounded
 
 
 def _with_headers(send: Send, path: str) -> Send:
@@ -526,31 +503,20 @@ def _begun(answer: Answer) -> Response:
 
 
 def _events(front: Front) -> Handler:
-    followed: dict[str, _Followed] = {}
+    followed: WeakValueDictionary[str, _Followed] = WeakValueDictionary()  # as long as some read
 
     async def handle(request: Request) -> Response:
         visitor, number = _visitor(request), request.path_params["number"]
-        job = followed.get(number) or _Followed()
+        job = followed.setdefault(number, _Followed())
         await job.look(front, visitor, number)
         if job.refused is not None:
             return respond(job.refused)
         seen = generation_number(request.headers.get("last-event-id", "")) or 0
         return StreamingResponse(
-            told(job, visitor, number, seen),
+            _stream(front, job, visitor, number, seen),
             media_type="text/event-stream",
             headers={"x-accel-buffering": "no"},
         )
-
-    async def told(job: _Followed, visitor: Visitor, number: str, seen: int) -> AsyncIterator[str]:
-        job = followed.setdefault(number, job)
-        job.n_readers += 1
-        try:
-            async for text in _stream(front, job, visitor, number, seen):
-                yield text
-        finally:
-            job.n_readers -= 1
-            if not job.n_readers:
-                followed.pop(number, None)
 
     return handle
 
@@ -562,7 +528,6 @@ class _Followed:
     events: list[Mapping[str, Any]] = field(default_factory=list)
     is_over: bool = False
     refused: Answer | None = None
-    n_readers: int = 0
     _offset: int = 0
     _asked_s: float = -math.inf
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
@@ -650,17 +615,20 @@ async def _body(request: Request) -> dict[str, Any] | Response:
 
 
 async def read_body(request: Request) -> bytes | Response:
-    """The whole body, if it comes in time and is not too large."""
+    """The whole body, if it comes in time and is not too large, whatever its head says."""
+    content = bytearray()
     try:
         with anyio.fail_after(_BODY_S):
-            content = await request.body()
+            async for piece in request.stream():
+                content += piece
+                if len(content) > MAX_BODY_BYTES:
+                    text = f"the body is larger than {MAX_BODY_BYTES} bytes"
+                    return respond(refused(413, text))
     except TimeoutError:
         return respond(refused(408, "the body did not come"))
     except ClientDisconnect:
         return respond(refused(400, "the client went away"))
-    if len(content) > MAX_BODY_BYTES or request.scope.get("tunerd.too_large"):
-        return respond(refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes"))
-    return content
+    return bytes(content)
 
 
 _MAX_HEAD_BYTES = 32 * 1024

@@ -193,12 +193,11 @@ def build_site(front: Front) -> GateMiddleware:
         error = refused(status, text).envelope["error"]
         return pages.show("error", visitor, "", status, error=error)
 
-    return build_app(front, page_routes(front), page_error)
+    return build_app(front, page_routes(pages), page_error)
 
 
-def page_routes(front: Front) -> list[Route]:
+def page_routes(pages: Pages) -> list[Route]:
     """Every route of the page."""
-    pages = Pages(front)
     shown: dict[str, Page] = {
         **{path: _looking(place) for path, place in _LOOKS.items()},
         "/": _overview,

@@ -106,25 +106,22 @@ class Desk:
         return answer.to_line()
 
     def _answer(self, question: Question) -> Answer:
-        argv = question.argv
         try:
-            words = asked(argv)
+            words = asked(question.argv)
         except UsageError as error:
             return Answer.failed(error, status=400)
-        if words.lane is Lane.HERE:
-            return _said(words.kind, lambda: self._here(words))
-        if words.lane is Lane.APART:
-            with self._slow:
-                return _said(words.kind, lambda: self._apart(argv))
-        if not (question.waits and words.lane is Lane.LOOK):
-            return _said(words.kind, lambda: self._begin(words, argv, question.uid)[1])
-        with self._slow:
-            return _said(words.kind, lambda: self._waited(words, argv, question.uid))
+        return _said(words.kind, lambda: self._done(words, question))
 
-    def _here(self, words: Asked) -> Answer:
-        """In this process."""
-        readings = self._telemetry.readings() if words.kind == "top" else ()
-        return Answer.of(words.act(Call(ctx=self._ctx, readings=readings)))
+    def _done(self, words: Asked, question: Question) -> Answer:
+        """In this process, in one of its own, or by a job."""
+        if words.lane is Lane.HERE:
+            readings = self._telemetry.readings() if words.kind == "top" else ()
+            return Answer.of(words.act(Call(ctx=self._ctx, readings=readings)))
+        is_look = words.lane is Lane.LOOK
+        if words.lane is not Lane.APART and not (question.waits and is_look):
+            return self._begin(words, question)[1]
+        with self._slow:
+            return self._waited(words, question) if is_look else self._apart(question.argv)
 
     def _apart(self, argv: Sequence[str]) -> Answer:
         """In a process of its own."""
@@ -139,16 +136,16 @@ class Desk:
             raise HostError(f"`tunerd {argv[0]}` gave no answer", cause=cause) from error
         return Answer(envelope, done.returncode if done.returncode is not None else 1)
 
-    def _begin(self, words: Asked, argv: Sequence[str], uid: int) -> tuple[int, Answer]:
+    def _begin(self, words: Asked, question: Question) -> tuple[int, Answer]:
         """Begin a job, if no other one changes something."""
-        name = account_text(uid)
-        request = JobRequest(words.kind, tuple(argv), words.lane, name, self._ctx.clock.now_s())
+        name, now_s = account_text(question.uid), self._ctx.clock.now_s()
+        request = JobRequest(words.kind, tuple(question.argv), words.lane, name, now_s)
         if words.params.get("profile"):  # one that is not there is told at once, not by a job
             options = parse_options(words.params.get("options", ()))
             load_profile(self._ctx, words.params["profile"], options=options)
         with self._starting:
             number = self._start(request)
-        log.info("job.begun", job=number, kind=words.kind, by=name, uid=uid)
+        log.info("job.begun", job=number, kind=words.kind, by=name, uid=question.uid)
         begun = {"job": read_job(self._ctx, number).to_json()}
         return number, Answer(ActionResult("job", begun).to_json(), 0, 202)
 
@@ -160,9 +157,9 @@ class Desk:
         demand_lane(self._ctx, request)
         return start_job(self._ctx, request)
 
-    def _waited(self, words: Asked, argv: Sequence[str], uid: int) -> Answer:
+    def _waited(self, words: Asked, question: Question) -> Answer:
         """What a job that only looks comes to."""
-        number, _ = self._begin(words, argv, uid)
+        number, _ = self._begin(words, question)
         clock = self._ctx.clock
         end_s = clock.monotonic_s() + _LIMIT_S
         while not (job := read_job(self._ctx, number)).state.is_over:
