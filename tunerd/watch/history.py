@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from urllib.parse import quote
 
 from tunerd.app import Context
@@ -265,15 +264,12 @@ COARSE_S = 600
 KEEP_MINUTES_S = 14 * 86400
 _KEEP_COARSE_S = 400 * 86400
 _KEEP_EVENTS_S = 400 * 86400
-_POINT_COLUMNS = tuple(one.name for one in fields(Point))
-_GPU_COLUMNS = tuple(one.name for one in fields(GpuPoint))
+_TABLES: Mapping[type, str] = {Point: "points", GpuPoint: "gpus"}
+_Row = TypeVar("_Row", Point, GpuPoint)
 VERSION = 1
 _APPLICATION = 0x74756E64  # "tund"
 _WAIT_S = 5.0
-# A minute is written when the next reading comes, which may be two minutes later on a busy server.
-_LATE_S = 120.0
 _SIDES = ("", "-wal", "-shm")
-_KEYS = ("begin_s", "seconds", "index")
 # Its name is a word of SQL.
 _NAMES = {"index": "card"}
 _MOST_DAMAGED = 2
@@ -326,9 +322,11 @@ class TelemetryStore:
             HostError: it could not be written.
             DamagedError: the file is broken.
         """
+        rows: tuple[Point | GpuPoint, ...] = (point, *gpus)
         with self._writing():
-            self._db.execute(_insert("points", _POINT_COLUMNS), astuple(point))
-            self._db.executemany(_insert("gpus", _GPU_COLUMNS), [astuple(gpu) for gpu in gpus])
+            for row in rows:
+                marks = ", ".join("?" * len(fields(row)))
+                self._db.execute(f"INSERT INTO {_TABLES[type(row)]} VALUES ({marks})", astuple(row))  # noqa: S608 -- ours
 
     def add_event(self, event: Event) -> None:
         """Something that happened.
@@ -350,8 +348,8 @@ class TelemetryStore:
             (found,) = self._db.execute("SELECT max(begin_s) FROM points").fetchone()
         return None if found is None else float(found)
 
-    def tidy(self, now_s: float, *, most_share: float = 1.0) -> int:
-        """Fold minutes into longer stretches, drop what is too old; how many rows went.
+    def tidy(self, now_s: float, *, most_share: float = 1.0) -> None:
+        """Fold old minutes into longer stretches, and drop what is too old.
 
         Args:
             now_s: What is too old, is so by this [s since the epoch].
@@ -362,14 +360,12 @@ class TelemetryStore:
             DamagedError: the file is broken.
         """
         with self._writing():
-            for table, columns in (("points", _POINT_COLUMNS), ("gpus", _GPU_COLUMNS)):
-                self._fold(table, columns, now_s)
-            gone = self._drop(now_s) if self._share_gone(now_s) <= most_share else 0
+            if self._share_gone(now_s) <= most_share:
+                self._drop(now_s)
         with self._translated("write"):
             # It gives back a page at each step, and `execute` makes one step alone.
             self._db.executescript("PRAGMA incremental_vacuum")
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return gone
 
     def _share_gone(self, now_s: float) -> float:
         """What share of the points is too old."""
@@ -380,17 +376,20 @@ class TelemetryStore:
         ).fetchone()
         return old / total if total else 0.0
 
-    def _drop(self, now_s: float) -> int:
-        gone = 0
-        kept = ((MINUTE_S, KEEP_MINUTES_S), (COARSE_S, _KEEP_COARSE_S))
-        for table, (seconds, keep_s) in product(("points", "gpus"), kept):
-            done = self._db.execute(
-                f"DELETE FROM {table} WHERE seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
-                (seconds, _whole(now_s - keep_s)),
+    def _drop(self, now_s: float) -> None:
+        for kind, table in _TABLES.items():
+            minutes_s, coarse_s = _whole(now_s - KEEP_MINUTES_S), _whole(now_s - _KEEP_COARSE_S)
+            shown, group = _folded(kind, COARSE_S)
+            self._db.execute(  # where there are none of that time, which a clock that was set back has
+                f"INSERT INTO {table} SELECT {shown} FROM {table} WHERE seconds = ? AND begin_s < ? AND"  # noqa: S608 -- ours
+                f" begin_s / {COARSE_S} NOT IN (SELECT begin_s / {COARSE_S} FROM {table} WHERE seconds = ?)"
+                f" GROUP BY {group}", (MINUTE_S, minutes_s, COARSE_S),
+            )  # fmt: skip
+            self._db.execute(
+                f"DELETE FROM {table} WHERE seconds = ? AND begin_s < ? OR seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
+                (MINUTE_S, minutes_s, COARSE_S, coarse_s),
             )
-            gone += done.rowcount
-        done = self._db.execute("DELETE FROM events WHERE at_s < ?", (now_s - _KEEP_EVENTS_S,))
-        return gone + done.rowcount
+        self._db.execute("DELETE FROM events WHERE at_s < ?", (now_s - _KEEP_EVENTS_S,))
 
     def check(self) -> None:
         """Read the whole file once.
@@ -404,8 +403,10 @@ class TelemetryStore:
         if said != "ok":
             raise DamagedError(str(said))
 
-    def points(self, since_s: float, until_s: float, step_s: int = MINUTE_S) -> tuple[Point, ...]:
-        """The history between two moments, oldest first, a row for each `step_s` that has any.
+    def rows(
+        self, kind: type[_Row], since_s: float, until_s: float, step_s: int = MINUTE_S
+    ) -> tuple[_Row, ...]:
+        """The history between two moments, oldest first, a row for each `step_s` (and card) that has any.
 
         Minutes as far back as there are any, rows of ten minutes before; a step of less than the
         stretch of a row shows that row.
@@ -413,13 +414,16 @@ class TelemetryStore:
         Raises:
             HostError, DamagedError: it cannot be read.
         """
-        rows = self._rows("points", _POINT_COLUMNS, since_s, until_s, step_s)
-        return tuple(Point(*row) for row in rows)
-
-    def gpus(self, since_s: float, until_s: float, step_s: int = MINUTE_S) -> tuple[GpuPoint, ...]:
-        """As `points`, for each card."""
-        rows = self._rows("gpus", _GPU_COLUMNS, since_s, until_s, step_s)
-        return tuple(GpuPoint(*row) for row in rows)
+        table, (shown, group) = _TABLES[kind], _folded(kind, step_s)
+        # Rows of ten minutes only where no minutes are left.
+        query = (
+            f"SELECT {shown} FROM {table} WHERE begin_s >= ? AND begin_s < ? AND (seconds = ?"  # noqa: S608 -- ours
+            f" OR begin_s < coalesce((SELECT min(begin_s) FROM {table} WHERE seconds = ?), ?))"
+            f" GROUP BY {group} ORDER BY {group}"
+        )
+        with self._translated("read"):
+            found = self._db.execute(query, (since_s, until_s, MINUTE_S, MINUTE_S, until_s))
+            return tuple(kind(*row) for row in found)
 
     def events(self, *, limit: int = 100) -> tuple[Event, ...]:
         """What happened, newest first.
@@ -433,41 +437,6 @@ class TelemetryStore:
                 (limit,),
             ).fetchall()
         return tuple(Event(*row) for row in rows)
-
-    def _rows(
-        self, table: str, columns: Sequence[str], since_s: float, until_s: float, step_s: int
-    ) -> list[tuple[Any, ...]]:
-        shown = ", ".join(_folded(column, step_s) for column in columns)
-        card = ", card" if "index" in columns else ""
-        # Rows of ten minutes only where no minutes are left.
-        query = (
-            f"SELECT {shown} FROM {table} WHERE begin_s >= ? AND begin_s < ? AND (seconds = ?"  # noqa: S608 -- ours
-            f" OR begin_s < coalesce((SELECT min(begin_s) FROM {table} WHERE seconds = ?), ?))"
-            f" GROUP BY begin_s / {int(step_s)}{card} ORDER BY min(begin_s){card}"
-        )
-        with self._translated("read"):
-            return self._db.execute(
-                query, (since_s, until_s, MINUTE_S, MINUTE_S, until_s)
-            ).fetchall()
-
-    def _fold(self, table: str, columns: Sequence[str], now_s: float) -> None:
-        """Make rows of ten minutes of all whole ones for which there is none yet.
-
-        Rows of a time to come, which a clock that was set wrong has left, are passed over.
-        """
-        until_s = _whole(now_s - _LATE_S)
-        last = self._db.execute(
-            f"SELECT max(begin_s) FROM {table} WHERE seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
-            (COARSE_S, until_s),
-        ).fetchone()[0]
-        since_s = -1 if last is None else last + COARSE_S
-        shown = ", ".join(_folded(column, COARSE_S) for column in columns)
-        card = ", card" if "index" in columns else ""
-        self._db.execute(
-            f"INSERT INTO {table} ({_listed(columns)}) SELECT {shown} FROM {table}"  # noqa: S608 -- ours
-            f" WHERE seconds = ? AND begin_s >= ? AND begin_s < ? GROUP BY begin_s / {COARSE_S}{card}",
-            (MINUTE_S, since_s, until_s),
-        )
 
     def _open(self, *, writable: bool) -> None:
         (owner,) = self._db.execute("PRAGMA application_id").fetchone()
@@ -490,9 +459,9 @@ class TelemetryStore:
 
     def _create(self) -> None:
         with self._writing():
-            for table, kind in (("points", Point), ("gpus", GpuPoint)):
+            for kind, table in _TABLES.items():
                 typed = (
-                    f"{_name(one.name)} {'REAL' if 'float' in str(one.type) else 'INTEGER'}"
+                    f"{_NAMES.get(one.name, one.name)} {'REAL' if 'float' in str(one.type) else 'INTEGER'}"
                     for one in fields(kind)
                 )
                 self._db.execute(f"CREATE TABLE {table} ({', '.join(typed)})")
@@ -564,28 +533,16 @@ def _whole(at_s: float) -> int:
     return int(at_s // COARSE_S) * COARSE_S
 
 
-def _folded(column: str, step_s: int) -> str:
-    """A column of several rows as one."""
-    if column == "begin_s":
-        return f"(min(begin_s) / {int(step_s)}) * {int(step_s)}"
-    if column == "seconds":
-        return f"max({int(step_s)}, max(seconds))"
-    if column in _KEYS:
-        return _name(column)
-    return f"{FOLD.get(column, 'sum')}({column})"
-
-
-def _name(column: str) -> str:
-    return _NAMES.get(column, column)
-
-
-def _listed(columns: Sequence[str]) -> str:
-    return ", ".join(_name(column) for column in columns)
-
-
-def _insert(table: str, columns: Sequence[str]) -> str:
-    marks = ", ".join("?" * len(columns))
-    return f"INSERT INTO {table} ({_listed(columns)}) VALUES ({marks})"  # noqa: S608 -- our own names
+def _folded(kind: type, step_s: int) -> tuple[str, str]:
+    """The columns of several rows as one, and by what those belong together."""
+    by_rule = {
+        "begin_s": f"(min(begin_s) / {int(step_s)}) * {int(step_s)}",
+        "seconds": f"max({int(step_s)}, max(seconds))",
+        **_NAMES,
+    }
+    names = [one.name for one in fields(kind)]
+    shown = (by_rule.get(name) or f"{FOLD.get(name, 'sum')}({name})" for name in names)
+    return ", ".join(shown), f"begin_s / {int(step_s)}{', card' if 'index' in names else ''}"
 
 
 _RETRY_S = 300.0
@@ -642,8 +599,8 @@ def history(
     try:
         with contextlib.closing(TelemetryStore(ctx.paths.telemetry, writable=False)) as store:
             return History(
-                points=store.points(since_s, until_s, step_s),
-                gpus=store.gpus(since_s, until_s, step_s),
+                points=store.rows(Point, since_s, until_s, step_s),
+                gpus=store.rows(GpuPoint, since_s, until_s, step_s),
                 events=store.events(limit=events),
             )
     except (HostError, DamagedError) as problem:

@@ -59,16 +59,16 @@ def test_minutes_are_kept_and_told_in_longer_steps(store: TelemetryStore) -> Non
         store.add(*summarise([minute(begin_s, served=work, rss_mib=900 + n)], begin_s=begin_s,
                              seconds=MINUTE_S))  # fmt: skip
 
-    minutes = store.points(BEGIN_S, BEGIN_S + 1200)
+    minutes = store.rows(Point, BEGIN_S, BEGIN_S + 1200)
     assert [one.begin_s for one in minutes] == [BEGIN_S + 60 * n for n in range(20)]
     assert minutes[3].decode_tok_s == pytest.approx(50.0)
     assert minutes[3].acceptance_ratio == pytest.approx(0.73)
-    coarse = store.points(BEGIN_S, BEGIN_S + 1200, COARSE_S)
+    coarse = store.rows(Point, BEGIN_S, BEGIN_S + 1200, COARSE_S)
     assert [(one.begin_s, one.n, one.n_predicted, one.rss_mib) for one in coarse] == [
         (BEGIN_S, 10, 6000, 909),
         (BEGIN_S + 600, 10, 6000, 919),
     ]
-    (gpu, _) = store.gpus(BEGIN_S, BEGIN_S + 1200, COARSE_S)
+    (gpu, _) = store.rows(GpuPoint, BEGIN_S, BEGIN_S + 1200, COARSE_S)
     assert (gpu.index, gpu.n, gpu.used_mib, gpu.temperature_c) == (0, 10, 8000, 38.0)
 
 
@@ -78,15 +78,15 @@ def test_what_nobody_knows_stays_unknown(store: TelemetryStore) -> None:
     store.tidy(BEGIN_S + 3 * COARSE_S)
 
     for step_s in (MINUTE_S, COARSE_S):
-        (point,) = store.points(BEGIN_S, BEGIN_S + 1, step_s)
+        (point,) = store.rows(Point, BEGIN_S, BEGIN_S + 1, step_s)
         assert (point.n_predicted, point.predicted_s, point.decode_tok_s) == (None,) * 3
-        assert store.gpus(BEGIN_S, BEGIN_S + 1, step_s) == ()
+        assert store.rows(GpuPoint, BEGIN_S, BEGIN_S + 1, step_s) == ()
 
 
 def test_a_minute_that_was_cut_by_a_restart_is_one_minute(store: TelemetryStore) -> None:
     for at_s in (BEGIN_S, BEGIN_S + 30):
         store.add(*summarise([minute(at_s, served=served(100))], begin_s=BEGIN_S, seconds=60))
-    (point,) = store.points(BEGIN_S, BEGIN_S + 60)
+    (point,) = store.rows(Point, BEGIN_S, BEGIN_S + 60)
     assert (point.n, point.n_predicted) == (2, 200)
 
 
@@ -94,25 +94,25 @@ def test_old_minutes_become_rows_of_ten_and_the_year_before_goes(store: Telemetr
     fill(store, BEGIN_S, *range(20))
     store.tidy(BEGIN_S + 1320)
     store.tidy(BEGIN_S + 1380)  # nothing is folded twice
-    assert len(store.points(BEGIN_S, BEGIN_S + 1200)) == 20
+    assert len(store.rows(Point, BEGIN_S, BEGIN_S + 1200)) == 20
     later_s = BEGIN_S + KEEP_MINUTES_S + 1200
     store.tidy(later_s)
-    rows = store.points(BEGIN_S, BEGIN_S + 1200)
+    rows = store.rows(Point, BEGIN_S, BEGIN_S + 1200)
     assert [(one.begin_s, one.seconds, one.n, one.n_predicted) for one in rows] == [
         (BEGIN_S, 600, 10, 1000),
         (BEGIN_S + 600, 600, 10, 1000),
     ]
     store.tidy(later_s + 400 * 86400)
-    assert store.points(0, later_s * 2) == ()
+    assert store.rows(Point, 0, later_s * 2) == ()
 
 
-def test_the_last_minute_of_ten_is_waited_for(store: TelemetryStore) -> None:
-    fill(store, BEGIN_S, *range(9))
-    store.tidy(BEGIN_S + COARSE_S + 5)
-    fill(store, BEGIN_S, 9)  # written when the first reading of the next minute came
-    store.tidy(BEGIN_S + 2 * COARSE_S)
+def test_what_an_earlier_version_folded_already_counts_once(store: TelemetryStore) -> None:
+    fill(store, BEGIN_S, *range(10))
+    (point,) = store.rows(Point, BEGIN_S, BEGIN_S + COARSE_S, COARSE_S)
+    store.add(point, store.rows(GpuPoint, BEGIN_S, BEGIN_S + COARSE_S, COARSE_S))
+    assert len(store.rows(Point, BEGIN_S, BEGIN_S + COARSE_S)) == 10
     store.tidy(BEGIN_S + KEEP_MINUTES_S + 2 * COARSE_S)
-    (row,) = store.points(BEGIN_S, BEGIN_S + COARSE_S)
+    (row,) = store.rows(Point, BEGIN_S, BEGIN_S + COARSE_S)
     assert (row.seconds, row.n_predicted) == (COARSE_S, 1000)
 
 
@@ -123,7 +123,7 @@ def test_a_clock_that_was_years_ahead_for_a_while_costs_no_history_after_it(
         fill(store, begin_s, *range(10))
         store.tidy(begin_s + 2 * COARSE_S)
     store.tidy(BEGIN_S + KEEP_MINUTES_S + 2 * COARSE_S)
-    (row,) = store.points(BEGIN_S, BEGIN_S + COARSE_S)
+    (row,) = store.rows(Point, BEGIN_S, BEGIN_S + COARSE_S)
     assert (row.seconds, row.n_predicted) == (COARSE_S, 1000)
 
 
@@ -142,7 +142,7 @@ def test_a_tenth_of_a_year_of_two_cards_stays_below_10_mb(store: TelemetryStore)
     store.tidy(end_s)
 
     used = sum(path.stat().st_size for path in store.path.parent.iterdir())
-    assert len(store.points(BEGIN_S, end_s, COARSE_S)) == YEAR_S // 10 // COARSE_S
+    assert len(store.rows(Point, BEGIN_S, end_s, COARSE_S)) == YEAR_S // 10 // COARSE_S
     assert used < 10_000_000
     assert used > 1_000_000, "the time is in it"
     store.tidy(end_s + 3 * YEAR_S)
