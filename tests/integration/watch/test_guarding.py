@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fault.world import a_generation
-from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
-from tests.support.local_box import Box
+from tests.support.faked import SERVER, UNIT, FakedBox, set_to
 from tests.support.readings import a_reading, an_engine, served
 from tests.support.receiver import receiving
-from tunerd.app import Context
 from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import lock
@@ -25,7 +22,6 @@ from tunerd.measure.answer import Counters
 from tunerd.production.probation import new_record
 from tunerd.sweep.schedule import read_memory
 from tunerd.tryout.local_service import Ending
-from tunerd.units.generations import Ending as Ended
 from tunerd.units.generations import Outcome
 from tunerd.units.systemd import Notifier
 from tunerd.watch.daemon import Daemon
@@ -34,27 +30,24 @@ from tunerd.watch.guarding import CHECK_UNIT, MARGIN_KEY, Guarding
 from tunerd.watch.history import HistoryKeeper, Watcher, history
 from tunerd.words import sha256
 
-UNIT = "llama-server.service"
-SERVER = "[Service]\nExecStart=/bin/server\nRestart=on-failure\nRestartSec=5\n"
 OOM = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8053.00 MiB on device 0: cudaMalloc failed: out of memory"
 
 
-class World:
+class World(FakedBox):
     """A box with a server that can die, and guards that look at it."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        self.clock = FakeClock()
-        programs: dict[str, Program] = {
-            "/bin/server": lambda _start: Life(),
-            sys.executable: lambda _start: Life(ends_after_s=1.0),
-        }
-        self.manager = FakeServiceManager(tmp_path, self.clock, programs)
-        (self.manager.unit_dir / UNIT).write_text(SERVER)
-        self.ctx: Context = replace(Box(tmp_path).context, clock=self.clock, services=self.manager)
-        self.ctx.paths.state_dir.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.told: list[Event] = []
-        self.guards = Guarding(self.ctx, Notifier({}), self.told.append, lambda: None)
-        self.manager.start(UNIT)
+        self.watch()
+
+    def watch(self, server: Callable[[], LlamaServer | None] = lambda: None) -> None:
+        """By a daemon of its own, which finds what the ones before it told in the history."""
+        self.guards = Guarding(self.ctx, Notifier({}), self.tell, server)
+
+    def at(self, port: int) -> LlamaServer:
+        """The server as it is reached."""
+        return LlamaServer(Address("127.0.0.1", port), self.clock)
 
     def look(self, **changed: Any) -> None:
         """One look at how the unit is now; ten seconds later the next may follow."""
@@ -76,10 +69,6 @@ class World:
             self.manager.print_line(UNIT, line)
         self.manager.end_main(UNIT, Ending(code=1))
         self.clock.advance(6.0)
-
-    def begin_anew(self, server: LlamaServer | None = None) -> None:
-        """Another daemon, which finds what the ones before it told in the history."""
-        self.guards = Guarding(self.ctx, Notifier({}), self.tell, lambda: server)
 
     def tell(self, event: Event) -> None:
         """As the daemon does, to the history too."""
@@ -159,10 +148,7 @@ def test_a_library_that_an_upgrade_took_away_for_good_keeps_nobody_from_finding_
 ) -> None:
     library = tmp_path / "libllama.so.0.0.1"
     library.write_bytes(b"library")
-    made = a_generation(reason="apply", unit_sha256=None)
-    components = ((str(library), "a" * 64),)
-    world.ctx.generations.create(replace(made, number=3, engine_components=components), None)
-    world.ctx.generations.end(3, Ended(Outcome.SERVING, 1.0, 1.0, None, None))
+    world.generation(3, engine_components=((str(library), "a" * 64),))
     began: list[str | None] = []
     for n in range(20):
         if n == 10:
@@ -178,10 +164,9 @@ def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_da
 ) -> None:
     replanned = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
                  "driver_before": None, "driver_now": None}  # fmt: skip
-    found = {"confirmed": None, "engine_sha256": None, "replanned": replanned}
-    (world.ctx.paths.state_dir / "guards.json").write_text(json.dumps(found))
+    world.find(replanned=replanned)
     for _ in range(3):
-        world.begin_anew()
+        world.watch()
         for _ in range(3):
             world.look()
     assert world.kinds == ["upgrade-refused"]
@@ -195,16 +180,12 @@ def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_da
 def test_a_best_that_has_moved_is_told_once_and_asks_for_a_night_where_it_may(
     world: World, policy: str, gain: float, told: int, asked: bool
 ) -> None:
-    guards = world.ctx.settings.guards.model_copy(update={"drift": policy})
-    sweep = world.ctx.settings.sweep.model_copy(update={"window": "01:00-06:30", "days": "sun"})
-    schedule = world.ctx.settings.schedule.model_copy(update={"enabled": True})
-    changed = {"guards": guards, "sweep": sweep, "schedule": schedule}
-    world.ctx = replace(world.ctx, settings=world.ctx.settings.model_copy(update=changed))
+    world.ctx = set_to(world.ctx, guards__drift=policy, sweep__window="01:00-06:30", sweep__days="sun",
+                       schedule__enabled=True)  # fmt: skip
     best = {"serves": "mtp 3", "arm": "mtp 6", "gain": gain, "before": 0.02, "n_requests": 200}
     for n in range(3):  # another figure is no other news
-        found = {"generation": None, "best": {**best, "gain": gain + n / 1000}}
-        (world.ctx.paths.state_dir / "guards.json").write_text(json.dumps(found))
-        world.begin_anew()
+        world.find(best={**best, "gain": gain + n / 1000})
+        world.watch()
         world.look()
     assert world.kinds == ["best"] * told
     assert (read_memory(world.ctx).asked_s is not None) is asked
@@ -214,13 +195,12 @@ def test_a_best_that_has_moved_is_told_once_and_asks_for_a_night_where_it_may(
 def test_a_server_that_hangs_is_restarted_no_oftener_though_the_daemon_dies_each_time(
     world: World,
 ) -> None:
-    deaf = LlamaServer(Address("127.0.0.1", free_port()), world.clock)
-    lives = []
+    port, lives = free_port(), []
     for _ in range(4):
-        world.begin_anew(deaf)
+        world.watch(lambda: world.at(port))
         for _ in range(94):
             world.look()
-        lives.append(world.manager.state(UNIT).invocation_id)
+        lives.append(world.life)
     assert len(set(lives)) == 2, "two restarts, the first before anybody looked"
     assert [(event.kind, event.level) for event in world.told] == [
         ("hang", "warning"),
@@ -231,25 +211,22 @@ def test_a_server_that_hangs_is_restarted_no_oftener_though_the_daemon_dies_each
 
 @pytest.mark.parametrize("is_asleep", [False, True])
 def test_a_server_that_sleeps_when_nobody_asks_is_not_asked(world: World, is_asleep: bool) -> None:
-    world.begin_anew(LlamaServer(Address("127.0.0.1", free_port()), world.clock))
-    before = world.manager.state(UNIT).invocation_id
+    looked(world, free_port(), 0)
+    before = world.life
     for _ in range(200):
-        life = world.manager.state(UNIT).invocation_id
-        world.look(engine=an_engine(life=life, is_asleep=is_asleep))
-    assert (world.kinds, world.manager.state(UNIT).invocation_id) == ([], before)
+        world.look(engine=an_engine(life=world.life, is_asleep=is_asleep))
+    assert (world.kinds, world.life) == ([], before)
 
 
 def test_the_end_of_a_raise_is_told_by_the_daemon_after_the_one_that_began_it(
     world: World,
 ) -> None:
-    world.begin_anew()
+    world.watch()
     world.tell(Event(world.clock.now_s(), "oom", "warning", "raised to 1792 MiB"))
-    raised = a_generation(reason="guard", unit_sha256=None)
-    raised = replace(raised, number=3, created_s=world.clock.now_s() + 1, pins={MARGIN_KEY: 1792})
-    world.ctx.generations.create(raised, None)
-    world.ctx.generations.end(3, Ended(Outcome.SERVING, world.clock.now_s(), 1.0, None, None))
+    begun_s = world.clock.now_s() + 1
+    world.generation(3, reason="guard", created_s=begun_s, pins={MARGIN_KEY: 1792})
     for _ in range(3):
-        world.begin_anew()
+        world.watch()
         for _ in range(3):
             world.look()
     assert world.kinds == ["oom", "guard-acted"]
@@ -282,9 +259,7 @@ def watched(world: World, **changed: Any) -> Path:
     text = (world.manager.unit_dir / UNIT).read_bytes()
     world.ctx.paths.unit_dir.mkdir(parents=True, exist_ok=True)
     (world.ctx.paths.unit_dir / UNIT).write_bytes(text)
-    generation = replace(a_generation(reason="apply", unit_sha256=sha256(text)), number=3)
-    world.ctx.generations.create(generation, None)
-    world.ctx.generations.end(3, Ended(Outcome.SERVING, 1.0, 1.0, None, None))
+    world.generation(3, unit_sha256=sha256(text))
     record = new_record(3, 7, now_s=0.0, left_s=900.0, restarts=0, boot_id=None) | changed
     path = world.ctx.paths.state_dir / "probation" / "3.json"
     path.parent.mkdir()
@@ -316,13 +291,9 @@ def test_a_server_is_expected_where_it_was_deployed_or_starts_at_boot(world: Wor
     world.manager.enable(UNIT)
     assert is_expected()
     world.manager.disable(UNIT)
-    made = replace(a_generation(reason="apply", unit_sha256=None), number=1)
-    world.ctx.generations.create(made, None)
-    world.ctx.generations.end(1, Ended(Outcome.SERVING, world.clock.now_s(), 1.0, None, None))
+    world.generation(1)
     assert is_expected()
-    taken = replace(made, number=2, reason="rollback")
-    world.ctx.generations.create(taken, None)
-    world.ctx.generations.end(2, Ended(Outcome.REMOVED, world.clock.now_s(), 1.0, None, None))
+    world.generation(2, Outcome.REMOVED, reason="rollback")
     assert not is_expected()
 
 
@@ -330,34 +301,30 @@ def test_a_server_is_expected_where_it_was_deployed_or_starts_at_boot(world: Wor
 
 
 def looked(world: World, port: int, looks: int) -> None:
-    server = LlamaServer(Address("127.0.0.1", port), world.clock)
-    world.guards = Guarding(world.ctx, Notifier({}), world.told.append, lambda: server)
+    world.watch(lambda: world.at(port))
     for _ in range(looks):
         world.look()
 
 
 @pytest.mark.parametrize("status", [401, 501])
 def test_a_server_that_does_not_do_that_is_no_server_that_hangs(world: World, status: int) -> None:
-    before = world.manager.state(UNIT).invocation_id
+    before = world.life
     with receiving(status) as server:
         looked(world, server.port, 200)  # two thousand seconds
         assert 1 <= len(server.got) <= 2, "and it is not asked oftener for that"
-    assert world.kinds == []
-    assert world.manager.state(UNIT).invocation_id == before
+    assert (world.kinds, world.life) == ([], before)
 
 
 def test_a_server_that_somebody_stops_while_it_is_asked_stays_stopped(world: World) -> None:
     asked: list[LlamaServer] = []
 
     def stopped_at_the_second_question() -> LlamaServer:
-        asked.append(LlamaServer(Address("127.0.0.1", free_port()), world.clock))
+        asked.append(world.at(free_port()))
         if len(asked) == 2:
             world.manager.stop(UNIT)
         return asked[-1]
 
-    world.guards = Guarding(
-        world.ctx, Notifier({}), world.told.append, stopped_at_the_second_question
-    )
+    world.watch(stopped_at_the_second_question)
     while len(asked) < 2:
         world.look()
     assert world.kinds == ["hang", "guard-failed"]
@@ -366,17 +333,15 @@ def test_a_server_that_somebody_stops_while_it_is_asked_stays_stopped(world: Wor
 
 
 def test_a_hang_that_was_told_of_is_asked_about_seldom(world: World) -> None:
-    guards = world.ctx.settings.guards.model_copy(update={"hang": "advise"})
-    settings = world.ctx.settings.model_copy(update={"guards": guards})
-    world.ctx = replace(world.ctx, settings=settings)
+    world.ctx, before = set_to(world.ctx, guards__hang="advise"), world.life
     with receiving(500) as server:
         looked(world, server.port, 1000)  # ten thousand seconds
         assert len(server.got) < 20
-    assert world.kinds == ["hang"]
+    assert (world.kinds, world.life) == (["hang"], before)
 
 
 def test_a_clock_that_is_set_back_does_not_put_the_guard_to_sleep(world: World) -> None:
-    before = world.manager.state(UNIT).invocation_id
+    before = world.life
     with receiving(500) as server:
         looked(world, server.port, 5)
         world.clock.set_wall(world.clock.now_s() - 86_400)
@@ -384,7 +349,7 @@ def test_a_clock_that_is_set_back_does_not_put_the_guard_to_sleep(world: World) 
             world.look()
         assert len(server.got) >= 2
     assert world.kinds == ["hang"]
-    assert world.manager.state(UNIT).invocation_id != before, "it is restarted"
+    assert world.life != before, "it is restarted"
 
 
 def test_a_death_is_counted_once_though_the_service_manager_was_deaf_meanwhile(
@@ -409,7 +374,7 @@ CONFIRMED = {"floor_tok_s": 40.0, "floor_acceptance": None, "deepest_tokens": 20
 class Counting(World):
     """Its server counts what it generates in each of its lives."""
 
-    life: str | None = None
+    counted: str | None = None
     total = Tally(0, 0.0)
 
 
@@ -420,11 +385,9 @@ def counting(tmp_path: Path) -> Counting:
 
 def counted(folder: Path, policy: str) -> Counting:
     made = Counting(folder)
-    guards = made.ctx.settings.guards.model_copy(update={"drift": policy})
-    made.ctx = replace(made.ctx, settings=made.ctx.settings.model_copy(update={"guards": guards}))
-    findings = {"confirmed": CONFIRMED, "replanned": None, "engine_sha256": None}
-    (made.ctx.paths.state_dir / "guards.json").write_text(json.dumps(findings))
-    made.guards = Guarding(made.ctx, Notifier({}), made.told.append, lambda: None)
+    made.ctx = set_to(made.ctx, guards__drift=policy)
+    made.find(confirmed=CONFIRMED)
+    made.watch()
     return made
 
 
@@ -445,21 +408,16 @@ def work(
         ):
             for _ in range(1 + forged):
                 world.manager.print_line(UNIT, line)
-        life = world.manager.state(UNIT).invocation_id
-        if world.life != life:
-            world.life, world.total = life, Tally(0, 0.0)
+        if world.counted != world.life:
+            world.counted, world.total = world.life, Tally(0, 0.0)
         world.total = Tally(world.total.n + 600, world.total.seconds + 600 / tok_s)
         counters = Counters(None, world.total.n, 0, 0, predicted_s=world.total.seconds)
         world.look(
             engine=an_engine(
-                life=life, slots_busy=int(is_busy), served=served(600, tok_s, seconds=10.0),
+                life=world.life, slots_busy=int(is_busy), served=served(600, tok_s, seconds=10.0),
                 counters=counters,
             )
         )  # fmt: skip
-
-
-def life(world: Counting) -> str | None:
-    return world.manager.state(UNIT).invocation_id
 
 
 @pytest.mark.parametrize("policy", ["act", "advise"])
@@ -467,31 +425,31 @@ def test_a_server_that_decays_is_restarted_where_that_is_wanted(
     tmp_path: Path, policy: str
 ) -> None:
     world = counted(tmp_path, policy)
-    before = life(world)
+    before = world.life
     work(world, 200, *DECAYS)
     assert world.kinds == ["drift"]
     assert "no deeper than those: 33.9 tok/s" in world.told[0].text
-    assert (life(world) != before) is (policy == "act")
+    assert (world.life != before) is (policy == "act")
 
 
 def test_lines_that_somebody_else_wrote_restart_nothing(counting: Counting) -> None:
-    before = life(counting)
+    before = counting.life
     work(counting, 200, *DECAYS, forged=1)
-    assert (counting.kinds, life(counting)) == (["drift"], before)
+    assert (counting.kinds, counting.life) == (["drift"], before)
     assert "is not known" in counting.told[0].text
 
 
 def test_one_that_decays_again_and_again_is_restarted_no_oftener_than_one_that_hangs(
     counting: Counting,
 ) -> None:
-    lives = {life(counting)}
+    lives = {counting.life}
     for _ in range(5):
         work(counting, 200, *DECAYS)
-        lives.add(life(counting))
+        lives.add(counting.life)
     assert len(lives) == 1 + counting.ctx.settings.guards.hang_restarts_per_hour
     counting.clock.advance(3600.0)
     work(counting, 200, 30.0)
-    assert life(counting) not in lives, "an hour later"
+    assert counting.life not in lives, "an hour later"
 
 
 def test_a_server_that_decays_is_restarted_when_it_rests_but_not_the_one_that_took_its_place(
@@ -500,10 +458,10 @@ def test_a_server_that_decays_is_restarted_when_it_rests_but_not_the_one_that_to
     work(counting, 200, *DECAYS, is_busy=True)
     assert counting.kinds == ["drift"]
     counting.manager.restart(UNIT)  # by a person, who heard of it
-    before = life(counting)
+    before = counting.life
     for _ in range(3):
         counting.look()
-    assert life(counting) == before
+    assert counting.life == before
 
 
 def test_what_was_measured_of_another_generation_holds_for_none_that_took_its_place(
@@ -531,10 +489,8 @@ def test_a_new_server_that_is_slower_than_measured_is_taken_back(
     counting: Counting, depth: int, speeds: tuple[float, ...], forged: int, is_taken: bool
 ) -> None:
     path = watched(counting)
-    findings = {"generation": 3, "basis": BASIS, "confirmed": None, "replanned": None,
-                "engine_sha256": None}  # fmt: skip
     counting.look()  # what was measured is found out while it is watched
-    (counting.ctx.paths.state_dir / "guards.json").write_text(json.dumps(findings))
+    counting.find(generation=3, basis=BASIS)
     work(counting, depth, *speeds, forged=forged)
     reason = json.loads(path.read_text())["reason"]
     assert bool(reason) is is_taken

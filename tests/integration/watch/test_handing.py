@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.support.fakes import FakeClock, FakeServiceManager, Life
-from tests.support.local_box import Box
-from tunerd.app import Context
+from tests.support.faked import FakedBox, set_to
+from tests.support.fakes import Life
 from tunerd.machine.files import lock
-from tunerd.machine.process import own_command
 from tunerd.production.status import HandedIn, status
 from tunerd.records import plain
-from tunerd.settings import StoreSettings
 from tunerd.watch.daemon import HandIns
 from tunerd.watch.figures import Event
 
@@ -21,24 +17,13 @@ URL = "postgresql+psycopg://tunerd@db.lan/tunerd"
 AWAY = "it cannot be reached"
 
 
-@dataclass
-class World:
+class World(FakedBox):
     """A box whose hand-ins come to what is said beforehand."""
 
-    folder: Path
-    url: str | None = URL
-    ends: HandedIn | None = None
-    begun_s: list[float] = field(default_factory=list)
-    told: list[Event] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        ctx = Box(self.folder).context
-        self.clock = FakeClock(now_s=1_790_000_000.0)
-        program = own_command(ctx.mode)[0]
-        services = FakeServiceManager(self.folder, self.clock, {program: self._begin})
-        settings = ctx.settings.model_copy(update={"store": StoreSettings(url=self.url)})
-        self.ctx: Context = replace(ctx, settings=settings, clock=self.clock, services=services)
-        self.ctx.paths.state_dir.mkdir(parents=True)
+    def __init__(self, folder: Path, url: str | None = URL, ends: HandedIn | None = None) -> None:
+        super().__init__(folder, self._begin)
+        self.ends, self.begun_s, self.told = ends, list[float](), list[Event]()
+        self.ctx = set_to(self.ctx, store__url=url)
         self.hand_ins = HandIns(self.ctx, self.told.append)
 
     def _begin(self, _start: object) -> Life:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.fakes import FakeClock, FakeServiceManager, Life
+from tests.support.faked import FakedBox, set_to
+from tests.support.fakes import FakeClock, Life
 from tests.support.local_box import Box
 from tests.support.receiver import PIECE, Receiver, receiving
 from tunerd.app import Context
 from tunerd.errors import HostError, UsageError
-from tunerd.settings import NotifySettings
 from tunerd.watch.figures import Event
 from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_notices, send_notice
 
@@ -30,11 +29,10 @@ def receiver() -> Iterator[Receiver]:
 
 
 def context(tmp_path: Path, url: str | None, **changed: Any) -> Context:
-    ctx = Box(tmp_path).context
-    settings = ctx.settings.model_copy(update={"notify": NotifySettings(webhook=url, **changed)})
-    clock = FakeClock()
-    manager = FakeServiceManager(tmp_path, clock, {sys.executable: lambda _start: Life()})
-    return replace(ctx, settings=settings, clock=clock, services=manager)
+    ctx = FakedBox(tmp_path, lambda _start: Life()).ctx
+    return set_to(
+        ctx, notify__webhook=url, **{f"notify__{key}": value for key, value in changed.items()}
+    )
 
 
 def left(ctx: Context, event: Event = EVENT) -> str:

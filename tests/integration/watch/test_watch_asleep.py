@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.conftest import started_by_hand
 from tests.support import needs
+from tests.support.faked import set_to
 from tests.support.fakes import FakeClock
 from tests.support.local_box import Box
 from tests.support.stand_in import install
@@ -20,7 +21,6 @@ from tunerd.app import Context
 from tunerd.machine.net import free_port
 from tunerd.production.gate import drain
 from tunerd.production.own import SWEEP_UNIT
-from tunerd.settings import ScheduleSettings
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.watch.daemon import Nights
 from tunerd.watch.figures import EngineNow, Event
@@ -106,11 +106,10 @@ def test_a_night_begins_when_the_server_sleeps_and_does_not_wake_it(tmp_path: Pa
         unit = box.ctx.paths.unit_dir / SWEEP_UNIT
         unit.write_text("[Service]\nType=exec\nExecStart=/usr/bin/sleep 600\n")
         box.ctx.services.reload()
-        sweep = box.ctx.settings.sweep.model_copy(update={"window": "00:00-23:59"})
-        schedule = ScheduleSettings(enabled=True, missed="skip", begin="asleep")
-        settings = box.ctx.settings.model_copy(update={"sweep": sweep, "schedule": schedule})
         told: list[Event] = []
-        nights = Nights(replace(box.ctx, settings=settings), told.append)
+        ctx = set_to(box.ctx, sweep__window="00:00-23:59", schedule__enabled=True,
+                     schedule__missed="skip", schedule__begin="asleep")  # fmt: skip
+        nights = Nights(ctx, told.append)
         box.clock.set_wall(box.clock.now_s() // 86400 * 86400 + 3600.0)  # an hour after it opened
 
         box.until(lambda seen: seen.is_asleep is False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +13,7 @@ import pytest
 from tests.support import nvml_stub
 from tests.support.api_box import ApiBox, serving
 from tests.support.fake_gpu import rtx_4070_super
-from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
-from tests.support.local_box import Box
+from tests.support.faked import UNIT, FakedBox
 from tests.support.nvml_world import StubWorld, loading
 from tunerd.doctor.doctor import doctor
 from tunerd.machine.facts import Gpu, GpuProcess
@@ -24,8 +22,6 @@ from tunerd.watch.figures import GpuNow, Reading
 from tunerd.watch.history import History, history
 from tunerd.words import MiB
 
-UNIT = "llama-server.service"
-SERVER = "[Service]\nExecStart=/bin/server\n"
 BEGIN_S = 1_790_000_040.0  # a whole minute
 LOOK_S = 10.0
 MINUTE = 6  # looks
@@ -33,23 +29,13 @@ MIB = 1024 * 1024
 SERVER_MIB, DESKTOP_MIB = 8000, 900
 
 
-class CardBox:
+class CardBox(FakedBox):
     """A daemon over a server, on a clock that a test advances, with cards that only the stub knows."""
 
     def __init__(self, folder: Path, cards: StubWorld) -> None:
+        super().__init__(folder, now_s=BEGIN_S)
         self.cards = cards
-        self.clock = FakeClock(now_s=BEGIN_S)
-        programs: dict[str, Program] = {
-            "/bin/server": lambda _start: Life(),
-            sys.executable: lambda _start: Life(ends_after_s=1.0),
-        }
-        self.manager = FakeServiceManager(folder, self.clock, programs)
-        (self.manager.unit_dir / UNIT).write_text(SERVER)
-        self.manager.start(UNIT)
-        self.box = Box(folder)
-        self.ctx = replace(
-            self.box.context, clock=self.clock, services=self.manager, gpu=cards.reader
-        )
+        self.ctx = replace(self.ctx, gpu=cards.reader)
         self.daemon = Daemon(self.ctx)
 
     def card(self, **changes: object) -> Gpu:

@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.api_box import STRANGER, needs_root
+from tests.support.faked import set_to
 from tests.support.local_box import Box
 from tunerd.cli.terminal import Remote
 from tunerd.errors import HostError
@@ -97,8 +97,7 @@ def test_settings_that_were_taken_over_hold_for_its_answers_too(tmp_path: Path) 
     with running(tmp_path) as part:
         client = Remote(tmp_path / "run" / SOCKET, ignore_progress)
         assert client.ask("/api/status")[2]["unit"] == "llama-server.service"
-        service = ctx.settings.service.model_copy(update={"unit": "other.service"})
-        part.take_over(replace(ctx, settings=ctx.settings.model_copy(update={"service": service})))
+        part.take_over(set_to(ctx, service__unit="other.service"))
         assert client.ask("/api/status")[2]["unit"] == "other.service"
 
 

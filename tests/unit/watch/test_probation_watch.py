@@ -12,6 +12,7 @@ import pytest
 
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, UNIT, World
+from tests.support.faked import set_to
 from tests.support.fakes import Life
 from tests.support.readings import an_engine
 from tunerd.app import Context, data_dir
@@ -235,9 +236,7 @@ def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so
 
 
 def unwatched(world: World) -> Context:
-    ctx = shipped(world)
-    probation = ctx.settings.probation.model_copy(update={"enabled": False})
-    return replace(ctx, settings=ctx.settings.model_copy(update={"probation": probation}))
+    return set_to(shipped(world), probation__enabled=False)
 
 
 def test_settings_that_take_it_away_end_it(world: World) -> None:
