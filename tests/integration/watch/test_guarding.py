@@ -428,6 +428,7 @@ def test_a_server_that_decays_is_restarted_where_that_is_wanted(
     before = world.life
     work(world, 200, *DECAYS)
     assert world.kinds == ["drift"]
+    assert "it decays within its life, from 60.0 to 30.0 tok/s" in world.told[0].text
     assert "no deeper than those: 33.9 tok/s" in world.told[0].text
     assert (world.life != before) is (policy == "act")
 

@@ -133,10 +133,6 @@ def test_every_answer_forbids_frames_sniffing_and_foreign_scripts(api: ApiBox) -
 # Who
 
 
-def test_the_socket_of_a_user_is_for_that_user_alone(api: ApiBox) -> None:
-    assert stat.S_IMODE(api.path.stat().st_mode) == 0o600
-
-
 @needs_root
 def test_a_member_of_the_group_comes_in_and_a_stranger_does_not() -> None:
     with serving(group=GROUP) as api:

@@ -64,18 +64,23 @@ def test_what_is_unknown_is_left_out_and_never_zero() -> None:
     assert set(samples(None)) == {name for name in samples(None) if name.startswith("tunerd_info")}
 
 
-def test_a_server_that_nobody_expects_is_not_down() -> None:
-    absent: dict[str, Any] = {"active_state": "inactive", "health": None}
-    assert samples(a_reading(**absent))["tunerd_server_ready"] == 0
-    assert "tunerd_server_ready" not in samples(a_reading(**absent, is_expected=False))
-    assert samples(a_reading(is_expected=False))["tunerd_server_ready"] == 1
-
-
-def test_a_service_manager_that_does_not_answer_is_no_server_that_is_down() -> None:
-    found = samples(a_reading(active_state="unknown", sub_state="unknown", health=None))
-    assert not {"tunerd_server_active", "tunerd_server_ready"} & set(found)
-    down = samples(a_reading(active_state="failed", health=None))
-    assert (down["tunerd_server_active"], down["tunerd_server_ready"]) == (0, 0)
+@pytest.mark.parametrize(
+    ("engine", "active", "ready"),
+    [
+        ({"active_state": "inactive", "health": None}, 0, 0),
+        ({"active_state": "failed", "health": None}, 0, 0),
+        ({"active_state": "inactive", "health": None, "is_expected": False}, 0, None),
+        ({"is_expected": False}, 1, 1),
+        # A service manager that does not answer is no server that is down.
+        ({"active_state": "unknown", "sub_state": "unknown", "health": None}, None, None),
+    ],
+)
+def test_a_server_that_nobody_expects_or_knows_of_is_not_down(
+    engine: dict[str, Any], active: int | None, ready: int | None
+) -> None:
+    found = samples(a_reading(**engine))
+    assert found.get("tunerd_server_active") == active
+    assert found.get("tunerd_server_ready") == ready
 
 
 def test_rules_and_dashboard_ask_for_what_there_is() -> None:

@@ -30,17 +30,15 @@ def test_speeds_are_tokens_over_the_time_spent_on_them() -> None:
     assert served.reused_ratio == pytest.approx(0.25)
 
 
-def test_nothing_done_has_no_speed() -> None:
-    served, _ = served_between(BEFORE, BEFORE, 10.0)
+@pytest.mark.parametrize(
+    ("before", "n_predicted"), [(BEFORE, 500), (Counters(1000, 500, 0, 0), 900)]
+)
+def test_nothing_done_has_no_speed_nor_has_a_build_that_does_not_count_time(
+    before: Counters, n_predicted: int
+) -> None:
+    served, _ = served_between(before, replace(before, n_predicted=n_predicted), 10.0)
     assert served is not None
-    assert served.n_predicted == 0
-    assert (served.decode_tok_s, served.acceptance_ratio, served.reused_ratio) == (None, None, None)
-
-
-def test_a_build_without_a_counter_has_no_figure_of_it() -> None:
-    old = Counters(1000, 500, 0, 0)
-    served, _ = served_between(old, replace(old, n_predicted=900), 10.0)
-    assert served is not None
+    assert served.n_predicted == n_predicted - 500
     assert (served.decode_tok_s, served.acceptance_ratio) == (None, None)
 
 

@@ -84,6 +84,12 @@ class Daemon:
         assert take_back(ctx, serving.generation.number, reason, sweep=None).exit_code == 3
         return self.record()
 
+    @property
+    def ended(self) -> tuple[str, str]:
+        """How its record says that it stands, and why."""
+        found = self.record()
+        return found["state"], found["reason"]
+
     def record(self) -> dict[str, Any]:
         path = max((self.world.paths.state_dir / "probation").iterdir())
         found: dict[str, Any] = json.loads(path.read_text())
@@ -119,8 +125,9 @@ def test_it_does_not_pass_on_fewer_looks_than_a_rule_needs(world: World) -> None
 def test_it_ends_where_the_server_was_stopped_for_as_long(world: World) -> None:
     begun(world, boot_id=boot_id())
     world.manager.stop(UNIT)
-    found = Daemon(world).judged()
-    assert (found["state"], found["reason"]) == ("ended", "somebody stopped it")
+    daemon = Daemon(world)
+    daemon.judged()
+    assert daemon.ended == ("ended", "somebody stopped it")
 
 
 def test_a_server_under_which_the_machine_went_down_is_taken_back(world: World) -> None:
@@ -156,7 +163,7 @@ def test_a_take_back_is_begun_as_a_unit_and_begun_again_where_that_comes_to_noth
         text = (world.manager.runtime_unit_dir / unit).read_text()
         assert '"probation" "take-back" "2" "--reason" "the machine went down' in text
         assert daemon.look() is None, "it is at work"
-        assert (daemon.record()["state"], daemon.record()["reason"]) == ("running", reason)
+        assert daemon.ended == ("running", reason)
         assert Daemon(world).look() is None, "and is left alone by the next daemon"
         world.manager.stop(unit)
     assert daemon.look() is None
@@ -245,9 +252,7 @@ def test_settings_that_take_it_away_end_it(world: World) -> None:
     daemon.look()
     daemon.watch.take_over(unwatched(world))
     daemon.look()
-    assert (daemon.record()["state"], daemon.record()["reason"]) == (
-        "ended", "probation.enabled is false",
-    )  # fmt: skip
+    assert daemon.ended == ("ended", "probation.enabled is false")
 
 
 def test_an_edit_by_hand_ends_it_and_stays(world: World) -> None:
@@ -259,9 +264,7 @@ def test_an_edit_by_hand_ends_it_and_stays(world: World) -> None:
     world.manager.reload()
     world.manager.end_main(UNIT, Killed(code=1))
     daemon.look()
-    assert (daemon.record()["state"], daemon.record()["reason"]) == (
-        "ended", "somebody edited the unit",
-    )  # fmt: skip
+    assert daemon.ended == ("ended", "somebody edited the unit")
     assert world.standing == edited
     assert take_back(world.context(), 2, "it died", sweep=None).payload["state"] == "ended"
     assert world.standing == edited
