@@ -33,6 +33,11 @@ def all_known(values: Iterable[T | None]) -> list[T]:
     return known if len(known) == len(found) else []
 
 
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """A share or a rate; None where an end is not known, or there is nothing of the whole."""
+    return part / whole if part is not None and whole else None
+
+
 def is_name(text: str) -> bool:
     """Whether a text may name a profile or a workload: it never leads out of its folder."""
     return _NAME.fullmatch(text) is not None

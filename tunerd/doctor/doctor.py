@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -279,8 +279,14 @@ def _of_what_serves(
     check = StalenessCheck(ctx)
     now = check.reader.of(server.argv, server.environment).fingerprint
     n_ubatch = server.settings.serving.n_ubatch if server.settings is not None else None
-    drafting = list(_samples(store, runs, now))
-    plainly = list(_samples(store, runs, now, without=server.argv))
+    base = _base(server.argv)
+
+    def is_plain(arm: ArmRecord) -> bool:
+        """Without speculation; also of its own command line: an engine may leave it out by request."""
+        return _is_same(arm, now) or (arm.argv is not None and _base(arm.argv) == base)
+
+    drafting = _samples(store, runs, lambda arm: _is_same(arm, now) and _counts(arm, now))
+    plainly = _samples(store, runs, lambda arm: is_plain(arm) and _counts(arm, now))
     return replace(
         _newest(check, runs, now),
         break_even=break_even(drafting, plainly, n_ubatch or DEFAULT_UBATCH),
@@ -304,23 +310,16 @@ def _is_same(arm: ArmRecord, now: Fingerprint) -> bool:
 
 
 def _samples(
-    store: EvidenceStore,
-    runs: Sequence[StoredRun],
-    now: Fingerprint,
-    *,
-    without: Sequence[str] | None = None,
-) -> Iterator[Sample]:
-    """Samples of the server as it serves, or of these arguments without speculation, that still count.
-
-    Without: also of its own command line, for an engine may leave speculation out by request.
-    """
-    for run in runs:
-        for arm in run.record.arms:
-            is_base = (
-                without is not None and arm.argv is not None and _base(arm.argv) == _base(without)
-            )
-            if (_is_same(arm, now) or is_base) and _counts(arm, now):
-                yield from store.samples(run.number, arm=arm.name)
+    store: EvidenceStore, runs: Sequence[StoredRun], counts: Callable[[ArmRecord], bool]
+) -> list[Sample]:
+    """Those of the arms that count."""
+    return [
+        sample
+        for run in runs
+        for arm in run.record.arms
+        if counts(arm)
+        for sample in store.samples(run.number, arm=arm.name)
+    ]
 
 
 def _base(argv: Sequence[str]) -> list[list[str]]:

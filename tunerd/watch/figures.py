@@ -11,6 +11,7 @@ from typing import Any
 from tunerd.engine.health import HttpState
 from tunerd.machine.facts import POWER_CAP, Gpu, HostMemory
 from tunerd.measure.answer import Counters, step_of
+from tunerd.words import ratio
 
 # Of a unit of which the service manager says nothing.
 UNKNOWN = "unknown"
@@ -70,24 +71,24 @@ class Served:
     @property
     def decode_tok_s(self) -> float | None:
         """Generated tokens a second of generation, of all slots together."""
-        return _ratio(self.n_predicted, self.predicted_s)
+        return ratio(self.n_predicted, self.predicted_s)
 
     @property
     def prompt_tok_s(self) -> float | None:
         """Prompt tokens a second of reading them; cached ones are not in it."""
-        return _ratio(self.n_prompt, self.prompt_s)
+        return ratio(self.n_prompt, self.prompt_s)
 
     @property
     def acceptance_ratio(self) -> float | None:
         """Share of the drafted tokens that were right."""
-        return _ratio(self.n_accepted, self.n_drafted)
+        return ratio(self.n_accepted, self.n_drafted)
 
     @property
     def reused_ratio(self) -> float | None:
         """Share of the prompt tokens that did not have to be read again."""
         if self.n_cached is None or self.n_prompt is None:
             return None
-        return _ratio(self.n_cached, self.n_cached + self.n_prompt)
+        return ratio(self.n_cached, self.n_cached + self.n_prompt)
 
     def rates(self) -> dict[str, float | None]:
         """All of these by their names."""
@@ -313,10 +314,6 @@ def _grown(before: float | None, after: float | None) -> float | None:
 def _is_sharp(grown: float | None, value: float | None) -> bool:
     """Whether a counter's growth is more than its steps make of it."""
     return not grown or value is None or grown >= _LEAST_STEPS * step_of(value)
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
 
 
 def next_look_s(last_s: float, *, idle_s: float, busy_s: float, is_busy: bool | None) -> float:

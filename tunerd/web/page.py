@@ -74,7 +74,7 @@ from tunerd.web.view import (
     sweep_section,
     workload_section,
 )
-from tunerd.words import UNKNOWN, Mode, format_duration, when
+from tunerd.words import UNKNOWN, Mode, format_duration, ratio, when
 
 _MOST_FIELDS = 20
 
@@ -440,9 +440,9 @@ def watched(
 def _of_point(one: Mapping[str, Any], cards: Mapping[int, Mapping[str, Any]]) -> _Row:
     return _Row(
         at_s=one["begin_s"],
-        decode_tok_s=_ratio(one["n_predicted"], one["predicted_s"]),
-        acceptance_ratio=_ratio(one["n_accepted"], one["n_drafted"]),
-        ready_ratio=_ratio(one["n_ready"], one["n"]),
+        decode_tok_s=ratio(one["n_predicted"], one["predicted_s"]),
+        acceptance_ratio=ratio(one["n_accepted"], one["n_drafted"]),
+        ready_ratio=ratio(one["n_ready"], one["n"]),
         cards=cards,
     )
 
@@ -515,7 +515,7 @@ _CARD: Mapping[str, Callable[[Mapping[str, Any]], Cell]] = {
     "The server's": lambda gpu: _gib(gpu["server_mib"]),
     "Others'": lambda gpu: _gib(gpu["others_mib"]),
     "Free": lambda gpu: _gib(gpu["free_mib"]),
-    "Busy": lambda gpu: percent(_ratio(gpu["utilisation_percent"], 100), 0),
+    "Busy": lambda gpu: percent(ratio(gpu["utilisation_percent"], 100), 0),
     "Power [W]": lambda gpu: _of_all(figure(gpu["power_w"], 0), figure(gpu["power_limit_w"], 0)),
     "Core [°C]": lambda gpu: figure(gpu["temperature_c"], 0),
     "~Held down by": lambda gpu: (
@@ -602,10 +602,6 @@ def tables_of(seen: Sequence[_Row]) -> tuple[Table, ...]:
 
 def _gib(mib: int | None) -> str | None:
     return None if mib is None else f"{mib / _MIB_PER_GIB:.1f}"
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
 
 
 # Up to there the looks themselves are shown, of which the daemon keeps an hour.
