@@ -484,77 +484,48 @@ def test_old_and_new_are_compared_by_a_night_or_by_hand_and_what_came_of_it_is_t
 DEATH = Death(0.0, FailureKind.CRASH, "GGML_ASSERT(ok) failed", has_given_up=False)
 
 
-class Told:
-    """Deaths and looks one after the other, and what was told of them."""
-
-    def __init__(self) -> None:
-        self.state = Deaths()
-        self.found: list[Decision] = []
-
-    def died(self, at_s: float, *, gave_up: bool = False) -> None:
-        self._add(look_at_deaths(self.state, replace(DEATH, at_s=at_s, has_given_up=gave_up)))
-
-    def looked(self, at_s: float, *, is_ready: bool = True) -> None:
-        self._add(look_for_deaths(self.state, at_s, is_ready=is_ready))
-
-    def _add(self, decision: Decision | None) -> None:
-        self.found += [] if decision is None else [decision]
-
-    @property
-    def kinds(self) -> list[str]:
-        return [one.kind for one in self.found]
+def told_of(*seen: tuple[str, float], state: Deaths | None = None) -> list[Decision]:
+    """What was told of deaths and looks, one after the other."""
+    state, found = state or Deaths(), list[Decision | None]()
+    for what, at_s in seen:
+        if what in {"died", "gave up"}:
+            death = replace(DEATH, at_s=at_s, has_given_up=what == "gave up")
+            found.append(look_at_deaths(state, death))
+        else:
+            found.append(look_for_deaths(state, at_s, is_ready=what == "ready"))
+    return [one for one in found if one is not None]
 
 
-def test_one_death_after_which_it_serves_again_is_no_news() -> None:
-    told = Told()
-    told.died(0.0)
-    told.looked(60.0)
-    for n in range(1, 5):  # nor are some that are far apart
-        told.died(7200.0 * n)
-    assert told.kinds == []
+LOOP = [step for n in range(6) for step in (("died", 60.0 * n), ("ready", 60.0 * n + 30))]
 
 
-def test_a_loop_of_deaths_is_told_once_and_its_end_when_it_has_lasted() -> None:
-    told = Told()
-    for n in range(6):
-        told.died(60.0 * n)
-        told.looked(60.0 * n + 30)
-    assert told.kinds == ["server-dies"]
-    assert "GGML_ASSERT" in told.found[0].evidence
-    told.looked(300.0 + 1700)
-    assert told.kinds == ["server-dies"]
-    told.looked(300.0 + 1900)
-    told.looked(300.0 + 2000)
-    assert told.kinds == ["server-dies", "server-back"]
-
-
-def test_a_server_that_is_given_up_is_an_error_at_once_and_its_return_too() -> None:
-    told = Told()
-    told.died(0.0, gave_up=True)
-    told.died(10.0, gave_up=True)
-    told.looked(20.0, is_ready=False)
-    told.looked(30.0)
-    assert [(one.kind, one.level) for one in told.found] == [
-        ("server-failed", "error"),
-        ("server-back", "note"),
-    ]
-
-
-def test_a_loop_that_ends_with_giving_up_is_told_as_both() -> None:
-    told = Told()
-    told.died(0.0)
-    told.died(10.0)
-    told.died(20.0, gave_up=True)
-    assert told.kinds == ["server-dies", "server-failed"]
+@pytest.mark.parametrize(
+    ("seen", "kinds"),
+    [
+        ([("died", 0.0), ("ready", 60.0)], []),
+        ([("died", 7200.0 * n) for n in range(5)], []),  # far apart
+        ([*LOOP, ("ready", 2000.0)], ["server-dies"]),
+        ([*LOOP, ("ready", 2000.0), ("ready", 2200.0), ("ready", 2300.0)], ["server-dies", "server-back"]),
+        ([("gave up", 0.0), ("gave up", 10.0), ("not ready", 20.0)], ["server-failed"]),
+        ([("gave up", 0.0), ("not ready", 20.0), ("ready", 30.0)], ["server-failed", "server-back"]),
+        ([("died", 0.0), ("died", 10.0), ("gave up", 20.0)], ["server-dies", "server-failed"]),
+    ],
+)  # fmt: skip
+def test_a_loop_of_deaths_or_giving_up_is_told_once_and_so_is_its_end(
+    seen: list[tuple[str, float]], kinds: list[str]
+) -> None:
+    found = told_of(*seen)
+    assert [one.kind for one in found] == kinds
+    levels = {"server-dies": "warning", "server-failed": "error", "server-back": "note"}
+    assert [one.level for one in found] == [levels[kind] for kind in kinds]
+    assert all("GGML_ASSERT" in one.evidence for one in found if one.kind != "server-back")
 
 
 def test_a_daemon_that_takes_over_repeats_nothing_and_tells_the_end() -> None:
     event = Event(100.0, "server-failed", "error", "it died")
-    told = Told()
-    told.state = deaths_recalled([Event(200.0, "hang", "warning", "x"), event])
-    told.died(150.0, gave_up=True)
-    told.looked(160.0)
-    assert told.kinds == ["server-back"]
+    state = deaths_recalled([Event(200.0, "hang", "warning", "x"), event])
+    (back,) = told_of(("gave up", 150.0), ("ready", 160.0), state=state)
+    assert back.kind == "server-back"
     over = Event(300.0, "server-back", "note", "it serves again")
     assert deaths_recalled([over, event]) == Deaths()
     assert deaths_recalled([]) == Deaths()
