@@ -47,12 +47,14 @@ def sample(timings: Timings, *marks: Mark, concurrency: int = 1) -> Sample:
 
 
 def answer(
-    n_prompt: int, n_predicted: int, predicted_ms: float, *, tax: float = 1.0, **drafts: int
-) -> Sample:
+    n_prompt: int, n_predicted: int, predicted_ms: float, *, tax: float = 1.0,
+    drafted: int | None = None, accepted: int | None = None,
+) -> Sample:  # fmt: skip
     """A prompt takes 0.8 ms a token and 100 ms a batch, times what speculation adds."""
     prompt_ms = tax * (0.8 * n_prompt + 100 * n_prompt / UBATCH)
     return sample(Timings(prompt_n=n_prompt, prompt_ms=prompt_ms, predicted_n=n_predicted,
-                          predicted_ms=predicted_ms, **drafts))  # fmt: skip
+                          predicted_ms=predicted_ms, draft_n=drafted,
+                          draft_n_accepted=accepted))  # fmt: skip
 
 
 def drafting(
@@ -65,8 +67,7 @@ def drafting(
         drafted = round(rng.uniform(0.6, 2.6) * 400)
         accepted = round(drafted * rng.uniform(0.3, 0.9))
         n_prompt, took_ms = rng.choice((1024, 2048, 4096)), 400 * step_ms + draft_ms * drafted
-        found.append(answer(n_prompt, 401 + accepted, took_ms, tax=tax, draft_n=drafted,
-                            draft_n_accepted=accepted))  # fmt: skip
+        found.append(answer(n_prompt, 401 + accepted, took_ms, tax=tax, drafted=drafted, accepted=accepted))  # fmt: skip
     return found
 
 
