@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tunerd.web.charts import draw
+from tunerd.web.charts import draw, in_words
 from tunerd.web.view import Bar, Bars, Crossing, Line, Lines, Part, Plot, Point
 
 HOSTILE = "</title><script>alert(1)</script>\"'&"
@@ -69,6 +69,15 @@ def test_a_gap_parts_a_line_and_each_figure_is_told_by_its_dot() -> None:
     assert [one.text for one in svg.iter("title")] == [
         "on, 0: 1.0 tok/s", "on, 1: 2.0 tok/s", "on, 3: 3.0 tok/s",
     ]  # fmt: skip
+
+
+def test_ends_that_print_alike_are_said_once_whatever_their_unit() -> None:
+    for plot, words in (
+        (Lines((line(50.0, 50.01),), "tok/s"), "on 50.0 tok/s;"),
+        (Lines((line(0.5, 0.5),), "", is_ratio=True), "on 50.0\u00a0%;"),
+        (Lines((line(0.5, 0.75),), "", is_ratio=True), "on 50.0 to 75.0\u00a0%;"),
+    ):
+        assert words in in_words(plot, "words")
 
 
 def test_ticks_are_round_and_times_are_those_of_a_clock() -> None:
