@@ -399,10 +399,10 @@ def _class(cell: Cell, members: Sequence[LoggedRequest], n_all: int) -> ClassSha
         name=f"{_PROMPT_NAMES[cell[0]]}, {_ANSWER_NAMES[cell[1]]}",
         weight=round(len(members) / n_all, 4),
         kind=MIXED,
-        prompt=_percentiles(prompts),
+        prompt_tokens=_percentiles(prompts),
         cached_share=round(cached / sum(prompts), 4),
-        reasoning=None,
-        answer=_percentiles([one.predicted_n for one in members]),
+        reasoning_tokens=None,
+        answer_tokens=_percentiles([one.predicted_n for one in members]),
         concurrency=min(max(parallel, 1), _MOST_PARALLEL),
     )
 
