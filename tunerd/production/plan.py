@@ -438,20 +438,20 @@ def memory_json(plan: MemoryPlan) -> dict[str, Any]:
         "loads": None if plan.correction is None else plan.correction.n_loads,
         "devices": [
             {
-                "name": device.name,
-                "total_mib": device.start_mib,
+                "name": str(device),
+                "total_mib": plan.estimate.start_mib(device),
                 "calculated_mib": None
                 if plan.calculated is None
-                else plan.calculated.start_mib(Device(device.name)),
-                "worst_mib": device.worst_mib,
-                "free_mib": device.free_mib,
+                else plan.calculated.start_mib(device),
+                "worst_mib": plan.estimate.worst_mib(device),
+                "free_mib": free_mib,
                 "parts": [
                     {"name": str(part.kind), "mib": part.mib, "why": part.formula,
                      "grows": part.grows}
-                    for part in device.parts
+                    for part in plan.estimate.on(device)
                 ],
             }
-            for device in plan.devices
+            for device, free_mib in plan.free_mib.items()
         ],
     }  # fmt: skip
 
