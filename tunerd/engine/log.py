@@ -427,8 +427,7 @@ def _acceptance(work: Sequence[LoggedRequest]) -> float | None:
 
 def _histogram(values: Sequence[int]) -> dict[str, int]:
     """Counts by powers of two, under the lower end of each bin."""
-    counts = Counter(1 << max(value.bit_length() - 1, 0) if value else 0 for value in values)
-    return {str(edge): counts[edge] for edge in sorted(counts)}
+    return _counts([1 << value.bit_length() - 1 if value else 0 for value in values])
 
 
 def _counts(values: Sequence[int]) -> dict[str, int]:
