@@ -186,11 +186,6 @@ def test_weights_need_not_add_up_to_one() -> None:
     assert Workload((SHORT, LONG)).shares == (0.75, 0.25)
 
 
-def test_a_time_that_is_missing_is_no_turn_time() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        Workload((SHORT, LONG)).turn_time_s([2.0])
-
-
 def test_the_deepest_class_is_the_one_that_uses_most_context() -> None:
     assert Workload((SHORT, LONG)).deepest == 1
     assert Workload((LONG, SHORT)).deepest == 0
