@@ -24,7 +24,7 @@ from tunerd.words import NAME_PATTERN, Problem, nearest_name, problem_of, shown,
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 KvType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,20}$")]
-# Kinds of speculation that builds call by several words, the newest first; a new kind is a row here.
+# Kinds that draft by a model, and what builds call them, the newest word first; a new kind is a row here.
 SPEC_WORDS: Mapping[str, tuple[str, ...]] = {
     "mtp": ("draft-mtp", "mtp"),
     "dflash": ("draft-dflash", "dflash"),
