@@ -24,7 +24,7 @@ from tunerd.engine.flags import FLAG_ROWS, RENDERED_ELSEWHERE, SECRET_FLAGS, ngr
 from tunerd.measure.results import Bundle
 from tunerd.profile.layers import default_layer
 from tunerd.profile.schema import SECTIONS, ProfileFile, flatten
-from tunerd.profile.workload import ClassTable, WorkloadTable
+from tunerd.profile.workload import ClassShape, WorkloadTable
 from tunerd.settings import EngineSettings, Settings
 
 FOLDER = Path(__file__).parent / "reference"
@@ -190,7 +190,7 @@ def profiles_page() -> Iterator[str]:
     )
     yield from _rows(WorkloadTable)
     yield "### [[workload.classes]]\n"
-    yield from _rows(ClassTable)
+    yield from _rows(ClassShape)
 
 
 def errors_page() -> Iterator[str]:
@@ -237,7 +237,7 @@ def _rows(table: type[BaseModel]) -> Iterator[str]:
 
 
 def _plain(value: object) -> object:
-    return "none" if value is None else value
+    return "none" if value in (None, "") else value
 
 
 def _text(description: str | None) -> str:

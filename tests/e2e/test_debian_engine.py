@@ -27,8 +27,8 @@ from tunerd.engine.health import argument_error
 from tunerd.engine.help import parse_devices
 from tunerd.machine.files import Files
 from tunerd.model.files import ModelFiles
-from tunerd.model.memory import MAINLINE_NOW, Device, estimate
-from tunerd.model.report import BufferKind, MemoryReport, parse_report
+from tunerd.model.memory import MAINLINE_NOW, Device, PartKind, estimate
+from tunerd.model.report import MemoryReport, parse_report
 from tunerd.sweep.space import Frozen, frozen_from_log, read_fit
 from tunerd.words import BYTES_PER_MIB
 
@@ -85,7 +85,7 @@ def test_the_memory_estimate_agrees_with_the_table_that_the_server_prints(
 
 
 def model_mib(report: MemoryReport, device: Device) -> float:
-    found = report.allocated_mib(device, BufferKind.MODEL)
+    found = report.allocated_mib(device, PartKind.WEIGHTS)
     assert found is not None
     return found
 

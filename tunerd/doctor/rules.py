@@ -21,7 +21,6 @@ from tunerd.machine.facts import POWER_CAP, Gpu
 from tunerd.measure.trust import MTP, stages_of
 from tunerd.model.gguf import TYPES_BY_NAME
 from tunerd.model.memory import Device, PartKind
-from tunerd.model.report import BufferKind
 from tunerd.profile.schema import ProfileFile
 from tunerd.result import Level
 from tunerd.words import Family, format_mib
@@ -612,7 +611,7 @@ def _cache_mib(facts: Facts) -> float | None:
     """KV cache on the GPU, as the engine reported it, else as estimated."""
     server = facts.unit()
     report = server.said.report
-    reported = report.allocated_mib(Device.GPU, BufferKind.KV) if report is not None else None
+    reported = report.allocated_mib(Device.GPU, PartKind.KV) if report is not None else None
     if reported:
         return reported
     if server.estimate is None:

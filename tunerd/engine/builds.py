@@ -70,6 +70,7 @@ from tunerd.model.files import (
 )
 from tunerd.profile.files import load_profile, load_sources
 from tunerd.profile.layers import Resolved, layers_of, set_layer
+from tunerd.profile.schema import SPEC_WORDS
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Generation
@@ -302,9 +303,7 @@ def _lacks(capabilities: Capabilities) -> tuple[str, ...]:
     if capabilities.spec_style is SpecStyle.NONE:
         missing.append("speculation")
     missing += [
-        f"speculation.type={kind}"
-        for kind in ("mtp", "dflash", "eagle3", "draft")
-        if capabilities.spec_word(kind) is None
+        f"speculation.type={kind}" for kind in SPEC_WORDS if capabilities.spec_word(kind) is None
     ]
     return tuple(missing)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tunerd.engine.flags import SECRET_FLAGS, is_secret_variable, normal_spelling
+from tunerd.engine.flags import SECRET_FLAGS, is_flag, is_secret_variable, normal_spelling
 from tunerd.errors import UsageError
 from tunerd.units.text import quote_argument
 
@@ -45,7 +45,6 @@ DEFAULT_PORT = 8080
 _OF_UNITS = frozenset({"HOME", "LLAMA_CACHE"})
 # Of the router as a whole: it gives each model its own.
 _OF_ROUTERS = frozenset({"--host", "--port", "--alias", "--api-key-file", "--ssl-key-file", "--ssl-cert-file"})  # fmt: skip
-_FLAG = re.compile(r"-+[^\W\d_]")
 # What lines of YAML and INI cannot hold as it stands.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
 _KEY_INSIDE = "/run/secrets/api-key"
@@ -123,12 +122,10 @@ def flags_of(words: Sequence[str], origins: Sequence[tuple[str, str, str]]) -> t
         pair = f"{word} {rest[0]}" if rest else None
         if pair in said:
             found.append(Flag((word, rest.pop(0)), said[pair]))
-        elif (
-            _FLAG.match(word) and normal_spelling(word) in SECRET_FLAGS
-        ):  # a key may begin like a flag
+        elif is_flag(word) and normal_spelling(word) in SECRET_FLAGS:  # a key may begin like a flag
             found.append(Flag((word, *rest[:1])))
             del rest[:1]
-        elif _FLAG.match(word) or not found:
+        elif is_flag(word) or not found:
             found.append(Flag((word,), said.get(word)))
         else:
             found[-1] = replace(found[-1], words=(*found[-1].words, word))

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 from tunerd.engine.help import Capabilities, FitStyle, SpecStyle
 from tunerd.profile.layers import Layer, Origin, Resolved, Setting
+from tunerd.profile.schema import SPEC_WORDS
 from tunerd.words import digest
 
 
@@ -580,8 +581,8 @@ LEGACY_LOAD: dict[str, tuple[str, ...]] = {
     "mmap+mlock": ("--mlock",),
     "dio": ("--direct-io",),
 }
-KINDS_WITH_DRAFT_FILE = frozenset({"dflash", "dspark", "eagle3", "draft"})
-KINDS_WITH_PROBABILITY = KINDS_WITH_DRAFT_FILE | {"mtp"}
+KINDS_WITH_PROBABILITY = frozenset(SPEC_WORDS)
+KINDS_WITH_DRAFT_FILE = KINDS_WITH_PROBABILITY - {"mtp"}
 _TYPE = "speculation.type"
 _DRAFTS = "draft-"
 _WEAKEST_FIRST = tuple(Layer)

@@ -399,10 +399,10 @@ def _class(cell: Cell, members: Sequence[LoggedRequest], n_all: int) -> ClassSha
         name=f"{_PROMPT_NAMES[cell[0]]}, {_ANSWER_NAMES[cell[1]]}",
         weight=round(len(members) / n_all, 4),
         kind=MIXED,
-        prompt=_percentiles(prompts),
+        prompt_tokens=_percentiles(prompts),
         cached_share=round(cached / sum(prompts), 4),
-        reasoning=None,
-        answer=_percentiles([one.predicted_n for one in members]),
+        reasoning_tokens=None,
+        answer_tokens=_percentiles([one.predicted_n for one in members]),
         concurrency=min(max(parallel, 1), _MOST_PARALLEL),
     )
 
@@ -427,8 +427,7 @@ def _acceptance(work: Sequence[LoggedRequest]) -> float | None:
 
 def _histogram(values: Sequence[int]) -> dict[str, int]:
     """Counts by powers of two, under the lower end of each bin."""
-    counts = Counter(1 << max(value.bit_length() - 1, 0) if value else 0 for value in values)
-    return {str(edge): counts[edge] for edge in sorted(counts)}
+    return _counts([1 << value.bit_length() - 1 if value else 0 for value in values])
 
 
 def _counts(values: Sequence[int]) -> dict[str, int]:

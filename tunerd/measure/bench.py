@@ -690,10 +690,11 @@ def _with_state(text: str) -> Iterator[None]:
 
 def _planned_free(candidate: Candidate) -> int | None:
     """VRAM that is left with a full context, if the estimate is right about what comes after the load."""
-    gpu = next((one for one in candidate.plan.memory.devices if one.name == Device.GPU), None)
-    if candidate.vram_free_mib is None or gpu is None:
+    memory = candidate.plan.memory
+    if candidate.vram_free_mib is None or Device.GPU not in memory.free_mib:
         return None
-    return candidate.vram_free_mib - (gpu.worst_mib - gpu.start_mib)
+    grows_mib = memory.estimate.worst_mib(Device.GPU) - memory.estimate.start_mib(Device.GPU)
+    return candidate.vram_free_mib - grows_mib
 
 
 def _host(ctx: Context) -> dict[str, Any]:

@@ -270,12 +270,14 @@ def workload_json(file: WorkloadFile, rates: Rates) -> dict[str, Any]:
         {
             **one.to_json(),
             "share": share,
-            "reasoning_tokens": None if one.reasoning is None else one.reasoning.to_json(),
+            "reasoning_tokens": one.to_json().get("reasoning_tokens"),
             "mean": {
                 "cached_tokens": plain.cached_tokens,
                 "new_tokens": plain.new_tokens,
-                "reasoning_tokens": None if one.reasoning is None else round(one.reasoning.mean),
-                "answer_tokens": round(one.answer.mean),
+                "reasoning_tokens": None
+                if one.reasoning_tokens is None
+                else round(one.reasoning_tokens.mean),
+                "answer_tokens": round(one.answer_tokens.mean),
             },
             "turn": None if parts is None else parts_json(parts[index]),
         }

@@ -230,13 +230,11 @@ class ModelFacts:
     n_embd: int | None
     n_vocab: int | None
     n_head: int | None
-    n_head_kv: int | None
     key_length: int | None
     n_ff: int | None
     n_expert: int | None
     n_expert_used: int | None
     n_ff_expert: int | None
-    n_ff_shared: int | None
     sliding_window: int | None
     is_gated_attention: bool
     recurrent: RecurrentState | None
@@ -321,13 +319,11 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
         n_embd=keys.own("embedding_length"),
         n_vocab=_n_vocab(keys, by_name),
         n_head=keys.own_most("attention.head_count"),
-        n_head_kv=keys.own_most("attention.head_count_kv"),
         key_length=key_length,
         n_ff=keys.own_most("feed_forward_length"),
         n_expert=keys.own("expert_count"),
         n_expert_used=keys.own_most("expert_used_count"),
         n_ff_expert=keys.own("expert_feed_forward_length"),
-        n_ff_shared=keys.own("expert_shared_feed_forward_length"),
         sliding_window=_window(keys) if any(one.is_windowed for one in blocks) else None,
         is_gated_attention=_is_gated(keys, key_length, tensors),
         recurrent=_recurrent_state(keys) if any(one.is_recurrent for one in blocks) else None,

@@ -205,7 +205,7 @@ class Estimate:
         return need_mib(self.bytes_of(Device.HOST, WEIGHTS) if self.is_locked else 0)
 
 
-CELL_STEP = 256
+_CELL_STEP = 256
 # Bytes per value of types that only BeeLlama has. Source: its block layouts.
 _FORK_TYPES: Mapping[str, float] = MappingProxyType(
     {
@@ -218,9 +218,9 @@ _FORK_TYPES: Mapping[str, float] = MappingProxyType(
 )
 
 
-def padded(n: int, step: int = CELL_STEP) -> int:
-    """The next multiple of `step`."""
-    return -(-n // step) * step
+def padded(n: int) -> int:
+    """So many cells as engines round them up."""
+    return -(-n // _CELL_STEP) * _CELL_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,45 +337,6 @@ class Placement:
         return block.n_bytes - self.gpu_bytes(block)
 
 
-def place(
-    facts: ModelFacts,
-    laws: EngineLaws,
-    *,
-    n_gpu_layers: int | None,
-    n_cpu_moe: int = 0,
-    cpu_moe: bool = False,
-    n_cpu_ffn: int = 0,
-) -> Placement:
-    """Where an engine puts blocks for explicit flags; None GPU layers means all of them.
-
-    Layers are taken from the end: the head first, then the last blocks, MTP blocks counted.
-    `--n-cpu-moe N` keeps the experts of the first N blocks on the CPU in mainline, of the last N
-    trunk blocks that have any in ik_llama.cpp.
-
-    Source:
-        llama.cpp and ik_llama.cpp, `load_tensors`; buffer sizes of both for several N.
-    """
-    n_blocks = len(facts.blocks)
-    wanted = n_blocks + 1 if n_gpu_layers is None else min(n_gpu_layers, n_blocks + 1)
-    first = max(0, n_blocks + 1 - wanted)
-    with_experts = [block for block in facts.blocks if block.expert_bytes]
-    trunk = [block.index for block in with_experts if not block.is_mtp]
-    if cpu_moe:
-        staying = frozenset(
-            block.index for block in with_experts if laws.cpu_moe_takes_mtp or not block.is_mtp
-        )
-    elif laws.cpu_moe_takes_last:
-        staying = frozenset(trunk[len(trunk) - min(n_cpu_moe, len(trunk)) :])
-    else:
-        staying = frozenset(block.index for block in with_experts if block.index < n_cpu_moe)
-    return Placement(
-        on_gpu=frozenset(range(first, n_blocks)) if wanted > 0 else frozenset(),
-        experts_on_cpu=staying,
-        forward_on_cpu=frozenset(range(min(n_cpu_ffn, n_blocks))),
-        has_head=wanted > 0,
-    )
-
-
 _DRAFTING = frozenset({"mtp", "draft", "eagle3", "dflash", "dspark"})
 
 
@@ -448,6 +409,38 @@ class MemorySettings:
         return self.cache_type_k, self.cache_type_v
 
 
+def place(facts: ModelFacts, settings: MemorySettings) -> Placement:
+    """Where an engine puts blocks for explicit flags; None GPU layers means all of them.
+
+    Layers are taken from the end: the head first, then the last blocks, MTP blocks counted.
+    `--n-cpu-moe N` keeps the experts of the first N blocks on the CPU in mainline, of the last N
+    trunk blocks that have any in ik_llama.cpp.
+
+    Source:
+        llama.cpp and ik_llama.cpp, `load_tensors`; buffer sizes of both for several N.
+    """
+    n_blocks, laws, n_cpu_moe = len(facts.blocks), settings.laws, settings.n_cpu_moe
+    n_gpu_layers = settings.n_gpu_layers if settings.has_gpu else 0
+    wanted = n_blocks + 1 if n_gpu_layers is None else min(n_gpu_layers, n_blocks + 1)
+    first = max(0, n_blocks + 1 - wanted)
+    with_experts = [block for block in facts.blocks if block.expert_bytes]
+    trunk = [block.index for block in with_experts if not block.is_mtp]
+    if settings.cpu_moe:
+        staying = frozenset(
+            block.index for block in with_experts if laws.cpu_moe_takes_mtp or not block.is_mtp
+        )
+    elif laws.cpu_moe_takes_last:
+        staying = frozenset(trunk[len(trunk) - min(n_cpu_moe, len(trunk)) :])
+    else:
+        staying = frozenset(block.index for block in with_experts if block.index < n_cpu_moe)
+    return Placement(
+        on_gpu=frozenset(range(first, n_blocks)) if wanted > 0 else frozenset(),
+        experts_on_cpu=staying,
+        forward_on_cpu=frozenset(range(min(settings.n_cpu_ffn, n_blocks))),
+        has_head=wanted > 0,
+    )
+
+
 class Server:
     """A model under settings: what several parts of an estimate need to know of it."""
 
@@ -488,15 +481,7 @@ class Server:
     @cached_property
     def placement(self) -> Placement:
         """Where blocks are."""
-        settings = self.settings
-        return place(
-            self.facts,
-            settings.laws,
-            n_gpu_layers=settings.n_gpu_layers if settings.has_gpu else 0,
-            n_cpu_moe=settings.n_cpu_moe,
-            cpu_moe=settings.cpu_moe,
-            n_cpu_ffn=settings.n_cpu_ffn,
-        )
+        return place(self.facts, self.settings)
 
     @property
     def worker(self) -> Device:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from tunerd.model.memory import COMPUTE, WEIGHTS, Device, Part, PartKind
 from tunerd.words import BYTES_PER_MIB
@@ -22,27 +21,17 @@ _HOST_LABEL = re.compile(r"CPU|Host$|.*_Host$")
 _CONTEXT_BEGINS = re.compile(r"constructing llama_context|llama_init_from_model: n_ctx  ")
 
 
-class BufferKind(StrEnum):
-    """What a buffer line is about."""
-
-    MODEL = "model"
-    KV = "kv"
-    STATE = "state"
-    COMPUTE = "compute"
-    OUTPUT = "output"
-    EXPERTS = "experts"
-
-
+# What a buffer's line calls it, and what that is of an estimate's parts.
 _REPORTED_KINDS = {
-    None: BufferKind.MODEL,
-    "model": BufferKind.MODEL,
-    "KV": BufferKind.KV,
-    "RS": BufferKind.STATE,
-    "per-step": BufferKind.STATE,
-    "shadow": BufferKind.STATE,
-    "compute": BufferKind.COMPUTE,
-    "output": BufferKind.OUTPUT,
-    "MoE": BufferKind.EXPERTS,
+    None: PartKind.WEIGHTS,
+    "model": PartKind.WEIGHTS,
+    "KV": PartKind.KV,
+    "RS": PartKind.STATE,
+    "per-step": PartKind.STATE,
+    "shadow": PartKind.STATE,
+    "compute": PartKind.COMPUTE,
+    "output": PartKind.OUTPUT,
+    "MoE": PartKind.EXPERT_CACHE,
 }
 
 
@@ -50,7 +39,7 @@ _REPORTED_KINDS = {
 class Buffer:
     """One allocation. `context` is 0 for the model, 1 for the target's context, 2 for the next."""
 
-    kind: BufferKind
+    kind: PartKind
     label: str
     mib: float
     context: int
@@ -74,7 +63,7 @@ class MemoryReport:
     n_layers_on_gpu: int | None
     n_layers_to_place: int | None
 
-    def allocated_mib(self, device: Device, *kinds: BufferKind) -> float | None:
+    def allocated_mib(self, device: Device, *kinds: PartKind) -> float | None:
         """Sum of the buffers of these kinds (all without any) on a device; None without buffers.
 
         Weights that are repacked for the CPU count once where the file is mapped: the pages that
@@ -126,14 +115,14 @@ class _Reader:
         """
         kind = _REPORTED_KINDS[found["kind"] or found["cache"]]
         label, mib = found["label"], float(found["mib"])
-        if kind is BufferKind.MODEL and not self._in_models:
-            loaded = (one.mib for one in self.buffers if one.kind is BufferKind.MODEL)
+        if kind is PartKind.WEIGHTS and not self._in_models:
+            loaded = (one.mib for one in self.buffers if one.kind is PartKind.WEIGHTS)
             if not any(loaded):
                 self.buffers.clear()
             self._context = 0
-        self._in_models = kind is BufferKind.MODEL
+        self._in_models = kind is PartKind.WEIGHTS
         context = 0 if self._in_models else max(1, self._context)
-        if kind is BufferKind.COMPUTE:
+        if kind is PartKind.COMPUTE:
             same = (kind, label, context)
             self.buffers = [
                 one for one in self.buffers if (one.kind, one.label, one.context) != same
@@ -146,7 +135,7 @@ def parse_report(lines: Iterable[str]) -> MemoryReport:
     reader = _Reader()
     for line in lines:
         reader.read(line)
-    if not any(buffer.mib for buffer in reader.buffers if buffer.kind is BufferKind.MODEL):
+    if not any(buffer.mib for buffer in reader.buffers if buffer.kind is PartKind.WEIGHTS):
         reader.buffers = []
     return MemoryReport(
         buffers=tuple(reader.buffers),
@@ -157,15 +146,12 @@ def parse_report(lines: Iterable[str]) -> MemoryReport:
 
 
 # An engine reports one buffer for each of these purposes, where an estimate has finer parts.
-_PURPOSES: Mapping[PartKind, tuple[frozenset[PartKind], tuple[BufferKind, ...]]] = {
-    PartKind.WEIGHTS: (WEIGHTS, (BufferKind.MODEL,)),
-    PartKind.KV: (
-        frozenset({PartKind.KV, PartKind.MTP_KV, PartKind.DRAFT_KV}),
-        (BufferKind.KV,),
-    ),
-    PartKind.STATE: (frozenset({PartKind.STATE, PartKind.DRAFT_STATE}), (BufferKind.STATE,)),
-    PartKind.EXPERT_CACHE: (frozenset({PartKind.EXPERT_CACHE}), (BufferKind.EXPERTS,)),
-    PartKind.COMPUTE: (COMPUTE | {PartKind.OUTPUT}, (BufferKind.COMPUTE, BufferKind.OUTPUT)),
+_PURPOSES: Mapping[PartKind, frozenset[PartKind]] = {
+    PartKind.WEIGHTS: WEIGHTS,
+    PartKind.KV: frozenset({PartKind.KV, PartKind.MTP_KV, PartKind.DRAFT_KV}),
+    PartKind.STATE: frozenset({PartKind.STATE, PartKind.DRAFT_STATE}),
+    PartKind.EXPERT_CACHE: frozenset({PartKind.EXPERT_CACHE}),
+    PartKind.COMPUTE: COMPUTE | {PartKind.OUTPUT},
 }
 
 
@@ -193,9 +179,9 @@ def taken(report: MemoryReport) -> tuple[Taken, ...]:
     A log without buffer lines is no report of zero bytes: mainline prints them from log verbosity 4 on.
     """
     sums = (
-        (device, purpose, report.allocated_mib(device, *buffers))
+        (device, purpose, report.allocated_mib(device, *kinds))
         for device in Device
-        for purpose, (_, buffers) in _PURPOSES.items()
+        for purpose, kinds in _PURPOSES.items()
     )
     return tuple(Taken(device, purpose, mib) for device, purpose, mib in sums if mib is not None)
 
@@ -210,7 +196,7 @@ def corrected(parts: Sequence[Part], correction: MemoryCorrection | None) -> tup
     if correction is None:
         return tuple(parts)
     for one in correction.taken:
-        kinds, _ = _PURPOSES[one.purpose]
+        kinds = _PURPOSES[one.purpose]
         mine = [part for part in parts if part.device is one.device and part.kind in kinds]
         parts = [*(part for part in parts if part not in mine), *_as_reported(mine, one)]
     order = {kind: index for index, kind in enumerate(PartKind)}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tunerd.model.memory import WEIGHTS, Device, Estimate, Part
+from tunerd.model.memory import WEIGHTS, Device, Estimate
 from tunerd.model.report import MemoryCorrection
 from tunerd.result import Message, error, note, warning
 from tunerd.words import MiB, format_mib, have_mib
@@ -26,26 +26,15 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceNeed:
-    """One device: what will be needed once the server listens, and what is free."""
-
-    name: str
-    parts: tuple[Part, ...]
-    start_mib: MiB
-    worst_mib: MiB
-    free_mib: MiB | None
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """An estimate against what is free.
 
-    `calculated` is the estimate before `correction`, what loads of this very server showed, took the
+    `free_mib` has the devices that count, None where it is unknown what is free there. `calculated` is the estimate before `correction`, what loads of this very server showed, took the
     place of what was calculated; both are None where no load is known.
     """
 
     estimate: Estimate
-    devices: tuple[DeviceNeed, ...]
+    free_mib: Mapping[Device, MiB | None]
     verdict: str
     messages: tuple[Message, ...]
     calculated: Estimate | None = None
@@ -63,22 +52,12 @@ def judge_memory(
         has_gpu: Whether the engine will use a GPU.
         fit_mib: The margin that the engine's fit keeps free; None where placement is by hand.
     """
-    devices = tuple(
-        DeviceNeed(
-            name=str(device),
-            parts=estimate.on(device),
-            start_mib=estimate.start_mib(device),
-            worst_mib=estimate.worst_mib(device),
-            free_mib=free.gpu_mib if device is Device.GPU else free.ram_mib,
-        )
-        for device in Device
-        if device is Device.HOST or has_gpu
-    )
+    on_gpu = {Device.GPU: free.gpu_mib} if has_gpu else {}
     messages = tuple(_messages(estimate, free, has_gpu=has_gpu, fit_mib=fit_mib))
     verdict = next((message.text for message in messages if message.code != _REMARK), "fits")
     if not estimate.is_complete:
         verdict = "parts of it could not be estimated"
-    return MemoryPlan(estimate, devices, verdict, messages)
+    return MemoryPlan(estimate, {**on_gpu, Device.HOST: free.ram_mib}, verdict, messages)
 
 
 def _messages(

@@ -244,12 +244,10 @@ def together(plans: Sequence[Plan], budget_mib: MiB | None = None) -> Together:
     device = Device.GPU if any(one.has_gpu for one in plans) else Device.HOST
     needs, free, margins = [], [], [MiB(0)]
     for made in plans:
-        found = next((one for one in made.memory.devices if one.name == str(device)), None)
-        is_known = found is not None and made.memory.estimate.is_complete
-        needs.append(
-            (made.resolved.name, found.start_mib if found is not None and is_known else None)
-        )
-        free.append(None if found is None else found.free_mib)
+        need = made.memory.estimate
+        is_known = device in made.memory.free_mib and need.is_complete
+        needs.append((made.resolved.name, need.start_mib(device) if is_known else None))
+        free.append(made.memory.free_mib.get(device))
         if device is Device.GPU:
             margins.append(MiB(made.resolved.profile.memory.fit_mib or 0))
     available = min(all_known(free), default=None)

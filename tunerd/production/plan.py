@@ -69,7 +69,7 @@ from tunerd.production.checks import (
 )
 from tunerd.production.gate import PORT_PATIENCE_S
 from tunerd.production.measurement import measuring_pids
-from tunerd.profile.files import TunedRecord, read_declined, read_tuned, why_stale
+from tunerd.profile.files import TunedRecord, read_declined, read_tuned
 from tunerd.profile.layers import Resolved
 from tunerd.profile.schema import Speculation
 from tunerd.records import plain
@@ -201,15 +201,14 @@ def tuned_layer(
     record = read_tuned(ctx, resolved.name)
     if record is None:
         return
-    identity = engine.identity
-    changed = why_stale(
-        record,
-        engine=engine.name,
-        engine_sha256=identity.sha256 if identity is not None else None,
-        model_sha256=facts.identity.sha256,
-        driver_version=host.driver_version,
-        gpu_names=tuple(gpu.name for gpu in host.gpus or ()),
+    pairs = (
+        ("engine", record.engine, engine.name),
+        ("engine's files", record.engine_sha256, engine.identity and engine.identity.sha256),
+        ("model", record.model_sha256, facts.identity.sha256),
+        ("driver", record.driver_version, host.driver_version),
+        ("GPU", record.gpu_names or None, tuple(gpu.name for gpu in host.gpus or ()) or None),
     )
+    changed = [what for what, then, now in pairs if then != now and None not in {then, now}]
     if changed:
         yield warning("tuned-stale", f"the tuned layer was found with another {', '.join(changed)}: "
                       "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")  # fmt: skip
@@ -438,20 +437,20 @@ def memory_json(plan: MemoryPlan) -> dict[str, Any]:
         "loads": None if plan.correction is None else plan.correction.n_loads,
         "devices": [
             {
-                "name": device.name,
-                "total_mib": device.start_mib,
+                "name": str(device),
+                "total_mib": plan.estimate.start_mib(device),
                 "calculated_mib": None
                 if plan.calculated is None
-                else plan.calculated.start_mib(Device(device.name)),
-                "worst_mib": device.worst_mib,
-                "free_mib": device.free_mib,
+                else plan.calculated.start_mib(device),
+                "worst_mib": plan.estimate.worst_mib(device),
+                "free_mib": free_mib,
                 "parts": [
                     {"name": str(part.kind), "mib": part.mib, "why": part.formula,
                      "grows": part.grows}
-                    for part in device.parts
+                    for part in plan.estimate.on(device)
                 ],
             }
-            for device in plan.devices
+            for device, free_mib in plan.free_mib.items()
         ],
     }  # fmt: skip
 

@@ -202,27 +202,6 @@ class TunedRecord:
     arm: Mapping[str, Any] | None = None
 
 
-def why_stale(
-    record: TunedRecord,
-    *,
-    engine: str,
-    engine_sha256: str | None,
-    model_sha256: str | None,
-    driver_version: str | None,
-    gpu_names: tuple[str, ...],
-) -> tuple[str, ...]:
-    """What changed since a tuned layer was found; empty where it still holds, as far as is known."""
-    pairs = (
-        ("engine", record.engine, engine),
-        ("engine's files", record.engine_sha256, engine_sha256),
-        ("model", record.model_sha256, model_sha256),
-        ("driver", record.driver_version, driver_version),
-        ("GPU", record.gpu_names or None, gpu_names or None),
-    )
-    changed = [what for what, then, now in pairs if then != now and None not in {then, now}]
-    return tuple(changed)
-
-
 @dataclass(frozen=True, slots=True)
 class FailedArm:
     """An arm that was promoted and did worse in service than its evidence said.

@@ -24,7 +24,7 @@ from tunerd.words import NAME_PATTERN, Problem, nearest_name, problem_of, shown,
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 KvType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,20}$")]
-# Kinds of speculation that builds call by several words, the newest first; a new kind is a row here.
+# Kinds that draft by a model, and what builds call them, the newest word first; a new kind is a row here.
 SPEC_WORDS: Mapping[str, tuple[str, ...]] = {
     "mtp": ("draft-mtp", "mtp"),
     "dflash": ("draft-dflash", "dflash"),
@@ -49,7 +49,15 @@ BuildsWords = Annotated[
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+FromMinusOne = Annotated[int, Field(ge=-1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+NotNegative = Annotated[float, Field(ge=0)]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+
+
+def _optional(description: str) -> Any:
+    """A key that a file may leave out; what is not there is None."""
+    return Field(None, description=description)
 
 
 def _only_json(value: dict[str, Any]) -> dict[str, Any]:
@@ -65,121 +73,109 @@ def _only_json(value: dict[str, Any]) -> dict[str, Any]:
 class Match(Table):
     """Which machines the profile is meant for; nothing is refused by it, a mismatch is warned about."""
 
-    gpu: Text | None = Field(
-        None, description="glob over NVML's name of the GPU; `none` for no GPU at all"
-    )
-    vram_min_mib: Count | None = Field(None, description="least total VRAM of the card in MiB")
-    vram_max_mib: Count | None = Field(None, description="most total VRAM of the card in MiB")
+    gpu: Text | None = _optional("glob over NVML's name of the GPU; `none` for no GPU at all")
+    vram_min_mib: Count | None = _optional("least total VRAM of the card in MiB")
+    vram_max_mib: Count | None = _optional("most total VRAM of the card in MiB")
 
 
 class Model(Table):
     """Which weights are served."""
 
-    path: Text | None = Field(
-        None, description="GGUF file; a bare name or glob is searched in `models.dirs`"
+    path: Text | None = _optional("GGUF file; a bare name or glob is searched in `models.dirs`")
+    name: Text | None = _optional(
+        "glob over the name in the file's metadata, where no file has that path"
     )
-    name: Text | None = Field(
-        None, description="glob over the name in the file's metadata, where no file has that path"
+    hf_repo: Text | None = _optional(
+        "where the file can be fetched from (`user/repo` or `user/repo:QUANT`); what is in "
+        "the cache of Hugging Face is found there; tunerd downloads nothing"
     )
-    hf_repo: Text | None = Field(
-        None,
-        description="where the file can be fetched from (`user/repo` or `user/repo:QUANT`); what is in "
-        "the cache of Hugging Face is found there; tunerd downloads nothing",
-    )
-    hf_file: Text | None = Field(None, description="name of the file in that repository")
-    source: Text | None = Field(None, description="where the file comes from, in words")
-    mmproj: Text | None = Field(None, description="multimodal projector file")
-    chat_template_file: Text | None = Field(None, description="Jinja chat template file")
+    hf_file: Text | None = _optional("name of the file in that repository")
+    source: Text | None = _optional("where the file comes from, in words")
+    mmproj: Text | None = _optional("multimodal projector file")
+    chat_template_file: Text | None = _optional("Jinja chat template file")
 
 
 class EnginePreference(Table):
     """Which engine is wanted."""
 
-    prefer: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] | None = Field(
-        None,
-        description="families (mainline, ik, bee), `embedded`, names of engines or paths; first usable wins",
+    prefer: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] | None = _optional(
+        "families (mainline, ik, bee), `embedded`, names of engines or paths; first usable wins"
     )
 
 
 class Serving(Table):
     """How the server answers: address, context, caches, batches, threads, sampling defaults."""
 
-    host: Text | None = Field(None, description="address to listen on")
-    port: Port | None = Field(None, description="TCP port")
-    alias: Text | None = Field(None, description="model name that clients see")
-    ctx_size: Count | None = Field(None, description="context in tokens; 0 = as trained")
-    n_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = Field(
-        None, description="most tokens generated for a request; -1 = no limit"
+    host: Text | None = _optional("address to listen on")
+    port: Port | None = _optional("TCP port")
+    alias: Text | None = _optional("model name that clients see")
+    ctx_size: Count | None = _optional("context in tokens; 0 = as trained")
+    n_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = _optional(
+        "most tokens generated for a request; -1 = no limit"
     )
-    n_parallel: Positive | None = Field(None, description="slots")
-    kv_unified: bool | None = Field(None, description="one KV pool for all slots")
-    cache_type_k: KvType | None = Field(None, description="KV cache type of K")
-    cache_type_v: KvType | None = Field(None, description="KV cache type of V")
-    n_batch: Positive | None = Field(None, description="logical batch in tokens")
-    n_ubatch: Positive | None = Field(None, description="physical batch in tokens")
-    threads: Positive | Literal["physical"] | None = Field(
-        None, description="generation threads; `physical` = one per physical core"
+    n_parallel: Positive | None = _optional("slots")
+    kv_unified: bool | None = _optional("one KV pool for all slots")
+    cache_type_k: KvType | None = _optional("KV cache type of K")
+    cache_type_v: KvType | None = _optional("KV cache type of V")
+    n_batch: Positive | None = _optional("logical batch in tokens")
+    n_ubatch: Positive | None = _optional("physical batch in tokens")
+    threads: Positive | Literal["physical"] | None = _optional(
+        "generation threads; `physical` = one per physical core"
     )
-    threads_batch: Positive | Literal["physical"] | None = Field(None, description="prompt threads")
-    threads_http: Positive | None = Field(None, description="HTTP threads")
-    poll: Annotated[int, Field(ge=0, le=100)] | None = Field(
-        None, description="busy waiting of threads, 0 to 100"
+    threads_batch: Positive | Literal["physical"] | None = _optional("prompt threads")
+    threads_http: Positive | None = _optional("HTTP threads")
+    poll: Annotated[int, Field(ge=0, le=100)] | None = _optional(
+        "busy waiting of threads, 0 to 100"
     )
-    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] | None = Field(
-        None, description="how weights come into memory; `mlock` is locked and not mapped"
+    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] | None = _optional(
+        "how weights come into memory; `mlock` is locked and not mapped"
     )
-    flash_attn: Literal["on", "off", "auto"] | None = Field(None, description="flash attention")
-    ctx_checkpoints: Count | None = Field(None, description="context snapshots per slot, in RAM")
-    checkpoint_spacing: Count | None = Field(None, description="least tokens between two snapshots")
-    cache_ram_mib: Annotated[int, Field(ge=-1)] | None = Field(
-        None, description="host prompt cache in MiB; 0 off, -1 no limit"
+    flash_attn: Literal["on", "off", "auto"] | None = _optional("flash attention")
+    ctx_checkpoints: Count | None = _optional("context snapshots per slot, in RAM")
+    checkpoint_spacing: Count | None = _optional("least tokens between two snapshots")
+    cache_ram_mib: FromMinusOne | None = _optional("host prompt cache in MiB; 0 off, -1 no limit")
+    cache_reuse: Count | None = _optional("least chunk reused by shifting")
+    cache_prompt: bool | None = _optional("keep prompts for later requests")
+    context_shift: bool | None = _optional("drop old tokens when the context is full")
+    reasoning: Literal["on", "off", "auto"] | None = _optional("thinking in chat")
+    reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] | None = _optional(
+        "how thoughts are returned"
     )
-    cache_reuse: Count | None = Field(None, description="least chunk reused by shifting")
-    cache_prompt: bool | None = Field(None, description="keep prompts for later requests")
-    context_shift: bool | None = Field(None, description="drop old tokens when the context is full")
-    reasoning: Literal["on", "off", "auto"] | None = Field(None, description="thinking in chat")
-    reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] | None = Field(
-        None, description="how thoughts are returned"
+    reasoning_budget: FromMinusOne | None = _optional("thinking tokens; -1 no limit, 0 none")
+    reasoning_effort: Text | None = _optional(
+        "level that the chat template is told: `low`, `medium`, `high`"
     )
-    reasoning_budget: Annotated[int, Field(ge=-1)] | None = Field(
-        None, description="thinking tokens; -1 no limit, 0 none"
+    reasoning_budget_message: Text | None = _optional("text put in when the budget is spent")
+    jinja: bool | None = _optional("Jinja chat templates (tool calls need it)")
+    chat_template: Text | None = _optional("name of a built-in chat template")
+    chat_template_kwargs: Annotated[dict[Name, Any], AfterValidator(_only_json)] | None = _optional(
+        "arguments given to the chat template"
     )
-    reasoning_effort: Text | None = Field(
-        None, description="level that the chat template is told: `low`, `medium`, `high`"
+    metrics: bool | None = _optional("Prometheus endpoint of the server")
+    slots: bool | None = _optional("slots endpoint")
+    warmup: bool | None = _optional("empty run before the first request")
+    temp: Annotated[float, Field(ge=0.0, le=10.0)] | None = _optional("temperature")
+    top_k: Count | None = _optional("top-k; 0 off")
+    top_p: Probability | None = _optional("top-p; 1.0 off")
+    min_p: Probability | None = _optional("min-p; 0.0 off")
+    repeat_penalty: Annotated[float, Field(ge=0.0, le=10.0)] | None = _optional(
+        "penalty of repeats; 1.0 off"
     )
-    reasoning_budget_message: Text | None = Field(
-        None, description="text put in when the budget is spent"
+    presence_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = _optional(
+        "presence penalty; 0.0 off"
     )
-    jinja: bool | None = Field(None, description="Jinja chat templates (tool calls need it)")
-    chat_template: Text | None = Field(None, description="name of a built-in chat template")
-    chat_template_kwargs: Annotated[dict[Name, Any], AfterValidator(_only_json)] | None = Field(
-        None, description="arguments given to the chat template"
+    seed: FromMinusOne | None = _optional("sampling seed; -1 random")
+    timeout_s: Positive | None = _optional("read and write timeout of the server")
+    sleep_idle_s: Positive | None = _optional(
+        "seconds without a request after which the model is unloaded"
     )
-    metrics: bool | None = Field(None, description="Prometheus endpoint of the server")
-    slots: bool | None = Field(None, description="slots endpoint")
-    warmup: bool | None = Field(None, description="empty run before the first request")
-    temp: Annotated[float, Field(ge=0.0, le=10.0)] | None = Field(None, description="temperature")
-    top_k: Count | None = Field(None, description="top-k; 0 off")
-    top_p: Probability | None = Field(None, description="top-p; 1.0 off")
-    min_p: Probability | None = Field(None, description="min-p; 0.0 off")
-    repeat_penalty: Annotated[float, Field(ge=0.0, le=10.0)] | None = Field(
-        None, description="penalty of repeats; 1.0 off"
+    api_key_file: Text | None = _optional(
+        "file with API keys; passed as a credential, never in the unit"
     )
-    presence_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = Field(
-        None, description="presence penalty; 0.0 off"
+    log_verbosity: Annotated[int, Field(ge=0, le=5)] | None = _optional(
+        "0 to 5; 4 shows memory and placement"
     )
-    seed: Annotated[int, Field(ge=-1)] | None = Field(None, description="sampling seed; -1 random")
-    timeout_s: Positive | None = Field(None, description="read and write timeout of the server")
-    sleep_idle_s: Positive | None = Field(
-        None, description="seconds without a request after which the model is unloaded"
-    )
-    api_key_file: Text | None = Field(
-        None, description="file with API keys; passed as a credential, never in the unit"
-    )
-    log_verbosity: Annotated[int, Field(ge=0, le=5)] | None = Field(
-        None, description="0 to 5; 4 shows memory and placement"
-    )
-    slot_save_path: Text | None = Field(None, description="folder for saved slots")
+    slot_save_path: Text | None = _optional("folder for saved slots")
 
 
 class Speculation(Table):
@@ -209,105 +205,86 @@ class Speculation(Table):
         ]
         | BuildsWords
         | None
-    ) = Field(
-        None,
-        description="kind of speculation; several with commas, and kinds that only the build knows "
-        "in its own words",
+    ) = _optional(
+        "kind of speculation; several with commas, and kinds that only the build knows "
+        "in its own words"
     )
-    n_max: Annotated[int, Field(ge=1, le=64)] | None = Field(
-        None, description="most tokens drafted per step"
+    n_max: Annotated[int, Field(ge=1, le=64)] | None = _optional("most tokens drafted per step")
+    n_min: Annotated[int, Field(ge=0, le=64)] | None = _optional("a shorter draft is thrown away")
+    p_min: Probability | None = _optional(
+        "drafting stops below this probability; 0.0 drafts everything"
     )
-    n_min: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        None, description="a shorter draft is thrown away"
+    draft_model: Text | None = _optional("draft model file, where the kind needs one")
+    draft_hf_repo: Text | None = _optional("where that file can be fetched from")
+    cache_type_k: KvType | None = _optional("KV cache type of K of the draft context")
+    cache_type_v: KvType | None = _optional("KV cache type of V of the draft context")
+    n_gpu_layers: Count | Literal["all", "auto"] | None = _optional(
+        "layers of the draft model on the GPU"
     )
-    p_min: Probability | None = Field(
-        None, description="drafting stops below this probability; 0.0 drafts everything"
+    cpu_moe: bool | None = _optional("all experts of the drafter on the CPU")
+    n_cpu_moe: Count | None = _optional("layers of the drafter whose experts stay on the CPU")
+    override_tensor: Texts | None = _optional("placement rules REGEX=BUFFER of the drafter")
+    n_ubatch: Positive | None = _optional("physical batch of the draft context")
+    ctx_size: Count | None = _optional("context of the draft model")
+    cross_ctx: Positive | None = _optional("hidden states that a DFlash drafter sees")
+    adaptive: bool | None = _optional("let the engine change the depth by itself (BeeLlama)")
+    backend_sampling: bool | None = _optional("sample drafts on the GPU")
+    sampling: Literal["greedy", "probabilistic"] | None = _optional(
+        "how drafts are drawn; probabilistic ones are verified by rejection"
     )
-    draft_model: Text | None = Field(None, description="draft model file, where the kind needs one")
-    draft_hf_repo: Text | None = Field(None, description="where that file can be fetched from")
-    cache_type_k: KvType | None = Field(None, description="KV cache type of K of the draft context")
-    cache_type_v: KvType | None = Field(None, description="KV cache type of V of the draft context")
-    n_gpu_layers: Count | Literal["all", "auto"] | None = Field(
-        None, description="layers of the draft model on the GPU"
-    )
-    cpu_moe: bool | None = Field(None, description="all experts of the drafter on the CPU")
-    n_cpu_moe: Count | None = Field(
-        None, description="layers of the drafter whose experts stay on the CPU"
-    )
-    override_tensor: Annotated[tuple[Text, ...], Field(strict=False)] | None = Field(
-        None, description="placement rules REGEX=BUFFER of the drafter"
-    )
-    n_ubatch: Positive | None = Field(None, description="physical batch of the draft context")
-    ctx_size: Count | None = Field(None, description="context of the draft model")
-    cross_ctx: Positive | None = Field(None, description="hidden states that a DFlash drafter sees")
-    adaptive: bool | None = Field(
-        None, description="let the engine change the depth by itself (BeeLlama)"
-    )
-    backend_sampling: bool | None = Field(None, description="sample drafts on the GPU")
-    sampling: Literal["greedy", "probabilistic"] | None = Field(
-        None, description="how drafts are drawn; probabilistic ones are verified by rejection"
-    )
-    ngram_size_n: Positive | None = Field(None, description="n-gram that is looked up")
-    ngram_size_m: Positive | None = Field(None, description="tokens drafted from a hit")
-    ngram_min_hits: Positive | None = Field(None, description="hits needed before drafting")
+    ngram_size_n: Positive | None = _optional("n-gram that is looked up")
+    ngram_size_m: Positive | None = _optional("tokens drafted from a hit")
+    ngram_min_hits: Positive | None = _optional("hits needed before drafting")
 
 
 class Memory(Table):
     """What lives where."""
 
-    fit_mib: Count | None = Field(
-        None, description="VRAM in MiB that the engine's own fit leaves free on each GPU"
+    fit_mib: Count | None = _optional(
+        "VRAM in MiB that the engine's own fit leaves free on each GPU"
     )
-    fit: bool | None = Field(None, description="false switches the engine's own fit off")
-    n_gpu_layers: Count | Literal["all", "auto"] | None = Field(
-        None, description="layers on the GPU; giving it switches the engine's fit off"
+    fit: bool | None = _optional("false switches the engine's own fit off")
+    n_gpu_layers: Count | Literal["all", "auto"] | None = _optional(
+        "layers on the GPU; giving it switches the engine's fit off"
     )
-    n_cpu_moe: Count | None = Field(
-        None, description="layers whose experts stay on the CPU; switches fit off"
+    n_cpu_moe: Count | None = _optional("layers whose experts stay on the CPU; switches fit off")
+    cpu_moe: bool | None = _optional("all experts on the CPU; switches fit off")
+    n_cpu_ffn: Count | None = _optional("layers whose dense FFN stays on the CPU")
+    moe_cache_mib: Count | None = _optional("GPU cache for experts on the CPU, MiB")
+    override_tensor: Texts | None = _optional("placement rules REGEX=BUFFER; switches fit off")
+    device: Text | None = _optional("devices to use, as the engine names them")
+    main_gpu: Count | None = _optional("index of the main GPU")
+    split_mode: Literal["none", "layer", "row", "tensor", "attn", "graph"] | None = _optional(
+        "how several GPUs share the model"
     )
-    cpu_moe: bool | None = Field(None, description="all experts on the CPU; switches fit off")
-    n_cpu_ffn: Count | None = Field(None, description="layers whose dense FFN stays on the CPU")
-    moe_cache_mib: Count | None = Field(None, description="GPU cache for experts on the CPU, MiB")
-    override_tensor: Annotated[tuple[Text, ...], Field(strict=False)] | None = Field(
-        None, description="placement rules REGEX=BUFFER; switches fit off"
-    )
-    device: Text | None = Field(None, description="devices to use, as the engine names them")
-    main_gpu: Count | None = Field(None, description="index of the main GPU")
-    split_mode: Literal["none", "layer", "row", "tensor", "attn", "graph"] | None = Field(
-        None, description="how several GPUs share the model"
-    )
-    kv_offload: bool | None = Field(None, description="KV cache on the GPU")
+    kv_offload: bool | None = _optional("KV cache on the GPU")
 
 
 class Published(Table):
     """Numbers that a write-up claims for this profile, for comparison with one's own box."""
 
-    source: Text | None = Field(None, description="which write-up")
-    date: Text | None = Field(None, description="when")
-    card: Text | None = Field(None, description="which card")
-    engine: Text | None = Field(None, description="which build")
-    tok_s: Annotated[float, Field(ge=0)] | None = Field(None, description="decode, tokens a second")
-    tok_s_min: Annotated[float, Field(ge=0)] | None = Field(None, description="lowest of a range")
-    tok_s_max: Annotated[float, Field(ge=0)] | None = Field(None, description="highest of a range")
-    acceptance_ratio: Probability | None = Field(None, description="accepted / drafted")
-    wall_s: Annotated[float, Field(ge=0)] | None = Field(None, description="wall time of the bench")
-    prefill_ms: Annotated[float, Field(ge=0)] | None = Field(None, description="prompt time")
-    prefill_tokens: Count | None = Field(None, description="prompt length of `prefill_ms`")
-    context: Count | None = Field(None, description="context in tokens")
-    vram_mib: Count | None = Field(None, description="VRAM in use")
-    by_engine: dict[Name, dict[Name, float]] | None = Field(
-        None, description="the same figures per engine family"
+    source: Text | None = _optional("which write-up")
+    date: Text | None = _optional("when")
+    card: Text | None = _optional("which card")
+    engine: Text | None = _optional("which build")
+    tok_s: NotNegative | None = _optional("decode, tokens a second")
+    tok_s_min: NotNegative | None = _optional("lowest of a range")
+    tok_s_max: NotNegative | None = _optional("highest of a range")
+    acceptance_ratio: Probability | None = _optional("accepted / drafted")
+    wall_s: NotNegative | None = _optional("wall time of the bench")
+    prefill_ms: NotNegative | None = _optional("prompt time")
+    prefill_tokens: Count | None = _optional("prompt length of `prefill_ms`")
+    context: Count | None = _optional("context in tokens")
+    vram_mib: Count | None = _optional("VRAM in use")
+    by_engine: dict[Name, dict[Name, float]] | None = _optional(
+        "the same figures per engine family"
     )
-    by_kind: dict[Name, dict[Name, dict[Name, float]]] | None = Field(
-        None,
-        description="per engine family and kind of prompt: predicted, draft, accepted, rate, tok_s",
+    by_kind: dict[Name, dict[Name, dict[Name, float]]] | None = _optional(
+        "per engine family and kind of prompt: predicted, draft, accepted, rate, tok_s"
     )
-    by_length: dict[Name, dict[Name, float]] | None = Field(
-        None, description="per output length: tok_s, wall_ms"
-    )
-    by_depth: dict[Name, dict[Name, float]] | None = Field(
-        None,
-        description="per tokens in the context: tok_s and acceptance_ratio, or tok_s_min and the like",
+    by_length: dict[Name, dict[Name, float]] | None = _optional("per output length: tok_s, wall_ms")
+    by_depth: dict[Name, dict[Name, float]] | None = _optional(
+        "per tokens in the context: tok_s and acceptance_ratio, or tok_s_min and the like"
     )
 
 
@@ -339,8 +316,8 @@ def _listed(value: Any) -> Any:
 class ProfileFile(Table):
     """A whole profile file."""
 
-    description: Text | None = Field(None, description="one line for `profiles list`")
-    extends: Name | None = Field(None, description="profile whose values come first")
+    description: Text | None = _optional("one line for `profiles list`")
+    extends: Name | None = _optional("profile whose values come first")
     match: Match = Match()
     model: Model = Model()
     engine: EnginePreference = EnginePreference()
@@ -361,8 +338,8 @@ class ProfileFile(Table):
         description="what the sweep may try, by key; `gpu.power_limit_w` is measured beside its winner, "
         "and never kept",
     )
-    workload: Name | WorkloadTable | None = Field(
-        None, description="name of a workload, or a table with its classes of requests"
+    workload: Name | WorkloadTable | None = _optional(
+        "name of a workload, or a table with its classes of requests"
     )
     published: Published = Published()
     pin: dict[Text, Any] = Field(

@@ -14,7 +14,14 @@ from statistics import NormalDist
 from typing import Annotated, Any
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    StringConstraints,
+)
 
 from tunerd.words import digest
 
@@ -167,101 +174,6 @@ def _piece(at: float, length: float, slope: float, low: float, high: float) -> f
     return scale * (normal.cdf(high - slope) - normal.cdf(low - slope))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassShape:
-    """One class of requests.
-
-    Attributes:
-        name: Of the class.
-        weight: Its share of requests; weights need not add up to 1.
-        kind: What the text is (`KINDS`), or `mixed`.
-        prompt: Whole prompt, cached part included [tok].
-        cached_share: What of the prompt the server still holds from the turn before, 0 to 1.
-        reasoning: Thoughts before the answer [tok]; None where nobody can tell them from it.
-        answer: The answer [tok], with the thoughts where `reasoning` is None.
-        concurrency: How many such requests run at once.
-    """
-
-    name: str
-    weight: float
-    kind: str
-    prompt: Tokens
-    cached_share: float
-    reasoning: Tokens | None
-    answer: Tokens
-    concurrency: int = 1
-
-    @property
-    def reasoning_share(self) -> float | None:
-        """What of the generated tokens are thoughts; None where that is not known."""
-        if self.reasoning is None:
-            return None
-        total = self.reasoning.mean + self.answer.mean
-        return self.reasoning.mean / total if total else 0.0
-
-    def plain(self) -> RequestClass:
-        """With mean lengths."""
-        prompt = max(round(self.prompt.mean), _LEAST_PROMPT_TOKENS)
-        cached = min(round(prompt * self.cached_share), prompt - 1)
-        generated = self.answer.mean + (0.0 if self.reasoning is None else self.reasoning.mean)
-        return RequestClass(
-            weight=self.weight,
-            kind=self.kind,
-            cached_tokens=cached,
-            new_tokens=prompt - cached,
-            n_predict=max(round(generated), _LEAST_PREDICTED),
-            concurrency=self.concurrency,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in a file."""
-        found: dict[str, Any] = {
-            "name": self.name,
-            "weight": self.weight,
-            "kind": self.kind,
-            "prompt_tokens": self.prompt.to_json(),
-            "cached_share": self.cached_share,
-        }
-        if self.reasoning is not None:
-            found["reasoning_tokens"] = self.reasoning.to_json()
-        found["answer_tokens"] = self.answer.to_json()
-        found["concurrency"] = self.concurrency
-        return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadShape:
-    """A named mix of requests; `source` says where its figures come from."""
-
-    name: str
-    classes: tuple[ClassShape, ...]
-    description: str = ""
-    source: str = ""
-
-    def plain(self) -> Workload:
-        """What is measured: one request class for each, with mean lengths."""
-        return Workload(tuple(one.plain() for one in self.classes))
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Weights that add up to 1."""
-        return self.plain().shares
-
-    @property
-    def sha256(self) -> str:
-        """Hash of what is measured; names and descriptions are not part of it."""
-        return digest(
-            {"classes": [_measured(one) for one in self.classes]},
-        )
-
-
-def _measured(one: ClassShape) -> dict[str, Any]:
-    """What of a class decides about what is measured."""
-    lengths = (one.prompt, one.answer, *(() if one.reasoning is None else (one.reasoning,)))
-    estimate = {"estimate": "lognormal"} if any(each.is_estimated for each in lengths) else {}
-    return {**one.to_json(), "name": None, **estimate}
-
-
 def fitted(
     workload: Workload, n_ctx: int, *, margin_tokens: int
 ) -> tuple[Workload, tuple[int, ...]]:
@@ -290,6 +202,201 @@ def fitted(
         )
         cut.append(index)
     return Workload(tuple(classes)), tuple(cut)
+
+
+_ALLOWED = (
+    "a number of tokens, percentiles such as { p10 = 20, p50 = 80, p90 = 400 }, with `mean` where it "
+    "is known, "
+    "or { min = 10, max = 90 }"
+)
+_PERCENTILE = re.compile(r"p([1-9]\d?)")
+_MOST_TOKENS = 10_000_000
+_SPAN = {"min", "max"}
+_MEAN = "mean"
+UNKNOWN = "unknown"
+
+
+def _tokens(value: Any) -> Tokens:
+    found = value if isinstance(value, Tokens) else parse_tokens(value)
+    if found is None:
+        raise ValueError(_ALLOWED)
+    return found
+
+
+def parse_tokens(value: Any) -> Tokens | None:
+    """A length as a file gives it; None if it is none."""
+    if _is_count(value):
+        return Tokens.fixed(value)
+    if not isinstance(value, Mapping) or not value:
+        return None
+    mean = None
+    if _MEAN in value:
+        mean, value = value[_MEAN], {name: one for name, one in value.items() if name != _MEAN}
+        if not _is_mean(mean) or not value or set(value) == _SPAN:
+            return None
+    if not all(_is_count(count) for count in value.values()):
+        return None
+    if set(value) == _SPAN:
+        points = [(0.0, value["min"]), (1.0, value["max"])]
+    else:
+        found = {name: _PERCENTILE.fullmatch(str(name)) for name in value}
+        if any(match is None for match in found.values()):
+            return None
+        points = sorted(
+            (int(match.group(1)) / 100, value[name])
+            for name, match in found.items()
+            if match is not None
+        )
+    if any(before > after for (_, before), (_, after) in pairwise(points)):
+        return None
+    return Tokens(tuple(points), mean)
+
+
+def _is_mean(value: Any) -> bool:
+    return _is_count(value) or (isinstance(value, float) and 0 <= value <= _MOST_TOKENS)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+
+
+def _thoughts(value: Any) -> Tokens | None:
+    return None if value in (None, UNKNOWN) else _tokens(value)
+
+
+def _kind(value: Any) -> Any:
+    if value not in (*KINDS, MIXED):
+        raise ValueError(", ".join((*KINDS, MIXED)))
+    return value
+
+
+Text = Annotated[
+    str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+_IN_A_FILE = PlainSerializer(Tokens.to_json)
+
+
+class Table(BaseModel):
+    """A table of a profile or of a workload; an unknown key is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ClassShape(Table):
+    """One class of requests; lengths are tokens.
+
+    `reasoning_tokens` is None where nobody can tell thoughts from the answer, and they count as part of it.
+    """
+
+    name: Text = Field("", description="name of the class")
+    weight: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="share of requests; weights need not add up to 1"
+    )
+    kind: Annotated[str, PlainValidator(_kind)] = Field(
+        MIXED, description=f"kind of text: {', '.join(KINDS)}, or {MIXED} for texts of all kinds"
+    )
+    prompt_tokens: Annotated[Tokens, PlainValidator(_tokens), _IN_A_FILE] = Field(
+        description="the whole prompt: tokens, percentiles ({ p50 = 400, p90 = 3000 }) or { min, max }"
+    )
+    cached_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="what of the prompt the server still holds from the turn before"
+    )
+    reasoning_tokens: Annotated[Tokens | None, PlainValidator(_thoughts), _IN_A_FILE] = Field(
+        0,
+        validate_default=True,
+        description='thoughts before the answer; "unknown" where they count as part of it',
+    )
+    answer_tokens: Annotated[Tokens, PlainValidator(_tokens), _IN_A_FILE] = Field(
+        description="the answer"
+    )
+    concurrency: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="how many such requests run at once"
+    )
+
+    @property
+    def reasoning_share(self) -> float | None:
+        """What of the generated tokens are thoughts; None where that is not known."""
+        if self.reasoning_tokens is None:
+            return None
+        total = self.reasoning_tokens.mean + self.answer_tokens.mean
+        return self.reasoning_tokens.mean / total if total else 0.0
+
+    def plain(self) -> RequestClass:
+        """With mean lengths."""
+        prompt = max(round(self.prompt_tokens.mean), _LEAST_PROMPT_TOKENS)
+        cached = min(round(prompt * self.cached_share), prompt - 1)
+        thoughts = 0.0 if self.reasoning_tokens is None else self.reasoning_tokens.mean
+        return RequestClass(
+            weight=self.weight,
+            kind=self.kind,
+            cached_tokens=cached,
+            new_tokens=prompt - cached,
+            n_predict=max(round(self.answer_tokens.mean + thoughts), _LEAST_PREDICTED),
+            concurrency=self.concurrency,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a file."""
+        return self.model_dump(exclude_none=True)
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What of it decides about what is measured."""
+        lengths = (self.prompt_tokens, self.answer_tokens, self.reasoning_tokens)
+        is_estimated = any(one is not None and one.is_estimated for one in lengths)
+        estimate = {"estimate": "lognormal"} if is_estimated else {}
+        return {**self.to_json(), "name": None, **estimate}
+
+
+class WorkloadTable(Table):
+    """A mix of requests: the `workload` table of a profile, or a workload file."""
+
+    description: Text | None = Field(None, description="one line for `workload list`")
+    source: Text | None = Field(None, description="where the figures come from")
+    classes: Annotated[tuple[ClassShape, ...], Field(strict=False, min_length=1, max_length=32)] = (
+        Field(description="the classes of requests")
+    )
+    learned: dict[str, Any] | None = Field(
+        None, description="what `workload learn` saw: counts and histograms; nothing reads it back"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadShape:
+    """A named mix of requests; `source` says where its figures come from."""
+
+    name: str
+    classes: tuple[ClassShape, ...]
+    description: str = ""
+    source: str = ""
+
+    def plain(self) -> Workload:
+        """What is measured: one request class for each, with mean lengths."""
+        return Workload(tuple(one.plain() for one in self.classes))
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Weights that add up to 1."""
+        return self.plain().shares
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what is measured; names and descriptions are not part of it."""
+        return digest({"classes": [one.measured for one in self.classes]})
+
+
+def shape_of(name: str, table: WorkloadTable) -> WorkloadShape:
+    """The workload of a checked table; a class without a name is called by its number."""
+    classes = (
+        one if one.name else one.model_copy(update={"name": f"class {number}"})
+        for number, one in enumerate(table.classes, start=1)
+    )
+    return WorkloadShape(
+        name=name,
+        description=table.description or "",
+        source=table.source or "",
+        classes=tuple(classes),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,147 +460,6 @@ def parts_json(parts: Parts | None) -> Mapping[str, float | None] | None:
     return {**asdict(parts), "total_s": parts.total_s}
 
 
-_ALLOWED = (
-    "a number of tokens, percentiles such as { p10 = 20, p50 = 80, p90 = 400 }, with `mean` where it "
-    "is known, "
-    "or { min = 10, max = 90 }"
-)
-_PERCENTILE = re.compile(r"p([1-9]\d?)")
-_MOST_TOKENS = 10_000_000
-_SPAN = {"min", "max"}
-_MEAN = "mean"
-UNKNOWN = "unknown"
-
-
-def _tokens(value: Any) -> Tokens:
-    found = parse_tokens(value)
-    if found is None:
-        raise ValueError(_ALLOWED)
-    return found
-
-
-def parse_tokens(value: Any) -> Tokens | None:
-    """A length as a file gives it; None if it is none."""
-    if _is_count(value):
-        return Tokens.fixed(value)
-    if not isinstance(value, Mapping) or not value:
-        return None
-    mean = None
-    if _MEAN in value:
-        mean, value = value[_MEAN], {name: one for name, one in value.items() if name != _MEAN}
-        if not _is_mean(mean) or not value or set(value) == _SPAN:
-            return None
-    if not all(_is_count(count) for count in value.values()):
-        return None
-    if set(value) == _SPAN:
-        points = [(0.0, value["min"]), (1.0, value["max"])]
-    else:
-        found = {name: _PERCENTILE.fullmatch(str(name)) for name in value}
-        if any(match is None for match in found.values()):
-            return None
-        points = sorted(
-            (int(match.group(1)) / 100, value[name])
-            for name, match in found.items()
-            if match is not None
-        )
-    if any(before > after for (_, before), (_, after) in pairwise(points)):
-        return None
-    return Tokens(tuple(points), mean)
-
-
-def _is_mean(value: Any) -> bool:
-    return _is_count(value) or (isinstance(value, float) and 0 <= value <= _MOST_TOKENS)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
-
-
-def _thoughts(value: Any) -> Tokens | None:
-    return None if value == UNKNOWN else _tokens(value)
-
-
-def _kind(value: Any) -> Any:
-    if value not in (*KINDS, MIXED):
-        raise ValueError(", ".join((*KINDS, MIXED)))
-    return value
-
-
-Text = Annotated[
-    str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
-Length = Annotated[Tokens, PlainValidator(_tokens)]
-
-
-class Table(BaseModel):
-    """A table of a profile or of a workload; an unknown key is a mistake."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ClassTable(Table):
-    """One class of requests."""
-
-    name: Text | None = Field(None, description="name of the class")
-    weight: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="share of requests; weights need not add up to 1"
-    )
-    kind: Annotated[str, PlainValidator(_kind)] = Field(
-        MIXED, description=f"kind of text: {', '.join(KINDS)}, or {MIXED} for texts of all kinds"
-    )
-    prompt_tokens: Length = Field(
-        description="the whole prompt: tokens, percentiles ({ p50 = 400, p90 = 3000 }) or { min, max }"
-    )
-    cached_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="what of the prompt the server still holds from the turn before"
-    )
-    reasoning_tokens: Annotated[Any, PlainValidator(_thoughts)] = Field(
-        0,
-        validate_default=True,
-        description='thoughts before the answer; "unknown" where they count as part of it',
-    )
-    answer_tokens: Length = Field(description="the answer")
-    concurrency: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="how many such requests run at once"
-    )
-
-
-class WorkloadTable(Table):
-    """A mix of requests: the `workload` table of a profile, or a workload file."""
-
-    description: Text | None = Field(None, description="one line for `workload list`")
-    source: Text | None = Field(None, description="where the figures come from")
-    classes: Annotated[tuple[ClassTable, ...], Field(strict=False, min_length=1, max_length=32)] = (
-        Field(description="the classes of requests")
-    )
-    learned: dict[str, Any] | None = Field(
-        None, description="what `workload learn` saw: counts and histograms; nothing reads it back"
-    )
-
-
-def shape_of(name: str, table: WorkloadTable) -> WorkloadShape:
-    """The workload of a checked table."""
-    return WorkloadShape(
-        name=name,
-        description=table.description or "",
-        source=table.source or "",
-        classes=tuple(_class(index, one) for index, one in enumerate(table.classes, start=1)),
-    )
-
-
-def _class(index: int, table: ClassTable) -> ClassShape:
-    return ClassShape(
-        name=table.name or f"class {index}",
-        weight=table.weight,
-        kind=table.kind,
-        prompt=table.prompt_tokens,
-        cached_share=table.cached_share,
-        reasoning=table.reasoning_tokens,
-        answer=table.answer_tokens,
-        concurrency=table.concurrency,
-    )
-
-
 def to_toml(shape: WorkloadShape, learned: Mapping[str, Any] | None = None) -> str:
     """The text of a workload file; `learned` is what it was learned from."""
     document = tomlkit.document()
@@ -506,7 +472,7 @@ def to_toml(shape: WorkloadShape, learned: Mapping[str, Any] | None = None) -> s
         table = tomlkit.table()
         for key, value in one.to_json().items():
             table[key] = _inline(value) if isinstance(value, Mapping) else value
-        if one.reasoning is None:
+        if one.reasoning_tokens is None:
             table["reasoning_tokens"] = UNKNOWN
         classes.append(table)
     document["classes"] = classes

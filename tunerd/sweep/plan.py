@@ -25,6 +25,7 @@ from tunerd.measure.learn import workload_for
 from tunerd.measure.life import LIVE
 from tunerd.measure.store import open_to_read
 from tunerd.model.files import ModelFiles
+from tunerd.model.memory import Device
 from tunerd.operations import SHORT_KEYS
 from tunerd.production.lease import Outlook, beside_others, outlook
 from tunerd.production.measurement import wait_for_dead_measurement
@@ -243,7 +244,7 @@ def _frozen(ctx: Context, base: Plan) -> Frozen | str:
             return told
     draft = draft_facts(ctx, base.resolved, base.command)
     settings = settings_of(base.resolved, base.engine, draft, base.host, has_gpu=True)
-    free = next((one.free_mib for one in base.memory.devices if one.name == "gpu0"), None)
+    free = base.memory.free_mib.get(Device.GPU)
     margin = profile.memory.fit_mib if profile.memory.fit_mib is not None else _USUAL_MARGIN_MIB
     return frozen_from_estimate(base.facts, settings, free, margin)
 

@@ -175,17 +175,6 @@ def test_a_library_beside_it_is_part_of_it(folder: Path, prober: EngineProber) -
     }
 
 
-def test_a_remembered_probe_that_is_damaged_is_made_again(
-    folder: Path, prober: EngineProber, tmp_path: Path
-) -> None:
-    found = good(folder)
-    first = prober.probe(found)
-    (kept,) = (tmp_path / "cache").glob("probe-*.json")
-    for text in ("", "[", "[]", "{}", '{"schema": 2}', "[" * 100_000, '"x"'):
-        kept.write_text(text)
-        assert prober.probe(found) == first
-
-
 # Programs that are none, or mean no good.
 
 HOSTILE = {

@@ -25,49 +25,35 @@ OF_IK: dict[str, Any] = {
 }
 
 
-def a_model(folder: Path) -> Path:
-    """A file that is there; the stand-in does not read it."""
-    path = folder / "model.gguf"
-    path.write_bytes(b"GGUF")
-    return path
-
-
 class TestStandInAsMainline(LlamaServerContract):
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, folder: Path) -> EngineUnderTest:
+    def engine(cls, folder: Path, mtp_model: Path) -> EngineUnderTest:
         made = install(folder, dialect="main-lm", **SLOW_ENOUGH)
-        return EngineUnderTest((str(made.program),), a_model(folder))
+        return EngineUnderTest((str(made.program),), mtp_model)
 
 
 class TestStandInAsNewestMainline(LlamaServerContract):
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, folder: Path) -> EngineUnderTest:
+    def engine(cls, folder: Path, mtp_model: Path) -> EngineUnderTest:
         made = install(folder, dialect="main-0x", **SLOW_ENOUGH)
-        return EngineUnderTest(
-            (str(made.program),), a_model(folder), bad_json_status=400, metrics_wake=False
-        )
+        argv = (str(made.program),)
+        return EngineUnderTest(argv, mtp_model, bad_json_status=400, metrics_wake=False)
 
 
 class TestStandInAsIk(LlamaServerContract):
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, folder: Path) -> EngineUnderTest:
+    def engine(cls, folder: Path, mtp_model: Path) -> EngineUnderTest:
         made = install(folder, dialect="ik-now", **SLOW_ENOUGH)
-        return EngineUnderTest(
-            (str(made.program),),
-            a_model(folder),
-            **OF_IK,
-        )
+        return EngineUnderTest((str(made.program),), mtp_model, **OF_IK)
 
 
 @pytest.fixture(scope="session")
 def mtp_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny designed model with an MTP block."""
-    path = tmp_path_factory.mktemp("model") / "designed.gguf"
-    write(design(SHAPES["tiny"]), path)
-    return path
+    """A tiny designed model with an MTP block; the stand-in does not read it."""
+    return write(design(SHAPES["tiny"]), tmp_path_factory.mktemp("model") / "designed.gguf").path
 
 
 @pytest.mark.engine
@@ -83,11 +69,7 @@ class TestIk(LlamaServerContract):
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, mtp_model: Path) -> EngineUnderTest:
-        return EngineUnderTest(
-            (str(engine_program("ik-2026-08")),),
-            mtp_model,
-            **OF_IK,
-        )
+        return EngineUnderTest((str(engine_program("ik-2026-08")),), mtp_model, **OF_IK)
 
 
 @pytest.mark.llama

@@ -118,21 +118,12 @@ def test_the_same_server_gives_the_same_bytes_and_hostile_remarks_stay_remarks(
 
 @pytest.mark.parametrize("target", Target)
 def test_no_secret_is_written_and_its_loss_is_said(target: Target) -> None:
-    words = [
-        "--api-key",
-        "sk-1",
-        "--hf_token",
-        "sk-2",
-        "--jinja",
-        "--api-key",
-        "-sk-1",
-        "--api-key",
-    ]
+    line = "--api-key sk-1 --hf_token sk-2 --jinja --api-key -sk-1 --api-key"
     environment = {
         "HF_TOKEN": "sk-3", "LLAMA_API_KEY": "sk-4", "HTTPS_PROXY": "http://me:sk-2@proxy:3128",
         "AWS_ACCESS_KEY_ID": "sk-5", "DB_PASSWD": "sk-6", "API_KEYS": "sk-7",
     }  # fmt: skip
-    server = server_of(flags=flags_of(words, []), environment=environment)
+    server = server_of(flags=flags_of(line.split(), []), environment=environment)
     made = emit(target, [server])
     assert "sk-" not in made.text + str(made.lost)
     assert any("key or token" in line for line in made.lost)

@@ -19,7 +19,6 @@ from tunerd.engine.prove import (
     SHALLOW,
     judge_trials,
 )
-from tunerd.errors import HostError
 from tunerd.machine.files import Files
 
 BUILD = EngineIdentity("a" * 64, ())
@@ -31,12 +30,6 @@ def test_proofs_are_those_of_the_very_build(tmp_path: Path) -> None:
     assert read_proofs(tmp_path / "cache", Files(), BUILD) == PROOFS
     other = EngineIdentity("a" * 32 + "b" * 32, ())
     assert read_proofs(tmp_path / "cache", Files(), other) == ()
-
-
-def test_proofs_that_cannot_be_kept_are_told(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("no folder")
-    with pytest.raises(HostError):
-        remember_proofs(tmp_path / "cache", Files(), BUILD, PROOFS)
 
 
 TEXT = "one two three four five six seven eight nine ten"

@@ -304,8 +304,9 @@ def test_the_table_counts_tokens_of_servers_without_timings_by_their_usage() -> 
 
 def a_class(name: str = "chat", *, reasoning: int | None = None, weight: float = 1.0) -> ClassShape:
     return ClassShape(
-        name=name, weight=weight, kind="chat", prompt=Tokens.fixed(100), cached_share=0.0,
-        reasoning=None if reasoning is None else Tokens.fixed(reasoning), answer=Tokens.fixed(75),
+        name=name, weight=weight, kind="chat", prompt_tokens=Tokens.fixed(100), cached_share=0.0,
+        reasoning_tokens=None if reasoning is None else Tokens.fixed(reasoning),
+        answer_tokens=Tokens.fixed(75),
     )  # fmt: skip
 
 

@@ -23,10 +23,12 @@ from tunerd.model.gguf import ValueType
 MTP = "blk.2.nextn.eh_proj.weight"
 
 
-def split(content_keys: dict[str, int], **numbers: int) -> bytes:
-    pairs = [number(f"split.{key}", value) for key, value in content_keys.items()]
-    names = [(f"blk.{index}.attn_norm.weight", (8,)) for index in numbers.values()]
-    return small(keys={"block_count": 4}, tensors=names, extra=pairs)
+def part(no: int, count: int, *blocks: int, tensors: int | None = None) -> bytes:
+    """A part of a split model with a tensor of each of these blocks; `tensors` of the whole."""
+    said = {"no": no, "count": count} | ({} if tensors is None else {"tensors.count": tensors})
+    names = [(f"blk.{index}.attn_norm.weight", (8,)) for index in blocks]
+    extra = [number(f"split.{key}", value) for key, value in said.items()]
+    return small(keys={"block_count": 4}, tensors=names, extra=extra)
 
 
 def test_a_hybrid_model_says_which_layers_attend_and_which_draft() -> None:
@@ -167,8 +169,8 @@ def test_latent_attention_keeps_no_values() -> None:
 
 def test_facts_cover_all_parts_of_a_split_model() -> None:
     facts = facts_of_bytes(
-        split({"no": 0, "count": 2, "tensors.count": 3}, a=0, b=1),
-        split({"no": 1, "count": 2, "tensors.count": 3}, c=2),
+        part(0, 2, 0, 1, tensors=3),
+        part(1, 2, 2, tensors=3),
     )
 
     assert [block.dense_bytes for block in facts.blocks] == [32, 32, 32, 0]
@@ -179,32 +181,14 @@ def test_facts_cover_all_parts_of_a_split_model() -> None:
 @pytest.mark.parametrize(
     ("shards", "problem"),
     [
-        ([split({"no": 0, "count": 2}, a=0)], "model has 2 parts, 1 were given"),
-        (
-            [split({"no": 1, "count": 2}, a=0), split({"no": 0, "count": 2}, b=1)],
-            "not part 1 of 2 of its model",
-        ),
-        (
-            [split({"no": 0, "count": 2}, a=0), split({"no": 1, "count": 3}, b=1)],
-            "not part 2 of 2 of its model",
-        ),
-        (
-            [
-                split({"no": 0, "count": 2, "tensors.count": 9}, a=0),
-                split({"no": 1, "count": 2}, b=1),
-            ],
-            "parts hold 2 tensors, the model has 9",
-        ),
-        (
-            [split({"no": 0, "count": 2}, a=0), split({"no": 1, "count": 2}, b=0)],
-            "a tensor is in two parts",
-        ),
+        ([part(0, 2, 0)], "model has 2 parts, 1 were given"),
+        ([part(1, 2, 0), part(0, 2, 1)], "not part 1 of 2 of its model"),
+        ([part(0, 2, 0), part(1, 3, 1)], "not part 2 of 2 of its model"),
+        ([part(0, 2, 0, tensors=9), part(1, 2, 1)], "parts hold 2 tensors, the model has 9"),
+        ([part(0, 2, 0), part(1, 2, 0)], "a tensor is in two parts"),
         ([small(keys={"block_count": 2**31})], "model claims 2147483648 blocks"),
         ([small(tensors=[("blk.999999.x", (1,))])], "model claims 1000000 blocks"),
-        (
-            [small(keys={"block_count": 2, "nextn_predict_layers": 2})],
-            "model claims 2 MTP blocks of 2",
-        ),
+        ([small(keys={"block_count": 2, "nextn_predict_layers": 2})], "claims 2 MTP blocks of 2"),
     ],
 )
 def test_parts_and_counts_that_cannot_be_are_refused(shards: list[bytes], problem: str) -> None:

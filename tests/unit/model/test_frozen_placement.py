@@ -66,7 +66,7 @@ def test_as_many_experts_stay_in_ram_but_those_of_the_first_layers() -> None:
     found = frozen_from_log(said(row(18, 4), offloaded(18, 18)), MOE, MAINLINE_NOW, uses_mtp=True)
     assert found == Frozen(18, 3, LOG)
     assert found.values == {"memory.n_gpu_layers": 18, "memory.n_cpu_moe": 3}
-    placed = place(MOE, MAINLINE_NOW, n_gpu_layers=18, n_cpu_moe=3)
+    placed = place(MOE, MemorySettings(n_gpu_layers=18, n_cpu_moe=3))
     assert placed.experts_on_cpu == {0, 1, 2}
     mtp = MOE.mtp_blocks[0]
     assert placed.gpu_bytes(mtp) == mtp.n_bytes
@@ -75,7 +75,7 @@ def test_as_many_experts_stay_in_ram_but_those_of_the_first_layers() -> None:
 def test_layers_that_are_wholly_in_ram_are_counted_before_the_experts() -> None:
     found = frozen_from_log(said(row(14, 3), offloaded(14, 18)), MOE, MAINLINE_NOW, uses_mtp=True)
     assert found == Frozen(14, 6, LOG)
-    placed = place(MOE, MAINLINE_NOW, n_gpu_layers=14, n_cpu_moe=6)
+    placed = place(MOE, MemorySettings(n_gpu_layers=14, n_cpu_moe=6))
     assert len(placed.experts_on_cpu & placed.on_gpu) == 2
 
 

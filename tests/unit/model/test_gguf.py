@@ -39,6 +39,11 @@ def refused(content: bytes, **limits: int) -> ModelFileError:
     return caught.value
 
 
+def key(layout: str, *words: int) -> bytes:
+    """A file with one key `k`, and these words behind its name."""
+    return gguf([string("k") + struct.pack(layout, *words)])
+
+
 def hashes(content: bytes, header: Header) -> set[str]:
     """Over all but the padding, of whatever length that is."""
     ends = range(header.data_offset - DEFAULT_ALIGNMENT + 1, header.data_offset + 1)
@@ -159,28 +164,19 @@ def test_another_format_is_named_as_such(content: bytes, said: str) -> None:
         (gguf(n_pairs=2**64 - 1), "a key has 0 bytes"),
         (gguf(n_tensors=2**63), "a tensor name has 0 bytes"),
         (gguf([number("n", 1), number("n", 2)]), "key `n` comes twice"),
-        (gguf([string("k") + struct.pack("<I", 13)]), "`k` has the unknown type 13"),
+        (key("<I", 13), "`k` has the unknown type 13"),
         (gguf([pair(b"\xff\xfe", ValueType.BOOL, True)]), "a key is no UTF-8"),
         (gguf([struct.pack("<Q", 0)]), "a key has 0 bytes"),
         (gguf([struct.pack("<Q", 2**40)]), "a key brings what is in it to"),
+        (key("<IQ", ValueType.STRING, 2**62), "`k` goes beyond the end of the file"),
         (
-            gguf([string("k") + struct.pack("<IQ", ValueType.STRING, 2**62)]),
+            key("<IIQ", ValueType.ARRAY, ValueType.FLOAT64, 2**61),
             "`k` goes beyond the end of the file",
         ),
+        (key("<IIQ", ValueType.ARRAY, ValueType.STRING, 2**60), "`k` brings what is in it to"),
+        (key("<IIQ", ValueType.ARRAY, ValueType.ARRAY, 2**60), "`k` brings what is in it to"),
         (
-            gguf([string("k") + struct.pack("<IIQ", ValueType.ARRAY, ValueType.FLOAT64, 2**61)]),
-            "`k` goes beyond the end of the file",
-        ),
-        (
-            gguf([string("k") + struct.pack("<IIQ", ValueType.ARRAY, ValueType.STRING, 2**60)]),
-            "`k` brings what is in it to",
-        ),
-        (
-            gguf([string("k") + struct.pack("<IIQ", ValueType.ARRAY, ValueType.ARRAY, 2**60)]),
-            "`k` brings what is in it to",
-        ),
-        (
-            gguf([string("k") + struct.pack("<IIQQ", ValueType.ARRAY, ValueType.STRING, 1, 2**63)]),
+            key("<IIQQ", ValueType.ARRAY, ValueType.STRING, 1, 2**63),
             "`k` goes beyond the end of the file",
         ),
         (gguf([number("general.alignment", 48)], alignment=16), "`general.alignment` is 48"),

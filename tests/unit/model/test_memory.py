@@ -248,7 +248,7 @@ def test_every_build_has_laws(dialect: str, laws: EngineLaws) -> None:
 
 def test_layers_are_taken_from_the_end_with_the_head_first() -> None:
     def on_gpu(n: int | None) -> tuple[list[int], bool]:
-        placement = place(SMALL, MAINLINE_NOW, n_gpu_layers=n)
+        placement = place(SMALL, MemorySettings(n_gpu_layers=n))
         return sorted(placement.on_gpu), placement.has_head
 
     assert on_gpu(0) == ([], False)
@@ -258,9 +258,9 @@ def test_layers_are_taken_from_the_end_with_the_head_first() -> None:
 
 
 def test_experts_stay_behind_from_the_front_in_mainline_and_from_the_back_in_ik() -> None:
-    def behind(laws: object, **flags: object) -> list[int]:
-        placement = place(SMALL_MOE, laws, n_gpu_layers=None, **flags)  # type: ignore[arg-type] # a table
-        return sorted(placement.experts_on_cpu)
+    def behind(laws: EngineLaws, n_cpu_moe: int = 0, *, cpu_moe: bool = False) -> list[int]:
+        asked = MemorySettings(laws=laws, n_cpu_moe=n_cpu_moe, cpu_moe=cpu_moe)
+        return sorted(place(SMALL_MOE, asked).experts_on_cpu)
 
     assert behind(MAINLINE_NOW, n_cpu_moe=3) == [0, 1, 2]
     assert behind(IK, n_cpu_moe=3) == [5, 6, 7]

@@ -7,7 +7,6 @@ import pytest
 from tests.support.folders import DATA
 from tunerd.model.memory import Device, Part, PartKind
 from tunerd.model.report import (
-    BufferKind,
     MemoryCorrection,
     MemoryReport,
     Taken,
@@ -35,7 +34,7 @@ def test_the_table_at_exit_adds_nothing_to_the_buffers() -> None:
 def test_a_compute_buffer_that_is_planned_again_counts_once() -> None:
     ended = report("mainline-0.7.0-vulkan-mtp-exit")
 
-    compute = [one for one in ended.buffers if one.kind is BufferKind.COMPUTE]
+    compute = [one for one in ended.buffers if one.kind is PartKind.COMPUTE]
     assert [(one.label, one.mib, one.context) for one in compute] == [
         ("Vulkan0", 37.07, 1),
         ("Vulkan_Host", 12.02, 1),
@@ -47,19 +46,19 @@ def test_a_compute_buffer_that_is_planned_again_counts_once() -> None:
 def test_buffers_of_a_dry_run_are_not_those_of_the_load() -> None:
     loaded = report("mainline-2026-05-16-cpu-mtp")
 
-    assert loaded.allocated_mib(HOST, BufferKind.MODEL) == pytest.approx(495.38)
-    assert loaded.allocated_mib(HOST, BufferKind.KV) == pytest.approx(128 + 32)
-    assert loaded.allocated_mib(HOST, BufferKind.STATE) == pytest.approx(37.69)
-    assert loaded.allocated_mib(HOST, BufferKind.COMPUTE) == pytest.approx(132 + 132)
+    assert loaded.allocated_mib(HOST, PartKind.WEIGHTS) == pytest.approx(495.38)
+    assert loaded.allocated_mib(HOST, PartKind.KV) == pytest.approx(128 + 32)
+    assert loaded.allocated_mib(HOST, PartKind.STATE) == pytest.approx(37.69)
+    assert loaded.allocated_mib(HOST, PartKind.COMPUTE) == pytest.approx(132 + 132)
     assert loaded.allocated_mib(GPU) == 0
 
 
 def test_ik_says_all_its_buffers_in_other_words() -> None:
     loaded = report("ik-2026-08-cpu-mtp")
 
-    assert loaded.allocated_mib(HOST, BufferKind.MODEL) == pytest.approx(495.38)
-    assert loaded.allocated_mib(HOST, BufferKind.KV) == pytest.approx(172.56 + 32)
-    assert loaded.allocated_mib(HOST, BufferKind.STATE) == pytest.approx(25.69 + 0.56)
+    assert loaded.allocated_mib(HOST, PartKind.WEIGHTS) == pytest.approx(495.38)
+    assert loaded.allocated_mib(HOST, PartKind.KV) == pytest.approx(172.56 + 32)
+    assert loaded.allocated_mib(HOST, PartKind.STATE) == pytest.approx(25.69 + 0.56)
     assert loaded.n_ctx == 16384
 
 

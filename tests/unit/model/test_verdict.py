@@ -100,7 +100,7 @@ def test_without_a_card_only_ram_counts(
     plan = judged(what, there, has_gpu=False)
 
     assert codes(plan) == expected
-    assert [need.name for need in plan.devices] == ["host"]
+    assert list(plan.free_mib) == [Device.HOST]
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [(8999, [FULL]), (9000, [])])

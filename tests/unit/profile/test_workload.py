@@ -135,11 +135,11 @@ def test_a_log_becomes_classes_by_length_with_their_reuse_and_weight() -> None:
     talk, tools = learned.shape.classes
     assert (talk.weight, tools.weight) == (0.4, 0.6)
     assert tools.cached_share == pytest.approx(0.983, abs=0.002)
-    assert 42700 < tools.prompt.median < 42760
-    assert 500 < talk.answer.median < 540
+    assert 42700 < tools.prompt_tokens.median < 42760
+    assert 500 < talk.answer_tokens.median < 540
     assert learned.rates.prompt_tok_s == pytest.approx(500.0)
     assert learned.rates.decode_tok_s == pytest.approx(50.0)
-    assert {one.reasoning for one in learned.shape.classes} == {None}
+    assert {one.reasoning_tokens for one in learned.shape.classes} == {None}
 
 
 def test_rare_requests_join_the_nearest_class_and_none_is_lost() -> None:
@@ -167,7 +167,7 @@ def test_the_mean_that_was_observed_is_kept_in_the_file() -> None:
     learned = learn(requests, name="x", description="", source="")
     assert learned is not None
     (only,) = learned.shape.classes
-    assert only.answer.mean == pytest.approx((54 * 60 + 6 * 250) / 60, abs=0.05)
+    assert only.answer_tokens.mean == pytest.approx((54 * 60 + 6 * 250) / 60, abs=0.05)
     table = WorkloadTable.model_validate(tomllib.loads(to_toml(learned.shape)))
     assert shape_of("x", table).classes == learned.shape.classes
 
@@ -184,11 +184,6 @@ def test_the_turn_time_is_the_mean_of_the_classes_by_weight() -> None:
 
 def test_weights_need_not_add_up_to_one() -> None:
     assert Workload((SHORT, LONG)).shares == (0.75, 0.25)
-
-
-def test_a_time_that_is_missing_is_no_turn_time() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        Workload((SHORT, LONG)).turn_time_s([2.0])
 
 
 def test_the_deepest_class_is_the_one_that_uses_most_context() -> None:
