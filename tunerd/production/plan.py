@@ -25,7 +25,7 @@ from tunerd.engine.builds import (
     read_facts,
     refusal,
 )
-from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine
+from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine, by_hand
 from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
@@ -283,9 +283,6 @@ def user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine)
     )
 
 
-_BY_HAND = ("n_gpu_layers", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor")
-
-
 def memory_of_plan(
     ctx: Context,
     chosen: Choice,
@@ -298,13 +295,12 @@ def memory_of_plan(
     draft = draft_facts(ctx, resolved, chosen.command)
     settings = settings_of(resolved, chosen.engine, draft, host, has_gpu=has_gpu)
     memory = resolved.profile.memory
-    by_hand = memory.fit is False or any(getattr(memory, key) is not None for key in _BY_HAND)
     calculated = estimate(facts, settings)
     judged = judge_memory(
         replace(calculated, parts=corrected(calculated.parts, correction)),
         _free(ctx, host, chosen.devices),
         has_gpu=has_gpu,
-        fit_mib=None if by_hand else memory.fit_mib,
+        fit_mib=None if memory.fit is False or by_hand(resolved) else memory.fit_mib,
     )
     if correction is None:
         return judged
