@@ -43,27 +43,21 @@ class User:
     home: str | None = None
 
     @classmethod
-    def named(cls, name: str, *, group: str | None = None) -> User:
-        """The account of this name or number; `group` takes the place of its own first group.
+    def named(cls, name: str) -> User:
+        """The account of this name or number.
 
         Raises:
-            HostError: There is no such account or group.
+            HostError: There is no such account.
         """
         try:
             entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
-            gid = entry.pw_gid if group is None else _gid(group)
         except KeyError as error:
-            wanted = name if group is None else f"{name}, group {group}"
             raise HostError(
-                f"no such account: {wanted}",
+                f"no such account: {name}",
                 hint=f"`getent passwd {name}` prints nothing where it is missing",
             ) from error
-        groups = tuple(os.getgrouplist(entry.pw_name, gid))
-        return cls(entry.pw_uid, gid, groups, entry.pw_name, entry.pw_dir)
-
-
-def _gid(group: str) -> int:
-    return int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+        groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+        return cls(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, entry.pw_dir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,13 +352,13 @@ class Child:
         if self._exit is None:
             os.kill(self.pid, number)
 
-    def log_tail(self, max_bytes: int = _LOG_TAIL_BYTES) -> str:
+    def log_tail(self) -> str:
         """The end of what it printed, undecodable bytes replaced; empty if it has a log of its own."""
         if self._log is None:
             return ""
         descriptor = self._log.fileno()
         size = os.fstat(descriptor).st_size
-        data = os.pread(descriptor, max_bytes, max(0, size - max_bytes))
+        data = os.pread(descriptor, _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
         return data.decode("utf-8", errors="replace")
 
 

@@ -65,10 +65,7 @@ def _planned(ctx: Context, made: Plan) -> tuple[Server, tuple[Message, ...]]:
             state="nothing was written",
             hint=wrong[0].hint or f"`tunerd plan {made.resolved.name} --explain`",
         )
-    unit = read_live(
-        unit=ctx.unit, path=None, text=made.unit_text, drop_ins=(), file_environment={},
-        specifiers=specifiers_of(ctx, ctx.unit),
-    )  # fmt: skip
+    unit = read_live(unit=ctx.unit, text=made.unit_text, specifiers=specifiers_of(ctx, ctx.unit))
     unit = replace(unit, argv=made.command.argv)
     server = _server(
         ctx, unit, f"profile {made.resolved.name}", made.resolved.name,

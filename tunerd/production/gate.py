@@ -270,10 +270,8 @@ def started(ctx: Context, unit: str, start: Callable[[str], None]) -> NotServing
     """
     try:
         start(unit)
-    except JobCanceled:
-        raise
     except ServiceError as problem:
-        if not ctx.services.state(unit).has_failed:
+        if isinstance(problem, JobCanceled) or not ctx.services.state(unit).has_failed:
             raise
         return _not_serving(ctx, unit, Lost(None, problem.message))
     return None

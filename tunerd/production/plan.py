@@ -76,13 +76,7 @@ from tunerd.records import plain
 from tunerd.result import ActionResult, Level, Message, error, note, warning
 from tunerd.units.live import LiveUnit, Serving
 from tunerd.units.systemd import lingers
-from tunerd.units.text import (
-    UnitSpec,
-    environment_of,
-    parse_unit,
-    render_unit,
-    unified_diff,
-)
+from tunerd.units.text import UnitSpec, environment_of, parse_unit, render_unit, unified_diff
 from tunerd.words import Family, MiB, Mode, sha256
 
 
@@ -670,12 +664,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_values(resolved, host),
         *check_proofs(resolved, engine),
         *environment_conflicts(resolved.profile.environment),
-        *check_live(
-            after,
-            live,
-            before,
-            lost=lost_lines(live, unit_text, command.argv),
-        ),
+        *check_live(after, live, before, lost=lost_lines(live, unit_text, command.argv)),
         *check_user(user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
         *check_arguments(ctx, engine, command),
         *check_port(ctx, after),

@@ -38,15 +38,8 @@ def detect(ctx: Context) -> ActionResult:
     fitting = fitting_profiles(ctx, host)
     linger = lingers(ctx.environment) if ctx.mode is Mode.USER else None
     payload = {
+        **asdict(host),
         "gpus": None if host.gpus is None else [_gpu_json(gpu) for gpu in host.gpus],
-        "gpu_problem": host.gpu_problem,
-        "driver_version": host.driver_version,
-        "cuda_version": host.cuda_version,
-        "cpu": asdict(host.cpu),
-        "memory": asdict(host.memory),
-        "kernel": host.kernel,
-        "hostname": host.hostname,
-        "in_container": host.in_container,
         "mode": str(ctx.mode),
         "lingers": linger,
         "engines": [engine_json(engine) for engine in engines],

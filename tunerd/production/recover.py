@@ -9,12 +9,7 @@ from typing import Protocol, TypeVar
 
 from tunerd.app import Context
 from tunerd.engine.health import FailureKind
-from tunerd.engine.serving import (
-    check_manager,
-    drop_ins_in_force,
-    refuse_masked,
-    standing_text,
-)
+from tunerd.engine.serving import check_manager, drop_ins_in_force, refuse_masked, standing_text
 from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
@@ -169,7 +164,6 @@ class Shown(Protocol):
     @property
     def diff(self) -> str:
         """The difference between the units."""
-        ...
 
 
 T = TypeVar("T", bound=Shown)

@@ -10,12 +10,7 @@ from pathlib import Path
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, FailureKind
 from tunerd.engine.probe import changed_files, kept_folder
-from tunerd.engine.serving import (
-    address_of,
-    read_live_unit,
-    specifiers_of,
-    standing_text,
-)
+from tunerd.engine.serving import address_of, read_live_unit, specifiers_of, standing_text
 from tunerd.errors import DeployError, HostError, UsageError
 from tunerd.production.journal import backups
 from tunerd.production.recover import changing
@@ -297,8 +292,6 @@ def _as_unit(ctx: Context, text: bytes) -> LiveUnit:
         unit=ctx.unit,
         path=ctx.unit_path,
         text=text.decode("utf-8", "surrogateescape"),
-        drop_ins=[],
-        file_environment={},
         specifiers=specifiers_of(ctx, ctx.unit),
     )
 

@@ -115,17 +115,17 @@ def environment_paths(
 def read_live(
     *,
     unit: str,
-    path: Path | None,
+    path: Path | None = None,
     text: str | None,
-    drop_ins: Sequence[tuple[Path, str]],
-    file_environment: Mapping[str, str],
+    drop_ins: Sequence[tuple[Path, str]] = (),
+    file_environment: Mapping[str, str] | None = None,
     specifiers: Mapping[str, str],
 ) -> LiveUnit:
     """The meaning of a unit's text.
 
     Args:
         unit: Its name.
-        path: Where the text was read; None with `text` None where there is no unit.
+        path: Where the text was read; None where there is no unit, or only a text.
         text: Content of the unit file.
         drop_ins: Path and content of each, in the order in which systemd applies them.
         file_environment: What its environment files set together.
@@ -136,7 +136,8 @@ def read_live(
         return LiveUnit(unit, None, None, names, is_ours=False, program=None, argv=None)
     own = parse_unit(text)
     merged, drop_in_exec = _merge(text, drop_ins)
-    environment = {**environment_of(merged, specifiers), **file_environment}
+    of_files = dict(file_environment or {})
+    environment = environment_of(merged, specifiers) | of_files
     program: str | None = None
     argv: tuple[str, ...] | None = None
     problem: str | None = None
@@ -163,7 +164,7 @@ def read_live(
         credential=_credential(merged),
         own_environment=environment_of(own, specifiers),
         own_environment_files=environment_files_of(own, specifiers),
-        file_environment=dict(file_environment),
+        file_environment=of_files,
         drop_in_exec=drop_in_exec,
         problem=problem,
     )
