@@ -182,18 +182,14 @@ class Setting:
 
 def run(
     argv: Sequence[str],
+    setting: Setting | None = None,
     *,
     timeout_s: float,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    user: User | None = None,
-    limits: Limits | None = None,
     max_output_bytes: int = _MAX_OUTPUT_BYTES,
-    keeps_together: bool = False,
 ) -> Completed:
     """Run a program to its end.
 
-    When it ended, or `timeout_s` have passed, everything that is left in its session is killed; with
+    When it ended, or `timeout_s` have passed, everything that is left in its session is killed; where it
     `keeps_together` also what it started and what left its session.
 
     Raises:
@@ -201,7 +197,7 @@ def run(
     """
     clock = SystemClock()
     began_s = clock.monotonic_s()
-    setting = Setting(env, cwd, user, limits, keeps_together=keeps_together)
+    setting = setting or Setting()
     process = _spawn(argv, setting, subprocess.PIPE, subprocess.PIPE, argv[0])
     outputs = [_Output(pipe, max_output_bytes) for pipe in (process.stdout, process.stderr) if pipe]
     is_complete = False
@@ -210,7 +206,7 @@ def run(
         drained_s = clock.monotonic_s() + (0.0 if timed_out else _DRAIN_S)
         is_complete = all(one.ends_by(drained_s - clock.monotonic_s()) for one in outputs)
     finally:
-        if keeps_together:
+        if setting.keeps_together:
             _end_together(process.pid)
         # The scan for stragglers is for a program that left some: they hold its output open.
         (_kill_group if is_complete else _kill_session)(process.pid)

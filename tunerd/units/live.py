@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,12 +104,12 @@ class LiveUnit:
         return serving_of(self.arguments, self.environment)
 
 
-def environment_paths(
-    text: str, drop_ins: Sequence[tuple[Path, str]], specifiers: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Files that the unit reads its environment from."""
-    merged, _ = _merge(text, drop_ins)
-    return environment_files_of(merged, specifiers)
+def with_drop_ins(text: str, drop_ins: Iterable[str]) -> UnitFile:
+    """A unit's text with those of its drop-ins, in the order in which systemd applies them."""
+    unit = parse_unit(text)
+    for drop_in in drop_ins:
+        unit = unit.with_drop_in(parse_unit(drop_in))
+    return unit
 
 
 def read_live(
@@ -135,7 +135,7 @@ def read_live(
     if text is None:
         return LiveUnit(unit, None, None, names, is_ours=False, program=None, argv=None)
     own = parse_unit(text)
-    merged, drop_in_exec = _merge(text, drop_ins)
+    merged = with_drop_ins(text, (drop_in for _, drop_in in drop_ins))
     of_files = dict(file_environment or {})
     environment = environment_of(merged, specifiers) | of_files
     program: str | None = None
@@ -165,7 +165,7 @@ def read_live(
         own_environment=environment_of(own, specifiers),
         own_environment_files=environment_files_of(own, specifiers),
         file_environment=of_files,
-        drop_in_exec=drop_in_exec,
+        drop_in_exec=tuple(path for path, drop_in in drop_ins if _sets_command(drop_in)),
         problem=problem,
     )
 
@@ -206,13 +206,6 @@ def _credential(unit: UnitFile) -> str | None:
     return None
 
 
-def _merge(text: str, drop_ins: Sequence[tuple[Path, str]]) -> tuple[UnitFile, tuple[Path, ...]]:
-    merged = parse_unit(text)
-    replacing: list[Path] = []
-    for path, drop_in_text in drop_ins:
-        drop_in = parse_unit(drop_in_text)
-        names = {f"{d.section}.{d.name}" for d in drop_in.directives}
-        if "Service.ExecStart" in names:
-            replacing.append(path)
-        merged = merged.with_drop_in(drop_in)
-    return merged, tuple(replacing)
+def _sets_command(drop_in: str) -> bool:
+    names = {(one.section, one.name) for one in parse_unit(drop_in).directives}
+    return ("Service", "ExecStart") in names

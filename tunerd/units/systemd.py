@@ -23,7 +23,7 @@ from tunerd.machine.clock import SystemClock, polls
 from tunerd.machine.files import Files, sync_folder
 from tunerd.machine.net import TABLES, table_pattern
 from tunerd.machine.proc import process_name
-from tunerd.machine.process import MINIMAL_ENVIRONMENT, Completed, run
+from tunerd.machine.process import MINIMAL_ENVIRONMENT, Completed, Setting, run
 from tunerd.paths import Paths
 from tunerd.units.manager import (
     PORT_LIMIT_S,
@@ -533,12 +533,8 @@ class Systemd:
     ) -> Completed:
         argv = [program, *self._scope, *words]
         try:
-            return run(
-                argv,
-                timeout_s=timeout_s,
-                env=self._environment,
-                max_output_bytes=max_output_bytes,
-            )
+            setting = Setting(self._environment)
+            return run(argv, setting, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
         except HostError as error:
             raise ServiceError(error.message, cause=error.cause, hint=error.hint) from error
 

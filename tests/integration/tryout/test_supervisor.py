@@ -34,7 +34,7 @@ from tests.support.supervised import (
 )
 from tunerd.errors import Busy, NoSupervisor, ServiceError
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.process import User, run
+from tunerd.machine.process import Setting, User, run
 from tunerd.paths import Paths
 from tunerd.tryout.local import Local, paths_to_json
 from tunerd.tryout.local_service import EXIT_EXEC
@@ -320,7 +320,7 @@ def test_another_account_gets_no_answer_even_if_it_reaches_the_socket(
     )
     argv = [PYTHON, "-c", code, str(paths.runtime_dir / "supervise.sock")]
 
-    stranger = run(argv, timeout_s=20, user=User.named("nobody"))
+    stranger = run(argv, Setting(user=User.named("nobody")), timeout_s=20)
     friend = run(argv, timeout_s=20)
 
     assert '"ok"' not in stranger.stdout
