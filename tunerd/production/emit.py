@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -267,11 +267,8 @@ def fits(ctx: Context, requests: Sequence[PlanRequest], *, budget_mib: MiB | Non
     """
     found = together([make_plan(ctx, one) for one in requests], budget_mib)
     payload: dict[str, Any] = {
-        "device": found.device,
+        **asdict(found),
         "needs": [{"profile": name, "mib": need} for name, need in found.needs],
-        "margin_mib": found.margin_mib,
-        "budget_mib": found.budget_mib,
-        "held_mib": found.held_mib,
         "left_mib": found.left_mib,
         "fits": found.fits,
     }

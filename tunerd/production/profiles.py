@@ -278,15 +278,13 @@ def new_profile(
     path = ctx.paths.site_profiles / f"{name}.toml"
     if path.exists() and not force:
         raise UsageError(f"profile exists already: `{path}`", hint="--force overwrites it")
-    messages: tuple[Message, ...]
+    unplaced: list[dict[str, Any]] = []
     if from_unit is not None:
         data, messages, unplaced = _from_unit(ctx, from_unit)
     elif from_ollama is not None:
         data, messages = _from_ollama(ctx, from_ollama)
-        unplaced = []
     else:
         data, messages = _from_model(ctx, Path(model or "").expanduser())
-        unplaced = []
     problems = check_file(str(path), data)
     if problems:
         raise config_error(name, problems)

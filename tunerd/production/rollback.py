@@ -161,9 +161,8 @@ def find_target(ctx: Context, to: str | None) -> Target:
     live = read_live_unit(ctx)
     made_by = _makers(ctx).get(sha256(text) or "")
     messages = tuple(_check(ctx, name, text, live, made_by))
-    old = live.text
     new = text.decode("utf-8", "replace") if text is not None else None
-    return Target(name, text, made_by, was, unified_diff(old, new, ctx.unit), messages)
+    return Target(name, text, made_by, was, unified_diff(live.text, new, ctx.unit), messages)
 
 
 def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None, Generation | None]:
@@ -306,7 +305,6 @@ def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapR
         unit_sha256=sha256(target.text),
         from_generation=made_by.number or None,
         host={},
-        requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
     )
     alias = None if old is None else old.serving.alias
     return SwapRequest(
