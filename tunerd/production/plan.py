@@ -41,13 +41,7 @@ from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import real_path
 from tunerd.machine.host import process_facts, read_host
-from tunerd.machine.net import (
-    is_listened_on,
-    listening_pid,
-    n_connections,
-    other_listeners,
-    own_host,
-)
+from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens
 from tunerd.machine.proc import process_name
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
 from tunerd.model.facts import ModelFacts
@@ -104,14 +98,12 @@ def check_port(ctx: Context, after: Serving) -> list[Message]:
     state = ctx.services.state(ctx.unit)
     own = state.main_pid
     where = after.host or "127.0.0.1"
-    listener = listening_pid(after.port, where, likely=own)
-    if own is not None and listener == own:
-        listener = next(iter(other_listeners(after.port, where, own)), None)
-    elif listener is None and is_listened_on(after.port, where):
+    listener = who_listens(after.port, where, own)
+    if listener is None and is_listened_on(after.port, where):
         if state.is_active and own is not None and _is_its_own(own, after.port):
             return []
         return [_taken("somebody whose processes cannot be seen from here", after.port)]
-    if listener is None or listener in measuring_pids(ctx):
+    if listener in {None, own} or listener in measuring_pids(ctx):
         return []
     return [_taken(f"{process_name(listener) or 'a process'} (process {listener})", after.port)]
 
