@@ -22,13 +22,14 @@ from tunerd.machine.net import (
     n_connections,
     table_pattern,
     tcp_sockets,
+    who_listens,
 )
 from tunerd.machine.process import Child, run, start
 
 LISTEN = (
     "import socket, sys, time; s = socket.socket();"
     "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1);"
-    "s.bind((sys.argv[1], 0)); s.listen();"
+    "s.bind((sys.argv[1], int(*sys.argv[2:]))); s.listen();"
     "print(s.getsockname()[1], flush=True); time.sleep(60)"
 )
 
@@ -51,6 +52,18 @@ def test_the_listener_is_found(other: tuple[Child, int]) -> None:
     with start([sys.executable, "-c", LISTEN, "127.0.0.1"]) as stranger:
         assert listening_pid(port, likely=stranger.pid) == child.pid
     assert listening_ports(child.pid) == frozenset({port})
+
+
+def test_a_stranger_who_shares_the_port_of_a_server_is_told_before_it(
+    other: tuple[Child, int],
+) -> None:
+    child, port = other
+    with start([sys.executable, "-c", LISTEN, "127.0.0.1", str(port)]) as stranger:
+        while not stranger.log_tail():
+            time.sleep(0.01)
+        assert who_listens(port, "127.0.0.1", child.pid) == stranger.pid
+        assert who_listens(port, "127.0.0.1", stranger.pid) == child.pid
+    assert who_listens(port, "127.0.0.1", child.pid) == child.pid
 
 
 def test_a_process_that_listens_on_nothing_has_the_ports_of_what_it_started() -> None:
