@@ -14,9 +14,9 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tests.fault.fuse import Fuse, fused_services
 from tests.support.fake_gpu import FakeGpuReader
@@ -33,7 +33,9 @@ from tunerd.engine.health import Expectation
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import Files, Look, sync_folder
 from tunerd.machine.net import free_port
+from tunerd.machine.proc import boot_id
 from tunerd.paths import Paths
+from tunerd.production.journal import SwapRecord
 from tunerd.production.recover import recover
 from tunerd.production.status import find_drift, verify
 from tunerd.production.swap import SwapRequest
@@ -330,6 +332,16 @@ def a_world(folder: Path) -> Iterator[World]:
 def _crash(invocation: Invocation) -> Life:
     del invocation
     return Life(prints=("error: it fell over",), ends_after_s=0.5, ending=Ending(code=1))
+
+
+def a_record(**changes: Any) -> SwapRecord:
+    """The intent record of a swap that was cut short in this boot."""
+    record = SwapRecord(
+        unit=UNIT, unit_path=f"/etc/systemd/system/{UNIT}", generation=1, reason="apply",
+        old_sha256="0" * 64, new_sha256="1" * 64, backup=f"{UNIT}.pre-x", boot_id=boot_id() or "unknown",
+        started_s=1.0, was_active=True, was_healthy=True, was_enabled=True, old_invocation=None,
+    )  # fmt: skip
+    return replace(record, **changes)
 
 
 def a_generation(*, reason: str, unit_sha256: str | None) -> Generation:

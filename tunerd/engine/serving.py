@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from tunerd.app import Context
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import DeployError, HostError, ServiceError
 from tunerd.machine.net import listening_ports
-from tunerd.units.live import LiveUnit, Serving, environment_paths, read_live
+from tunerd.units.live import LiveUnit, Serving, read_live, with_drop_ins
 from tunerd.units.manager import UnitState
-from tunerd.units.text import parse_environment_file
+from tunerd.units.text import UnitFile, environment_files_of, parse_environment_file
 from tunerd.words import Mode
 
 
@@ -31,11 +32,10 @@ def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
     text = None if state.load_state == "masked" else _text(ctx, path)
     drop_ins = [(drop_in, _text(ctx, drop_in) or "") for drop_in in state.drop_ins]
     specifiers = specifiers_of(ctx, unit)
-    file_environment: dict[str, str] = {}
+    file_environment = {}
     if text is not None:
-        for name in environment_paths(text, drop_ins, specifiers):
-            content = _text(ctx, Path(name))
-            file_environment.update(parse_environment_file(content or ""))
+        merged = with_drop_ins(text, (drop_in for _, drop_in in drop_ins))
+        file_environment = file_environment_of(ctx, merged, specifiers)
     live = read_live(
         unit=unit,
         path=path,
@@ -48,6 +48,18 @@ def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
     link_to = own.readlink() if own is not None and own.is_symlink() else None
     is_packaged = unit == ctx.unit and path is not None and not os.path.lexists(ctx.unit_path)
     return replace(live, link_to=link_to, shadowed_by=ctx.unit_path if is_packaged else None)
+
+
+def file_environment_of(
+    ctx: Context, unit: UnitFile, specifiers: Mapping[str, str]
+) -> dict[str, str]:
+    """What a unit's environment files set together.
+
+    Raises:
+        HostError: one of them cannot be read.
+    """
+    texts = (_text(ctx, Path(name)) or "" for name in environment_files_of(unit, specifiers))
+    return {name: value for text in texts for name, value in parse_environment_file(text).items()}
 
 
 def standing_text(ctx: Context) -> bytes | None:

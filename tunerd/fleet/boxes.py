@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from tunerd.app import Context
 from tunerd.errors import HostError, UsageError
 from tunerd.fleet.steps import Envelope, name_of_hosts
-from tunerd.machine.process import Completed, run
+from tunerd.machine.process import Completed, Setting, run
 from tunerd.result import SCHEMA, error_from_json
 from tunerd.settings import BOX_PATTERN
 
@@ -87,7 +87,7 @@ def _of_ansible(ctx: Context, inventory: Path) -> tuple[str, ...]:
     words = ("ansible-inventory", "--list", f"--inventory={inventory.absolute()}")
     # Otherwise an inventory that it cannot read is an empty one.
     env = {**ctx.environment, "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true"}
-    done = run(words, timeout_s=_INVENTORY_LIMIT_S, env=env)
+    done = run(words, Setting(env), timeout_s=_INVENTORY_LIMIT_S)
     try:
         if not done.is_ok:
             raise ValueError(_last_of(done.stderr) or "it does not end")  # noqa: TRY301
@@ -114,7 +114,7 @@ def ask(ctx: Context, box: str, words: Sequence[str], kind: type[E], *, limit_s:
         TunerdError: the box's own error, as what it was there.
     """
     command = shlex.join([*ctx.settings.fleet.command, *words])
-    done = run([*_SSH, "--", box, command], timeout_s=limit_s, env=ctx.environment)
+    done = run([*_SSH, "--", box, command], Setting(ctx.environment), timeout_s=limit_s)
     if done.timed_out:
         raise _away(box, f"it gave no answer within {limit_s:.0f} s, and ssh was ended")
     try:

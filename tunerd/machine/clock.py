@@ -53,15 +53,12 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Wall-clock seconds since the epoch."""
-        ...
 
     def monotonic_s(self) -> float:
         """Seconds that never go back, from an arbitrary start."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Return when `seconds` have passed."""
-        ...
 
 
 def polls(clock: Clock, limit_s: float, *, every_s: float) -> Iterator[float]:

@@ -188,4 +188,3 @@ class GpuReader(Protocol):
 
     def read(self) -> GpuReading:
         """One reading; never raises."""
-        ...

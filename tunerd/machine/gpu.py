@@ -234,7 +234,7 @@ class NvmlReader:
 _SAME_W = 1.0
 
 
-def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None) -> float:
+def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None) -> None:
     """Let a GPU draw so much [W]; root alone may.
 
     Args:
@@ -242,33 +242,31 @@ def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None
         watts: The limit, within what the card allows.
         in_place_of: Only where this is the limit now; None for any [W].
 
-    Returns:
-        The limit that holds then.
-
     Raises:
         HostError: the driver refuses, or says another limit afterwards; then it has the one before again.
     """
     try:
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        before_w = now_w = float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
-        is_wanted = in_place_of is None or abs(now_w - in_place_of) < _SAME_W
-        if is_wanted and round(now_w * 1000) != round(watts * 1000):
-            pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(watts * 1000))
-            now_w = float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
-        if is_wanted and abs(now_w - watts) >= _SAME_W:
-            # Whoever restores would take it for one that somebody set since.
-            pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(before_w * 1000))
+        before_mw, wanted_mw = pynvml.nvmlDeviceGetPowerManagementLimit(handle), round(watts * 1000)
+        if before_mw == wanted_mw:
+            return
+        if in_place_of is not None and abs(before_mw / 1000 - in_place_of) >= _SAME_W:
+            return
+        pynvml.nvmlDeviceSetPowerManagementLimit(handle, wanted_mw)
+        now_w = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+        is_set = abs(now_w - watts) < _SAME_W
+        if not is_set:  # whoever restores would take it for one that somebody set since
+            pynvml.nvmlDeviceSetPowerManagementLimit(handle, before_mw)
     except pynvml.NVMLError as error:
         raise HostError(
             f"the power limit of {uuid} cannot be set to {watts:g} W", cause=_words(error)
         ) from error
-    if is_wanted and abs(now_w - watts) >= _SAME_W:
+    if not is_set:
         raise HostError(
             f"the power limit of {uuid} is not {watts:g} W after it was set",
             cause=f"it is {now_w:g} W",
         )
-    return now_w
 
 
 def _words(error: pynvml.NVMLError) -> str:

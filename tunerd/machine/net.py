@@ -110,6 +110,12 @@ def other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
     return tuple(pid for pid in _owners(inodes) if not descends_from(pid, own))
 
 
+def who_listens(port: int, host: str, own: int | None) -> int | None:
+    """The process that answers there; somebody else's where it shares the port with `own`."""
+    others = () if own is None else other_listeners(port, host, own)
+    return next(iter(others), None) or listening_pid(port, host, likely=own)
+
+
 def table_pattern(host: str, port: int) -> str:
     """An extended regular expression for lines of `TABLES` that take this address from a listener.
 

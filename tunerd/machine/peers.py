@@ -184,10 +184,11 @@ def inherited_sockets(environment: Mapping[str, str]) -> tuple[socket.socket, ..
     return tuple(found)
 
 
-def unix_socket(path: Path, *, group: int | None) -> socket.socket:
+def unix_socket(path: Path, *, group: int | None, short_name: str | None = None) -> socket.socket:
     """A listening socket of our own, open to its owner, and to a group if one is given.
 
-    What a dead process left at the path is taken away; anything else is left alone.
+    What a dead process left at the path is taken away; anything else is left alone. `short_name` leads
+    there too, where the path may be longer than the kernel takes.
 
     Raises:
         HostError: something else is there, somebody listens there, or it cannot be made.
@@ -195,10 +196,10 @@ def unix_socket(path: Path, *, group: int | None) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _clear(path)
+        _clear(path, short_name or str(path))
         before = os.umask(0o177)
         try:
-            made.bind(str(path))
+            made.bind(short_name or str(path))
         finally:
             os.umask(before)
         if group is not None:
@@ -241,7 +242,7 @@ def say_not_served(problem: TunerdError) -> None:
     log.error("api.not_served", message=problem.message, cause=problem.cause, hint=problem.hint)
 
 
-def _clear(path: Path) -> None:
+def _clear(path: Path, name: str) -> None:
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -251,7 +252,7 @@ def _clear(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_S)
         try:
-            probe.connect(str(path))
+            probe.connect(name)
         except ConnectionRefusedError:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()

@@ -43,27 +43,21 @@ class User:
     home: str | None = None
 
     @classmethod
-    def named(cls, name: str, *, group: str | None = None) -> User:
-        """The account of this name or number; `group` takes the place of its own first group.
+    def named(cls, name: str) -> User:
+        """The account of this name or number.
 
         Raises:
-            HostError: There is no such account or group.
+            HostError: There is no such account.
         """
         try:
             entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
-            gid = entry.pw_gid if group is None else _gid(group)
         except KeyError as error:
-            wanted = name if group is None else f"{name}, group {group}"
             raise HostError(
-                f"no such account: {wanted}",
+                f"no such account: {name}",
                 hint=f"`getent passwd {name}` prints nothing where it is missing",
             ) from error
-        groups = tuple(os.getgrouplist(entry.pw_name, gid))
-        return cls(entry.pw_uid, gid, groups, entry.pw_name, entry.pw_dir)
-
-
-def _gid(group: str) -> int:
-    return int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+        groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+        return cls(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, entry.pw_dir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +182,14 @@ class Setting:
 
 def run(
     argv: Sequence[str],
+    setting: Setting | None = None,
     *,
     timeout_s: float,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    user: User | None = None,
-    limits: Limits | None = None,
     max_output_bytes: int = _MAX_OUTPUT_BYTES,
-    keeps_together: bool = False,
 ) -> Completed:
     """Run a program to its end.
 
-    When it ended, or `timeout_s` have passed, everything that is left in its session is killed; with
+    When it ended, or `timeout_s` have passed, everything that is left in its session is killed; where it
     `keeps_together` also what it started and what left its session.
 
     Raises:
@@ -207,7 +197,7 @@ def run(
     """
     clock = SystemClock()
     began_s = clock.monotonic_s()
-    setting = Setting(env, cwd, user, limits, keeps_together=keeps_together)
+    setting = setting or Setting()
     process = _spawn(argv, setting, subprocess.PIPE, subprocess.PIPE, argv[0])
     outputs = [_Output(pipe, max_output_bytes) for pipe in (process.stdout, process.stderr) if pipe]
     is_complete = False
@@ -216,7 +206,7 @@ def run(
         drained_s = clock.monotonic_s() + (0.0 if timed_out else _DRAIN_S)
         is_complete = all(one.ends_by(drained_s - clock.monotonic_s()) for one in outputs)
     finally:
-        if keeps_together:
+        if setting.keeps_together:
             _end_together(process.pid)
         # The scan for stragglers is for a program that left some: they hold its output open.
         (_kill_group if is_complete else _kill_session)(process.pid)
@@ -358,13 +348,13 @@ class Child:
         if self._exit is None:
             os.kill(self.pid, number)
 
-    def log_tail(self, max_bytes: int = _LOG_TAIL_BYTES) -> str:
+    def log_tail(self) -> str:
         """The end of what it printed, undecodable bytes replaced; empty if it has a log of its own."""
         if self._log is None:
             return ""
         descriptor = self._log.fileno()
         size = os.fstat(descriptor).st_size
-        data = os.pread(descriptor, max_bytes, max(0, size - max_bytes))
+        data = os.pread(descriptor, _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
         return data.decode("utf-8", errors="replace")
 
 

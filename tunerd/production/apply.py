@@ -166,7 +166,6 @@ def _generation(
             "kernel": made.host.kernel,
             "drop_ins": [str(path) for path in made.live.drop_ins],
         },
-        requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
         with_tuned=request.with_tuned,
     )
 

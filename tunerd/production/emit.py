@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,7 @@ def _planned(ctx: Context, made: Plan) -> tuple[Server, tuple[Message, ...]]:
             state="nothing was written",
             hint=wrong[0].hint or f"`tunerd plan {made.resolved.name} --explain`",
         )
-    unit = read_live(
-        unit=ctx.unit, path=None, text=made.unit_text, drop_ins=(), file_environment={},
-        specifiers=specifiers_of(ctx, ctx.unit),
-    )  # fmt: skip
+    unit = read_live(unit=ctx.unit, text=made.unit_text, specifiers=specifiers_of(ctx, ctx.unit))
     unit = replace(unit, argv=made.command.argv)
     server = _server(
         ctx, unit, f"profile {made.resolved.name}", made.resolved.name,
@@ -268,11 +265,8 @@ def fits(ctx: Context, requests: Sequence[PlanRequest], *, budget_mib: MiB | Non
     """
     found = together([make_plan(ctx, one) for one in requests], budget_mib)
     payload: dict[str, Any] = {
-        "device": found.device,
+        **asdict(found),
         "needs": [{"profile": name, "mib": need} for name, need in found.needs],
-        "margin_mib": found.margin_mib,
-        "budget_mib": found.budget_mib,
-        "held_mib": found.held_mib,
         "left_mib": found.left_mib,
         "fits": found.fits,
     }

@@ -31,14 +31,7 @@ from tunerd.engine.serving import address_now, address_of, read_live_unit, serve
 from tunerd.errors import JobCanceled, ServiceError, TunerdError
 from tunerd.machine.clock import polls
 from tunerd.machine.host import process_facts
-from tunerd.machine.net import (
-    can_bind,
-    is_in_use,
-    is_listened_on,
-    listening_pid,
-    listening_ports,
-    other_listeners,
-)
+from tunerd.machine.net import can_bind, is_in_use, is_listened_on, listening_ports, who_listens
 from tunerd.result import Progress
 from tunerd.units.manager import PORT_LIMIT_S, UnitState
 
@@ -196,7 +189,7 @@ class _Start:
         listener = None
         # Not at each look: the kernel's table takes long to read.
         if address is not None and http in {HttpState.READY, HttpState.WRONG}:
-            listener = _who_listens(address, state.main_pid)
+            listener = who_listens(address.port, address.host, state.main_pid)
         facts = process_facts(state.main_pid) if state.main_pid is not None else None
         vram_mib = _vram_used(ctx, state.main_pid)
         loaded_mib = () if facts is None else (facts.rss_mib, (facts.read_bytes or 0) >> 20)
@@ -245,15 +238,6 @@ class _Start:
         self.ctx.report(replace(self.begun, text=text, step=None if step is None else step + 1))
 
 
-def _who_listens(address: Address, own: int | None) -> int | None:
-    """The process that answers there; somebody else's where it shares the port with the unit's."""
-    if own is not None:
-        others = other_listeners(address.port, address.host, own)
-        if others:
-            return others[0]
-    return listening_pid(address.port, address.host, likely=own)
-
-
 def _vram_used(ctx: Context, pid: int | None) -> int | None:
     gpus = ctx.gpu.read().gpus
     if pid is None or not gpus:
@@ -270,10 +254,8 @@ def started(ctx: Context, unit: str, start: Callable[[str], None]) -> NotServing
     """
     try:
         start(unit)
-    except JobCanceled:
-        raise
     except ServiceError as problem:
-        if not ctx.services.state(unit).has_failed:
+        if isinstance(problem, JobCanceled) or not ctx.services.state(unit).has_failed:
             raise
         return _not_serving(ctx, unit, Lost(None, problem.message))
     return None

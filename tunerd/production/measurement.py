@@ -22,7 +22,6 @@ from tunerd.units.manager import (
     is_candidate,
     lease_of,
     lease_unit,
-    record_from_json,
 )
 from tunerd.words import format_duration
 
@@ -242,8 +241,5 @@ def _units_with_files(ctx: Context) -> set[str]:
 
 def written_record(ctx: Context) -> LeaseRecord | None:
     """The record as it stands, whether its lease does or not; None where there is none to be read."""
-    try:
-        data = ctx.files.read_json(ctx.paths.measurement)
-    except HostError:
-        return None
-    return record_from_json(data)
+    record = ctx.files.recall(LeaseRecord, ctx.paths.measurement)
+    return None if record is None or lease_of(record.unit) is None else record

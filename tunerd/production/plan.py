@@ -25,7 +25,7 @@ from tunerd.engine.builds import (
     read_facts,
     refusal,
 )
-from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine
+from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine, by_hand
 from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
@@ -41,13 +41,7 @@ from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import real_path
 from tunerd.machine.host import process_facts, read_host
-from tunerd.machine.net import (
-    is_listened_on,
-    listening_pid,
-    n_connections,
-    other_listeners,
-    own_host,
-)
+from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens
 from tunerd.machine.proc import process_name
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
 from tunerd.model.facts import ModelFacts
@@ -76,13 +70,7 @@ from tunerd.records import plain
 from tunerd.result import ActionResult, Level, Message, error, note, warning
 from tunerd.units.live import LiveUnit, Serving
 from tunerd.units.systemd import lingers
-from tunerd.units.text import (
-    UnitSpec,
-    environment_of,
-    parse_unit,
-    render_unit,
-    unified_diff,
-)
+from tunerd.units.text import UnitSpec, environment_of, parse_unit, render_unit, unified_diff
 from tunerd.words import Family, MiB, Mode, sha256
 
 
@@ -110,14 +98,12 @@ def check_port(ctx: Context, after: Serving) -> list[Message]:
     state = ctx.services.state(ctx.unit)
     own = state.main_pid
     where = after.host or "127.0.0.1"
-    listener = listening_pid(after.port, where, likely=own)
-    if own is not None and listener == own:
-        listener = next(iter(other_listeners(after.port, where, own)), None)
-    elif listener is None and is_listened_on(after.port, where):
+    listener = who_listens(after.port, where, own)
+    if listener is None and is_listened_on(after.port, where):
         if state.is_active and own is not None and _is_its_own(own, after.port):
             return []
         return [_taken("somebody whose processes cannot be seen from here", after.port)]
-    if listener is None or listener in measuring_pids(ctx):
+    if listener in {None, own} or listener in measuring_pids(ctx):
         return []
     return [_taken(f"{process_name(listener) or 'a process'} (process {listener})", after.port)]
 
@@ -282,9 +268,6 @@ def user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine)
     )
 
 
-_BY_HAND = ("n_gpu_layers", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor")
-
-
 def memory_of_plan(
     ctx: Context,
     chosen: Choice,
@@ -297,13 +280,12 @@ def memory_of_plan(
     draft = draft_facts(ctx, resolved, chosen.command)
     settings = settings_of(resolved, chosen.engine, draft, host, has_gpu=has_gpu)
     memory = resolved.profile.memory
-    by_hand = memory.fit is False or any(getattr(memory, key) is not None for key in _BY_HAND)
     calculated = estimate(facts, settings)
     judged = judge_memory(
         replace(calculated, parts=corrected(calculated.parts, correction)),
         _free(ctx, host, chosen.devices),
         has_gpu=has_gpu,
-        fit_mib=None if by_hand else memory.fit_mib,
+        fit_mib=None if memory.fit is False or by_hand(resolved) else memory.fit_mib,
     )
     if correction is None:
         return judged
@@ -673,12 +655,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_values(resolved, host),
         *check_proofs(resolved, engine),
         *environment_conflicts(resolved.profile.environment),
-        *check_live(
-            after,
-            live,
-            before,
-            lost=lost_lines(live, unit_text, command.argv),
-        ),
+        *check_live(after, live, before, lost=lost_lines(live, unit_text, command.argv)),
         *check_user(user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
         *check_arguments(ctx, engine, command),
         *check_port(ctx, after),

@@ -17,7 +17,7 @@ from tunerd.errors import HostError, ServiceError, TunerdError
 from tunerd.machine.files import Files
 from tunerd.machine.gpu import set_power_limit
 from tunerd.production.own import own_environment
-from tunerd.records import plain, read_or_none
+from tunerd.records import plain
 from tunerd.units.manager import UP, lease_unit, power_unit
 from tunerd.units.text import exec_words, transient_text
 
@@ -83,7 +83,7 @@ def give_back_power(ctx: Context) -> bool:
     """
     if not ctx.paths.power.exists():
         return False
-    record = read_or_none(PowerRecord, _read(ctx.paths.power))
+    record = ctx.files.recall(PowerRecord, ctx.paths.power)
     if record is None:  # nobody but tunerd writes there, and it writes whole files
         ctx.files.remove(ctx.paths.power)
         return False
@@ -140,13 +140,6 @@ def _program(ctx: Context, verb: str) -> list[str]:
     return [sys.executable, "-P", "-m", "tunerd.production.power", verb, str(ctx.paths.power)]
 
 
-def _read(path: Path) -> object:
-    try:
-        return Files().read_json(path)
-    except HostError:
-        return None
-
-
 def main(verb: str, path: Path) -> None:
     """Set the limit of a record, or give the one before back and remove the record.
 
@@ -155,7 +148,7 @@ def main(verb: str, path: Path) -> None:
     Raises:
         HostError: the driver refuses, or the record cannot be removed.
     """
-    record = read_or_none(PowerRecord, _read(path))
+    record = Files().recall(PowerRecord, path)
     if record is None:
         return  # another has given it back
     if verb == "set":

@@ -38,15 +38,8 @@ def detect(ctx: Context) -> ActionResult:
     fitting = fitting_profiles(ctx, host)
     linger = lingers(ctx.environment) if ctx.mode is Mode.USER else None
     payload = {
+        **asdict(host),
         "gpus": None if host.gpus is None else [_gpu_json(gpu) for gpu in host.gpus],
-        "gpu_problem": host.gpu_problem,
-        "driver_version": host.driver_version,
-        "cuda_version": host.cuda_version,
-        "cpu": asdict(host.cpu),
-        "memory": asdict(host.memory),
-        "kernel": host.kernel,
-        "hostname": host.hostname,
-        "in_container": host.in_container,
         "mode": str(ctx.mode),
         "lingers": linger,
         "engines": [engine_json(engine) for engine in engines],
@@ -285,15 +278,13 @@ def new_profile(
     path = ctx.paths.site_profiles / f"{name}.toml"
     if path.exists() and not force:
         raise UsageError(f"profile exists already: `{path}`", hint="--force overwrites it")
-    messages: tuple[Message, ...]
+    unplaced: list[dict[str, Any]] = []
     if from_unit is not None:
         data, messages, unplaced = _from_unit(ctx, from_unit)
     elif from_ollama is not None:
         data, messages = _from_ollama(ctx, from_ollama)
-        unplaced = []
     else:
         data, messages = _from_model(ctx, Path(model or "").expanduser())
-        unplaced = []
     problems = check_file(str(path), data)
     if problems:
         raise config_error(name, problems)

@@ -9,12 +9,7 @@ from typing import Protocol, TypeVar
 
 from tunerd.app import Context
 from tunerd.engine.health import FailureKind
-from tunerd.engine.serving import (
-    check_manager,
-    drop_ins_in_force,
-    refuse_masked,
-    standing_text,
-)
+from tunerd.engine.serving import check_manager, drop_ins_in_force, refuse_masked, standing_text
 from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
@@ -28,6 +23,7 @@ from tunerd.production.journal import (
 )
 from tunerd.production.measurement import clear_dead_measurements, end_measurement
 from tunerd.production.swap import ForeignEditError, go_back
+from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome
 from tunerd.units.text import demand_as_shown
@@ -41,7 +37,7 @@ class Recovered:
     found: Recovery | None
     generation: int | None
     text: str
-    is_serving: bool | None
+    serving: bool | None
 
 
 class Unfinished:
@@ -101,20 +97,14 @@ def recover(ctx: Context) -> ActionResult:
     if cleared:
         messages += (note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}"),)
     messages += loaded
-    payload = {
-        "found": None if done.found is None else str(done.found),
-        "generation": done.generation,
-        "text": done.text,
-        "serving": done.is_serving,
-        "cleared": list(cleared),
-    }
+    payload = {**plain(done), "cleared": list(cleared)}
     has_acted = done.found is not None or bool(cleared)
     return ActionResult("recover", payload, messages, has_acted=has_acted)
 
 
 def _remember(ctx: Context, done: Recovered) -> tuple[Message, ...]:
     """Keep what a load showed of memory, where recovery saw a server serve."""
-    if done.found in {None, Recovery.COMMITTED, Recovery.FOREIGN} or not done.is_serving:
+    if done.found in {None, Recovery.COMMITTED, Recovery.FOREIGN} or not done.serving:
         return ()
     from tunerd.production.plan import remember_live_load
 
@@ -169,7 +159,6 @@ class Shown(Protocol):
     @property
     def diff(self) -> str:
         """The difference between the units."""
-        ...
 
 
 T = TypeVar("T", bound=Shown)
@@ -285,7 +274,7 @@ def _judge(ctx: Context, record: SwapRecord) -> Recovered:
             _see_that_it_starts_at_boot(ctx, record)
             _finish(ctx, record, Outcome.SERVING, None, None)
             text = f"generation {record.generation} serves; its interrupted swap is finished"
-            return Recovered(Recovery.JUDGE, record.generation, text, is_serving=True)
+            return Recovered(Recovery.JUDGE, record.generation, text, serving=True)
     return _undo(ctx, record, Recovery.JUDGE, "it does not serve")
 
 

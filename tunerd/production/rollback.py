@@ -10,12 +10,7 @@ from pathlib import Path
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, FailureKind
 from tunerd.engine.probe import changed_files, kept_folder
-from tunerd.engine.serving import (
-    address_of,
-    read_live_unit,
-    specifiers_of,
-    standing_text,
-)
+from tunerd.engine.serving import address_of, read_live_unit, specifiers_of, standing_text
 from tunerd.errors import DeployError, HostError, UsageError
 from tunerd.production.journal import backups
 from tunerd.production.recover import changing
@@ -166,9 +161,8 @@ def find_target(ctx: Context, to: str | None) -> Target:
     live = read_live_unit(ctx)
     made_by = _makers(ctx).get(sha256(text) or "")
     messages = tuple(_check(ctx, name, text, live, made_by))
-    old = live.text
     new = text.decode("utf-8", "replace") if text is not None else None
-    return Target(name, text, made_by, was, unified_diff(old, new, ctx.unit), messages)
+    return Target(name, text, made_by, was, unified_diff(live.text, new, ctx.unit), messages)
 
 
 def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None, Generation | None]:
@@ -297,8 +291,6 @@ def _as_unit(ctx: Context, text: bytes) -> LiveUnit:
         unit=ctx.unit,
         path=ctx.unit_path,
         text=text.decode("utf-8", "surrogateescape"),
-        drop_ins=[],
-        file_environment={},
         specifiers=specifiers_of(ctx, ctx.unit),
     )
 
@@ -313,7 +305,6 @@ def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapR
         unit_sha256=sha256(target.text),
         from_generation=made_by.number or None,
         host={},
-        requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
     )
     alias = None if old is None else old.serving.alias
     return SwapRequest(

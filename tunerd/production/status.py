@@ -74,10 +74,8 @@ def diff(ctx: Context, one: int, other: int) -> ActionResult:
         _entry(ctx, number)
         content = ctx.generations.unit_text(number)
         texts.append(None if content is None else content.decode("utf-8", "replace"))
-    text = unified_diff(texts[0], texts[1], ctx.unit)
-    text = text.replace("(live)", f"generation {one}", 1).replace(
-        "(planned)", f"generation {other}", 1
-    )
+    names = (f"generation {one}", f"generation {other}")
+    text = unified_diff(texts[0], texts[1], ctx.unit, names=names)
     return ActionResult("history diff", {"from": one, "to": other, "diff": text})
 
 

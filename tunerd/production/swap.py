@@ -76,7 +76,7 @@ class SwapRequest:
 
     `text` is None to remove the unit file (going back to where none stood). `old_sha256` is what
     the plan was made for: another text there now means that somebody changed it meanwhile.
-    `generation` still lacks its number, backup and old state: the swap fills them in.
+    `generation` still lacks its number, backup, old state and who asked: the swap fills them in.
     `starts_packaged` is whether what is left after removing the file shall run.
     """
 
@@ -158,6 +158,7 @@ def _begin(
             replaced_absent=old_text is None,
             was_active=before.is_active,
             was_enabled=before.is_enabled,
+            requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
         )
         ctx.generations.create(generation, request.text, old_text)
         if name is not None:

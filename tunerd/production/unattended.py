@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING
 
 from tunerd.app import Context
 from tunerd.engine.probe import libraries_of, writable_by_others
-from tunerd.engine.serving import specifiers_of, standing_text
+from tunerd.engine.serving import file_environment_of, specifiers_of, standing_text
 from tunerd.errors import ConfigError, DeployError
 from tunerd.machine.process import account
+from tunerd.units.live import with_drop_ins
 from tunerd.units.text import (
     Directive,
     UnitFile,
-    environment_files_of,
     environment_of,
     expand_specifiers,
-    parse_environment_file,
     parse_exec,
-    parse_unit,
 )
 from tunerd.words import Mode
 
@@ -188,16 +186,11 @@ def demand_root_for_plan(ctx: Context, plan: Plan) -> None:
 
 
 def _named(ctx: Context, text: bytes) -> Named:
-    unit = parse_unit(text.decode("utf-8", "surrogateescape"))
-    for path in ctx.services.state(ctx.unit).drop_ins:
-        drop_in = ctx.files.read(path) or b""
-        unit = unit.with_drop_in(parse_unit(drop_in.decode("utf-8", "surrogateescape")))
+    drop_ins = (ctx.files.read(path) or b"" for path in ctx.services.state(ctx.unit).drop_ins)
+    own, *others = (one.decode("utf-8", "surrogateescape") for one in (text, *drop_ins))
+    unit = with_drop_ins(own, others)
     specifiers = specifiers_of(ctx, ctx.unit)
-    environment: dict[str, str] = {}
-    for file in environment_files_of(unit, specifiers):
-        content = (ctx.files.read(Path(file)) or b"").decode("utf-8", "surrogateescape")
-        environment.update(parse_environment_file(content))
-    return named_by(unit, environment, specifiers)
+    return named_by(unit, file_environment_of(ctx, unit, specifiers), specifiers)
 
 
 def _changeable(meant: Named) -> Iterator[str]:

@@ -120,7 +120,7 @@ class Local:
             if not self._may_start:
                 raise
             with _told_as_service_error():
-                kept.make_private_folder(self._paths.runtime_dir)
+                kept.make_place_for_socket(self._paths.runtime_dir)
 
     def reload(self) -> None:
         """See that there is a supervisor: it reads a unit's file at each start."""

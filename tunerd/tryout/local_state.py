@@ -43,11 +43,12 @@ _PER_SECOND = 1_000_000
 _RECORD_BYTES = 1024
 
 
-def make_private_folder(folder: Path) -> None:
-    """A folder of ours that nobody else may enter or change.
+def make_place_for_socket(folder: Path) -> None:
+    """A folder of ours that nobody else may enter or change, where nothing keeps the socket from being made.
 
     Raises:
-        HostError: It cannot be made or written, belongs to somebody else, or others may write it.
+        HostError: It cannot be made or written, belongs to somebody else, or others may write it; or
+            something that is no socket has the socket's name.
     """
     problem = "tunerd's supervisor cannot be started"
     try:
@@ -65,6 +66,13 @@ def make_private_folder(folder: Path) -> None:
             problem,
             cause=f"not a private folder: {folder}",
             hint=f"`chmod go-w {folder}`, or name another with TUNERD_RUNTIME_DIR",
+        )
+    path = folder / SOCKET_NAME
+    if path.exists() and not path.is_socket():
+        raise HostError(
+            problem,
+            cause=f"`{path}` is no socket, and lies where its socket is to be",
+            hint="move it away, then try again",
         )
 
 

@@ -672,9 +672,9 @@ def _line(**answer: Any) -> bytes:
 def _listen(paths: Paths) -> socket.socket:
     for folder in (paths.unit_dir, paths.log_dir):
         folder.mkdir(parents=True, exist_ok=True)
-    kept.make_private_folder(paths.runtime_dir)
-    with kept.reachable(paths.runtime_dir) as name:
-        return unix_socket(Path(name), group=None)
+    kept.make_place_for_socket(paths.runtime_dir)
+    with kept.reachable(paths.runtime_dir) as short_name:
+        return unix_socket(paths.runtime_dir / kept.SOCKET_NAME, group=None, short_name=short_name)
 
 
 def _detach() -> bool:
@@ -723,7 +723,7 @@ def main(argv: list[str]) -> int:
     try:
         supervise(paths, os.environ, detaches=True)
     except TunerdError as error:
-        sys.stderr.write(f"{error.words}\n")
+        sys.stderr.write("; ".join(filter(None, (error.words, error.hint))) + "\n")
         return 1
     return 0
 

@@ -49,7 +49,7 @@ class Generation:
     `replaced_backup` names the backup of what stood before; None with `replaced_absent` where
     nothing did. `unit_text` is None for a swap that removed the unit file. `with_tuned` says whether the
     tuned layer took part; records from before this was kept say that it did. Whoever asks for a swap leaves
-    the number, the moment and the old state to it.
+    the number, the moment, the old state and who asked to it.
     """
 
     number: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,28 +104,28 @@ class LiveUnit:
         return serving_of(self.arguments, self.environment)
 
 
-def environment_paths(
-    text: str, drop_ins: Sequence[tuple[Path, str]], specifiers: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Files that the unit reads its environment from."""
-    merged, _ = _merge(text, drop_ins)
-    return environment_files_of(merged, specifiers)
+def with_drop_ins(text: str, drop_ins: Iterable[str]) -> UnitFile:
+    """A unit's text with those of its drop-ins, in the order in which systemd applies them."""
+    unit = parse_unit(text)
+    for drop_in in drop_ins:
+        unit = unit.with_drop_in(parse_unit(drop_in))
+    return unit
 
 
 def read_live(
     *,
     unit: str,
-    path: Path | None,
+    path: Path | None = None,
     text: str | None,
-    drop_ins: Sequence[tuple[Path, str]],
-    file_environment: Mapping[str, str],
+    drop_ins: Sequence[tuple[Path, str]] = (),
+    file_environment: Mapping[str, str] | None = None,
     specifiers: Mapping[str, str],
 ) -> LiveUnit:
     """The meaning of a unit's text.
 
     Args:
         unit: Its name.
-        path: Where the text was read; None with `text` None where there is no unit.
+        path: Where the text was read; None where there is no unit, or only a text.
         text: Content of the unit file.
         drop_ins: Path and content of each, in the order in which systemd applies them.
         file_environment: What its environment files set together.
@@ -135,8 +135,9 @@ def read_live(
     if text is None:
         return LiveUnit(unit, None, None, names, is_ours=False, program=None, argv=None)
     own = parse_unit(text)
-    merged, drop_in_exec = _merge(text, drop_ins)
-    environment = {**environment_of(merged, specifiers), **file_environment}
+    merged = with_drop_ins(text, (drop_in for _, drop_in in drop_ins))
+    of_files = dict(file_environment or {})
+    environment = environment_of(merged, specifiers) | of_files
     program: str | None = None
     argv: tuple[str, ...] | None = None
     problem: str | None = None
@@ -163,8 +164,8 @@ def read_live(
         credential=_credential(merged),
         own_environment=environment_of(own, specifiers),
         own_environment_files=environment_files_of(own, specifiers),
-        file_environment=dict(file_environment),
-        drop_in_exec=drop_in_exec,
+        file_environment=of_files,
+        drop_in_exec=tuple(path for path, drop_in in drop_ins if _sets_command(drop_in)),
         problem=problem,
     )
 
@@ -205,13 +206,6 @@ def _credential(unit: UnitFile) -> str | None:
     return None
 
 
-def _merge(text: str, drop_ins: Sequence[tuple[Path, str]]) -> tuple[UnitFile, tuple[Path, ...]]:
-    merged = parse_unit(text)
-    replacing: list[Path] = []
-    for path, drop_in_text in drop_ins:
-        drop_in = parse_unit(drop_in_text)
-        names = {f"{d.section}.{d.name}" for d in drop_in.directives}
-        if "Service.ExecStart" in names:
-            replacing.append(path)
-        merged = merged.with_drop_in(drop_in)
-    return merged, tuple(replacing)
+def _sets_command(drop_in: str) -> bool:
+    names = {(one.section, one.name) for one in parse_unit(drop_in).directives}
+    return ("Service", "ExecStart") in names

@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from tunerd.records import read_or_none
 from tunerd.result import Message, warning
 from tunerd.words import Mode
 
@@ -243,12 +242,6 @@ class LeaseRecord:
         return lease_unit(self.id)
 
 
-def record_from_json(data: object) -> LeaseRecord | None:
-    """The record in this JSON; None where it is none (it may be of another version)."""
-    record = read_or_none(LeaseRecord, data)
-    return record if record is not None and lease_of(lease_unit(record.id)) is not None else None
-
-
 class Lease(Protocol):
     """Production's place, held by this process.
 
@@ -258,16 +251,13 @@ class Lease(Protocol):
     @property
     def spec(self) -> LeaseSpec:
         """What was asked for."""
-        ...
 
     @property
     def inhibits(self) -> str | None:
         """What the machine is kept from."""
-        ...
 
     def is_held(self) -> bool:
         """Whether it still stands; once it does not, it never will again."""
-        ...
 
     def restore_when_free(self, address: tuple[str, int] | None) -> None:
         """Production is not to start before its host and port are free; None: it starts at once.
@@ -275,14 +265,12 @@ class Lease(Protocol):
         However the lease ends, and whether this process lives or not. A port that stays taken is
         waited for no longer than `units.manager.PORT_LIMIT_S`.
         """
-        ...
 
     def end(self, *, timeout_s: float = 120.0) -> None:
         """End it: what is bound to it stops, then production starts if it restores.
 
         One that has ended is no error. Returns when what was bound is down.
         """
-        ...
 
 
 class ServiceManager(Protocol):
@@ -301,71 +289,56 @@ class ServiceManager(Protocol):
 
     def state(self, unit: str) -> UnitState:
         """How the unit is now; an unknown unit has load_state `not-found`."""
-        ...
 
     def properties(self, unit: str, *names: str) -> Mapping[str, str]:
         """Raw properties as `systemctl show` prints them; unknown ones are absent."""
-        ...
 
     def check_ready(self) -> None:
         """Whether what a change needs of the manager is there; raises ServiceError if it is not.
 
         It changes no unit and starts nothing.
         """
-        ...
 
     def reload(self) -> None:
         """Make the manager read the unit files again."""
-        ...
 
     def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
         """Start and wait for the job."""
-        ...
 
     def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
         """Stop and wait for the job; a stopped unit is no error."""
-        ...
 
     def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
         """Stop if needed, start, and wait for the job."""
-        ...
 
     def reset_failed(self, unit: str) -> None:
         """Forget failures and start counters; a unit without any is no error."""
-        ...
 
     def enable(self, unit: str) -> None:
         """Make the unit start at boot (without starting it) and make that durable."""
-        ...
 
     def disable(self, unit: str) -> None:
         """Make the unit not start at boot; a unit without a link is no error."""
-        ...
 
     def verify(self, unit: str, text: str) -> tuple[str, ...]:
         """What the manager would complain about if `text` were this unit; empty if nothing."""
-        ...
 
     def log(
         self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
     ) -> tuple[str, ...]:
         """The newest lines that the unit wrote, oldest first, of one invocation if given."""
-        ...
 
     def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
         """What the unit wrote since then [seconds since the epoch], the newest if it is too much.
 
         Where lines have no times of their own, a server's life that had begun before counts whole.
         """
-        ...
 
     def was_stopped(self, unit: str, invocation_id: str) -> bool:
         """Whether somebody asked the manager to stop this invocation; what it printed does not count."""
-        ...
 
     def service_units(self) -> tuple[str, ...]:
         """Names of all service units that the manager has loaded."""
-        ...
 
     def run_transient(
         self,
@@ -381,7 +354,6 @@ class ServiceManager(Protocol):
         `properties` are directives as in unit files, but that nothing in them is expanded. The name
         must be free: of a unit that ended and is not kept as failed it is, after a moment.
         """
-        ...
 
     def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
         """Stop production and hold its place, until the lease ends in one of these ways.
@@ -390,11 +362,9 @@ class ServiceManager(Protocol):
         or `limit_s` is over. In each the units with `BindsTo=` the lease's unit stop, and then
         production starts if the lease `restores`, whether this process lives or not.
         """
-        ...
 
     def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
         """Start a unit that is bound to a lease, and wait for the job.
 
         Where the lease is gone this fails; it never takes the lease anew.
         """
-        ...

@@ -105,16 +105,8 @@ class Sandbox:
             HostError: It could not be started.
         """
         if self.manager is None:
-            return run(
-                argv,
-                timeout_s=timeout_s,
-                env=env,
-                cwd=Path("/"),
-                user=self.account,
-                limits=limits,
-                max_output_bytes=max_output_bytes,
-                keeps_together=True,
-            )
+            setting = self._setting(env, limits)
+            return run(argv, setting, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
         with self._unit(self.manager, argv, env, limits, timeout_s) as words:
             done = run(words, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
         if done.returncode in _NOT_EXECUTED or (
@@ -135,14 +127,7 @@ class Sandbox:
             HostError: It could not be started.
         """
         if self.manager is None:
-            setting = Setting(
-                env=env,
-                cwd=Path("/"),
-                user=self.account,
-                limits=limits,
-                keeps_together=True,
-            )
-            with start(argv, setting) as child:
+            with start(argv, self._setting(env, limits)) as child:
                 yield child
             return
         with (
@@ -150,6 +135,9 @@ class Sandbox:
             start(words) as child,
         ):
             yield child
+
+    def _setting(self, env: Mapping[str, str], limits: Limits) -> Setting:
+        return Setting(env, Path("/"), self.account, limits, keeps_together=True)
 
     @contextlib.contextmanager
     def lent(self, file: Path) -> Iterator[Path]:

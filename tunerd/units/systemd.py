@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError, JobCanceled, ServiceError
-from tunerd.machine.clock import Clock, SystemClock, polls
+from tunerd.machine.clock import SystemClock, polls
 from tunerd.machine.files import Files, sync_folder
 from tunerd.machine.net import TABLES, table_pattern
 from tunerd.machine.proc import process_name
-from tunerd.machine.process import MINIMAL_ENVIRONMENT, Completed, run
+from tunerd.machine.process import MINIMAL_ENVIRONMENT, Completed, Setting, run
 from tunerd.paths import Paths
 from tunerd.units.manager import (
     PORT_LIMIT_S,
@@ -243,12 +243,11 @@ class Systemd:
         paths: Paths,
         *,
         environment: Mapping[str, str] | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self.mode = mode
         self.unit_dir = paths.unit_dir
         self.runtime_unit_dir = paths.runtime_unit_dir
-        self.clock: Clock = clock or SystemClock()
+        self.clock = SystemClock()
         self._scope = ["--user"] if mode is Mode.USER else []
         self._environment = {**MINIMAL_ENVIRONMENT, "LC_ALL": "C"}
         if mode is Mode.USER:
@@ -534,12 +533,8 @@ class Systemd:
     ) -> Completed:
         argv = [program, *self._scope, *words]
         try:
-            return run(
-                argv,
-                timeout_s=timeout_s,
-                env=self._environment,
-                max_output_bytes=max_output_bytes,
-            )
+            setting = Setting(self._environment)
+            return run(argv, setting, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
         except HostError as error:
             raise ServiceError(error.message, cause=error.cause, hint=error.hint) from error
 
@@ -749,9 +744,9 @@ class Notifier:
             limit_us = self._watchdog_us if seconds is None else int(seconds * 1_000_000)
             self._send("WATCHDOG=1", f"WATCHDOG_USEC={limit_us}", wait_s=_WAIT_S)
 
-    def stopping(self, status: str | None = None) -> None:
+    def stopping(self) -> None:
         """The end has begun."""
-        self._send("STOPPING=1", *_status(status))
+        self._send("STOPPING=1")
 
     def _send(self, *lines: str, wait_s: float = 0.0) -> None:
         if self._address is None:

@@ -35,6 +35,7 @@ _OF_UNIT = {
     "BindsTo",
     "After",
 }
+_MAX_SHOWN = 60
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
 
@@ -253,9 +254,8 @@ def plain_value(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _shown(text: str, *, limit: int = 60) -> str:
-    cut = text if len(text) <= limit else text[:limit] + "..."
-    return ascii(cut)
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "...")
 
 
 MARK = "Written by tunerd"
@@ -310,7 +310,7 @@ def render_unit(template: str, spec: UnitSpec) -> str:
         "install": spec.wanted_by is not None,
     }
     values = {
-        "HEADER": f" {MARK}: {_header(spec)}",
+        "HEADER": f" {MARK}: {_text(f'profile {spec.profile}, engine {spec.engine}')}",
         "UNIT": spec.unit,
         "DESCRIPTION": _text(f"llama-server, profile {spec.profile}").replace("%", "%%"),
         "UNIT_DIRECTIVES": _lines(spec.unit_directives),
@@ -333,10 +333,6 @@ def render_unit(template: str, spec: UnitSpec) -> str:
 def is_ours(text: str) -> bool:
     """Whether a unit's text was rendered here."""
     return text.startswith(f"# {MARK}")
-
-
-def _header(spec: UnitSpec) -> str:
-    return _text(f"profile {spec.profile}, engine {spec.engine}")
 
 
 def _service(spec: UnitSpec) -> list[tuple[str, str]]:
@@ -414,13 +410,15 @@ def _text(text: str) -> str:
     return _PLAIN.sub("?", text)[:_MAX_TEXT].rstrip("\\")
 
 
-def unified_diff(old: str | None, new: str | None, unit: str) -> str:
-    """The difference between two units as people read it; empty if there is none."""
+def unified_diff(
+    old: str | None, new: str | None, unit: str, *, names: tuple[str, str] = ("(live)", "(planned)")
+) -> str:
+    """The difference between two texts of a unit as people read it; empty if there is none."""
     lines = difflib.unified_diff(
         (old or "").splitlines(),
         (new or "").splitlines(),
-        fromfile=f"{unit} (live)" if old is not None else "(no unit)",
-        tofile=f"{unit} (planned)" if new is not None else "(no unit)",
+        fromfile=f"{unit} {names[0]}" if old is not None else "(no unit)",
+        tofile=f"{unit} {names[1]}" if new is not None else "(no unit)",
         lineterm="",
     )
     return "\n".join(lines)

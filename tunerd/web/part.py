@@ -126,9 +126,8 @@ class Desk:
     def _apart(self, argv: Sequence[str]) -> Answer:
         """In a process of its own."""
         words = own_command(self._ctx.mode, "look", "--", *argv)
-        done = run(
-            words, timeout_s=_LIMIT_S, env=self._ctx.environment, max_output_bytes=_MAX_BYTES
-        )
+        setting = Setting(self._ctx.environment)
+        done = run(words, setting, timeout_s=_LIMIT_S, max_output_bytes=_MAX_BYTES)
         try:
             envelope = json.loads(done.stdout)
         except ValueError as error:

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tunerd.machine.process import Limits, run
+from tunerd.machine.process import Limits, Setting, run
 
 N_CHARS = 20_000
 CPU_S = 10  # linear patterns take 1 s, a quadratic one 30 s, a cubic one an hour
@@ -58,7 +58,7 @@ for first, then in {pieces!r}:
 @pytest.mark.parametrize("reader", READERS)
 def test_no_line_is_slow_to_read(reader: str) -> None:
     script = SCRIPT.format(reader=READERS[reader], pieces=PIECES, n_chars=N_CHARS)
-    done = run([sys.executable, "-c", script], timeout_s=120, limits=Limits(cpu_s=CPU_S))
+    done = run([sys.executable, "-c", script], Setting(limits=Limits(cpu_s=CPU_S)), timeout_s=120)
 
     assert done.is_ok, done.stderr or f"signal {done.signal}, after {CPU_S} s of processor time"
 
@@ -68,6 +68,6 @@ def test_a_unit_of_many_continued_lines_is_read_once() -> None:
         "from tunerd.units.text import parse_unit\n"
         "parse_unit('[Service]\\nA=' + 'x' * 20 + '\\\\\\n' + ('x' * 20 + '\\\\\\n') * 200_000)"
     )
-    done = run([sys.executable, "-c", script], timeout_s=120, limits=Limits(cpu_s=CPU_S))
+    done = run([sys.executable, "-c", script], Setting(limits=Limits(cpu_s=CPU_S)), timeout_s=120)
 
     assert done.is_ok, done.stderr or f"signal {done.signal}"

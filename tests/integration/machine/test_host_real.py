@@ -6,45 +6,16 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 
 import psutil
 
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.folders import ROOT
 from tests.support.needs import missing
-from tunerd.machine.host import memory_of, process_facts, read_host
+from tunerd.machine.host import process_facts, read_host
 from tunerd.machine.proc import boot_id
-
-LOCKER = """
-import ctypes, sys
-libc = ctypes.CDLL(None, use_errno=True)
-buffer = ctypes.create_string_buffer(b"x" * (3 << 20), 3 << 20)
-failed = libc.mlock(buffer, ctypes.c_size_t(3 << 20))
-print("failed" if failed else "locked", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def python(script: str, *arguments: str, before: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A Python process that runs until its standard input is closed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", before + script, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.communicate(timeout=20)
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+from tunerd.machine.process import start
 
 
 def test_this_machine_agrees_with_other_ways_to_ask() -> None:
@@ -63,28 +34,18 @@ def test_this_machine_agrees_with_other_ways_to_ask() -> None:
 
 
 def test_a_running_process_is_described() -> None:
-    with python("import sys; print(1, flush=True); sys.stdin.read()", "an argument") as process:
-        first_line(process)
+    with start([sys.executable, "-c", "print(1, flush=True); input()", "an argument"]) as process:
+        while not process.log_tail():
+            time.sleep(0.01)
 
         facts = process_facts(process.pid)
 
-        assert facts is not None
-        assert facts.cmdline is not None
-        assert facts.cmdline[-1] == "an argument"
-        assert facts.rss_mib is not None
-        assert facts.rss_mib > 2
-        assert facts.read_bytes is not None
-
-
-def test_locked_memory_shows() -> None:
-    with python(LOCKER) as process:
-        if first_line(process) != "locked":
-            missing("mlock", "3 MiB cannot be locked here", "raise RLIMIT_MEMLOCK (ulimit -l)")
-
-        memory = memory_of(process.pid)
-
-        assert memory is not None
-        assert memory.locked_mib == 3
+    assert facts is not None
+    assert facts.cmdline is not None
+    assert facts.cmdline[-1] == "an argument"
+    assert facts.rss_mib is not None
+    assert facts.rss_mib > 2
+    assert facts.read_bytes is not None
 
 
 def test_what_another_user_may_not_see_is_unknown() -> None:

@@ -22,13 +22,14 @@ from tunerd.machine.net import (
     n_connections,
     table_pattern,
     tcp_sockets,
+    who_listens,
 )
 from tunerd.machine.process import Child, run, start
 
 LISTEN = (
     "import socket, sys, time; s = socket.socket();"
     "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1);"
-    "s.bind((sys.argv[1], 0)); s.listen();"
+    "s.bind((sys.argv[1], int(*sys.argv[2:]))); s.listen();"
     "print(s.getsockname()[1], flush=True); time.sleep(60)"
 )
 
@@ -53,6 +54,18 @@ def test_the_listener_is_found(other: tuple[Child, int]) -> None:
     assert listening_ports(child.pid) == frozenset({port})
 
 
+def test_a_stranger_who_shares_the_port_of_a_server_is_told_before_it(
+    other: tuple[Child, int],
+) -> None:
+    child, port = other
+    with start([sys.executable, "-c", LISTEN, "127.0.0.1", str(port)]) as stranger:
+        while not stranger.log_tail():
+            time.sleep(0.01)
+        assert who_listens(port, "127.0.0.1", child.pid) == stranger.pid
+        assert who_listens(port, "127.0.0.1", stranger.pid) == child.pid
+    assert who_listens(port, "127.0.0.1", child.pid) == child.pid
+
+
 def test_a_process_that_listens_on_nothing_has_the_ports_of_what_it_started() -> None:
     script = '"$0" -c "$1" 127.0.0.1; exit'  # the shell stays, and waits
     with start(["sh", "-c", script, sys.executable, LISTEN]) as shell:
@@ -75,17 +88,6 @@ def lines_of(host: str, port: int) -> list[str]:
     """What `grep` finds with the pattern, as the end of a lease does."""
     done = run(["/usr/bin/grep", "-hE", table_pattern(host, port), *TABLES], timeout_s=30)
     return done.stdout.splitlines()
-
-
-def test_a_connection_that_its_server_closed_is_found_for_a_while() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            listener.accept()[0].close()
-            client.recv(1)
-    assert len(lines_of("127.0.0.1", port)) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,7 @@ def test_a_port_whose_server_closed_a_connection_first_cannot_be_bound_for_a_whi
             assert client.recv(1) == b""
     assert not can_bind("127.0.0.1", port)
     assert not is_in_use("127.0.0.1", port)
+    assert len(lines_of("127.0.0.1", port)) == 1, "the end of a lease waits for it"
     with socket.socket() as again:  # as the same server would, started again
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port))

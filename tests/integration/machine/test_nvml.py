@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +11,6 @@ import pytest
 from tests.contracts.gpu import GpuReaderContract, assert_plausible
 from tests.support import nvml_stub
 from tests.support.fake_gpu import a_card, rtx_3090_ti, rtx_4070_super
-from tests.support.folders import ROOT
 from tests.support.nvml_world import StubWorld, add_pci_device, loading
 from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.machine.gpu import NvmlReader
@@ -47,46 +42,19 @@ def processes_of(world: StubWorld) -> tuple[GpuProcess, ...]:
     return only(world).processes or ()
 
 
-def _read_in_a_new_process(folder: Path, *, root: Path = Path("/")) -> dict[str, object]:
-    """`problem` and card names as a program sees them that loads the library by its name."""
-    script = (
-        "import json, pathlib, sys; from tunerd.machine.gpu import NvmlReader;"
-        "reading = NvmlReader(root=pathlib.Path(sys.argv[1])).read();"
-        "print(json.dumps({'problem': reading.problem,"
-        " 'names': reading.gpus and [gpu.name for gpu in reading.gpus]}))"
-    )
-    environment = os.environ | {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(root)],
-        env=environment,
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
-
-
-@pytest.fixture
-def broken_library(tmp_path: Path) -> Path:
-    """A folder whose library cannot be loaded, on machines with a driver too."""
-    (tmp_path / nvml_stub.SONAME).write_text("not a library")
-    return tmp_path
-
-
 @pytest.mark.parametrize("has_bus", [False, True])
 def test_without_a_library_there_is_no_card_or_nothing_is_known(
-    broken_library: Path, has_bus: bool
+    world: StubWorld, tmp_path: Path, has_bus: bool
 ) -> None:
-    root = broken_library / "root"
+    world.nvml.fail("nvmlInitWithFlags", nvml_stub.LIBRARY_NOT_FOUND)
     if has_bus:
-        add_pci_device(root, "0000:00:02.0", "0x8086")
-        add_pci_device(root, "0000:00:03.0", "0x10de", pci_class="0x0c0330")
+        add_pci_device(tmp_path, "0000:00:02.0", "0x8086")
+        add_pci_device(tmp_path, "0000:00:03.0", "0x10de", pci_class="0x0c0330")
 
-    found = _read_in_a_new_process(broken_library, root=root)
+    found = NvmlReader(root=tmp_path).read()
 
     words = "the NVIDIA driver's library libnvidia-ml.so.1 was not found"
-    assert (found["problem"], found["names"]) == ((None, []) if has_bus else (words, None))
+    assert (found.problem, found.gpus) == ((None, ()) if has_bus else (words, None))
 
 
 def test_a_card_on_the_bus_without_a_driver_is_named(world: StubWorld) -> None:

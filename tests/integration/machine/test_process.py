@@ -113,7 +113,7 @@ def test_a_timeout_kills_children_and_grandchildren_in_other_groups(
         " setsid_like & (sleep 60 & echo $! >> pids; sleep 60) & sleep 60"
     )
 
-    done = run(["bash", "-c", script], timeout_s=1.5, cwd=tmp_path)
+    done = run(["bash", "-c", script], Setting(cwd=tmp_path), timeout_s=1.5)
 
     stray += [int(pid) for pid in pids.read_text().split()]
     assert done.timed_out
@@ -142,7 +142,7 @@ def test_a_child_left_behind_with_the_output_open_delays_nothing(stray: list[int
 def test_limits_hold_and_signals_are_as_by_default() -> None:
     limits = Limits(cpu_s=7, data_mib=512, file_mib=1, n_files=50, memlock_bytes=65536)
 
-    facts = json.loads(run([PYTHON, "-c", FACTS], timeout_s=20, limits=limits).stdout)
+    facts = json.loads(run([PYTHON, "-c", FACTS], Setting(limits=limits), timeout_s=20).stdout)
 
     assert facts["limits"] == {
         "CPU": [7, 7],
@@ -154,7 +154,9 @@ def test_limits_hold_and_signals_are_as_by_default() -> None:
     }
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup begins a program
     try:
-        signals = run(["grep", "Sig[BI]", "/proc/self/status"], timeout_s=20, limits=limits).stdout
+        signals = run(
+            ["grep", "Sig[BI]", "/proc/self/status"], Setting(limits=limits), timeout_s=20
+        ).stdout
     finally:
         signal.signal(signal.SIGHUP, before)
     assert {int(line.split()[1], 16) for line in signals.splitlines()} == {0}
@@ -166,7 +168,7 @@ def test_another_user_has_its_groups_and_no_way_back() -> None:
     nobody = User.named("nobody")
     user = User(nobody.uid, nobody.gid, (nobody.gid, 12345))
 
-    done = run([PYTHON, "-c", FACTS], timeout_s=20, user=user)
+    done = run([PYTHON, "-c", FACTS], Setting(user=user), timeout_s=20)
 
     facts = json.loads(done.stdout)
     assert facts["ids"] == [user.uid] * 3 + [user.gid] * 3
@@ -179,7 +181,7 @@ def test_a_folder_that_the_other_user_may_not_enter_is_an_error(tmp_path: Path) 
     tmp_path.chmod(0o700)
 
     with pytest.raises(HostError) as caught:
-        run(["true"], timeout_s=20, user=User.named("nobody"), cwd=tmp_path)
+        run(["true"], Setting(user=User.named("nobody"), cwd=tmp_path), timeout_s=20)
 
     assert "cannot change directory" in str(caught.value.cause)
 
@@ -208,7 +210,7 @@ FLED = "setsid sh -c 'sleep 60 & echo $!; wait' & echo up; "
 def test_what_fled_the_session_ends_with_a_program_that_keeps_together(
     stray: list[int], after: str, timeout_s: float, end: tuple[int | None, int | None]
 ) -> None:
-    done = run(["sh", "-c", FLED + after], timeout_s=timeout_s, keeps_together=True)
+    done = run(["sh", "-c", FLED + after], Setting(keeps_together=True), timeout_s=timeout_s)
 
     stray += [int(line) for line in done.stdout.split() if line != "up"]
     assert len(stray) == 1
@@ -284,6 +286,6 @@ def test_tunerds_own_command_takes_no_module_from_the_folder_that_it_runs_in(
     (tmp_path / "tunerd/__init__.py").write_text("print('not tunerd')")
     (tmp_path / "tunerd/__main__.py").write_text("")
 
-    done = run(own_command("local", "--version"), timeout_s=60, cwd=tmp_path, env=dict(os.environ))
+    done = run(own_command("local", "--version"), Setting(os.environ, tmp_path), timeout_s=60)
 
     assert done.stdout.startswith("tunerd ")

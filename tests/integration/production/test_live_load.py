@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.fault.world import a_record
 from tests.support.build_box import BuildBox, build_box
 from tunerd.machine.net import free_port
-from tunerd.machine.proc import boot_id
 from tunerd.model.memory import Device
 from tunerd.model.report import parse_report
-from tunerd.production.journal import SCHEMA, SwapRecord
+from tunerd.production.journal import SCHEMA
 from tunerd.records import plain
 
 pytestmark = pytest.mark.llama
@@ -120,11 +120,7 @@ def test_the_load_of_a_server_that_recovery_saw_serve_is_kept(box: BuildBox) -> 
     kept = folder / f"generations/{generation:06d}"
     told = json.loads((kept / "generation.json").read_text())
     (kept / "outcome.json").unlink()
-    record = SwapRecord(
-        unit=UNIT, unit_path=str(box.box.unit), generation=generation, reason="apply",
-        old_sha256="0" * 64, new_sha256=told["unit_sha256"], backup=f"{UNIT}.pre-x", boot_id=boot_id() or "",
-        started_s=1.0, was_active=True, was_healthy=True, was_enabled=True, old_invocation="0" * 32,
-    )  # fmt: skip
+    record = a_record(generation=generation, new_sha256=told["unit_sha256"])
     (folder / f"journal/{UNIT}.json").write_text(json.dumps(plain(record, schema=SCHEMA)))
 
     assert box.json("recover")["found"] == "judge"

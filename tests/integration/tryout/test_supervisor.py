@@ -34,11 +34,17 @@ from tests.support.supervised import (
 )
 from tunerd.errors import Busy, NoSupervisor, ServiceError
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.process import User, run
+from tunerd.machine.process import Setting, User, run
 from tunerd.paths import Paths
 from tunerd.tryout.local import Local, paths_to_json
 from tunerd.tryout.local_service import EXIT_EXEC
-from tunerd.tryout.local_state import UnitLog, UnitRecord, current_boot, write_record
+from tunerd.tryout.local_state import (
+    SOCKET_NAME,
+    UnitLog,
+    UnitRecord,
+    current_boot,
+    write_record,
+)
 from tunerd.tryout.supervisor import supervise
 from tunerd.units.manager import UnitState, lease_unit
 
@@ -314,7 +320,7 @@ def test_another_account_gets_no_answer_even_if_it_reaches_the_socket(
     )
     argv = [PYTHON, "-c", code, str(paths.runtime_dir / "supervise.sock")]
 
-    stranger = run(argv, timeout_s=20, user=User.named("nobody"))
+    stranger = run(argv, Setting(user=User.named("nobody")), timeout_s=20)
     friend = run(argv, timeout_s=20)
 
     assert '"ok"' not in stranger.stdout
@@ -641,6 +647,25 @@ def test_a_supervisor_that_cannot_start_says_why(paths: Paths, tmp_path: Path) -
         Local(other, may_start=True).reload()
 
     assert "not a private folder" in (caught.value.cause or "")
+
+
+@pytest.mark.parametrize("put_there", [Path.touch, Path.mkdir])
+def test_what_lies_in_the_place_of_the_socket_is_named_and_stays(
+    paths: Paths, put_there: Callable[[Path], None]
+) -> None:
+    place = paths.runtime_dir / SOCKET_NAME
+    place.parent.mkdir(mode=0o700)
+    put_there(place)
+    manager = Local(paths, may_start=True)
+
+    for call in (manager.check_ready, manager.reload):
+        with pytest.raises(ServiceError) as caught:
+            call()
+
+        told = f"{caught.value.cause}; {caught.value.hint}"
+        assert f"`{place}` is no socket" in told
+        assert "move it away" in told
+    assert place.exists()
 
 
 def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_path: Path) -> None:

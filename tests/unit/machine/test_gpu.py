@@ -9,6 +9,7 @@ import pytest
 from tests.contracts.gpu import GpuReaderContract
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.folders import plant
+from tests.support.nvml_world import add_pci_device
 from tunerd.machine.facts import CpuFrequency, Gpu
 from tunerd.machine.gpu import read_driver_files
 from tunerd.machine.host import read_cpu_frequency
@@ -46,11 +47,6 @@ OPEN = (
     "(dvs-builder@U22-I3)  Tue Apr  8 12:43:23 UTC 2025\n"
 )
 CPU = "sys/devices/system/cpu"
-
-
-def add_card(root: Path, address: str, vendor: str, kind: str = "0x030000") -> None:
-    folder = f"sys/bus/pci/devices/{address}"
-    plant(root, {f"{folder}/vendor": vendor + "\n", f"{folder}/class": kind + "\n"})
 
 
 def add_library(root: Path, version: str, folder: str = "usr/lib/x86_64-linux-gnu") -> None:
@@ -92,11 +88,11 @@ def test_a_machine_without_a_driver_has_none_of_it(tmp_path: Path) -> None:
 
 
 def test_graphics_of_other_makers_are_told_from_nvidias(tmp_path: Path) -> None:
-    add_card(tmp_path, "0000:01:00.0", "0x10de")
-    add_card(tmp_path, "0000:02:00.0", "0x8086", kind="0x020000")
+    add_pci_device(tmp_path, "0000:01:00.0", "0x10de")
+    add_pci_device(tmp_path, "0000:02:00.0", "0x8086", pci_class="0x020000")
     assert read_driver_files(tmp_path).has_other_graphics is False
 
-    add_card(tmp_path, "0000:00:02.0", "0x8086")
+    add_pci_device(tmp_path, "0000:00:02.0", "0x8086")
     found = read_driver_files(tmp_path)
     assert found.has_other_graphics is True
     assert found.pci_addresses == ("0000:01:00.0",)

@@ -221,10 +221,7 @@ OLD = "[Service]\nExecStart=/bin/x --alias a --host 127.0.0.1 --port 8080\nNice=
 
 
 def live(text: str | None, *drop_ins: tuple[Path, str]) -> LiveUnit:
-    return read_live(
-        unit="u.service", path=None, text=text, drop_ins=drop_ins, file_environment={},
-        specifiers={},
-    )  # fmt: skip
+    return read_live(unit="u.service", text=text, drop_ins=drop_ins, specifiers={})
 
 
 def serving(host: str | None, port: int | None, alias: str | None) -> Serving:
@@ -373,10 +370,9 @@ def by_hand(
     text = f"[Unit]\n{unit}\n[Service]\nExecStart=/bin/x\n{service}\n[Install]\nWantedBy=default.target"
     return read_live(
         unit="u.service",
-        path=Path("/u"),
         text=text,
         drop_ins=[(Path(f"/d/{n}"), content) for n, content in enumerate(drop_ins)],
-        file_environment=files or {},
+        file_environment=files,
         specifiers={"h": "/home/me"},
     )
 
@@ -471,8 +467,7 @@ def test_a_large_text_takes_no_longer_than_its_size(part: str) -> None:
 def test_drop_ins_stay_and_a_unit_of_ours_or_a_copy_of_it_loses_nothing() -> None:
     drop_in = "[Service]\nNice=1\nEnvironment=B=1\n"
     assert lost_lines(by_hand("", drop_in), PLANNED, ARGV) == ()
-    ours = read_live(unit="u.service", path=None, text=PLANNED + "Nice=1\n", drop_ins=(),
-                     file_environment={}, specifiers={})  # fmt: skip
+    ours = live(PLANNED + "Nice=1\n")
     assert lost_lines(ours, "", ()) == ()
     planned = PLANNED + "Nice=1\n"
     copy = replace(ours, is_ours=False)

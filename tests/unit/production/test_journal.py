@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fault.scenarios import deploy
-from tests.fault.world import UNIT, World
+from tests.fault.world import UNIT, World, a_record
 from tunerd.production.journal import (
     SCHEMA,
     Recovery,
-    SwapRecord,
     backups,
     decide_recovery,
     new_backup_name,
@@ -23,21 +22,8 @@ from tunerd.production.journal import (
 )
 from tunerd.records import Unreadable, plain
 
-RECORD = SwapRecord(
-    unit="llama-server.service",
-    unit_path="/etc/systemd/system/llama-server.service",
-    generation=7,
-    reason="apply",
-    old_sha256="old",
-    new_sha256="new",
-    backup="llama-server.service.pre-20260516T120000Z-apply",
-    boot_id="boot",
-    started_s=1_790_000_000.5,
-    was_active=True,
-    was_healthy=True,
-    was_enabled=None,
-    old_invocation="abc",
-    link_to="/opt/units/llama-server.service",
+RECORD = a_record(
+    old_sha256="old", new_sha256="new", boot_id="boot", link_to="/opt/units/llama-server.service"
 )
 
 

@@ -25,6 +25,7 @@ from tunerd.production.measurement import (
     measuring,
     read_measurement,
     write_measurement,
+    written_record,
 )
 from tunerd.production.recover import recover
 from tunerd.records import plain
@@ -39,7 +40,6 @@ from tunerd.units.manager import (
     is_candidate,
     lease_of,
     lease_unit,
-    record_from_json,
     run_scope,
 )
 
@@ -83,11 +83,15 @@ def test_names_are_told_apart() -> None:
     assert bound_unit_behind("llama-server.service") is None
 
 
-def test_a_record_is_read_as_it_was_written_and_foreign_ones_are_none() -> None:
-    assert record_from_json(plain(RECORD)) == RECORD
-    assert record_from_json({**plain(RECORD), "more": 1}) == RECORD
-    assert record_from_json({**plain(RECORD), "id": "../../x"}) is None
-    assert record_from_json({}) is None
+def test_a_record_is_read_as_it_was_written_and_foreign_ones_are_none(world: World) -> None:
+    ctx = world.context()
+    ctx.paths.runtime_dir.mkdir(exist_ok=True)
+    for change, expected in (({}, RECORD), ({"more": 1}, RECORD), ({"id": "../../x"}, None)):
+        ctx.files.write_json(ctx.paths.measurement, {**plain(RECORD), **change})
+        assert written_record(ctx) == expected
+    for damaged in ("{}", "[]", "{"):
+        ctx.paths.measurement.write_text(damaged)
+        assert written_record(ctx) is None
 
 
 @pytest.mark.parametrize("kind", FailureKind)

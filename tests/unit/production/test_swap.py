@@ -21,7 +21,7 @@ from tunerd.cli.deploy import render_status
 from tunerd.errors import DeployError, HostError, NoSupervisor, RolledBack
 from tunerd.production.rollback import rollback
 from tunerd.production.status import status, verify
-from tunerd.production.swap import SwapDone, swap
+from tunerd.production.swap import swap
 from tunerd.result import Progress
 from tunerd.settings import BackupSettings
 from tunerd.units.generations import Outcome
@@ -92,18 +92,14 @@ def test_a_plan_that_was_made_for_another_text_is_not_deployed(world: World) -> 
     assert world.serving_alias() == "old"
 
 
-def _swap(world: World, *, drain: bool) -> SwapDone:
-    request = world.request(world.text("new"), alias="new")
-    return swap(world.context(), replace(request, drain=drain))
-
-
 @pytest.mark.parametrize("drain", [True, False])
 def test_requests_under_way_are_waited_for_where_that_is_asked(world: World, drain: bool) -> None:
     deploy(world.context(), world, "old")
     world.servers[-1].behaviour.slots_are_busy = True
     began_s = world.clock.monotonic_s()
 
-    done = _swap(world, drain=drain)
+    request = replace(world.request(world.text("new"), alias="new"), drain=drain)
+    done = swap(world.context(), request)
 
     waited_s = world.clock.monotonic_s() - began_s
     assert (waited_s >= world.context().settings.service.drain_s) is drain

@@ -9,12 +9,11 @@ import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, UNIT, World
+from tests.fault.world import BROKEN, UNIT, World, a_record
 from tests.support.fakes import Invocation, Life
 from tunerd.engine.server import Address
 from tunerd.errors import RolledBack, ServiceError, Stranded
-from tunerd.machine.proc import boot_id
-from tunerd.production.journal import SCHEMA, SwapRecord
+from tunerd.production.journal import SCHEMA
 from tunerd.production.measurement import write_measurement
 from tunerd.production.recover import recover
 from tunerd.production.swap import swap
@@ -170,14 +169,8 @@ def test_the_old_server_starts_before_anybody_looks_for_the_cause(world: World) 
 
 def _interrupted(world: World, *, old_invocation: str | None) -> None:
     """A swap over the unit that stands was cut short before it touched anything."""
-    backup = f"{UNIT}.pre-x"
-    (world.paths.unit_dir / backup).write_bytes(world.standing or b"")
-    record = SwapRecord(
-        unit=UNIT, unit_path=str(world.unit_path), generation=1, reason="apply",
-        old_sha256=sha256(world.standing), new_sha256="0" * 64, backup=backup,
-        boot_id=boot_id() or "unknown", started_s=1.0, was_active=True, was_healthy=True,
-        was_enabled=True, old_invocation=old_invocation,
-    )  # fmt: skip
+    record = a_record(old_sha256=sha256(world.standing), old_invocation=old_invocation)
+    (world.paths.unit_dir / str(record.backup)).write_bytes(world.standing or b"")
     ctx = world.context()
     ctx.files.make_folder(world.paths.journal_dir)
     ctx.files.write_json(world.paths.journal_dir / f"{UNIT}.json", plain(record, schema=SCHEMA))

@@ -35,10 +35,9 @@ def live(
 ) -> LiveUnit:
     return read_live(
         unit=UNIT,
-        path=None if text is None else Path("/u") / UNIT,
         text=text,
         drop_ins=[(Path(name), content) for name, content in drop_ins],
-        file_environment=file_environment or {},
+        file_environment=file_environment,
         specifiers=SPECIFIERS,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,69 +10,9 @@ from tunerd.units.systemd import (
     complaints,
     journal_entries,
     journal_lines,
-    parse_show,
     to_unit_state,
     unreached,
 )
-
-RUNNING = """\
-MainPID=4711
-Result=success
-NRestarts=0
-ExecMainCode=0
-ExecMainStatus=0
-LoadState=loaded
-ActiveState=active
-SubState=running
-FragmentPath=/etc/systemd/system/llama-server.service
-DropInPaths=/etc/systemd/system/llama-server.service.d/10-a.conf /etc/systemd/system/llama-server.service.d/b.conf
-UnitFileState=enabled
-NeedDaemonReload=no
-InvocationID=70dd0bce1a484ed8a6f5db7fa1f16fd8
-ActiveEnterTimestampMonotonic=5935307117
-"""
-CRASHED = """\
-MainPID=0
-Result=exit-code
-NRestarts=3
-ExecMainCode=1
-ExecMainStatus=7
-LoadState=loaded
-ActiveState=activating
-SubState=auto-restart
-FragmentPath=/etc/systemd/system/crash.service
-DropInPaths=
-UnitFileState=static
-NeedDaemonReload=yes
-InvocationID=788dc9d8c6644081a6090615375531bd
-ActiveEnterTimestampMonotonic=0
-"""
-
-
-def test_a_running_unit() -> None:
-    state = to_unit_state("llama-server.service", parse_show(RUNNING), boot_s=1e9)
-
-    assert state.is_active
-    assert state.is_enabled
-    assert (state.main_pid, state.n_restarts) == (4711, 0)
-    assert (state.exit_kind, state.exit_status) == (None, None)
-    assert state.drop_ins == (
-        Path("/etc/systemd/system/llama-server.service.d/10-a.conf"),
-        Path("/etc/systemd/system/llama-server.service.d/b.conf"),
-    )
-    assert state.active_since_s == pytest.approx(1e9 + 5935.307117)
-
-
-def test_a_crashed_unit() -> None:
-    state = to_unit_state("crash.service", parse_show(CRASHED), boot_s=1e9)
-
-    assert state.has_failed
-    assert not state.is_active
-    assert state.main_pid is None
-    assert (state.exit_kind, state.exit_status) == ("exited", 7)
-    assert state.needs_reload
-    assert state.is_enabled is False
-    assert state.active_since_s is None
 
 
 @pytest.mark.parametrize(
