@@ -261,14 +261,12 @@ def summarise(samples: Sequence[Sample]) -> Summary:
         acceptance_ratio=accepted / drafted if drafted and accepted is not None else None,
         tokens_per_step=_tokens_per_step(timings),
         acceptance_by_position=_by_position(timings),
-        joules_per_token=per_token(energies),
+        # Energy for reading prompts included.
+        joules_per_token=sum(joules for joules, _ in energies) / sum(n for _, n in energies)
+        if energies
+        else None,
         n_energy=len(energies),
     )
-
-
-def per_token(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Energy a generated token, of energies [J] with their tokens; None of none."""
-    return sum(joules for joules, _ in pairs) / sum(n for _, n in pairs) if pairs else None
 
 
 def _rate(rows: Iterable[tuple[int | None, float | None] | None], n: int) -> Rate:
@@ -754,15 +752,12 @@ def _value(text: str) -> float | None:
 _MOST_LETTERS = 160
 
 
-def reason_of(sample: Sample) -> str:
-    """Why there is no answer, in one line; "" where there is one."""
-    text = " ".join((sample.problem or "").split())
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
-
-
 def count_problems(samples: Sequence[Sample]) -> Mapping[str, int]:
-    """How many requests had no answer, by the reason."""
-    return Counter(reason_of(sample) for sample in samples if sample.problem is not None)
+    """How many requests had no answer, by the reason in one line."""
+    reasons = (" ".join(one.problem.split()) for one in samples if one.problem is not None)
+    return Counter(
+        text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..." for text in reasons
+    )
 
 
 NO_ANSWER = "no answer"

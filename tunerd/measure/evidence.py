@@ -350,9 +350,9 @@ class VerdictRecord:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Rows of a store that could not be read and are left out; `run` is None where none is known."""
+    """Rows of a store that could not be read and are left out."""
 
-    run: int | None
+    run: int
     table: str
     why: str
     n_rows: int
@@ -361,8 +361,7 @@ class Damage:
     def text(self) -> str:
         """For people."""
         rows = "a row" if self.n_rows == 1 else f"{self.n_rows} rows"
-        place = "the store" if self.run is None else f"run {self.run}"
-        return f"{rows} of `{self.table}` in {place} left out as damaged: {self.why}"
+        return f"{rows} of `{self.table}` in run {self.run} left out as damaged: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,21 +119,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.mean(known) if known else None
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """One figure of this box beside the published one; `ratio` is this box over published."""
-
-    what: str
-    here: float | None
-    published: float
-    unit: str
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times the published figure this is; None where a figure is missing."""
-        return None if self.here is None or not self.published else self.here / self.published
-
-
 _Figure = tuple[str, float | None, float | None, str]
 # A figure for some depth is held against what was asked this near to it.
 _SAME_DEPTH_RATIO = 0.25
@@ -141,17 +126,23 @@ _SAME_DEPTH_RATIO = 0.25
 
 def beside_published(
     suite: Suite, samples: Sequence[Sample], published: Published, family: str | None
-) -> tuple[Beside, ...]:
-    """The figures of an arm that the published table has, for this family of engines."""
+) -> list[dict[str, Any]]:
+    """The figures of an arm that the published table has, for this family of engines, as scripts read them.
+
+    `ratio` is this box over published, None where a figure is missing.
+    """
     if suite is Suite.MTP:
         found = _mtp_figures(mtp_table(samples), published, family or "")
     elif suite is Suite.DEEP:
         found = _depth_figures(samples, published)
     else:
         found = _length_figures(samples, published)
-    return tuple(
-        Beside(what, here, there, unit) for what, here, there, unit in found if there is not None
-    )
+    return [
+        {"what": what, "here": here, "published": there, "unit": unit,
+         "ratio": None if here is None or not there else here / there}
+        for what, here, there, unit in found
+        if there is not None
+    ]  # fmt: skip
 
 
 def _mtp_figures(table: Mapping[str, Any], published: Published, family: str) -> Iterator[_Figure]:
@@ -220,10 +211,6 @@ class Depth:
     why: str
 
     NAME = "depth"
-
-    def to_record(self, arm: str) -> SummaryRecord:
-        """As it is kept."""
-        return SummaryRecord("deep", self.NAME, arm, asdict(self))
 
 
 def judge_depth(samples: Sequence[Sample], *, planned_free_mib: int | None = None) -> Depth:
@@ -640,7 +627,7 @@ def _text(answer: Answer) -> str:
 
 def _median(values: Sequence[float | None]) -> float | None:
     """Of those that are known."""
-    known = [value for value in values if value is not None]
+    known = all_known(values)
     return float(statistics.median(known)) if known else None
 
 
@@ -716,7 +703,7 @@ def findings(
                       for one in judge_reuse(arm.samples)]  # fmt: skip
         elif plan.suite is Suite.DEEP:
             depth = judge_depth(arm.samples, planned_free_mib=arm.planned_free_mib)
-            found.append(depth.to_record(arm.name))
+            found.append(SummaryRecord(suite, Depth.NAME, arm.name, asdict(depth)))
         elif plan.suite is Suite.WORKLOAD and shape is not None:
             found += [one.to_record(suite) for one in turn_times(arm.name, arm.samples, shape)]
     positions = [AcceptanceByPosition(one.name, one.by_position) for one in arms if one.by_position]

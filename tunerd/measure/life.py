@@ -385,19 +385,16 @@ class GpuWatch:
     ctx: Context
     pids: tuple[int, ...]
     looks: list[GpuLook] = field(default_factory=list)
-    _last_s: float | None = None
 
     def look(self) -> None:
         """Read now, if the last reading is old enough."""
-        now_s = self.ctx.clock.monotonic_s()
-        if self._last_s is None or now_s - self._last_s >= _GPU_LOOK_S:
+        if self.ctx.clock.monotonic_s() - self.looks[-1].at_s >= _GPU_LOOK_S:
             self.look_now()
 
     def look_now(self) -> None:
         """Read in any case."""
         gpus = self.ctx.gpu.read().gpus
-        self._last_s = self.ctx.clock.monotonic_s()
-        self.looks.append(look_at(gpus, self.pids, at_s=self._last_s))
+        self.looks.append(look_at(gpus, self.pids, at_s=self.ctx.clock.monotonic_s()))
 
     @property
     def free_mib(self) -> int | None:

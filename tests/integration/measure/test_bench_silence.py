@@ -155,7 +155,6 @@ class QuickClock(SystemClock):
 def test_two_requests_in_a_row_without_any_answer_end_a_suite(tmp_path: Path) -> None:
     box = BenchBox(tmp_path, clock=QuickClock())
     ctx = box.context()
-    ctx.files.make_folder(ctx.paths.state_dir)
     with (
         answering(tmp_path / "engine", "--metrics", reply=["normal"] * 4 + ["hang"]) as (server, _),
         EvidenceStore(ctx.paths.evidence) as store,

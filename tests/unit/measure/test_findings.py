@@ -284,11 +284,11 @@ def test_this_box_stands_beside_the_published_numbers_of_the_same_family() -> No
     )
     found = beside_published(Suite.MTP, [sample()], published, "ik")
 
-    assert [(one.what, one.published) for one in found] == [
+    assert [(one["what"], one["published"]) for one in found] == [
         ("tok/s", 100.0), ("code_python, tok/s", 105.1), ("code_python, rate", 0.904)
     ]  # fmt: skip
-    assert found[0].ratio == pytest.approx(0.5)
-    assert found[2].ratio is None
+    assert found[0]["ratio"] == pytest.approx(0.5)
+    assert found[2]["ratio"] is None
 
 
 def a_foreign_sample(**values: Any) -> Sample:
