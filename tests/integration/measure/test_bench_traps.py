@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -62,11 +63,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def marks(result: ActionResult) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in result.payload["samples"]:
-        for mark in row["marks"]:
-            found[mark] = found.get(mark, 0) + 1
-    return found
+    return dict(Counter(mark for row in result.payload["samples"] for mark in row["marks"]))
 
 
 def usable(result: ActionResult) -> list[dict[str, Any]]:
@@ -255,6 +252,8 @@ def test_another_kind_of_server_is_measured_by_what_its_api_reports(
     samples = usable(result)
     assert all(row["timings"] is None for row in samples)
     assert all(row["details"]["usage_completion_n"] == 192 for row in samples)
+    (table,) = result.payload["tables"].values()
+    assert table["predicted"] == 9 * 192, "told by their usage"
     assert all(row["client"]["ttft_ms"] > 0 for row in samples)
     for row in result.payload["summary"]:
         assert row["decode"]["tok_s"] is None

@@ -255,24 +255,14 @@ def test_the_spread_counts_what_is_missing() -> None:
     assert (found.median, found.least, found.most) == (2.5, 1.0, 4.0)
 
 
-def test_tokens_per_step_are_totals_over_totals() -> None:
-    found = summarise(
-        [
-            sample(timings=timings(predicted_n=41, draft_n=61, draft_n_accepted=18)),
-            sample(timings=timings(predicted_n=11, draft_n=3, draft_n_accepted=0)),
-        ]
-    )
-
-    assert found.tokens_per_step == pytest.approx(50 / 32)
-
-
-def test_acceptance_by_position_is_over_all_steps_and_as_deep_as_the_deepest_draft() -> None:
+def test_drafts_are_counted_over_all_steps_and_as_deep_as_the_deepest_draft() -> None:
     one = timings(predicted_n=21, draft_n=30, draft_n_accepted=10, accepted_by_position=(7, 3))
-    two = timings(predicted_n=16, draft_n=9, draft_n_accepted=5, accepted_by_position=(5,))
+    two = timings(predicted_n=36, draft_n=9, draft_n_accepted=5, accepted_by_position=(5,))
 
     found = summarise([sample(timings=one), sample(timings=two)])
 
-    assert found.acceptance_by_position == pytest.approx((12 / 20, 3 / 20))
+    assert found.tokens_per_step == pytest.approx(55 / 40)
+    assert found.acceptance_by_position == pytest.approx((12 / 40, 3 / 40))
 
 
 def test_the_figures_of_one_request() -> None:

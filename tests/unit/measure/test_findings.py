@@ -160,14 +160,6 @@ def test_a_spill_is_a_drop_with_vram_pinned_or_more_in_use_than_planned(
     assert spill != 40_000 or "20 MiB" in found.why
 
 
-def test_the_depth_at_which_memory_ran_out_is_named() -> None:
-    dead = sample(suite="deep", case="24000 tokens", timings=None, client=None,
-                  problem="out of VRAM", details={"wanted_depth": 24_000})  # fmt: skip
-    found = judge_depth([a_deep_sample(8000, 20.0, 500), a_deep_sample(16_000, 20.0, 100), dead])
-
-    assert (found.filled_tokens, found.failed_tokens, found.why) == (16_000, 24_000, "out of VRAM")
-
-
 def said(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Answer:
     return Answer(text, reasoning, tuple(ToolCall(*call) for call in calls), None, None, None, None,
                   None, None, "stop", is_cut=False)  # fmt: skip
@@ -187,16 +179,8 @@ CALL = ("convert", '{"value": 84, "unit": "km"}')
         (said("I cannot do that"), False),
         (said("", CALL, CALL), False),
     ],
-    ids=[
-        "other values",
-        "another function",
-        "another key",
-        "no JSON",
-        "no object",
-        "no call",
-        "twice",
-    ],
-)
+    ids=["other values", "another function", "another key", "no JSON", "no object", "no call", "twice"],
+)  # fmt: skip
 def test_tool_calls_may_differ_in_values_alone(other: Answer, *, passes: bool) -> None:
     found = judge_quality([Question(TOOLS, "p", said("", CALL), other)])
 
@@ -289,17 +273,6 @@ def test_this_box_stands_beside_the_published_numbers_of_the_same_family() -> No
     ]  # fmt: skip
     assert found[0]["ratio"] == pytest.approx(0.5)
     assert found[2]["ratio"] is None
-
-
-def a_foreign_sample(**values: Any) -> Sample:
-    details = {"usage_completion_n": 192, "usage_prompt_n": 1000} | values.pop("details", {})
-    return sample(timings=None, details=details, **values)
-
-
-def test_the_table_counts_tokens_of_servers_without_timings_by_their_usage() -> None:
-    table = mtp_table([a_foreign_sample(), a_foreign_sample()])
-
-    assert (table["rows"][0]["predicted"], table["predicted"]) == (192, 384)
 
 
 def a_class(name: str = "chat", *, reasoning: int | None = None, weight: float = 1.0) -> ClassShape:
