@@ -322,16 +322,15 @@ class FigureReader:
 
     def count(self, found: Mapping[str, Any], key: str) -> int | None:
         """A number of tokens."""
-        value = self._number(found, key)
-        if value is None or not self._is_within(value, MOST_TOKENS):
-            return None
-        self.has_impossible |= value != int(value)
-        return int(value) if value == int(value) else None
+        value = self._number(found, key, MOST_TOKENS)
+        if value is not None and value != int(value):
+            self.has_impossible, value = True, None
+        return None if value is None else int(value)
 
     def ms(self, found: Mapping[str, Any], key: str) -> float | None:
         """Milliseconds."""
-        value = self._number(found, key)
-        return float(value) if value is not None and self._is_within(value, MOST_MS) else None
+        value = self._number(found, key, MOST_MS)
+        return None if value is None else float(value)
 
     def timings(self, found: Mapping[str, Any]) -> Timings:
         """What a server reports of one request."""
@@ -354,18 +353,13 @@ class FigureReader:
             return self.count(details, "cached_tokens")
         return self.count(usage, "cached_tokens")
 
-    def _number(self, found: Mapping[str, Any], key: str) -> float | None:
+    def _number(self, found: Mapping[str, Any], key: str, most: float) -> float | None:
         value = found.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        # Of NaN every comparison is false.
+        if type(value) in {int, float} and 0 <= value <= most:
             return value
         self.has_impossible |= value is not None
         return None
-
-    def _is_within(self, value: float, most: float) -> bool:
-        # Of NaN every comparison is false.
-        is_within = 0 <= value <= most
-        self.has_impossible |= not is_within
-        return is_within
 
     def _drafts(self, found: Mapping[str, Any]) -> tuple[int | None, int | None]:
         """Drafted and accepted; neither where more was accepted than drafted or than generated."""
@@ -510,10 +504,10 @@ class _Collected:
         if self._content(event):
             self.first_ms = at_ms if self.first_ms is None else self.first_ms
             self.last_ms = at_ms
-        for key, into in (("timings", "timings"), ("usage", "usage")):
+        for key in ("timings", "usage"):
             value = event.get(key)
             if isinstance(value, Mapping) and value:
-                setattr(self, into, value)
+                setattr(self, key, value)
         self._note_progress(event.get("timings"))
         if event.get("stop") is True:
             self.has_ended = True
@@ -592,8 +586,8 @@ class _Collected:
         function = call.get("function")
         if not isinstance(function, Mapping):
             return
-        index = _whole(call.get("index")) or 0
-        known = self._calls.setdefault(index, ["", ""])
+        index = call.get("index")
+        known = self._calls.setdefault(index if type(index) is int else 0, ["", ""])
         for place, key in enumerate(("name", "arguments")):
             piece = function.get(key)
             known[place] += piece if isinstance(piece, str) else ""
@@ -630,10 +624,6 @@ def _finish(event: Mapping[str, Any]) -> str | None:
         return kind
     flags = (("stopped_limit", "limit"), ("stopped_eos", "eos"), ("stopped_word", "word"))
     return next((name for key, name in flags if event.get(key) is True), None)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _listed(value: object) -> Sequence[Any]:
@@ -706,7 +696,11 @@ def read_counters(text: str) -> Counters:
         n_deferred=_count(values, "requests_deferred"),
         n_drafted=_count(values, "spec_decode_num_draft_tokens_total"),
         n_accepted=_count(values, "spec_decode_num_accepted_tokens_total"),
-        accepted_by_position=_in_order(positions) if has_positions else None,
+        accepted_by_position=tuple(
+            positions.get(place, 0) for place in range(max(positions, default=-1) + 1)
+        )
+        if has_positions
+        else None,
         n_cached=_count(values, "prompt_tokens_cached_total"),
         prompt_s=values.get("prompt_seconds_total"),
         predicted_s=values.get("tokens_predicted_seconds_total"),
@@ -727,10 +721,6 @@ def gained(before: Counters, after: Counters) -> tuple[int, ...] | None:
         return None
     found = tuple(late - early for early, late in zip_longest(then, now, fillvalue=0))
     return None if any(count < 0 for count in found) else found
-
-
-def _in_order(positions: dict[int, int]) -> tuple[int, ...]:
-    return tuple(positions.get(place, 0) for place in range(max(positions, default=-1) + 1))
 
 
 def _count(values: dict[str, float], name: str) -> int | None:

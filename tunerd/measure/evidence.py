@@ -392,8 +392,7 @@ class Validity:
 def number(figures: Mapping[str, Any], key: str) -> float | None:
     """A number among figures; None where it is missing or no number."""
     value = figures.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and value is not None else None
+    return float(value) if type(value) in {int, float} else None
 
 
 def without_text(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -291,11 +291,13 @@ def _asked(server: LlamaServer) -> dict[str, Any]:
     first = rows[0] if rows and isinstance(rows[0], dict) else {}
     settings = body.get("default_generation_settings")
     settings = settings if isinstance(settings, dict) else {}
-    sizes = (first.get("n_ctx"), settings.get("n_ctx"), body.get("n_ctx"))
+    sizes = (one.get("n_ctx") for one in (first, settings, body))
+    # True and false are numbers to Python.
+    known = (n for n in sizes if type(n) is int and 0 < n <= _MOST_CONTEXT)
     return {
         "route": Route.NATIVE,
         "model": server.alias(timeout_s=_ASK_S),
-        "n_ctx": next((n for n in sizes if _is_size(n)), None),
+        "n_ctx": next(known, None),
         "most_tokens": _most_tokens(settings),
         "frame": _frame_of(server),
     }
@@ -312,17 +314,11 @@ def _frame_of(server: LlamaServer) -> Frame | None:
     return Frame(head, tail)
 
 
-def _is_size(value: Any) -> bool:
-    """Whether a server can have so many: true and false are numbers to Python."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_CONTEXT
-
-
 def _most_tokens(settings: Mapping[str, Any]) -> int | None:
     """The server's own limit: mainline has it among the sampling parameters, ik flat."""
     params = settings.get("params")
     found = (params if isinstance(params, dict) else settings).get("n_predict")
-    is_limit = isinstance(found, int) and not isinstance(found, bool) and found > 0
-    return found if is_limit else None
+    return found if type(found) is int and found > 0 else None
 
 
 def count_tokens(server: LlamaServer, text: str, *, timeout_s: float = _ASK_S) -> int | None:
