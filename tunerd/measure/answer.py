@@ -422,14 +422,13 @@ class Answer:
     text: str
     reasoning: str
     tool_calls: tuple[ToolCall, ...]
-    timings: Timings | None
-    n_cached: int | None
-    n_prompt: int | None
-    n_completion: int | None
-    first_ms: float | None
-    last_ms: float | None
-    finish: str | None
-    is_cut: bool
+    timings: Timings | None = None
+    n_cached: int | None = None
+    n_prompt: int | None = None
+    n_completion: int | None = None
+    first_ms: float | None = None
+    last_ms: float | None = None
+    is_cut: bool = False
     has_impossible: bool = False
     steps: tuple[tuple[float, int, int], ...] | None = None
 
@@ -454,22 +453,18 @@ def read_answer(events: Sequence[Event], *, is_whole: bool) -> Answer:
         found.add(at_ms, event)
     read = found.read
     timings = read.timings(found.timings) if found.timings else None
-    n_cached = _n_cached(found, timings)
-    n_prompt = read.count(found.usage, "prompt_tokens") or found.n_evaluated
-    n_completion = read.count(found.usage, "completion_tokens")
     return Answer(
         text="".join(found.text),
         reasoning="".join(found.reasoning),
         tool_calls=found.calls(),
         timings=timings,
-        n_cached=n_cached,
-        n_prompt=n_prompt,
-        n_completion=n_completion,
+        n_cached=_n_cached(found, timings),
+        n_prompt=read.count(found.usage, "prompt_tokens") or found.n_evaluated,
+        n_completion=read.count(found.usage, "completion_tokens"),
         first_ms=found.first_ms,
         last_ms=found.last_ms,
-        finish=found.finish,
         is_cut=not is_whole or not found.has_ended,
-        has_impossible=read.has_impossible,
+        has_impossible=read.has_impossible,  # once all is read
         steps=found.steps(timings),
     )
 
@@ -494,7 +489,6 @@ class _Collected:
         self.n_evaluated: int | None = None
         self.first_ms: float | None = None
         self.last_ms: float | None = None
-        self.finish: str | None = None
         self.has_ended = False
         self._so_far: list[tuple[float, int, int]] = []
         self._calls: dict[int, list[str]] = {}
@@ -511,7 +505,6 @@ class _Collected:
         self._note_progress(event.get("timings"))
         if event.get("stop") is True:
             self.has_ended = True
-            self.finish = _finish(event)
             self.n_evaluated = self.read.count(event, "tokens_evaluated")
 
     def _note_progress(self, timings: Any) -> None:
@@ -563,9 +556,7 @@ class _Collected:
         return has_content
 
     def _choice(self, choice: Mapping[str, Any]) -> bool:
-        reason = choice.get("finish_reason")
-        if isinstance(reason, str):
-            self.finish, self.has_ended = reason, True
+        self.has_ended |= isinstance(choice.get("finish_reason"), str)
         inner = (choice.get(key) for key in ("delta", "message"))
         parts = next((one for one in inner if isinstance(one, Mapping)), choice)
         has_content = False
@@ -616,14 +607,6 @@ def _n_cached(found: _Collected, timings: Timings | None) -> int | None:
     if n_past is None or timings.predicted_n is None:
         return None
     return max(0, n_past - max(timings.predicted_n - 1, 0) - timings.prompt_n)
-
-
-def _finish(event: Mapping[str, Any]) -> str | None:
-    kind = event.get("stop_type")
-    if isinstance(kind, str):
-        return kind
-    flags = (("stopped_limit", "limit"), ("stopped_eos", "eos"), ("stopped_word", "word"))
-    return next((name for key, name in flags if event.get(key) is True), None)
 
 
 def _listed(value: object) -> Sequence[Any]:

@@ -852,7 +852,6 @@ def prompt_book(ctx: Context) -> PromptBook:
 
     Raises:
         BenchError: the file is missing.
-        ConfigError: it is damaged.
     """
     content = ctx.files.read(_PROMPTS)
     if content is None:

@@ -125,7 +125,7 @@ def test_a_server_whose_child_uses_the_processor_works(tmp_path: Path) -> None:
 
 def test_a_signal_during_parallel_requests_waits_for_none_of_them(tmp_path: Path) -> None:
     request = Request(suite=Suite.WORKLOAD, case="crowd", kind="prose", n_predict=64)
-    prompt = Prompt("one", "prose", "go on")
+    prompt = Prompt("one", "go on")
     with listening() as (port, met):
         life = Life(BenchBox(tmp_path).context(), target_at(port), "one")
 

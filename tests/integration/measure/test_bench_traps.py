@@ -295,7 +295,7 @@ def test_a_server_beside_which_others_keep_the_processors_busy_is_not_believed(
     ctx = box.context()
     target = replace(open_url(ctx, server.url), pids=(server.process.pid,))
     request = Request(suite=Suite.MTP, case="code", kind="code", n_predict=64)
-    prompt = Prompt("p", "code", "say so")
+    prompt = Prompt("p", "say so")
     with busy_processors():
         asked = Life(ctx, target).ask(request, prompt)
         brief = Life(ctx, target)  # whose requests are too short to show it one by one

@@ -161,8 +161,7 @@ def test_a_spill_is_a_drop_with_vram_pinned_or_more_in_use_than_planned(
 
 
 def said(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Answer:
-    return Answer(text, reasoning, tuple(ToolCall(*call) for call in calls), None, None, None, None,
-                  None, None, "stop", is_cut=False)  # fmt: skip
+    return Answer(text, reasoning, tuple(ToolCall(*call) for call in calls))
 
 
 CALL = ("convert", '{"value": 84, "unit": "km"}')

@@ -99,7 +99,7 @@ def test_settings_of_sampling_are_asked_about_by_the_servers_own_sampling_too() 
 
 def test_by_its_own_sampling_a_server_is_told_no_temperature() -> None:
     exact, own = (
-        body_of(a_request(has_own_sampling=is_own), Prompt("p", "prose", "Why?"), Route.CHAT)
+        body_of(a_request(has_own_sampling=is_own), Prompt("p", "Why?"), Route.CHAT)
         for is_own in (False, True)
     )
     assert exact["temperature"] == 0.0
@@ -135,8 +135,7 @@ def test_b_is_recommended_only_where_it_is_faster_and_passed(
 def arm(name: str, plan: Plan, text: str, own_text: str | None = None) -> ArmData:
     def said(request: Request) -> Answer:
         shown = own_text if request.has_own_sampling and own_text is not None else text
-        return Answer(shown, "", (ToolCall("convert", "{}"),), None, None, None, None, None, None,
-                      "stop", is_cut=False)  # fmt: skip
+        return Answer(shown, "", (ToolCall("convert", "{}"),))
 
     answers: dict[int, dict[str, Answer | None]] = {
         at: {"p": said(step.requests[0])} for at, step in enumerate(plan.steps)

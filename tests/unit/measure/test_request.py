@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.bench_samples import REGION, a_request, the_book
 from tests.support.designed import encode
-from tunerd.errors import BenchError, ConfigError
+from tunerd.errors import BenchError
 from tunerd.measure.request import (
     MTP_KINDS,
     BenchRequest,
@@ -23,9 +23,9 @@ from tunerd.measure.request import (
     Route,
     Suite,
     body_of,
-    read_prompts,
     suite_plan,
 )
+from tunerd.profile.workload import KINDS
 from tunerd.tryout.designed import vocabulary
 
 BOOK = the_book()
@@ -89,16 +89,9 @@ def test_a_long_prompt_is_about_as_long_as_wanted_and_ends_in_its_question() -> 
     assert prompt.text.endswith("give the corrected code")
 
 
-def test_a_workload_may_name_its_kinds_otherwise() -> None:
-    assert stock().take("code").prompt_id.startswith("code_python-")
-    with pytest.raises(ConfigError, match="no prompts of kind `verse`"):
-        stock().take("verse")
-
-
-@pytest.mark.parametrize("data", [{}, {"schema": 2}, {"schema": 1, "prompt": [{}]}, {"schema": 1}])
-def test_a_file_that_is_no_prompt_file_is_refused(data: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        read_prompts(data)
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_is_a_text_for_every_kind_that_a_workload_may_name(kind: str) -> None:
+    assert BOOK.form(kind).kind in MTP_KINDS
 
 
 def test_the_cache_suite_sends_the_same_twice_and_then_another_end() -> None:

@@ -35,8 +35,7 @@ NOTHING = GpuLook(None, None, frozenset())
 def an_answer(found: Timings | None = None, **values: Any) -> Answer:
     usual: dict[str, Any] = {
         "text": "x", "reasoning": "", "tool_calls": (), "timings": found or timings(), "n_cached": 0,
-        "n_prompt": 100, "n_completion": None, "first_ms": 55.0, "last_ms": 2040.0,
-        "finish": "limit", "is_cut": False,
+        "n_prompt": 100, "first_ms": 55.0, "last_ms": 2040.0,
     }  # fmt: skip
     return Answer(**{**usual, **values})
 
