@@ -354,10 +354,10 @@ class FigureReader:
         return self.count(usage, "cached_tokens")
 
     def _number(self, found: Mapping[str, Any], key: str, most: float) -> float | None:
-        value = found.get(key)
+        value: Any = found.get(key)
         # Of NaN every comparison is false.
         if type(value) in {int, float} and 0 <= value <= most:
-            return value
+            return float(value)
         self.has_impossible |= value is not None
         return None
 

@@ -391,7 +391,7 @@ class Validity:
 
 def number(figures: Mapping[str, Any], key: str) -> float | None:
     """A number among figures; None where it is missing or no number."""
-    value = figures.get(key)
+    value: Any = figures.get(key)
     return float(value) if type(value) in {int, float} else None
 
 

@@ -675,7 +675,8 @@ class EvidenceStore:
                 arms.setdefault(row["run_id"], []).append(arm)
         found = []
         for row in rows:
-            head = {"kind": row["kind"], "started_s": row["started_s"], **_table(row["head"]),
+            told = row["head"] if isinstance(row["head"], dict) else {}
+            head = {"kind": row["kind"], "started_s": row["started_s"], **told,
                     "arms": arms.get(row["id"], ())}  # fmt: skip
             n_samples, n_unusable = counts.get(row["id"], (0, 0))
             data = {**row, "number": row["id"], "record": head, "n_samples": n_samples,
@@ -799,10 +800,6 @@ def _counts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, tupl
         .group_by(entry.c.run_id)
     )
     return {of: (n, int(bad or 0)) for of, n, bad in connection.execute(chosen)}
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 # What a store held that tunerd 0.1 wrote, with a table for each kind of record. Rows become documents as they
