@@ -693,8 +693,8 @@ def judge_answers(
         except BootFailed as error:
             return Quality(None, (f"{side} did not start: {error}",), ())
     found = judge_quality(
-        [pair(request.case, number, one, other)
-         for number, ((request, _), one, other) in enumerate(zip(questions, *answers, strict=False))]
+        [pair(request.case, one, other)
+         for (request, _), one, other in zip(questions, *answers, strict=False)]
     )  # fmt: skip
     n_left = len(questions) - min(len(one) for one in answers)
     if not n_left or found.passes is False:

@@ -473,7 +473,6 @@ class Question:
     """
 
     case: str
-    prompt_id: str
     reference: Answer | None
     candidate: Answer | None
     is_paired: bool = True
@@ -483,19 +482,17 @@ class Question:
 Replies = Mapping[str, Answer | None]
 
 
-def pair(case: str, number: int, reference: Replies, candidate: Replies) -> Question:
+def pair(case: str, reference: Replies, candidate: Replies) -> Question:
     """The answers of both arms to the same text of a question, the first one that both answered."""
-    answered = [{name for name, one in texts.items() if one is not None}
-                for texts in (reference, candidate)]  # fmt: skip
-    for name in reference:
-        if all(name in names for names in answered):
-            return Question(case, name, reference[name], candidate[name])
-    name = next(iter(reference or candidate), str(number))
-    if all(answered):
-        return Question(case, name, None, None, is_paired=False)
+    for name, one in reference.items():
+        other = candidate.get(name)
+        if one is not None and other is not None:
+            return Question(case, one, other)
     one, other = (next((a for a in texts.values() if a is not None), None)
                   for texts in (reference, candidate))  # fmt: skip
-    return Question(case, name, one, other)
+    if one is not None and other is not None:
+        return Question(case, None, None, is_paired=False)
+    return Question(case, one, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -718,7 +715,7 @@ def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: boo
         if is_exact and request.has_own_sampling:
             continue
         one, other = (arm.answers.get(at, {}) for arm in (reference, candidate))
-        asked.append(pair(request.case, at, one, other))
+        asked.append(pair(request.case, one, other))
     return judge_quality(asked)
 
 

@@ -181,16 +181,16 @@ CALL = ("convert", '{"value": 84, "unit": "km"}')
     ids=["other values", "another function", "another key", "no JSON", "no object", "no call", "twice"],
 )  # fmt: skip
 def test_tool_calls_may_differ_in_values_alone(other: Answer, *, passes: bool) -> None:
-    found = judge_quality([Question(TOOLS, "p", said("", CALL), other)])
+    found = judge_quality([Question(TOOLS, said("", CALL), other)])
 
     assert found.passes is passes
     assert (found.cases[0].n_same, found.cases[0].n_called) == (int(passes), 1)
 
 
 def test_a_short_answer_must_be_the_same_and_prose_may_drift() -> None:
-    assert judge_quality([Question(SHORT, "p", said("Fe\n"), said("Fe"))]).passes is True
-    assert judge_quality([Question(SHORT, "p", said("Fe"), said("Iron"))]).passes is False
-    prose = judge_quality([Question(PROSE, "p", said("kitten"), said("sitting"))])
+    assert judge_quality([Question(SHORT, said("Fe\n"), said("Fe"))]).passes is True
+    assert judge_quality([Question(SHORT, said("Fe"), said("Iron"))]).passes is False
+    prose = judge_quality([Question(PROSE, said("kitten"), said("sitting"))])
     assert prose.passes is True
     assert prose.cases[0].drift_letters == 3
     assert prose.cases[0].drift_ratio == pytest.approx(3 / 7)
@@ -219,23 +219,23 @@ EIGHT, NO_CALL, SILENT = said("8"), said("no"), said("", reasoning="hm")
 def test_what_was_not_answered_or_not_tried_is_no_pass(
     asked: list[tuple[str, Answer | None, Answer | None]], *, passes: bool | None, reason: str
 ) -> None:
-    found = judge_quality([Question(case, case, one, other) for case, one, other in asked])
+    found = judge_quality([Question(case, one, other) for case, one, other in asked])
 
     assert found.passes is passes
     assert found.reasons == (reason,)
 
 
 def test_a_question_that_was_repeated_is_compared_by_the_text_that_both_answered() -> None:
-    same = pair(SHORT, 1, {"p#1": said("8"), "p#2": said("9")}, {"p#1": said("8")})
+    same = pair(SHORT, {"p#1": said("8"), "p#2": said("9")}, {"p#1": said("8")})
     assert judge_quality([same]).passes is True
-    later = pair(SHORT, 1, {"p#1": None, "p#2": said("9")}, {"p#1": said("8"), "p#2": said("7")})
+    later = pair(SHORT, {"p#1": None, "p#2": said("9")}, {"p#1": said("8"), "p#2": said("7")})
     assert judge_quality([later]).passes is False
 
-    apart = pair(SHORT, 1, {"p#1": None, "p#2": said("9")}, {"p#1": said("8")})
+    apart = pair(SHORT, {"p#1": None, "p#2": said("9")}, {"p#1": said("8")})
     found = judge_quality([same, apart])
     assert found.passes is True
     assert (found.cases[0].n, found.cases[0].n_left_out, found.cases[0].n_missing) == (1, 1, 0)
-    assert judge_quality([same, pair(SHORT, 1, {"p#1": said("8")}, {"p#1": None})]).passes is False
+    assert judge_quality([same, pair(SHORT, {"p#1": said("8")}, {"p#1": None})]).passes is False
 
 
 def test_the_table_has_each_kind_as_the_mean_of_its_requests() -> None:
