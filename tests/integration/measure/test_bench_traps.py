@@ -144,20 +144,23 @@ def test_requests_of_somebody_else_are_seen_in_the_servers_counters_and_measured
     box: BenchBox, quiet: tuple[Server, StandIn]
 ) -> None:
     server, _ = quiet
-    stop = threading.Event()
+    stop, began = threading.Event(), threading.Event()
 
     def is_seen() -> bool:
         return any("somebody else was served" in step.text for step in box.said)
 
     def somebody_else() -> None:
-        while not (stop.is_set() or is_seen()):
-            body = {"prompt": "somebody else", "n_predict": 5}
-            httpx.post(f"{server.url}/completion", json=body, timeout=30)
-            stop.wait(0.02)
+        body = {"prompt": "somebody else", "n_predict": 5}
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            while not (stop.is_set() or is_seen()):
+                client.post("/completion", json=body)
+                began.set()
+                stop.wait(0.02)
 
     other = threading.Thread(target=somebody_else)
     other.start()
     try:
+        assert began.wait(30)
         result = box.bench(server.url)
     finally:
         stop.set()
