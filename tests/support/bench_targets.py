@@ -16,7 +16,6 @@ from tunerd.result import ActionResult
 def asked_to_draft(box: BenchBox, url: str, *, drafts: bool) -> Session:
     """Bench a server of which it is known whether it is meant to draft."""
     ctx = box.context()
-    ctx.files.make_folder(ctx.paths.state_dir)
     target = replace(open_url(ctx, url), speculation=Speculation(drafts))
     with EvidenceStore(ctx.paths.evidence) as store:
         session = Session(ctx, BenchRequest(repeats=1, seed=11), store)
@@ -34,7 +33,6 @@ def bench_two(
 ) -> ActionResult:
     """Bench two servers that run already as the arms of one profile."""
     ctx = box.context()
-    ctx.files.make_folder(ctx.paths.state_dir)
     with EvidenceStore(ctx.paths.evidence) as store:
         session = Session(ctx, BenchRequest(suite=suite, repeats=repeats, seed=11), store)
         for name, url, drafts in ((ON, on, True), (OFF, off, False)):

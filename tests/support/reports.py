@@ -11,6 +11,7 @@ from typing import Any
 from tests.support.synthetic_runs import START_S, MadeRun
 from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import RunEvidence, RunRecord, SummaryRecord, Validity
+from tunerd.measure.results import run_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.web.report import render_report
 
@@ -19,7 +20,7 @@ def evidence_of(folder: Path, runs: Iterable[MadeRun]) -> tuple[RunEvidence, ...
     """The runs as they come back from a real store."""
     with EvidenceStore(folder / "evidence.db") as store:
         numbers = [run.put(store) for run in runs]
-        return tuple(_read(store, number) for number in numbers)
+        return tuple(store.evidence(run_of(store, number)) for number in numbers)
 
 
 def page_of(folder: Path, runs: Iterable[MadeRun]) -> Path:
@@ -30,17 +31,6 @@ def page_of(folder: Path, runs: Iterable[MadeRun]) -> Path:
     validities = {(one.run.number, arm): stale for one in evidence for arm in one.samples}
     path.write_text(render_report(evidence, validities, START_S), encoding="utf-8")
     return path
-
-
-def _read(store: EvidenceStore, number: int) -> RunEvidence:
-    run = store.run(number)
-    assert run is not None
-    return RunEvidence(
-        run=run,
-        samples={arm.name: store.samples(number, arm=arm.name) for arm in run.record.arms},
-        summaries=store.summaries(number),
-        verdicts=store.verdicts(number),
-    )
 
 
 # By what they are found again, and so without that text.

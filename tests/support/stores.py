@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from tunerd.fleet.database import Database
 from tunerd.measure.store import BUSY_TIMEOUT_S, EvidenceStore
@@ -15,3 +18,16 @@ def open_store(
     if "://" in place:
         return EvidenceStore(Database(place, writable=writable, wait_s=wait_s))
     return EvidenceStore(Path(place), writable=writable, wait_s=wait_s)
+
+
+def queried(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    """What a statement gives and does, by SQLite alone."""
+    with closing(sqlite3.connect(path)) as plain, plain:
+        return plain.execute(statement, values).fetchall()
+
+
+def written(path: Path, script: Path) -> Path:
+    """A database as a script makes it."""
+    with closing(sqlite3.connect(path)) as plain:
+        plain.executescript(script.read_text())
+    return path

@@ -172,11 +172,12 @@ def compare_command(
       tunerd compare speculation.type=off speculation.n_max=3 --budget 2h
       tunerd compare 13 14
     """  # noqa: D301
-    from tunerd.measure.compare import CompareRequest, check_limits, run_compare
+    from tunerd.measure.compare import CompareRequest, run_compare
+    from tunerd.measure.pairs import Limits
 
     if len(sides) > 2:  # noqa: PLR2004 -- A and B
         raise click.UsageError("two sides can be compared, not more")
-    limits = check_limits(budget, max_pairs, tolerance / 100)
+    limits = Limits(budget_s=budget, max_pairs=max_pairs, tolerance=tolerance / 100)
     request = CompareRequest(words=sides, limits=limits, **given)
     return run_compare(
         call.context(acts=True),

@@ -261,14 +261,12 @@ def summarise(samples: Sequence[Sample]) -> Summary:
         acceptance_ratio=accepted / drafted if drafted and accepted is not None else None,
         tokens_per_step=_tokens_per_step(timings),
         acceptance_by_position=_by_position(timings),
-        joules_per_token=per_token(energies),
+        # Energy for reading prompts included.
+        joules_per_token=sum(joules for joules, _ in energies) / sum(n for _, n in energies)
+        if energies
+        else None,
         n_energy=len(energies),
     )
-
-
-def per_token(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Energy a generated token, of energies [J] with their tokens; None of none."""
-    return sum(joules for joules, _ in pairs) / sum(n for _, n in pairs) if pairs else None
 
 
 def _rate(rows: Iterable[tuple[int | None, float | None] | None], n: int) -> Rate:
@@ -324,16 +322,15 @@ class FigureReader:
 
     def count(self, found: Mapping[str, Any], key: str) -> int | None:
         """A number of tokens."""
-        value = self._number(found, key)
-        if value is None or not self._is_within(value, MOST_TOKENS):
-            return None
-        self.has_impossible |= value != int(value)
-        return int(value) if value == int(value) else None
+        value = self._number(found, key, MOST_TOKENS)
+        if value is not None and value != int(value):
+            self.has_impossible, value = True, None
+        return None if value is None else int(value)
 
     def ms(self, found: Mapping[str, Any], key: str) -> float | None:
         """Milliseconds."""
-        value = self._number(found, key)
-        return float(value) if value is not None and self._is_within(value, MOST_MS) else None
+        value = self._number(found, key, MOST_MS)
+        return None if value is None else float(value)
 
     def timings(self, found: Mapping[str, Any]) -> Timings:
         """What a server reports of one request."""
@@ -356,18 +353,13 @@ class FigureReader:
             return self.count(details, "cached_tokens")
         return self.count(usage, "cached_tokens")
 
-    def _number(self, found: Mapping[str, Any], key: str) -> float | None:
-        value = found.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return value
+    def _number(self, found: Mapping[str, Any], key: str, most: float) -> float | None:
+        value: Any = found.get(key)
+        # Of NaN every comparison is false.
+        if type(value) in {int, float} and 0 <= value <= most:
+            return float(value)
         self.has_impossible |= value is not None
         return None
-
-    def _is_within(self, value: float, most: float) -> bool:
-        # Of NaN every comparison is false.
-        is_within = 0 <= value <= most
-        self.has_impossible |= not is_within
-        return is_within
 
     def _drafts(self, found: Mapping[str, Any]) -> tuple[int | None, int | None]:
         """Drafted and accepted; neither where more was accepted than drafted or than generated."""
@@ -430,14 +422,13 @@ class Answer:
     text: str
     reasoning: str
     tool_calls: tuple[ToolCall, ...]
-    timings: Timings | None
-    n_cached: int | None
-    n_prompt: int | None
-    n_completion: int | None
-    first_ms: float | None
-    last_ms: float | None
-    finish: str | None
-    is_cut: bool
+    timings: Timings | None = None
+    n_cached: int | None = None
+    n_prompt: int | None = None
+    n_completion: int | None = None
+    first_ms: float | None = None
+    last_ms: float | None = None
+    is_cut: bool = False
     has_impossible: bool = False
     steps: tuple[tuple[float, int, int], ...] | None = None
 
@@ -462,22 +453,18 @@ def read_answer(events: Sequence[Event], *, is_whole: bool) -> Answer:
         found.add(at_ms, event)
     read = found.read
     timings = read.timings(found.timings) if found.timings else None
-    n_cached = _n_cached(found, timings)
-    n_prompt = read.count(found.usage, "prompt_tokens") or found.n_evaluated
-    n_completion = read.count(found.usage, "completion_tokens")
     return Answer(
         text="".join(found.text),
         reasoning="".join(found.reasoning),
         tool_calls=found.calls(),
         timings=timings,
-        n_cached=n_cached,
-        n_prompt=n_prompt,
-        n_completion=n_completion,
+        n_cached=_n_cached(found, timings),
+        n_prompt=read.count(found.usage, "prompt_tokens") or found.n_evaluated,
+        n_completion=read.count(found.usage, "completion_tokens"),
         first_ms=found.first_ms,
         last_ms=found.last_ms,
-        finish=found.finish,
         is_cut=not is_whole or not found.has_ended,
-        has_impossible=read.has_impossible,
+        has_impossible=read.has_impossible,  # once all is read
         steps=found.steps(timings),
     )
 
@@ -502,7 +489,6 @@ class _Collected:
         self.n_evaluated: int | None = None
         self.first_ms: float | None = None
         self.last_ms: float | None = None
-        self.finish: str | None = None
         self.has_ended = False
         self._so_far: list[tuple[float, int, int]] = []
         self._calls: dict[int, list[str]] = {}
@@ -512,14 +498,13 @@ class _Collected:
         if self._content(event):
             self.first_ms = at_ms if self.first_ms is None else self.first_ms
             self.last_ms = at_ms
-        for key, into in (("timings", "timings"), ("usage", "usage")):
+        for key in ("timings", "usage"):
             value = event.get(key)
             if isinstance(value, Mapping) and value:
-                setattr(self, into, value)
+                setattr(self, key, value)
         self._note_progress(event.get("timings"))
         if event.get("stop") is True:
             self.has_ended = True
-            self.finish = _finish(event)
             self.n_evaluated = self.read.count(event, "tokens_evaluated")
 
     def _note_progress(self, timings: Any) -> None:
@@ -571,9 +556,7 @@ class _Collected:
         return has_content
 
     def _choice(self, choice: Mapping[str, Any]) -> bool:
-        reason = choice.get("finish_reason")
-        if isinstance(reason, str):
-            self.finish, self.has_ended = reason, True
+        self.has_ended |= isinstance(choice.get("finish_reason"), str)
         inner = (choice.get(key) for key in ("delta", "message"))
         parts = next((one for one in inner if isinstance(one, Mapping)), choice)
         has_content = False
@@ -594,8 +577,8 @@ class _Collected:
         function = call.get("function")
         if not isinstance(function, Mapping):
             return
-        index = _whole(call.get("index")) or 0
-        known = self._calls.setdefault(index, ["", ""])
+        index = call.get("index")
+        known = self._calls.setdefault(index if type(index) is int else 0, ["", ""])
         for place, key in enumerate(("name", "arguments")):
             piece = function.get(key)
             known[place] += piece if isinstance(piece, str) else ""
@@ -624,18 +607,6 @@ def _n_cached(found: _Collected, timings: Timings | None) -> int | None:
     if n_past is None or timings.predicted_n is None:
         return None
     return max(0, n_past - max(timings.predicted_n - 1, 0) - timings.prompt_n)
-
-
-def _finish(event: Mapping[str, Any]) -> str | None:
-    kind = event.get("stop_type")
-    if isinstance(kind, str):
-        return kind
-    flags = (("stopped_limit", "limit"), ("stopped_eos", "eos"), ("stopped_word", "word"))
-    return next((name for key, name in flags if event.get(key) is True), None)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _listed(value: object) -> Sequence[Any]:
@@ -708,7 +679,11 @@ def read_counters(text: str) -> Counters:
         n_deferred=_count(values, "requests_deferred"),
         n_drafted=_count(values, "spec_decode_num_draft_tokens_total"),
         n_accepted=_count(values, "spec_decode_num_accepted_tokens_total"),
-        accepted_by_position=_in_order(positions) if has_positions else None,
+        accepted_by_position=tuple(
+            positions.get(place, 0) for place in range(max(positions, default=-1) + 1)
+        )
+        if has_positions
+        else None,
         n_cached=_count(values, "prompt_tokens_cached_total"),
         prompt_s=values.get("prompt_seconds_total"),
         predicted_s=values.get("tokens_predicted_seconds_total"),
@@ -731,10 +706,6 @@ def gained(before: Counters, after: Counters) -> tuple[int, ...] | None:
     return None if any(count < 0 for count in found) else found
 
 
-def _in_order(positions: dict[int, int]) -> tuple[int, ...]:
-    return tuple(positions.get(place, 0) for place in range(max(positions, default=-1) + 1))
-
-
 def _count(values: dict[str, float], name: str) -> int | None:
     value = values.get(name)
     return None if value is None else round(value)
@@ -754,15 +725,12 @@ def _value(text: str) -> float | None:
 _MOST_LETTERS = 160
 
 
-def reason_of(sample: Sample) -> str:
-    """Why there is no answer, in one line; "" where there is one."""
-    text = " ".join((sample.problem or "").split())
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
-
-
 def count_problems(samples: Sequence[Sample]) -> Mapping[str, int]:
-    """How many requests had no answer, by the reason."""
-    return Counter(reason_of(sample) for sample in samples if sample.problem is not None)
+    """How many requests had no answer, by the reason in one line."""
+    reasons = (" ".join(one.problem.split()) for one in samples if one.problem is not None)
+    return Counter(
+        text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..." for text in reasons
+    )
 
 
 NO_ANSWER = "no answer"

@@ -132,7 +132,7 @@ class BenchRun:
         self.life = Life(ctx, targets[0])
         self._watch = self.life.traffic
 
-    def run(self, plan: Plan, texts: Mapping[str, Texts]) -> Mapping[str, ArmData]:
+    def run(self, plan: Plan, texts: Mapping[str, Texts]) -> None:
         """Every step of a plan on every arm, in the plan's order.
 
         Args:
@@ -154,7 +154,6 @@ class BenchRun:
             self._take_all(queue)
         finally:
             self._put_aside()
-        return self.measured
 
     def _is_busy(self) -> bool:
         """Whether somebody else is served, however long it was waited for.
@@ -415,38 +414,29 @@ def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Publis
 # What serves now beside a profile that is measured: where their answers may differ, and its own plan.
 
 
-@dataclass(frozen=True, slots=True)
-class Differing:
-    """How a profile differs from what serves in what may change answers.
+def beside_serving(
+    ctx: Context, made: DeployPlan, suite: Suite
+) -> tuple[DeployPlan | None, tuple[OutputChange, ...], list[Message]]:
+    """What serves now, planned anew, what of it may answer otherwise than what would be deployed, and how that is said.
 
-    `plan` is what serves, planned anew; None where it cannot be.
+    Nothing where nothing serves, or it cannot be planned again.
     """
-
-    changes: tuple[OutputChange, ...] = ()
-    plan: DeployPlan | None = None
-    messages: tuple[Message, ...] = ()
-
-
-def beside_serving(ctx: Context, made: DeployPlan, suite: Suite) -> Differing:
-    """What serves now, held against what would be deployed; nothing where nothing serves."""
     if not made.live.argv:
-        return Differing()
+        return None, (), []
     try:
         serving = plan_side(ctx, side_of(ctx, LIVE, base=None))
     except TunerdError as error:
-        if suite is not Suite.QUALITY:
-            return Differing()
-        why = error.words
-        text = f"answers are not held against those of what serves: {why}"
-        return Differing(messages=(warning("no-reference", text, error.hint),))
+        text = f"answers are not held against those of what serves: {error.words}"
+        told = warning("no-reference", text, error.hint)
+        return None, (), [told] if suite is Suite.QUALITY else []
     changes = output_changes(answering(serving), answering(made))
     if not changes:
-        return Differing(plan=serving)
+        return serving, (), []
     text = f"the profile may answer otherwise than what serves: {change_words(changes)}"
     if suite is Suite.QUALITY:
-        return Differing(changes, serving, (note("changes-answers", text),))
+        return serving, changes, [note("changes-answers", text)]
     hint = f"`tunerd bench {made.resolved.name} --suite quality` holds their answers against each other"
-    return Differing(changes, serving, (warning("changes-answers", text, hint),))
+    return serving, changes, [warning("changes-answers", text, hint)]
 
 
 # A bench from its first question to its last: arms, prompts, and the run in the store.
@@ -717,7 +707,7 @@ def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
     Raises:
         BenchError: it cannot be measured, or not trusted.
     """
-    with _store(ctx) as store:
+    with EvidenceStore(ctx.paths.evidence) as store:
         target = open_live(ctx)
         published = _published(ctx, asked, target.profile)
         session = Session(ctx, asked, store)
@@ -732,7 +722,7 @@ def bench_urls(ctx: Context, asked: BenchRequest, urls: Sequence[str]) -> Action
         UsageError: one is no address, or two have one name.
         BenchError: one cannot be measured.
     """
-    with _store(ctx) as store:
+    with EvidenceStore(ctx.paths.evidence) as store:
         published = _published(ctx, asked, None)
         session = Session(ctx, asked, store)
         targets = _open_urls(ctx, urls)
@@ -793,12 +783,12 @@ def bench_profile(
         if one.is_refused:
             _refuse(one.messages)
     published = _published(ctx, asked, made.resolved.name)
-    beside = beside_serving(ctx, made, asked.suite)
-    if asked.suite is Suite.QUALITY and beside.changes and beside.plan is not None:
-        plans[SERVING] = beside.plan
-        asked = replace(asked, with_own_sampling=changes_sampling(beside.changes))
-    with _store(ctx) as store:
-        session = Session(ctx, asked, store, messages=list(beside.messages))
+    serving, output, messages = beside_serving(ctx, made, asked.suite)
+    if asked.suite is Suite.QUALITY and output and serving is not None:
+        plans[SERVING] = serving
+        asked = replace(asked, with_own_sampling=changes_sampling(output))
+    with EvidenceStore(ctx.paths.evidence) as store:
+        session = Session(ctx, asked, store, messages=messages)
         session.on_candidates(plans, confirm, start_after=start_after)
         return result_of(session, f"profile {request.profile}", published)
 
@@ -811,13 +801,6 @@ def _refuse(messages: Sequence[Message]) -> None:
         state="nothing was touched",
         hint=first.hint or "`tunerd plan PROFILE`",
     )
-
-
-@contextmanager
-def _store(ctx: Context) -> Iterator[EvidenceStore]:
-    ctx.files.make_folder(ctx.paths.state_dir)
-    with EvidenceStore(ctx.paths.evidence) as store:
-        yield store
 
 
 def result_of(session: Session, target: str, published: Published | None) -> ActionResult:
@@ -849,8 +832,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         "tables": {one.name: mtp_table(one.samples) for one in arms}
         if session.plan.suite is Suite.MTP else {},
         "left_out": {arm.name: _reasons(arm) for arm in arms},
-        "against": None if beside is None else [{**asdict(one), "ratio": one.ratio}
-                                               for one in beside],
+        "against": beside,
         "samples": [{"arm": arm.name, **sample_json(sample)}
                     for arm in arms for sample in arm.samples],
         "summaries": [asdict(one) for one in found],

@@ -33,7 +33,16 @@ from tunerd.measure.evidence import (
 )
 from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair, turns_of
 from tunerd.measure.learn import workload_for
-from tunerd.measure.life import LIVE, Answered, Life, Target, Texts, open_candidate, prompt_book
+from tunerd.measure.life import (
+    LIVE,
+    Answered,
+    Life,
+    Target,
+    Texts,
+    letters_per_token,
+    open_candidate,
+    prompt_book,
+)
 from tunerd.measure.pairs import (
     SIDES,
     Asked,
@@ -58,7 +67,6 @@ from tunerd.measure.request import (
     BenchRequest,
     Prompt,
     PromptBook,
-    PromptStock,
     Request,
     Room,
     Route,
@@ -344,7 +352,6 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
     """
     prepared = prepare(ctx, request)
     confirm(prepared)
-    ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
         keeper = Keeper(ctx, store, prepared)
         with ending(ctx, store, lambda: keeper.number) as problems:
@@ -393,9 +400,7 @@ def _measure(
         began_s = stand.now_s()
         quality = None  # where nothing may change them, answers are not asked for
         if prepared.changes:
-            quality = judge_answers(
-                ctx, stand, prepared.changes, seed=prepared.seed, budget_s=limits.budget_s
-            )
+            quality = judge_answers(stand, prepared.changes, budget_s=limits.budget_s)
             keeper.answers(quality)
         limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
         with sink.muted():
@@ -430,17 +435,6 @@ def _cut_messages(
             f"context and here are {min(contexts)}: measured with {kept.depth_tokens}"
         )
         yield warning("workload-cut", text, "--workload for a smaller one")
-
-
-def check_limits(budget_s: float | None, max_pairs: int, tolerance: float) -> Limits:
-    """Limits as typed.
-
-    Raises:
-        UsageError: nothing can be measured within them.
-    """
-    if budget_s is None or not 0 < budget_s < float("inf"):
-        raise UsageError("--budget is no duration", hint="for example --budget 30m")
-    return Limits(budget_s=budget_s, max_pairs=max_pairs, tolerance=tolerance)
 
 
 # The real stand of a comparison: candidates in a lease, asked the same texts on both sides.
@@ -505,10 +499,9 @@ class CandidateStand:
                 if facts.arm is None:
                     facts.arm = target.arm
                     self.on_arm(side, target.arm)
-                # Both sides must be asked the very same text, so one of them says how long a token is.
-                texts = self.texts()
-                texts.learn(target.server)
-                self.letters_per_token = texts.letters_per_token
+                if self.letters_per_token is None:
+                    # Both sides must be asked the very same text, so one of them says how long a token is.
+                    self.letters_per_token = letters_per_token(target.server, self.book)
                 life = CandidateLife(self, side, target)
                 life.process = stack.pop_all()  # once nothing can fail any more
                 return life
@@ -677,38 +670,31 @@ _SHARE = 0.5
 
 
 def judge_answers(
-    ctx: Context,
-    stand: CandidateStand,
-    changes: Sequence[OutputChange],
-    *,
-    seed: int,
-    budget_s: float,
+    stand: CandidateStand, changes: Sequence[OutputChange], *, budget_s: float
 ) -> Quality:
     """Whether B answers as A does; questions that one side was never asked say nothing.
 
     Args:
-        ctx: Where.
-        stand: Where both sides are started.
+        stand: Where both sides are started, and the seed of texts and order.
         changes: What may change answers; sampling is tried by each server's own settings too.
-        seed: Of texts and order.
         budget_s: What the whole comparison may take; half of it is for questions at most.
 
     Raises:
         Preempted: the lease is gone.
     """
     asked = BenchRequest(Suite.QUALITY, _REPEATS, with_own_sampling=changes_sampling(changes))
-    plan, _ = suite_plan(asked, seed, None, Room(stand.book))
-    stock = PromptStock(stand.book, random.Random(f"{seed} questions"))  # noqa: S311 -- texts
+    plan, _ = suite_plan(asked, stand.seed, None, Room(stand.book))
+    stock = stand.texts().stock("questions")
     questions = [(request, stock.take(request.kind)) for request in plan.requests]
     answers: list[list[Replies]] = []
     for side in SIDES:
         try:
-            answers.append(_ask(ctx, stand, side, questions, budget_s * _SHARE / len(SIDES)))
+            answers.append(_ask(stand, side, questions, budget_s * _SHARE / len(SIDES)))
         except BootFailed as error:
             return Quality(None, (f"{side} did not start: {error}",), ())
     found = judge_quality(
-        [pair(request.case, number, one, other)
-         for number, ((request, _), one, other) in enumerate(zip(questions, *answers, strict=False))]
+        [pair(request.case, one, other)
+         for (request, _), one, other in zip(questions, *answers, strict=False)]
     )  # fmt: skip
     n_left = len(questions) - min(len(one) for one in answers)
     if not n_left or found.passes is False:
@@ -718,26 +704,25 @@ def judge_answers(
 
 
 def _ask(
-    ctx: Context,
     stand: CandidateStand,
     side: Side,
     questions: Sequence[tuple[Request, Prompt]],
     limit_s: float,
 ) -> list[Replies]:
     """What one process of a side answers within a time that its start counts for."""
-    clock, answers = ctx.clock, list[Replies]()
-    end_s = clock.monotonic_s() + limit_s
+    answers: list[Replies] = []
+    end_s = stand.now_s() + limit_s
     life = stand.boot(side)
-    began_s = clock.monotonic_s()
+    began_s = stand.now_s()
     has_ended = False
     try:
         for number, (request, prompt) in enumerate(questions):
-            now_s = clock.monotonic_s()
+            now_s = stand.now_s()
             if now_s >= end_s:
                 break
             left_s = (now_s - began_s) / number * (len(questions) - number) if number else None
             text = f"questions to {side}: {request.case}"
-            ctx.report(Progress(text, number + 1, len(questions), left_s=left_s))
+            stand.ctx.report(Progress(text, number + 1, len(questions), left_s=left_s))
             answer = None
             if not has_ended:
                 try:

@@ -350,9 +350,9 @@ class VerdictRecord:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Rows of a store that could not be read and are left out; `run` is None where none is known."""
+    """Rows of a store that could not be read and are left out."""
 
-    run: int | None
+    run: int
     table: str
     why: str
     n_rows: int
@@ -361,8 +361,7 @@ class Damage:
     def text(self) -> str:
         """For people."""
         rows = "a row" if self.n_rows == 1 else f"{self.n_rows} rows"
-        place = "the store" if self.run is None else f"run {self.run}"
-        return f"{rows} of `{self.table}` in {place} left out as damaged: {self.why}"
+        return f"{rows} of `{self.table}` in run {self.run} left out as damaged: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,9 +391,8 @@ class Validity:
 
 def number(figures: Mapping[str, Any], key: str) -> float | None:
     """A number among figures; None where it is missing or no number."""
-    value = figures.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and value is not None else None
+    value: Any = figures.get(key)
+    return float(value) if type(value) in {int, float} else None
 
 
 def without_text(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,21 +119,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.mean(known) if known else None
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """One figure of this box beside the published one; `ratio` is this box over published."""
-
-    what: str
-    here: float | None
-    published: float
-    unit: str
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times the published figure this is; None where a figure is missing."""
-        return None if self.here is None or not self.published else self.here / self.published
-
-
 _Figure = tuple[str, float | None, float | None, str]
 # A figure for some depth is held against what was asked this near to it.
 _SAME_DEPTH_RATIO = 0.25
@@ -141,17 +126,23 @@ _SAME_DEPTH_RATIO = 0.25
 
 def beside_published(
     suite: Suite, samples: Sequence[Sample], published: Published, family: str | None
-) -> tuple[Beside, ...]:
-    """The figures of an arm that the published table has, for this family of engines."""
+) -> list[dict[str, Any]]:
+    """The figures of an arm that the published table has, for this family of engines, as scripts read them.
+
+    `ratio` is this box over published, None where a figure is missing.
+    """
     if suite is Suite.MTP:
         found = _mtp_figures(mtp_table(samples), published, family or "")
     elif suite is Suite.DEEP:
         found = _depth_figures(samples, published)
     else:
         found = _length_figures(samples, published)
-    return tuple(
-        Beside(what, here, there, unit) for what, here, there, unit in found if there is not None
-    )
+    return [
+        {"what": what, "here": here, "published": there, "unit": unit,
+         "ratio": None if here is None or not there else here / there}
+        for what, here, there, unit in found
+        if there is not None
+    ]  # fmt: skip
 
 
 def _mtp_figures(table: Mapping[str, Any], published: Published, family: str) -> Iterator[_Figure]:
@@ -220,10 +211,6 @@ class Depth:
     why: str
 
     NAME = "depth"
-
-    def to_record(self, arm: str) -> SummaryRecord:
-        """As it is kept."""
-        return SummaryRecord("deep", self.NAME, arm, asdict(self))
 
 
 def judge_depth(samples: Sequence[Sample], *, planned_free_mib: int | None = None) -> Depth:
@@ -486,7 +473,6 @@ class Question:
     """
 
     case: str
-    prompt_id: str
     reference: Answer | None
     candidate: Answer | None
     is_paired: bool = True
@@ -496,19 +482,17 @@ class Question:
 Replies = Mapping[str, Answer | None]
 
 
-def pair(case: str, number: int, reference: Replies, candidate: Replies) -> Question:
+def pair(case: str, reference: Replies, candidate: Replies) -> Question:
     """The answers of both arms to the same text of a question, the first one that both answered."""
-    answered = [{name for name, one in texts.items() if one is not None}
-                for texts in (reference, candidate)]  # fmt: skip
-    for name in reference:
-        if all(name in names for names in answered):
-            return Question(case, name, reference[name], candidate[name])
-    name = next(iter(reference or candidate), str(number))
-    if all(answered):
-        return Question(case, name, None, None, is_paired=False)
+    for name, one in reference.items():
+        other = candidate.get(name)
+        if one is not None and other is not None:
+            return Question(case, one, other)
     one, other = (next((a for a in texts.values() if a is not None), None)
                   for texts in (reference, candidate))  # fmt: skip
-    return Question(case, name, one, other)
+    if one is not None and other is not None:
+        return Question(case, None, None, is_paired=False)
+    return Question(case, one, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -640,7 +624,7 @@ def _text(answer: Answer) -> str:
 
 def _median(values: Sequence[float | None]) -> float | None:
     """Of those that are known."""
-    known = [value for value in values if value is not None]
+    known = all_known(values)
     return float(statistics.median(known)) if known else None
 
 
@@ -716,7 +700,7 @@ def findings(
                       for one in judge_reuse(arm.samples)]  # fmt: skip
         elif plan.suite is Suite.DEEP:
             depth = judge_depth(arm.samples, planned_free_mib=arm.planned_free_mib)
-            found.append(depth.to_record(arm.name))
+            found.append(SummaryRecord(suite, Depth.NAME, arm.name, asdict(depth)))
         elif plan.suite is Suite.WORKLOAD and shape is not None:
             found += [one.to_record(suite) for one in turn_times(arm.name, arm.samples, shape)]
     positions = [AcceptanceByPosition(one.name, one.by_position) for one in arms if one.by_position]
@@ -731,7 +715,7 @@ def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: boo
         if is_exact and request.has_own_sampling:
             continue
         one, other = (arm.answers.get(at, {}) for arm in (reference, candidate))
-        asked.append(pair(request.case, at, one, other))
+        asked.append(pair(request.case, one, other))
     return judge_quality(asked)
 
 

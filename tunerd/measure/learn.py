@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ USUAL = "chat"
 NO_WORKLOAD = "not there"
 _MAX_LINES = 200_000
 _N_RUNS = 500  # of which tunerd's own requests are looked up
-MAX_DAYS = 3650
 _DAY_S = 86400.0
 # A log that begins this much later than was asked for is one of so many days all the same.
 _DAY_SLACK_S = 3600.0
@@ -116,23 +115,20 @@ def learn_workload(
         ctx: Where.
         name: Of the new workload; one that was learned before under it is replaced.
         unit: Whose log; tunerd's own unit by default.
-        days: How far back to read, 1 to `MAX_DAYS`; as much of the newest as is read at once by default.
+        days: How far back to read; as much of the newest as is read at once by default.
         write: False to show only.
 
     Raises:
         UsageError: the name cannot be a file's, or is that of somebody else's workload.
         ConfigError: the log holds too few requests.
     """
-    if days is not None and not 1 <= days <= MAX_DAYS:
-        raise UsageError(f"{days} days cannot be read: 1 to {MAX_DAYS}")
     check_name(name, of="a workload")
     _refuse_taken(ctx, name)
     unit = unit or ctx.unit
     ctx.say(f"reading the log of {unit}")
     whole, reach_s, missing = _read_days(ctx, unit, days)
-    own, messages = _own(ctx)
-    log = replace(whole, requests=of_others(whole.requests, own.timings))
-    n_own = len(whole.requests) - len(log.requests)
+    theirs, n_own, messages = _theirs(ctx, whole.requests)
+    log = replace(whole, requests=theirs)
     covered = f"{format_duration(log.covered_s)} of log" if log.covered_s else "its log"
     covered += "" if days is None else f" of the last {_days(days)}"
     learned = learn(
@@ -407,20 +403,23 @@ def own_requests(ctx: Context) -> OwnRequests:
     return OwnRequests(tuple(timings), n_unknown)
 
 
-def _own(ctx: Context) -> tuple[OwnRequests, list[Message]]:
-    """What is stored of tunerd's own requests, and a warning where some cannot be told apart."""
+def _theirs(
+    ctx: Context, logged: Sequence[LoggedRequest]
+) -> tuple[tuple[LoggedRequest, ...], int, list[Message]]:
+    """Requests of others, how many were tunerd's own, and a warning where some cannot be told apart."""
     try:
         own = own_requests(ctx)
     except TunerdError as problem:
         text = f"tunerd's own measurements cannot be told from traffic: {problem.message}"
-        return OwnRequests(), [warning("own-requests-unknown", text, problem.hint)]
-    if not own.n_unknown:
-        return own, []
-    text = (
-        f"{own.n_unknown} requests of tunerd's own have no counts to find them by; those that this "
-        "server was asked are taken for traffic"
-    )
-    return own, [warning("own-requests-unknown", text)]
+        return tuple(logged), 0, [warning("own-requests-unknown", text, problem.hint)]
+    theirs, messages = of_others(logged, own.timings), list[Message]()
+    if own.n_unknown:
+        text = (
+            f"{own.n_unknown} requests of tunerd's own have no counts to find them by; those that this "
+            "server was asked are taken for traffic"
+        )
+        messages.append(warning("own-requests-unknown", text))
+    return theirs, len(logged) - len(theirs), messages
 
 
 def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
@@ -435,9 +434,8 @@ def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
         return Rates(None, None), ()
     if not logged:
         return Rates(None, None), ()
-    own, messages = _own(ctx)
-    theirs = of_others(logged, own.timings)
-    if n_own := len(logged) - len(theirs):
+    theirs, n_own, messages = _theirs(ctx, logged)
+    if n_own:
         text = f"left out of the server's speed: {n_own} requests of tunerd's own"
         messages.append(note("own-requests", text))
     return rates_of(theirs), tuple(messages)

@@ -291,11 +291,13 @@ def _asked(server: LlamaServer) -> dict[str, Any]:
     first = rows[0] if rows and isinstance(rows[0], dict) else {}
     settings = body.get("default_generation_settings")
     settings = settings if isinstance(settings, dict) else {}
-    sizes = (first.get("n_ctx"), settings.get("n_ctx"), body.get("n_ctx"))
+    sizes = (one.get("n_ctx") for one in (first, settings, body))
+    # True and false are numbers to Python.
+    known = (n for n in sizes if type(n) is int and 0 < n <= _MOST_CONTEXT)
     return {
         "route": Route.NATIVE,
         "model": server.alias(timeout_s=_ASK_S),
-        "n_ctx": next((n for n in sizes if _is_size(n)), None),
+        "n_ctx": next(known, None),
         "most_tokens": _most_tokens(settings),
         "frame": _frame_of(server),
     }
@@ -312,17 +314,11 @@ def _frame_of(server: LlamaServer) -> Frame | None:
     return Frame(head, tail)
 
 
-def _is_size(value: Any) -> bool:
-    """Whether a server can have so many: true and false are numbers to Python."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_CONTEXT
-
-
 def _most_tokens(settings: Mapping[str, Any]) -> int | None:
     """The server's own limit: mainline has it among the sampling parameters, ik flat."""
     params = settings.get("params")
     found = (params if isinstance(params, dict) else settings).get("n_predict")
-    is_limit = isinstance(found, int) and not isinstance(found, bool) and found > 0
-    return found if is_limit else None
+    return found if type(found) is int and found > 0 else None
 
 
 def count_tokens(server: LlamaServer, text: str, *, timeout_s: float = _ASK_S) -> int | None:
@@ -385,19 +381,16 @@ class GpuWatch:
     ctx: Context
     pids: tuple[int, ...]
     looks: list[GpuLook] = field(default_factory=list)
-    _last_s: float | None = None
 
     def look(self) -> None:
         """Read now, if the last reading is old enough."""
-        now_s = self.ctx.clock.monotonic_s()
-        if self._last_s is None or now_s - self._last_s >= _GPU_LOOK_S:
+        if self.ctx.clock.monotonic_s() - self.looks[-1].at_s >= _GPU_LOOK_S:
             self.look_now()
 
     def look_now(self) -> None:
         """Read in any case."""
         gpus = self.ctx.gpu.read().gpus
-        self._last_s = self.ctx.clock.monotonic_s()
-        self.looks.append(look_at(gpus, self.pids, at_s=self._last_s))
+        self.looks.append(look_at(gpus, self.pids, at_s=self.ctx.clock.monotonic_s()))
 
     @property
     def free_mib(self) -> int | None:
@@ -859,7 +852,6 @@ def prompt_book(ctx: Context) -> PromptBook:
 
     Raises:
         BenchError: the file is missing.
-        ConfigError: it is damaged.
     """
     content = ctx.files.read(_PROMPTS)
     if content is None:

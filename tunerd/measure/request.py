@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from tunerd.errors import BenchError, ConfigError
+from tunerd.errors import BenchError
 from tunerd.profile.workload import KINDS, MIXED, RequestClass, WorkloadShape, fitted
 from tunerd.result import Message, note
 
@@ -19,7 +19,6 @@ from tunerd.result import Message, note
 # so that no cache knows its first tokens, and is filled in otherwise than those before it as long as
 # the form has words left, so that no drafter can replay an earlier answer. Its last word never changes.
 
-SCHEMA = 1
 MTP_KINDS = (
     "code_python",
     "code_cpp",
@@ -51,15 +50,14 @@ _REFERENCE = "Reference {nonce}."
 class Form:
     """One text with words to fill in.
 
-    `words` are the lists by name; `least_tokens` and `most_tokens` are what a filled-in text has in a
-    common vocabulary, without the reference number.
+    `words` are the lists by name; `least_tokens` is what a filled-in text has at least in a common
+    vocabulary, without the reference number.
     """
 
     kind: str
     text: str
     words: Mapping[str, tuple[str, ...]]
     least_tokens: int
-    most_tokens: int
 
     @property
     def n_variants(self) -> int:
@@ -80,7 +78,6 @@ class Prompt:
     """One text as it is sent; `prompt_id` is unlike that of every other one."""
 
     prompt_id: str
-    kind: str
     text: str
 
 
@@ -92,41 +89,20 @@ class PromptBook:
     filler: Mapping[str, tuple[str, ...]]
 
     def form(self, kind: str) -> Form:
-        """The form of a kind, by its own name or by that which workloads use.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        found = self.forms.get(_SAME_KIND.get(kind, kind))
-        if found is None:
-            known = ", ".join([*self.forms, *_SAME_KIND])
-            raise ConfigError(f"no prompts of kind `{kind}`", hint=f"one of {known}")
-        return found
+        """The form of a kind, by its own name or by that which workloads use."""
+        return self.forms[_SAME_KIND.get(kind, kind)]
 
 
 def read_prompts(data: Mapping[str, Any]) -> PromptBook:
-    """The book that a parsed prompt file holds.
-
-    Raises:
-        ConfigError: it is no prompt file, or of a newer tunerd.
-    """
-    if data.get("schema") != SCHEMA:
-        raise ConfigError(f"prompt file of an unknown form: {data.get('schema')!r}")
-    try:
-        forms = {row["kind"]: _form(row) for row in data["prompt"]}
-        filler = {part: tuple(data["filler"][part]) for part in _FILLER_PARTS}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError("the prompt file is damaged", cause=repr(error)) from error
+    """The book that the parsed prompt file holds, which is shipped with this very code."""
+    forms = {row["kind"]: _form(row) for row in data["prompt"]}
+    filler = {part: tuple(data["filler"][part]) for part in _FILLER_PARTS}
     return PromptBook(MappingProxyType(forms), MappingProxyType(filler))
 
 
 def _form(row: Mapping[str, Any]) -> Form:
     words = {name: tuple(row[name]) for name in row if name not in {"kind", "text", "tokens"}}
-    least, most = row["tokens"]
-    form = Form(row["kind"], row["text"], MappingProxyType(words), least, most)
-    if not form.n_variants or not form.variant(0):
-        raise ValueError(row["kind"])
-    return form
+    return Form(row["kind"], row["text"], MappingProxyType(words), min(row["tokens"]))
 
 
 @dataclass
@@ -153,14 +129,14 @@ class PromptStock:
         number = self._variant(form.kind, form.n_variants)
         nonce = self._nonce()
         text = f"{_REFERENCE.format(nonce=nonce)}\n\n{form.variant(number)}"
-        return Prompt(f"{form.kind}-{number}#{nonce}", kind, text)
+        return Prompt(f"{form.kind}-{number}#{nonce}", text)
 
     def take_long(self, kind: str, n_letters: int) -> Prompt:
         """A fresh prompt that is preceded by filler, about `n_letters` long altogether."""
         prompt = self.take(kind)
         head, _, question = prompt.text.partition("\n\n")
         filler = self.filler(max(0, n_letters - len(prompt.text)))
-        return Prompt(f"long-{prompt.prompt_id}", kind, f"{head}\n\n{filler}\n\n{question}")
+        return Prompt(f"long-{prompt.prompt_id}", f"{head}\n\n{filler}\n\n{question}")
 
     def filler(self, n_letters: int) -> str:
         """Sentences that no other text has, to fill about `n_letters`."""
@@ -276,7 +252,11 @@ class Step:
     """Requests that belong together: one after another, or all at once."""
 
     requests: tuple[Request, ...]
-    is_parallel: bool = False
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether they run at once."""
+        return self.requests[0].streams > 1
 
     @property
     def weight(self) -> float:
@@ -351,10 +331,10 @@ class Composer:
         n_shared = round((request.depth_tokens or 0) * request.shared_ratio)
         body = shared.first(round(n_shared * self.letters_per_token), self.stock)
         if not request.has_question:
-            return Prompt(f"{shared.name}-{letters}", request.kind, f"{shared.head}\n\n{body}")
+            return Prompt(f"{shared.name}-{letters}", f"{shared.head}\n\n{body}")
         if request.shared_ratio == 1:
             text = f"{shared.head}\n\n{body}\n\n{shared.question}"
-            return Prompt(f"{shared.name}-{letters}", request.kind, text)
+            return Prompt(f"{shared.name}-{letters}", text)
         return self._with_own_tail(request, shared, body, letters)
 
     def compose_again(self, request: Request, attempt: str) -> Prompt:
@@ -369,7 +349,7 @@ class Composer:
         left = letters - len(shared.head) - len(body) - len(question)
         tail = self.stock.filler(max(0, left))
         text = f"{shared.head}\n\n{body}\n\n{tail}\n\n{question}"
-        return Prompt(f"tail-{own.prompt_id}", request.kind, text)
+        return Prompt(f"tail-{own.prompt_id}", text)
 
     def _shared_text(self, request: Request) -> _Shared:
         name = request.shares or ""
@@ -763,7 +743,7 @@ def _turn(number: int, name: str, one: RequestClass, turn: int) -> Step:
         details={"class": number},
     )
     if not is_warm_class(one):
-        return Step((measured,) * one.concurrency, is_parallel=one.concurrency > 1)
+        return Step((measured,) * one.concurrency)
     before = replace(
         measured,
         case=f"{name}, turn before",

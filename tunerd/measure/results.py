@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -27,7 +27,9 @@ from tunerd.measure.evidence import (
     RunOutcome,
     RunRecord,
     StoredRun,
+    SummaryRecord,
     Validity,
+    VerdictRecord,
     changes,
     holds,
 )
@@ -80,17 +82,13 @@ def show(ctx: Context, number: int) -> ActionResult:
         found = store.evidence(run_of(store, number))
         messages = damage_messages(store)
     run = found.run
+    samples = ((arm, one) for arm, of in found.samples.items() for one in of)
     payload = {
         "run": run_json(run),
-        "arms": [arm_json(arm) for arm in run.record.arms],
-        "samples": [
-            {"arm": arm, **sample_json(one)} for arm, of in found.samples.items() for one in of
-        ],
+        **_in_full(run, samples, found.summaries, found.verdicts),
         "figures": figures(found.samples),
         "left_out": _left_out(found.samples),
         "validity": StalenessCheck(ctx).rows(run),
-        "summaries": [asdict(one) for one in found.summaries],
-        "verdicts": [asdict(one) for one in found.verdicts],
     }
     return ActionResult("results show", payload, messages)
 
@@ -105,21 +103,25 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
     with _opened(ctx, next(iter(numbers), 0)) as store:
         for number in numbers:
             run = run_of(store, number)
-            runs.append(
-                {
-                    **run_json(run),
-                    "host": dict(run.record.host),
-                    "arms": [arm_json(arm) for arm in run.record.arms],
-                    "samples": [
-                        {"arm": arm, **sample_json(sample)}
-                        for arm, sample in store.arm_samples(number)
-                    ],
-                    "summaries": [asdict(one) for one in store.summaries(number)],
-                    "verdicts": [asdict(one) for one in store.verdicts(number)],
-                }
-            )
+            found = store.arm_samples(number), store.summaries(number), store.verdicts(number)
+            runs.append({**run_json(run), "host": dict(run.record.host), **_in_full(run, *found)})
         messages = damage_messages(store)
     return ActionResult("results export", {"runs": runs}, messages)
+
+
+def _in_full(
+    run: StoredRun,
+    samples: Iterable[tuple[str, Sample]],
+    summaries: Sequence[SummaryRecord],
+    verdicts: Sequence[VerdictRecord],
+) -> dict[str, Any]:
+    """Everything that is kept of a run beside its head."""
+    return {
+        "arms": [arm_json(arm) for arm in run.record.arms],
+        "samples": [{"arm": arm, **sample_json(one)} for arm, one in samples],
+        "summaries": [asdict(one) for one in summaries],
+        "verdicts": [asdict(one) for one in verdicts],
+    }
 
 
 def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from tunerd.app import Context
 from tunerd.engine.flags import compared_environment, without_secrets
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import SystemClock, polls
-from tunerd.machine.files import make_private
+from tunerd.machine.files import Files, make_private
 from tunerd.measure.answer import ClientTimes, Sample, Timings, summarise
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -159,7 +160,7 @@ class StoreFile:
         self.writable = writable
         self._wait_s = wait_s
         if writable:
-            self._make_folder()
+            Files().make_folder(path.parent)
             make_private(path, *(self._side(side) for side in _SIDES))
         self.engine = self._engine(immutable=False)
         try:
@@ -257,47 +258,32 @@ class StoreFile:
             # A file that was closed well can be read without the files beside it, which a reader
             # who may not write in its folder cannot make.
             is_whole = not any(self._side(side).exists() for side in _SIDES)
-            if self.writable or not is_whole or _code(error) not in _MAY_BE_IMMUTABLE:
+            if self.writable or not is_whole or _code(error) not in _FORBIDDEN:
                 raise
             self.engine.dispose()
             self.engine = self._engine(immutable=True)
             self._check_and_migrate(check=check)
 
     def _check_and_migrate(self, *, check: bool) -> None:
-        if check:
-            with self.engine.connect() as connection:
-                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-            if found != "ok":
-                raise self._damaged(str(found))
-        if not self.writable:
-            with self.engine.connect() as connection:
-                version = version_of(connection)
-                check_version(version, VERSION, self.name, writable=False)
-            return
         with self.engine.connect() as connection:
+            if check:
+                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if found != "ok":
+                    raise self._damaged(str(found))
             version = version_of(connection)
+            check_version(version, VERSION, self.name, writable=self.writable)
         if version == VERSION:
             return
         with self.writing() as connection:
             # Asked again: somebody else may have done it before the lock was ours.
-            self._migrate(connection, version_of(connection))
-
-    def _migrate(self, connection: sa.Connection, version: int | None) -> None:
-        if version == VERSION:
-            return
-        check_version(version, VERSION, self.name, writable=True)
-        METADATA.create_all(connection)
-        if version is not None:
-            _take_over(connection)  # once for each store
-        set_version(connection, VERSION)
-
-    def _make_folder(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise HostError(
-                f"cannot create `{self.path.parent}`", cause=error.strerror or str(error)
-            ) from error
+            version = version_of(connection)
+            check_version(version, VERSION, self.name, writable=True)
+            if version == VERSION:
+                return
+            METADATA.create_all(connection)
+            if version is not None:
+                _take_over(connection)  # once for each store
+            set_version(connection, VERSION)
 
     def _side(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
@@ -331,7 +317,7 @@ class StoreFile:
                 state="what was stored before is there, and nothing of this was stored",
                 hint=f"free some space on the file system of {self.path.parent}",
             )
-        if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
+        if code in _FORBIDDEN:
             hint = "run it as the owner, or as root"
             if not self.writable and any(self._side(side).exists() for side in _SIDES):
                 hint += ": whoever wrote it last was cut short"
@@ -345,9 +331,8 @@ class StoreFile:
             return False
 
 
-_MAY_BE_IMMUTABLE = frozenset(
-    {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
-)
+# What SQLite says of a place where this account may not write.
+_FORBIDDEN = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 
 
 def json_text(value: Any) -> str:
@@ -553,17 +538,14 @@ class EvidenceStore:
         Raises:
             ValueError: the run has no such arm, or several and none was named.
         """
-        rows = [
-            {
-                "run_id": number, "kind": _SAMPLE, "is_usable": one.is_usable,
-                "body": plain(replace(one, details=without_text(one.details))),
-            }
-            for one in measured
-        ]  # fmt: skip
+        if not measured:
+            return
+        kept = [plain(replace(one, details=without_text(one.details))) for one in measured]
         with self._file.writing() as connection:
-            name = _arm_name(connection, number, arm) if rows else None
-            if rows:
-                connection.execute(entry.insert(), [{**row, "name": name} for row in rows])
+            row = {"run_id": number, "kind": _SAMPLE, "name": _arm_name(connection, number, arm)}
+            rows = [{**row, "is_usable": one.is_usable, "body": body}
+                    for one, body in zip(measured, kept, strict=True)]  # fmt: skip
+            connection.execute(entry.insert(), rows)
 
     def add_summary(self, number: int, summary: SummaryRecord) -> None:
         """Store figures that a run came to.
@@ -693,7 +675,8 @@ class EvidenceStore:
                 arms.setdefault(row["run_id"], []).append(arm)
         found = []
         for row in rows:
-            head = {"kind": row["kind"], "started_s": row["started_s"], **_table(row["head"]),
+            told = row["head"] if isinstance(row["head"], dict) else {}
+            head = {"kind": row["kind"], "started_s": row["started_s"], **told,
                     "arms": arms.get(row["id"], ())}  # fmt: skip
             n_samples, n_unusable = counts.get(row["id"], (0, 0))
             data = {**row, "number": row["id"], "record": head, "n_samples": n_samples,
@@ -819,10 +802,6 @@ def _counts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, tupl
     return {of: (n, int(bad or 0)) for of, n, bad in connection.execute(chosen)}
 
 
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 # What a store held that tunerd 0.1 wrote, with a table for each kind of record. Rows become documents as they
 # are: one that was damaged is a damaged document, and told as such.
 
@@ -869,14 +848,9 @@ def _rows(connection: sa.Connection, query: str) -> Iterable[_Values]:
 
 
 def _insert(connection: sa.Connection, table: sa.Table, rows: Iterable[_Values]) -> None:
-    waiting: list[_Values] = []
-    for row in rows:
-        waiting.append(row)
-        if len(waiting) == _CHUNK:
-            connection.execute(table.insert(), waiting)
-            waiting.clear()
-    if waiting:
-        connection.execute(table.insert(), waiting)
+    left = iter(rows)
+    while chunk := list(itertools.islice(left, _CHUNK)):
+        connection.execute(table.insert(), chunk)
 
 
 def _value(name: str, value: Any) -> Any:

@@ -145,11 +145,9 @@ def _others(gpu: Gpu, server_pids: Sequence[int]) -> int | None:
     """Memory of the processes that are not the server."""
     if gpu.processes is None:
         return None
-    others = [process for process in gpu.processes if process.pid not in server_pids]
-    known = [process.used_mib for process in others]
-    if None in known:
-        return None
-    return sum(mib for mib in known if mib is not None)
+    used = [process.used_mib for process in gpu.processes if process.pid not in server_pids]
+    known = all_known(used)
+    return sum(known) if len(known) == len(used) else None
 
 
 def quiet_mib(looks: Sequence[GpuLook]) -> int | None:

@@ -125,7 +125,7 @@ def test_a_server_whose_child_uses_the_processor_works(tmp_path: Path) -> None:
 
 def test_a_signal_during_parallel_requests_waits_for_none_of_them(tmp_path: Path) -> None:
     request = Request(suite=Suite.WORKLOAD, case="crowd", kind="prose", n_predict=64)
-    prompt = Prompt("one", "prose", "go on")
+    prompt = Prompt("one", "go on")
     with listening() as (port, met):
         life = Life(BenchBox(tmp_path).context(), target_at(port), "one")
 
@@ -155,7 +155,6 @@ class QuickClock(SystemClock):
 def test_two_requests_in_a_row_without_any_answer_end_a_suite(tmp_path: Path) -> None:
     box = BenchBox(tmp_path, clock=QuickClock())
     ctx = box.context()
-    ctx.files.make_folder(ctx.paths.state_dir)
     with (
         answering(tmp_path / "engine", "--metrics", reply=["normal"] * 4 + ["hang"]) as (server, _),
         EvidenceStore(ctx.paths.evidence) as store,

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -62,11 +63,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def marks(result: ActionResult) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in result.payload["samples"]:
-        for mark in row["marks"]:
-            found[mark] = found.get(mark, 0) + 1
-    return found
+    return dict(Counter(mark for row in result.payload["samples"] for mark in row["marks"]))
 
 
 def usable(result: ActionResult) -> list[dict[str, Any]]:
@@ -147,20 +144,23 @@ def test_requests_of_somebody_else_are_seen_in_the_servers_counters_and_measured
     box: BenchBox, quiet: tuple[Server, StandIn]
 ) -> None:
     server, _ = quiet
-    stop = threading.Event()
+    stop, began = threading.Event(), threading.Event()
 
     def is_seen() -> bool:
         return any("somebody else was served" in step.text for step in box.said)
 
     def somebody_else() -> None:
-        while not (stop.is_set() or is_seen()):
-            body = {"prompt": "somebody else", "n_predict": 5}
-            httpx.post(f"{server.url}/completion", json=body, timeout=30)
-            stop.wait(0.02)
+        body = {"prompt": "somebody else", "n_predict": 5}
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            while not (stop.is_set() or is_seen()):
+                client.post("/completion", json=body)
+                began.set()
+                stop.wait(0.02)
 
     other = threading.Thread(target=somebody_else)
     other.start()
     try:
+        assert began.wait(30)
         result = box.bench(server.url)
     finally:
         stop.set()
@@ -255,6 +255,8 @@ def test_another_kind_of_server_is_measured_by_what_its_api_reports(
     samples = usable(result)
     assert all(row["timings"] is None for row in samples)
     assert all(row["details"]["usage_completion_n"] == 192 for row in samples)
+    (table,) = result.payload["tables"].values()
+    assert table["predicted"] == 9 * 192, "told by their usage"
     assert all(row["client"]["ttft_ms"] > 0 for row in samples)
     for row in result.payload["summary"]:
         assert row["decode"]["tok_s"] is None
@@ -296,7 +298,7 @@ def test_a_server_beside_which_others_keep_the_processors_busy_is_not_believed(
     ctx = box.context()
     target = replace(open_url(ctx, server.url), pids=(server.process.pid,))
     request = Request(suite=Suite.MTP, case="code", kind="code", n_predict=64)
-    prompt = Prompt("p", "code", "say so")
+    prompt = Prompt("p", "say so")
     with busy_processors():
         asked = Life(ctx, target).ask(request, prompt)
         brief = Life(ctx, target)  # whose requests are too short to show it one by one

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from tests.support.folders import DATA
 from tests.support.local_box import Box
+from tests.support.stores import queried, written
 from tunerd.engine.help import EngineIdentity, Proof
 from tunerd.engine.probe import read_proofs
 from tunerd.measure.answer import Mark
@@ -34,9 +34,7 @@ ENGINE = "ca46b7227c672a687549c168c67f890152a9f74032b01f3d2cfd081eb35d6fd3"
 def box(tmp_path: Path) -> Box:
     state = tmp_path / "state"
     shutil.copytree(WRITTEN, state)
-    with sqlite3.connect(state / "evidence.db") as plain:
-        plain.executescript((state / "evidence.sql").read_text())
-    plain.close()
+    written(state / "evidence.db", state / "evidence.sql")
     return Box(tmp_path)
 
 
@@ -71,12 +69,9 @@ def test_its_tuned_layer_and_proofs_are_read(box: Box) -> None:
 
 def test_its_evidence_is_taken_over_once_and_is_what_it_was(box: Box) -> None:
     path = box.context.paths.evidence
-    with sqlite3.connect(path) as plain:
-        prints = plain.execute(
-            "select name, sha256 from arms join fingerprints on fingerprints.id = fingerprint_id"
-        ).fetchall()
-        (details,) = plain.execute("select details from samples where id = 2").fetchone()
-    plain.close()
+    arms = "select name, sha256 from arms join fingerprints on fingerprints.id = fingerprint_id"
+    prints = queried(path, arms)
+    ((details,),) = queried(path, "select details from samples where id = 2")
 
     store = open_to_read(path)
     assert store is not None
@@ -85,8 +80,8 @@ def test_its_evidence_is_taken_over_once_and_is_what_it_was(box: Box) -> None:
         assert (bench.number, bench.outcome, bench.n_samples, bench.n_unusable) == (
             1, RunOutcome.DONE, 4, 1,
         )  # fmt: skip
-        arms = [*bench.record.arms, *sweep.record.arms]
-        assert [(arm.name, arm.fingerprint.sha256) for arm in arms] == prints
+        found_arms = [*bench.record.arms, *sweep.record.arms]
+        assert [(arm.name, arm.fingerprint.sha256) for arm in found_arms] == prints
         first, second, *_ = store.samples(1)
         assert first.marks == (Mark.WARM_UP,)
         assert first.timings is not None
@@ -103,10 +98,8 @@ def test_its_evidence_is_taken_over_once_and_is_what_it_was(box: Box) -> None:
         assert events[1].reading is not None
         assert store.damage == ()
 
-    with sqlite3.connect(path) as plain:
-        tables = {name for (name,) in plain.execute("select name from sqlite_master")}
-        versions = plain.execute("select version from schema_versions order by 1").fetchall()
-    plain.close()
+    tables = {name for (name,) in queried(path, "select name from sqlite_master")}
+    versions = queried(path, "select version from schema_versions order by 1")
     assert {"run", "entry", "schema_versions"} <= tables
     assert not {"runs", "samples", "fingerprints", "memory_loads"} & tables
     assert versions == [(3,), (4,)]

@@ -13,50 +13,29 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.bench_samples import sample
 from tests.support.folders import ROOT
 from tests.support.postgres import Postgres
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd.errors import Busy, HostError
 from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
-from tunerd.measure.evidence import (
-    ArmRecord,
-    Fingerprint,
-    RunOutcome,
-    RunRecord,
-    SummaryRecord,
-)
+from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord, SummaryRecord
 from tunerd.measure.store import EvidenceStore
 from tunerd.sweep.record import KIND, history_of
 
 PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
 ARM = ArmRecord(name="live", fingerprint=PRINT)
 RUN = RunRecord(kind="bench", suites=("mtp",), started_s=10.0, target="live unit", arms=(ARM,))
-SAMPLE = Sample(
-    suite="mtp",
-    case="code",
-    kind="code",
-    prompt_id="code-1",
-    process="life-1",
-    position=3,
-    at_s=1_795_000_000.25,
-    n_predict=192,
-    concurrency=1,
-    timings=None,
-    client=None,
-)
+SAMPLE = sample(timings=None, client=None, at_s=1_795_000_000.25)
 
 COUNTS = st.none() | st.integers(0, 2**31 - 1)
 TIMES = st.none() | st.floats(0, 1e9)
+COUNTED = ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted")
 TIMINGS = st.builds(
     Timings,
-    cache_n=COUNTS,
-    prompt_n=COUNTS,
-    prompt_ms=TIMES,
-    predicted_n=COUNTS,
-    predicted_ms=TIMES,
-    draft_n=COUNTS,
-    draft_n_accepted=COUNTS,
+    **dict.fromkeys(COUNTED, COUNTS),
+    **dict.fromkeys(("prompt_ms", "predicted_ms"), TIMES),
     accepted_by_position=st.none() | st.lists(st.integers(0, 1000), max_size=4).map(tuple),
 )
 SAMPLES = st.builds(

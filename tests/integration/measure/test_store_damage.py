@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from tests.integration.measure.test_store import SAMPLE as PLAIN
 from tests.support.folders import DATA, ROOT
 from tests.support.lossy_disk import LossyDisk
 from tests.support.programs import ProgramFailed, program
-from tests.support.stores import open_store
+from tests.support.stores import open_store, queried, written
 from tests.support.synthetic_runs import made_runs
 from tunerd.errors import HostError
 from tunerd.measure.store import VERSION, EvidenceStore, open_to_read
@@ -50,12 +49,8 @@ while True:
 
 
 def _start_writer(place: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", _WRITER, str(place)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", _WRITER, str(place)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def _acknowledged(said: str) -> dict[int, int]:
@@ -170,57 +165,42 @@ def test_a_damaged_store_is_refused_with_a_way_out_that_works(tmp_path: Path, ki
 
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "evidence.db"
-    with sqlite3.connect(path) as other:
-        other.execute("create table bookmarks (url text)")
-    other.close()
+    queried(path, "create table bookmarks (url text)")
     before = path.read_bytes()
     with pytest.raises(HostError, match="of another program"):
         EvidenceStore(path)
-    with sqlite3.connect(path) as other:
-        assert other.execute("select name from sqlite_master").fetchall() == [("bookmarks",)]
-    other.close()
+    assert queried(path, "select name from sqlite_master") == [("bookmarks",)]
     assert len(path.read_bytes()) == len(before)
 
 
 def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
     path = _store_with_runs(tmp_path / "evidence.db")
-    with sqlite3.connect(path) as plain:
-        plain.execute("insert into schema_versions values (?, 'tunerd 9.9')", (VERSION + 1,))
-    plain.close()
+    queried(path, "insert into schema_versions values (?, 'tunerd 9.9')", VERSION + 1)
     for writable in (True, False):
         with pytest.raises(HostError, match="written by a newer tunerd"):
             EvidenceStore(path, writable=writable)
 
 
-def _old_store(path: Path) -> Path:
-    with sqlite3.connect(path) as plain:
-        plain.executescript(OLD_STORE.read_text())
-    plain.close()
-    return path
-
-
 def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) -> None:
-    path = _old_store(tmp_path / "old.db")
+    path = written(tmp_path / "old.db", OLD_STORE)
     openers = [_start_writer(path) for _ in range(3)]
     for opener in openers:
         assert opener.stdout is not None
         assert opener.stdout.readline()
         opener.send_signal(signal.SIGKILL)
         opener.communicate(timeout=30)
-    with sqlite3.connect(path) as plain:
-        versions = plain.execute("select version from schema_versions order by 1").fetchall()
-    plain.close()
+    versions = queried(path, "select version from schema_versions order by 1")
     assert versions == [(1,), (VERSION,)]
 
 
 def test_an_older_store_that_may_only_be_read_says_who_can_help(tmp_path: Path) -> None:
-    path = _old_store(tmp_path / "old.db")
+    path = written(tmp_path / "old.db", OLD_STORE)
     with pytest.raises(HostError, match="of an older tunerd"):
         EvidenceStore(path, writable=False)
 
 
 def test_a_reader_who_may_write_brings_an_older_store_up_to_date(tmp_path: Path) -> None:
-    reader = open_to_read(_old_store(tmp_path / "old.db"))
+    reader = open_to_read(written(tmp_path / "old.db", OLD_STORE))
     assert reader is not None
     assert reader.count_runs() == 2
     reader.close()

@@ -6,15 +6,12 @@ import csv
 import io
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 
 from tests.fault.world import a_generation
@@ -22,6 +19,8 @@ from tests.support.bench_box import BenchBox
 from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti
 from tests.support.fakes import FakeClock
 from tests.support.folders import DATA
+from tests.support.gguf_bytes import text
+from tests.support.model_headers import small
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd import __version__
 from tunerd.cli.measure import render_csv, render_show
@@ -91,27 +90,21 @@ class Bench(BenchBox):
 
 def write_model(path: Path, template: str) -> None:
     """A file with a model's header."""
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(4096)
-    writer.add_embedding_length(32)
-    writer.add_head_count(1)
-    writer.add_chat_template(template)
-    writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    keys = {
+        "block_count": 1,
+        "context_length": 4096,
+        "embedding_length": 32,
+        "attention.head_count": 1,
+    }
+    told = text("tokenizer.chat_template", template)
+    path.write_bytes(small(keys=keys, tensors=[("token_embd.weight", (32, 4))], extra=[told]))
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    folder = Path(tempfile.mkdtemp(prefix="tunerd-results-"))
-    folder.chmod(0o755)  # who probes as root's deputy must get in
-    try:
-        yield Bench(folder)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="tunerd-results-") as name:
+        Path(name).chmod(0o755)  # who probes as root's deputy must get in
+        yield Bench(Path(name))
 
 
 def an_arm(bench: Bench, **changes: Any) -> ArmRecord:

@@ -20,7 +20,14 @@ from tunerd.machine.clock import SystemClock
 from tunerd.measure.answer import Sample as MeasuredSample
 from tunerd.measure.answer import read_answer
 from tunerd.measure.compare import CandidateLife, CandidateStand
-from tunerd.measure.life import Life, Target, count_tokens, open_url, prompt_book
+from tunerd.measure.life import (
+    Life,
+    Target,
+    count_tokens,
+    letters_per_token,
+    open_url,
+    prompt_book,
+)
 from tunerd.measure.pairs import Asked
 from tunerd.production.lease import Held
 from tunerd.profile.arm import Arm, Policy, Request, Sample, Space
@@ -170,9 +177,7 @@ def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: 
         ctx, cast("Held", NoLease()), {}, prompt_book(ctx), 1, lambda _side, _arm: None,
         lambda _side, _found: None,
     )  # fmt: skip
-    texts = stand.texts()
-    texts.learn(target.server)
-    stand.letters_per_token = texts.letters_per_token
+    stand.letters_per_token = letters_per_token(target.server, stand.book)
     life = CandidateLife(stand, "A", target)
     heard.clear()
     for number in range(2):

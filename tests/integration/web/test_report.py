@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import unescape
 from pathlib import Path
 
@@ -19,10 +19,7 @@ from tunerd.app import Context
 from tunerd.cli.output import sections_lines
 from tunerd.errors import HostError, UsageError
 from tunerd.measure.answer import Mark, Sample, Timings
-from tunerd.measure.evidence import (
-    AcceptanceByPosition,
-    RunRecord,
-)
+from tunerd.measure.evidence import AcceptanceByPosition, RunRecord, SummaryRecord
 from tunerd.measure.findings import Depth
 from tunerd.measure.results import results
 from tunerd.measure.store import EvidenceStore
@@ -102,7 +99,8 @@ def test_speed_of_a_kind_is_all_tokens_over_all_time_and_marked_requests_are_out
 def test_what_was_measured_is_told_as_in_the_golden_text(tmp_path: Path) -> None:
     deep = next(run for run in made_runs() if run.record.suites == ("deep",))
     spilled = Depth(90000, 81920, 98304, 12, "40% slower than the depths before")
-    runs = [*made_runs(), replace(deep, summaries=(spilled.to_record(*deep.samples),))]
+    kept = SummaryRecord("deep", Depth.NAME, next(iter(deep.samples)), asdict(spilled))
+    runs = [*made_runs(), replace(deep, summaries=(kept,))]
 
     shown = [one for one in report_on(tmp_path, *runs) if one.name != "runs"]  # which has times
     text = "\n".join(sections_lines(shown)) + "\n"

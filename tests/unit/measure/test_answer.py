@@ -26,7 +26,7 @@ def native(**last: Any) -> list[tuple[float, dict[str, Any]]]:
     return [
         (15.0, {"content": " a", "stop": False}),
         (30.0, {"content": " b", "stop": False}),
-        (52.0, {"content": "", "stop": True, "stop_type": "limit", "tokens_evaluated": 30} | last),
+        (52.0, {"content": "", "stop": True, "tokens_evaluated": 30} | last),
     ]
 
 
@@ -48,7 +48,7 @@ def test_a_stream_of_mainline_is_read() -> None:
     answer = read_answer(native(timings=TIMINGS | drafts | {"cache_n": 7}), is_whole=True)
 
     assert answer.text == " a b"
-    assert (answer.first_ms, answer.last_ms, answer.finish) == (15.0, 30.0, "limit")
+    assert (answer.first_ms, answer.last_ms) == (15.0, 30.0)
     assert answer.timings is not None
     assert (answer.timings.draft_n, answer.timings.draft_n_accepted) == (4, 1)
     assert answer.n_cached == 7
@@ -101,7 +101,7 @@ def test_a_server_without_timings_still_tells_its_tokens() -> None:
     answer = chat({"content": "Hi"})
 
     assert answer.timings is None
-    assert (answer.n_prompt, answer.n_completion, answer.finish) == (30, 3, "stop")
+    assert (answer.n_prompt, answer.n_completion) == (30, 3)
 
 
 def test_tool_calls_are_put_together_from_their_pieces() -> None:
@@ -177,7 +177,7 @@ def test_an_answer_that_came_in_one_piece_is_read_too() -> None:
     whole = {"choices": [{"finish_reason": "stop", "message": message}], "timings": TIMINGS}
     answer = read_answer([(70.0, whole)], is_whole=True)
 
-    assert (answer.text, answer.reasoning, answer.finish) == ("Hi", "hm", "stop")
+    assert (answer.text, answer.reasoning) == ("Hi", "hm")
     assert answer.timings is not None
     assert not answer.is_cut
 
@@ -255,24 +255,14 @@ def test_the_spread_counts_what_is_missing() -> None:
     assert (found.median, found.least, found.most) == (2.5, 1.0, 4.0)
 
 
-def test_tokens_per_step_are_totals_over_totals() -> None:
-    found = summarise(
-        [
-            sample(timings=timings(predicted_n=41, draft_n=61, draft_n_accepted=18)),
-            sample(timings=timings(predicted_n=11, draft_n=3, draft_n_accepted=0)),
-        ]
-    )
-
-    assert found.tokens_per_step == pytest.approx(50 / 32)
-
-
-def test_acceptance_by_position_is_over_all_steps_and_as_deep_as_the_deepest_draft() -> None:
+def test_drafts_are_counted_over_all_steps_and_as_deep_as_the_deepest_draft() -> None:
     one = timings(predicted_n=21, draft_n=30, draft_n_accepted=10, accepted_by_position=(7, 3))
-    two = timings(predicted_n=16, draft_n=9, draft_n_accepted=5, accepted_by_position=(5,))
+    two = timings(predicted_n=36, draft_n=9, draft_n_accepted=5, accepted_by_position=(5,))
 
     found = summarise([sample(timings=one), sample(timings=two)])
 
-    assert found.acceptance_by_position == pytest.approx((12 / 20, 3 / 20))
+    assert found.tokens_per_step == pytest.approx(55 / 40)
+    assert found.acceptance_by_position == pytest.approx((12 / 40, 3 / 40))
 
 
 def test_the_figures_of_one_request() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.bench_samples import the_book
+from tests.support.bench_samples import a_request, the_book
 from tunerd.engine.flags import Answering, OutputChange, Reach, changes_sampling, output_changes
 from tunerd.measure.answer import Answer, ToolCall
 from tunerd.measure.findings import SERVING, ArmData, Quality, findings
@@ -67,19 +67,11 @@ def test_what_may_change_answers_is_named(argv: tuple[str, ...], text: str) -> N
         exchanged("--port", "--port", "9090"),
         exchanged("--threads", "-t", "8"),
         exchanged("--cache-type-k", "-ctk", "q8_0"),
-        (
-            *ARGV,
-            "--spec-type",
-            "draft-mtp",
-            "--spec-draft-n-max",
-            "3",
-            "--cache-type-k-draft",
-            "f16",
-        ),
+        (*ARGV, "--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--cache-type-k-draft", "f16"),
         (*ARGV, "--draft-max", "3", "--spec-ngram-size-n", "5", "--ubatch-size", "256"),
         (*ARGV, "--api-key", "secret"),
     ],
-)
+)  # fmt: skip
 def test_what_changes_speed_alone_is_not(argv: tuple[str, ...]) -> None:
     assert changed(*argv) == ()
 
@@ -106,13 +98,9 @@ def test_settings_of_sampling_are_asked_about_by_the_servers_own_sampling_too() 
 
 
 def test_by_its_own_sampling_a_server_is_told_no_temperature() -> None:
-    prompt = Prompt("p", "prose", "Why?")
     exact, own = (
-        body_of(one, prompt, Route.CHAT)
-        for one in sorted(
-            questions(with_own_sampling=True).requests,
-            key=lambda request: request.has_own_sampling,
-        )[::5]
+        body_of(a_request(has_own_sampling=is_own), Prompt("p", "Why?"), Route.CHAT)
+        for is_own in (False, True)
     )
     assert exact["temperature"] == 0.0
     assert "temperature" not in own
@@ -147,8 +135,7 @@ def test_b_is_recommended_only_where_it_is_faster_and_passed(
 def arm(name: str, plan: Plan, text: str, own_text: str | None = None) -> ArmData:
     def said(request: Request) -> Answer:
         shown = own_text if request.has_own_sampling and own_text is not None else text
-        return Answer(shown, "", (ToolCall("convert", "{}"),), None, None, None, None, None, None,
-                      "stop", is_cut=False)  # fmt: skip
+        return Answer(shown, "", (ToolCall("convert", "{}"),))
 
     answers: dict[int, dict[str, Answer | None]] = {
         at: {"p": said(step.requests[0])} for at, step in enumerate(plan.steps)

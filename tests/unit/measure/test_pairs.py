@@ -237,6 +237,15 @@ def pairs(mean: float, count: int, *, seed: int = 1, sd: float = PAIR_SD) -> lis
     return [float(value) for value in np.random.default_rng(seed).normal(mean, sd, count)]
 
 
+def decided(values: list[float], *, margin: float = 0.01, alpha: float = 0.05) -> tuple[int, Step]:
+    """After how many pairs a challenge ends, and how."""
+    for count in range(3, len(values) + 1):
+        found = judge_challenge(values[:count], margin=margin, alpha=alpha, max_pairs=len(values))
+        if found.standing is not Step.GO_ON:
+            return count, found.standing
+    raise AssertionError("the last pair ends it")
+
+
 @pytest.mark.parametrize("mean", [-0.08, 0.0, 0.03, 0.12])
 @pytest.mark.parametrize("count", [3, 9, 40])
 def test_the_evidence_is_the_likelihood_ratio_of_the_t_statistic(mean: float, count: int) -> None:
@@ -271,30 +280,14 @@ def test_a_wanted_gain_takes_from_the_evidence() -> None:
 
 def test_equal_arms_are_promoted_in_fewer_nights_than_the_error_allows() -> None:
     nights = 300
-    promoted = 0
     rng = np.random.default_rng(7)
-    for _ in range(nights):
-        values = rng.normal(0.0, PAIR_SD, 40).tolist()
-        for count in range(3, 41):
-            decision = judge_challenge(values[:count], margin=0.0, alpha=0.05, max_pairs=40)
-            if decision.standing is not Step.GO_ON:
-                promoted += decision.standing is Step.PROMOTE
-                break
-    assert promoted / nights <= 0.05
+    ends = [decided(rng.normal(0.0, PAIR_SD, 40).tolist(), margin=0.0)[1] for _ in range(nights)]
+    assert ends.count(Step.PROMOTE) / nights <= 0.05
 
 
 def test_a_gain_of_ten_percent_is_found_in_a_few_pairs() -> None:
-    found = []
-    for seed in range(40):
-        values = pairs(math.log(1.10), 40, seed=seed)
-        counts = (
-            count
-            for count in range(3, 41)
-            if judge_challenge(values[:count], margin=0.01, alpha=0.05, max_pairs=40).standing
-            is Step.PROMOTE
-        )
-        found.append(next(counts, 99))
-    assert float(np.median(found)) <= 8
+    ends = [decided(pairs(math.log(1.10), 40, seed=seed)) for seed in range(40)]
+    assert np.median([n if how is Step.PROMOTE else 99 for n, how in ends]) <= 8
 
 
 def test_a_gain_below_the_least_one_is_never_promoted_however_sure_it_is() -> None:
@@ -335,15 +328,8 @@ def slow_starts(share: float, *, seed: int) -> list[float]:
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_starts_that_are_slow_now_and_then_do_not_pass_for_a_gain(share: float) -> None:
-    promoted = 0
-    for seed in range(100):
-        values = slow_starts(share, seed=seed)
-        for count in range(3, 41):
-            found = judge_challenge(values[:count], margin=0.01, alpha=0.025, max_pairs=40)
-            if found.standing is not Step.GO_ON:
-                promoted += found.standing is Step.PROMOTE
-                break
-    assert promoted <= 8
+    ends = [decided(slow_starts(share, seed=seed), alpha=0.025)[1] for seed in range(100)]
+    assert ends.count(Step.PROMOTE) <= 8
 
 
 def test_what_the_pairs_that_are_left_cannot_prove_is_given_up() -> None:
@@ -398,13 +384,7 @@ def test_a_gain_below_the_margin_never_needs_a_finite_plan() -> None:
 
 @pytest.mark.parametrize(("gain", "sd"), [(0.06, 0.02), (0.1, 0.045), (0.15, 0.035), (0.8, 0.045)])
 def test_as_many_pairs_are_planned_as_drawn_challenges_take(gain: float, sd: float) -> None:
-    rng, taken = np.random.default_rng(3), []
-    for _ in range(40):
-        ratios = rng.normal(math.log1p(gain), sd, 40).tolist()
-        decided = (
-            n for n in range(3, 41)
-            if judge_challenge(ratios[:n], margin=0.02, alpha=0.025, max_pairs=40).standing
-            is not Step.GO_ON
-        )  # fmt: skip
-        taken.append(next(decided))
+    rng = np.random.default_rng(3)
+    drawn = [rng.normal(math.log1p(gain), sd, 40).tolist() for _ in range(40)]
+    taken = [decided(ratios, margin=0.02, alpha=0.025)[0] for ratios in drawn]
     assert abs(pairs_needed(gain, sd, margin=0.02, alpha=0.025) - np.median(taken)) <= 2

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.bench_samples import REGION, a_request, the_book
 from tests.support.designed import encode
-from tunerd.errors import BenchError, ConfigError
+from tunerd.errors import BenchError
 from tunerd.measure.request import (
-    CHANGED_TAIL,
-    COLD,
-    IDENTICAL,
     MTP_KINDS,
     BenchRequest,
     Composer,
@@ -26,9 +23,9 @@ from tunerd.measure.request import (
     Route,
     Suite,
     body_of,
-    read_prompts,
     suite_plan,
 )
+from tunerd.profile.workload import KINDS
 from tunerd.tryout.designed import vocabulary
 
 BOOK = the_book()
@@ -84,12 +81,6 @@ def test_what_a_server_life_has_seen_before_is_not_sent_again() -> None:
     assert not {name.partition("#")[2] for name in seen} & {p.prompt_id[-8:] for p in prompts}
 
 
-def test_the_number_that_makes_a_prompt_unique_stands_in_its_first_words() -> None:
-    prompt = stock().take("creative_short")
-
-    assert prompt.text.startswith(f"Reference {prompt.prompt_id[-8:]}.\n\n")
-
-
 def test_a_long_prompt_is_about_as_long_as_wanted_and_ends_in_its_question() -> None:
     taken = stock()
     prompt = taken.take_long("long_code_review", 20_000)
@@ -98,29 +89,18 @@ def test_a_long_prompt_is_about_as_long_as_wanted_and_ends_in_its_question() -> 
     assert prompt.text.endswith("give the corrected code")
 
 
-def test_a_workload_may_name_its_kinds_otherwise() -> None:
-    assert stock().take("code").prompt_id.startswith("code_python-")
-    with pytest.raises(ConfigError, match="no prompts of kind `verse`"):
-        stock().take("verse")
-
-
-@pytest.mark.parametrize("data", [{}, {"schema": 2}, {"schema": 1, "prompt": [{}]}, {"schema": 1}])
-def test_a_file_that_is_no_prompt_file_is_refused(data: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        read_prompts(data)
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_is_a_text_for_every_kind_that_a_workload_may_name(kind: str) -> None:
+    assert BOOK.form(kind).kind in MTP_KINDS
 
 
 def test_the_cache_suite_sends_the_same_twice_and_then_another_end() -> None:
-    composer = Composer(stock())
-    plan = planned(Suite.CACHE, 4096, repeats=1)
-    prompts = {r.case: composer.compose(r) for r in plan.requests}
+    requests, composer = planned(Suite.CACHE, 4096, repeats=1).requests, Composer(stock())
+    cold, same, changed = (composer.compose(one).text for one in requests)
 
-    cold, same, changed = (prompts[case].text for case in (COLD, IDENTICAL, CHANGED_TAIL))
     assert cold == same
-    assert changed != cold
-    common = next(
-        at for at, pair in enumerate(zip(cold, changed, strict=False)) if pair[0] != pair[1]
-    )
+    pairs = enumerate(zip(cold, changed, strict=False))
+    common = next(at for at, (one, other) in pairs if one != other)
     assert 0.9 < common / len(cold) < 0.99
 
 

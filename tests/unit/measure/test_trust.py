@@ -35,8 +35,7 @@ NOTHING = GpuLook(None, None, frozenset())
 def an_answer(found: Timings | None = None, **values: Any) -> Answer:
     usual: dict[str, Any] = {
         "text": "x", "reasoning": "", "tool_calls": (), "timings": found or timings(), "n_cached": 0,
-        "n_prompt": 100, "n_completion": None, "first_ms": 55.0, "last_ms": 2040.0,
-        "finish": "limit", "is_cut": False,
+        "n_prompt": 100, "first_ms": 55.0, "last_ms": 2040.0,
     }  # fmt: skip
     return Answer(**{**usual, **values})
 
@@ -46,20 +45,11 @@ def marks(
     *,
     request: Request | None = None,
     wall_ms: float = 2060.0,
-    looks: tuple[GpuLook, ...] = (),
-    quiet: int | None = None,
-    speculation: Speculation | None = None,
-    can_forbid_cache: bool = True,
+    **given: Any,
 ) -> tuple[Mark, ...]:
-    return marks_of(
-        request or a_request(),
-        answer or an_answer(),
-        ClientTimes(wall_ms, 55.0),
-        looks=looks,
-        quiet_mib=quiet,
-        speculation=speculation or Speculation(None),
-        can_forbid_cache=can_forbid_cache,
-    )
+    usual = {"looks": (), "quiet_mib": None, "speculation": Speculation(None)}
+    client = ClientTimes(wall_ms, 55.0)
+    return marks_of(request or a_request(), answer or an_answer(), client, **{**usual, **given})
 
 
 def test_a_cold_prompt_that_was_found_in_the_cache_is_marked() -> None:
@@ -121,17 +111,17 @@ def test_heat_marks_a_sample_from_the_beginning_on_and_a_power_limit_never() -> 
     hot, both = held("software thermal slowdown"), held(POWER_CAP, "software thermal slowdown")
     quiet = quiet_mib([held()])
     assert marks(looks=(NOTHING, hot)) == (Mark.THROTTLED,)
-    assert marks(looks=(hot,), quiet=quiet_mib([hot])) == (Mark.THROTTLED,)
-    assert marks(looks=(held(), both), quiet=quiet) == (Mark.THROTTLED,)
-    assert marks(looks=(held(), held(POWER_CAP)), quiet=quiet) == ()
+    assert marks(looks=(hot,), quiet_mib=quiet_mib([hot])) == (Mark.THROTTLED,)
+    assert marks(looks=(held(), both), quiet_mib=quiet) == (Mark.THROTTLED,)
+    assert marks(looks=(held(), held(POWER_CAP)), quiet_mib=quiet) == ()
 
 
 def test_memory_that_another_process_took_marks_a_sample() -> None:
     quiet = 300
 
-    assert marks(looks=(GpuLook(None, 364, frozenset()),), quiet=quiet) == ()
-    assert marks(looks=(GpuLook(None, 365, frozenset()),), quiet=quiet) == (Mark.VRAM_TAKEN,)
-    assert marks(looks=(GpuLook(None, None, frozenset()),), quiet=quiet) == ()
+    assert marks(looks=(GpuLook(None, 364, frozenset()),), quiet_mib=quiet) == ()
+    assert marks(looks=(GpuLook(None, 365, frozenset()),), quiet_mib=quiet) == (Mark.VRAM_TAKEN,)
+    assert marks(looks=(GpuLook(None, None, frozenset()),), quiet_mib=quiet) == ()
 
 
 def process(pid: int, used_mib: int | None) -> GpuProcess:
