@@ -205,6 +205,7 @@ def expected_improvement(gain: float, sd: float) -> float:
 _PROBE_N_MAX = 8
 _PROBE_P_MIN = 0.75
 _TELLING_P_MIN = 0.4
+_SLOW_WITHOUT = 0.2  # log ratio: builds of one model differ by less in what plain decoding takes
 # Of the night for a first look at every family; those that are left come when nothing better is known.
 _PROBING_SHARE = 0.2
 _LOOKUPS = ("ngram",)
@@ -386,7 +387,7 @@ class Search:
         most = max((n for n in family.n_max if n <= _PROBE_N_MAX), default=family.n_max[0])
         measured = [arm for arm in self.learner.measured() if arm.family == family.key]
         if family.spec == OFF:
-            return [] if measured else [(most, family.p_min[0])]
+            return [] if measured or self._is_slow_without(family) else [(most, family.p_min[0])]
         found = []
         if self.night.tells_steps(family.engine) and family.spec not in _LOOKUPS:
             # Single steps tell the time of every length and all positions, of what is confident enough.
@@ -402,6 +403,20 @@ class Search:
         if filtered >= _SEEN_FILTER and not is_filtered and not self._takes_drafts(family.engine):
             found.append((most, filtered))
         return found
+
+    def _is_slow_without(self, family: FamilyGrid) -> bool:
+        """Whether an engine is too slow without speculation to be started: as another one is that was.
+
+        Only if it is so by its own steps as well, in which it drafted nothing.
+        """
+        beliefs = self.learner.beliefs(self.learner.measured())
+        known = [one for one in beliefs if one is not None]
+        measured = [one.mean for one in known if one.arm.spec == OFF]
+        arm = family.arm(0, 0.0, family.home_ubatch, family.fit_mib[0])
+        own = self.learner.without_drafts(arm)
+        if not measured or own is None:
+            return False
+        return min(own, *measured) > min(one.mean for one in known) + _SLOW_WITHOUT
 
     def _takes_drafts(self, engine: str) -> bool:
         return engine in self.night.box.per_request
@@ -742,7 +757,9 @@ _STEPS = 4
 # A smaller margin is worth another start if it is predicted to save so much (log ratio).
 _FINALIST_WORTH = 0.003
 _STEP_UP_MIB = 256.0
-_NEARLY_NONE_MIB = 16.0
+_NEARLY_NONE_MIB = (
+    16.0  # CUDA takes memory in pieces of 2 MiB and more, so that so little free is none
+)
 _TRIES = 2
 
 

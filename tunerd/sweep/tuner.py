@@ -266,10 +266,13 @@ _USUAL_CONTEXT = 131072
 _UNKNOWN_GAIN = 0.15
 # Of what was left after the last challenge, unless a leader's least pairs take more.
 _MOST_RESERVED, _MOST_PROVING = 0.6, 0.85
+# A margin takes 1.0 to 1.5 starts in 1 and 2 h, 2.0 in 8 h (docs/benchmarks.md, "A second world"); what is left of these is spare for
+# pairs, without which fewer nights prove something in an hour.
 _FINALIST_STARTS = 2.5
 _PAIRS_SLACK = 1.25
 _SPARE_PAIRS, _SPARE_SHARE = 3, 0.05
-_LEAST_ABOVE = 0.02  # of a gain that is planned for, above what is worth a swap
+# Of a gain that is planned for, above what is worth a swap: less takes more pairs than a challenge has (`pairs_needed`).
+_LEAST_ABOVE = 0.02
 _TOOL_CALL_S = 1.5
 _CHALLENGES = 6
 _NOT_FASTER = "challenged, and not faster by enough"
