@@ -17,7 +17,9 @@ from tunerd.profile.arm import Arm
 from tunerd.sweep.tuner import Outcome, tune
 
 
-def night(surface: Surface, incumbent: Arm, seed: int, hours: float) -> tuple[Outcome, ReplayBox]:
+def night(
+    surface: Surface, incumbent: Arm, seed: int = 1, hours: float = 4.0
+) -> tuple[Outcome, ReplayBox]:
     box = ReplayBox(surface, seed=seed)
     outcome = tune(
         box, surface.space, surface.workload, incumbent, hours * 3600, np.random.default_rng(seed)

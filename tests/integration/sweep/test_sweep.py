@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.support.sweep_box import SweepBox, swept, until
+from tests.support.sweep_box import SweepBox, until
 from tunerd.app import Context
-from tunerd.machine.net import free_port
 from tunerd.result import Progress
 from tunerd.sweep.promote import promote
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def box() -> Iterator[SweepBox]:
-    with swept(free_port()) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
