@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,16 @@ from typing import Any
 import psutil
 
 from benchmarks.measure import table
+from tests.support.local_box import Box
 from tests.support.supervised import end_supervisor
-from tunerd.app import Context, build_context
+from tunerd.app import Context
 from tunerd.machine.net import free_port
 from tunerd.measure.life import prompt_book
-from tunerd.paths import Paths, paths_for
 from tunerd.production.lease import hold
 from tunerd.profile.arm import OFF, Arm, Request
 from tunerd.sweep.box import House, LeaseBox, SweepTexts
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, plan_arm, prepare
 from tunerd.tryout.designed import SHAPES, design, write
-from tunerd.words import Mode
 
 ROWS = Path(__file__).parent / "data" / "real_grid.jsonl"
 ENGINES = ("mainline-2026-08-18", "ik-2026-08")
@@ -82,30 +81,8 @@ p_min = 0.75
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A folder in which tunerd serves, in local mode."""
-
-    folder: Path
-
-    @property
-    def environment(self) -> dict[str, str]:
-        folders = ("CONFIG", "STATE", "RUNTIME", "UNIT")
-        return {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.folder),
-            "PYTHONPATH": str(Path(__file__).parents[1]),
-            "TUNERD_MODE": "local",
-            **{f"TUNERD_{name}_DIR": str(self.folder / name.lower()) for name in folders},
-        }
-
-    @property
-    def paths(self) -> Paths:
-        return paths_for(Mode.LOCAL, self.environment)
-
-    @property
-    def context(self) -> Context:
-        return build_context(environment=self.environment)
+class Place(Box):
+    """A folder in which tunerd serves, in local mode, for as long as it takes."""
 
     def tunerd(self, *words: str) -> Any:
         """What `tunerd WORDS --json` says."""
@@ -300,7 +277,7 @@ def sweep(given: argparse.Namespace) -> None:
     for kind in given.workloads.split(","):
         budget_s = int(grid_s(given.rows, kind) * given.share - given.spare)
         for seed in range(given.first, given.first + given.count):
-            place.paths.evidence.unlink(missing_ok=True)
+            place.context.paths.evidence.unlink(missing_ok=True)
             began_s, began_busy, began_own = time.monotonic(), busy_s(), own_s(place.folder)
             words = ("--workload", kind, "--budget", f"{budget_s}s", "--seed", str(seed), "--yes")
             children_s = sum(os.times()[2:4])
@@ -429,7 +406,7 @@ def main() -> None:
         given.run(given)
     finally:
         if hasattr(given, "folder"):
-            end_supervisor(Place(Path(given.folder)).paths)
+            end_supervisor(Place(Path(given.folder)).context.paths)
 
 
 if __name__ == "__main__":
