@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.support.folders import ROOT
-from tests.support.sweep_box import SweepBox
+from tests.support.sweep_box import SweepBox, swept
 from tunerd.fleet.study import class_of, drafts_of, meet
+from tunerd.machine.net import free_port
 from tunerd.profile.arm import DRAFT_MODEL, Space
 from tunerd.sweep.known import Study
 from tunerd.sweep.plan import SweepRequest, prepare
@@ -21,6 +23,12 @@ from tunerd.sweep.plan import SweepRequest, prepare
 pytestmark = pytest.mark.timeout(300)
 
 ASKED = ("--goal", "context", "--space", "serving.ctx_size=512,1024,1536,2048")
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SweepBox]:
+    with swept(free_port()) as found:
+        yield found
 
 
 def a_bundle(model: str, *settings: dict[str, Any]) -> str:

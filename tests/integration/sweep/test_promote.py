@@ -9,16 +9,23 @@ from dataclasses import replace
 import pytest
 
 from tests.support.made_sweep import put_proposal
-from tests.support.sweep_box import SweepBox
+from tests.support.sweep_box import SweepBox, swept
 from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import DeployError, UsageError
+from tunerd.machine.net import free_port
 from tunerd.profile.files import read_tuned
 from tunerd.result import ActionResult, Progress
 from tunerd.sweep.promote import follow_policy, promote
 
 # Each test leaves the box as it found it: with drafts, and nothing tuned.
 pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SweepBox]:
+    with swept(free_port()) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

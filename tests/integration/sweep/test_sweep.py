@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.support.sweep_box import SweepBox, until
+from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.app import Context
+from tunerd.machine.net import free_port
 from tunerd.result import Progress
 from tunerd.sweep.promote import promote
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SweepBox]:
+    with swept(free_port()) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +187,7 @@ def test_a_winner_that_dies_in_service_is_taken_back_and_not_proposed_again(
     box: SweepBox, found: dict[str, Any]
 ) -> None:
     """The daemon watches it; nothing of the command that promoted runs any more."""
+    box.json("promote", str(found["sweep"]), "--yes")
     assert box.json("sweep", "show", str(found["sweep"]))["decision"] == "promoted"
     services = box.box.context.services
     pid = services.state("llama-server.service").main_pid

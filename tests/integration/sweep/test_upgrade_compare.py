@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 
 from tests.support.stand_in import install
-from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove
+from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept
+from tunerd.machine.net import free_port
 from tunerd.sweep.run import due_comparison
 
 SETTINGS = """
@@ -34,9 +35,12 @@ def upgrade(box: SweepBox) -> None:
     prove(box.box.context)
 
 
-def test_a_night_after_an_upgrade_compares_a_kept_build_with_the_new_one_once(
-    box: SweepBox,
-) -> None:
+def test_a_night_after_an_upgrade_compares_a_kept_build_with_the_new_one_once() -> None:
+    with swept(free_port()) as box:
+        _is_compared_once(box)
+
+
+def _is_compared_once(box: SweepBox) -> None:
     settings(box, "act")
     assert due_comparison(box.box.context) is None, "nothing was upgraded"
     before = box.engine.program.read_bytes()
