@@ -5,17 +5,14 @@ python -m benchmarks.cli_start [--rounds 15]
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, say, take_turns
+from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, options, say, take_turns
 from tests.support.build_box import build_box
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    rounds = options(__doc__, rounds=15).rounds
     python = [sys.executable, "-c"]
     with build_box(None, shape="tiny") as idle, build_box(None, shape="tiny") as busy:
         busy.profile("plain")

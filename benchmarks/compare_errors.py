@@ -5,15 +5,18 @@ python -m benchmarks.compare_errors [NIGHTS] [PROCESSES]
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import fmean
 
-from benchmarks.simulator.stand import CHAT, SCENES, USUAL, Scene, SimulatedStand
+from benchmarks.measure import tell_nights
+from benchmarks.simulator.stand import SCENES, USUAL, Scene, SimulatedStand
+from benchmarks.simulator.tasks import CHAT
 from tunerd.measure.pairs import Comparing, Limits, Standing
 
 LIMITS = Limits(budget_s=8 * 3600.0, max_pairs=40)
+HEADS = ("scene", "true gain", "B named", "A named", "equal", "open", "interval holds", "pairs", "hours")  # fmt: skip
 GAINS = (0.02, 0.05, 0.10, -0.05)
 
 
@@ -40,26 +43,20 @@ def night(task: tuple[Scene, int]) -> Night:
 
 
 def main() -> None:
-    nights = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    processes = int(sys.argv[2]) if len(sys.argv) > 2 else 2
-    print(f"{nights} comparisons each, at most {LIMITS.max_pairs} pairs")
-    print(
-        "| scene | true gain | B named | A named | equal | open | interval holds | pairs | hours |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
     scenes = [*SCENES, *(replace(SCENES[0], gain=gain, noise=USUAL) for gain in GAINS)]
-    with multiprocessing.Pool(processes) as pool:
-        for scene in scenes:
-            found = pool.map(night, [(scene, seed) for seed in range(nights)], chunksize=10)
-            count = {one: sum(n.standing is one for n in found) for one in Standing}
-            print(
-                f"| {scene.name} | {scene.gain:+.0%} | {count[Standing.B_FASTER]} | "
-                f"{count[Standing.A_FASTER]} | {count[Standing.NO_DIFFERENCE]} | "
-                f"{count[Standing.OPEN]} | {sum(n.covers for n in found)} | "
-                f"{sum(n.n_pairs for n in found) / nights:.1f} | "
-                f"{sum(n.hours for n in found) / nights:.1f} |",
-                flush=True,
-            )
+    tell_nights(
+        f"comparisons each, at most {LIMITS.max_pairs} pairs", HEADS, scenes, night, counted
+    )
+
+
+def counted(scene: Scene, found: list[Night]) -> Iterator[str]:
+    yield scene.name
+    yield f"{scene.gain:+.0%}"
+    for one in (Standing.B_FASTER, Standing.A_FASTER, Standing.NO_DIFFERENCE, Standing.OPEN):
+        yield f"{sum(night.standing is one for night in found)}"
+    yield f"{sum(night.covers for night in found)}"
+    yield f"{fmean(night.n_pairs for night in found):.1f}"
+    yield f"{fmean(night.hours for night in found):.1f}"
 
 
 if __name__ == "__main__":

@@ -8,14 +8,11 @@ llama.cpp server. The server's processor time is taken once with and once withou
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from benchmarks.measure import options
 from tests.support import roots
 from tests.support.deployment import Deployment, profile
 from tests.support.machine import Machine
@@ -60,9 +57,7 @@ def watch(box: Deployment, seconds: float, *, has_daemon: bool) -> dict[str, flo
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    minutes = parser.parse_args().minutes
+    minutes = options(__doc__, minutes=10.0).minutes
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         model = write(design(SHAPES["tiny"]), Path(folder) / "tiny.gguf").path

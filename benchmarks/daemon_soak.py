@@ -9,16 +9,13 @@ somebody asks the API, and settings change.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from benchmarks.measure import options
 from tests.support.api_box import ApiBox, serving
 from tests.support.fakes import FakeClock
 from tests.support.local_box import deployed
@@ -100,9 +97,7 @@ def soak(ctx: Context, clock: FakeClock, daemon: Daemon, looks: int) -> None:
 
 def main() -> None:
     """Print memory, descriptors, threads and what was told."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--looks", type=int, default=10_000)
-    looks = parser.parse_args().looks
+    looks = options(__doc__, looks=10_000).looks
     told: list[Event] = []
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -7,10 +7,19 @@ One swap is real; the others are copies of its record with a backup each.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
-from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, note, say, take_turns
+from benchmarks.measure import (
+    TUNERD,
+    Case,
+    compared,
+    conditions,
+    cpu_ms,
+    note,
+    options,
+    say,
+    take_turns,
+)
 from tests.support.build_box import BuildBox, build_box
 from tests.support.deployment import UNIT
 from tunerd.machine.files import Files
@@ -41,12 +50,9 @@ def give_past(box: BuildBox, n: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--many", type=int, default=1000)
-    options = parser.parse_args()
+    given = options(__doc__, rounds=7, many=1000)
     with build_box(None, shape="tiny") as short, build_box(None, shape="tiny") as long:
-        for box, n in ((short, _FEW), (long, options.many)):
+        for box, n in ((short, _FEW), (long, given.many)):
             note(f"writing a past of {n} swaps ...")
             give_past(box, n)
             assert box.json("history")["total"] == n
@@ -60,11 +66,11 @@ def main() -> None:
                         [TUNERD, *words], box.environment
                     ),
                 )
-                for box, n in ((short, _FEW), (long, options.many))
+                for box, n in ((short, _FEW), (long, given.many))
             ]
-            take_turns(cases, options.rounds)
+            take_turns(cases, given.rounds)
             say(compared(cases, cases[0], unit="CPU ms") + "\n")
-    say(conditions(options.rounds))
+    say(conditions(given.rounds))
 
 
 if __name__ == "__main__":

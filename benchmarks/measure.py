@@ -5,6 +5,8 @@ Best and median of each are printed; ratios of cases of one run mean more than e
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
 import os
 import platform
 import random
@@ -13,10 +15,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
+N = TypeVar("N")
 TUNERD = str(Path(sys.executable).with_name("tunerd"))
 _MS_PER_S = 1000
 
@@ -68,10 +73,49 @@ def cpu_ms(
     return used_s * _MS_PER_S
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def row(cells: Iterable[str]) -> str:
+    """A line of a table in Markdown."""
+    return f"| {' | '.join(cells)} |"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(map(row, (heads, ["---"] * len(heads), *rows)))
+
+
+def options(about: str | None, **defaults: float | str) -> argparse.Namespace:
+    """What was typed: an option for each default, of its type."""
+    parser = argparse.ArgumentParser(description=about)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"[{default}]")
+    return parser.parse_args()
+
+
+def tell_nights(
+    about: str,
+    heads: Sequence[str],
+    scenes: Iterable[T],
+    night: Callable[[tuple[T, int]], N],
+    cells: Callable[[T, list[N]], Iterable[str]],
+) -> None:
+    """A table with a line for each scene; how many nights of each, and in how many processes, is typed.
+
+    Args:
+        about: What comes after the number of nights.
+        heads: Of the table.
+        scenes: What is drawn.
+        night: One of them, from a scene and a seed.
+        cells: Of a scene and all of its nights.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("nights", type=int, nargs="?", default=1000)
+    parser.add_argument("processes", type=int, nargs="?", default=2)
+    given = parser.parse_args()
+    say(f"{given.nights} {about}\n{table(heads, ())}")
+    with multiprocessing.Pool(given.processes) as pool:
+        for scene in scenes:
+            asked = [(scene, seed) for seed in range(given.nights)]
+            say(row(cells(scene, pool.map(night, asked, chunksize=10))))
 
 
 def compared(cases: Sequence[Case], base: Case, *, unit: str, digits: int = 0) -> str:

@@ -10,14 +10,13 @@ beside the pages: what a request costs at all.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.measure import Case, compared, conditions, note, say, take_turns
+from benchmarks.measure import Case, compared, conditions, note, options, say, take_turns
 from tests.support.api_box import ApiBox, serving
 from tests.support.local_box import Box, deployed
 from tests.support.made_sweep import put_night, simulated_night
@@ -86,11 +85,8 @@ def asked_ms(api: ApiBox, place: str) -> float:
 
 def main() -> None:
     """Print a table for each place."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--trials", type=int, default=10_000)
-    options = parser.parse_args()
-    nights = -(-options.trials // trials_of_a_night())
+    given = options(__doc__, rounds=15, trials=10_000)
+    nights = -(-given.trials // trials_of_a_night())
     with (
         tempfile.TemporaryDirectory() as short,
         tempfile.TemporaryDirectory() as long,
@@ -106,8 +102,8 @@ def main() -> None:
         say(f"{n_trials:,} trials and {n_requests:,} requests in {nights} sweeps, {size:.0f} MB; "
             f"beside them one sweep of {n_trials // nights} trials\n")  # fmt: skip
         with page(little) as small, page(much) as large:
-            _compare(small, large, options.rounds)
-    say(conditions(options.rounds))
+            _compare(small, large, given.rounds)
+    say(conditions(given.rounds))
 
 
 def _compare(small: ApiBox, large: ApiBox, rounds: int) -> None:

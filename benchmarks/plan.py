@@ -8,14 +8,23 @@ full parse by the `gguf` package, in a process of its own.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, say, table, take_turns
+from benchmarks.measure import (
+    TUNERD,
+    Case,
+    compared,
+    conditions,
+    cpu_ms,
+    options,
+    say,
+    table,
+    take_turns,
+)
 from tests.support.build_box import BuildBox, build_box
 from tests.support.gguf_bytes import pair
 from tests.support.model_headers import QWEN36_27B
@@ -80,17 +89,14 @@ def forget_models(box: BuildBox) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--vocabulary", type=int, default=250_000)
-    options = parser.parse_args()
+    given = options(__doc__, rounds=5, vocabulary=250_000)
     with build_box(None, shape="tiny") as box:
-        large = write_large(box.box.folder / "large.gguf", options.vocabulary)
+        large = write_large(box.box.folder / "large.gguf", given.vocabulary)
         box.profile("small")
         box.profile("large", model__path=str(large))
         box.json("plan", "small")  # the engine is probed once
-        say(_measured(box, large, options.rounds))
-    say(f"\n{conditions(options.rounds)}")
+        say(_measured(box, large, given.rounds))
+    say(f"\n{conditions(given.rounds)}")
 
 
 def _measured(box: BuildBox, large: Path, rounds: int) -> str:

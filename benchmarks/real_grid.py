@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,16 @@ from typing import Any
 import psutil
 
 from benchmarks.measure import table
+from tests.support.local_box import Box
 from tests.support.supervised import end_supervisor
-from tunerd.app import Context, build_context
+from tunerd.app import Context
 from tunerd.machine.net import free_port
 from tunerd.measure.life import prompt_book
-from tunerd.paths import Paths, paths_for
 from tunerd.production.lease import hold
 from tunerd.profile.arm import OFF, Arm, Request
 from tunerd.sweep.box import House, LeaseBox, SweepTexts
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, plan_arm, prepare
 from tunerd.tryout.designed import SHAPES, design, write
-from tunerd.words import Mode
 
 ROWS = Path(__file__).parent / "data" / "real_grid.jsonl"
 ENGINES = ("mainline-2026-08-18", "ik-2026-08")
@@ -82,30 +81,8 @@ p_min = 0.75
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A folder in which tunerd serves, in local mode."""
-
-    folder: Path
-
-    @property
-    def environment(self) -> dict[str, str]:
-        folders = ("CONFIG", "STATE", "RUNTIME", "UNIT")
-        return {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.folder),
-            "PYTHONPATH": str(Path(__file__).parents[1]),
-            "TUNERD_MODE": "local",
-            **{f"TUNERD_{name}_DIR": str(self.folder / name.lower()) for name in folders},
-        }
-
-    @property
-    def paths(self) -> Paths:
-        return paths_for(Mode.LOCAL, self.environment)
-
-    @property
-    def context(self) -> Context:
-        return build_context(environment=self.environment)
+class Place(Box):
+    """A folder in which tunerd serves, in local mode, for as long as it takes."""
 
     def tunerd(self, *words: str) -> Any:
         """What `tunerd WORDS --json` says."""
@@ -171,15 +148,11 @@ def own_s(folder: Path) -> float:
     """CPU time of this program and of whatever runs in the folder [core s]."""
     total = 0.0
     for process in psutil.process_iter():
-        try:
-            is_own = process.pid == os.getpid() or any(
-                str(folder) in word for word in process.cmdline()
-            )
-            if is_own:
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if process.pid == os.getpid() or any(str(folder) in word for word in words):
                 used = process.cpu_times()
                 total += used.user + used.system
-        except psutil.Error:
-            continue
     return total
 
 
@@ -204,7 +177,7 @@ def cell(box: LeaseBox, arm: Arm, place: Place) -> dict[str, Any]:
                 "draft_n_accepted")  # fmt: skip
         row[kind] = {
             "seconds": round(time.monotonic() - from_s, 2),
-            **{key: [_short(one.get(key)) for one in answers] for key in keys},
+            **{key: [one.get(key) and round(one[key], 2) for one in answers] for key in keys},
         }
     took_s = time.monotonic() - began_s
     others = (busy_s() - began_busy) - (own_s(place.folder) - began_own)
@@ -214,17 +187,18 @@ def cell(box: LeaseBox, arm: Arm, place: Place) -> dict[str, Any]:
     return row
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)
+def prepared_in(place: Place) -> tuple[Context, PreparedSweep]:
+    """The sweep whose space is measured."""
+    ctx = place.context
+    request = SweepRequest(budget_s=7200, workload=WORKLOADS[0], seed=1)
+    return ctx, prepare(ctx, request, proves=True)
 
 
 def grid(given: argparse.Namespace) -> None:
     place = make(Path(given.folder), Path(given.engines))
-    ctx = place.context
-    request = SweepRequest(budget_s=7200, workload=WORKLOADS[0], seed=1)
-    prepared = prepare(ctx, request, proves=True)
-    measured = {_key(row) for row in rows_of(given.rows, "cell")}
-    left = [arm for arm in arms_of(prepared) if _arm_key(asdict(arm)) not in measured]
+    ctx, prepared = prepared_in(place)
+    measured = {text_of(row["arm"]) for row in rows_of(given.rows, "cell")}
+    left = [arm for arm in arms_of(prepared) if str(arm) not in measured]
     print(f"{len(left)} of {len(arms_of(prepared))} cells are left", flush=True)
     if not left:
         return
@@ -256,8 +230,7 @@ def opened(ctx: Context, prepared: PreparedSweep, minutes: float) -> Iterator[Le
 def finals(given: argparse.Namespace) -> None:
     """The grid's best cells, what sweeps chose and what served before, in turns."""
     place = make(Path(given.folder), Path(given.engines))
-    ctx = place.context
-    prepared = prepare(ctx, SweepRequest(budget_s=7200, workload=WORKLOADS[0], seed=1), proves=True)
+    ctx, prepared = prepared_in(place)
     names = finalists(given.rows)
     arms = [arm for arm in arms_of(prepared) if str(arm) in names]
     print(f"{len(arms)} finalists", flush=True)
@@ -266,8 +239,7 @@ def finals(given: argparse.Namespace) -> None:
         for number in range(given.count):
             for arm in rng.sample(arms, len(arms)):
                 row = undisturbed(box, arm, place)
-                head = {"what": "final", "round": number}
-                keep(given.rows, {**head, **row})
+                keep(given.rows, {"what": "final", "round": number, **row})
                 print(f"{number} {arm}: {_told(row)}", flush=True)
 
 
@@ -305,7 +277,7 @@ def sweep(given: argparse.Namespace) -> None:
     for kind in given.workloads.split(","):
         budget_s = int(grid_s(given.rows, kind) * given.share - given.spare)
         for seed in range(given.first, given.first + given.count):
-            place.paths.evidence.unlink(missing_ok=True)
+            place.context.paths.evidence.unlink(missing_ok=True)
             began_s, began_busy, began_own = time.monotonic(), busy_s(), own_s(place.folder)
             words = ("--workload", kind, "--budget", f"{budget_s}s", "--seed", str(seed), "--yes")
             children_s = sum(os.times()[2:4])
@@ -341,19 +313,9 @@ def keep(path: str, row: Mapping[str, Any]) -> None:
         file.write(json.dumps(head) + "\n")
 
 
-def _arm_key(arm: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = ("engine", "spec", "n_max", "p_min", "fit_mib", "kv", "ubatch", "batch", "threads")
-    return tuple(arm[name] for name in names)
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return _arm_key(row["arm"])
-
-
 def turn_ms(row: Mapping[str, Any], kind: str) -> float:
     """Mean wall time of one request [ms]."""
-    walls = row[kind]["wall_ms"]
-    return statistics.fmean(walls)
+    return statistics.fmean(row[kind]["wall_ms"])
 
 
 def grid_s(path: str, kind: str) -> float:
@@ -370,11 +332,10 @@ def text_of(arm: Mapping[str, Any]) -> str:
 
 
 def report(given: argparse.Namespace) -> None:
-    lines = list(_lines(given.rows))
     heads = ("workload", "cells", "grid", "best in turns", "seed", "sweep", "share",
              "verdict", "chosen", "slower than the grid's best", "than the best in turns",
              "was before")  # fmt: skip
-    print(table(heads, lines))
+    print(table(heads, _lines(given.rows)))
 
 
 def in_turns(path: str, kind: str) -> dict[str, float]:
@@ -445,7 +406,7 @@ def main() -> None:
         given.run(given)
     finally:
         if hasattr(given, "folder"):
-            end_supervisor(Place(Path(given.folder)).paths)
+            end_supervisor(Place(Path(given.folder)).context.paths)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.measure import row, say, table
 from benchmarks.simulator.replay import ReplayBox, Surface, surfaces
 from tunerd.profile.arm import Arm
 from tunerd.sweep.tuner import Outcome, tune
 
 
-def night(surface: Surface, incumbent: Arm, seed: int, hours: float) -> tuple[Outcome, ReplayBox]:
+def night(
+    surface: Surface, incumbent: Arm, seed: int = 1, hours: float = 4.0
+) -> tuple[Outcome, ReplayBox]:
     box = ReplayBox(surface, seed=seed)
     outcome = tune(
         box, surface.space, surface.workload, incumbent, hours * 3600, np.random.default_rng(seed)
@@ -24,7 +27,7 @@ def night(surface: Surface, incumbent: Arm, seed: int, hours: float) -> tuple[Ou
     return outcome, box
 
 
-def row(surface: Surface, seeds: int, hours: float) -> Iterator[str]:
+def cells(surface: Surface, seeds: int, hours: float) -> Iterator[str]:
     """A table's row: from its slowest arm, and with its best serving already."""
     served, arms, starts, spent = [], [], [], []
     for seed in range(1, seeds + 1):
@@ -53,13 +56,12 @@ def main() -> None:
     parser.add_argument("seeds", type=int, nargs="?", default=20)
     parser.add_argument("--hours", type=float, default=8.0)
     given = parser.parse_args()
-    print(
-        "| table | arms that ran | slowest behind the best | published best served "
-        "| served behind it, median / worst | arms measured | starts | hours | promoted over the best |"
-    )
-    print("|" + "---|" * 9)
+    heads = ("table", "arms that ran", "slowest behind the best", "published best served",
+             "served behind it, median / worst", "arms measured", "starts", "hours",
+             "promoted over the best")  # fmt: skip
+    say(table(heads, ()))
     for surface in surfaces().values():
-        print("| " + " | ".join(row(surface, given.seeds, given.hours)) + " |", flush=True)
+        say(row(cells(surface, given.seeds, given.hours)))
 
 
 if __name__ == "__main__":

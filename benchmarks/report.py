@@ -8,11 +8,20 @@ stands the export of the same runs as JSON, which reads all samples and computes
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 from pathlib import Path
 
-from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, note, say, take_turns
+from benchmarks.measure import (
+    TUNERD,
+    Case,
+    compared,
+    conditions,
+    cpu_ms,
+    note,
+    options,
+    say,
+    take_turns,
+)
 from tests.support.build_box import BuildBox, build_box
 from tests.support.synthetic_runs import made_runs
 from tunerd.measure.store import EvidenceStore
@@ -46,12 +55,9 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=10_000)
-    options = parser.parse_args()
+    given = options(__doc__, rounds=5, samples=10_000)
     per_repeat = samples_of(_FEW_REPEATS + 1) - samples_of(_FEW_REPEATS)
-    many = _FEW_REPEATS + round((options.samples - samples_of(_FEW_REPEATS)) / per_repeat)
+    many = _FEW_REPEATS + round((given.samples - samples_of(_FEW_REPEATS)) / per_repeat)
     with build_box(None, shape="tiny") as small, build_box(None, shape="tiny") as large:
         for box in (small, large):
             box.paths.state_dir.mkdir(exist_ok=True)
@@ -78,13 +84,13 @@ def main() -> None:
                 lambda: cpu_ms([TUNERD, "results", "export", *all_runs], large.environment),
             ),
         ]
-        take_turns(cases, options.rounds)
+        take_turns(cases, given.rounds)
         say(compared(cases, base, unit="CPU ms"))
         sizes = [(box.box.folder / page).stat().st_size / 1e6 for box in (small, large)]
         say(f"\nThe files are {sizes[0]:.2f} MB and {sizes[1]:.2f} MB; peak memory "
             f"{peak_mib(small, *report(small, few)[1:])} MiB and "
             f"{peak_mib(large, *report(large, all_runs)[1:])} MiB.")  # fmt: skip
-    say(f"\n{conditions(options.rounds)}")
+    say(f"\n{conditions(given.rounds)}")
 
 
 if __name__ == "__main__":

@@ -77,16 +77,12 @@ def _ours(
 ) -> dict[str, Any]:
     one = judge.one
     outcome = tune(box, one.space, one.workload, one.incumbent, hours * 3600, rng)
-    path = [judge.point(at.seconds, at.restarts, replace(at.arm)) for at in outcome.evidence.path]
-    arm = outcome.arm
+    path = [judge.point(*at) for at in outcome.evidence.path]
+    pairs, arm = [len(result.pairs) for result in outcome.evidence.challenges], outcome.arm
     return {
-        "path": path, "verdict": outcome.verdict, "pairs": _pairs(outcome.evidence.challenges),
+        "path": path, "verdict": outcome.verdict, "pairs": pairs,
         "served": judge.point(box.now(), box.n_restarts, arm)[2:], "arm": str(arm),
     }  # fmt: skip
-
-
-def _pairs(challenges: Any) -> list[int]:
-    return [len(result.pairs) for result in challenges]
 
 
 def _peer(
@@ -133,12 +129,8 @@ def run(given: argparse.Namespace) -> None:
         arm, best_ms = known_best(card, workload, seed)
         if given.best:
             one = from_best(one, arm)
-        done = {
-            **head,
-            "hours": given.hours,
-            "commit": commit,
-            **row(strategy, one, best_ms, seed, given.hours),
-        }
+        found = row(strategy, one, best_ms, seed, given.hours)
+        done = {**head, "hours": given.hours, "commit": commit, **found}
         with rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(done) + "\n")
         print(
@@ -154,7 +146,7 @@ def main() -> None:
     runs.add_argument("--boxes", type=int, default=20, help="boxes of each class")
     runs.add_argument("--first", type=int, default=1, help="number of the first box")
     runs.add_argument("--sets", default=",".join(SETS))
-    runs.add_argument("--strategies", default=",".join((OURS[0], *PEERS)))
+    runs.add_argument("--strategies", default=",".join((OURS, *PEERS)))
     runs.add_argument("--hours", type=float, default=HOURS)
     runs.add_argument("--best", action="store_true", help="the best arm serves already")
     runs.set_defaults(run=run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -160,8 +160,8 @@ def by_hand(task: Task, bench: Bench, rng: np.random.Generator) -> None:  # noqa
     _twice(bench, kept)
     while True:
         before = kept
-        for values in (_families, _depths, _filters, _margins, _batches, _threads):
-            for arm in values(task, kept):
+        for knob in _KNOBS:
+            for arm in _turned(task, kept, knob):
                 if arm not in bench.runs:
                     _twice(bench, arm)
                 if bench.score(arm) < bench.score(kept):
@@ -176,37 +176,28 @@ def _twice(bench: Bench, arm: Arm) -> None:
             return
 
 
-def _families(task: Task, arm: Arm) -> Iterator[Arm]:
-    for engine, spec in task.space.families:
-        other = replace(arm, engine=engine, spec=spec)
-        yield _allowed(task, other if arm.drafts else other.with_draft(3, 0.75)).canonical()
+_KNOBS = ("family", "n_max", "p_min", "fit_mib", "ubatch", "threads")
 
 
-def _depths(task: Task, arm: Arm) -> Iterator[Arm]:
-    if arm.drafts:
-        allowed = [n for n in task.space.families[arm.family].n_max if n in {1, 2, 3, 4, 6, 8}]
-        yield from (arm.with_draft(n_max, arm.p_min) for n_max in allowed)
-
-
-def _filters(task: Task, arm: Arm) -> Iterator[Arm]:
-    if arm.drafts:
-        for p_min in task.space.families[arm.family].p_min[::2]:
-            yield arm.with_draft(arm.n_max, p_min)
-
-
-def _margins(task: Task, arm: Arm) -> Iterator[Arm]:
-    for step in (256, -256, -512):
-        margin = arm.fit_mib + step
-        if margin in task.space.families[arm.family].fit_mib:
-            yield arm.with_margin(margin)
-
-
-def _batches(task: Task, arm: Arm) -> Iterator[Arm]:
-    yield from (replace(arm, ubatch=value) for value in task.space.families[arm.family].ubatch)
-
-
-def _threads(task: Task, arm: Arm) -> Iterator[Arm]:
-    yield from (replace(arm, threads=value) for value in task.space.families[arm.family].threads)
+def _turned(task: Task, arm: Arm, knob: str) -> Iterator[Arm]:
+    """The arm with other values of one knob."""
+    if knob == "family":
+        for engine, spec in task.space.families:
+            other = replace(arm, engine=engine, spec=spec)
+            yield _allowed(task, other if arm.drafts else other.with_draft(3, 0.75)).canonical()
+        return
+    if knob in {"n_max", "p_min"} and not arm.drafts:
+        return
+    family = task.space.families[arm.family]
+    margins = [arm.fit_mib + step for step in (256, -256, -512)]
+    values: Mapping[str, Iterable[float]] = {
+        "n_max": [n for n in family.n_max if n in {1, 2, 3, 4, 6, 8}],
+        "p_min": family.p_min[::2],
+        "fit_mib": [margin for margin in margins if margin in family.fit_mib],
+        "ubatch": family.ubatch,
+        "threads": family.threads,
+    }
+    yield from (replace(arm, **{knob: value}) for value in values[knob])  # type: ignore[arg-type]
 
 
 def tpe(task: Task, bench: Bench, rng: np.random.Generator, *, warm: bool, runs: int) -> None:

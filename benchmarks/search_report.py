@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measure import table
+
 HOURS = (1.0, 2.0, 8.0)
 STARTS = (30, 60, 120)
 NEAR = (0.05, 0.02)
@@ -67,24 +69,24 @@ def report(path: Path) -> str:
     sets = list(dict.fromkeys(row["set"] for row in nights))
     lines = ["Regret by time [%], median / 95th percentile", ""]
     heads = [f"{name}: {hours:g} h" for name in sets for hours in HOURS]
-    lines += _table(["strategy", *heads, "would not run"], _by_time(nights, sets))
+    lines.append(table(["strategy", *heads, "would not run"], _by_time(nights, sets)))
     lines += ["", "Regret by starts of a server [%], and starts to come near and stay", ""]
     heads = [f"{name}: {starts}" for name in sets for starts in STARTS]
     heads += [f"starts to {near:.0%}" for near in NEAR]
-    lines += _table(["strategy", *heads], _by_starts(nights, sets))
+    lines.append(table(["strategy", *heads], _by_starts(nights, sets)))
     lines += ["", "What serves after the night, and what it cost", ""]
     heads = ["strategy", "set", "boxes", "promoted", "regret [%]", "would run", "regret of those [%]",
              "starts", "hours", "CPU [s]"]  # fmt: skip
-    lines += _table(heads, _by_end(nights))
+    lines.append(table(heads, _by_end(nights)))
     best = [row for row in rows if row["from_best"]]
     if best:
         lines += ["", "With the best arm serving already", ""]
         heads = ["strategy", "set", "boxes", "promoted", "median loss of those [%]"]
-        lines += _table(heads, _false(best))
+        lines.append(table(heads, _false(best)))
     return "\n".join(lines)
 
 
-def _grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         found[tuple(row[name] for name in names)].append(row)
@@ -92,7 +94,7 @@ def _grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row
 
 
 def _by_time(rows: list[Row], sets: Sequence[str]) -> Iterable[list[str]]:
-    for (strategy,), members in _grouped(rows, "strategy").items():
+    for (strategy,), members in grouped(rows, "strategy").items():
         cells = []
         for name in sets:
             of_set = [row for row in members if row["set"] == name]
@@ -102,7 +104,7 @@ def _by_time(rows: list[Row], sets: Sequence[str]) -> Iterable[list[str]]:
 
 
 def _by_starts(rows: list[Row], sets: Sequence[str]) -> Iterable[list[str]]:
-    for (strategy,), members in _grouped(rows, "strategy").items():
+    for (strategy,), members in grouped(rows, "strategy").items():
         cells = []
         for name in sets:
             of_set = [row for row in members if row["set"] == name]
@@ -116,7 +118,7 @@ def _by_starts(rows: list[Row], sets: Sequence[str]) -> Iterable[list[str]]:
 
 
 def _by_end(rows: list[Row]) -> Iterable[list[str]]:
-    for (strategy, name), members in _grouped(rows, "strategy", "set").items():
+    for (strategy, name), members in grouped(rows, "strategy", "set").items():
         promoted = sum(row["verdict"] == "promote" for row in members)
         running = [row["served"][0] for row in members if row["served"][1]]
         yield [
@@ -128,7 +130,7 @@ def _by_end(rows: list[Row]) -> Iterable[list[str]]:
 
 
 def _false(rows: list[Row]) -> Iterable[list[str]]:
-    for (strategy, name), members in _grouped(rows, "strategy", "set").items():
+    for (strategy, name), members in grouped(rows, "strategy", "set").items():
         wrong = [row["served"][0] - row["start"] for row in members if row["verdict"] == "promote"]
         loss = f"{100 * statistics.median(wrong):.1f}" if wrong else "-"
         yield [strategy, name, str(len(members)), f"{len(wrong)} of {len(members)}", loss]
@@ -142,8 +144,3 @@ def _spread(regrets: list[float]) -> str:
     if not regrets:
         return "-"
     return f"{100 * np.median(regrets):.1f} / {100 * np.percentile(regrets, 95):.0f}"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return lines + ["| " + " | ".join(cells) + " |" for cells in rows]

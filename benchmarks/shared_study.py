@@ -26,7 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measure import table
 from benchmarks.search import Judge, known_best
+from benchmarks.search_report import grouped
 from benchmarks.simulator.box import Noise, SimulatedBox, Truth
 from benchmarks.simulator.tasks import task
 from tests.support.postgres import Postgres, name_of, postgres_server
@@ -109,7 +111,7 @@ def play(part: Part) -> dict[str, Any]:
             )  # fmt: skip
         finally:
             study.close()
-    path = [judge.point(at.seconds, at.restarts, at.arm) for at in outcome.evidence.path]
+    path = [judge.point(*at) for at in outcome.evidence.path]
     reached = None
     for seconds, starts, regret, runs in path:
         reached = (reached or (starts, seconds / 3600)) if regret <= WITHIN and runs else None
@@ -129,14 +131,14 @@ def _into(part: Part, rows: Any) -> None:
 def fleet(server: Postgres, which: str, n: int, hours: float, how: str) -> list[dict[str, Any]]:
     """Rows of n boxes at once, and what the database holds of them."""
     card, workload = which.split()
-    url, found = server.database(), multiprocessing.get_context("fork").Queue()
+    url, fork = server.database(), multiprocessing.get_context("fork")
+    found = fork.Queue()
     with tempfile.TemporaryDirectory(prefix="tunerd-study-") as folder:
         parts = [
             Part(card, workload, seed, hours, url, folder, how,
                  _ROLES[seed - 1] if how == UGLY and seed <= len(_ROLES) else "")
             for seed in range(1, n + 1)
         ]  # fmt: skip
-        fork = multiprocessing.get_context("fork")
         processes = [fork.Process(target=_into, args=(part, found)) for part in parts]
         for process in processes:
             process.start()
@@ -149,39 +151,27 @@ def fleet(server: Postgres, which: str, n: int, hours: float, how: str) -> list[
     claims = server.query(
         "select count(*) from claim where until > clock_timestamp()", name_of(url)
     )[0]
-    setting = {
-        "set": which,
-        "boxes": n,
-        "how": how,
-        "told": told,
-        "claims_left": int(claims),
-    }
+    setting = {"set": which, "boxes": n, "how": how, "told": told, "claims_left": int(claims)}
     return [{**setting, **row} for row in rows]
 
 
 def report(rows: list[dict[str, Any]]) -> str:
     """A table for the docs: medians over boxes."""
-    lines = ["| set | boxes at once | starts to within 2 % | hours | boxes that got there | starts of a night | regret, median / worst [%] | promoted to worse |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    keys = list(dict.fromkeys((row["set"], row["boxes"], row["how"]) for row in rows))
-    for key in keys:
-        mine = [row for row in rows if (row["set"], row["boxes"], row["how"]) == key]
+    heads = ("set", "boxes at once", "starts to within 2 %", "hours", "boxes that got there",
+             "starts of a night", "regret, median / worst [%]", "promoted to worse")  # fmt: skip
+    lines = []
+    for (which, n, how), mine in grouped(rows, "set", "boxes", "how").items():
         there = [row["within"] for row in mine if row["within"]]
-        how = f"{key[1]}{', ' if key[2] else ''}{key[2]}"
-        starts, hours = (
-            ("-", "-")
-            if not there
-            else (
-                f"{median(one[0] for one in there):.0f}",
-                f"{median(one[1] for one in there):.1f}",
-            )
-        )
+        starts = f"{median(one[0] for one in there):.0f}" if there else "-"
+        hours = f"{median(one[1] for one in there):.1f}" if there else "-"
         regrets = [100 * row["regret"] for row in mine]
+        worse = sum(row["is_worse"] or not row["runs"] for row in mine)
         lines.append(
-            f"| {key[0]} | {how} | {starts} | {hours} | {len(there)} of {len(mine)} | {median(row['starts'] for row in mine):.0f} | "
-            f"{median(regrets):.1f} / {max(regrets):.1f} | {sum(row['is_worse'] or not row['runs'] for row in mine)} of {len(mine)} |"
-        )
-    return "\n".join(lines)
+            [which, f"{n}, {how}" if how else f"{n}", starts, hours, f"{len(there)} of {len(mine)}",
+             f"{median(row['starts'] for row in mine):.0f}",
+             f"{median(regrets):.1f} / {max(regrets):.1f}", f"{worse} of {len(mine)}"]
+        )  # fmt: skip
+    return table(heads, lines)
 
 
 def main() -> None:

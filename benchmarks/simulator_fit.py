@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.measure import table
 from benchmarks.simulator.box import Truth
 from benchmarks.simulator.cards import CARDS
 from tunerd.profile.arm import Arm
@@ -120,12 +121,11 @@ def rtx_3090_ti() -> Iterator[Figure]:
 
 def main() -> None:
     found = [*rtx_4070_super(), *rtx_5060_ti(), *rtx_3090_ti()]
-    print("| card | figure | published | simulated | error |\n|---|---|---|---|---|")
-    for one in found:
-        print(
-            f"| {one.card} | {one.what} | {one.published:.4g} | {one.simulated:.4g} "
-            f"| {one.error:+.0%} |"
-        )
+    rows = [
+        (one.card, one.what, f"{one.published:.4g}", f"{one.simulated:.4g}", f"{one.error:+.0%}")
+        for one in found
+    ]
+    print(table(("card", "figure", "published", "simulated", "error"), rows))
     for card in (*CARDS, ""):
         errors = [abs(one.error) for one in found if one.card == card or not card]
         print(

@@ -6,12 +6,13 @@ python -m benchmarks.verdict_errors [NIGHTS] [PROCESSES]
 from __future__ import annotations
 
 import math
-import multiprocessing
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import fmean
 
-from benchmarks.simulator.stand import CHAT, QUIET, SCENES, Scene, SimulatedStand
+from benchmarks.measure import tell_nights
+from benchmarks.simulator.stand import QUIET, SCENES, Scene, SimulatedStand
+from benchmarks.simulator.tasks import CHAT
 from tunerd.measure.pairs import SIDES, Asked, Side, Step, challenge_alpha, judge_challenge
 
 MARGIN = 0.01
@@ -49,21 +50,19 @@ def night(task: tuple[Scene, int]) -> tuple[bool, int]:
 
 
 def main() -> None:
-    nights = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    processes = int(sys.argv[2]) if len(sys.argv) > 2 else 2
-    print(f"{nights} challenges each, margin {MARGIN:.0%}, alpha {ALPHA} / 2, {MAX_PAIRS} pairs")
-    print("| scene | true gain | promoted | pairs |")
-    print("|---|---|---|---|")
     scenes = [replace(SCENES[0], gain=gain) for gain in GAINS]
     scenes += [replace(one, gain=gain) for one in SCENES[1:] for gain in (0.0, MARGIN)]
     quiet = replace(SCENES[0], name="a quiet box", noise=QUIET)
     scenes += [replace(quiet, gain=gain) for gain in GAINS[2:]]
-    with multiprocessing.Pool(processes) as pool:
-        for scene in scenes:
-            found = pool.map(night, [(scene, seed) for seed in range(nights)], chunksize=20)
-            promoted = sum(is_promoted for is_promoted, _ in found)
-            mean = sum(count for _, count in found) / nights
-            print(f"| {scene.name} | {scene.gain:+.0%} | {promoted} | {mean:.1f} |", flush=True)
+    about = f"challenges each, margin {MARGIN:.0%}, alpha {ALPHA} / 2, {MAX_PAIRS} pairs"
+    tell_nights(about, ("scene", "true gain", "promoted", "pairs"), scenes, night, counted)
+
+
+def counted(scene: Scene, found: list[tuple[bool, int]]) -> Iterator[str]:
+    yield scene.name
+    yield f"{scene.gain:+.0%}"
+    yield f"{sum(is_promoted for is_promoted, _ in found)}"
+    yield f"{fmean(count for _, count in found):.1f}"
 
 
 if __name__ == "__main__":

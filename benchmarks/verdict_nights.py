@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 
+from benchmarks.measure import row, say, table
 from tunerd.measure.pairs import Step, challenge_alpha, judge_challenge
 
 _PAIR_SD = 0.045
@@ -49,16 +50,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=1000)
     count = parser.parse_args().count
-    print("| pairs a night | nights' noise differs by | a night favours one side by "
-          "| true gain 1 %: promoted | pairs | true gain 5 %: promoted | pairs |")  # fmt: skip
-    print("|" + "---|" * 7)
+    heads = ("pairs a night", "nights' noise differs by", "a night favours one side by",
+             "true gain 1 %: promoted", "pairs", "true gain 5 %: promoted", "pairs")  # fmt: skip
+    say(table(heads, ()))
     for per_night, spread, shift in _SCENES:
         cells = [str(per_night), f"{spread:.0%}", f"{shift:.0%}"]
         for gain in (_MIN_GAIN, 0.05):
             rng = np.random.default_rng([per_night, count])
             ends = [challenge(rng, gain, per_night, spread, shift) for _ in range(count)]
             cells += [f"{sum(one[0] for one in ends)}", f"{np.mean([one[1] for one in ends]):.1f}"]
-        print("| " + " | ".join(cells) + " |", flush=True)
+        say(row(cells))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ the server's own time per token counts.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -18,7 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from itertools import cycle
 
-from benchmarks.measure import TUNERD, table
+from benchmarks.measure import TUNERD, options, table
 from tests.support.build_box import BuildBox, build_box
 
 _LIMIT_S = 60.0
@@ -31,12 +30,9 @@ def daemon(box: BuildBox) -> Iterator[None]:
     """The daemon with its own settings, from its first look on."""
     seen = box.paths.state_dir / "guards.json"
     seen.unlink(missing_ok=True)
-    process = subprocess.Popen(
-        [TUNERD, "daemon"],
-        env=box.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    quiet = subprocess.DEVNULL
+    argv = [TUNERD, "daemon"]
+    process = subprocess.Popen(argv, env=box.environment, stdout=quiet, stderr=quiet)
     try:
         end_s = time.monotonic() + _LIMIT_S
         while not seen.exists():
@@ -74,11 +70,7 @@ def block(box: BuildBox, seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of a block")
-    parser.add_argument("--shape", default="medium")
-    given = parser.parse_args()
+    given = options(__doc__, pairs=6, seconds=15.0, shape="medium")
     cores = os.cpu_count() or 1
     print(f"load average before: {os.getloadavg()[0]:.2f}", flush=True)
     ratios, times = [], {_WITHOUT: list[float](), _WITH: list[float]()}

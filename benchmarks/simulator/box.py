@@ -423,6 +423,12 @@ class Truth:
         )
 
 
+def normal(name: str) -> float:
+    """A normal deviate that belongs to a name, on boxes that are no model of one."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return float(np.random.default_rng(int.from_bytes(digest, "little")).normal())
+
+
 def _normal(*names: str) -> float:
     """A standard normal that belongs to these names."""
     digest = hashlib.blake2b("/".join(names).encode(), digest_size=8).digest()

@@ -6,7 +6,6 @@ with their sources. Where an arm is not in the table, the box does not start it.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tomllib
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulator.box import Noise
+from benchmarks.simulator.box import Noise, normal
 from tunerd.profile.arm import Arm, Boot, Family, Refused, Request, ServerDied, Space
 from tunerd.profile.workload import RequestClass, Workload
 
@@ -255,8 +254,8 @@ class ReplayBox:
     def _of_request(self, request: Request, arm: Arm) -> float:
         """What the text, the text with this arm, and chance do to one request."""
         noise, rng = self._noise, self._rng
-        log = noise.text * _fixed(request.prompt_id) + noise.request * float(rng.normal())
-        log += noise.pairing * _fixed(f"{request.prompt_id} {arm}")
+        log = noise.text * normal(request.prompt_id) + noise.request * float(rng.normal())
+        log += noise.pairing * normal(f"{request.prompt_id} {arm}")
         if rng.random() < noise.tail_share:
             log += math.log1p(float(rng.uniform(0.0, noise.tail)))
         return math.exp(log)
@@ -266,9 +265,3 @@ class ReplayBox:
         noise = self._noise
         heat = noise.heat * (1 - math.exp(-self._now / noise.heat_s))
         return 1 + heat + noise.drift * math.sin(self._now / 7200)
-
-
-def _fixed(name: str) -> float:
-    """A normal deviate that belongs to a name."""
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return float(np.random.default_rng(int.from_bytes(digest, "little")).normal())

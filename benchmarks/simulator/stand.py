@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from benchmarks.simulator.box import Noise
+from benchmarks.simulator.box import Noise, normal
 from tunerd.measure.pairs import Asked, BootFailed, LifeEnded, Side, Turn, Unusable
-from tunerd.profile.workload import RequestClass, Workload
 
-CHAT = Workload(
-    (
-        RequestClass(0.5, "chat", 1500, 300, 700),
-        RequestClass(0.3, "math", 800, 250, 1200),
-        RequestClass(0.2, "creative", 400, 200, 900),
-    )
-)
 PROMPT_TOK_S = 800.0
 DECODE_TOK_S = 60.0
 _DRIFT_PERIOD_S = 5400.0
@@ -130,8 +121,8 @@ class SimulatedLife:
         if not self.is_open:
             raise LifeEnded("closed")
         one, noise, rng = asked.request_class, self.stand.scene.noise, self.stand.rng
-        text = _fixed(f"{self.stand.seed} {asked.block} {asked.class_index} {asked.attempt}")
-        pairing = _fixed(f"{self.stand.seed} {asked.block} {asked.class_index} {self.side}")
+        text = normal(f"{self.stand.seed} {asked.block} {asked.class_index} {asked.attempt}")
+        pairing = normal(f"{self.stand.seed} {asked.block} {asked.class_index} {self.side}")
         slow = math.exp(
             noise.text * text + noise.pairing * pairing + noise.request * float(rng.normal())
         )
@@ -152,9 +143,3 @@ class SimulatedLife:
 
     def close(self) -> None:
         self.is_open = False
-
-
-def _fixed(name: str) -> float:
-    """A normal deviate that belongs to a name."""
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return float(np.random.default_rng(int.from_bytes(digest, "little")).normal())

@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.cards import CARDS, Card, redraw
-from tunerd.profile.arm import Arm, Family, Space
+from tunerd.profile.arm import Arm, Box, Family, Space
 from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep.tuner import Outcome, tune
 
 AGENT = Workload(
     (
@@ -58,6 +61,21 @@ class Task:
 
     def box(self, seed: int = 0, **options: Any) -> SimulatedBox:
         return SimulatedBox(self.card, seed=seed, **options)
+
+    def night(
+        self, hours: float, *, seed: int = 1, box: Box | None = None, **options: Any
+    ) -> Outcome:
+        """What a sweep comes to on its own box, or on another; `options` are those of `tune`."""
+        rng = np.random.default_rng(seed)
+        return tune(
+            box or self.box(),
+            self.space,
+            self.workload,
+            self.incumbent,
+            hours * 3600,
+            rng,
+            **options,
+        )
 
 
 _INCUMBENTS = {

@@ -10,16 +10,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulator.tasks import Task, task
-from tests.support.local_box import Box
+from tests.support.local_box import Box as LocalBox
 from tunerd.app import Context
 from tunerd.measure.answer import ClientTimes, Sample, Timings
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord, SummaryRecord
 from tunerd.measure.store import EvidenceStore
-from tunerd.profile.arm import Arm, Boot, Request
+from tunerd.profile.arm import Arm, Boot, Box, Policy, Request
 from tunerd.profile.arm import Sample as SweepSample
+from tunerd.sweep.learner import Learner
+from tunerd.sweep.limits import Limits
+from tunerd.sweep.night import Night
 from tunerd.sweep.plan import SweepRequest, plan_arm, prepare
 from tunerd.sweep.record import KIND, SweepKeeper
+from tunerd.sweep.search import Search
+from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome, tune
 
 _HOUR_S = 3600.0
@@ -30,13 +35,20 @@ _NOT_KNOWN = "0" * 64
 def simulated_night(hours: float = 1.0) -> tuple[Task, Outcome]:
     """A night on a simulated box, and what it came to."""
     one = task("12G", "agent", 1)
-    outcome = tune(
-        one.box(), one.space, one.workload, one.incumbent, hours * _HOUR_S, np.random.default_rng(1)
-    )
-    return one, outcome
+    return one, one.night(hours)
 
 
-def put_sweep(box: Box) -> int:
+def begun_search(one: Task, box: Box, context: int = 131_072) -> Search:
+    """A search that has seen nothing yet, for single steps of it."""
+    policy = Policy()
+    grid = build_grid(one.space, one.incumbent, policy)
+    learner = Learner(grid, one.workload, context)
+    night = Night(box, one.workload, learner, _HOUR_S, np.random.default_rng(1), None)
+    limits = Limits(learner, grid, policy, one.incumbent)
+    return Search(night, grid, limits, policy, one.incumbent)
+
+
+def put_sweep(box: LocalBox) -> int:
     """Store one that proves a winner; its number."""
     ctx = box.context
     ctx.files.make_folder(ctx.paths.evidence.parent)

@@ -33,6 +33,7 @@ from tunerd.words import UNKNOWN, format_duration
 
 if TYPE_CHECKING:
     from tunerd.app import Context
+    from tunerd.measure.compare import Prepared
     from tunerd.sweep.plan import PreparedSweep, SweepRequest
     from tunerd.sweep.run import Meet
 
@@ -131,7 +132,7 @@ def _meeting(ctx: Context) -> Meet:
     return meet
 
 
-def _asking(call: Call) -> Callable[[PreparedSweep], None]:
+def _asking(call: Call) -> Callable[[Prepared | PreparedSweep], None]:
     return lambda prepared: call.ask(prepared.question, prepared.messages)
 
 
@@ -470,11 +471,9 @@ def run_now(call: Call) -> ActionResult:
     Example:
       tunerd schedule run-now --yes
     """  # noqa: D301
-    from tunerd.sweep.schedule import begin_now
+    from tunerd.sweep.run import start_night
 
-    return begin_now(
-        call.context(acts=True), confirm=lambda one: call.ask(one.question, one.messages)
-    )
+    return start_night(call.context(acts=True), confirm=_asking(call))
 
 
 def render_skipped(payload: Mapping[str, Any]) -> Iterator[str]:

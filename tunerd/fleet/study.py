@@ -78,7 +78,7 @@ def class_of(prepared: PreparedSweep, drafts: Iterable[str] = ()) -> str:
             "gpus": [[gpu.name, gpu.total_mib] for gpu in gpus],
             "model": plan.facts.identity.same_sha256,
             "workload": prepared.shape.sha256,
-            "context": prepared.context_tokens,
+            "context": prepared.policy.context_tokens,
             "drafts": sorted(drafts),
             "slots": prepared.policy.n_slots,
             # Its arms differ in context, of which the laws of a search for speed know nothing.

@@ -197,10 +197,14 @@ def answering(plan: Plan) -> Answering:
 
 def context_tokens(plan: Plan) -> int | None:
     """Context of one slot [tok]; None where the engine decides."""
+    ctx_size = plan.resolved.profile.serving.ctx_size
+    return ctx_size // slots(plan) if ctx_size else None
+
+
+def slots(plan: Plan) -> int:
+    """Requests among which the context is shared out."""
     serving = plan.resolved.profile.serving
-    if not serving.ctx_size:
-        return None
-    return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
+    return 1 if serving.kv_unified else serving.n_parallel or 1
 
 
 def _base(ctx: Context, base: str | None) -> SideRequest:

@@ -43,6 +43,7 @@ from tunerd.production.plan import Plan
 from tunerd.profile.arm import Arm, Boot, Preempted, Refused, Request, ServerDied
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.schedule import ends_text
+from tunerd.words import all_known
 
 _REPEATS = 2
 _PAUSE_S = 5.0
@@ -73,21 +74,9 @@ BEGIN_DISK_MIB = 128
 END_DISK_MIB = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """A process that computes on a GPU beside the server."""
-
-    gpu: int
-    process: GpuProcess
-
-    def __str__(self) -> str:
-        """For people."""
-        used = self.process.used_mib
-        held = "" if used is None else f", {used} MiB"
-        return f"{self.process.name or 'a process'} ({self.process.pid}{held}) on GPU {self.gpu}"
-
-
-def neighbours(gpus: Sequence[Gpu] | None, own: Collection[int]) -> Iterator[Neighbour]:
+def neighbours(
+    gpus: Sequence[Gpu] | None, own: Collection[int]
+) -> Iterator[tuple[Gpu, GpuProcess]]:
     """Processes that compute on a GPU and are not the server's; a desktop's graphics do not count.
 
     One that cannot be seen from here may be the server itself, as in a container, so it is left out.
@@ -96,7 +85,7 @@ def neighbours(gpus: Sequence[Gpu] | None, own: Collection[int]) -> Iterator[Nei
         for process in gpu.processes or ():
             computes = "compute" in process.kind and not process.is_display_server
             if computes and process.name is not None and process.pid not in own:
-                yield Neighbour(gpu.index, process)
+                yield gpu, process
 
 
 def heat(gpus: Sequence[Gpu] | None) -> str | None:
@@ -111,19 +100,12 @@ def heat(gpus: Sequence[Gpu] | None) -> str | None:
 
 def crowd(gpus: Sequence[Gpu] | None, own: Collection[int], known: Collection[int]) -> str | None:
     """Who has come to compute on a GPU beside the server and those that are known; None for nobody."""
-    found = [
-        one
-        for one in neighbours(gpus, [*own, *known])
-        if one.process.used_mib is None or one.process.used_mib > OTHERS_SLACK_MIB
-    ]
-    return f"{found[0]} computes there too" if found else None
-
-
-def disk(free_mib: int | None, least_mib: int, folder: str) -> str | None:
-    """Why there is no room for evidence; None where there is, or where nobody knows."""
-    if free_mib is None or free_mib >= least_mib:
-        return None
-    return f"{free_mib} MiB are free where {folder} is, and {least_mib} are needed"
+    for gpu, process in neighbours(gpus, [*own, *known]):
+        used = process.used_mib
+        if used is None or used > OTHERS_SLACK_MIB:
+            held = "" if used is None else f", {used} MiB"
+            return f"{process.name} ({process.pid}{held}) on GPU {gpu.index} computes there too"
+    return None
 
 
 _HOUSE_POLL_S = 5.0
@@ -148,14 +130,14 @@ class House:
             Busy: somebody else computes on the GPU, or it is held back, for longer than the settings wait.
         """
         ctx = self.ctx
-        if full := self._disk(BEGIN_DISK_MIB):
+        if full := self.full(BEGIN_DISK_MIB):
             raise HostError(
                 "there is no room for what a sweep measures", cause=full,
                 state="nothing was touched", hint="free some space, or `tunerd settings` for the folder",
             )  # fmt: skip
         if ctx.settings.sweep.shares_gpu:
             gpus = ctx.gpu.read().gpus
-            self.known = frozenset(one.process.pid for one in neighbours(gpus, self._own()))
+            self.known = frozenset(one.pid for _, one in neighbours(gpus, self._own()))
         trouble = self.wait()
         if trouble is not None:
             raise Busy(
@@ -188,19 +170,19 @@ class House:
             return None
         return heat(gpus) or crowd(gpus, self._own(), self.known)
 
-    def full(self) -> str | None:
-        """Why nothing more may be written but the end; None while there is room."""
-        return self._disk(END_DISK_MIB)
+    def full(self, least_mib: int = END_DISK_MIB) -> str | None:
+        """Why nothing more may be written but the end; None while there is room, or where nobody knows."""
+        folder = self.ctx.paths.state_dir
+        free_mib = free_disk_mib(folder)
+        if free_mib is None or free_mib >= least_mib:
+            return None
+        return f"{free_mib} MiB are free where {folder} is, and {least_mib} are needed"
 
     def _own(self) -> set[int]:
         """The processes of production and of candidates."""
         ctx = self.ctx
         serving = ctx.services.state(ctx.unit).main_pid
         return measuring_pids(ctx) | {os.getpid()} | ({serving} if serving is not None else set())
-
-    def _disk(self, least_mib: int) -> str | None:
-        folder = self.ctx.paths.state_dir
-        return disk(free_disk_mib(folder), least_mib, str(folder))
 
 
 # The box
@@ -263,7 +245,6 @@ class LeaseBox:
     patience_s: float
     house: House
     deadline: Deadline | None = None
-    context_tokens: int | None = None
     expected_load_s: float | None = None
     until_s: float = math.inf
     yielded: str | None = None
@@ -317,20 +298,15 @@ class LeaseBox:
             self._wait_for_the_house()  # a start beside somebody else says nothing of the arm
 
     def _try_to_boot(self, arm: Arm, plan: Plan, began_s: float) -> Boot:
-        stack = contextlib.ExitStack()
         try:
-            return self._boot(arm, plan, stack, began_s)
+            with contextlib.ExitStack() as stack:
+                return self._boot(arm, plan, stack, began_s)
         except LeaseEnded as ended:
-            stack.close()
             raise self._preempted(self._why_over() or ended.cause or ended.message) from ended
         except BenchError as error:
-            stack.close()
             self.check()
             self.ctx.say(f"{arm}: {error.cause or error.message}")
             return Boot(False, self.now() - began_s, "refused")
-        except BaseException:
-            stack.close()
-            raise
 
     def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
         """One request, asked until nothing speaks against the answer.
@@ -384,8 +360,8 @@ class LeaseBox:
 
     def _why_over(self) -> str | None:
         """The window, where it is the reason that the lease's time ran out."""
-        over = self.deadline is not None and self.held.left_s <= 0
-        return ends_text(self.deadline) if over and self.deadline is not None else None
+        is_over = self.held.left_s <= 0
+        return ends_text(self.deadline) if self.deadline is not None and is_over else None
 
     def _wait_for_the_house(self) -> None:
         """Wait for a GPU that is cool and free; the sweep yields where it stays otherwise.
@@ -404,7 +380,6 @@ class LeaseBox:
     def _boot(self, arm: Arm, plan: Plan, stack: contextlib.ExitStack, began_s: float) -> Boot:
         candidate = self._start(plan, stack)
         if candidate.fault is not None:
-            stack.close()
             fault = candidate.fault
             self.ctx.say(f"{arm} does not start: {fault.words}")
             return Boot(False, self.now() - began_s, str(fault.reason))
@@ -455,7 +430,7 @@ class LeaseBox:
         if has_drafted or not arm.drafts:
             self._routes[arm.family] = life.target.route
         life.open()
-        self._process = _Process(arm, candidate, life, stack)
+        self._process = _Process(arm, candidate, life, stack.pop_all())  # nothing can fail any more
 
     # Asking
 
@@ -643,8 +618,8 @@ class LiveAsked:
             request = Request(one.kind, f"{self.name} {number} {at}", one.cached_tokens,
                               one.new_tokens, one.n_predict, one.concurrency)  # fmt: skip
             walls.append(self.wall_s(request))
-        known = [wall for wall in walls if wall is not None]
-        return workload.turn_time_s(known) if len(known) == len(walls) else None
+        known = all_known(walls)
+        return workload.turn_time_s(known) if known else None
 
     def one(self, request: Request, attempt: int = 0) -> tuple[float, Sequence[Mark]]:
         """Turn time of one request, of several at once their mean [s], and what speaks against it.

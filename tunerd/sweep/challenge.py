@@ -150,7 +150,10 @@ class Challenge:
     def _goes_on(self) -> bool:
         if len(self._pairs) > self._n_carried:
             self._check_memory()
-        self._verdict = self._judge()
+        self._verdict = judge_challenge(
+            [pair.log_ratio for pair in self._pairs],
+            margin=self._policy.min_gain, alpha=self._alpha, max_pairs=self._policy.max_pairs,
+        )  # fmt: skip
         return self._verdict.standing is Step.GO_ON
 
     def _has_time(self) -> bool:
@@ -225,12 +228,6 @@ class Challenge:
             )
 
     # Decisions
-
-    def _judge(self) -> Verdict:
-        return judge_challenge(
-            [pair.log_ratio for pair in self._pairs],
-            margin=self._policy.min_gain, alpha=self._alpha, max_pairs=self._policy.max_pairs,
-        )  # fmt: skip
 
     def _gates(self) -> str | None:
         """Which limit the measured pairs break, if any."""

@@ -19,6 +19,7 @@ from tunerd.sweep.limits import Limits
 from tunerd.sweep.night import CannotStart, Night, TimeUp
 from tunerd.sweep.search import Search
 from tunerd.sweep.space import FamilyGrid
+from tunerd.words import all_known
 
 # One start may be so much slower than the next: the proof decides. Source: docs/benchmarks.md, 2.7 % between starts.
 LUCK = 0.03
@@ -233,8 +234,7 @@ class Widest:
         try:
             server = search.start(arm, "context")
             found = server.block(exact=True)
-            known = [_token_ms(found[at]) for at in sorted(found)]
-            token_ms = [one for one in known if one is not None]
+            token_ms = all_known(_token_ms(found[at]) for at in sorted(found))
             if len(token_ms) < len(night.workload.classes):
                 return Seen(arm, problem=_UNTOLD)
             less = limits.shrinks(arm)

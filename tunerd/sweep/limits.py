@@ -219,18 +219,13 @@ class Limits:
 
     def shrinks(self, arm: Arm) -> str | None:
         """Whether an engine that fits the context to the card gives an arm less of it than what serves, or than it asks for."""
-        if self._policy.at_least_tok_s is not None:
-            return self._gives_less(arm)
         own, usual = self.n_ctx(arm), self.n_ctx(self._incumbent)
-        if own is None or usual is None or own >= usual:
-            return None
-        return f"its context would be {own} instead of {usual}"
-
-    def _gives_less(self, arm: Arm) -> str | None:
-        own, wanted = self.n_ctx(arm), arm.context_size // self._policy.n_slots
-        if own is None or own >= wanted:
-            return None
-        return f"the engine gives {own} of {wanted} tokens of context"
+        if self._policy.at_least_tok_s is not None:
+            wanted = arm.context_size // self._policy.n_slots
+            is_less = own is not None and own < wanted
+            return f"the engine gives {own} of {wanted} tokens of context" if is_less else None
+        is_less = own is not None and usual is not None and own < usual
+        return f"its context would be {own} instead of {usual}" if is_less else None
 
     # Failures
 

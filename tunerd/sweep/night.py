@@ -98,10 +98,10 @@ class Night:
         self.broken_caches: set[tuple[str, bool]] = set()
         # Whether engines tell their verification steps, of those that drafted.
         self._tell_steps: dict[str, bool] = {}
-        self._clock = box.now
         self._on_sample = on_sample
+        self._clock = box.now
         self._begin = self._clock()
-        self._budget_s = budget_s
+        self.budget_s = budget_s
         self._tag = self._new_tag()
         self._blocks: dict[str, Block] = {}
         self._n_prompts = 0
@@ -119,24 +119,19 @@ class Night:
     @property
     def elapsed_s(self) -> float:
         """Since the sweep began."""
-        return self._clock() - self._begin
+        return self.now_s - self._begin
 
     @property
     def remaining_s(self) -> float:
         """Until nothing may run any more."""
-        return self._budget_s - self.elapsed_s - min(_END_S, _END_RATIO * self._budget_s)
-
-    @property
-    def budget_s(self) -> float:
-        """All of it, the verdict's part included."""
-        return self._budget_s
+        return self.budget_s - self.elapsed_s - min(_END_S, _END_RATIO * self.budget_s)
 
     def load_s(self, arm: Arm) -> float:
         """Time that a start of this arm may take."""
         loads = self._loads.get(arm.engine) or [
             1.5 * seconds for known in self._loads.values() for seconds in known
         ]
-        expected = _LOAD_SLACK * max(loads[-8:]) if loads else self._unseen_load_s
+        expected = _LOAD_SLACK * max(loads[-_RECENT:]) if loads else self._unseen_load_s
         if arm.canonical() not in self._booted:
             expected = max(expected, self._longest_failure_s)
         return expected
@@ -290,7 +285,7 @@ class Night:
         free = getattr(boot, "vram_free_mib", None)
         failure = "" if boot.ok else str(boot.failure or "crash")
         sample = Sample(
-            event=BOOT, process=process, arm=arm, purpose=purpose, at_s=self._clock(),
+            event=BOOT, process=process, arm=arm, purpose=purpose, at_s=self.now_s,
             seconds=seconds, failure=failure,
             vram_free_mib=None if free is None else float(free),
             n_ctx=getattr(boot, "n_ctx", None),
@@ -322,7 +317,7 @@ class Night:
     ) -> Sample:
         """Files a request, answered or not."""
         sample = Sample(
-            event=REQUEST, process=process, arm=arm, purpose=purpose, at_s=self._clock(),
+            event=REQUEST, process=process, arm=arm, purpose=purpose, at_s=self.now_s,
             seconds=seconds, failure=failure, request=request, n_max=draft[0], p_min=draft[1],
             block=block, answer=None if answer is None else as_kept(answer), pair=pair,
         )  # fmt: skip
@@ -367,12 +362,6 @@ class Night:
     def now_s(self) -> float:
         """The box's clock."""
         return self._clock()
-
-
-def ask_box(box: Box, request: Request, override: Arm | None) -> Any:
-    """One request, with an override only where there is one."""
-    box.check()
-    return box.measure(request) if override is None else box.measure(request, override)
 
 
 _WARM_UP_TOKENS = 64
@@ -433,7 +422,8 @@ class Server:
         """
         night, arm = self._night, self.arm
         own = (arm.n_max, arm.p_min)
-        override = None if draft is None or draft == own else arm.with_draft(*draft)
+        # An override only where there is one: not every box takes any.
+        override = () if draft is None or draft == own else (arm.with_draft(*draft),)
         begin = night.now_s
 
         def file(answer: object = None, failure: str = "") -> Reading | None:
@@ -444,7 +434,8 @@ class Server:
             return sample.reading
 
         try:
-            answer = ask_box(night.box, request, override)
+            night.box.check()
+            answer = night.box.measure(request, *override)
         except Refused as refused:
             self._refused = refused
             return file(failure="refused")
@@ -468,8 +459,7 @@ class Server:
         A recurrent model goes back to where a prompt ended, or begins anew, and may forget that as soon as a
         longer prompt is read: so the prefix is served bare, before every class.
         """
-        is_broken = self._cache_of(request) in self._night.broken_caches
-        if request.is_warm and not is_broken:
+        if request.is_warm and self._cache_of(request) not in self._night.broken_caches:
             name = self._night.new_prompt()
             self.ask(replace(request.bare, prompt_id=name), observations.PREFIX)
         return self.ask(request, observations.BLOCK, **told)
@@ -501,7 +491,9 @@ class Server:
             name = observations.prompt_name(block.name, text)
             request = night.request(self.arm, one, name, exact=exact)
             reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
-            if reading is not None and self._should_repeat(request, reading):
+            is_known = self._cache_of(request) in night.broken_caches
+            # A prefix that was not found is served once more before anything is said of the engine.
+            if reading is not None and not is_known and observations.is_cold(request, reading):
                 again = replace(request, prompt_id=request.prompt_id + observations.AGAIN)
                 was_disturbed = reading.n_void > 0
                 reading = self._ask_warm(again, block=block.name, draft=draft, pair=pair)
@@ -514,11 +506,6 @@ class Server:
         if is_first:
             night.note_block(self.arm, night.now_s - begin, exact=exact)
         return found
-
-    def _should_repeat(self, request: Request, reading: Reading) -> bool:
-        """A prefix that was not found is served once more before anything is said of the engine."""
-        is_broken = self._cache_of(request) in self._night.broken_caches
-        return not is_broken and observations.is_cold(request, reading)
 
     def _cache_of(self, request: Request) -> tuple[str, bool]:
         return self.arm.engine, request.concurrency > 1

@@ -20,10 +20,10 @@ from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.measure.bench import rates_seen
-from tunerd.measure.compare import SideRequest, plan_side
+from tunerd.measure.compare import SideRequest, context_tokens, plan_side, slots
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import LIVE
-from tunerd.measure.store import open_to_read
+from tunerd.measure.store import reading
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device
 from tunerd.operations import SHORT_KEYS
@@ -47,7 +47,7 @@ from tunerd.profile.arm import (
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.profile.schema import POWER_LIMIT, Range
-from tunerd.profile.workload import Rates, Workload, WorkloadShape, fitted
+from tunerd.profile.workload import Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
 from tunerd.sweep.known import Known, published
@@ -106,26 +106,21 @@ def drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]]) 
     own = None if is_another_kinds else speculation.draft_model
     named = [str(one) for one in ranges.get(DRAFT_MODEL, ())] or ([own] if own else [])
     if speculation.type == DRAFT:
-        others = [name for name in named if name != own]
-        return Drafter(own, None, True, left=tuple(_second(name, str(own)) for name in others))
-    taken, sha256, left = None, None, []
+        named = [name for name in named if name != own]
+    taken, sha256 = (own, None) if speculation.type == DRAFT else (None, None)
+    left = []
     for name in named:
-        if taken is not None:
-            left.append(_second(name, taken))
-            continue
-        found = _fitting(ctx, base, name)
-        if found[0] is None:
-            taken, sha256 = name, found[1]
+        reason: str | None = f"one sweep tries one draft model: {taken}"
+        if taken is None:
+            reason, sha256 = _fitting(ctx, base, name)
+        if reason is None:
+            taken = name
         else:
-            left.append(Left(name, found[0]))
+            left.append(Left(name, reason))
     if taken is not None:
         return Drafter(taken, None, True, sha256, tuple(left))
     reason = "; ".join(one.reason for one in left) or _NONE_NAMED
     return Drafter(None, reason, bool(named), left=tuple(left))
-
-
-def _second(name: str, taken: str) -> Left:
-    return Left(name, f"one sweep tries one draft model: {taken}")
 
 
 def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | None]:
@@ -285,8 +280,7 @@ def plan_with(ctx: Context, request: PlanRequest, changes: Mapping[str, Any]) ->
     Raises:
         TunerdError: there is none.
     """
-    options = {**request.options, **changes}
-    return make_plan(ctx, PlanRequest(request.profile, options, request.with_tuned))
+    return make_plan(ctx, replace(request, options={**request.options, **changes}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,7 +498,6 @@ class PreparedSweep:
     seen: Seen
     shape: WorkloadShape
     workload: Workload
-    context_tokens: int | None
     policy: Policy
     seed: int
     basis: str
@@ -551,7 +544,7 @@ def prepare(
     ahead = outlook(ctx, measuring_s=request.budget_s, start_after=request.start_after)
     base_plan = plan_side(ctx, SideRequest(LIVE, plan_request, generation))
     shape, told = workload_for(ctx, request.workload, base_plan.resolved)
-    context = _context_tokens(base_plan)
+    context = context_tokens(base_plan)
     workload, cut = shape.plain(), tuple[int, ...]()
     if context is not None:
         workload, cut = fitted(workload, context, margin_tokens=_FRAME_TOKENS)
@@ -569,9 +562,9 @@ def prepare(
         max_arms=request.max_arms,
         rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
         at_least_tok_s=request.at_least_tok_s,
-        n_slots=_slots(base_plan),
+        n_slots=slots(base_plan),
     )
-    load_s = _load_s(ahead, base_plan)
+    load_s = ahead.load_s or _START_S + (base_plan.facts.file_bytes or 0) / _DISK_BYTES_S
     deadline = deadline_of(
         ctx, request.window, load_s=load_s, changes_program=len(_engines(space)) > 1
     )
@@ -582,10 +575,11 @@ def prepare(
     ahead = beside_others(
         ctx, ahead, [programs[name] for name in sorted(_engines(space)) if name in programs]
     )
+    with reading(ctx) as store:
+        rates = None if store is None else rates_seen(store, base_plan.resolved.name)
     predicted = forecast(
-        workload, ahead.measuring_s, load_s=load_s,
-        rates=_rates(ctx, base_plan.resolved.name), n_families=len(space.space.families),
-        min_gain=settings.min_gain,
+        workload, ahead.measuring_s, load_s=load_s, rates=rates,
+        n_families=len(space.space.families), min_gain=settings.min_gain,
     )  # fmt: skip
     known, published_by = _published(ctx, base_plan, space, workload)
     messages = [
@@ -609,7 +603,6 @@ def prepare(
         seen=choice.seen,
         shape=shape,
         workload=workload,
-        context_tokens=context,
         policy=policy,
         seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed,
         basis=_basis(base_plan, choice, shape, request),
@@ -646,7 +639,7 @@ def _choice(
     resolved, for_context = base_plan.resolved, request.at_least_tok_s is not None
     ranges = _ranges(resolved, (*ctx.settings.sweep.space, *request.space))
     limits = limits_of(ctx, ranges.pop(POWER_LIMIT, ()))
-    pins = _kept(ctx) | {key: _who(resolved, key) for key in sorted(resolved.pins)}
+    pins = _kept(ctx) | {key: str(resolved.origin(key) or "a pin") for key in sorted(resolved.pins)}
     listed = ranges.get(CONTEXT_SIZE, ())
     if for_context:
         ranges[CONTEXT_SIZE] = _sizes(base_plan, ranges, pins, workload)
@@ -670,31 +663,12 @@ def _choice(
     space = plan_space(base, seen.engines, wishes)
     if for_context:
         why = "less than the workload needs, or more than the model was trained for"
-        out = [
-            Left(f"{CONTEXT_SIZE} = {one}", why)
-            for one in listed
-            if one not in ranges[CONTEXT_SIZE]
-        ]
-        return _Choice(
-            _for_context(replace(space, left_out=(*space.left_out, *out))),
-            seen,
-            drafter,
-            (),
-            limits,
-        )
+        out = [one for one in listed if one not in ranges[CONTEXT_SIZE]]
+        left = (*space.left_out, *(Left(f"{CONTEXT_SIZE} = {one}", why) for one in out))
+        return _Choice(_for_context(replace(space, left_out=left)), seen, drafter, (), limits)
     others = {engine for engine, _ in space.space.families} - {base_plan.engine.name}
     left = (*space.left_out, *drafter.left, *placements.left_with(others))
     return _Choice(replace(space, left_out=left), seen, drafter, placements.messages, limits)
-
-
-def _rates(ctx: Context, profile: str) -> Rates | None:
-    """Speeds seen of a profile before."""
-    store = open_to_read(ctx.paths.evidence)
-    try:
-        return None if store is None else rates_seen(store, profile)
-    finally:
-        if store is not None:
-            store.close()
 
 
 def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
@@ -874,15 +848,6 @@ def _base(plan: Plan, resolved: Resolved, searched: Collection[str] = ()) -> Bas
     return Base(arm, values, {spec_of(current): current})
 
 
-def _load_s(ahead: Outlook, plan: Plan) -> float:
-    return ahead.load_s or _START_S + (plan.facts.file_bytes or 0) / _DISK_BYTES_S
-
-
-def _who(resolved: Resolved, key: str) -> str:
-    origin = resolved.origin(key)
-    return str(origin) if origin is not None else "a pin"
-
-
 def _seeds(ctx: Context, request: PlanRequest, base: Base, plan: Plan) -> tuple[Arm, ...]:
     """The profile without its tuned layer: what people published or wrote."""
     names = (str(plan.engine.capabilities.family),) if plan.engine.capabilities else ()
@@ -929,17 +894,6 @@ def _published(
     return found, sources
 
 
-def _context_tokens(plan: Plan) -> int | None:
-    ctx_size = plan.resolved.profile.serving.ctx_size
-    return ctx_size // _slots(plan) if ctx_size else None
-
-
-def _slots(plan: Plan) -> int:
-    """Requests among which the context is shared out."""
-    serving = plan.resolved.profile.serving
-    return 1 if serving.kv_unified else serving.n_parallel or 1
-
-
 def _context_size(plan: Plan) -> int:
     """What serves now asks for [tok].
 
@@ -969,15 +923,15 @@ def _sizes(
     Raises:
         UsageError: there is no choice.
     """
-    own, slots = _context_size(plan), _slots(plan)
-    least = slots * (max(one.depth_tokens for one in workload.classes) + _FRAME_TOKENS)
+    own, n_slots = _context_size(plan), slots(plan)
+    least = n_slots * (max(one.depth_tokens for one in workload.classes) + _FRAME_TOKENS)
     listed = ranges.get(CONTEXT_SIZE)
     if CONTEXT_SIZE in pins:
         raise UsageError(
             f"{CONTEXT_SIZE} is pinned by {pins[CONTEXT_SIZE]}", state="nothing was touched",
             hint="`tunerd apply` the profile without that, or sweep for speed",
         )  # fmt: skip
-    most = max(own, slots * (plan.facts.context_length or own))
+    most = max(own, n_slots * (plan.facts.context_length or own))
     wanted = sizes_between(min(least, own), most) if listed is None else listed
     sizes = {own, *(int(one) for one in wanted if least <= int(one) <= most)}
     if len(sizes) == 1:
@@ -993,7 +947,7 @@ def _sizes(
 def _for_context(space: SpacePlan) -> SpacePlan:
     """What serves with other contexts, margins and cache types; all else stays as it is."""
     arm, own = space.base.arm, space.space.families[space.base.arm.family]
-    sizes = [one for one in own.extra if one - arm.extra <= _context_pairs(one)]
+    sizes = [one for one in own.extra if {key for key, _ in one - arm.extra} <= {CONTEXT_SIZE}]
     extra = tuple(sorted(sizes, key=lambda one: int(dict(one)[CONTEXT_SIZE])))
     family = Family((arm.n_max,), (arm.p_min,), own.fit_mib, own.kv, (arm.ubatch,), (arm.batch,),
                     (arm.threads,), extra)  # fmt: skip
@@ -1003,10 +957,6 @@ def _for_context(space: SpacePlan) -> SpacePlan:
         Left("all other settings", "they stay as they serve; a sweep for speed tries them"),
     )
     return replace(space, space=replace(space.space, families={arm.family: family}), left_out=left)
-
-
-def _context_pairs(extra: Extra) -> Extra:
-    return frozenset(pair for pair in extra if pair[0] == CONTEXT_SIZE)
 
 
 def _basis(plan: Plan, choice: _Choice, shape: WorkloadShape, request: SweepRequest) -> str:

@@ -16,7 +16,7 @@ from tunerd.profile.arm import Arm, Box, Preempted, Refused, Request, ServerDied
 from tunerd.profile.schema import POWER_LIMIT
 from tunerd.profile.workload import Workload
 from tunerd.result import Message, note, warning
-from tunerd.words import Mode
+from tunerd.words import Mode, all_known
 
 Limited = Callable[[float], AbstractContextManager[None]]
 """Lets the card draw so much [W] for a body."""
@@ -152,9 +152,10 @@ def _takes_less(best: PowerRow, own: PowerRow) -> bool:
     nights of 100, and so far below in 1.5 (normal noise, 20,000 nights drawn).
     """
     ends = (best.least_joules, best.most_joules, own.least_joules, own.most_joules)
-    if None in ends:
+    known = all_known(ends)
+    if not known:
         return False
-    low, high, own_low, own_high = (one or 0.0 for one in ends)
+    low, high, own_low, own_high = known
     return own_low - high > max(high - low, own_high - own_low)
 
 
@@ -165,18 +166,17 @@ def power_notes(table: Mapping[str, Any]) -> list[Message]:
 
 
 def _row(case: str, limit_w: float, rounds: Sequence[Round]) -> PowerRow:
-    joules = [one.joules_per_token for one in rounds if one.joules_per_token is not None]
-    speeds = [one.tok_s for one in rounds if one.tok_s is not None]
-    is_whole = len(joules) == len(rounds)
+    joules = all_known(one.joules_per_token for one in rounds)
+    speeds = all_known(one.tok_s for one in rounds)
     return PowerRow(
         case=case,
         limit_w=limit_w,
         rounds=len(rounds),
         turn_s=fmean(one.turn_s for one in rounds),
-        tok_s=fmean(speeds) if len(speeds) == len(rounds) else None,
-        joules_per_token=fmean(joules) if is_whole else None,
-        least_joules=min(joules) if is_whole else None,
-        most_joules=max(joules) if is_whole else None,
+        tok_s=fmean(speeds) if speeds else None,
+        joules_per_token=fmean(joules) if joules else None,
+        least_joules=min(joules, default=None),
+        most_joules=max(joules, default=None),
     )
 
 
@@ -258,6 +258,5 @@ def _round(box: Box, workload: Workload, name: str) -> Round:
 
 def _weighted(workload: Workload, found: Sequence[Mapping[str, Any]], key: str) -> float | None:
     """The mean over the workload; None where a class does not tell."""
-    values = [one.get(key) for one in found]
-    known = [float(value) for value in values if value is not None]
-    return workload.turn_time_s(known) if len(known) == len(values) else None
+    known = all_known(one.get(key) for one in found)
+    return workload.turn_time_s(known) if known else None

@@ -59,11 +59,6 @@ class StoredSweep:
         """Its number."""
         return self.run.number
 
-    @property
-    def state(self) -> str:
-        """In one word, without a look at what runs."""
-        return "unfinished" if self.run.outcome is None else str(self.run.outcome)
-
 
 class SweepKeeper:
     """Stores one sweep while it runs."""
@@ -100,26 +95,25 @@ class SweepKeeper:
 
     def arm(self, arm: Arm, record: ArmRecord, workload_sha256: str) -> None:
         """An arm has served for the first time."""
-        name = str(arm)
-        if name in self._arms:
-            return
-        fingerprint = replace(record.fingerprint, workload_sha256=workload_sha256)
-        self._store.add_arm(self.number, replace(record, name=name, fingerprint=fingerprint))
-        self._arms.add(name)
+        self._add_arm(str(arm), record, workload_sha256=workload_sha256)
+
+    def _add_arm(self, name: str, record: ArmRecord, **conditions: Any) -> None:
+        if name not in self._arms:
+            fingerprint = replace(record.fingerprint, **conditions)
+            self._store.add_arm(self.number, replace(record, name=name, fingerprint=fingerprint))
+            self._arms.add(name)
 
     def samples(self, arm: Arm, samples: Sequence[Sample]) -> None:
         """Requests of an arm, void ones included."""
         self._store.add_samples(self.number, samples, arm=str(arm))
 
     def at_limit(
-        self, arm: Arm, record: ArmRecord, samples: Sequence[Sample], watts: float
-    ) -> None:
+        self, arm: Arm, record: ArmRecord, samples: Sequence[Sample], watts: float,
+        workload_sha256: str,
+    ) -> None:  # fmt: skip
         """Requests of an arm at a power limit: a configuration of its own, of which the search knows nothing."""
         name = f"{arm} at {watts:g} W"
-        if name not in self._arms:
-            fingerprint = replace(record.fingerprint, power_limits_w=(watts,))
-            self._store.add_arm(self.number, replace(record, name=name, fingerprint=fingerprint))
-            self._arms.add(name)
+        self._add_arm(name, record, workload_sha256=workload_sha256, power_limits_w=(watts,))
         self._store.add_samples(self.number, samples, arm=name)
 
     def power(self, table: Mapping[str, Any]) -> None:
@@ -203,16 +197,13 @@ def find_sweep(store: EvidenceStore | None, number: int | None) -> StoredSweep:
     Raises:
         UsageError: there is none.
     """
-    hint = "`tunerd sweep list`, or `tunerd sweep run`"
-    if number is None:
-        runs = store.runs(limit=1, kind=KIND) if store is not None else ()
-        if not runs or store is None:
-            raise UsageError("there was no sweep yet", hint=hint)
-        return _stored(store, runs[0])
-    run = store.run(number) if store is not None else None
-    if run is None or store is None or run.record.kind != KIND:
-        raise UsageError(f"there is no sweep {number}", hint=hint)
-    return _stored(store, run)
+    if store is not None:
+        newest = store.runs(limit=1, kind=KIND) if number is None else (store.run(number),)
+        for run in newest:
+            if run is not None and run.record.kind == KIND:
+                return _stored(store, run)
+    said = "there was no sweep yet" if number is None else f"there is no sweep {number}"
+    raise UsageError(said, hint="`tunerd sweep list`, or `tunerd sweep run`")
 
 
 def keep_decision(ctx: Context, number: int, decision: Mapping[str, Any]) -> None:
@@ -265,7 +256,7 @@ def _stored(
 def unfinished(ctx: Context, request: SweepRequest) -> StoredSweep | None:
     """The newest sweep, if it asked for the same and did not come to its end."""
     with reading(ctx) as store:
-        found = sweeps(store, limit=1) if store is not None else ()
+        found = sweeps_in_brief(store, limit=1) if store is not None else ()
     if not found or found[0].run.outcome is RunOutcome.DONE:
         return None
     return found[0] if found[0].plan.get("request") == plain(request) else None
@@ -321,21 +312,20 @@ def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dic
 
 
 def _row(ctx: Context, sweep: StoredSweep) -> dict[str, Any]:
-    record = sweep.run.record
-    started = local_time(record.started_s, "%Y-%m-%d %H:%M %Z")
+    record, verdict, decision = sweep.run.record, sweep.verdict, sweep.decision
     return {
         "sweep": sweep.number,
         "started_s": record.started_s,
-        "started": started,
+        "started": local_time(record.started_s, "%Y-%m-%d %H:%M %Z"),
         "ended_s": sweep.run.ended_s,
         "state": _state(ctx, sweep),
         "reason": sweep.run.reason,
         "profile": record.profile,
         "model": record.model_name,
         "workload": record.workload,
-        "verdict": None if sweep.verdict is None else sweep.verdict.outcome,
-        "sentence": None if sweep.verdict is None else sweep.verdict.sentence,
-        "decision": None if sweep.decision is None else sweep.decision.get("what"),
+        "verdict": None if verdict is None else verdict.outcome,
+        "sentence": None if verdict is None else verdict.sentence,
+        "decision": None if decision is None else decision.get("what"),
         "samples": sweep.run.n_samples,
         "left_out_samples": sweep.run.n_unusable,
     }

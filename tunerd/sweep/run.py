@@ -44,9 +44,16 @@ from tunerd.sweep.record import (
     history_of,
     running_sweep,
     sweeps,
+    sweeps_in_brief,
     unfinished,
 )
-from tunerd.sweep.schedule import configured_request, deadline_of, demand_open, demand_time
+from tunerd.sweep.schedule import (
+    configured_request,
+    deadline_of,
+    demand_open,
+    demand_time,
+    least_time_s,
+)
 from tunerd.sweep.tuner import PROMOTE, Outcome, arm_text, changed, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
@@ -61,7 +68,6 @@ _LOOK_BACK = 100
 # What the lease lasts longer than the comparison that ends by itself.
 _SLACK_S = 120.0
 _LEAST_S = 30.0
-_LEAST_STARTS = 4
 
 
 def builds_of(ctx: Context, generation: Generation, identity_now: str) -> Builds | None:
@@ -75,39 +81,36 @@ def builds_of(ctx: Context, generation: Generation, identity_now: str) -> Builds
     before = generation.engine_sha256
     if before is None or before == identity_now:
         return None
-    found = find_engines(ctx)
+    found = [one for one in find_engines(ctx) if one.problem is None]
     folder = kept_folder(ctx.paths.engines_dir, before)
-    kept = next(
-        (one for one in found if folder is not None and one.program.is_relative_to(folder)), None
-    )
     program = Path(generation.argv[0]) if generation.argv else None
-    now = next((one for one in found if one.program == program and one.problem is None), None)
-    run = None if folder is None else _comparison(ctx, folder, identity_now)
+    run, said = (None, None) if folder is None else _comparison(ctx, folder, identity_now)
     return Builds(
         identity_before=before[:SHORT],
         identity_now=identity_now[:SHORT],
-        kept=None if kept is None or kept.problem is not None else kept.name,
-        engine=None if now is None else now.name,
-        compared=None if run is None else run[1],
-        run=None if run is None else run[0],
+        kept=next(
+            (one.name for one in found if folder and one.program.is_relative_to(folder)), None
+        ),
+        engine=next((one.name for one in found if one.program == program), None),
+        compared=said,
+        run=run,
     )
 
 
-def _comparison(ctx: Context, folder: Path, identity_now: str) -> tuple[int, str] | None:
+def _comparison(
+    ctx: Context, folder: Path, identity_now: str
+) -> tuple[int, str] | tuple[None, None]:
     """The newest comparison of a copy with a build that came to its end: its number, and what it says."""
-    try:
-        with reading(ctx) as store:
-            for run in () if store is None else store.runs(kind="compare", limit=_LOOK_BACK):
-                if store is None or not _is_of(run, folder, identity_now):
-                    continue
-                verdicts = store.verdicts(run.number)
-                if run.outcome is RunOutcome.DONE and verdicts:
-                    return run.number, verdicts[-1].sentence
-                if run.outcome is RunOutcome.FAILED:
-                    return run.number, f"it could not be measured ({run.reason})"
-    except TunerdError:
-        return None
-    return None
+    with contextlib.suppress(TunerdError), reading(ctx) as store:
+        for run in () if store is None else store.runs(kind="compare", limit=_LOOK_BACK):
+            if store is None or not _is_of(run, folder, identity_now):
+                continue
+            verdicts = store.verdicts(run.number)
+            if run.outcome is RunOutcome.DONE and verdicts:
+                return run.number, verdicts[-1].sentence
+            if run.outcome is RunOutcome.FAILED:
+                return run.number, f"it could not be measured ({run.reason})"
+    return None, None
 
 
 def _is_of(run: StoredRun, folder: Path, identity_now: str) -> bool:
@@ -209,7 +212,7 @@ def compare_builds(
     if prepared is None:
         return None
     load_s = prepared.outlook.load_s or 0.0
-    least_s = min(budget_s, _LEAST_S + _LEAST_STARTS * load_s)
+    least_s = least_time_s(budget_s, load_s)
     deadline = deadline_of(ctx, window, load_s=load_s, changes_program=True)
     if deadline is not None:
         budget_s = min(budget_s, deadline.measuring_s(ctx.clock.now_s()) - _SLACK_S)
@@ -559,13 +562,9 @@ class _Run:
         own_w = gpus[0].power_limit_w if len(gpus) == 1 else None
         if own_w is None:
             return
-        workload_sha256 = self.prepared.shape.sha256
+        sha256 = self.prepared.shape.sha256
         records: dict[Arm, ArmRecord] = {}
         now_w = own_w
-
-        def on_arm(arm: Arm, record: ArmRecord) -> None:
-            fingerprint = replace(record.fingerprint, workload_sha256=workload_sha256)
-            records[arm] = replace(record, fingerprint=fingerprint)
 
         @contextlib.contextmanager
         def limited(watts: float) -> Iterator[None]:
@@ -578,8 +577,10 @@ class _Run:
 
         beside = replace(
             box,
-            on_arm=on_arm,
-            on_samples=lambda arm, found: self.keeper.at_limit(arm, records[arm], found, now_w),
+            on_arm=records.__setitem__,
+            on_samples=lambda arm, found: self.keeper.at_limit(
+                arm, records[arm], found, now_w, sha256
+            ),
         )
         try:
             table = measure_limits(
@@ -614,7 +615,6 @@ class _Run:
             patience_s=ctx.settings.sweep.patience_s,
             house=self.house,
             deadline=prepared.deadline,
-            context_tokens=prepared.context_tokens,
             expected_load_s=prepared.load_s,
             until_s=until_s,
         )
@@ -666,7 +666,7 @@ _LOG_LINES = 20
 
 
 def start_sweep(
-    ctx: Context, request: SweepRequest, argv: Sequence[str], *, confirm: Any
+    ctx: Context, request: SweepRequest, argv: Sequence[str], *, confirm: Confirm
 ) -> ActionResult:
     """Begin a sweep as a job, which outlives this terminal, once everything that can be checked was.
 
@@ -689,13 +689,16 @@ def start_sweep(
     return _begun(ctx, "sweep run", argv, request, prepared.messages)
 
 
-def start_night(ctx: Context, request: SweepRequest, *, confirm: Any) -> ActionResult:
-    """Begin a night at once, as a job: a sweep, or two builds that are compared after an upgrade.
+def start_night(
+    ctx: Context, *, confirm: Callable[[Prepared | PreparedSweep], None]
+) -> ActionResult:
+    """Begin what a night would do as a job, at once and whatever the window says: a sweep, or two builds that are compared.
 
     Raises:
         Busy, UsageError, ConfigError, DeployError, ServiceError: as `start_sweep`.
     """
     _demand_none(ctx)
+    request = configured_request(ctx, at_once=True)
     builds = due_comparison(ctx)
     compared = None if builds is None else prepare_builds(ctx, builds, budget_s=request.budget_s)
     prepared = compared or prepare(ctx, request, proves=False)
@@ -735,44 +738,34 @@ def stop_sweep(ctx: Context) -> ActionResult:
     number, job = running_sweep(ctx), sweeping_job(ctx)
     if job is not None:
         stop_job(ctx, job)
-        return _stopped(job_unit(job), number)
-    if not _is_up(ctx):
-        raise UsageError(
-            f"{SWEEP_UNIT} does not run"
-            if number is None
-            else f"sweep {number} runs in a terminal",
-            hint="`tunerd sweep list`" if number is None else "end it there with Ctrl-C",
-        )
-    ctx.say("ending the sweep; production comes back")
-    ctx.services.stop(SWEEP_UNIT, timeout_s=_STOP_S)
-    return _stopped(SWEEP_UNIT, number)
-
-
-def _stopped(unit: str, number: int | None) -> ActionResult:
-    payload = {"unit": unit, "sweep": number}
-    hint = "`tunerd sweep resume` goes on"
-    return ActionResult("sweep stop", payload, (note("kept", "its samples are kept", hint),))
+    elif _is_up(ctx):
+        ctx.say("ending the sweep; production comes back")
+        ctx.services.stop(SWEEP_UNIT, timeout_s=_STOP_S)
+    elif number is None:
+        raise UsageError(f"{SWEEP_UNIT} does not run", hint="`tunerd sweep list`")
+    else:
+        raise UsageError(f"sweep {number} runs in a terminal", hint="end it there with Ctrl-C")
+    payload = {"unit": SWEEP_UNIT if job is None else job_unit(job), "sweep": number}
+    kept = note("kept", "its samples are kept", "`tunerd sweep resume` goes on")
+    return ActionResult("sweep stop", payload, (kept,))
 
 
 def sweep_status(ctx: Context) -> ActionResult:
     """What runs now, how far it is, and what it would recommend."""
-    record = read_measurement(ctx)
-    number = running_sweep(ctx)
-    job = sweeping_job(ctx)
+    number, job = running_sweep(ctx), sweeping_job(ctx)
+    record = None if number is None else read_measurement(ctx)
     payload: dict[str, Any] = {
         "unit": SWEEP_UNIT if job is None else job_unit(job),
         "unit_state": ctx.services.state(SWEEP_UNIT).active_state if job is None else "active",
         "sweep": number,
-        "since_s": record.since_s if record is not None and number is not None else None,
-        "until_s": record.until_s if record is not None and number is not None else None,
-        "left_s": max(0.0, record.until_s - ctx.clock.now_s())
-        if record is not None and number is not None
-        else None,
+        "since_s": None if record is None else record.since_s,
+        "until_s": None if record is None else record.until_s,
+        "left_s": None if record is None else max(0.0, record.until_s - ctx.clock.now_s()),
     }
     with reading(ctx) as store:
-        newest = sweeps(store, limit=1) if store is not None else ()
+        newest = sweeps_in_brief(store, limit=1) if store is not None else ()
         events = store.sweep_events(newest[0].number) if store is not None and newest else ()
-    payload["last"] = _last(newest, events)
+    payload["last"] = _last(newest[0], events) if newest else None
     return ActionResult("sweep status", payload)
 
 
@@ -810,14 +803,12 @@ def event_text(event: Mapping[str, Any]) -> str:
     return f"{what:<8} {end:>8}  {arm}"
 
 
-def _last(newest: Sequence[StoredSweep], events: Sequence[Mapping[str, Any]]) -> Any:
-    if not newest:
-        return None
-    sweep = newest[0]
+def _last(sweep: StoredSweep, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    verdict = sweep.verdict
     return {
         "sweep": sweep.number,
-        "verdict": None if sweep.verdict is None else sweep.verdict.outcome,
-        "sentence": None if sweep.verdict is None else sweep.verdict.sentence,
+        "verdict": None if verdict is None else verdict.outcome,
+        "sentence": None if verdict is None else verdict.sentence,
         "starts": sum(event["event"] == "boot" for event in events),
         "requests": sum(event["event"] == "request" for event in events),
         "arms": len({arm_text(event["arm"]) for event in events}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -34,12 +34,11 @@ from tunerd.units.manager import UP
 from tunerd.words import format_duration, local_time, nearest_name
 
 if TYPE_CHECKING:
-    from tunerd.measure.compare import Prepared
-    from tunerd.sweep.plan import PreparedSweep, SweepRequest
+    from tunerd.sweep.plan import SweepRequest
 
 
 _LEAST_STARTS = 4  # what serves now and one more, each started twice
-_LEAST_HOURS_S = 30.0
+_LEAST_S = 30.0
 
 
 def window_of(ctx: Context, text: str | None) -> Window | None:
@@ -109,8 +108,7 @@ def demand_time(ctx: Context, deadline: Deadline | None, *, budget_s: float, loa
     """
     if deadline is None:
         return
-    left_s = deadline.measuring_s(ctx.clock.now_s())
-    least_s = min(budget_s, _LEAST_HOURS_S + _LEAST_STARTS * load_s)
+    left_s, least_s = deadline.measuring_s(ctx.clock.now_s()), least_time_s(budget_s, load_s)
     if left_s < least_s:
         raise UsageError(
             f"too little is left of the window {deadline.text}",
@@ -119,6 +117,11 @@ def demand_time(ctx: Context, deadline: Deadline | None, *, budget_s: float, loa
             state="nothing was touched",
             hint="a longer sweep.window, or a later night",
         )
+
+
+def least_time_s(budget_s: float, load_s: float) -> float:
+    """The time of which something can come, all of a shorter budget [s]."""
+    return min(budget_s, _LEAST_S + _LEAST_STARTS * load_s)
 
 
 def ends_text(deadline: Deadline) -> str:
@@ -190,8 +193,6 @@ def show_schedule(ctx: Context) -> ActionResult:
     """The window, whether nights are begun by themselves, and when the next ones are."""
     settings = ctx.settings
     memory = read_memory(ctx)
-    nights = next_openings(ctx, most=_SHOWN)
-    state = ctx.services.state(SWEEP_UNIT)
     payload = {
         "enabled": settings.schedule.enabled,
         "window": settings.sweep.window,
@@ -201,13 +202,12 @@ def show_schedule(ctx: Context) -> ActionResult:
         "begin": settings.schedule.begin,
         "budget_s": min(settings.sweep.budget_s, settings.sweep.downtime_s),
         "unit": SWEEP_UNIT,
-        "running": state.active_state in UP,
+        "running": ctx.services.state(SWEEP_UNIT).active_state in UP,
         "last_begin_s": memory.last_begin_s,
         "asked_s": memory.asked_s,
         "nights": [
-            {"begin_s": one.span.begin_s, "end_s": one.span.end_s, "seconds": one.span.seconds,
-             "skipped": one.is_skipped}
-            for one in nights
+            {**asdict(one.span), "seconds": one.span.seconds, "skipped": one.is_skipped}
+            for one in next_openings(ctx, most=_SHOWN)
         ],
     }  # fmt: skip
     return ActionResult("schedule show", payload, _remarks(ctx))
@@ -241,17 +241,6 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
             "nights need a window", state="nothing was changed", hint="--window 01:00-06:30"
         )
     return set_keys(ctx, "schedule set", changed, "tunerd schedule show")
-
-
-def begin_now(ctx: Context, *, confirm: Callable[[Prepared | PreparedSweep], None]) -> ActionResult:
-    """Begin what a night would do, at once and whatever the window says.
-
-    Raises:
-        Busy, UsageError, ConfigError, DeployError, ServiceError: as `start_sweep`.
-    """
-    from tunerd.sweep.run import start_night
-
-    return start_night(ctx, configured_request(ctx, at_once=True), confirm=confirm)
 
 
 def configured_request(ctx: Context, *, at_once: bool = False) -> SweepRequest:
@@ -387,12 +376,8 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
 def show_settings(ctx: Context) -> ActionResult:
     """All settings with their sources, and the folders in use."""
     values: dict[str, Any] = ctx.settings.model_dump(mode="json")
-    rows = []
-    for name, source in sources_of(ctx.paths, ctx.environment).items():
-        value: Any = values
-        for part in name.split("."):
-            value = value[part]
-        rows.append({"name": name, "value": value, "source": source})
+    sources = sources_of(ctx.paths, ctx.environment).items()
+    rows = [{"name": name, "value": _at(values, name), "source": one} for name, one in sources]
     paths = {name: str(path) for name, path in asdict(ctx.paths).items()}
     return ActionResult("settings", {"settings": rows, "paths": paths, "mode": str(ctx.mode)})
 
@@ -417,10 +402,7 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
             state="nothing was changed",
             hint=f"did you mean `{nearest}`?" if nearest else "`tunerd settings` lists all",
         )
-    value: Any = ctx.settings.model_dump(mode="json")
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    is_list = isinstance(value, list)
+    is_list = isinstance(_at(ctx.settings.model_dump(mode="json"), key), list)
     if len(words) > 1 and not is_list:
         raise UsageError(f"`{key}` holds one value", state="nothing was changed")
     tried: list[Any] = [*map(_as_toml, words), *words] or [None]
@@ -431,6 +413,13 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
         with contextlib.suppress(UsageError):
             return set_keys(ctx, name, {key: one}, "tunerd settings")
     return set_keys(ctx, name, {key: tried[-1]}, "tunerd settings")
+
+
+def _at(values: Any, dotted: str) -> Any:
+    """What stands under a dotted key; None for nothing."""
+    for part in dotted.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def _as_toml(word: str) -> Any:

@@ -27,19 +27,22 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.schema import Range
 
-# Names under which a pin may speak of an arm's attribute: its own, and the profile's key.
-_PIN_NAMES = {
-    "engine": ("engine", "engine.name", "engine.prefer"),
-    "spec": ("spec", "speculation.type", "type"),
-    "n_max": ("n_max", "speculation.n_max"),
-    "p_min": ("p_min", "speculation.p_min"),
-    "fit_mib": ("fit_mib", "memory.fit_mib"),
-    "kv": ("kv", "cache_type_k", "cache_type_v", "serving.cache_type_k", "serving.cache_type_v"),
-    "ubatch": ("ubatch", "n_ubatch", "serving.n_ubatch", "serving.ubatch"),
-    "batch": ("batch", "n_batch", "serving.n_batch", "serving.batch"),
-    "threads": ("threads", "serving.threads"),
-}
-_PINS_OF_ARMS = frozenset(name for names in _PIN_NAMES.values() for name in names)
+# The attribute of an arm that a pin speaks of: by its own name, or by the profile's key.
+_PINNED_ATTRIBUTE = {
+    name: attribute
+    for attribute, names in {
+        "engine": ("engine", "engine.name", "engine.prefer"),
+        "spec": ("spec", "speculation.type", "type"),
+        "n_max": ("n_max", "speculation.n_max"),
+        "p_min": ("p_min", "speculation.p_min"),
+        "fit_mib": ("fit_mib", "memory.fit_mib"),
+        "kv": ("kv", "cache_type_k", "cache_type_v", "serving.cache_type_k", "serving.cache_type_v"),
+        "ubatch": ("ubatch", "n_ubatch", "serving.n_ubatch", "serving.ubatch"),
+        "batch": ("batch", "n_batch", "serving.n_batch", "serving.batch"),
+        "threads": ("threads", "serving.threads"),
+    }.items()
+    for name in names
+}  # fmt: skip
 CONTEXT_NAMES = ("context_tokens", "ctx_size", "serving.ctx_size", "n_ctx", "context", "ctx")
 
 
@@ -58,8 +61,8 @@ def variant_of(arm: Arm) -> Variant:
     return Variant(arm.kv, arm.batch, arm.threads, arm.extra)
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyGrid:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyGrid(Family):
     """Allowed values of one (engine, kind of speculation), ascending.
 
     `home` is the variant to begin with: the incumbent's values where they are allowed.
@@ -67,14 +70,6 @@ class FamilyGrid:
 
     engine: str
     spec: str
-    n_max: tuple[int, ...]
-    p_min: tuple[float, ...]
-    fit_mib: tuple[int, ...]
-    kv: tuple[str, ...]
-    ubatch: tuple[int, ...]
-    batch: tuple[int, ...]
-    threads: tuple[int, ...]
-    extra: tuple[Extra, ...]
     home: Variant
     home_ubatch: int
 
@@ -101,18 +96,10 @@ class FamilyGrid:
     def variants_near(self, centre: Variant) -> Iterator[Variant]:
         """The centre and all that differ from it in one way."""
         yield centre
-        for kv in self.kv:
-            if kv != centre.kv:
-                yield replace(centre, kv=kv)
-        for threads in self.threads:
-            if threads != centre.threads:
-                yield replace(centre, threads=threads)
-        for batch in self.batch:
-            if batch != centre.batch:
-                yield replace(centre, batch=batch)
-        for extra in self.extra:
-            if extra != centre.extra:
-                yield replace(centre, extra=extra)
+        for name in ("kv", "threads", "batch", "extra"):
+            for value in getattr(self, name):
+                if value != getattr(centre, name):
+                    yield replace(centre, **{name: value})
 
     def allows_batches(self, ubatch: int, batch: int) -> bool:
         """Whether a physical batch fits its logical one; engines cut the former otherwise."""
@@ -143,23 +130,17 @@ class Grid:
         family = self.of(arm)
         if family is None:
             return False
-        draft = not arm.drafts or (arm.n_max in family.n_max and arm.p_min in family.p_min)
-        return (
-            draft
-            and (arm.is_placed or arm.fit_mib in family.fit_mib)
-            and arm.kv in family.kv
-            and arm.ubatch in family.ubatch
-            and arm.batch in family.batch
-            and arm.threads in family.threads
-            and arm.extra in family.extra
-        )
+        names = ["kv", "ubatch", "batch", "threads", "extra"]
+        names += ["n_max", "p_min"] if arm.drafts else []
+        names += [] if arm.is_placed else ["fit_mib"]
+        return all(getattr(arm, name) in getattr(family, name) for name in names)
 
 
 def build_grid(space: Space, incumbent: Arm, policy: Policy) -> Grid:
     """The grid of a space for a sweep that starts from this incumbent."""
-    pinned = space.pinned or {}
-    pins = _pins(pinned)
-    others = {key: value for key, value in pinned.items() if key not in _PINS_OF_ARMS}
+    pinned = {key: value for key, value in (space.pinned or {}).items() if value is not None}
+    pins = {_PINNED_ATTRIBUTE[key]: pinned[key] for key in _PINNED_ATTRIBUTE if key in pinned}
+    others = {key: value for key, value in pinned.items() if key not in _PINNED_ATTRIBUTE}
     families: dict[tuple[str, str], FamilyGrid] = {}
     left_out: list[Left] = []
     for (engine, spec), family in space.families.items():
@@ -175,26 +156,22 @@ def build_grid(space: Space, incumbent: Arm, policy: Policy) -> Grid:
         if spec != OFF and "n_max" in pins and int(pins["n_max"]) < 1:
             left_out.append(Left(name, f"n_max is pinned to {pins['n_max']}"))
             continue
-        found = _grid_family(engine, spec, family, incumbent, pins, policy)
-        families[engine, spec] = replace(found, **_keeping(found, others))
+        extra = _grid_extras(family, incumbent, others, policy)
+        families[engine, spec] = _grid_family(engine, spec, family, extra, incumbent, pins, policy)
     left_out += [Left(key, f"pinned to {value}") for key, value in pins.items()]
     if not policy.may_change_output:
         left_out.append(Left("KV types and other keys", "they can change what the model says"))
     return Grid(families, tuple(left_out))
 
 
-def _pins(pinned: Mapping[str, Any]) -> dict[str, Any]:
-    """Pins of an arm's attributes under its own names; others are the caller's."""
-    found = {}
-    for attribute, names in _PIN_NAMES.items():
-        for name in names:
-            if name in pinned and pinned[name] is not None:
-                found[attribute] = pinned[name]
-    return found
-
-
 def _grid_family(
-    engine: str, spec: str, given: Any, incumbent: Arm, pins: Mapping[str, Any], policy: Policy
+    engine: str,
+    spec: str,
+    given: Any,
+    extra: tuple[Extra, ...],
+    incumbent: Arm,
+    pins: Mapping[str, Any],
+    policy: Policy,
 ) -> FamilyGrid:
     def values(name: str, fallback: Any, *, frozen: bool = False) -> tuple[Any, ...]:
         if name in pins:
@@ -204,12 +181,10 @@ def _grid_family(
         allowed = tuple(getattr(given, name, None) or ())
         return tuple(sorted(set(allowed))) if allowed else (fallback,)
 
-    keeps_output = not policy.may_change_output
-    kv = values("kv", incumbent.kv, frozen=keeps_output)
+    kv = values("kv", incumbent.kv, frozen=not policy.may_change_output)
     threads = values("threads", incumbent.threads)
     batch = values("batch", incumbent.batch)
     ubatch = values("ubatch", incumbent.ubatch)
-    extra = _grid_extras(given, incumbent, keeps_output=keeps_output)
     drafts = spec != OFF
     n_max = values("n_max", incumbent.n_max)
     home_ubatch = _nearest(ubatch, incumbent.ubatch)
@@ -235,24 +210,18 @@ def _grid_family(
     )
 
 
-def _grid_extras(given: Any, incumbent: Arm, *, keeps_output: bool) -> tuple[Extra, ...]:
-    listed = tuple(frozenset(option) for option in getattr(given, "extra", None) or ())
-    if keeps_output:
-        listed = tuple(option for option in listed if wording_of(option) == incumbent.wording)
-    return tuple(dict.fromkeys(listed)) or (incumbent.extra,)
-
-
-def _keeping(family: FamilyGrid, pinned: Mapping[str, Any]) -> dict[str, Any]:
-    """What changes of a family where alternatives of other keys that break a pin are left out."""
-    kept = tuple(
+def _grid_extras(
+    given: Any, incumbent: Arm, pinned: Mapping[str, Any], policy: Policy
+) -> tuple[Extra, ...]:
+    """Alternatives of other keys; without those that break a pin, unless all of them do."""
+    listed = dict.fromkeys(frozenset(option) for option in getattr(given, "extra", None) or ())
+    options = tuple(
         option
-        for option in family.extra
-        if all(pinned.get(key) in (value, None) for key, value in option)
-    )
-    if kept == family.extra or not kept:
-        return {}
-    home = family.home if family.home.extra in kept else replace(family.home, extra=kept[0])
-    return {"extra": kept, "home": home}
+        for option in listed
+        if policy.may_change_output or wording_of(option) == incumbent.wording
+    ) or (incumbent.extra,)
+    kept = (one for one in options if all(pinned.get(key, value) == value for key, value in one))
+    return tuple(kept) or options
 
 
 def _nearest(values: Sequence[int], wanted: int) -> int:
@@ -374,11 +343,11 @@ def changes(arm: Arm, base: Base) -> dict[str, Any]:
         found[ENGINE] = [wanted.engine]
     if other_spec or other_engine:
         found[TYPE] = base.spec_types.get(wanted.spec, wanted.spec)
-    if wanted.drafts:
-        found |= _draft(wanted, start, whole=other_engine or other_spec)
-    for name in ("fit_mib", "ubatch", "batch", "threads"):
-        is_idle = name == "fit_mib" and wanted.is_placed
-        if getattr(wanted, name) != getattr(start, name) and not is_idle:
+    drafts = ("n_max", "p_min") if wanted.drafts else ()
+    margin = () if wanted.is_placed else ("fit_mib",)
+    always = drafts if other_engine or other_spec else ()
+    for name in (*drafts, *margin, "ubatch", "batch", "threads"):
+        if name in always or getattr(wanted, name) != getattr(start, name):
             found[KEY_OF[name]] = getattr(wanted, name)
     if wanted.kv != start.kv:
         own = [key for key in _DRAFT_KV_KEYS if key in base.values]
@@ -387,15 +356,6 @@ def changes(arm: Arm, base: Base) -> dict[str, Any]:
         key: list(value) if isinstance(value, tuple) else value
         for key, value in wanted.extra - start.extra
     }
-
-
-def _draft(wanted: Arm, start: Arm, *, whole: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if whole or wanted.n_max != start.n_max:
-        found[N_MAX] = wanted.n_max
-    if whole or wanted.p_min != start.p_min:
-        found[P_MIN] = wanted.p_min
-    return found
 
 
 # Where a profile names no range. What can change the output, batches and threads stay as they are.
@@ -604,19 +564,22 @@ def _values(
     if key in wishes.pins or key in wishes.frozen:
         return (current,)
     listed = wishes.ranges.get(key) or USUAL_RANGES.get(key) or ()
+    own = () if key == N_MAX and not current else (current,)  # nothing is drafted now
+    return _deployable(engine, key, sorted({*listed, *own}), current, left) or (current,)
+
+
+def _deployable(
+    engine: EngineFacts, key: str, values: Iterable[Any], current: Any, left: list[Left]
+) -> tuple[Any, ...]:
+    """The values that this build would be deployed with, and the present one."""
     kept = []
-    for value in sorted({*listed, *_own(key, current)}):
+    for value in values:
         reason = engine.refused.get((key, value))
         if reason is None or value == current:
             kept.append(value)
         else:
             left.append(Left(f"{engine.name}, {key} = {value}", reason))
-    return tuple(kept) or (current,)
-
-
-def _own(key: str, current: Any) -> tuple[Any, ...]:
-    """The present value; where nothing is drafted there is none of the depth of drafts."""
-    return () if key == N_MAX and not current else (current,)
+    return tuple(kept)
 
 
 def _kv_types(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -> tuple[str, ...]:
@@ -624,14 +587,8 @@ def _kv_types(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -
     pinned = any(one in wishes.pins or one in wishes.frozen for one in KV_KEYS)
     if not wishes.may_change_output or pinned:
         return (arm.kv,)
-    kept = []
-    for value in dict.fromkeys((arm.kv, *map(str, wishes.ranges.get(key, ())))):
-        reason = engine.refused.get((key, value))
-        if reason is None or value == arm.kv:
-            kept.append(value)
-        else:
-            left.append(Left(f"{engine.name}, {key} = {value}", reason))
-    return tuple(kept)
+    listed = dict.fromkeys((arm.kv, *map(str, wishes.ranges.get(key, ()))))
+    return _deployable(engine, key, listed, arm.kv, left)
 
 
 def _changes_output(key: str) -> bool:
@@ -657,12 +614,9 @@ def _single(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -> 
         if key not in SAME_TEXT_KEYS and not wishes.may_change_output:
             continue
         kept = arm.extra if is_placement else arm.placement
-        for value in values:
-            reason = engine.refused.get((key, value))
-            if reason is None:
-                yield frozenset({pair for pair in kept if pair[0] != key} | {(key, value)})
-            else:
-                left.append(Left(f"{engine.name}, {key} = {value}", reason))
+        others = {pair for pair in kept if pair[0] != key}
+        for value in _deployable(engine, key, values, None, left):
+            yield frozenset(others | {(key, value)})
 
 
 LOG, ESTIMATE = "the log of the server that runs", "the memory estimate"

@@ -187,6 +187,7 @@ def test_a_winner_that_dies_in_service_is_taken_back_and_not_proposed_again(
     box: SweepBox, found: dict[str, Any]
 ) -> None:
     """The daemon watches it; nothing of the command that promoted runs any more."""
+    box.json("promote", str(found["sweep"]), "--yes")
     assert box.json("sweep", "show", str(found["sweep"]))["decision"] == "promoted"
     services = box.box.context.services
     pid = services.state("llama-server.service").main_pid

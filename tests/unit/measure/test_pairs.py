@@ -14,7 +14,8 @@ from scipy.stats import nct
 from scipy.stats import t as student
 
 from benchmarks.simulator.box import QUIET
-from benchmarks.simulator.stand import CHAT, SCENES, USUAL, Scene, SimulatedLife, SimulatedStand
+from benchmarks.simulator.stand import SCENES, USUAL, Scene, SimulatedLife, SimulatedStand
+from benchmarks.simulator.tasks import CHAT
 from tunerd.measure.pairs import (
     EFFECTS,
     Asked,

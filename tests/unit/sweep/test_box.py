@@ -17,7 +17,7 @@ from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
 from tunerd.production.lease import Held, hold
 from tunerd.profile.arm import Arm, Preempted
 from tunerd.settings import SweepSettings
-from tunerd.sweep.box import House, LeaseBox, SweepTexts, crowd, disk, heat
+from tunerd.sweep.box import House, LeaseBox, SweepTexts, crowd, heat
 from tunerd.sweep.schedule import deadline_of, demand_open, demand_time
 from tunerd.words import MiB
 
@@ -183,9 +183,10 @@ def test_the_server_itself_and_a_machine_without_cards_are_no_trouble() -> None:
     assert (heat(None), crowd(None, (), ())) == (None, None)
 
 
-def test_a_disk_with_little_room_is_told() -> None:
-    assert disk(31, 32, "/var/lib/tunerd") == "31 MiB are free where /var/lib/tunerd is, and 32 are needed"  # fmt: skip
-    assert disk(32, 32, "/x") is disk(None, 32, "/x") is None
+def test_a_disk_with_little_room_is_told(world: World) -> None:
+    house = House(context(world))
+    assert f"MiB are free where {house.ctx.paths.state_dir} is, and 999999999 are needed" in str(house.full(999_999_999))  # fmt: skip
+    assert house.full() is None
 
 
 # Before it begins

@@ -14,27 +14,13 @@ import pytest
 
 from benchmarks.simulator.box import SimulatedBox
 from benchmarks.simulator.tasks import Task, task
+from tests.support.made_sweep import begun_search
 from tunerd.measure.pairs import challenge_alpha, class_ms
-from tunerd.profile.arm import (
-    Arm,
-    Boot,
-    Family,
-    Policy,
-    Preempted,
-    Request,
-    Sample,
-    Space,
-)
+from tunerd.profile.arm import Arm, Boot, Family, Policy, Preempted, Request, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.challenge import Carried, carried
-from tunerd.sweep.learner import Learner
-from tunerd.sweep.limits import Limits
-from tunerd.sweep.night import Night
-from tunerd.sweep.search import Search
-from tunerd.sweep.space import build_grid
-from tunerd.sweep.tuner import Outcome, tune
+from tunerd.sweep.tuner import Outcome
 
-HOUR_S = 3600.0
 INCUMBENT = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
 CANDIDATE = replace(INCUMBENT, n_max=6)
 WORKLOAD = Workload((RequestClass(1, "code", 0, 300, 200), RequestClass(3, "chat", 0, 500, 100)))
@@ -173,10 +159,7 @@ class Wanted(SimulatedBox):
 
 
 def night(box: Wanted, one: Task, history: Sequence[Any] = (), **more: Any) -> Outcome:
-    return tune(
-        box, one.space, one.workload, one.incumbent, HOUR_S, np.random.default_rng(4),
-        history=history, on_sample=box.filed, **more,
-    )  # fmt: skip
+    return one.night(1.0, seed=4, box=box, history=history, on_sample=box.filed, **more)
 
 
 def verdicts(outcome: Outcome) -> list[Sample]:
@@ -244,19 +227,14 @@ def first_hour() -> tuple[Task, Outcome]:
     """A night on one engine that found a winner."""
     one = task("16G", "chat", 2)
     few = {key: family for key, family in one.space.families.items() if key[0] == "mainline"}
-    return one, tune(
-        one.box(), Space(few), one.workload, one.incumbent, 1.5 * HOUR_S, np.random.default_rng(1)
-    )
+    return one, replace(one, space=Space(few)).night(1.5)
 
 
 def test_the_search_goes_on_from_a_winner_and_proves_the_next_against_it() -> None:
     one, begun = first_hour()
     (first,) = begun.evidence.won
 
-    outcome = tune(
-        one.box(), one.space, one.workload, one.incumbent, 2 * HOUR_S, np.random.default_rng(2),
-        history=begun.evidence.samples,
-    )  # fmt: skip
+    outcome = one.night(2.0, seed=2, history=begun.evidence.samples)
 
     again, then = outcome.evidence.won
     assert again.candidate == first.candidate
@@ -276,10 +254,7 @@ def test_a_winner_stays_one_though_the_search_for_more_is_cut_short() -> None:
     samples = begun.evidence.samples
     last = max(at for at, row in enumerate(samples) if row.pair and row.pair[0] == first.number)
 
-    again = tune(
-        one.box(), one.space, one.workload, one.incumbent, 60.0, np.random.default_rng(2),
-        history=samples[: last + 1],
-    )  # fmt: skip
+    again = one.night(60 / 3600, seed=2, history=samples[: last + 1])
 
     assert (again.verdict, again.arm) == ("promote", first.candidate)
     assert not again.evidence.restarts
@@ -300,30 +275,24 @@ class Breaks(SimulatedBox):
         return super().restart(arm)
 
 
-def narrow_and_wide() -> tuple[Task, Outcome, Space]:
-    """A winner of few arms, and more of them."""
+def narrow_and_wide() -> tuple[Task, Outcome]:
+    """A winner of few arms, and the same with more of them."""
     one = small()
     family = next(iter(one.space.families.values()))
     few = replace(family, n_max=(3,), p_min=(0.75,), ubatch=(512, 1024))
-    begun = tune(
-        one.box(), Space(dict.fromkeys(one.space.families, few)), one.workload,
-        one.incumbent, HOUR_S, np.random.default_rng(1),
-    )  # fmt: skip
+    begun = replace(one, space=Space(dict.fromkeys(one.space.families, few))).night(1.0)
     assert begun.verdict == "promote"
     more = replace(family, n_max=(1, 3, 6), p_min=(0.0, 0.5, 0.75), ubatch=(512, 1024, 2048))
-    return one, begun, Space(dict.fromkeys(one.space.families, more))
+    return replace(one, space=Space(dict.fromkeys(one.space.families, more))), begun
 
 
 @pytest.mark.parametrize("failure", ["oom", "crash"])
 def test_a_winner_that_fails_after_it_won_is_not_deployed(failure: str) -> None:
-    one, begun, more = narrow_and_wide()
+    one, begun = narrow_and_wide()
     box = Breaks(one.card, seed=1)
     box.target, box.failure = begun.arm.canonical(), failure
 
-    outcome = tune(
-        box, more, one.workload, one.incumbent, 2 * HOUR_S, np.random.default_rng(1),
-        history=begun.evidence.samples,
-    )  # fmt: skip
+    outcome = one.night(2.0, box=box, history=begun.evidence.samples)
 
     assert outcome.arm.canonical() != box.target
     assert (outcome.verdict, outcome.arm) == ("inconclusive", one.incumbent)
@@ -358,10 +327,8 @@ def chain(*ratios: tuple[float, float]) -> list[Sample]:
 
 def recalled(history: list[Sample]) -> Outcome:
     """What a sweep makes of it that has no time for more."""
-    one = small()
-    return tune(
-        one.box(), SPACE, WORKLOAD, INCUMBENT, 1.0, np.random.default_rng(1), history=history
-    )
+    one = replace(small(), space=SPACE, workload=WORKLOAD, incumbent=INCUMBENT)
+    return one.night(1 / 3600, history=history)
 
 
 def test_a_class_may_not_get_slower_winner_by_winner_than_is_allowed_at_all() -> None:
@@ -384,11 +351,8 @@ def test_what_broke_a_limit_before_the_sweep_was_cut_is_not_proved_again() -> No
 
 def test_tool_calls_are_held_against_what_serves_though_another_has_won() -> None:
     one = small()
-    grid = build_grid(one.space, one.incumbent, Policy())
-    learner, box = Learner(grid, one.workload, 8192), one.box()
-    night = Night(box, one.workload, learner, HOUR_S, np.random.default_rng(1), None)
-    limits = Limits(learner, grid, Policy(), one.incumbent)
-    search = Search(night, grid, limits, Policy(), one.incumbent)
+    search = begun_search(one, one.box(), 8192)
+    night, limits = search.night, search.limits
     winner = replace(one.incumbent, n_max=6)
     request = Request("tool", "a", 0, 200, 32, ignore_eos=False)
     night.answered(

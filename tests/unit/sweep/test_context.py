@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.simulator.box import QUIET, Noise, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
 from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Request, Space
 from tunerd.sweep.context import sizes_between
-from tunerd.sweep.tuner import Outcome, sentence_of, tune
+from tunerd.sweep.tuner import Outcome, sentence_of
 
 SERVED = 131072
 LARGER = {"12G": 4.0, "24G": 1.0}
@@ -44,13 +43,11 @@ class GrowingBox(SimulatedBox):
 @dataclass(frozen=True)
 class Scene:
     one: Task
-    incumbent: Arm
-    space: Space
 
     def truly_tok_s(self, size: int) -> float:
         """Speed of the workload at a size, without noise."""
         box = GrowingBox(self.one.card)
-        arm = replace(self.incumbent, extra=context(size))
+        arm = replace(self.one.incumbent, extra=context(size))
         box.restart(arm)
         tokens = decode_ms = 0.0
         for one in self.one.workload.classes:
@@ -70,11 +67,10 @@ class Scene:
         may_change_output: bool = False,
         rejected: tuple[tuple[Arm, str], ...] = (),
     ) -> Outcome:
-        return tune(
-            box(self.one.card, noise), self.space, self.one.workload, self.incumbent,
-            hours * 3600.0, np.random.default_rng(1),
-            policy=Policy(may_change_output=may_change_output, at_least_tok_s=wanted_tok_s, rejected=rejected),
-        )  # fmt: skip
+        policy = Policy(
+            may_change_output=may_change_output, at_least_tok_s=wanted_tok_s, rejected=rejected
+        )
+        return self.one.night(hours, box=box(self.one.card, noise), policy=policy)
 
 
 def scene(name: str, mix: str) -> Scene:
@@ -85,7 +81,7 @@ def scene(name: str, mix: str) -> Scene:
         own, fit_mib=tuple(range(1280, 4097, 64)), n_max=(start.n_max,), p_min=(start.p_min,), ubatch=(start.ubatch,), batch=(start.batch,),
         threads=(start.threads,), kv=(start.kv,), extra=tuple(map(context, SIZES)),
     )  # fmt: skip
-    return Scene(one, start, Space({start.family: family}))
+    return Scene(replace(one, incumbent=start, space=Space({start.family: family})))
 
 
 class CappedBox(GrowingBox):
@@ -171,8 +167,8 @@ def test_what_serves_stays_where_no_larger_context_holds_the_speed(
     here: Scene, size: int, share: float, more: float, why: tuple[str, ...]
 ) -> None:
     outcome = here.night(here.truly_tok_s(size) * share + more)
-    assert (outcome.verdict, outcome.arm) == ("keep", here.incumbent), outcome.evidence.reasons
-    said = sentence_of(outcome, here.incumbent, "agent")
+    assert (outcome.verdict, outcome.arm) == ("keep", here.one.incumbent), outcome.evidence.reasons
+    said = sentence_of(outcome, here.one.incumbent, "agent")
     assert all(one in said for one in why)
 
 
@@ -195,7 +191,7 @@ def test_a_context_that_runs_out_of_memory_is_not_taken_however_fast_it_is() -> 
 
 def test_a_night_that_is_too_short_proves_nothing_and_deploys_nothing(here: Scene) -> None:
     outcome = here.night(here.truly_tok_s(SERVED) * 0.9, hours=0.2)
-    assert (outcome.verdict, outcome.arm) == ("inconclusive", here.incumbent)
+    assert (outcome.verdict, outcome.arm) == ("inconclusive", here.one.incumbent)
     assert "the time ended" in outcome.evidence.reasons[0]
 
 
@@ -214,7 +210,7 @@ def test_answers_without_their_speed_prove_nothing(here: Scene) -> None:
 
 
 def test_an_arm_that_failed_in_service_is_not_proved_again(here: Scene) -> None:
-    bad = replace(here.incumbent, extra=context(163840))
+    bad = replace(here.one.incumbent, extra=context(163840))
     outcome = here.night(
         here.truly_tok_s(163840) * 0.96, rejected=((bad, "taken back in service"),)
     )
@@ -223,8 +219,8 @@ def test_an_arm_that_failed_in_service_is_not_proved_again(here: Scene) -> None:
 
 
 def test_what_was_proved_stays_when_the_time_ends_among_other_cache_types(here: Scene) -> None:
-    own = here.space.families[here.incumbent.family]
-    here = replace(here, space=Space({here.incumbent.family: replace(own, kv=("q8_0", "q4_0"))}))
+    ((family, own),) = here.one.space.families.items()
+    here = Scene(replace(here.one, space=Space({family: replace(own, kv=("q8_0", "q4_0"))})))
     outcome = here.night(here.truly_tok_s(163840) * 0.96, hours=1.0, may_change_output=True)
     proved = [one for one in outcome.evidence.challenges if one.outcome == "promote"]
     assert proved

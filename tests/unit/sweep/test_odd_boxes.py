@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 
 from benchmarks.simulator.box import QUIET, Life, SimulatedBox
 from benchmarks.simulator.tasks import Task, task
 from tests.support.bench_samples import the_book
+from tests.support.made_sweep import begun_search
 from tunerd.profile.arm import (
     Arm,
     Boot,
@@ -29,20 +29,13 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.box import SweepTexts
-from tunerd.sweep.learner import Learner
-from tunerd.sweep.limits import Limits
-from tunerd.sweep.night import Night, Server
+from tunerd.sweep.night import Server
 from tunerd.sweep.observations import BLOCK, WARM_UP, prompt_name, text_of
-from tunerd.sweep.search import Search
 from tunerd.sweep.space import build_grid
-from tunerd.sweep.tuner import Outcome, tune
+from tunerd.sweep.tuner import Outcome
 
 HOUR_S = 3600.0
 OFF = Arm("mainline", "off", 0, 0.0, 1024, "q8_0", 512, 2048, 4)
-
-
-def rng(seed: int = 1) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 def two_arms() -> Task:
@@ -96,7 +89,7 @@ def failing(failure: str, *threads: int, n: int = 10**9, only_proving: bool = Fa
 
 
 def night(one: Task, box: SimulatedBox, hours: float = 1.0, **options: Any) -> Outcome:
-    return tune(box, one.space, one.workload, one.incumbent, hours * HOUR_S, rng(), **options)
+    return one.night(hours, box=box, **options)
 
 
 def faster(one: Task) -> Arm:
@@ -265,11 +258,8 @@ def test_an_arm_whose_context_is_smaller_is_not_promoted_however_fast() -> None:
 
 def test_the_context_that_counts_is_what_serves_gets() -> None:
     one = two_arms()
-    grid = build_grid(one.space, one.incumbent, Policy())
-    learner = Learner(grid, one.workload, 4096)
-    it = Night(Odd(one.card, QUIET, starts=shrinking), one.workload, learner, HOUR_S, rng(), None)
-    limits = Limits(learner, grid, Policy(), one.incumbent)
-    search = Search(it, grid, limits, Policy(), one.incumbent)
+    search = begun_search(one, Odd(one.card, QUIET, starts=shrinking), 4096)
+    learner = search.learner
     search.start(one.incumbent, "incumbent")
     server = search.start(faster(one), "explore")
     assert learner.context == one.card.context
@@ -293,8 +283,7 @@ def test_a_cache_is_called_broken_for_what_was_read_in_peace_alone(n_void: int) 
     one = two_arms()
     box = Odd(one.card, QUIET, asked=forgets("mainline"),
               answers=lambda _box, _life, _request, answer: {**answer, "n_void": n_void})  # fmt: skip
-    learner = Learner(build_grid(one.space, one.incumbent, Policy()), one.workload, 131_072)
-    it = Night(box, one.workload, learner, HOUR_S, rng(), None)
+    it = begun_search(one, box).night
     Server(it, one.incumbent, "explore").block(exact=True)
     assert any(each.cached_tokens for each in one.workload.classes)
     assert it.broken_caches == (set() if n_void else {("mainline", False)})
@@ -302,8 +291,7 @@ def test_a_cache_is_called_broken_for_what_was_read_in_peace_alone(n_void: int) 
 
 def test_a_warm_up_that_hung_or_died_makes_none_after_it_dear() -> None:
     one = two_arms()
-    learner = Learner(build_grid(one.space, one.incumbent, Policy()), one.workload, 131_072)
-    it = Night(Odd(one.card, QUIET), one.workload, learner, HOUR_S, rng(), None)
+    it = begun_search(one, Odd(one.card, QUIET)).night
     arm, asked = one.incumbent, Request("", "", 0, 64, 16)
     before_s = it.usual_start_s(arm)
     for seconds, failure in ((1.5, ""), (1.7, ""), (300.0, ""), (120.0, "hang"), (1.6, "")):

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
-from tunerd.profile.arm import (
-    BOOT,
-    Arm,
-    Extra,
-    Policy,
-    Sample,
-    Space,
-)
-from tunerd.sweep.learner import Learner
+from tests.support.made_sweep import begun_search
+from tunerd.profile.arm import BOOT, Arm, Extra, Policy, Sample, Space
 from tunerd.sweep.limits import Limits
-from tunerd.sweep.space import build_grid
-from tunerd.sweep.tuner import tune
 
 N_LAYERS = 48
 COUNTS = tuple(range(0, 41, 8))
@@ -84,11 +73,9 @@ def test_a_night_finds_the_count_that_a_depth_needs_and_serves_nothing_that_woul
     start = replace(one.incumbent, fit_mib=0, extra=experts(COUNTS[-1]))
     assert truth.headroom_mib(start) > 100
     space = of_one_engine(one, tuple(map(experts, COUNTS)))
-    policy = Policy(may_change_output=False)
-    outcome = tune(
-        PlacedBox(one.card), space, one.workload, start, 2 * 3600.0, np.random.default_rng(1),
-        policy=policy,
-    )  # fmt: skip
+    outcome = replace(one, space=space, incumbent=start).night(
+        2.0, box=PlacedBox(one.card), policy=Policy(may_change_output=False)
+    )
     assert outcome.verdict == "promote", outcome.evidence.reasons
     arm = outcome.arm
     assert truth.headroom_mib(arm) > 0
@@ -99,13 +86,11 @@ def test_a_night_finds_the_count_that_a_depth_needs_and_serves_nothing_that_woul
 
 def limits(*samples: Sample) -> Limits:
     one = task("12G", "agent", 1)
-    grid = build_grid(
-        of_one_engine(one, (frozenset(), *map(experts, COUNTS))), one.incumbent, Policy()
-    )
-    learner = Learner(grid, one.workload, 32768)
-    learner.add(samples)
-    learner.refresh()
-    return Limits(learner, grid, Policy(), one.incumbent)
+    space = of_one_engine(one, (frozenset(), *map(experts, COUNTS)))
+    search = begun_search(replace(one, space=space), one.box(), 32768)
+    search.learner.add(samples)
+    search.learner.refresh()
+    return search.limits
 
 
 def boot(name: str, arm: Arm, *, failure: str = "", free: float | None = None) -> Sample:

@@ -1,16 +1,14 @@
 """The sweep on boxes that replay published tables, with the noise that real starts have.
 
-`python -m benchmarks.replay` runs the same with many seeds.
+`python -m benchmarks.replay` runs such nights with many seeds.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from benchmarks.simulator.replay import ReplayBox, Surface, surfaces
-from tunerd.profile.arm import Arm
-from tunerd.sweep.tuner import Outcome, tune
+from benchmarks.replay import night
+from benchmarks.simulator.replay import surfaces
 
 NIGHT_S = 4 * 3600.0
 # Two starts of one arm differ by as much (`benchmarks.simulator.box.Noise.process`): an arm this near the
@@ -18,22 +16,10 @@ NIGHT_S = 4 * 3600.0
 NOISE = 0.027
 
 
-def night(surface: Surface, incumbent: Arm, *, seed: int = 1) -> tuple[Outcome, ReplayBox]:
-    box = ReplayBox(surface, seed=seed)
-    outcome = tune(
-        box, surface.space, surface.workload, incumbent, NIGHT_S, np.random.default_rng(seed)
-    )
-    return outcome, box
-
-
-def slowest(surface: Surface) -> Arm:
-    return surface.ranked[-1]
-
-
 @pytest.mark.parametrize("name", list(surfaces()))
 def test_from_the_slowest_arm_of_a_published_table_its_best_is_found(name: str) -> None:
     surface = surfaces()[name]
-    outcome, box = night(surface, slowest(surface))
+    outcome, box = night(surface, surface.ranked[-1])
     assert outcome.verdict == "promote", outcome.evidence.reasons
     assert surface.behind(outcome.arm) <= NOISE
     assert {arm.canonical() for arm in box.started} <= {one.arm for one in surface.cells}
