@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,13 @@ from tunerd.machine.process import User, run
 from tunerd.paths import Paths
 from tunerd.tryout.local import Local, paths_to_json
 from tunerd.tryout.local_service import EXIT_EXEC
-from tunerd.tryout.local_state import UnitLog, UnitRecord, current_boot, write_record
+from tunerd.tryout.local_state import (
+    UnitLog,
+    UnitRecord,
+    current_boot,
+    read_record,
+    write_record,
+)
 from tunerd.tryout.supervisor import supervise
 from tunerd.units.manager import UnitState, lease_unit
 
@@ -389,6 +396,22 @@ def test_a_server_outlives_a_killed_supervisor_and_is_taken_over(
     state = manager.state(UNIT)
     assert (state.active_state, state.result) == ("inactive", "success")
     assert processes_with(toy) == set()
+
+
+def test_a_server_whose_record_still_says_that_it_starts_is_not_started_again(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy, service="Restart=no")
+    manager.start(UNIT)
+    before = manager.state(UNIT)
+    kill_supervisor(paths)
+    write_record(paths, replace(read_record(paths, UNIT), intent="starting"))
+
+    manager.ensure_supervisor()
+
+    after = eventually(manager, lambda state: state.is_active)
+    assert (after.main_pid, after.invocation_id) == (before.main_pid, before.invocation_id)
+    assert read_record(paths, UNIT).intent == "running"
 
 
 def test_a_server_that_was_taken_over_and_dies_is_started_again(
