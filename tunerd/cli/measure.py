@@ -75,8 +75,7 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
               help="The mix of requests (workload) [default: the profile's own].")  # fmt: skip
 @click.option("--against", type=click.Choice(["published"]),
               help="Show the profile's published numbers beside (mtp, lengths, deep).")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1),
-              help="Of texts and order, to repeat a bench.")  # fmt: skip
+@click.option("--seed", type=SEED, help="Of texts and order, to repeat a bench.")
 @set_option
 @start_after_option
 @yes_option

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from tunerd.cli.complete import names_of, shapes
-from tunerd.cli.deploy import set_option
+from tunerd.cli.deploy import set_option, yes_option
 from tunerd.cli.output import changed, columns, line, or_unknown
 from tunerd.operations import PROFILE, Call, operation
 from tunerd.result import ActionResult
@@ -368,7 +368,7 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
 @click.option(
     "--output", metavar="FILE", type=click.Path(), help="Write it there after a question."
 )
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@yes_option
 @operation("render_bundle", preview="render_bundle", asks=lambda given: bool(given["output"]))
 def support_bundle_command(call: Call, output: str | None) -> ActionResult:
     """Versions, what is here, what serves and what is wrong, as one JSON text.
