@@ -92,7 +92,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def engines() -> dict[str, Path]:
     """Real engine programs by file name, from the folder in TUNERD_TEST_ENGINES."""
     _needs_engine()
-    return {path.name: path for path in _programs_in(os.environ[needs.ENGINES_VARIABLE])}
+    return {path.name: path for path in needs.engines()}
 
 
 @pytest.fixture(scope="session")
@@ -111,17 +111,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.database()
 
 
-def _programs_in(folder: str) -> list[Path]:
-    if not Path(folder).is_dir():
-        return []
-    return sorted(
-        path for path in Path(folder).iterdir() if path.is_file() and os.access(path, os.X_OK)
-    )
-
-
 def _needs_engine() -> None:
     folder = os.environ.get(needs.ENGINES_VARIABLE, "")
-    if not _programs_in(folder):
+    if not needs.engines():
         needs.missing(
             "engine",
             f"no engines in {folder}" if folder else "no folder of engines",

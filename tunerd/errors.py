@@ -24,7 +24,7 @@ machine is now) and `hint` (what to do next).
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class TunerdError(Exception):
@@ -139,6 +139,11 @@ class Interrupted(TunerdError):
 
     code = "interrupted"
     exit_code = 130
+
+    @classmethod
+    def by(cls, end: BaseException) -> Self:
+        """Of a signal, or of Ctrl-C; the notes say how the machine is."""
+        return cls("interrupted", state="\n".join(getattr(end, "__notes__", ())) or None)
 
 
 class Busy(TunerdError):

@@ -418,7 +418,7 @@ def run_job(
         except TunerdError as error:
             return _end(tell, error.exit_code, error_json(error, request.kind))
         except (KeyboardInterrupt, SystemExit) as end:
-            return _end(tell, _status(end), error_json(_ended(end), request.kind))
+            return _end(tell, _status(end), error_json(Interrupted.by(end), request.kind))
         except BaseException:
             crash = HostError("tunerd itself failed; `journalctl` shows how")
             _end(tell, 1, error_json(crash, request.kind, code=_INTERNAL))
@@ -431,11 +431,6 @@ def _as_job(ctx: Context, number: int, request: JobRequest) -> Context:
     environment = {**ctx.environment, "USER": request.asked_by, "SUDO_USER": ""}
     own_unit = None if ctx.mode is Mode.LOCAL else job_unit(number)
     return replace(ctx, environment=environment, own_unit=own_unit, is_unattended=request.is_member)
-
-
-def _ended(end: BaseException) -> Interrupted:
-    """What a signal ended; its notes say how the machine is."""
-    return Interrupted("interrupted", state="\n".join(getattr(end, "__notes__", ())) or None)
 
 
 def _status(end: BaseException) -> int:

@@ -21,6 +21,13 @@ def missing(mark: str, what: str, how: str) -> NoReturn:
     pytest.skip(text)
 
 
+def engines() -> list[Path]:
+    """The real engine programs in the folder in TUNERD_TEST_ENGINES."""
+    folder = Path(os.environ.get(ENGINES_VARIABLE) or os.devnull)
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in found if path.is_file() and os.access(path, os.X_OK))
+
+
 def engine(name: str) -> Path:
     """The real engine program of this name, from the folder in TUNERD_TEST_ENGINES."""
     folder = os.environ.get(ENGINES_VARIABLE)

@@ -1,4 +1,4 @@
-"""The rules that keep the parts apart, read from the sources themselves."""
+"""The rules that keep the parts apart, read from the sources themselves: five tables, each exactly what the sources say."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -31,160 +32,76 @@ UPWARD = {
     ("sweep/run", "jobs"),
 }
 
-# What others may import of each package; the rest of its modules are its own business.
+# What others import of each package; the rest of its modules are its own business.
 FACES = {
-    "machine": {
-        "clock",
-        "facts",
-        "files",
-        "gpu",
-        "host",
-        "http",
-        "net",
-        "peers",
-        "proc",
-        "process",
-    },
-    "units": {"generations", "live", "manager", "sandbox", "systemd", "text"},
-    "model": {"facts", "files", "gguf", "memory", "report", "verdict"},
-    "tryout": {"designed", "local", "local_state", "supervisor"},
-    "profile": {"arm", "files", "layers", "schema", "workload"},
-    "engine": {
-        "builds",
-        "emit",
-        "flags",
-        "health",
-        "help",
-        "importer",
-        "log",
-        "probe",
-        "prove",
-        "server",
-        "serving",
-    },
-    "production": {
-        "apply",
-        "checks",
-        "emit",
-        "gate",
-        "journal",
-        "lease",
-        "measurement",
-        "own",
-        "plan",
-        "power",
-        "probation",
-        "profiles",
-        "recover",
-        "rollback",
-        "status",
-        "unattended",
-    },
-    "measure": {
-        "answer",
-        "bench",
-        "compare",
-        "conditions",
-        "evidence",
-        "findings",
-        "learn",
-        "life",
-        "pairs",
-        "request",
-        "results",
-        "store",
-        "trust",
-    },
-    "sweep": {"known", "laws", "plan", "promote", "record", "run", "schedule"},
-    "watch": {
-        "daemon",
-        "figures",
-        "findings",
-        "guarding",
-        "history",
-        "notices",
-        "probation",
-    },
-    "doctor": {"doctor"},
-    "fleet": {"boxes", "rollout", "shared", "steps", "study"},
-    "web": {"charts", "page", "part", "report", "view"},
+    "machine": "clock facts files gpu host http net peers proc process",
+    "units": "generations live manager sandbox systemd text",
+    "model": "facts files gguf memory report verdict",
+    "tryout": "designed local local_state supervisor",
+    "profile": "arm files layers schema workload",
+    "engine": "builds emit flags health help importer log probe prove server serving",
+    "production": "apply checks emit gate journal lease measurement own plan power probation "
+    "profiles recover rollback status unattended",
+    "measure": "answer bench compare conditions evidence findings learn life pairs request "
+    "results store trust",
+    "sweep": "known laws plan promote record run schedule",
+    "watch": "daemon figures findings guarding history notices probation",
+    "doctor": "doctor",
+    "fleet": "boxes rollout shared steps study",
+    "web": "charts page part report view",
 }
 
-# Decisions: values in, values out. These import pure modules alone, so they cannot act at all.
+# Decisions: values in, values out. These import pure modules alone and call nothing that acts, so they
+# cannot act at all; every module that can keep to this is here.
 PURE = {
-    "calendar",
-    "doctor/facts",
-    "doctor/rules",
-    "engine/emit",
-    "engine/flags",
-    "engine/health",
-    "engine/help",
-    "engine/importer",
-    "engine/log",
-    "errors",
-    "fleet/steps",
-    "machine/facts",
-    "measure/answer",
-    "measure/evidence",
-    "measure/findings",
-    "measure/pairs",
-    "measure/request",
-    "measure/trust",
-    "model/facts",
-    "model/gguf",
-    "model/memory",
-    "model/report",
-    "model/verdict",
-    "paths",
-    "production/checks",
-    "profile/arm",
-    "profile/layers",
-    "profile/schema",
-    "profile/workload",
-    "records",
-    "result",
-    "sweep/challenge",
-    "sweep/context",
-    "sweep/costs",
-    "sweep/known",
-    "sweep/laws",
-    "sweep/learner",
-    "sweep/limits",
-    "sweep/night",
-    "sweep/observations",
-    "sweep/search",
-    "sweep/space",
-    "sweep/tuner",
-    "tryout/local_service",
-    "units/live",
-    "units/manager",
-    "units/text",
-    "watch/drift",
-    "watch/figures",
-    "watch/guards",
-    "web/charts",
-    "web/metrics",
-    "web/view",
-    "words",
+    "": "calendar errors paths records result words",
+    "machine": "facts",
+    "units": "live manager text",
+    "model": "facts gguf memory report verdict",
+    "tryout": "local_service",
+    "profile": "arm layers schema workload",
+    "engine": "emit flags health help importer log",
+    "production": "checks",
+    "measure": "answer evidence findings pairs request trust",
+    "sweep": "challenge context costs known laws learner limits night observations search space tuner",
+    "watch": "drift figures guards",
+    "doctor": "facts rules",
+    "fleet": "steps",
+    "web": "charts metrics view",
 }
 
-# One owner per effect.
+# Who has an effect, by the module that brings it: one owner where that is possible. Whoever is below the
+# context knows no settings, it takes values, so that a test or another caller needs no settings file; only
+# entry points configure the log.
 OWNERS = {
-    "subprocess": {"machine/process"},
-    "pynvml": {"machine/gpu"},
-    "psutil": {"machine/host"},
-    "httpx": {"watch/notices"},
-    "time": {"machine/clock"},
-    "sqlalchemy": {"fleet/database", "fleet/shared", "fleet/study", "measure/store"},
-    "psycopg": {"fleet/database"},
-    "sqlite3": {"measure/store", "watch/history"},
-    "xllamacpp": {"tryout/embedded"},
-    "gguf": {"tryout/designed"},
-    "pydantic_settings": {"settings"},
-    "resource": {"machine/keeper", "machine/process"},
-    "multiprocessing": set(),
-    "asyncio": {"tryout/supervisor"},
+    "subprocess": "machine/process",
+    "pynvml": "machine/gpu",
+    "psutil": "machine/host",
+    "httpx": "watch/notices",
+    "time": "machine/clock",
+    "sqlalchemy": "fleet/database fleet/shared fleet/study measure/store",
+    "psycopg": "fleet/database",
+    "sqlite3": "measure/store watch/history",
+    "xllamacpp": "tryout/embedded",
+    "gguf": "tryout/designed",
+    "pydantic_settings": "settings",
+    "ctypes": "machine/keeper tryout/supervisor",
+    "fcntl": "jobs machine/files",
+    "resource": "machine/keeper machine/process",
+    "select": "cli/output",
+    "multiprocessing": "",
+    "asyncio": "tryout/supervisor",
+    "tunerd.settings": "app cli/complete fleet/boxes sweep/schedule watch/daemon watch/notices",
+    "tunerd.log": "cli/watch",
 }
+# Entry points read it once and pass it on; the supervisor's process has one of its own.
+READ_THE_ENVIRONMENT = (
+    "app cli/output cli/terminal cli/watch machine/keeper settings tryout/local tryout/supervisor "
+    "units/systemd"
+)
+# A swap that fails in any way, a bug included, must still go back; a question of the web part that meets
+# one is answered, as every other is.
+CATCH_EVERYTHING = "production/swap web/part"
 
 # Modules and calls whose use is an effect: files, clock, network, environment, logger, processes.
 EFFECTS = {
@@ -199,37 +116,36 @@ EFFECTFUL_CALLS = {
 }  # fmt: skip
 
 FILES_IN_A_PACKAGE = 20
-STILL_LARGER: dict[str, int] = {}
 
-PLAIN_MODULES = {
-    "asyncio",
-    "gguf",
-    "jinja2",
-    "numpy",
-    "optuna",
-    "psycopg",
-    "scipy",
-    "sqlalchemy",
-    "starlette",
-    "uvicorn",
-    "xllamacpp",
-}
+HEAVY = {"gguf", "jinja2", "numpy", "optuna", "psycopg", "scipy", "sqlalchemy", "starlette", "uvicorn",
+         "xllamacpp"}  # fmt: skip
 # pydantic-settings itself imports asyncio.
-NOT_IN_STATUS = {"httpx", "psutil", "structlog", "tomlkit", *(PLAIN_MODULES - {"asyncio"})}
+NOT_IN_STATUS = {"httpx", "psutil", "structlog", "tomlkit", *HEAVY}
 NOT_IN_HELP = {"asyncio", "pydantic", "pydantic_settings", "pynvml", *NOT_IN_STATUS}
 # What would stay in its memory: that is for units of its own.
-NOT_IN_DAEMON = {"httpx", *(PLAIN_MODULES - {"asyncio"})}
+NOT_IN_DAEMON = {"httpx", *HEAVY}
 NOT_IN_WEB = NOT_IN_DAEMON - {"jinja2", "starlette", "uvicorn"}
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name, with where it is imported; `file` has no suffix."""
+    """One imported name, with where it is imported; `file` has no suffix, `own` is the module of ours behind it."""
 
     file: str
     line: int
     module: str
     is_late: bool
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+    @property
+    def own(self) -> str | None:
+        """Of `tunerd.production.swap.swap`: `production/swap`; None for others, and for the version of the package."""
+        parts = self.module.split(".")
+        names = ("/".join(parts[1:count]) for count in range(len(parts), 1, -1))
+        return next((name for name in names if name in sources()), None)
 
     def __str__(self) -> str:
         return f"tunerd/{self.file}.py:{self.line} imports {self.module}"
@@ -242,185 +158,12 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def sources() -> Mapping[str, Path]:
-    """Every module of the package by its name, as `production/swap`."""
+    """Every module of the package by its name, as `production/swap`; docstrings of packages are none."""
     return {
-        path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__"): path
+        path.relative_to(PACKAGE).with_suffix("").as_posix(): path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "_data" not in path.parts
+        if "_data" not in path.parts and path.name != "__init__.py"
     }
-
-
-@cache
-def imports() -> tuple[Import, ...]:
-    """Every import of the package, also those inside functions and `if TYPE_CHECKING`."""
-    found = []
-    for file, path in sources().items():
-        top = set(tree(path).body)
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Import):
-                found += [
-                    Import(file, node.lineno, alias.name, node not in top) for alias in node.names
-                ]
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"tunerd/{file}.py:{node.lineno} imports relatively"
-                found += [
-                    Import(file, node.lineno, f"{node.module}.{alias.name}", node not in top)
-                    for alias in node.names
-                ]
-    return tuple(found)
-
-
-def own_module(name: str) -> str | None:
-    """The module of ours behind `tunerd.production.swap.swap`: `production/swap`; None for others."""
-    parts = name.split(".")
-    if parts[0] != "tunerd":
-        return None
-    for count in range(len(parts), 1, -1):
-        if "/".join(parts[1:count]) in sources():
-            return "/".join(parts[1:count])
-    return "__init__"
-
-
-def rank(module: str) -> int:
-    """How high a module stands; the package's own version is below all."""
-    first = module.partition("/")[0]
-    return -1 if first in {"__init__", "."} else ORDER.index(first)
-
-
-def inside() -> Iterator[tuple[Import, str]]:
-    """Imports of our own modules."""
-    for found in imports():
-        module = own_module(found.module)
-        if module is not None and module != found.file:
-            yield found, module
-
-
-def test_every_module_has_its_place_in_the_order() -> None:
-    firsts = {file.partition("/")[0] for file in sources()} - {"__init__", "."}
-    assert firsts == set(ORDER), "say in ORDER where these belong"
-
-
-def test_imports_point_down() -> None:
-    upward = {(found.file, module) for found, module in inside() if rank(module) > rank(found.file)}
-    assert upward - UPWARD == set()
-    assert UPWARD - upward == set(), "these debts are paid: take them out of UPWARD"
-
-
-def test_no_modules_need_each_other() -> None:
-    edges: dict[str, set[str]] = {}
-    for found, module in inside():
-        if not found.is_late:
-            edges.setdefault(found.file, set()).add(module)
-    assert list(circles(edges)) == []
-
-
-def circles(edges: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:
-    """Groups of modules each of which is reached from each other."""
-    reached = {start: reach(start, edges) for start in edges}
-    for start in sorted(edges):
-        group = {other for other in reached[start] if start in reached.get(other, ())}
-        if group and min(group) == start:
-            yield group
-
-
-def reach(start: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
-    """Everything that is imported from a module on."""
-    found: set[str] = set()
-    waiting = [*edges.get(start, ())]
-    while waiting:
-        module = waiting.pop()
-        if module not in found:
-            found.add(module)
-            waiting += edges.get(module, ())
-    return found
-
-
-def test_packages_are_entered_by_their_face() -> None:
-    wrong = [
-        str(found)
-        for found, module in inside()
-        if (package := module.partition("/")[0]) in FACES
-        and found.file.partition("/")[0] != package
-        and "/" in module
-        and module.partition("/")[2] not in FACES[package]
-    ]
-    assert wrong == []
-
-
-def test_faces_show_nothing_that_nobody_looks_at() -> None:
-    seen: dict[str, set[str]] = {package: set() for package in FACES}
-    for found, module in inside():
-        package, _, name = module.partition("/")
-        if package in FACES and name and found.file.partition("/")[0] != package:
-            seen[package].add(name)
-    assert {package: set(names) - seen[package] for package, names in FACES.items()} == {
-        package: set() for package in FACES
-    }
-
-
-def test_packages_are_small_enough_to_be_looked_over() -> None:
-    counts: dict[str, int] = {}
-    for path in sources().values():
-        if path.name != "__init__.py":
-            folder = path.parent.relative_to(PACKAGE).as_posix()
-            counts[folder] = counts.get(folder, 0) + 1
-    assert {
-        folder: count
-        for folder, count in counts.items()
-        if count > STILL_LARGER.get(folder, FILES_IN_A_PACKAGE)
-    } == {}
-
-
-def test_pure_modules_import_pure_modules_alone() -> None:
-    wrong = [
-        str(found)
-        for found in imports()
-        if found.file in PURE
-        and (
-            found.module.split(".")[0] in EFFECTS
-            or own_module(found.module) not in {*PURE, "__init__", None}
-        )
-    ]
-    assert wrong == []
-
-
-def test_pure_modules_call_nothing_that_acts() -> None:
-    """`Path` is welcome there as a name for a place, not as a way to look there."""
-    assert [
-        f"{where} calls {called(node)}()"
-        for file, where, node in nodes()
-        if file in PURE and called(node) in EFFECTFUL_CALLS
-    ] == []
-
-
-def test_what_decides_is_told_apart_from_what_acts() -> None:
-    """Every name in PURE is a module."""
-    assert PURE - set(sources()) == set()
-
-
-@pytest.mark.parametrize("module", OWNERS)
-def test_one_file_owns_each_effect(module: str) -> None:
-    users = {found.file for found in imports() if found.module.split(".")[0] == module}
-    assert users <= OWNERS[module], f"{module} belongs to {OWNERS[module] or 'nobody'}"
-
-
-def test_what_is_below_the_context_knows_no_settings() -> None:
-    """It takes values, so that a test or another caller needs no settings file."""
-    wrong = [
-        str(found)
-        for found, module in inside()
-        if module == "settings" and found.file.partition("/")[0] in {"machine", "units", "model"}
-    ]
-    assert wrong == []
-
-
-def test_only_entry_points_configure_the_log() -> None:
-    wrong = [
-        str(found)
-        for found, module in inside()
-        if module == "log" and not found.file.startswith(("cli/", "web/"))
-    ]
-    assert wrong == []
 
 
 def nodes() -> Iterator[tuple[str, str, ast.AST]]:
@@ -428,6 +171,104 @@ def nodes() -> Iterator[tuple[str, str, ast.AST]]:
     for file, path in sources().items():
         for node in ast.walk(tree(path)):
             yield file, f"tunerd/{file}.py:{getattr(node, 'lineno', 0)}", node
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    """Every import of the package, also those inside functions and `if TYPE_CHECKING`."""
+    found = []
+    for file, where, node in nodes():
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{where} imports relatively"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            is_late = node not in tree(sources()[file]).body
+            names = (f"{prefix}{alias.name}" for alias in node.names)
+            found += [Import(file, node.lineno, name, is_late) for name in names]
+    return tuple(found)
+
+
+def inside() -> Iterator[tuple[Import, str]]:
+    """Imports of our own modules."""
+    for found in imports():
+        if found.own is not None and found.own != found.file:
+            yield found, found.own
+
+
+def package_of(module: str) -> str:
+    return module.partition("/")[0]
+
+
+def modules(table: Mapping[str, str]) -> set[str]:
+    """`sweep/laws` of the row of `sweep`."""
+    return {
+        f"{package}/{name}".removeprefix("/")
+        for package, names in table.items()
+        for name in names.split()
+    }
+
+
+def test_every_module_has_its_place_in_the_order() -> None:
+    assert {package_of(file) for file in sources()} == set(ORDER), "say in ORDER where these belong"
+
+
+def test_imports_point_down() -> None:
+    def rank(module: str) -> int:
+        return ORDER.index(package_of(module))
+
+    upward = {(found.file, module) for found, module in inside() if rank(module) > rank(found.file)}
+    assert upward == UPWARD, "none may come to them; a debt that is paid is taken out"
+
+
+def test_no_modules_need_each_other() -> None:
+    needs = TopologicalSorter[str]()
+    for found, module in inside():
+        if not found.is_late:
+            needs.add(found.file, module)
+    needs.prepare()  # raises with the circle
+
+
+def test_packages_are_entered_by_their_face_and_that_shows_nothing_that_nobody_looks_at() -> None:
+    entered = {
+        module: str(found)
+        for found, module in inside()
+        if package_of(module) in FACES and package_of(found.file) != package_of(module)
+    }
+    faces = modules(FACES)
+    assert [entered[one] for one in entered.keys() - faces] == []
+    assert faces - entered.keys() == set()
+
+
+def test_packages_are_small_enough_to_be_looked_over() -> None:
+    folders = [path.parent.name for path in sources().values()]
+    assert [one for one in set(folders) if folders.count(one) > FILES_IN_A_PACKAGE] == []
+
+
+def test_what_decides_is_told_apart_from_what_acts() -> None:
+    """A module is pure that uses nothing of EFFECTS, calls nothing that acts, and imports only such modules.
+
+    `Path` is welcome there as a name for a place, not as a way to look there.
+    """
+    why = {found.file: str(found) for found in imports() if found.top in EFFECTS}
+    why |= {
+        file: f"{where} calls {called(node)}()"
+        for file, where, node in nodes()
+        if called(node) in EFFECTFUL_CALLS
+    }
+    is_growing = True
+    while is_growing:
+        more = {found.file: str(found) for found, module in inside() if module in why}
+        is_growing = not more.keys() <= why.keys()
+        why = more | why
+    listed = modules(PURE)
+    assert [why.get(one, f"{one} is no module") for one in listed - (sources().keys() - why)] == []
+    assert sources().keys() - why - listed == set(), "these are pure: say so in PURE"
+
+
+@pytest.mark.parametrize("module", OWNERS)
+def test_one_file_owns_each_effect(module: str) -> None:
+    users = {found.file for found in imports() if f"{found.module}.".startswith(f"{module}.")}
+    assert users == set(OWNERS[module].split())
 
 
 def called(node: ast.AST) -> str | None:
@@ -439,26 +280,8 @@ def called(node: ast.AST) -> str | None:
     return node.func.id if isinstance(node.func, ast.Name) else None
 
 
-def test_nothing_reads_the_environment_but_its_owners() -> None:
-    """Entry points read it once and pass it on; the supervisor's process has one of its own."""
-    allowed = {
-        "app",
-        "cli/output",
-        "cli/terminal",
-        "cli/watch",
-        "machine/keeper",
-        "settings",
-        "tryout/local",
-        "tryout/supervisor",
-        "units/systemd",
-    }
-    assert [
-        f"{where} reads os.{node.attr}"
-        for file, where, node in nodes()
-        if isinstance(node, ast.Attribute)
-        and node.attr in {"environ", "getenv"}
-        and file not in allowed
-    ] == []
+def reads_the_environment(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
 
 
 def catches_everything(node: ast.AST) -> bool:
@@ -471,80 +294,65 @@ def catches_everything(node: ast.AST) -> bool:
     return bool(caught & {"Exception", "BaseException"}) and not raises
 
 
-def test_nothing_catches_every_exception_but_the_outermost_handler() -> None:
-    # A swap that fails in any way, a bug included, must still go back.
-    # A question of the web part that meets one is answered, as every other is; a job of the daemon is
-    # told of, and the others go on.
-    allowed = {"cli/main", "production/swap", "watch/daemon", "web/part"}
-    assert [
-        where for file, where, node in nodes() if file not in allowed and catches_everything(node)
-    ] == []
+def follows_links(node: ast.AST) -> bool:
+    """Whoever may put a link into the folder would choose the file whose owner is changed."""
+    words = node.keywords if isinstance(node, ast.Call) else []
+    return called(node) == "chown" and all(word.arg != "follow_symlinks" for word in words)
 
 
-def test_no_owner_is_changed_through_a_link() -> None:
-    """Whoever may put a link into the folder would choose the file."""
-    followed = [
-        where
-        for _, where, node in nodes()
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "chown"
-        and not any(word.arg == "follow_symlinks" for word in node.keywords)
-    ]
-    assert followed == []
+@pytest.mark.parametrize(
+    ("does", "files"),
+    [
+        (reads_the_environment, READ_THE_ENVIRONMENT),
+        (catches_everything, CATCH_EVERYTHING),
+        (follows_links, ""),
+    ],
+)
+def test_what_few_may_do_is_done_by_nobody_else(
+    does: Callable[[ast.AST], bool], files: str
+) -> None:
+    found = {file: where for file, where, node in nodes() if does(node)}
+    assert [found[file] for file in found.keys() - set(files.split())] == []
+    assert set(files.split()) - found.keys() == set(), "these do it no longer"
 
 
 def test_no_test_replaces_parts_of_the_program() -> None:
     """Four fakes that pass the contracts of the real things; nothing is patched."""
     patching = ("unittest." + "mock", "Magic" + "Mock", "monkeypatch." + "setattr",
                 "mocker" + ".", "mock" + ".patch", "monkeypatch." + "setitem")  # fmt: skip
-    wrong = [
-        f"{path.relative_to(ROOT)}: {word}"
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        for word in patching
-        if word in path.read_text(encoding="utf-8")
-    ]
-    assert wrong == []
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    assert [f"{path}: {word}" for path in texts for word in patching if word in texts[path]] == []
 
 
-def modules_of(tmp_path: Path, *arguments: str) -> set[str]:
-    """Top-level names of the modules that a call of tunerd imports, in a process of its own."""
-    script = (
-        "import sys\n"
-        "from tunerd.cli.main import main\n"
-        f"sys.argv = ['tunerd', *{arguments!r}]\n"
-        "status = 0\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    status = end.code\n"
-        "print(status, *sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)\n"
+def imported_by(
+    script: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> set[str]:
+    """Top-level names of the modules that a script imports, in a process of its own."""
+    tells = (
+        "import atexit, sys\natexit.register(lambda: print('\\n', *sys.modules, file=sys.stderr))\n"
     )
-    folders = {
-        f"TUNERD_{name}_DIR": str(tmp_path / name.lower())
-        for name in ("CONFIG", "STATE", "RUNTIME", "UNIT")
-    }
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TUNERD_MODE": "local", **folders},
-    )
-    status, *modules = done.stderr.splitlines()[-1].split()
-    assert status in {"0", "None"}, done.stderr
-    return set(modules)
+        [sys.executable, "-c", tells + script, *arguments],
+        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
 
 
-def test_help_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    modules = modules_of(tmp_path, "--help")
-    assert modules & NOT_IN_HELP == set()
-    assert "click" in modules  # the check looks at the right process
-
-
-def test_status_does_not_pay_for_the_sweep(tmp_path: Path) -> None:
-    modules = modules_of(tmp_path, "status")
-    assert modules & NOT_IN_STATUS == set()
-    assert "pydantic_settings" in modules
+@pytest.mark.parametrize(
+    ("command", "unwanted", "wanted"),
+    [("--help", NOT_IN_HELP, "click"), ("status", NOT_IN_STATUS, "pydantic_settings")],
+)
+def test_a_command_imports_nothing_that_it_does_not_need(
+    tmp_path: Path, command: str, unwanted: set[str], wanted: str
+) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TUNERD_MODE": "local"}
+    for name in ("CONFIG", "STATE", "RUNTIME", "UNIT"):
+        environment[f"TUNERD_{name}_DIR"] = str(tmp_path / name.lower())
+    script = "from tunerd.cli.main import main\nmain()"
+    found = imported_by(script, command, environment=environment)
+    assert found & unwanted == set()
+    assert wanted in found  # the check looks at the right process
 
 
 @pytest.mark.parametrize(
@@ -557,8 +365,4 @@ def test_status_does_not_pay_for_the_sweep(tmp_path: Path) -> None:
 def test_what_runs_all_day_holds_nothing_that_it_does_not_need(
     modules: str, unwanted: set[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys, {modules}; print(*sys.modules)"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    assert {name.partition(".")[0] for name in done.stdout.split()} & unwanted == set()
+    assert imported_by(f"import {modules}") & unwanted == set()

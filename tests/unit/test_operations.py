@@ -15,7 +15,6 @@ from tunerd.errors import UsageError
 from tunerd.operations import (
     MAY,
     ONLY_ROOT,
-    JobRequest,
     Lane,
     WrongError,
     argv_of,
@@ -28,7 +27,6 @@ from tunerd.operations import (
     schema_of,
     takes,
 )
-from tunerd.records import plain, read
 from tunerd.web.routes import BEGINS, READS, describe_api
 
 EVIL = (
@@ -182,11 +180,6 @@ def test_values_become_the_words_that_are_typed() -> None:
                   {"sides": "live"}, {"sides": ["a"] * 65}, {"url": "x"}, {"as_json": True}):  # fmt: skip
         with pytest.raises(WrongError):
             argv_of("compare", wrong)
-
-
-def test_a_request_is_read_as_it_was_written() -> None:
-    made = JobRequest("sweep run", ("sweep", "run", "--yes"), Lane.MEASURE, "alice", 1.0)
-    assert read(JobRequest, plain(made)) == made
 
 
 def test_the_description_has_every_path() -> None:

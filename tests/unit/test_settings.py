@@ -37,13 +37,6 @@ def problems(paths: Paths, environment: dict[str, str] | None = None) -> list[st
     return (caught.value.cause or "").splitlines()
 
 
-def test_without_a_file_the_defaults_hold(paths: Paths) -> None:
-    settings = load_settings(paths, {})
-    assert settings.service.unit == "llama-server.service"
-    assert settings.backups.keep == 50
-    assert set(sources_of(paths, {}).values()) == {"default"}
-
-
 def test_the_environment_wins_over_the_file_and_both_say_so(paths: Paths) -> None:
     write(paths, "[service]\nunit = 'a.service'\ndrain_s = 5\n[backups]\nkeep = 7\n")
     environment = {"TUNERD_SERVICE__UNIT": "b.service", "TUNERD_MODELS__DIRS": '["/m"]'}

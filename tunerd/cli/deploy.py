@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunerd.cli.complete import keys, names_of
-from tunerd.cli.output import columns, facts_lines, finish, line, table_lines
+from tunerd.cli.output import columns, finish, line, table_lines
 from tunerd.operations import HASH, IMAGE, LINE, NUMBER, PROFILE, SETTING, TARGET, Call, operation
 from tunerd.result import ActionResult
 from tunerd.web.view import (
     backups_table,
+    counted,
+    figure,
     flags_table,
     generation_facts,
     generations_table,
@@ -47,7 +49,7 @@ start_after_option = click.option(
 )
 
 
-@click.command(name="plan", short_help="What apply would do.")
+@click.command(name="plan")
 @click.argument("profile", type=PROFILE, shell_complete=names_of("profiles"))
 @set_option
 @untuned_option
@@ -75,7 +77,7 @@ def plan_command(
 
 def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    yield from facts_lines(plan_facts(payload))
+    yield from columns(plan_facts(payload))
     yield ""
     yield "command line"
     yield from _command_line(payload)
@@ -102,7 +104,7 @@ def _command_line(payload: Mapping[str, Any]) -> Iterator[str]:
                 line += f" {word}"
         yield line
         return
-    rows = [(f"  {row['flag']}", row["key"], row["origin"]) for row in payload["explain"]]
+    rows = ((f"  {row['flag']}", row["key"], row["origin"]) for row in payload["explain"])
     yield from columns(rows, ("  flag", "key", "set by"))
 
 
@@ -112,14 +114,15 @@ def memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
         free = format_mib(device["free_mib"])
         yield f"  {device['name']}: needs {format_mib(device['total_mib'])}, {free} free"
         if device["calculated_mib"] is not None:
-            loads = f"{memory['loads']} load{'s' if memory['loads'] > 1 else ''}"
-            calculated = format_mib(device["calculated_mib"])
+            calculated, loads = (
+                format_mib(device["calculated_mib"]),
+                counted(memory["loads"], "load"),
+            )
             yield f"    calculated {calculated}; corrected by what {loads} of it showed"
-        rows = [
+        yield from columns(
             (f"    {part['name']}", format_mib(part["mib"]), part["why"])
             for part in device["parts"]
-        ]
-        yield from columns(rows)
+        )
     if memory["verdict"]:
         yield f"  {memory['verdict']}"
 
@@ -139,7 +142,7 @@ shown_option = click.option(
 )
 
 
-@click.command(name="apply", short_help="Deploy a profile.")
+@click.command(name="apply")
 @click.argument("profile", type=PROFILE, shell_complete=names_of("profiles"))
 @set_option
 @untuned_option
@@ -220,13 +223,17 @@ def render_apply(payload: Mapping[str, Any]) -> Iterator[str]:
         yield from render_plan(payload)
         return
     yield payload["summary"]
-    if payload["backup"]:
-        yield f"what served before is kept as {payload['backup']}; `tunerd rollback` goes back"
-    elif payload["backup"] is None:
+    yield from _kept(payload, "; `tunerd rollback` goes back")
+    if payload["backup"] is None:
         yield "no unit file stood before; `tunerd rollback` removes this one"
 
 
-@click.command(name="rollback", short_help="Go back.")
+def _kept(payload: Mapping[str, Any], way_back: str = "") -> Iterator[str]:
+    if payload["backup"]:
+        yield f"what served before is kept as {payload['backup']}{way_back}"
+
+
+@click.command(name="rollback")
 @click.option("--to", type=TARGET, metavar="NAME|GENERATION", shell_complete=names_of("targets"),
               help="A backup's name or a generation's number.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="Show what one can go back to.")
@@ -236,12 +243,7 @@ def render_apply(payload: Mapping[str, Any]) -> Iterator[str]:
 @shown_option
 @operation("render_rollback", preview="render_rollback", goes_ahead=True)
 def rollback_command(
-    call: Call,
-    to: str | None,
-    only_list: bool,
-    dry_run: bool,
-    now: bool,
-    shown: str | None,
+    call: Call, to: str | None, only_list: bool, dry_run: bool, now: bool, shown: str | None
 ) -> ActionResult:
     """Go back to the unit that served before; it is a swap like any other, and can be undone.
 
@@ -282,11 +284,10 @@ def render_rollback(payload: Mapping[str, Any]) -> Iterator[str]:
         yield from payload["diff"].splitlines()
         return
     yield payload["summary"]
-    if payload["backup"]:
-        yield f"what served before is kept as {payload['backup']}"
+    yield from _kept(payload)
 
 
-@click.command(name="recover", short_help="Finish or undo an interrupted swap.")
+@click.command(name="recover")
 @operation("render_recover")
 def recover_command(call: Call) -> ActionResult:
     """Finish or undo what an interrupted swap left. The daemon does this by itself.
@@ -306,7 +307,7 @@ def render_recover(payload: Mapping[str, Any]) -> Iterator[str]:
         yield payload["text"]
 
 
-@click.command(name="verify", short_help="Is the machine what was deployed?")
+@click.command(name="verify")
 @operation("render_verify")
 def verify_command(call: Call) -> ActionResult:
     """Is the machine what was deployed? Each difference is named.
@@ -328,11 +329,11 @@ def render_verify(payload: Mapping[str, Any]) -> Iterator[str]:
         profile = f"profile {payload['profile']}" if payload["profile"] else "not by a profile"
         yield f"as deployed by generation {payload['generation']} ({profile})"
     elif payload["drift"]:
-        count = len(payload["drift"])
-        yield f"{count} difference{'s' if count > 1 else ''} from generation {payload['generation']}"
+        count = counted(len(payload["drift"]), "difference")
+        yield f"{count} from generation {payload['generation']}"
 
 
-@click.command(name="status", short_help="What serves now.")
+@click.command(name="status")
 @operation("render_status")
 def status_command(call: Call) -> ActionResult:
     """What serves now, since when, from which generation, healthy or not.
@@ -356,10 +357,10 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
         used = f"{format_mib(gpu['used_mib'])} used of {format_mib(gpu['total_mib'])}"
         facts.append((f"GPU {gpu['index']}", f"{gpu['name']}: {used}"))
     facts.append(("drift", "; ".join(row["text"] for row in payload["drift"]) or "none"))
-    yield from facts_lines(tuple(facts))
+    yield from columns(tuple(facts))
 
 
-@click.group(name="history", invoke_without_command=True, short_help="Every swap.")
+@click.group(name="history", invoke_without_command=True)
 @click.option("--all", "show_all", is_flag=True, help="Every generation, not only the newest 20.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, hidden=True,
               help="So many of the newest.")  # fmt: skip
@@ -422,14 +423,14 @@ def render_history(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    yield from facts_lines(generation_facts(payload))
+    yield from columns(generation_facts(payload))
     yield ""
     yield from table_lines(flags_table(payload["generation"]["origins"]))
     yield ""
     yield from (payload["unit"] or "the unit file was removed").splitlines()
 
 
-@click.group(name="probation", short_help="How a new server is watched after a swap.")
+@click.group(name="probation")
 def probation_command() -> None:
     """After a swap a new server is watched, and taken back if it does worse."""
 
@@ -470,19 +471,16 @@ def take_back_(call: Call, generation: int, reason: str, sweep: int | None) -> A
 def render_probations(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     rows = [
-        (str(row["generation"]), row["state"],
+        (row["generation"], row["state"],
          format_duration(row["left_s"]) if row["state"] == "running" else "",
-         "" if row["tok_s"] is None else f"{row['tok_s']:.1f}",
-         "" if row["basis"]["slowest_tok_s"] is None else f"{row['basis']['slowest_tok_s']:.1f}",
-         row["reason"])
+         figure(row["tok_s"]) or "", figure(row["basis"]["slowest_tok_s"]) or "", row["reason"])
         for row in payload["probations"]
     ]  # fmt: skip
-    heads = ("generation", "state", "left", "tok/s", "slowest measured", "")
     if rows:
-        yield from columns(rows, heads)
+        yield from columns(rows, ("generation", "state", "left", "tok/s", "slowest measured", ""))
 
 
-@click.command(name="promote", short_help="Deploy what a sweep proved, and watch it.")
+@click.command(name="promote")
 @click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
 @click.option("--dry-run", is_flag=True, help="Show what would be deployed; nothing is touched.")
 @yes_option
@@ -526,11 +524,10 @@ def render_promote(payload: Mapping[str, Any]) -> Iterator[str]:
     yield payload["summary"]
     yield f"what changed: {payload['changes']}"
     yield payload["measured_again"]["text"]
-    if payload["backup"]:
-        yield f"what served before is kept as {payload['backup']}; `tunerd rollback` goes back"
+    yield from _kept(payload, "; `tunerd rollback` goes back")
 
 
-@click.command(name="decline", short_help="Turn down what a sweep proposes.")
+@click.command(name="decline")
 @click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
 @click.option("--why", type=LINE, help="Kept with the sweep.")
 @operation(line("sweep {sweep}: {text}"))
@@ -551,7 +548,7 @@ def decline_command(call: Call, sweep: int | None, why: str | None) -> ActionRes
 TARGETS = ("llama-swap", "models-ini", "compose", "quadlet", "shell")
 
 
-@click.command(name="emit", short_help="Write a plan for other programs.")
+@click.command(name="emit")
 @click.argument("target", type=click.Choice(TARGETS))
 @click.argument("profile", type=PROFILE, nargs=-1, shell_complete=names_of("profiles"))
 @set_option
@@ -621,7 +618,7 @@ def render_emitted(payload: Mapping[str, Any]) -> Iterator[str]:
         yield f"wrote {payload['path']}"
 
 
-@click.command(name="fits", short_help="Whether several models fit on the card at once.")
+@click.command(name="fits")
 @click.argument(
     "profile", type=PROFILE, nargs=-1, required=True, shell_complete=names_of("profiles")
 )
@@ -655,13 +652,7 @@ def render_fits(payload: Mapping[str, Any]) -> Iterator[str]:
         ("may be taken", payload["budget_mib"]),
         *((one["profile"], one["mib"]) for one in payload["needs"]),
         ("margin", payload["margin_mib"]),
+        ("left", payload["left_mib"]),
     ]
-    left = payload["left_mib"]
-    sign = "-" if left is not None and left < 0 else ""
-    yield from columns(
-        [
-            *((name, format_mib(mib)) for name, mib in rows),
-            ("left", sign + format_mib(None if left is None else abs(left))),
-        ],
-        (payload["device"], "memory"),
-    )
+    shown = ((name, format_mib(mib)) for name, mib in rows)
+    yield from columns(shown, (payload["device"], "memory"))

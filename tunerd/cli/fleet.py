@@ -13,7 +13,8 @@ from tunerd.cli.deploy import probation_option, set_option, untuned_option, yes_
 from tunerd.cli.output import columns
 from tunerd.operations import NUMBER, PROFILE, Call, operation
 from tunerd.result import ActionResult
-from tunerd.words import UNKNOWN, format_duration, format_mib, when
+from tunerd.web.view import counted
+from tunerd.words import format_duration, format_mib, when
 
 if TYPE_CHECKING:
     from tunerd.fleet.steps import Rollout
@@ -33,9 +34,7 @@ def _boxes(command: Any) -> Any:
     return box(inventory(probation_option(yes_option(command))))
 
 
-@click.group(
-    name="fleet", short_help="Many boxes: changes one after the other, evidence in one store."
-)
+@click.group(name="fleet")
 def fleet_command() -> None:
     """Several boxes, each asked through its own tunerd over ssh, and the store that they share.
 
@@ -102,7 +101,7 @@ def _asks(call: Call, question: str) -> Callable[[Rollout], None]:
         from tunerd.fleet.rollout import payload_of
 
         ones = rollout.to_do() or rollout.to_return()
-        n = f"{len(ones)} box{'es' if len(ones) > 1 else ''}"
+        n = counted(len(ones), "box", "boxes")
         text = question.format(n=n, first=ones[0].box, number=rollout.number)
         call.ask(text, shown=payload_of(rollout))
 
@@ -209,47 +208,29 @@ def render_rollout(payload: Mapping[str, Any]) -> Iterator[str]:
 def render_hand_in(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     runs = "a run" if payload["runs"] == 1 else f"{payload['runs']} runs"
-    yield (
-        f"{payload['name']}: {payload['entries']:,} entries of {runs} handed in"
-        if payload["runs"]
-        else f"{payload['name']}: nothing was lacking"
-    )
+    told = f"{payload['entries']:,} entries of {runs} handed in"
+    yield f"{payload['name']}: {told if payload['runs'] else 'nothing was lacking'}"
 
 
 def render_boxes(payload: Mapping[str, Any]) -> Iterator[str]:
     """One line each."""
-    heads = (
-        "box",
-        "heard of",
-        "card",
-        "engine",
-        "serves",
-        "since",
-        "drift",
-        "runs",
-        "samples",
-        "handed in",
-    )
+    heads = ("box", "heard of", "card", "engine", "serves", "since", "drift", "runs", "samples",
+             "handed in")  # fmt: skip
     rows = [_row(one) for one in payload["boxes"]]
     yield from columns(rows, heads) if rows else ()
 
 
-def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    card = UNKNOWN if one["card"] is None else f"{one['card']}, {format_mib(one['vram_mib'])}"
+def _row(one: Mapping[str, Any]) -> tuple[object, ...]:
+    heard = _ago(one["seen_age_s"]) + ", silent" * one["is_silent"]
+    card = None if one["card"] is None else f"{one['card']}, {format_mib(one['vram_mib'])}"
     serves = "nothing" if one["generation"] is None else f"{one['profile']} ({one['generation']})"
-    drift = UNKNOWN if one["drift"] is None else ", ".join(one["drift"]) or "none"
-    silent = ", silent" if one["is_silent"] else ""
-    return (
-        one["name"],
-        f"{format_duration(one['seen_age_s'])} ago{silent}",
-        card,
-        one["engine"] or UNKNOWN,
-        serves if one["problem"] is None else UNKNOWN,
-        "not up" if one["serving_since_s"] is None else when(one["serving_since_s"]),
-        drift,
-        str(one["runs"]),
-        str(one["samples"]),
-        "never"
-        if one["evidence_age_s"] is None
-        else f"{format_duration(one['evidence_age_s'])} ago",
-    )
+    known = serves if one["problem"] is None else None
+    since = "not up" if one["serving_since_s"] is None else when(one["serving_since_s"])
+    drift = None if one["drift"] is None else ", ".join(one["drift"]) or "none"
+    handed_in = "never" if one["evidence_age_s"] is None else _ago(one["evidence_age_s"])
+    return (one["name"], heard, card, one["engine"] or None, known, since, drift, one["runs"],
+            one["samples"], handed_in)  # fmt: skip
+
+
+def _ago(seconds: float) -> str:
+    return f"{format_duration(seconds)} ago"

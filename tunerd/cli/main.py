@@ -90,12 +90,12 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name."""
         del ctx
-        module_name = INTERNAL.get(cmd_name) or COMMANDS.get(cmd_name, ("",))[0]
-        if not module_name:
+        if cmd_name not in {*COMMANDS, *INTERNAL}:
             return None
+        module_name, line = COMMANDS.get(cmd_name) or (INTERNAL[cmd_name], None)
         module = importlib.import_module(f"tunerd.cli.{module_name}")
-        name = "look" if cmd_name == "look" else f"{cmd_name.replace('-', '_')}_command"
-        command: click.Command = getattr(module, name)
+        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
+        command.short_help = line
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -110,10 +110,10 @@ class LazyGroup(click.Group):
         """As click does, with the nearest name for a misspelt one."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in {*COMMANDS, *INTERNAL}:
-            import difflib
+            from tunerd.words import nearest_name
 
-            nearest = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
+            nearest = nearest_name(name, [*COMMANDS])
+            hint = f" Did you mean `{nearest}`?" if nearest else ""
             ctx.fail(f"No such command `{name}`.{hint}")
         return super().resolve_command(ctx, args)
 
@@ -219,13 +219,9 @@ def _ended_by_hand(end: BaseException, code: int, *, as_json: bool) -> int:
     from tunerd.cli.output import Declined
     from tunerd.errors import Interrupted
 
-    # click makes an exception of its own of Ctrl-C.
-    cause = end.__cause__ or end
-    state = "\n".join(getattr(cause, "__notes__", ())) or None
+    error = Interrupted.by(end.__cause__ or end)  # click makes an exception of its own of Ctrl-C
     if isinstance(end, Declined):
-        error: TunerdError = Interrupted("the answer was no", state="nothing was touched")
-    else:
-        error = Interrupted("interrupted", state=state)
+        error = Interrupted("the answer was no", state="nothing was touched")
     return _told(error, code, as_json=as_json)
 
 

@@ -25,7 +25,7 @@ from tunerd.cli.output import (
 from tunerd.operations import NUMBER, PROFILE, SEED, SETTING, SIDE, SPAN, WORKLOAD, Call, operation
 from tunerd.result import ActionResult
 from tunerd.web.view import figure, workload_section
-from tunerd.words import UNKNOWN, format_duration, when
+from tunerd.words import format_duration, when
 
 SUITES = ("mtp", "lengths", "cache", "deep", "quality", "workload")
 
@@ -54,15 +54,15 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
     if payload["against"] is not None:
         yield ""
         yield "beside the published numbers:"
-        rows = [
-            (row["what"], figure(row["here"], 3) or UNKNOWN, figure(row["published"], 3) or UNKNOWN,
-             UNKNOWN if row["ratio"] is None else f"{row['ratio']:.2f}x", row["unit"])
+        rows = (
+            (row["what"], figure(row["here"], 3), figure(row["published"], 3),
+             None if row["ratio"] is None else f"{row['ratio']:.2f}x", row["unit"])
             for row in payload["against"]
-        ]  # fmt: skip
+        )  # fmt: skip
         yield from columns(rows, ("", "here", "published", "ratio", ""))
 
 
-@click.command(name="bench", short_help="How fast a server is, measured honestly.")
+@click.command(name="bench")
 @click.argument("profile", required=False, type=PROFILE, shell_complete=names_of("profiles"))
 @click.option("--url", "urls", multiple=True, metavar="[NAME=]URL",
               help="A server by its address, http://HOST:PORT; again for one beside it.")  # fmt: skip
@@ -75,8 +75,7 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
               help="The mix of requests (workload) [default: the profile's own].")  # fmt: skip
 @click.option("--against", type=click.Choice(["published"]),
               help="Show the profile's published numbers beside (mtp, lengths, deep).")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1),
-              help="Of texts and order, to repeat a bench.")  # fmt: skip
+@click.option("--seed", type=SEED, help="Of texts and order, to repeat a bench.")
 @set_option
 @start_after_option
 @yes_option
@@ -125,7 +124,7 @@ def bench_command(
     return bench_profile(ctx, asked, request, call.ask, start_after=start_after)
 
 
-@click.command(name="compare", short_help="Which of two is faster on your kind of work.")
+@click.command(name="compare")
 @click.argument("sides", nargs=-1, type=SIDE, metavar="[A [B]]", shell_complete=names_of("sides"))
 @click.option("--set", "options", multiple=True, type=SETTING, metavar="KEY=VALUE",
               shell_complete=keys, help="Set a key for B alone.")  # fmt: skip
@@ -197,16 +196,11 @@ def render_compare(payload: Mapping[str, Any]) -> Iterator[str]:
         yield from _answers(payload["quality"])
     if payload["parts"]:
         yield ""
-        rows = [
-            (
-                row["class"] or row["part"],
-                f"{row['a_s']:.3f}",
-                f"{row['b_s']:.3f}",
-                f"{100 * row['gain']:+.1f} %",
-                _interval(row),
-            )
+        rows = (
+            (row["class"] or row["part"], f"{row['a_s']:.3f}", f"{row['b_s']:.3f}",
+             f"{100 * row['gain']:+.1f} %", _interval(row))
             for row in payload["parts"]
-        ]
+        )  # fmt: skip
         yield from columns(rows, ("", "A [s]", "B [s]", "B faster by", "95 % interval"))
     a, b = payload["joules_per_token"]["A"], payload["joules_per_token"]["B"]
     if a is not None and b is not None:
@@ -235,7 +229,7 @@ def _answers(quality: Mapping[str, Any]) -> Iterator[str]:
         yield from table_lines(table)
 
 
-@click.group(name="workload", short_help="The mix of requests that the server is tuned for.")
+@click.group(name="workload")
 def workload_command() -> None:
     """The mix of requests that the server is tuned for: classes with their lengths and weights.
 
@@ -311,10 +305,8 @@ def learn_command(
 
 def render_workloads(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    rows = [
-        (row["name"], row["layer"], str(row["classes"]), row["description"])
-        for row in payload["workloads"]
-    ]
+    names = ("name", "layer", "classes", "description")
+    rows = ([row[name] for name in names] for row in payload["workloads"])
     yield from columns(rows, ("workload", "from", "classes", "what"))
 
 
@@ -331,7 +323,7 @@ _HOLDS = {True: "yes", False: "no", None: "unknown"}
 _KEPT_APART = ("timings", "client", "details")
 
 
-@click.group(name="results", short_help="What was measured, and whether it still holds.")
+@click.group(name="results")
 def results_command() -> None:
     """What was measured: runs, their figures, and whether they still hold.
 
@@ -456,20 +448,12 @@ def forget_command(call: Call, bundle: str) -> ActionResult:
 def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     rows = [
-        (
-            str(row["run"]),
-            when(row["started_s"]),
-            row["kind"],
-            ", ".join(row["suites"]) or "-",
-            row["profile"] or row["target"],
-            ", ".join(row["arm_names"]) or "-",
-            str(row["samples"]),
-            str(row["left_out"]),
-            ", ".join(dict.fromkeys(_HOLDS[one["holds"]] for one in row["arms"])) or "-",
-            _ending(row),
-        )
+        (row["run"], when(row["started_s"]), row["kind"], ", ".join(row["suites"]) or "-",
+         row["profile"] or row["target"], ", ".join(row["arm_names"]) or "-", row["samples"],
+         row["left_out"], ", ".join(dict.fromkeys(_HOLDS[one["holds"]] for one in row["arms"])) or "-",
+         _ending(row))
         for row in payload["results"]
-    ]
+    ]  # fmt: skip
     heads = ("run", "when", "kind", "suites", "of", "arms", "samples", "left out", "holds", "ended")
     yield from columns(rows, heads) if rows else []
     hidden = payload["total"] - len(payload["results"])
@@ -531,7 +515,7 @@ def _ending(run: Mapping[str, Any]) -> str:
 _BYTES_PER_KB = 1000
 
 
-@click.command(name="report", short_help="One HTML file with conditions, tables and charts.")
+@click.command(name="report")
 @click.argument("run", type=NUMBER, nargs=-1)
 @click.option("--output", "-o", metavar="FILE", help="Where to write it; `-` for standard output. "
               "By default tunerd-report.html here.")  # fmt: skip

@@ -36,7 +36,7 @@ from tunerd.result import (
 from tunerd.words import UNKNOWN, format_duration
 
 if TYPE_CHECKING:
-    from tunerd.web.view import Facts, Section, Table
+    from tunerd.web.view import Section, Table
 
 
 Render = Callable[[Mapping[str, Any]], Iterable[str]]
@@ -225,15 +225,13 @@ def paint(text: str, colour: str, stream: TextIO) -> str:
     return click.style(text, fg=colour, bold=True)
 
 
-def columns(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> Iterable[str]:
-    """Rows as aligned columns."""
-    table = [list(heads), *[list(row) for row in rows]] if heads else [list(row) for row in rows]
-    if not table:
-        return
-    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
+def columns(rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> Iterable[str]:
+    """Rows as aligned columns; None is what is not known."""
+    whole = [heads, *rows] if heads else rows
+    table = [[UNKNOWN if cell is None else str(cell) for cell in row] for row in whole]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        *before, last = cells
+        *before, last = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         indent = sum(len(cell) + 2 for cell in before)
         first, *rest = folded(last.rstrip(), sys.stdout, indent)
         yield "  ".join([*before, first]).rstrip()
@@ -242,13 +240,8 @@ def columns(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> Iterabl
 
 def table_lines(table: Table) -> Iterable[str]:
     """A table of a view; its totals below it."""
-    rows = [[UNKNOWN if one is None else one for one in row] for row in (*table.rows, *table.foot)]
+    rows = (*table.rows, *table.foot)
     return columns(rows, [column.title for column in table.columns]) if rows else ()
-
-
-def facts_lines(facts: Facts) -> Iterable[str]:
-    """Facts of a view."""
-    return columns([(name, UNKNOWN if value is None else value) for name, value in facts])
 
 
 def section_lines(section: Section) -> Iterable[str]:
@@ -259,7 +252,7 @@ def section_lines(section: Section) -> Iterable[str]:
     if section.text:
         yield section.text
     yield from (f"  {remark}" for remark in section.remarks)
-    yield from facts_lines(section.facts)
+    yield from columns(section.facts)
     for chart in section.charts:
         if isinstance(chart.plot, Bars) and chart.plot.is_stacked:
             keys = [key.label for key in legend(chart.plot, chart.title)]

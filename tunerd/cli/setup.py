@@ -12,14 +12,14 @@ import click
 from click.shell_completion import get_completion_class
 
 from tunerd.cli.complete import names_of, shapes
-from tunerd.cli.deploy import set_option
+from tunerd.cli.deploy import set_option, yes_option
 from tunerd.cli.output import changed, columns, line, or_unknown
 from tunerd.operations import PROFILE, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_mib, need_mib
 
 
-@click.command(name="detect", short_help="What is here.")
+@click.command(name="detect")
 @operation("render_detect")
 def detect_command(call: Call) -> ActionResult:
     """What is here: GPUs, processor, memory, limits, service manager, engines, units.
@@ -88,20 +88,17 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     yield from _gpus(payload)
     cpu, memory = payload["cpu"], payload["memory"]
-    cores = (
-        f"{_shown(cpu['physical_cores'])} physical cores, {_shown(cpu['logical_cores'])} logical"
-    )
-    simd = " ".join(cpu["simd"]) if cpu["simd"] is not None else "unknown"
+    physical, logical = _shown(cpu["physical_cores"]), _shown(cpu["logical_cores"])
+    simd = " ".join(cpu["simd"]) if cpu["simd"] is not None else None
     locked = "unlimited" if memory["memlock_unlimited"] else format_mib(memory["memlock_mib"])
     rows = [
-        ("processor", f"{_shown(cpu['model'])}, {cores}"),
+        ("processor", f"{_shown(cpu['model'])}, {physical} physical cores, {logical} logical"),
         ("SIMD", simd),
         ("RAM", f"{format_mib(memory['available_mib'])} free of {format_mib(memory['total_mib'])}"),
-        ("swap", (f"{format_mib(memory['swap_used_mib'])} used of "
-                 f"{format_mib(memory['swap_total_mib'])}")),
+        ("swap", f"{format_mib(memory['swap_used_mib'])} used of {format_mib(memory['swap_total_mib'])}"),
         ("memory lock limit", locked),
         ("service manager", _manager(payload)),
-        ("kernel", _shown(payload["kernel"])),
+        ("kernel", payload["kernel"]),
     ]  # fmt: skip
     yield from columns(rows)
     yield ""
@@ -110,7 +107,7 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "units that run a llama-server"
     units = [
-        (f"  {unit['unit']}", unit["active"], _shown(unit["alias"]), _shown(unit["port"]),
+        (f"  {unit['unit']}", unit["active"], unit["alias"], unit["port"],
          "a router" if unit["router"] else "by tunerd" if unit["written_by_tunerd"] else "by hand")
         for unit in payload["units"]
     ]  # fmt: skip
@@ -133,18 +130,15 @@ def _gpus(payload: Mapping[str, Any]) -> Iterator[str]:
             f"generation {_shown(gpu['pcie_generation'])} of {_shown(gpu['pcie_generation_max'])}, "
             f"width {_shown(gpu['pcie_width'])} of {_shown(gpu['pcie_width_max'])}"
         )
-        limit, default = (
-            or_unknown(gpu["power_limit_w"], "W"),
-            or_unknown(gpu["power_default_w"], "W"),
-        )
-        yield from columns(
-            [
-                ("  VRAM", (f"{format_mib(gpu['free_mib'])} free, {format_mib(gpu['used_mib'])} used "
-                           f"of {format_mib(gpu['total_mib'])}")),
-                ("  power limit", f"{limit} (default {default})"),
-                ("  PCIe link", link),
-            ]
-        )  # fmt: skip
+        used = f"{format_mib(gpu['used_mib'])} used of {format_mib(gpu['total_mib'])}"
+        limit = or_unknown(gpu["power_limit_w"], "W")
+        default = or_unknown(gpu["power_default_w"], "W")
+        rows = [
+            ("  VRAM", f"{format_mib(gpu['free_mib'])} free, {used}"),
+            ("  power limit", f"{limit} (default {default})"),
+            ("  PCIe link", link),
+        ]
+        yield from columns(rows)
         yield from _users(gpu)
     yield f"driver            {_shown(payload['driver_version'])}"
 
@@ -181,7 +175,7 @@ def _shown(value: object) -> str:
     return "unknown" if value is None else str(value)
 
 
-@click.group(name="engines", invoke_without_command=True, short_help="Each engine.")
+@click.group(name="engines", invoke_without_command=True)
 @click.option("--prove", is_flag=True, help="Try on a tiny model what each build really does.")
 @operation("render_engines")
 def engines_command(call: Call, prove: bool) -> ActionResult:
@@ -220,31 +214,29 @@ def render_engines(payload: Mapping[str, Any]) -> Iterator[str]:
         yield "no engine was found"
     for engine in payload["engines"]:
         yield f"{engine['name']}"
-        yield from columns(list(_rows(engine)))
+        yield from columns(_rows(engine))
         yield ""
 
 
-def _rows(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(engine: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "  path", f"{engine['path']} ({engine['found_by']})"
     if engine["problem"]:
         yield "  not usable", engine["problem"]
         return
     capabilities = engine["capabilities"]
-    yield "  version", engine["version"] or "unknown"
+    yield "  version", engine["version"] or None
     yield "  dialect", f"{engine['dialect']} (family {engine['family']})"
     types = [word for word in capabilities["spec_types"] if word != "none"]
     yield "  speculation", ", ".join(types) or "none"
-    n_max, p_min = capabilities["default_n_max"], capabilities["default_p_min"]
-    yield (
-        "  defaults",
-        f"n-max {_shown(n_max)}, p-min {_shown(p_min)}, port {_shown(capabilities['default_port'])}",
-    )
+    names = ("n_max", "p_min", "port")
+    n_max, p_min, port = (_shown(capabilities[f"default_{one}"]) for one in names)
+    yield "  defaults", f"n-max {n_max}, p-min {p_min}, port {port}"
     yield "  per request", f"n-max and p-min: {engine['per_request_speculation']}"
     fit = {"none": "none", "on-off": "--fit on|off", "switch": "--fit"}[capabilities["fit"]]
     default = {True: "on", False: "off", None: "unknown"}[capabilities["fit_default_on"]]
     yield "  fit", f"{fit}, by default {default}"
     yield "  load mode", "--load-mode" if capabilities["load_mode"] else "--mlock, --no-mmap"
-    yield "  KV types", " ".join(capabilities["kv_types"]) or "unknown"
+    yield "  KV types", " ".join(capabilities["kv_types"]) or None
     yield "  identity", f"{engine['identity'][:16]} ({len(engine['components'])} files)"
     for proof in engine["proofs"]:
         yield f"  {proof['feature']}", f"{proof['effect']}: {proof['detail']}"
@@ -260,7 +252,7 @@ def render_kept(payload: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {payload['program']}"
 
 
-@click.group(name="profiles", short_help="List, show, check and write profiles.")
+@click.group(name="profiles")
 def profiles_command() -> None:
     """List, show, check and write profiles.
 
@@ -342,10 +334,10 @@ def new_profile_command(call: Call, name: str, **options: Any) -> ActionResult:
 
 def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    rows = [
+    rows = (
         (row["name"], ", ".join(row["layers"]), row["description"] or "")
         for row in payload["profiles"]
-    ]
+    )
     yield from columns(rows, ("profile", "from", "for"))
 
 
@@ -372,11 +364,11 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
         yield f"{payload['checked']}: {found}"
 
 
-@click.command(name="support-bundle", short_help="What to attach when you ask for help.")
+@click.command(name="support-bundle")
 @click.option(
     "--output", metavar="FILE", type=click.Path(), help="Write it there after a question."
 )
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@yes_option
 @operation("render_bundle", preview="render_bundle", asks=lambda given: bool(given["output"]))
 def support_bundle_command(call: Call, output: str | None) -> ActionResult:
     """Versions, what is here, what serves and what is wrong, as one JSON text.
@@ -414,7 +406,7 @@ _HEADS = {"error": "errors", "warning": "warnings", "note": "notes"}
 _WIDTH = 80
 
 
-@click.command(name="doctor", short_help="What may be wrong on this box, and what to do.")
+@click.command(name="doctor")
 @operation("render_doctor")
 def doctor_command(call: Call) -> ActionResult:
     """What may be wrong on this box, and what to do about it.
@@ -491,7 +483,7 @@ class _Shows(click.Group):
         return super().parse_args(ctx, args if is_own else ["show", *args])
 
 
-@click.group(cls=_Shows, name="settings", short_help="Every setting, and where it comes from.")
+@click.group(cls=_Shows, name="settings")
 def settings_command() -> None:
     """Every setting, its value, and where it comes from.
 
@@ -551,13 +543,13 @@ def unset_settings(call: Call, key: str) -> ActionResult:
 
 def render_settings(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    rows = [(row["name"], str(row["value"]), row["source"]) for row in payload["settings"]]
+    rows = ((row["name"], str(row["value"]), row["source"]) for row in payload["settings"])
     yield from columns(rows, ("setting", "value", "from"))
     yield ""
-    yield from columns([(name, path) for name, path in payload["paths"].items()])
+    yield from columns(payload["paths"].items())
 
 
-@click.group(name="model", short_help="Designed models.")
+@click.group(name="model")
 def model_command() -> None:
     """Small designed models, whose answers are known to the token.
 
@@ -593,7 +585,7 @@ def render_model(payload: Mapping[str, Any]) -> Iterator[str]:
     yield f"its truth: {payload['truth']}"
 
 
-@click.command(name="completion", short_help="Completion script of a shell.")
+@click.command(name="completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str) -> None:

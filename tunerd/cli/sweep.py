@@ -13,7 +13,7 @@ import click
 from tunerd.calendar import Missed
 from tunerd.cli.complete import keys, names_of
 from tunerd.cli.deploy import start_after_option, yes_option
-from tunerd.cli.output import changed, columns, facts_lines, line, section_lines
+from tunerd.cli.output import changed, columns, line, section_lines
 from tunerd.errors import UsageError
 from tunerd.operations import (
     DAYS,
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 _MOST_VALUES = 12
 
 
-@click.group(
-    name="sweep", short_help="Find better settings on this box, or see that there are none."
-)
+@click.group(name="sweep")
 def sweep_command() -> None:
     """Search for better settings in production's place, and prove them before anything is changed.
 
@@ -341,11 +339,11 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
     """One line each."""
-    rows = [
-        (str(row["sweep"]), row["started"], row["state"], row["verdict"] or "", row["decision"] or "",
+    rows = (
+        (row["sweep"], row["started"], row["state"], row["verdict"] or "", row["decision"] or "",
          row["sentence"] or row["reason"] or "")
         for row in payload["sweeps"]
-    ]  # fmt: skip
+    )  # fmt: skip
     yield from columns(rows, ("ID", "started", "state", "verdict", "then", ""))
 
 
@@ -353,7 +351,7 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     """What a sweep came to, and why."""
     from tunerd.web.view import sweep_facts, sweep_section
 
-    yield from facts_lines((("sweep", str(payload["sweep"])), *sweep_facts(payload)))
+    yield from columns((("sweep", str(payload["sweep"])), *sweep_facts(payload)))
     yield f"starts from: {payload['plan'].get('incumbent_text', UNKNOWN)}"
     yield payload["sentence"] or f"no verdict: {payload['reason'] or 'it did not come to its end'}"
     yield from (f"  {reason}" for reason in payload["reasons"])
@@ -375,11 +373,11 @@ def render_power(table: Mapping[str, Any] | None) -> Iterator[str]:
     from tunerd.web.view import figure
 
     yield ""
-    rows = [
-        (f"{one['case']}, {one['limit_w']:g} W", str(one["rounds"]), f"{one['turn_s']:.2f}",
-         figure(one["tok_s"]) or UNKNOWN, figure(one["joules_per_token"], 2) or UNKNOWN)
+    rows = (
+        (f"{one['case']}, {one['limit_w']:g} W", one["rounds"], f"{one['turn_s']:.2f}",
+         figure(one["tok_s"]), figure(one["joules_per_token"], 2))
         for one in table["rows"]
-    ]  # fmt: skip
+    )  # fmt: skip
     yield from columns(rows, ("power limit", "rounds", "turn [s]", "tok/s", "J/token"))
     yield from (f"  {text}" for text in (table["text"], *table["reasons"]))
 
@@ -399,7 +397,7 @@ def _challenge(one: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"    {reason}" for reason in one["reasons"])
 
 
-@click.group(name="schedule", short_help="When sweeps begin by themselves.")
+@click.group(name="schedule")
 def schedule_command() -> None:
     """Nights: the daemon starts tunerd-sweep.service when the window opens, once for each opening."""
 
@@ -486,25 +484,20 @@ def render_skipped(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def render_schedule(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
+    begin = {"open": "when the window opens", "asleep": "as soon as the server sleeps in it"}
     rows = [
         ("nights", "begin by themselves" if payload["enabled"] else "are begun by hand"),
         ("window", f"{payload['window'] or 'none'}, {payload['days']} ({payload['timezone']})"),
         ("budget", format_duration(payload["budget_s"])),
-        (
-            "begin",
-            {"open": "when the window opens", "asleep": "as soon as the server sleeps in it"}[
-                payload["begin"]
-            ],
-        ),
+        ("begin", begin[payload["begin"]]),
         ("missed", {"late": "begins late", "skip": "is skipped"}[payload["missed"]]),
     ]
     if payload["running"]:
         rows.append(("now", f"{payload['unit']} runs"))
     for number, night in enumerate(payload["nights"]):
         skipped = ", skipped" if night["skipped"] else ""
-        rows.append(
-            ("next" if not number else "", f"{_times(night, payload['timezone'])}{skipped}")
-        )
+        times = _times(night, payload["timezone"])
+        rows.append(("next" if not number else "", f"{times}{skipped}"))
     yield from columns(rows)
 
 

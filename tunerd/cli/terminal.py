@@ -215,8 +215,6 @@ class Terminal:
             return remote
         if kind == _HERE_WITHOUT_A_MODE and self.mode is None:
             return None
-        from tunerd.errors import HostError
-
         raise HostError(
             f"`tunerd {kind}` needs root",
             cause=ONLY_ROOT[kind],
@@ -227,9 +225,7 @@ class Terminal:
     def remote(self, sink: ProgressSink) -> Remote | None:
         """The daemon, for who acts through it; None for root, and for one's own units."""
         path = socket_for(self.mode, os.environ)
-        if path is None:
-            return None
-        return Remote(path, sink)
+        return None if path is None else Remote(path, sink)
 
 
 def socket_for(mode: str | None, environment: Mapping[str, str]) -> Path | None:

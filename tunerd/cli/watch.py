@@ -35,7 +35,7 @@ _OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _REST_EMPTY = "\x1b[H", "\x1b[K\n", "\x1b[J"
 
 
-@click.command(name="top", short_help="Server, GPU and host as they are, again and again.")
+@click.command(name="top")
 @click.option("--once", is_flag=True, help="One look, then the end.")
 @click.option("--every", "every_s", type=click.FloatRange(1, 3600), default=_EVERY_S,
               show_default=True, help="Seconds between two looks.")  # fmt: skip
@@ -94,37 +94,28 @@ def render_top(payload: Mapping[str, Any]) -> Iterator[str]:
     yield from columns([*_server(payload), *_cards(payload), *_host(payload["host"])])
 
 
-def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     engine = payload["engine"]
-    up = (
-        f", for {format_duration(payload['at_s'] - engine['since_s'])}" if engine["since_s"] else ""
-    )
+    up = ""
+    if engine["since_s"]:
+        up = f", for {format_duration(payload['at_s'] - engine['since_s'])}"
     yield "unit", f"{engine['unit']}: {engine['active_state']} ({engine['sub_state']}){up}"
     if payload["measuring"]:
         yield "measures", payload["measuring"]
-    is_up = engine["active_state"] == "active"
-    asleep = ", asleep until somebody asks it" if engine["is_asleep"] else ""
-    yield (
-        "health",
-        f"{engine['health']}{asleep}"
-        if engine["health"]
-        else ("unknown" if is_up else "not running"),
-    )
-    slots = "unknown"
-    if engine["slots_total"] is not None:
-        slots = f"{engine['slots_busy']} of {engine['slots_total']} at work"
-    yield "slots", slots
+    health = None if engine["active_state"] == "active" else "not running"
+    if engine["health"]:
+        asleep = ", asleep until somebody asks it" if engine["is_asleep"] else ""
+        health = f"{engine['health']}{asleep}"
+    yield "health", health
+    slots = f"{engine['slots_busy']} of {engine['slots_total']} at work"
+    yield "slots", None if engine["slots_total"] is None else slots
     speeds = payload["speeds"]
     if speeds is None:
-        yield (
-            "speed",
-            "unknown: nothing was generated yet, or the server counts nothing (--metrics)",
-        )
+        why = "nothing was generated yet, or the server counts nothing (--metrics)"
+        yield "speed", f"unknown: {why}"
         return
-    yield (
-        "speed",
-        f"{_tok_s(speeds['decode_tok_s'])}, prompts {_tok_s(speeds['prompt_tok_s'])} ({speeds['since']})",
-    )
+    speed, prompts = _tok_s(speeds["decode_tok_s"]), _tok_s(speeds["prompt_tok_s"])
+    yield "speed", f"{speed}, prompts {prompts} ({speeds['since']})"
     yield "drafts", f"{_percent(speeds['acceptance_ratio'])} accepted"
     yield "reused", f"{_percent(speeds['reused_ratio'])} of the prompt tokens"
 
@@ -138,13 +129,8 @@ def _cards(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         held = f"server {format_mib(gpu['server_mib'])}, others {format_mib(gpu['others_mib'])}"
         split = ", split by MIG" if gpu["is_mig"] else ""
         yield name, f"{gpu['name']}{split}: {or_unknown(gpu['utilisation_percent'], '%')} busy"
-        yield (
-            "  VRAM",
-            (
-                f"{format_mib(gpu['used_mib'])} of {format_mib(gpu['total_mib'])} used, "
-                f"{format_mib(gpu['free_mib'])} free; {held}"
-            ),
-        )
+        used = f"{format_mib(gpu['used_mib'])} of {format_mib(gpu['total_mib'])} used"
+        yield "  VRAM", f"{used}, {format_mib(gpu['free_mib'])} free; {held}"
         watts = f"{or_unknown(gpu['power_w'], 'W')} of {or_unknown(gpu['power_limit_w'], 'W')}"
         clocks = f"{or_unknown(gpu['sm_clock_mhz'], 'MHz')}, memory {or_unknown(gpu['memory_clock_mhz'], 'MHz')}"
         yield "  power", f"{watts}, {or_unknown(gpu['temperature_c'], '°C')}, {clocks}"
@@ -153,13 +139,9 @@ def _cards(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _host(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    swap = ""
-    if host["swap_total_mib"]:
-        swap = f", swap {format_mib(host['swap_used_mib'])} used"
-    yield (
-        "RAM",
-        f"{format_mib(host['available_mib'])} of {format_mib(host['total_mib'])} available{swap}",
-    )
+    swap = f", swap {format_mib(host['swap_used_mib'])} used" if host["swap_total_mib"] else ""
+    ram = f"{format_mib(host['available_mib'])} of {format_mib(host['total_mib'])} available"
+    yield "RAM", f"{ram}{swap}"
     if host["cpu_percent"] is not None:
         yield "CPU", f"{host['cpu_percent']:.0f} % of all cores"
 
@@ -172,7 +154,7 @@ def _percent(ratio: float | None) -> str:
     return "unknown" if ratio is None else f"{100 * ratio:.0f} %"
 
 
-@click.group(name="guard", short_help="What watches over the server, and what it may do.")
+@click.group(name="guard")
 def guard_command() -> None:
     """Guards look at every reading of the daemon; each has its own switch in [guards]."""
 
@@ -249,10 +231,8 @@ def render_guard(payload: Mapping[str, Any]) -> Iterator[str]:
         yield f"{guard['name']}: {guard['policy']}"
         yield f"  goes by: {guard['evidence']}"
         yield f"  may:     {guard['may']}"
-        last = guard["last"]
-        if last is not None:
-            at = when(last["at_s"])
-            yield f"  last:    {at}: {last['text']}"
+        if guard["last"] is not None:
+            yield f"  last:    {when(guard['last']['at_s'])}: {guard['last']['text']}"
     if payload["problem"]:
         yield f"their history cannot be read: {payload['problem']}"
 
@@ -279,7 +259,7 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
     yield from columns(rows)
 
 
-@click.group(name="notify", short_help="Notices to a webhook.")
+@click.group(name="notify")
 def notify_command() -> None:
     """What the guards say goes to the journal, and to notify.webhook where one is set."""
 
@@ -314,9 +294,7 @@ def send(call: Call, name: str) -> ActionResult:
     return send_notice(context, name, as_left=context.settings_problem is not None)
 
 
-@click.group(
-    name="jobs", invoke_without_command=True, short_help="What the daemon does for people."
-)
+@click.group(name="jobs", invoke_without_command=True)
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, hidden=True,
               help="So many of the newest.")  # fmt: skip
 @operation("render_jobs")
@@ -392,17 +370,10 @@ def render_jobs(payload: Mapping[str, Any]) -> Iterator[str]:
     if not payload["jobs"]:
         yield "nobody asked for anything since the machine was started"
         return
-    rows = [
-        (
-            str(row["job"]),
-            when(row["asked_s"]),
-            row["asked_by"],
-            row["kind"],
-            row["state"],
-            _doing(row),
-        )
+    rows = (
+        (row["job"], when(row["asked_s"]), row["asked_by"], row["kind"], row["state"], _doing(row))
         for row in payload["jobs"]
-    ]
+    )
     yield from columns(rows, ("job", "when", "by", "what", "state", ""))
 
 
@@ -430,7 +401,7 @@ def job_command(terminal: Terminal, number: int) -> None:
 @click.command(name="look", hidden=True, context_settings={"ignore_unknown_options": True})
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def look(terminal: Terminal, argv: tuple[str, ...]) -> None:
+def look_command(terminal: Terminal, argv: tuple[str, ...]) -> None:
     """Print what an operator is told by these words, as JSON."""
     from tunerd.app import build_context
     from tunerd.errors import TunerdError
@@ -467,7 +438,7 @@ def _log() -> None:
     )
 
 
-@click.command(name="daemon", short_help="The long-running half.")
+@click.command(name="daemon")
 @click.pass_obj
 def daemon_command(terminal: Terminal) -> None:
     """Recover what a swap left, report ready, keep watch. Started by tunerd.service.
@@ -486,7 +457,7 @@ def daemon_command(terminal: Terminal) -> None:
     raise click.exceptions.Exit(run_daemon(context, [ApiPart]))
 
 
-@click.command(name="supervise", short_help="Run units without a service manager.")
+@click.command(name="supervise")
 def supervise_command() -> None:
     """Run units on a machine without a service manager. The first apply starts it by itself.
 

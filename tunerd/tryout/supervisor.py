@@ -194,6 +194,9 @@ class LocalUnit:
         with contextlib.suppress(ServiceError):
             self.spec = kept.read_definition(self._paths, self.name)
         self.record, self.phase = record, Phase.RUNNING
+        if record.is_alive and record.intent == "starting":
+            # It was let go: had the supervisor ended before that, the process had ended with it.
+            self._remember(intent="running")
         how = f"pid {record.pid}" if record.is_alive else "which ended while none ran"
         self._note(f"Taken over by a new supervisor, {how}")
 
@@ -413,7 +416,7 @@ class Supervisor:
             if lease_of(name) is not None:
                 _say(f"{name}: the lease that it was bound to is gone")
                 self._stop(name)
-            elif comes_back or record.intent != "running":
+            elif comes_back or unit.record.intent != "running":
                 unit.stop(comes_back=True)
                 self._start_alone(name)
         self._tick()

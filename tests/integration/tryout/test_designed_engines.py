@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -34,20 +33,8 @@ SETTINGS = [
 ]
 
 
-def _engine_names() -> list[str]:
-    folder = os.environ.get(needs.ENGINES_VARIABLE)
-    found = []
-    if folder and Path(folder).is_dir():
-        found = sorted(
-            path.name
-            for path in Path(folder).iterdir()
-            if path.is_file() and os.access(path, os.X_OK)
-        )
-    return found or ["any"]
-
-
 ENGINES = [
-    *(pytest.param(name, marks=pytest.mark.engine) for name in _engine_names()),
+    *(pytest.param(one.name, marks=pytest.mark.engine) for one in needs.engines() or [Path("any")]),
     pytest.param(EMBEDDED, marks=pytest.mark.llama),
 ]
 

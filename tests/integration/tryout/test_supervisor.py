@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +34,19 @@ from tests.support.supervised import (
     supervisor_pid,
     wait_until_gone,
 )
+from tests.support.sweep_box import until
 from tunerd.errors import Busy, NoSupervisor, ServiceError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.process import Setting, User, run
 from tunerd.paths import Paths
-from tunerd.tryout.local import Local, paths_to_json
+from tunerd.tryout.local import Local
 from tunerd.tryout.local_service import EXIT_EXEC
 from tunerd.tryout.local_state import (
     SOCKET_NAME,
     UnitLog,
     UnitRecord,
     current_boot,
+    read_record,
     write_record,
 )
 from tunerd.tryout.supervisor import supervise
@@ -112,10 +116,7 @@ def probe(tmp_path: Path) -> str:
 
 
 def wait_for_json(path: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(path.exists, f"{path} is written")
     facts: dict[str, Any] = json.loads(path.read_text())
     return facts
 
@@ -197,8 +198,7 @@ def test_a_log_that_grew_too_long_is_put_aside_while_its_server_writes(
     paths: Paths,
 ) -> None:
     log = UnitLog(paths, UNIT, max_bytes=1000)
-    clock = SystemClock()
-    log.note(clock, "a" * 32, "Started")
+    log.note(SystemClock(), "a" * 32, "Started")
     descriptor = log.open()
     try:
         for number in range(200):
@@ -397,6 +397,22 @@ def test_a_server_outlives_a_killed_supervisor_and_is_taken_over(
     assert processes_with(toy) == set()
 
 
+def test_a_server_whose_record_still_says_that_it_starts_is_not_started_again(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy, service="Restart=no")
+    manager.start(UNIT)
+    before = manager.state(UNIT)
+    kill_supervisor(paths)
+    write_record(paths, replace(read_record(paths, UNIT), intent="starting"))
+
+    manager.ensure_supervisor()
+
+    after = eventually(manager, lambda state: state.is_active)
+    assert (after.main_pid, after.invocation_id) == (before.main_pid, before.invocation_id)
+    assert read_record(paths, UNIT).intent == "running"
+
+
 def test_a_server_that_was_taken_over_and_dies_is_started_again(
     manager: Local, paths: Paths, toy: str
 ) -> None:
@@ -418,8 +434,7 @@ def test_a_server_that_was_taken_over_and_ignores_signals_is_killed(
     put(manager, toy, "--print up --ignore-term", "TimeoutStopSec=0.5")
     manager.start(UNIT)
     pid = pid_of(manager)
-    while "up" not in manager.log(UNIT):
-        time.sleep(0.01)
+    eventually(manager, lambda _: "up" in manager.log(UNIT))
     kill_supervisor(paths)
 
     manager.stop(UNIT)
@@ -544,13 +559,7 @@ def test_a_second_supervisor_is_refused_even_with_another_runtime_folder(
     manager: Local, paths: Paths, tmp_path: Path
 ) -> None:
     manager.ensure_supervisor()
-    other = Paths(
-        paths.config_dir,
-        paths.state_dir,
-        tmp_path / "other",
-        paths.unit_dir,
-        paths.runtime_unit_dir,
-    )
+    other = replace(paths, runtime_dir=tmp_path / "other")
 
     with pytest.raises(Busy):
         supervise(other, {})
@@ -561,27 +570,14 @@ def test_a_second_supervisor_is_refused_even_with_another_runtime_folder(
 
 
 def test_many_callers_at_once_start_one_supervisor(manager: Local, paths: Paths) -> None:
-    errors: list[Exception] = []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: manager.ensure_supervisor(), range(4)))  # raises what one raised
 
-    def call() -> None:
-        try:
-            manager.ensure_supervisor()
-        except ServiceError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert errors == []
     pid = supervisor_pid(paths)
     assert pid is not None
     assert (paths.runtime_dir / "supervise.pid").read_text() == f"{pid}\n"
-    assert processes_with("tunerd.tryout.supervisor") & processes_with(str(paths.state_dir)) == {
-        pid
-    }
+    ours = processes_with("tunerd.tryout.supervisor") & processes_with(str(paths.state_dir))
+    assert ours == {pid}
 
 
 def test_without_a_supervisor_nothing_is_changed_and_the_way_out_is_said(paths: Paths) -> None:
@@ -603,12 +599,8 @@ def test_supervisors_killed_at_any_moment_never_leave_two_servers_or_none(
     """Each round kills the supervisor while a restart is under way, at a moment of its own."""
     chance = random.Random(7)
     for n in range(14):
-        policy = ("always", "no")[n % 2]
-        put(
-            manager,
-            toy,
-            service=f"Restart={policy}\nRestartSec=0.1\n[Unit]\nStartLimitIntervalSec=0",
-        )
+        policy = f"Restart={('always', 'no')[n % 2]}\nRestartSec=0.1"
+        put(manager, toy, service=f"{policy}\n[Unit]\nStartLimitIntervalSec=0")
         manager.start(UNIT)
         pid = supervisor_pid(paths)
         assert pid is not None
@@ -620,14 +612,9 @@ def test_supervisors_killed_at_any_moment_never_leave_two_servers_or_none(
         wait_until_gone(pid)
 
         manager.ensure_supervisor()
-        state = eventually(manager, lambda state: state.is_active)
-
-        deadline = time.monotonic() + 10
+        eventually(manager, lambda state: state.is_active)
         # The toy waits in `sleep`, whose command line does not name it.
-        while processes_with(toy) != {state.main_pid}:
-            assert time.monotonic() < deadline, (processes_with(toy), state)
-            time.sleep(0.02)
-            state = manager.state(UNIT)
+        eventually(manager, lambda state: processes_with(toy) == {state.main_pid})
 
 
 def restart(manager: Local) -> None:
@@ -639,12 +626,9 @@ def test_a_supervisor_that_cannot_start_says_why(paths: Paths, tmp_path: Path) -
     open_folder = tmp_path / "open"
     open_folder.mkdir()
     open_folder.chmod(0o777)
-    other = Paths(
-        paths.config_dir, paths.state_dir, open_folder, paths.unit_dir, paths.runtime_unit_dir
-    )
 
     with pytest.raises(ServiceError) as caught:
-        Local(other, may_start=True).reload()
+        Local(replace(paths, runtime_dir=open_folder), may_start=True).reload()
 
     assert "not a private folder" in (caught.value.cause or "")
 
@@ -669,11 +653,10 @@ def test_what_lies_in_the_place_of_the_socket_is_named_and_stays(
 
 
 def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_path: Path) -> None:
-    code = (
-        "import json, os, sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path\n"
-        "from tunerd.paths import Paths; from tunerd.tryout.supervisor import supervise\n"
-        "supervise(Paths(**{k: Path(v) for k, v in json.loads(sys.argv[1]).items()}), os.environ)\n"
-    )
+    names = {"CONFIG": "config", "STATE": "state", "RUNTIME": "runtime", "UNIT": "unit"}
+    folders = {
+        f"TUNERD_{name}_DIR": str(getattr(paths, f"{folder}_dir")) for name, folder in names.items()
+    }
     manager = Local(paths)
     manager.unit_dir.mkdir(parents=True)
     (manager.unit_dir / UNIT).write_text(
@@ -682,9 +665,9 @@ def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_p
     manager.enable(UNIT)
     with (tmp_path / "err").open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, paths_to_json(paths), str(ROOT)],
-            stderr=errors,
-        )
+            [sys.executable, "-m", "tunerd", "supervise"],
+            cwd=ROOT, env={**os.environ, **folders}, stderr=errors,
+        )  # fmt: skip
     try:
         eventually(manager, lambda state: state.is_active)
         server = pid_of(manager)

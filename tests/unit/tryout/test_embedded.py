@@ -47,9 +47,7 @@ def test_probing_reads_the_help_as_that_of_a_mainline_build_since_september_2026
 
 
 def test_the_help_lists_every_spelling_once() -> None:
-    spellings = [
-        spelling for option in OPTIONS for spelling in (*option.spellings, *option.negations)
-    ]
+    spellings = [word for option in OPTIONS for word in (*option.spellings, *option.negations)]
 
     assert len(spellings) == len(set(spellings))
     assert parse_help(help_text()).live_spellings == set(spellings)
@@ -59,12 +57,7 @@ def test_the_help_lists_every_spelling_once() -> None:
     "path", sorted(GOLDEN.glob("cpu-embedded*.txt")), ids=lambda path: path.stem
 )
 def test_what_the_embedded_profiles_render_is_accepted(path: Path) -> None:
-    arguments = [
-        word
-        for line in path.read_text().splitlines()
-        if not line.startswith("#")
-        for word in shlex.split(line)
-    ]
+    arguments = shlex.split(path.read_text(), comments=True)
 
     command = _parse(*arguments)
 
@@ -78,41 +71,25 @@ def test_what_the_embedded_profiles_render_is_accepted(path: Path) -> None:
         (["--nope"], "error: invalid argument: --nope"),
         (["--no_ctx_size"], "error: invalid argument: --no-ctx-size"),
         (["--first", "-c", "abc"], "error: invalid argument: --first"),
-        (["-c"], 'error while handling argument "-c": expected value for argument'),
-        (["-c", "abc"], 'error while handling argument "-c": stoi'),
-        (["--temp", "abc"], 'error while handling argument "--temp": stof'),
-        (["-ctk", "foo"], 'error while handling argument "-ctk": Unsupported cache type: foo'),
-        (
-            ["--spec-type", "mtp"],
-            'error while handling argument "--spec-type": unknown speculative type: mtp',
-        ),
-        (
-            ["-np", "0"],
-            'error while handling argument "-np": error: invalid value for n_parallel\n',
-        ),
-        (
-            ["-fit", "maybe"],
-            "error while handling argument \"-fit\": error: unknown value for --fit: 'maybe'\n",
-        ),
-        (
-            ["--api-key-file", "/nope"],
-            (
-                'error while handling argument "--api-key-file":'
-                " error: failed to open file '/nope'\n"
-            ),
-        ),
+        (["-c"], "expected value for argument"),
+        (["-c", "abc"], "stoi"),
+        (["--temp", "abc"], "stof"),
+        (["-ctk", "foo"], "Unsupported cache type: foo"),
+        (["--spec-type", "mtp"], "unknown speculative type: mtp"),
+        (["-np", "0"], "error: invalid value for n_parallel\n"),
+        (["-fit", "maybe"], "error: unknown value for --fit: 'maybe'\n"),
+        (["--api-key-file", "/nope"], "error: failed to open file '/nope'\n"),
     ],
 )
 def test_a_bad_argument_is_refused_in_llama_servers_words(arguments: list[str], words: str) -> None:
-    refusal = _refusal("-m", "model.gguf", *arguments)
-
-    if words.startswith("error: "):
-        assert refusal == words
-        return
-    flag = arguments[0].replace("_", "-")
-    option = next(option for option in OPTIONS if flag in option.spellings)
-    excerpt = f"\n\nusage:\n{option_text(option)}\n\nto show complete usage, run with -h"
-    assert refusal == words + excerpt
+    flag = arguments[0]
+    known = next((option for option in OPTIONS if flag in option.spellings), None)
+    if known is not None:
+        words = (
+            f'error while handling argument "{flag}": {words}\n\n'
+            f"usage:\n{option_text(known)}\n\nto show complete usage, run with -h"
+        )
+    assert _refusal("-m", "model.gguf", *arguments) == words
 
 
 def test_the_version_is_printed_whatever_follows() -> None:
@@ -152,20 +129,13 @@ def test_one_margin_is_for_every_device() -> None:
         (["--port", "1", "--port", "2"], [("port", 1), ("port", 2)]),
         (["--jinja", "--no-jinja"], [("use_jinja", True), ("use_jinja", False)]),
         # For the parser of answers, and for the template.
-        (
-            ["--reasoning", "off"],
-            [
-                ("enable_reasoning", 0),
-                ("+default_template_kwargs", {"enable_thinking": "false"}),
-            ],
-        ),
+        (["--reasoning", "off"],
+         [("enable_reasoning", 0), ("+default_template_kwargs", {"enable_thinking": "false"})]),
         (["--reasoning", "auto"], [("enable_reasoning", -1)]),
-        (
-            ["-lm", "mmap+mlock"],
-            [("load_mode", Member("llama_load_mode", "LLAMA_LOAD_MODE_MMAP_MLOCK"))],
-        ),
+        (["-lm", "mmap+mlock"],
+         [("load_mode", Member("llama_load_mode", "LLAMA_LOAD_MODE_MMAP_MLOCK"))]),
     ],
-)
+)  # fmt: skip
 def test_an_option_sets_fields_in_the_order_of_the_command_line(
     arguments: list[str], settings: list[tuple[str, object]]
 ) -> None:

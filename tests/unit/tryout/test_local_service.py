@@ -15,7 +15,6 @@ from tunerd.tryout.local_service import (
     complaints_about,
     read_service,
     result_of,
-    should_restart,
 )
 from tunerd.units.manager import log_lines, mark
 from tunerd.units.text import UnitSpec, parse_unit, render_unit, transient_text
@@ -106,50 +105,18 @@ def test_a_unit_that_systemd_does_not_load_is_not_loaded(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 90),
-        ("1min 30s", 90),
-        ("1min30s", 90),
-        ("250ms", 0.25),
-        ("1.5h", 5400),
-        ("0", 0),
-        ("infinity", float("inf")),
-        ("", None),
-        ("soon", None),
-        ("5 parsecs", None),
-        ("-1", None),
+        ("90", 90), ("1min 30s", 90), ("1min30s", 90), ("250ms", 0.25), ("1.5h", 5400), ("0", 0),
+        ("infinity", float("inf")), ("", None), ("soon", None), ("5 parsecs", None), ("-1", None),
     ],
-)
+)  # fmt: skip
 def test_durations(text: str, seconds: float | None) -> None:
     assert parse_time_span(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("ending", "timed_out", "result"),
-    [
-        (Ending(code=0), False, "success"),
-        (Ending(code=1), False, "exit-code"),
-        (Ending(signal=signal.SIGTERM), False, "success"),
-        (Ending(signal=signal.SIGKILL), False, "signal"),
-        (Ending(signal=signal.SIGKILL), True, "timeout"),
-        (Ending(), False, "exit-code"),
-    ],
-)
-def test_the_result_of_an_end(ending: Ending, timed_out: bool, result: str) -> None:
-    assert result_of(ending, timed_out=timed_out) == result
-
-
-@pytest.mark.parametrize(
-    ("restart", "restarted"),
-    [
-        ("no", set()),
-        ("always", {"success", "exit-code", "signal", "timeout"}),
-        ("on-failure", {"exit-code", "signal", "timeout"}),
-    ],
-)
-def test_which_ends_lead_to_a_restart(restart: str, restarted: set[str]) -> None:
-    results = {"success", "exit-code", "signal", "timeout"}
-
-    assert {result for result in results if should_restart(restart, result)} == restarted
+def test_an_end_by_sigterm_is_clean_and_one_that_nobody_saw_is_a_failure() -> None:
+    """The other ends are those of the contract of a service manager."""
+    assert result_of(Ending(signal=signal.SIGTERM), timed_out=False) == "success"
+    assert result_of(Ending(), timed_out=False) == "exit-code"
 
 
 def test_the_start_limit_refuses_what_is_too_much_in_its_window() -> None:
