@@ -30,14 +30,10 @@ SPELLINGS = {
     "--verbosity": "verbosity",
     "--log-verbosity": "verbosity",
     "--spec-type": "spec_type",
-    "-mtp": "mtp",
-    "--multi-token-prediction": "mtp",
     "--spec-draft-n-max": "n_max",
     "--draft-max": "n_max",
     "--draft": "n_max",
     "--draft-n": "n_max",
-    "--spec-draft-n-min": "n_min",
-    "--draft-min": "n_min",
     "--spec-draft-p-min": "p_min",
     "--draft-p-min": "p_min",
     "--api-key": "api_key",
@@ -92,7 +88,7 @@ class Arguments:
     def _unlisted(self, flag: str) -> dict[str, Any]:
         if self.behaviour.is_ik and flag in IK_HIDDEN:
             return {"takes_value": True}
-        if self.behaviour.dialect == "ik-now" and flag in IK_LEGACY:
+        if self.behaviour.is_ik and flag in IK_LEGACY:
             raise ArgumentError(
                 f"legacy speculative option '{flag}' is disabled; use the value inside the "
                 "relevant repeated --spec-type entry, e.g. --spec-type mtp:n_max=3,p_min=0.0"
@@ -115,15 +111,13 @@ class Arguments:
                 )
 
     def _take_speculation(self) -> None:
-        """Bring ik's `mtp:n_max=3,p_min=0.5` and ik-may's `-mtp` into the common facts."""
+        """Bring ik's `mtp:n_max=3,p_min=0.5` into the common facts."""
         spec = self.facts.get("spec_type", "none")
-        if self.behaviour.dialect == "ik-now" and ":" in spec:
+        if self.behaviour.is_ik and ":" in spec:
             spec, _, keys = spec.partition(":")
             for pair in keys.split(","):
                 key, _, value = pair.partition("=")
                 self.facts[key] = value
-        if "mtp" in self.facts:
-            spec = "mtp"
         self.facts["speculative"] = "off" if spec == "none" else "on"
         self.facts["spec_type"] = spec
 
