@@ -5,73 +5,13 @@ from __future__ import annotations
 import random
 
 NASTY = (
-    "",
-    " ",
-    "a b",
-    "\t",
-    "\n",
-    "\r\n",
-    "a\nExecStartPost=/bin/touch /pwned",
-    "\\",
-    "\\\\",
-    "a\\",
-    "\\n",
-    "\\x41",
-    "\\u0041",
-    "\\d",
-    '"',
-    "'",
-    '"a" "b"',
-    "it's",
-    '\\"',
-    "$",
-    "$$",
-    "$HOME",
-    "${HOME}",
-    "x${HOME}y",
-    "$HOME/x",
-    "${HOME",
-    "$}",
-    "${}",
-    "${A:-b}",
-    "%",
-    "%%",
-    "%n",
-    "%h/x",
-    "100%",
-    "%%n",
-    "%z",
-    ";",
-    "\\;",
-    "a;b",
-    "#",
-    "# no comment",
-    "-",
-    "--flag=value",
-    "-@:+!x",
-    "@",
-    ":",
-    "+",
-    "!",
-    "!!",
-    "|",
-    "~",
-    "*",
-    "?",
-    "[a]",
-    "{a,b}",
-    "$(touch /pwned)",
-    "`touch /pwned`",
-    "a|b>c&d",
-    "\x01\x02\x1b[31m\x7f",
-    "\u2028\u2029\x85",
-    "äöü€\U0001f600",
-    "e\u0301\u202e",
-    "=",
-    "A=b",
-    "[Install]",
-    "x" * 4096,
-)
+    "", " ", "a b", "\t", "\n", "\r\n", "a\nExecStartPost=/bin/touch /pwned", "\\", "\\\\", "a\\", "\\n",
+    "\\x41", "\\u0041", "\\d", '"', "'", '"a" "b"', "it's", '\\"', "$", "$$", "$HOME", "${HOME}",
+    "x${HOME}y", "$HOME/x", "${HOME", "$}", "${}", "${A:-b}", "%", "%%", "%n", "%h/x", "100%", "%%n", "%z",
+    ";", "\\;", "a;b", "#", "# no comment", "-", "--flag=value", "-@:+!x", "@", ":", "+", "!", "!!", "|",
+    "~", "*", "?", "[a]", "{a,b}", "$(touch /pwned)", "`touch /pwned`", "a|b>c&d", "\x01\x02\x1b[31m\x7f",
+    "\u2028\u2029\x85", "äöü€\U0001f600", "e\u0301\u202e", "=", "A=b", "[Install]", "x" * 4096,
+)  # fmt: skip
 _ALPHABET = "\"'\\%$ {}AB;#=-@:+!|\n\t\r\x01\x7fäé\u2028\U0001f600abfnrtvxuU0s/~*"
 _RAW_ALPHABET = "\"'\\%$ {}AB;#=-@:+!ab041xuUns"
 
@@ -81,12 +21,8 @@ def argument_lists(n: int, seed: int) -> list[list[str]]:
     chance = random.Random(seed)
     lists = [[text] for text in NASTY] + [list(NASTY)]
     while len(lists) < n:
-        lists.append(
-            [
-                "".join(chance.choices(_ALPHABET, k=chance.randrange(12)))
-                for _ in range(chance.randrange(1, 9))
-            ]
-        )
+        lengths = (chance.randrange(12) for _ in range(chance.randrange(1, 9)))
+        lists.append(["".join(chance.choices(_ALPHABET, k=length)) for length in lengths])
     return lists
 
 
