@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.conftest import Machines
 from tests.support.machine import Machine
-from tests.support.overlay import Root
-from tests.support.places import Place, places
-from tests.support.roots import Tunerd, host_root, sid_root
 
 SETTINGS = """
 [service]
@@ -28,18 +23,12 @@ EVIL = "#!/bin/sh\ntouch /tmp/evil-ran\n"
 PROFILE = 'extends = "cpu-embedded-baseline"\nmodel.path = "/srv/models/tiny.gguf"\n'
 
 
-@pytest.fixture(params=places(of="system"), ids=str)
-def machine(
-    request: pytest.FixtureRequest, machines: Machines, build_root: Callable[..., Root]
-) -> Machine:
-    place: Place = request.param
-    root = host_root if place.root == "host" else sid_root
-    made = machines(build_root(root, tunerd=Tunerd.INSTALLED))
-    made.write("/etc/tunerd/tunerd.toml", SETTINGS)
-    made.write("/etc/tunerd/profiles/plain.toml", PROFILE)
-    made.run("usermod", "--append", "--groups", "tunerd", "alice")
-    made.systemctl("restart", "tunerd.service")
-    return made
+@pytest.fixture
+def machine(member_machine: Machine) -> Machine:
+    member_machine.write("/etc/tunerd/tunerd.toml", SETTINGS)
+    member_machine.write("/etc/tunerd/profiles/plain.toml", PROFILE)
+    member_machine.systemctl("restart", "tunerd.service")
+    return member_machine
 
 
 def is_serving(machine: Machine) -> bool:

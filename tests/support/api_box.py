@@ -39,15 +39,11 @@ OWN = {"X-Tunerd": "1"}
 _ASK = """
 import http.client, json, socket, sys
 path, method, url = sys.argv[1:4]
-class Connection(http.client.HTTPConnection):
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(path)
-class Tcp(http.client.HTTPConnection):
-    pass
-host, _, port = path.partition(":")
-connection = Connection("localhost") if path.startswith("/") else Tcp(host, int(port))
+connection = http.client.HTTPConnection("localhost" if path.startswith("/") else path)
 try:
+    if path.startswith("/"):
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(path)
     connection.request(method, url, "{}", {"Content-Type": "application/json", "X-Tunerd": "1"})
     reply = connection.getresponse()
     print(json.dumps([reply.status, reply.read().decode()]))
@@ -71,17 +67,6 @@ class Said:
     @property
     def text(self) -> str:
         return self.body.decode()
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=60)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(60)
-        self.sock.connect(str(self._path))
 
 
 @dataclass
@@ -109,11 +94,14 @@ class ApiBox:
         tcp: bool = False,
     ) -> Said:
         """One request; a body that is no text is sent as JSON, and anything sent is deliberate."""
-        connection: http.client.HTTPConnection
-        if tcp:
-            connection = http.client.HTTPConnection("127.0.0.1", self.tunnel, timeout=60)
-        else:
-            connection = _UnixConnection(self.path)
+        port = self.tunnel if tcp else None
+        connection = http.client.HTTPConnection(
+            "127.0.0.1" if tcp else "localhost", port, timeout=60
+        )
+        if not tcp:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(60)
+            connection.sock.connect(str(self.path))
         sent = {
             **({} if method == "GET" else {"Content-Type": "application/json", **OWN}),
             **(headers or {}),

@@ -5,6 +5,7 @@ On the stand-in every draft is wrong, so the profile that serves is far slower t
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,6 @@ from tests.support.roots import PREFIX, SOURCES_INSIDE
 from tests.support.sweep_box import RANGES, SPEED
 
 SWEEP = "tunerd-sweep.service"
-CANDIDATES = ("tunerd-candidate-*", "tunerd-lease-*")
 # What answers of a length that no sweep asks for take in service, without speculation: the planted
 # regression is slower than what it replaced.
 REGRESSION_TOKENS = 64
@@ -48,18 +48,11 @@ every_s = 5.0
 every_s = 1.0
 busy_every_s = 2.0
 """
-# Asks until it is killed; {tokens} each.
+# Asks until the machine ends.
 _CLIENT = """
-import json, urllib.request
-body = json.dumps({{"prompt": "go on", "n_predict": {tokens}, "ignore_eos": True}}).encode()
-headers = {{"Content-Type": "application/json"}}
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
-while True:
-    request = urllib.request.Request("http://127.0.0.1:8080/completion", body, headers)
-    try:
-        opener.open(request, timeout=60).read()
-    except OSError:
-        __import__("time").sleep(0.2)
+while :; do
+    curl --silent --max-time 60 --data-binary '{body}' http://127.0.0.1:8080/completion || sleep 0.2
+done > /dev/null
 """
 
 
@@ -73,6 +66,20 @@ def install_unit(machine: Machine, *, user: str | None = None) -> None:
         program = str(PREFIX / "bin/tunerd")
         machine.write(f"/etc/systemd/user/{SWEEP}", text.replace("@TUNERD@", program))
     machine.systemctl("daemon-reload", user=user)
+
+
+def starts(box: Deployment) -> int:
+    """Candidates that a sweep has started."""
+    last = box.json("sweep", "status")["last"]
+    return int((last or {}).get("starts", 0))
+
+
+def candidates(box: Deployment) -> str:
+    """Units of a measurement that are there."""
+    return box.systemctl(
+        "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
+        "tunerd-candidate-*", "tunerd-lease-*",
+    )  # fmt: skip
 
 
 class Night:
@@ -106,9 +113,9 @@ class Night:
         )
 
     def client(self) -> Any:
-        """Somebody who asks what no sweep asked, until killed."""
-        script = _CLIENT.format(tokens=REGRESSION_TOKENS)
-        return self.machine.start(PREFIX / "bin/python", "-S", "-E", "-c", script)
+        """Somebody who asks what no sweep asked."""
+        body = {"prompt": "go on", "n_predict": REGRESSION_TOKENS, "ignore_eos": True}
+        return self.machine.start("sh", "-c", _CLIENT.format(body=json.dumps(body)))
 
     # What there is
 
@@ -120,16 +127,10 @@ class Night:
         return found
 
     def starts(self) -> int:
-        """Candidates that a sweep has started."""
-        last = self.box.json("sweep", "status")["last"]
-        return int((last or {}).get("starts", 0))
+        return starts(self.box)
 
     def candidates(self) -> str:
-        """Units of a measurement that are there."""
-        return self.box.systemctl(
-            "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
-            *CANDIDATES,
-        )  # fmt: skip
+        return candidates(self.box)
 
     def speculates(self) -> bool:
         """Whether what serves was started with speculation."""
