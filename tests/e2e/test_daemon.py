@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, place_daemon
+from tests.support.deployment import UNIT, Deployment, place_units
 from tests.support.machine import Machine
 from tests.support.places import USER, places
 
@@ -17,7 +17,7 @@ def box(request: pytest.FixtureRequest, installed_machine: Machine) -> Deploymen
     """tunerd and its daemon as `install.sh` leaves them: of root, or of a user."""
     made = Deployment(installed_machine, user=USER if request.param == "user" else None)
     if made.user is not None:
-        place_daemon(made.machine, user=made.user)
+        place_units(made.machine, "tunerd.service", user=made.user)
         made.systemctl("enable", "--now", "tunerd.service")
     return made
 

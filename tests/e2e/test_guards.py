@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, place_daemon, profile
+from tests.support.deployment import UNIT, Deployment, place_units, profile
 from tests.support.machine import Machine
 from tests.support.places import Place, places
 from tests.support.stand_in import RTX_4070_SUPER
@@ -57,7 +57,7 @@ def box(machine: Machine, place: Place) -> Iterator[Deployment]:
         machine, user=place.user, settings=SETTINGS, profiles=PROFILES, stop_timeout_s=2
     )
     made.stand_ins(eng={"device": RTX_4070_SUPER, "tg_tok_s": 50.0})
-    place_daemon(machine, user=place.user)
+    place_units(machine, "tunerd.service", user=place.user)
     yield made
     made.systemctl("stop", "tunerd.service", check=False)
     made.systemctl("stop", UNIT, check=False)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, profile
+from tests.support.deployment import UNIT, Deployment, place_units, profile
 from tests.support.machine import Machine
-from tests.support.night import SWEEP, candidates, install_unit, starts
+from tests.support.night import SWEEP, candidates, starts
 
 # So long that no sweep comes to its end while a test looks at it.
 WORKLOAD = """
@@ -43,7 +43,7 @@ def deployed(machine: Machine, more: str = "") -> Deployment:
     settings = SETTINGS.format(more=more)
     box = Deployment(machine, settings=settings, profiles={"night": text + ranges})
     box.profile("workloads/small", WORKLOAD)
-    install_unit(machine)
+    place_units(machine, SWEEP)
     box.apply("night")
     return box
 

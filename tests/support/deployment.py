@@ -61,14 +61,16 @@ class Said:
         return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
 
 
-def place_daemon(machine: Machine, *, user: str | None = None) -> None:
-    """Its unit as install.sh leaves it, not started."""
-    if user is None:
-        machine.run("cp", SOURCES_INSIDE / "units/tunerd.service", "/etc/systemd/system/")
-    else:
-        text = machine.read(SOURCES_INSIDE / "units/tunerd-user.service.in")
-        program = str(PREFIX / "bin/tunerd")
-        machine.write("/etc/systemd/user/tunerd.service", text.replace("@TUNERD@", program))
+def place_units(machine: Machine, *names: str, user: str | None = None) -> None:
+    """Units of these names, as they are shipped, for root's manager or a user's; not started."""
+    for name in names:
+        if user is None:
+            machine.run("cp", SOURCES_INSIDE / "units" / name, "/etc/systemd/system/")
+        else:
+            stem = name.removesuffix(".service")
+            text = machine.read(SOURCES_INSIDE / f"units/{stem}-user.service.in")
+            text = text.replace("@TUNERD@", str(PREFIX / "bin/tunerd"))
+            machine.write(f"/etc/systemd/user/{name}", text)
     machine.systemctl("daemon-reload", user=user)
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.support import overlay, run_folder
-from tests.support.container import PATH, Container
+from tests.support.container import PATH, Container, MachineError
 from tests.support.lossy_disk import LossyDisk
 from tests.support.overlay import Root
 from tests.support.programs import program
@@ -25,10 +25,6 @@ from tests.support.roots import PREFIX, SOURCES_INSIDE, cache_folder
 _BOOT_LIMIT_S = 90.0
 _POWEROFF_LIMIT_S = 60.0
 _TIMED_OUT = (124, 137)  # timeout(1): ended it, had to kill it
-
-
-class MachineError(AssertionError):
-    """A command in a machine failed, or the machine did not do what was asked of it."""
 
 
 class Machine:

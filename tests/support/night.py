@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.support.deployment import UNIT, Deployment, profile
+from tests.support.deployment import UNIT, Deployment, place_units, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
 from tests.support.sweep_box import RANGES, SPEED
@@ -56,18 +56,6 @@ done > /dev/null
 """
 
 
-def install_unit(machine: Machine, *, user: str | None = None) -> None:
-    """As install.sh does."""
-    if user is None:
-        folder = "/usr/local/lib/systemd/system"
-        machine.sh(f"install -D -m 644 {SOURCES_INSIDE}/units/{SWEEP} {folder}/{SWEEP}")
-    else:
-        text = machine.read(SOURCES_INSIDE / "units/tunerd-sweep-user.service.in")
-        program = str(PREFIX / "bin/tunerd")
-        machine.write(f"/etc/systemd/user/{SWEEP}", text.replace("@TUNERD@", program))
-    machine.systemctl("daemon-reload", user=user)
-
-
 def starts(box: Deployment) -> int:
     """Candidates that a sweep has started."""
     last = box.json("sweep", "status")["last"]
@@ -100,7 +88,7 @@ class Night:
         text = profile("fake", speculation__type="mtp", speculation__n_max=4, speculation__p_min=0.0,
                        serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
         self.box.profile("night", text + RANGES)
-        install_unit(machine, user=user)
+        place_units(machine, SWEEP, user=user)
         self._prove()
         self.box.apply("night")
 

@@ -18,8 +18,8 @@ from tunerd.web.report import render_report
 def evidence_of(folder: Path, runs: Iterable[MadeRun]) -> tuple[RunEvidence, ...]:
     """The runs as they come back from a real store."""
     with EvidenceStore(folder / "evidence.db") as store:
-        numbers = [run.put(store) for run in runs]
-        return tuple(_read(store, number) for number in numbers)
+        found = [store.run(run.put(store)) for run in runs]
+        return tuple(store.evidence(one) for one in found if one is not None)
 
 
 def page_of(folder: Path, runs: Iterable[MadeRun]) -> Path:
@@ -30,17 +30,6 @@ def page_of(folder: Path, runs: Iterable[MadeRun]) -> Path:
     validities = {(one.run.number, arm): stale for one in evidence for arm in one.samples}
     path.write_text(render_report(evidence, validities, START_S), encoding="utf-8")
     return path
-
-
-def _read(store: EvidenceStore, number: int) -> RunEvidence:
-    run = store.run(number)
-    assert run is not None
-    return RunEvidence(
-        run=run,
-        samples={arm.name: store.samples(number, arm=arm.name) for arm in run.record.arms},
-        summaries=store.summaries(number),
-        verdicts=store.verdicts(number),
-    )
 
 
 # By what they are found again, and so without that text.
