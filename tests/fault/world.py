@@ -166,14 +166,12 @@ class World:
             f"--port {self.port} --alias {alias}\n[Install]\nWantedBy=multi-user.target\n"
         ).encode()
 
-    def request(
-        self, text: bytes | None, *, alias: str | None, reason: str = "apply"
-    ) -> SwapRequest:
+    def request(self, text: bytes | None, *, alias: str | None) -> SwapRequest:
         """To make `text` live."""
         return SwapRequest(
             text=text,
             old_sha256=sha256(self.standing),
-            generation=a_generation(reason=reason, unit_sha256=sha256(text)),
+            generation=a_generation(reason="apply", unit_sha256=sha256(text)),
             address=Address("127.0.0.1", self.port),
             expected=Expectation(None, alias, expects_draft=False),
             model_bytes=None,

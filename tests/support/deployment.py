@@ -228,9 +228,9 @@ class Deployment:
         text, _, status = done.stdout.rpartition("\n")
         return int(status), json.loads(text) if status == "200" else None
 
-    def alias(self, *, port: int = 8080, key: str = "") -> str | None:
+    def alias(self, *, port: int = 8080) -> str | None:
         """The name of the model that answers; None where nobody does."""
-        status, answer = self.ask("/v1/models", port=port, key=key)
+        status, answer = self.ask("/v1/models", port=port)
         return answer["data"][0]["id"] if status == 200 else None
 
     def generate(

@@ -26,8 +26,8 @@ QWEN36_35B_A3B = Shape(
 class HollowSource(MemorySource):
     """A header in memory that claims the whole file behind it."""
 
-    def __init__(self, header: bytes, data_bytes: int, name: str = "made.gguf") -> None:
-        super().__init__(header, name)
+    def __init__(self, header: bytes, data_bytes: int) -> None:
+        super().__init__(header)
         self._data_bytes = data_bytes
 
     @property

@@ -86,10 +86,8 @@ class SweepBox:
         found: dict[str, Any] = self.box.json(*words, code=code)
         return found
 
-    def sweep(self, *words: str, budget: str = "40s", code: int | None = 0) -> dict[str, Any]:
-        return self.json(
-            "sweep", "run", "--yes", "--budget", budget, "--seed", "3", *words, code=code
-        )
+    def sweep(self, *words: str, budget: str = "40s") -> dict[str, Any]:
+        return self.json("sweep", "run", "--yes", "--budget", budget, "--seed", "3", *words)
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """A sweep in the background."""
