@@ -155,17 +155,3 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
     text = box.until(ask, "a drift")
     assert "decays within its life, from " in text
     box.until(lambda: box.show("InvocationID") != before, "it was restarted")
-
-
-def test_an_upgrade_that_removes_a_flag_is_told_before_anything_restarts(box: Deployment) -> None:
-    box.apply("plain")
-    watched(box)
-    pid = box.show("MainPID")
-
-    box.stand_ins(eng={"dialect": "ik-now"})
-
-    text = box.until(told(box, "upgrade-refused"), "the refusal")
-    assert "next start will fail" in text
-    assert "argument" in text
-    assert box.show("MainPID") == pid, "nothing was restarted"
-    assert box.json("guard", "show")["guards"][3]["last"]["kind"] == "upgrade-refused"

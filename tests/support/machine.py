@@ -47,8 +47,6 @@ class Machine:
         binds: Mapping[str, Path] | None = None,
     ) -> None:
         self.root = root
-        self.boot_s = 0.0
-        """How long the last boot took."""
         self.boot_state = ""
         """What systemd said at its end: `running` or `degraded`."""
         self._binds = {**root.binds, **(binds or {})}
@@ -90,7 +88,6 @@ class Machine:
         Raises:
             AssertionError: it did not get there in time; the text has its console.
         """
-        started_s = time.monotonic()
         self._container = Container(
             self.name,
             self._mounted(),
@@ -99,7 +96,6 @@ class Machine:
         )
         self._container.wait_ready(_BOOT_LIMIT_S)
         self.boot_state = self.systemctl("is-system-running", "--wait", check=False)
-        self.boot_s = time.monotonic() - started_s
         if self.boot_state not in {"running", "degraded"}:
             raise MachineError(f"boot ended as {self.boot_state!r}\n{self._container.console()}")
         return self
@@ -192,17 +188,6 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a POSIX sh script inside; see `run`."""
         return self.run("sh", "-c", script, user=user, check=check, limit_s=limit_s)
-
-    def service(
-        self,
-        *argv: str | Path,
-        properties: Mapping[str, str] | None = None,
-        check: bool = True,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program as a transient unit, with a cgroup and a journal of its own; see `run`."""
-        settings = [f"--property={name}={value}" for name, value in (properties or {}).items()]
-        systemd_run = ["systemd-run", "--quiet", "--pipe", "--wait", "--collect", *settings, "--"]
-        return self.run(*systemd_run, *argv, check=check)
 
     def start(
         self,
