@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,25 +75,17 @@ def prompt(n_tokens: int, *, first: int = 300) -> list[int]:
 
 
 def request(n_predict: int, tokens: list[int], **more: Any) -> dict[str, Any]:
-    return {
-        "prompt": tokens,
-        "n_predict": n_predict,
-        "temperature": 0,
-        "ignore_eos": True,
-        "cache_prompt": False,
-        **more,
-    }
+    usual = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    return {"prompt": tokens, "n_predict": n_predict, **usual, **more}
 
 
 def chat(max_tokens: int, **more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "hello"}]
-    return {
-        "messages": messages,
-        "max_tokens": max_tokens,
+    usual = {
+        "messages": [{"role": "user", "content": "hello"}],
         "temperature": 0,
         "ignore_eos": True,
-        **more,
     }
+    return {**usual, "max_tokens": max_tokens, **more}
 
 
 def events(response: httpx.Response) -> Iterator[str]:
@@ -145,6 +137,15 @@ class LlamaServerContract:
     def client(self, server: Server) -> Iterator[httpx.Client]:
         with httpx.Client(base_url=server.url, timeout=60.0) as client:
             yield client
+
+    @contextmanager
+    def another(self, folder: Path, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
+        """A server of the test's own, and a client of it."""
+        with (
+            serving(self.tested.command(*flags), folder / "log") as server,
+            httpx.Client(base_url=server.url, timeout=60.0) as client,
+        ):
+            yield server, client
 
     @pytest.fixture
     def run(self, engine: EngineUnderTest, tmp_path: Path) -> Callable[..., tuple[int, str]]:
@@ -249,9 +250,8 @@ class LlamaServerContract:
 
     def test_a_stream_ends_with_timings_and_no_done(self, client: httpx.Client) -> None:
         whole = client.post("/completion", json=request(16, prompt(20))).json()["content"]
-        with client.stream(
-            "POST", "/completion", json=request(16, prompt(20), stream=True)
-        ) as answer:
+        body = request(16, prompt(20), stream=True)
+        with client.stream("POST", "/completion", json=body) as answer:
             received = [json.loads(event) for event in events(answer)]
 
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -292,9 +292,8 @@ class LlamaServerContract:
         self, client: httpx.Client, with_usage: bool
     ) -> None:
         options = {"stream_options": {"include_usage": True}} if with_usage else {}
-        with client.stream(
-            "POST", "/v1/chat/completions", json=chat(12, stream=True, **options)
-        ) as answer:
+        body = chat(12, stream=True, **options)
+        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             *data, done = list(events(answer))
 
         chunks = [json.loads(event) for event in data]
@@ -346,11 +345,7 @@ class LlamaServerContract:
     ) -> None:
         if self.tested.metrics_wake is None:
             pytest.skip("it has no such flag")
-        sleeper = self.tested.command("--metrics", "--sleep-idle-seconds", "2")
-        with (
-            serving(sleeper, tmp_path / "log") as server,
-            httpx.Client(base_url=server.url, timeout=60.0) as client,
-        ):
+        with self.another(tmp_path, "--metrics", "--sleep-idle-seconds", "2") as (_, client):
 
             def is_asleep() -> bool:
                 return bool(client.get("/props").json()["is_sleeping"])
@@ -383,10 +378,7 @@ class LlamaServerContract:
         assert error["type"]
 
     def test_a_prompt_longer_than_the_context_is_refused(self, tmp_path: Path) -> None:
-        with (
-            serving(self.tested.command("-c", "512"), tmp_path / "log") as server,
-            httpx.Client(base_url=server.url, timeout=60.0) as client,
-        ):
+        with self.another(tmp_path, "-c", "512") as (_, client):
             answer = client.post("/completion", json=request(4, prompt(600)))
             after = client.post("/completion", json=request(4, prompt(20)))
 
@@ -401,10 +393,7 @@ class LlamaServerContract:
 
     def test_an_api_key_guards_all_but_health(self, tmp_path: Path) -> None:
         key = {"Authorization": "Bearer secret"}
-        with (
-            serving(self.tested.command("--api-key", "secret"), tmp_path / "log") as server,
-            httpx.Client(base_url=server.url, timeout=60.0) as client,
-        ):
+        with self.another(tmp_path, "--api-key", "secret") as (_, client):
             refused = client.post("/completion", json=request(4, prompt(20)))
             allowed = client.post("/completion", json=request(4, prompt(20)), headers=key)
 
@@ -454,10 +443,7 @@ class LlamaServerContract:
     def test_a_plain_server_drafts_and_counts_nothing_and_one_sigterm_ends_it(
         self, tmp_path: Path
     ) -> None:
-        with (
-            serving(self.tested.command(), tmp_path / "log") as server,
-            httpx.Client(base_url=server.url, timeout=60.0) as client,
-        ):
+        with self.another(tmp_path) as (server, client):
             answer = client.post("/completion", json=request(16, prompt(20)))
             (slot,) = client.get("/slots").json()
             metrics = client.get("/metrics")
@@ -469,17 +455,12 @@ class LlamaServerContract:
         assert not slot.get("speculative")
         assert metrics.status_code in {404, 501}
         text = server.log_text()
-        assert (
-            "HTTP server listening" in text if self.tested.is_ik else "listening on http://" in text
-        )
+        assert ("HTTP server listening" if self.tested.is_ik else "listening on http://") in text
         assert "model loaded" in text
 
     def test_sigterm_ends_it_once_the_clients_have_gone(self, tmp_path: Path) -> None:
         body = request(4000, prompt(20), stream=True)
-        with (
-            serving(self.tested.command(), tmp_path / "log") as server,
-            httpx.Client(base_url=server.url, timeout=60.0) as client,
-        ):
+        with self.another(tmp_path) as (server, client):
             with client.stream("POST", "/completion", json=body) as answer:
                 received = events(answer)
                 next(received)

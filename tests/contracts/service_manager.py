@@ -32,6 +32,10 @@ def _is_down(state: UnitState) -> bool:
     return state.active_state in {"inactive", "failed"}
 
 
+def _shown(state: UnitState) -> str:
+    return f"{state.active_state} ({state.sub_state}), {state.result}"
+
+
 class Contract:
     """What the tests of a contract are given by a subclass or its module."""
 
@@ -78,13 +82,15 @@ class ServiceManagerContract(Contract):
         self.units.start(UNIT)
         return self.units.state(UNIT)
 
-    def put(self, text: str) -> Path:
-        self.units.unit_dir.mkdir(parents=True, exist_ok=True)
-        path = self.units.unit_dir / UNIT
-        path.write_text(text)
-        path.chmod(_MODE_BITS)
+    @property
+    def path(self) -> Path:
+        return self.units.unit_dir / UNIT
+
+    def put(self, text: str) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(text)
+        self.path.chmod(_MODE_BITS)
         self.units.reload()
-        return path
 
     def eventually(self, holds: Callable[[UnitState], bool]) -> UnitState:
 
@@ -137,26 +143,19 @@ class ServiceManagerContract(Contract):
     # Starting and stopping
 
     def test_a_started_unit_runs_and_is_described(self) -> None:
-        path = self.put(self.text())
         began_s = self.time.now_s()
 
-        self.units.start(UNIT)
+        state = self.start()
 
-        state = self.units.state(UNIT)
-        assert (state.load_state, state.active_state, state.sub_state) == (
-            "loaded",
-            "active",
-            "running",
-        )
+        assert (state.load_state, _shown(state)) == ("loaded", "active (running), success")
         assert state.is_active
         assert not state.has_failed
         assert state.main_pid is not None
         assert state.main_pid > 1
-        assert state.result == "success"
         assert (state.exit_kind, state.exit_status, state.n_restarts) == (None, None, 0)
         assert state.invocation_id is not None
         assert re.fullmatch(r"[0-9a-f]{32}", state.invocation_id)
-        assert state.fragment_path == path
+        assert state.fragment_path == self.path
         assert state.active_since_s is not None
         assert began_s - 2 < state.active_since_s < self.time.now_s() + 2
         assert UNIT in self.units.service_units()
@@ -186,11 +185,7 @@ class ServiceManagerContract(Contract):
         self.units.stop(UNIT)
 
         state = self.units.state(UNIT)
-        assert (state.active_state, state.sub_state, state.result) == (
-            "inactive",
-            "dead",
-            "success",
-        )
+        assert _shown(state) == "inactive (dead), success"
         assert state.main_pid is None
         self.units.stop(UNIT)
 
@@ -230,11 +225,7 @@ class ServiceManagerContract(Contract):
         self.start("--end-after 0.2 --status 7")
 
         state = self.eventually(lambda state: state.has_failed)
-        assert (state.active_state, state.sub_state, state.result) == (
-            "failed",
-            "failed",
-            "exit-code",
-        )
+        assert _shown(state) == "failed (failed), exit-code"
         assert (state.exit_kind, state.exit_status) == ("exited", 7)
         assert state.main_pid is None
         self.units.reset_failed(UNIT)
@@ -280,15 +271,10 @@ class ServiceManagerContract(Contract):
         assert self.units.state(UNIT).active_state in {"inactive", "failed"}
 
     def test_a_crash_loop_ends_at_the_start_limit_until_reset(self) -> None:
-        self.put(
-            self.text(
-                "--end-after 0.1 --status 7",
-                unit="StartLimitIntervalSec=60\nStartLimitBurst=3",
-                service="Restart=on-failure\nRestartSec=0.1",
-            ),
-        )
+        limit = "StartLimitIntervalSec=60\nStartLimitBurst=3"
+        restart = "Restart=on-failure\nRestartSec=0.1"
 
-        self.units.start(UNIT)
+        self.start("--end-after 0.1 --status 7", unit=limit, service=restart)
 
         state = self.eventually(lambda state: state.active_state == "failed")
         # systemd 252 keeps the reason of the last end, later ones name the limit.
@@ -320,20 +306,14 @@ class ServiceManagerContract(Contract):
             self.units.start(UNIT)
 
         state = self.units.state(UNIT)
-        assert (state.active_state, state.result, state.exit_status) == (
-            "failed",
-            "exit-code",
-            203,
-        )
+        assert (_shown(state), state.exit_status) == ("failed (failed), exit-code", 203)
 
     # Unit files that change
 
     def test_a_removed_file_leaves_the_process_running(self) -> None:
-        path = self.put(self.text())
-        self.units.start(UNIT)
-        before = self.units.state(UNIT)
+        before = self.start()
 
-        path.unlink()
+        self.path.unlink()
         self.units.reload()
 
         state = self.units.state(UNIT)
@@ -350,11 +330,9 @@ class ServiceManagerContract(Contract):
     def test_a_broken_file_leaves_the_process_running_and_is_not_restarted(
         self, broken: str
     ) -> None:
-        path = self.put(self.text())
-        self.units.start(UNIT)
-        before = self.units.state(UNIT)
+        before = self.start()
 
-        path.write_text(broken)
+        self.path.write_text(broken)
         self.units.reload()
 
         state = self.units.state(UNIT)
@@ -430,17 +408,14 @@ class ServiceManagerContract(Contract):
         self, words: str
     ) -> None:
         self.put(self.text(f"--print '{words}' --end-after 0.5", install=self.install))
-        self.units.enable(
-            UNIT
-        )  # what the manager has no reason to know is forgotten once it is down
+        self.units.enable(UNIT)  # else it is forgotten once it is down
         self.units.start(UNIT)
         prints = self.units.state(UNIT).invocation_id or ""
         self.eventually(_is_down)
         self.time.sleep(0.3)
         assert not self.units.was_stopped(UNIT, prints)
 
-        self.start(install=self.install)
-        stopped = self.units.state(UNIT).invocation_id or ""
+        stopped = self.start(install=self.install).invocation_id or ""
         assert not self.units.was_stopped(UNIT, stopped)
         self.units.stop(UNIT)
 
@@ -473,8 +448,7 @@ class ServiceManagerContract(Contract):
     # The log
 
     def test_the_log_is_told_apart_by_invocation(self) -> None:
-        self.start("--print first-start")
-        first = self.units.state(UNIT).invocation_id
+        first = self.start("--print first-start").invocation_id
         self.eventually_logs("first-start", first)
         self.put(self.text("--print second-start"))
         self.units.restart(UNIT)
@@ -488,8 +462,7 @@ class ServiceManagerContract(Contract):
         assert both[-2:] == ["first-start", "second-start"]
 
     def test_the_log_since_a_moment_says_how_far_back_it_reaches(self) -> None:
-        self.start("--print early-start")
-        first = self.units.state(UNIT).invocation_id
+        first = self.start("--print early-start").invocation_id
         self.eventually_logs("early-start", first)
         self.time.sleep(2.1)  # since when is told in whole seconds
         since_s = self.time.now_s()
@@ -513,10 +486,10 @@ class ServiceManagerContract(Contract):
 
     def test_no_line_of_the_log_is_longer_than_is_looked_at(self) -> None:
         began_s = self.time.now_s()
-        self.start(f"--print {'x' * 3000}")
+        life = self.start(f"--print {'x' * 3000}").invocation_id
         shown = "x" * MAX_LINE_CHARS
 
-        self.eventually_logs(shown, self.units.state(UNIT).invocation_id)
+        self.eventually_logs(shown, life)
 
         assert shown in self.units.log(UNIT)
         assert shown in self.units.log_since(UNIT, began_s - 60, max_lines=100).lines
@@ -526,11 +499,9 @@ class SystemdContract(ServiceManagerContract):
     """What only systemd does, and its fake: it keeps what it has read until the next reload."""
 
     def test_a_changed_file_counts_from_the_reload_on(self) -> None:
-        path = self.put(self.text("--print old"))
-        self.units.start(UNIT)
-        assert not self.units.state(UNIT).needs_reload
+        assert not self.start("--print old").needs_reload
         self.time.sleep(0.05)  # file systems count time in ticks
-        path.write_text(self.text("--print new-and-longer"))
+        self.path.write_text(self.text("--print new-and-longer"))
 
         assert self.units.state(UNIT).needs_reload
         self.units.restart(UNIT)

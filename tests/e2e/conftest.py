@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import pytest
 
 from tests.support import needs, roots, run_folder
 from tests.support.machine import Machine
 from tests.support.overlay import Root
-from tests.support.places import VARIABLE
+from tests.support.places import VARIABLE, places
 from tests.support.roots import Tunerd
 from tunerd.tryout.designed import SHAPES, design, write
 
@@ -29,20 +29,10 @@ collect_ignore_glob = [] if os.environ.get("TUNERD_TEST_INSIDE") else ["inside/*
 _MADE = pytest.StashKey[list[Machine]]()
 
 
-class Machines(Protocol):
-    """Makes machines that end with the test."""
+Machines = Callable[..., Machine]
+"""Makes a booted machine of a root, which ends with the test; see `Machine` for the options."""
 
-    def __call__(
-        self,
-        root: Root,
-        *,
-        boot: bool = True,
-        disk_mib: int | None = None,
-        strict_disk: bool = False,
-        binds: Mapping[str, Path] | None = None,
-    ) -> Machine:
-        """A booted machine; see `Machine` for the options."""
-        ...
+ROOTS = {"host": roots.host_root, "sid": roots.sid_root, "trixie": roots.trixie_root}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -110,15 +100,13 @@ def trixie_root(build_root: Callable[..., Root]) -> Root:
 @pytest.fixture(scope="session", params=["host", "sid"])
 def bare_root(request: pytest.FixtureRequest, build_root: Callable[..., Root]) -> Root:
     """Each root in turn, with tunerd's sources and what installing it downloads, not installed."""
-    root = roots.host_root if request.param == "host" else roots.sid_root
-    return build_root(root, tunerd=Tunerd.BARE)
+    return build_root(ROOTS[request.param], tunerd=Tunerd.BARE)
 
 
 @pytest.fixture(scope="session", params=["host", "sid"])
 def installed_root(request: pytest.FixtureRequest, build_root: Callable[..., Root]) -> Root:
     """Each root in turn, with tunerd as `install.sh` leaves it."""
-    root = roots.host_root if request.param == "host" else roots.sid_root
-    return build_root(root, tunerd=Tunerd.INSTALLED)
+    return build_root(ROOTS[request.param], tunerd=Tunerd.INSTALLED)
 
 
 @pytest.fixture(scope="session")
@@ -140,18 +128,9 @@ def machines(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Mac
         shared["/srv/engines"] = Path(engines)
     request.node.stash[_MADE] = made
 
-    def make(
-        root: Root,
-        *,
-        boot: bool = True,
-        disk_mib: int | None = None,
-        strict_disk: bool = False,
-        binds: Mapping[str, Path] | None = None,
-    ) -> Machine:
-        seen = {**shared, **(binds or {})}
-        machine = Machine(root, disk_mib=disk_mib, strict_disk=strict_disk, binds=seen)
-        made.append(machine)
-        return machine.boot() if boot else machine
+    def make(root: Root, **options: Any) -> Machine:
+        made.append(Machine(root, binds=shared, **options))
+        return made[-1].boot()
 
     yield make
     for machine in made:
@@ -193,6 +172,16 @@ def bare_machine(machines: Machines, bare_root: Root) -> Machine:
 def installed_machine(machines: Machines, installed_root: Root) -> Machine:
     """A booted machine of each root in turn, where `install.sh` has installed tunerd."""
     return machines(installed_root)
+
+
+@pytest.fixture(params=places(of="system"), ids=str)
+def member_machine(
+    request: pytest.FixtureRequest, machines: Machines, build_root: Callable[..., Root]
+) -> Machine:
+    """A booted machine of each place where tunerd is root's, as `install.sh` leaves it; alice is an operator."""
+    made = machines(build_root(ROOTS[request.param.root], tunerd=Tunerd.INSTALLED))
+    made.run("usermod", "--append", "--groups", "tunerd", "alice")
+    return made
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Machines
+from tests.e2e.conftest import ROOTS, Machines
 from tests.support.ansible import Ansible
 from tests.support.machine import Machine
 from tests.support.overlay import Root
-from tests.support.roots import Tunerd, host_root, sid_root
+from tests.support.roots import Tunerd
 
 SECRET = "https://ntfy.example/only-we-know"  # noqa: S105 -- what must not be shown
 TOKEN = "tk-only-we-know"  # noqa: S105 -- same
@@ -35,8 +35,8 @@ def kept(machine: Machine) -> int:
 def test_the_role_installs_and_configures(
     machines: Machines, build_root: Callable[..., Root], tmp_path: Path
 ) -> None:
-    roots = {"gpu1": host_root, "gpu2": sid_root}
-    both = {name: machines(build_root(root, tunerd=Tunerd.BARE)) for name, root in roots.items()}
+    places = {"gpu1": ROOTS["host"], "gpu2": ROOTS["sid"]}
+    both = {name: machines(build_root(root, tunerd=Tunerd.BARE)) for name, root in places.items()}
     ansible = Ansible(tmp_path, both)
     (tmp_path / "night.toml").write_text(PROFILE)
     wanted: dict[str, Any] = {

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Machines
 from tests.support.machine import Machine
-from tests.support.overlay import Root
-from tests.support.places import Place, places
-from tests.support.roots import Tunerd, host_root, sid_root
 
 SETTINGS = """
 [service]
@@ -28,18 +24,27 @@ EVIL = "#!/bin/sh\ntouch /tmp/evil-ran\n"
 PROFILE = 'extends = "cpu-embedded-baseline"\nmodel.path = "/srv/models/tiny.gguf"\n'
 
 
-@pytest.fixture(params=places(of="system"), ids=str)
-def machine(
-    request: pytest.FixtureRequest, machines: Machines, build_root: Callable[..., Root]
-) -> Machine:
-    place: Place = request.param
-    root = host_root if place.root == "host" else sid_root
-    made = machines(build_root(root, tunerd=Tunerd.INSTALLED))
-    made.write("/etc/tunerd/tunerd.toml", SETTINGS)
-    made.write("/etc/tunerd/profiles/plain.toml", PROFILE)
-    made.run("usermod", "--append", "--groups", "tunerd", "alice")
-    made.systemctl("restart", "tunerd.service")
-    return made
+@pytest.fixture
+def machine(member_machine: Machine) -> Machine:
+    member_machine.write("/etc/tunerd/tunerd.toml", SETTINGS)
+    member_machine.write("/etc/tunerd/profiles/plain.toml", PROFILE)
+    member_machine.systemctl("restart", "tunerd.service")
+    return member_machine
+
+
+def told(machine: Machine, *words: str, user: str | None = None, code: int | None = 0) -> Any:
+    """What `tunerd WORDS --json` prints for root or this user; any exit code where `code` is None."""
+    done = machine.run("tunerd", *words, "--json", user=user, check=False, limit_s=180)
+    assert code in {None, done.returncode}, (words, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+def status_code(machine: Machine, user: str, url: str = "http://localhost/api/status") -> str:
+    """What the API answers this user with, over its socket; 000 where nobody answers."""
+    curl = ("curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}")
+    way = ("--unix-socket", SOCKET) if url.startswith("http://localhost/") else ()
+    return machine.run(*curl, *way, url, user=user, check=False).stdout
 
 
 def is_serving(machine: Machine) -> bool:
@@ -53,8 +58,7 @@ def test_an_operator_deploys_and_goes_back_without_root_and_a_stranger_cannot(
     look = machine.run("stat", "--format=%F %a %U:%G", SOCKET).stdout.strip()
     assert look == "socket 660 root:tunerd"
 
-    applied = machine.run("tunerd", "apply", "plain", "--yes", "--json", user="alice", limit_s=180)
-    assert json.loads(applied.stdout)["generation"] == 1
+    assert told(machine, "apply", "plain", "--yes", user="alice")["generation"] == 1
     assert is_serving(machine)
     tuned = machine.run(
         *("tunerd", "apply", "plain", "--set", "serving.ctx_size=512", "--yes"),
@@ -65,18 +69,11 @@ def test_an_operator_deploys_and_goes_back_without_root_and_a_stranger_cannot(
 
     back = machine.run("tunerd", "rollback", "--yes", user="alice", limit_s=180)
     assert "as generation 3" in back.stdout
-    status = json.loads(machine.run("tunerd", "status", "--json", user="alice").stdout)
+    status = told(machine, "status", user="alice")
     assert (status["mode"], status["healthy"], status["generation"]) == ("system", True, 3)
-    shown = json.loads(machine.run("tunerd", "history", "show", "3", "--json").stdout)
-    assert shown["generation"]["requested_by"] == "alice"
+    assert told(machine, "history", "show", "3")["generation"]["requested_by"] == "alice"
 
-    curl = f"curl --silent --unix-socket {SOCKET} --output /dev/null --write-out '%{{http_code}}'"
-    assert (
-        machine.run("sh", "-c", f"{curl} http://localhost/api/status", user="alice").stdout == "200"
-    )
-    assert machine.run(
-        "sh", "-c", f"{curl} http://localhost/api/status", user="bob", check=False
-    ).returncode
+    assert (status_code(machine, "alice"), status_code(machine, "bob")) == ("200", "000")
     refused = machine.run("tunerd", "--system", "rollback", "--yes", user="bob", check=False)
     assert refused.returncode == 1
     assert "only root and members of group tunerd" in refused.stderr
@@ -109,14 +106,9 @@ def test_a_job_outlives_the_daemon_and_the_socket_starts_it_again(machine: Machi
 
     assert is_serving(machine)
     machine.systemctl("stop", "tunerd.service")
-    assert (
-        machine.run("sh", "-c", f"{ask} http://localhost/api/status", user="alice").returncode == 0
-    )
+    assert status_code(machine, "alice") == "200"
     assert machine.systemctl("is-active", "tunerd.service") == "active"
-    jobs = json.loads(
-        machine.run("sh", "-c", f"{ask} http://localhost/api/jobs", user="alice").stdout
-    )
-    assert [one["asked_by"] for one in jobs["jobs"]] == ["alice"]
+    assert [one["asked_by"] for one in told(machine, "jobs", user="alice")["jobs"]] == ["alice"]
 
 
 # What whoever took the web part over would try.
@@ -130,10 +122,7 @@ with socket.socket(socket.AF_UNIX) as channel:
 
 
 def test_what_speaks_http_has_an_account_that_may_only_ask(machine: Machine) -> None:
-    curl = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}"]
-    socket = ("--unix-socket", SOCKET, "http://localhost/api/status")
-    assert machine.run(*curl, *socket, user="alice").stdout == "200"
-
+    assert status_code(machine, "alice") == "200"
     pid = machine.show("tunerd-web", "MainPID")
     assert machine.run("stat", "--format=%U", f"/proc/{pid}").stdout.strip() == "tunerd-web"
     look = machine.run("stat", "--format=%F %a %U", "/run/tunerd/daemon.sock").stdout.strip()
@@ -149,12 +138,13 @@ def test_what_speaks_http_has_an_account_that_may_only_ask(machine: Machine) -> 
     assert "may not be set without root" in json.loads(said)[0]["error"]["message"]
 
     machine.kill(pid)
-    until(machine, f"curl --silent --fail --output /dev/null {' '.join(socket)}")
+    asking = f"curl --silent --fail --output /dev/null --unix-socket {SOCKET}"
+    until(machine, f"{asking} http://localhost/api/status")
     page = "http://127.0.0.1:8765/"
     machine.write("/etc/tunerd/tunerd.toml", f'{SETTINGS}[page]\nlisten = "127.0.0.1:8765"\n')
     until(machine, f"curl --silent --output /dev/null {page}")
     for who, code in (("alice", "200"), ("bob", "403"), ("root", "403")):
-        assert machine.run(*curl, page, user=who).stdout == code, who
+        assert status_code(machine, who, page) == code, who
 
 
 def until(machine: Machine, condition: str) -> None:
@@ -179,8 +169,8 @@ def test_a_member_is_told_and_may_switch_what_root_may(machine: Machine) -> None
         "schedule": {"enabled": True},
     }
     machine.run("tunerd", "schedule", "skip-tonight", user="alice")
-    shown = json.loads(machine.run("tunerd", "schedule", "show", "--json").stdout)
-    assert [night["skipped"] for night in shown["nights"]][:2] == [True, False]
+    nights = told(machine, "schedule", "show")["nights"]
+    assert [night["skipped"] for night in nights][:2] == [True, False]
 
 
 def test_ctrl_c_leaves_a_members_measurement_which_its_number_ends(machine: Machine) -> None:
@@ -191,23 +181,22 @@ def test_ctrl_c_leaves_a_members_measurement_which_its_number_ends(machine: Mach
 
     machine.run("pkill", "-INT", "--uid", "alice", "--full", "[t]unerd compare")
 
-    _, told = client.communicate(timeout=60)
+    _, printed = client.communicate(timeout=60)
     assert client.returncode == 130
-    assert b"job 1 goes on; `tunerd jobs watch 1` follows it" in told, told
-    (job,) = json.loads(machine.run("tunerd", "jobs", "--json", user="alice").stdout)["jobs"]
+    assert b"job 1 goes on; `tunerd jobs watch 1` follows it" in printed, printed
+    (job,) = told(machine, "jobs", user="alice")["jobs"]
     assert (job["kind"], job["state"], job["asked_by"]) == ("compare", "running", "alice")
     lease = machine.sh("systemctl show --value --property=BindsTo 'tunerd-lease-*'").stdout.strip()
     assert lease == "tunerd-job-1.service"
-    busy = machine.run("tunerd", "bench", "--json", user="alice", check=False)
-    assert (busy.returncode, json.loads(busy.stdout)["error"]["code"]) == (75, "busy")
+    assert told(machine, "bench", user="alice", code=75)["error"]["code"] == "busy"
 
     machine.run("tunerd", "jobs", "stop", "1", user="alice", limit_s=120)
 
     assert is_serving(machine)
     assert machine.sh("systemctl is-active 'tunerd-lease-*'", check=False).stdout.strip() == ""
-    watched = machine.run("tunerd", "jobs", "watch", "1", "--json", user="alice", check=False)
-    assert json.loads(watched.stdout)["error"]["code"] == "interrupted"
-    assert "serves again" in json.loads(watched.stdout)["error"]["state"]
+    error = told(machine, "jobs", "watch", "1", user="alice", code=None)["error"]
+    assert error["code"] == "interrupted"
+    assert "serves again" in error["state"]
 
 
 def test_no_member_has_a_program_run_a_file_read_or_an_address_asked(machine: Machine) -> None:
@@ -243,7 +232,7 @@ def test_no_member_has_a_program_run_a_file_read_or_an_address_asked(machine: Ma
 
     assert not machine.exists("/tmp/evil-ran")  # noqa: S108 -- in a machine of the test
     assert is_serving(machine)
-    assert json.loads(machine.run("tunerd", "verify", "--json").stdout)["as_deployed"]
+    assert told(machine, "verify")["as_deployed"]
 
 
 def test_a_member_does_not_become_root_by_going_back_to_a_unit_that_people_wrote(

@@ -52,10 +52,9 @@ def confined_as_the_daemon(machine: Machine, host: str, port: int) -> bool:
 
 def can_firewall(machine: Machine) -> bool:
     """Whether systemd can hold a unit to its addresses here; it needs BPF, which containers may lack."""
+    denied = ("systemd-run", "--quiet", "--wait", "--collect", "--property=IPAddressDeny=any")
     connect = ("timeout", "5", "/bin/bash", "-c", f": <> /dev/tcp/{ADDRESS}/{PORT}")
-    return (
-        machine.service(*connect, properties={"IPAddressDeny": "any"}, check=False).returncode != 0
-    )
+    return machine.run(*denied, *connect, check=False).returncode != 0
 
 
 def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect(
@@ -64,6 +63,7 @@ def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect
     machine, hook = victim.machine, victim.webhook
     victim.box.until(lambda: victim.is_ready, "the daemon is ready")
     hook.stop()
+    pid = victim.box.show("MainPID")
     victim.box.stand_ins(eng={"dialect": "ik-now"})
 
     def refused() -> bool:
@@ -88,6 +88,10 @@ def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect
     first = hook.got()[0]
     assert (first["source"], first["unit"], first["level"]) == ("tunerd", UNIT, "error")
     assert "next start will fail" in first["text"]
+    assert "argument" in first["text"]
+    assert victim.box.show("MainPID") == pid, "nothing was restarted"
+    guard = victim.box.json("guard", "show")["guards"][3]
+    assert guard["last"]["kind"] == "upgrade-refused"
     victim.box.until(lambda: not machine.files(f"{STATE}/notices"), "nothing is left")
     victim.settings()
 

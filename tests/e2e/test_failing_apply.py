@@ -144,7 +144,7 @@ def test_after_any_failure_the_old_server_is_back(
 
 def meanwhile(tunerd: Deployment, words: tuple[str, ...], action: Callable[[], object]) -> Said:
     """Call tunerd, and do something after it has planned and before it swaps: while it drains."""
-    with tunerd.stream() as stream:
+    with tunerd.stream() as go_away:
         call = tunerd.start(*words, "--yes", env={"TUNERD_SERVICE__DRAIN_S": "20"})
         assert call.stderr is not None
         seen = b""
@@ -153,7 +153,7 @@ def meanwhile(tunerd: Deployment, words: tuple[str, ...], action: Callable[[], o
             assert line, f"tunerd ended before it drained: {seen.decode()}"
             seen += line
         action()
-        stream.give_up()
+        go_away()
         out, err = call.communicate(timeout=120)
     return Said(call.returncode, out.decode(), (seen + err).decode())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deployment import place_daemon
+from tests.support.deployment import place_units
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tests.support.roots import PREFIX
@@ -97,7 +97,7 @@ def machine(sid_root: Root, tmp_path: Path) -> Iterator[Machine]:
         booted.run("ln", "-sf", PREFIX / "bin/tunerd", "/usr/local/bin/tunerd")
         booted.run("useradd", "--create-home", "alice", check=False)
         booted.write(UNIT_PATH, BY_HAND)
-        place_daemon(booted)
+        place_units(booted, "tunerd.service")
         booted.systemctl("enable", "--now", "llama-server.service")
         booted.sh("until curl -sf http://127.0.0.1:8099/health; do sleep 0.2; done")
         yield booted

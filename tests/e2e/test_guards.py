@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, place_daemon, profile
+from tests.support.deployment import UNIT, Deployment, place_units, profile
 from tests.support.machine import Machine
 from tests.support.places import Place, places
 from tests.support.stand_in import RTX_4070_SUPER
@@ -57,7 +57,7 @@ def box(machine: Machine, place: Place) -> Iterator[Deployment]:
         machine, user=place.user, settings=SETTINGS, profiles=PROFILES, stop_timeout_s=2
     )
     made.stand_ins(eng={"device": RTX_4070_SUPER, "tg_tok_s": 50.0})
-    place_daemon(machine, user=place.user)
+    place_units(machine, "tunerd.service", user=place.user)
     yield made
     made.systemctl("stop", "tunerd.service", check=False)
     made.systemctl("stop", UNIT, check=False)
@@ -155,17 +155,3 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
     text = box.until(ask, "a drift")
     assert "decays within its life, from " in text
     box.until(lambda: box.show("InvocationID") != before, "it was restarted")
-
-
-def test_an_upgrade_that_removes_a_flag_is_told_before_anything_restarts(box: Deployment) -> None:
-    box.apply("plain")
-    watched(box)
-    pid = box.show("MainPID")
-
-    box.stand_ins(eng={"dialect": "ik-now"})
-
-    text = box.until(told(box, "upgrade-refused"), "the refusal")
-    assert "next start will fail" in text
-    assert "argument" in text
-    assert box.show("MainPID") == pid, "nothing was restarted"
-    assert box.json("guard", "show")["guards"][3]["last"]["kind"] == "upgrade-refused"

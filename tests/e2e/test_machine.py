@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.conftest import Machines
-from tests.support.machine import Machine, MachineError
+from tests.support.container import MachineError
+from tests.support.machine import Machine
 from tests.support.overlay import Root
 
 

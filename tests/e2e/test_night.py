@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.deployment import place_daemon
+from tests.support.deployment import place_units
 from tests.support.machine import Machine
 from tests.support.night import SWEEP, Night
 from tests.support.places import PLACES, Place, places
@@ -18,7 +18,7 @@ def test_a_night_finds_deploys_watches_and_takes_back_what_does_worse_in_service
 ) -> None:
     machine: Machine = request.getfixturevalue(f"{place.root}_machine")
     night = Night(machine, user=place.user, sweep='promote = "auto"\nbudget_s = 180.0')
-    place_daemon(machine, user=place.user)
+    place_units(machine, "tunerd.service", user=place.user)
     night.box.systemctl("start", "tunerd.service")
     night.box.systemctl("start", SWEEP)
     night.until(lambda: night.starts() >= 2, "two candidates")

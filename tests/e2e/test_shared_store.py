@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.deployment import place_daemon
+from tests.support.deployment import place_units
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
 
@@ -61,7 +61,7 @@ def test_the_daemon_hands_in_what_was_measured_and_says_once_that_it_cannot(
 ) -> None:
     machine = host_machine
     machine.sh(DATABASE, limit_s=60)
-    place_daemon(machine)
+    place_units(machine, "tunerd.service")
     machine.write("/etc/tunerd/tunerd.toml", SETTINGS)
     machine.systemctl("start", "tunerd")
     machine.sh(UNTIL.format(asked="select name from box", is_="gpu1"), limit_s=90)

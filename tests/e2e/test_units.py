@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.deployment import place_units
 from tests.support.machine import Machine
-from tests.support.roots import SOURCES_INSIDE
 
-UNITS = SOURCES_INSIDE / "units"
 NAMES = ("tunerd", "tunerd-sweep", "tunerd-notify")
 MOST_EXPOSED = 32  # tenths, of which systemd gives a hundred
 
@@ -16,16 +15,9 @@ MOST_EXPOSED = 32  # tenths, of which systemd gives a hundred
 def test_systemd_has_nothing_to_say_about_the_units_and_finds_them_little_exposed(
     machine: Machine,
 ) -> None:
-    program = "/opt/tunerd/bin/tunerd"
-    for name in NAMES:
-        machine.sh(f"cp {UNITS}/{name}.service /etc/systemd/system/")
-        machine.sh(
-            f"sed 's|@TUNERD@|{program}|' {UNITS}/{name}-user.service.in"
-            f" > /etc/systemd/user/{name}.service"
-        )
-
-    for name in ("tunerd.socket", "tunerd-daemon.socket", "tunerd-web.service"):
-        machine.sh(f"cp {UNITS}/{name} /etc/systemd/system/")
+    services = [f"{name}.service" for name in NAMES]
+    place_units(machine, *services, user="alice")
+    place_units(machine, *services, "tunerd.socket", "tunerd-daemon.socket", "tunerd-web.service")
     said = machine.run(
         *("systemd-analyze", "verify", "--man=no", "--recursive-errors=no"),
         "/etc/systemd/system/tunerd.socket", "/etc/systemd/system/tunerd-daemon.socket",
@@ -68,7 +60,7 @@ MAY_NOT = {
 
 def test_tunerds_service_may_do_its_work_and_no_more(machine: Machine) -> None:
     unit = "/etc/systemd/system/tunerd.service"
-    machine.sh(f"cp {UNITS}/tunerd.service {unit}")
+    place_units(machine, "tunerd.service")
     probe = "[Service]\nType=oneshot\nExecStart=\nExecStart=/bin/sh -eu /etc/probe\nRestart=no\n"
     machine.write(f"{unit}.d/probe.conf", f"{probe}WatchdogSec=0\n[Unit]\nStartLimitBurst=100\n")
     machine.write("/etc/systemd/system/ok.service", "[Service]\nExecStart=/bin/sleep 300\n")

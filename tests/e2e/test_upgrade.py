@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Machines
-from tests.support import roots
+from tests.e2e.conftest import ROOTS, Machines
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tests.support.places import VARIABLE, Place, places
@@ -88,8 +87,7 @@ class Box:
 def box(request: pytest.FixtureRequest, machines: Machines, build_root: Callable[..., Root]) -> Box:
     """0.1 is installed and has deployed two servers."""
     place: Place = request.param
-    made = {"host": roots.host_root, "sid": roots.sid_root, "trixie": roots.trixie_root}
-    bare = build_root(made[place.root], tunerd=Tunerd.BARE)
+    bare = build_root(ROOTS[place.root], tunerd=Tunerd.BARE)
     found = Box(machines(build_root(with_earlier, bare=bare, revision=EARLIER)), place.user)
     config = "/etc/tunerd" if place.user is None else f"/home/{place.user}/.config/tunerd"
     found.install(earlier=True)

@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Any
 
 from tests.fault.victim import KILLER, kill_main
-from tests.support.deployment import UNIT, Deployment, profile
+from tests.support.deployment import UNIT, Deployment, place_units, profile
 from tests.support.machine import Machine
-from tests.support.roots import PREFIX, SOURCES_INSIDE
+from tests.support.roots import PREFIX
 from tests.support.stand_in import RTX_4070_SUPER
 from tests.support.webhook import URL, Webhook
 
@@ -22,8 +22,6 @@ SOCKET = "/run/tunerd/tunerd.sock"
 STATE = "/var/lib/tunerd"
 RECORD = f"{STATE}/journal/{UNIT}.json"
 _HISTORY = f"{STATE}/telemetry.db*"
-_UNITS = ("tunerd.service", "tunerd.socket", "tunerd-daemon.socket", "tunerd-web.service",
-          "tunerd-sweep.service")  # fmt: skip
 _PATIENCE_S = 120.0
 _STARTED = "MESSAGE_ID=39f53479d3a045ac8e11786248231fbf"  # systemd: a unit has started
 SETTINGS = """
@@ -106,9 +104,7 @@ class DaemonVictim:
         self.settings()
         self.webhook = Webhook(machine)
         self.webhook.start()
-        for name in _UNITS:
-            machine.run("cp", SOURCES_INSIDE / "units" / name, "/etc/systemd/system/")
-        machine.systemctl("daemon-reload")
+        place_units(machine, DAEMON, WEB, SWEEP, "tunerd.socket", "tunerd-daemon.socket")
         self.box.apply("plain")
         began_s = time.monotonic()
         machine.systemctl("enable", "--now", "tunerd.socket", "tunerd-daemon.socket", DAEMON)

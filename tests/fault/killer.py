@@ -5,6 +5,7 @@ The first argument is a JSON object:
     watch: a pattern of paths, if there: the moment is when one of them comes, goes or is written
     after_s: so long after that, or after the program's start
     with_children: whether its descendants are killed too
+    spares: whether nothing is killed, and the moment is but told, by `now`; the program may have ended
     limit_s: give up watching after so long
 It prints `ready`, and then one: whether anything changed, which process was killed (null for none),
 and what the program wrote to its standard error.
@@ -37,16 +38,18 @@ def main() -> None:
         process = subprocess.Popen(
             told["argv"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )  # fmt: skip
-    has_changed = watch is None
+    has_changed, spares = watch is None, told.get("spares", False)
     end_s = time.monotonic() + told.get("limit_s", _LIMIT_S)
     while not has_changed and _runs(process) and time.monotonic() < end_s:
         time.sleep(_POLL_S)
         has_changed = _stamps(watch) != before
     end_s = time.monotonic() + told["after_s"]
-    while has_changed and _runs(process) and time.monotonic() < end_s:
+    while (spares or (has_changed and _runs(process))) and time.monotonic() < end_s:
         time.sleep(_POLL_S)
     pid = None
-    if has_changed and _runs(process):
+    if spares:
+        print("now", flush=True)
+    elif has_changed and _runs(process):
         pid = process.pid if process is not None else _main_pid(told["unit"])
     for one in [pid, *(_descendants(pid) if told.get("with_children") else [])] if pid else []:
         with contextlib.suppress(ProcessLookupError):

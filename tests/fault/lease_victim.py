@@ -8,7 +8,14 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.fault.victim import KILL_MEASURE, Victim, kill_each, start_measuring
+from tests.fault.victim import (
+    KILL_MEASURE,
+    Victim,
+    kill_each,
+    rest_of,
+    start_measuring,
+    until_it_answers,
+)
 from tests.support.deployment import UNIT
 
 PRODUCTION, MEASURED = "one", "two"
@@ -89,21 +96,15 @@ class LeaseVictim:
             time.sleep(after_s)
         if fault is Fault.CUT:
             machine.power_cut()
-            said = heard + _rest(process)
-            machine.boot()
-        elif fault is Fault.TIME_OUT:
-            said = heard + _rest(process)
-        else:
+        elif fault is not Fault.TIME_OUT:
             machine.sh(_SCRIPTS[fault])
-            began_s = time.monotonic()
-            if fault in {Fault.COMMAND, Fault.BOTH}:
-                self._wait()
-                return Case(_phase(said := heard + _rest(process)), process.returncode,
-                            time.monotonic() - began_s, said)  # fmt: skip
-            self._end_if_untouched(process)
-            said = heard + _rest(process)
+            if fault not in {Fault.COMMAND, Fault.BOTH}:
+                self._end_if_untouched(process)
+        said = heard + rest_of(process)
+        if fault is Fault.CUT:
+            machine.boot()
         began_s = time.monotonic()
-        self._wait()
+        until_it_answers(machine, PRODUCTION, limit_s=_PATIENCE_S)
         return Case(_phase(said), process.returncode, time.monotonic() - began_s, said)
 
     def _end_if_untouched(self, process: subprocess.Popen[bytes]) -> None:
@@ -113,13 +114,6 @@ class LeaseVictim:
             time.sleep(0.05)
         if process.poll() is None:
             self.victim.machine.sh(KILL_MEASURE.replace("KILL", "INT"))
-
-    def _wait(self) -> None:
-        """Until production answers by its name."""
-        ask = "curl -sf http://127.0.0.1:8080/v1/models"
-        self.victim.machine.sh(
-            f"until {ask} | grep -q '\"{PRODUCTION}\"'; do sleep 0.05; done", limit_s=_PATIENCE_S
-        )
 
     def check(self) -> None:
         """Production serves a real generation, as deployed; after `recover` nothing is left."""
@@ -134,12 +128,6 @@ class LeaseVictim:
         machine.sh(f'while [ -n "$({listed})" ]; do {listed}; sleep 0.1; done', limit_s=10.0)
         assert machine.show(UNIT, "NRestarts") == "0"
         assert machine.sh("pgrep -f '[s]leep infinity'", check=False).stdout == ""
-
-
-def _rest(process: subprocess.Popen[bytes]) -> str:
-    out, err = process.communicate(timeout=_PATIENCE_S)
-    assert b"Traceback" not in err, err.decode()
-    return out.decode()
 
 
 def _phase(said: str) -> str:

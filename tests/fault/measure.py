@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable
 
 from tunerd.app import Context, build_context
 from tunerd.engine.builds import PlanRequest
@@ -32,52 +31,45 @@ def main() -> int:
     told = parser.parse_args()
     ctx = build_context(start_supervisor=True)
     plans = [make_plan(ctx, PlanRequest(name, {})) for name in told.profiles]
-    say = _say
-    say("planned")
+    _say("planned")
     try:
         with hold(ctx, purpose="a test", budget_s=told.budget) as held:
-            say(f"held {held.id} {held.inhibits}")
+            _say(f"held {held.id} {held.inhibits}")
             for number in range(told.rounds):
-                _serve(ctx, held, plans[number % len(plans)], told, say)
+                _serve(ctx, held, plans[number % len(plans)], told)
     except KeyboardInterrupt:
-        say("interrupted")
+        _say("interrupted")
         return 130
     except Preempted as error:
-        say(f"preempted {error.cause}")
+        _say(f"preempted {error.cause}")
         return 3
     except TunerdError as error:
-        say(f"error {error.message} {error.cause} {error.state}")
+        _say(f"error {error.message} {error.cause} {error.state}")
         return error.exit_code
-    say(f"back {held.without_service_s}")
+    _say(f"back {held.without_service_s}")
     return 0
 
 
-def _serve(
-    ctx: Context, held: Held, plan: Plan, told: argparse.Namespace, say: Callable[[str], None]
-) -> None:
+def _serve(ctx: Context, held: Held, plan: Plan, told: argparse.Namespace) -> None:
     with held.serve(plan) as candidate:
         if candidate.fault is not None:
-            say(f"fault {candidate.fault.reason} {candidate.fault.words}")
+            _say(f"fault {candidate.fault.reason} {candidate.fault.words}")
             return
-        say(f"serving {candidate.unit}")
+        _say(f"serving {candidate.unit}")
         server = LlamaServer(candidate.address, ctx.clock)
         for watts in told.power or [None]:
-            limit = (
-                contextlib.nullcontext()
-                if watts is None
-                else power_limit(ctx, held.id, ctx.unit, watts)
-            )
-            with limit:
+            with contextlib.ExitStack() as limits:
                 if watts is not None:
-                    say(f"limited {watts:g}")
+                    limits.enter_context(power_limit(ctx, held.id, ctx.unit, watts))
+                    _say(f"limited {watts:g}")
                 for _ in range(told.requests):
                     done = server.complete("please go on with code", n_predict=24, timeout_s=30.0)
                     fault = held.look(candidate)
                     if fault is not None:
-                        say(f"fault {fault.reason} {fault.words}")
+                        _say(f"fault {fault.reason} {fault.words}")
                         return
                     if done.problem is None:
-                        say("asked")
+                        _say("asked")
 
 
 def _say(text: str) -> None:

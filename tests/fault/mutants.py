@@ -37,7 +37,7 @@ class Mutant:
     suite: str = FUSE
 
 
-FILES, SWAP, BACK = "machine/files.py", "production/swap.py", "production/swap.py"
+FILES, SWAP = "machine/files.py", "production/swap.py"
 ROLLBACK, LEASE, PROMOTE = "production/rollback.py", "production/lease.py", "sweep/promote.py"
 HEALTH, PAIRS = "engine/health.py", "measure/pairs.py"
 MUTANTS = (
@@ -48,9 +48,9 @@ MUTANTS = (
            "O_DIRECTORY) as descriptor:\n        pass", POINTS),
     Mutant("syncs of the backup", FILES,
            "self.write(target, content, like=look)", "target.write_bytes(content)", POINTS),
-    Mutant("intent record, with disks that forget", "production/swap.py",
+    Mutant("intent record, with disks that forget", SWAP,
            "ctx.files.write_json(record_path(ctx), plain(record, schema=SCHEMA), mode=0o600)", "pass", POINTS),
-    Mutant("intent record", "production/swap.py",
+    Mutant("intent record", SWAP,
            "ctx.files.write_json(record_path(ctx), plain(record, schema=SCHEMA), mode=0o600)", "pass"),
     Mutant("reset-failed before each start", "production/gate.py",
            "ctx.services.reset_failed(ctx.unit)", "pass"),
@@ -62,8 +62,8 @@ MUTANTS = (
     Mutant("a real generation before the commit", SWAP, "raise _UnhealthyError(found)", "pass"),
     Mutant("clearing of temporaries", "production/recover.py",
            "    _clear_leftovers(ctx)", "    pass"),
-    Mutant("disable on the way back", BACK, "ctx.services.disable(ctx.unit)", "pass"),
-    Mutant("enable on the way back", BACK, "ctx.services.enable(ctx.unit)", "pass"),
+    Mutant("disable on the way back", SWAP, "ctx.services.disable(ctx.unit)", "pass"),
+    Mutant("enable on the way back", SWAP, "ctx.services.enable(ctx.unit)", "pass"),
     Mutant("holding signals on the way back", "machine/process.py",
            "if self._is_held or self._was_raised:", "if False:"),
     Mutant("what the manager parsed", SWAP, "    _check_parsed(ctx)\n", "", SWAPS),

@@ -11,7 +11,13 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.fault.victim import KILL_MEASURE, kill_each, start_measuring
+from tests.fault.victim import (
+    KILL_MEASURE,
+    kill_each,
+    rest_of,
+    start_measuring,
+    until_it_answers,
+)
 from tests.support.deployment import MODEL, UNIT, Deployment, profile
 from tests.support.machine import Machine
 
@@ -100,7 +106,7 @@ class PortVictim:
         self.machine.systemctl("enable", UNIT)
         self.machine.systemctl("reset-failed", UNIT, check=False)
         self.machine.systemctl("start", UNIT)
-        self.until_it_answers()
+        until_it_answers(self.machine, "production", limit_s=_PATIENCE_S)
 
     def befall(self, end: End) -> Case:
         """Measure ik with streams, let the measurement end so, and wait for production."""
@@ -114,12 +120,11 @@ class PortVictim:
         else:
             process.wait(timeout=_PATIENCE_S)
         began_s = time.monotonic()
-        self.until_it_answers()
+        until_it_answers(self.machine, "production", limit_s=_PATIENCE_S)
         away_s = time.monotonic() - began_s
-        out, err = process.communicate(timeout=_PATIENCE_S)
-        assert b"Traceback" not in err, err.decode()
+        said = rest_of(process)
         restarts = int(self.machine.show(UNIT, "NRestarts"))
-        return Case(time_waits, away_s, restarts, process.returncode, out.decode())
+        return Case(time_waits, away_s, restarts, process.returncode, said)
 
     def measure(self, *, rounds: int, budget_s: float) -> subprocess.Popen[bytes]:
         """A measurement of ik whose first candidate serves and has closed streams from its side."""
@@ -129,13 +134,6 @@ class PortVictim:
         for _ in range(_STREAMS):
             self._stream()
         return process
-
-    def until_it_answers(self) -> None:
-        """Until production answers by its name."""
-        ask = f"curl -sf http://127.0.0.1:{PORT}/v1/models"
-        self.machine.sh(
-            f"until {ask} | grep -q '\"production\"'; do sleep 0.2; done", limit_s=_PATIENCE_S
-        )
 
     def until_free(self) -> None:
         """Until the kernel has forgotten the connections of the last case."""

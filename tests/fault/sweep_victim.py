@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tests.fault.victim import kill_each, kill_main
-from tests.support.deployment import UNIT
+from tests.support.deployment import UNIT, place_units
 from tests.support.night import SWEEP, Night
-from tests.support.roots import SOURCES_INSIDE
 from tests.support.sweep_box import SPEED
 
 DAEMON = "tunerd.service"
@@ -67,9 +66,8 @@ class SweepVictim:
     night: Night
 
     def __post_init__(self) -> None:
-        machine = self.night.machine
-        machine.sh(f"cp {SOURCES_INSIDE}/units/{DAEMON} /etc/systemd/system/ && systemctl daemon-reload"
-                   f" && systemctl enable --now {DAEMON}")  # fmt: skip
+        place_units(self.night.machine, DAEMON)
+        self.night.machine.systemctl("enable", "--now", DAEMON)
         self._last = SweepFault.SWEEP
 
     def befall(self, fault: SweepFault, rng: random.Random) -> tuple[str, float]:

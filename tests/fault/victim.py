@@ -16,16 +16,7 @@ PROFILES = ("one", "two")
 KILLER = SOURCES_INSIDE / "tests/fault/killer.py"
 KILL_MEASURE = "pkill -KILL -f '[t]ests.fault.measure' || true"
 _PATIENCE_S = 60.0
-# Runs what is $2 and following, and says when $1 became another file, or that it never will.
-_WATCHED = """
-watch=$1 over=$(mktemp -u); shift
-look() { stat -c %i "$watch" 2>&1; }
-was=$(look)
-{ "$@" > /dev/null 2>&1; : > "$over"; } &
-while [ "$(look)" = "$was" ] && [ ! -e "$over" ]; do sleep 0.002; done
-echo now
-wait
-"""
+_MEASURES_S = 150.0
 
 
 def kill_main(unit: str) -> str:
@@ -39,6 +30,12 @@ def kill_each(pattern: str) -> str:
     return f"for unit in $({listed}); do {kill_main('$unit')}; done"
 
 
+def until_it_answers(machine: Machine, alias: str, *, limit_s: float) -> None:
+    """Until a server answers on the usual port, by this name."""
+    ask = "curl -sf http://127.0.0.1:8080/v1/models"
+    machine.sh(f"until {ask} | grep -q '\"{alias}\"'; do sleep 0.05; done", limit_s=limit_s)
+
+
 def start_measuring(machine: Machine, *words: str) -> subprocess.Popen[bytes]:
     """See measure.py; its output is read as it comes."""
     return machine.start(
@@ -47,6 +44,13 @@ def start_measuring(machine: Machine, *words: str) -> subprocess.Popen[bytes]:
         folder=SOURCES_INSIDE,
         env={"PYTHONDONTWRITEBYTECODE": "1"},
     )
+
+
+def rest_of(process: subprocess.Popen[bytes]) -> str:
+    """What a measurement still prints until its end."""
+    out, err = process.communicate(timeout=_MEASURES_S)
+    assert b"Traceback" not in err, err.decode()
+    return out.decode()
 
 
 @dataclass(frozen=True)
@@ -153,14 +157,10 @@ class Victim:
 
     def cut(self, words: list[str], blow: Blow) -> None:
         """Run `tunerd WORDS` and cut the power at that moment, whether it still runs or not."""
-        argv = ["tunerd", *words]
-        if blow.watch is not None:
-            argv = ["sh", "-c", _WATCHED, "sh", blow.watch, *argv]
-        process = self.machine.start(*argv)
-        if blow.watch is not None:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"now\n"
-        time.sleep(blow.after_s)
+        told = {"argv": ["/usr/local/bin/tunerd", *words], **asdict(blow), "spares": True}
+        process = self.machine.start(PREFIX / "bin/python", "-S", "-E", KILLER, json.dumps(told))
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"ready\n", b"now\n"]
         self.machine.power_cut()
         process.communicate(timeout=30)
 

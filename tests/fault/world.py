@@ -9,22 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.fault.fuse import Fuse, fused_services
 from tests.support.fake_gpu import FakeGpuReader
-from tests.support.fake_llama.answers import Reply
 from tests.support.fake_llama.api import Api
 from tests.support.fake_llama.arguments import Arguments
 from tests.support.fake_llama.behaviour import Behaviour
-from tests.support.fake_llama.connection import Connection
+from tests.support.fake_llama.connection import accept, listen, stop
 from tests.support.fake_llama.engine import Engine
 from tests.support.fake_llama.records import Log, Record
 from tests.support.fakes import FakeClock, FakeServiceManager, Invocation, Life
@@ -60,54 +56,22 @@ class _Quiet(Log):
 class Server:
     """The stand-in engine's routes on a port of this process."""
 
-    is_ik = False
-    drips = False
-
     def __init__(self, argv: Sequence[str], record: Path | None = None) -> None:
         self.behaviour = behaviour = Behaviour(needs_model=False)
         arguments = Arguments(list(argv[1:]), behaviour)
-        log = _Quiet(behaviour)
-        self._api = Api(
-            Engine(behaviour, arguments, log, Record(None if record is None else str(record))),
-            self._die,
-        )
-        self._api.is_loaded = True
-        self._listener = socket.socket()
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind(("127.0.0.1", arguments.whole("port", 0)))
-            self._listener.listen(16)
-        except OSError:
-            self._listener.close()
-            raise
-        threading.Thread(target=self._accept, daemon=True).start()
+        record_path = None if record is None else str(record)
+        engine = Engine(behaviour, arguments, _Quiet(behaviour), Record(record_path))
+        api = Api(engine, _nothing_fails)
+        api.is_loaded = True
+        self._listener = listen("127.0.0.1", arguments.whole("port", 0))
+        accept(self._listener, api)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        stop(self._listener)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            Connection(client, self).start()
 
-    def at_work(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def answer(
-        self, method: str, target: str, headers: dict[str, str], body: bytes, gone: object
-    ) -> Reply:
-        return self._api.answer(method, target, headers, body, gone)  # type: ignore[arg-type]
-
-    def after_reply(self) -> None:
-        return
-
-    def _die(self, failure: object) -> NoReturn:
-        raise AssertionError(f"nothing is to fail here: {failure}")
+def _nothing_fails(failure: object) -> NoReturn:
+    raise AssertionError(f"nothing is to fail here: {failure}")
 
 
 class OwnPids(FakeServiceManager):
@@ -204,14 +168,12 @@ class World:
             f"--port {self.port} --alias {alias}\n[Install]\nWantedBy=multi-user.target\n"
         ).encode()
 
-    def request(
-        self, text: bytes | None, *, alias: str | None, reason: str = "apply"
-    ) -> SwapRequest:
+    def request(self, text: bytes | None, *, alias: str | None) -> SwapRequest:
         """To make `text` live."""
         return SwapRequest(
             text=text,
             old_sha256=sha256(self.standing),
-            generation=a_generation(reason=reason, unit_sha256=sha256(text)),
+            generation=a_generation(reason="apply", unit_sha256=sha256(text)),
             address=Address("127.0.0.1", self.port),
             expected=Expectation(None, alias, expects_draft=False),
             model_bytes=None,

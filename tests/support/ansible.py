@@ -79,19 +79,11 @@ class Ansible:
             f"#!/bin/sh\nfor next; do host=$word word=$next; done\ncase $host in\n{ways}esac\n"
         )
         enter.chmod(0o755)
-        hosts = {"ansible_user": "root", "ansible_ssh_executable": str(enter),
-                 "ansible_ssh_transfer_method": "piped", **variables}  # fmt: skip
+        common = {"ansible_user": "root", "ansible_ssh_executable": str(enter),
+                  "ansible_ssh_transfer_method": "piped", **variables}  # fmt: skip
         inventory = self.folder / "inventory.json"
-        inventory.write_text(
-            json.dumps(
-                {
-                    "gpus": {
-                        "hosts": {name: {**(own or {}).get(name, {})} for name in self.machines},
-                        "vars": hosts,
-                    }
-                }
-            )
-        )
+        boxes = {name: {**(own or {}).get(name, {})} for name in self.machines}
+        inventory.write_text(json.dumps({"gpus": {"hosts": boxes, "vars": common}}))
         book = self.folder / "play.json"
         book.write_text(json.dumps([{"hosts": "gpus", "become": True, "roles": ["tunerd"], "gather_facts": False,
                                      "environment": OFFLINE_PIP | {"PIP_NO_COMPILE": "0"}}]))  # fmt: skip

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import socket
-import socketserver
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.support.local_box import Box
+from tests.support.tcp_proxy import Proxy
 from tunerd.app import Context
 from tunerd.jobs import running_jobs
 from tunerd.machine.peers import tcp_socket, unix_socket
@@ -39,15 +39,11 @@ OWN = {"X-Tunerd": "1"}
 _ASK = """
 import http.client, json, socket, sys
 path, method, url = sys.argv[1:4]
-class Connection(http.client.HTTPConnection):
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(path)
-class Tcp(http.client.HTTPConnection):
-    pass
-host, _, port = path.partition(":")
-connection = Connection("localhost") if path.startswith("/") else Tcp(host, int(port))
+connection = http.client.HTTPConnection("localhost" if path.startswith("/") else path)
 try:
+    if path.startswith("/"):
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(path)
     connection.request(method, url, "{}", {"Content-Type": "application/json", "X-Tunerd": "1"})
     reply = connection.getresponse()
     print(json.dumps([reply.status, reply.read().decode()]))
@@ -71,17 +67,6 @@ class Said:
     @property
     def text(self) -> str:
         return self.body.decode()
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=60)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(60)
-        self.sock.connect(str(self._path))
 
 
 @dataclass
@@ -109,11 +94,14 @@ class ApiBox:
         tcp: bool = False,
     ) -> Said:
         """One request; a body that is no text is sent as JSON, and anything sent is deliberate."""
-        connection: http.client.HTTPConnection
-        if tcp:
-            connection = http.client.HTTPConnection("127.0.0.1", self.tunnel, timeout=60)
-        else:
-            connection = _UnixConnection(self.path)
+        port = self.tunnel if tcp else None
+        connection = http.client.HTTPConnection(
+            "127.0.0.1" if tcp else "localhost", port, timeout=60
+        )
+        if not tcp:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(60)
+            connection.sock.connect(str(self.path))
         sent = {
             **({} if method == "GET" else {"Content-Type": "application/json", **OWN}),
             **(headers or {}),
@@ -180,10 +168,9 @@ def serving(
         gate = Gate(own_uid=os.getuid(), group=lambda: group)
         site = build_site(Front(asked, gate, read_facts(asked)))
         try:
-            with (
-                running(ApiServer(site, sockets, gate.knows, limits or Limits())),
-                _tunnel(path) as made.tunnel,
-            ):
+            server = ApiServer(site, sockets, gate.knows, limits or Limits())
+            with running(server), Proxy(path) as tunnel:
+                made.tunnel = tunnel.port
                 yield made
         finally:
             answering.stop()
@@ -200,40 +187,6 @@ def running(server: ApiServer) -> Iterator[None]:
     finally:
         server.stop()
         thread.join()
-
-
-@contextlib.contextmanager
-def _tunnel(path: Path) -> Iterator[int]:
-    """A port of this process that leads to the socket."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            with socket.socket(socket.AF_UNIX) as there:
-                there.connect(str(path))
-                back = threading.Thread(target=_pump, args=(there, self.request))
-                back.start()
-                _pump(self.request, there)
-                back.join()
-
-    class Server(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-        request_queue_size = 64
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-
-
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-    for one in (source, sink):
-        with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
 
 
 def _wait_for_jobs(ctx: Context) -> None:

@@ -63,9 +63,7 @@ class BuildBox:
 
     def json(self, *words: str, expect: int = 0) -> Any:
         """What `tunerd WORDS --json` prints; the exit code must be `expect`."""
-        done = self.box.call(*words, "--json")
-        assert done.returncode == expect, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return json.loads(done.stdout)
+        return self.box.json(*words, code=expect)
 
     def apply(self, name: str, *words: str, expect: int = 0) -> Any:
         """What `tunerd apply NAME --yes --json` prints."""

@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support import cgroup
-
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_EMPTY_WITHIN_S = 10.0
 _SYSTEMD_POWEROFF = signal.SIGRTMIN + 4  # systemd(1), SIGNALS
 # Becomes a member of a control group, then the command.
 _JOIN = 'echo 0 > "$1" || exit 125; shift; exec "$@"'
@@ -27,8 +26,37 @@ _JOIN = 'echo 0 > "$1" || exit 125; shift; exec "$@"'
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="containers")
 
 
-class ContainerError(AssertionError):
-    """A container did not start, or did not end."""
+class MachineError(AssertionError):
+    """A machine did not start, end, or do what was asked of it."""
+
+
+def group_of(name: str) -> Path:
+    """The control group of the machine of this name: so nothing of it outlives it."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        if right.startswith(
+            "cgroup2 "
+        ):  # at /sys/fs/cgroup, or in a folder of it on hybrid machines
+            return Path(left.split()[4]) / f"tunerd-{name}"
+    raise RuntimeError("no cgroup v2 hierarchy is mounted")
+
+
+def remove_group(group: Path) -> None:
+    """Kill everything in the group and remove it; a missing group is no error."""
+    deadline_s = time.monotonic() + _EMPTY_WITHIN_S
+    with suppress(FileNotFoundError):  # an ending container removes its group as well
+        while "populated 1" in (group / "cgroup.events").read_text():
+            for procs in group.rglob("cgroup.procs"):
+                with suppress(OSError):
+                    for pid in procs.read_text().split():
+                        with suppress(ProcessLookupError):
+                            os.kill(int(pid), signal.SIGKILL)
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"{group} does not become empty")
+            time.sleep(0.005)
+    for folder, _, _ in os.walk(group, topdown=False):
+        with suppress(OSError):
+            Path(folder).rmdir()
 
 
 class Container:
@@ -37,7 +65,9 @@ class Container:
     def __init__(self, name: str, root: Path, *, console: Path, binds: Mapping[str, Path]) -> None:
         self.leader = 0
         """Pid of its systemd, as this host counts."""
-        self._group = cgroup.create(name)
+        self._group = group_of(name)
+        remove_group(self._group)  # with what an earlier life of the machine left in it
+        self._group.mkdir()
         self._console = console
         argv = [
             *self._joining(self._group),
@@ -77,7 +107,7 @@ class Container:
         """Wait until its systemd has reached the default target.
 
         Raises:
-            ContainerError: it ended or took longer; the text has its console.
+            MachineError: it ended or took longer; the text has its console.
         """
         deadline_s = time.monotonic() + limit_s
         self._notify.settimeout(0.2)
@@ -93,9 +123,9 @@ class Container:
                 self._notify.close()
                 return
             if not self.is_alive:
-                raise ContainerError(f"the container ended while booting\n{self.console()}")
+                raise MachineError(f"the container ended while booting\n{self.console()}")
             if time.monotonic() > deadline_s:
-                raise ContainerError(f"not ready after {limit_s:g} s\n{self.console()}")
+                raise MachineError(f"not ready after {limit_s:g} s\n{self.console()}")
 
     def entering(self, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` inside.
@@ -114,7 +144,7 @@ class Container:
         try:
             self._nspawn.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise ContainerError(f"no poweroff in {limit_s:g} s\n{self.console()}") from None
+            raise MachineError(f"no poweroff in {limit_s:g} s\n{self.console()}") from None
         self._remove()
 
     def kill(self) -> None:
@@ -132,7 +162,7 @@ class Container:
 
     def _remove(self) -> None:
         self._notify.close()
-        cgroup.remove_group(self._group)
+        remove_group(self._group)
 
     @staticmethod
     def _joining(group: Path) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
@@ -30,29 +31,6 @@ from pathlib import Path
 from tests.support.stand_in import install
 for folder, behaviour in json.loads(sys.argv[1]).items():
     install(Path(folder), **behaviour)
-"""
-_STREAM = """
-import http.client, json, os, sys, threading
-port, body, key = sys.argv[1:4]
-def give_up():
-    sys.stdin.read()
-    os._exit(3)
-threading.Thread(target=give_up, daemon=True).start()
-connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=100)
-headers = {"Content-Type": "application/json"} | ({"Authorization": "Bearer " + key} if key else {})
-connection.request("POST", "/completion", body, headers)
-count, last = 0, {}
-try:
-    reply = connection.getresponse()
-    while line := reply.readline():
-        if line.startswith(b"data: "):
-            count, last = count + 1, json.loads(line[6:])
-            if count == 3:
-                print("flows", flush=True)
-except (OSError, http.client.HTTPException):
-    pass
-print(json.dumps({"events": count, "is_whole": bool(last.get("stop"))}), flush=True)
-os._exit(0)
 """
 _TREE = """
 set -e
@@ -83,54 +61,17 @@ class Said:
         return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
 
 
-class Stream:
-    """A long streamed answer under way, begun by entering the context."""
-
-    def __init__(self, machine: Machine, port: int, n: int, key: str) -> None:
-        body = {"prompt": "a long story", "n_predict": n, "stream": True, "ignore_eos": True}
-        python = PREFIX / "bin/python"
-        self._process = machine.start(
-            *(python, "-S", "-E", "-c", _STREAM, str(port), json.dumps(body), key)
-        )
-
-    def __enter__(self) -> Self:
-        first = self._line()
-        assert first == "flows", f"no stream: {first}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.give_up()
-        self._process.communicate(timeout=30)
-
-    def give_up(self) -> None:
-        """The client goes away."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
-        self._process.stdin = None
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().decode().strip()
-
-
-def place_daemon(machine: Machine, *, user: str | None = None) -> None:
-    """Its unit as install.sh leaves it, not started."""
-    if user is None:
-        machine.run("cp", SOURCES_INSIDE / "units/tunerd.service", "/etc/systemd/system/")
-    else:
-        text = machine.read(SOURCES_INSIDE / "units/tunerd-user.service.in")
-        program = str(PREFIX / "bin/tunerd")
-        machine.write("/etc/systemd/user/tunerd.service", text.replace("@TUNERD@", program))
+def place_units(machine: Machine, *names: str, user: str | None = None) -> None:
+    """Units of these names, as they are shipped, for root's manager or a user's; not started."""
+    for name in names:
+        if user is None:
+            machine.run("cp", SOURCES_INSIDE / "units" / name, "/etc/systemd/system/")
+        else:
+            stem = name.removesuffix(".service")
+            text = machine.read(SOURCES_INSIDE / f"units/{stem}-user.service.in")
+            text = text.replace("@TUNERD@", str(PREFIX / "bin/tunerd"))
+            machine.write(f"/etc/systemd/user/{name}", text)
     machine.systemctl("daemon-reload", user=user)
-
-
-def place_page(machine: Machine) -> None:
-    """The sockets, the web part and the accounts as install.sh leaves them, not started."""
-    units = "tunerd.socket tunerd-daemon.socket tunerd-web.service"
-    machine.sh(
-        f"cd {SOURCES_INSIDE}/units && cp {units} /etc/systemd/system/ && systemctl daemon-reload && "
-        "systemd-sysusers $PWD/tunerd.sysusers && systemd-tmpfiles --create $PWD/tunerd.tmpfiles"
-    )
 
 
 @dataclass(frozen=True)
@@ -287,9 +228,9 @@ class Deployment:
         text, _, status = done.stdout.rpartition("\n")
         return int(status), json.loads(text) if status == "200" else None
 
-    def alias(self, *, port: int = 8080, key: str = "") -> str | None:
+    def alias(self, *, port: int = 8080) -> str | None:
         """The name of the model that answers; None where nobody does."""
-        status, answer = self.ask("/v1/models", port=port, key=key)
+        status, answer = self.ask("/v1/models", port=port)
         return answer["data"][0]["id"] if status == 200 else None
 
     def generate(
@@ -309,9 +250,19 @@ class Deployment:
         found: dict[str, Any] = answer
         return found
 
-    def stream(self, *, port: int = 8080, n: int = 1900, key: str = "") -> Stream:
-        """A long streamed answer, as a context."""
-        return Stream(self.machine, port, n, key)
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Callable[[], None]]:
+        """A long streamed answer is under way; the call lets its client go away."""
+        body = {"prompt": "a long story", "n_predict": 1900, "stream": True, "ignore_eos": True}
+        words = ("--silent", "--no-buffer", "--data-binary", json.dumps(body))
+        client = self.machine.start("curl", *words, "http://127.0.0.1:8080/completion")
+        assert client.stdout is not None
+        assert client.stdout.readline().startswith(b"data: ")
+        try:
+            yield client.stdout.close
+        finally:
+            client.stdout.close()
+            client.wait(timeout=30)
 
     # The stand-in
 

@@ -62,9 +62,9 @@ def words_of(server: Server) -> list[str]:
     return [word for flag in server.flags for word in flag.words]
 
 
-def swap_words(text: str, name: str = "designed") -> list[str]:
+def swap_words(text: str) -> list[str]:
     """As llama-swap runs it on port 5800: macros first, then lines of comments, then words."""
-    command = yaml.safe_load(text)["models"][name]["cmd"]
+    command = yaml.safe_load(text)["models"]["designed"]["cmd"]
     assert set(re.findall(r"\$\{[a-zA-Z0-9_.-]+\}", command)) == {"${PORT}"}
     lines = [line for line in command.splitlines() if not line.lstrip().startswith("#")]
     return shlex.split("\n".join(lines).replace("${PORT}", "5800"))

@@ -60,9 +60,9 @@ def rtx_4070_super(*, index: int = 0, used_mib: int = 0) -> Gpu:
     return a_card(index=index, used_mib=used_mib)
 
 
-def rtx_5060_ti(*, used_mib: int = 0) -> Gpu:
+def rtx_5060_ti() -> Gpu:
     return replace(
-        a_card("NVIDIA GeForce RTX 5060 Ti", total_mib=16311, used_mib=used_mib),
+        a_card("NVIDIA GeForce RTX 5060 Ti", total_mib=16311),
         power_limit_w=180.0,
         power_default_w=180.0,
         power_max_w=180.0,

@@ -4,8 +4,8 @@ It takes the flags of the dialect that it plays (refusing what that build's `--h
 have), writes that engine's log lines, answers its HTTP routes and simulates its speed. It never
 computes anything, and needs the standard library alone.
 
-How it behaves stands in a JSON file (`--stand-in FILE` as the first arguments, or the environment
-variable TUNERD_TEST_STAND_IN), read once at each start: the fields of `Behaviour`.
+How it behaves stands in a JSON file (`--stand-in FILE`, the first arguments), read once at each start: the
+fields of `Behaviour`.
 `tests/support/stand_in.py` installs it as a program whose path needs no arguments.
 """
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.unit_definition import UnitDefinition
-from tunerd.errors import ServiceError
+from tunerd.errors import ConfigError, ServiceError
 from tunerd.machine.net import can_bind
 from tunerd.paths import Paths
 from tunerd.tryout.local_service import (
@@ -23,6 +22,7 @@ from tunerd.tryout.local_service import (
     START_LIMIT_HIT,
     SUCCESS,
     Ending,
+    ServiceSpec,
     StartLimit,
     complaints_about,
     read_service,
@@ -32,7 +32,7 @@ from tunerd.tryout.local_service import (
 from tunerd.tryout.local_state import enabled_mark, unit_names
 from tunerd.units.manager import MAX_LINE_CHARS, PORT_LIMIT_S, LeaseSpec, LogSpan, UnitState
 from tunerd.units.systemd import STATE_PROPERTIES, to_unit_state
-from tunerd.units.text import parse_unit, transient_text
+from tunerd.units.text import UnitFile, parse_unit, transient_text
 from tunerd.words import Mode
 
 _FIRST_PID = 1000
@@ -98,6 +98,83 @@ class Life:
 
 Program = Callable[[Invocation], Life]
 """What is behind a path in `ExecStart=`."""
+
+
+class UnitDefinition:
+    """What systemd makes of a unit's files: drop-ins and masks count. `spec` is None where it cannot be started."""
+
+    def __init__(self, unit: str, paths: Paths) -> None:
+        self.unit = unit
+        self._paths = paths
+        self.load()
+
+    def load(self) -> None:
+        """Read the unit's files."""
+        self.spec: ServiceSpec | None = None
+        self._signature = self._look()
+        self._path, self._drop_ins = self._files()
+        if self._path is None:
+            self.load_state = "not-found"
+            return
+        text = _text(self._path)
+        file = parse_unit(text)
+        for path in self._drop_ins:
+            file = file.with_drop_in(parse_unit(_text(path)))
+        self.load_state = _load_state(text, file)
+        if self.load_state == "loaded":
+            try:
+                self.spec = read_service(self.unit, file)
+            except ConfigError:
+                self.load_state = "bad-setting"
+
+    def demand(self) -> ServiceSpec:
+        """What to start."""
+        if self.spec is None:
+            raise ServiceError(f"unit {self.unit} does not load", cause=self.load_state)
+        return self.spec
+
+    def properties(self) -> dict[str, str]:
+        """Its part of what `systemctl show` would print."""
+        state = "" if self.load_state == "not-found" else "disabled"
+        if self.spec is not None and not self.spec.can_be_enabled:
+            state = "static"
+        if state and enabled_mark(self._paths, self.unit).exists():
+            state = "enabled"
+        return {
+            "Id": self.unit,
+            "LoadState": self.load_state,
+            "FragmentPath": str(self._path or ""),
+            "DropInPaths": " ".join(str(path) for path in self._drop_ins),
+            "NeedDaemonReload": "yes" if self._look() != self._signature else "no",
+            "UnitFileState": state,
+        }
+
+    def _files(self) -> tuple[Path | None, list[Path]]:
+        """By file name, as systemd orders drop-ins; the same name in the durable folder wins."""
+        folders = (self._paths.unit_dir, self._paths.runtime_unit_dir)
+        fragments = [folder / self.unit for folder in folders if (folder / self.unit).is_file()]
+        named = {
+            path.name: path
+            for folder in reversed(folders)
+            for path in (folder / f"{self.unit}.d").glob("*.conf")
+        }
+        return next(iter(fragments), None), [named[name] for name in sorted(named)]
+
+    def _look(self) -> list[tuple[str, int, int, int]]:
+        fragment, drop_ins = self._files()
+        files = [*([fragment] if fragment is not None else []), *drop_ins]
+        found = [(path, path.stat()) for path in files]
+        return [(str(path), s.st_ino, s.st_mtime_ns, s.st_size) for path, s in found]
+
+
+def _load_state(text: str, file: UnitFile) -> str:
+    if not text.strip():
+        return "masked"
+    return "error" if file.is_broken else "loaded"
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "surrogateescape")
 
 
 @dataclass(slots=True)
@@ -257,7 +334,7 @@ class FakeServiceManager:
             found.n_restarts = 0
             self._begin(found, self._clock.monotonic_s())
             return
-        self._wait(found, lambda: found.active == "active" or found.is_down, "start", timeout_s)
+        self._wait(lambda: found.active == "active" or found.is_down, f"start of {unit}", timeout_s)
 
     def run_transient(
         self,
@@ -283,9 +360,7 @@ class FakeServiceManager:
         if lease is not None:
             self._end_lease(lease, restores=lease.restores)
             return
-        found = self._find(unit)
-        self._stop(found)
-        self._wait(found, lambda: found.is_down, "stop", timeout_s)
+        self._bring_down(self._find(unit), "stop", timeout_s)
 
     def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
         """Stop and start; without a usable definition nothing is stopped."""
@@ -294,8 +369,7 @@ class FakeServiceManager:
         self._load_if_forgotten(found)
         found.definition.demand()
         self._end_leases_of(unit)
-        self._stop(found)
-        self._wait(found, lambda: found.is_down, "restart", timeout_s)
+        self._bring_down(found, "restart", timeout_s)
         found.n_restarts = 0
         self._begin(found, self._clock.monotonic_s())
 
@@ -374,9 +448,7 @@ class FakeServiceManager:
     def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> FakeLease:
         """Take a unit's place."""
         self._enter("lease")
-        production = self._find(spec.production)
-        self._stop(production)
-        self._wait(production, lambda: production.is_down, "lease", timeout_s)
+        self._bring_down(self._find(spec.production), "lease", timeout_s)
         self._enter("lease taken")
         ends_at_s = self._clock.monotonic_s() + spec.limit_s
         lease = FakeLease(spec, ends_at_s, self, restores=spec.restores)
@@ -427,17 +499,11 @@ class FakeServiceManager:
     ) -> None:
         if lease.stands:
             self._begin_end(lease, restores=restores)
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        while not lease.is_over:
-            next_s = min(unit.due_s for unit in self._units.values())
-            if lease.free_by_s is not None:
-                next_s = min(next_s, self._clock.monotonic_s() + 1.0)
-            if next_s > deadline_s:
-                self._clock.sleep(deadline_s - self._clock.monotonic_s())
-                lease.restores = lease.restores or not restores  # a job to start goes on alone
-                raise ServiceError(f"stop of {lease.spec.unit} timed out")
-            self._clock.sleep(next_s - self._clock.monotonic_s())
-            self._catch_up()
+        try:
+            self._wait(lambda: lease.is_over, f"stop of {lease.spec.unit}", timeout_s)
+        except ServiceError:
+            lease.restores = lease.restores or not restores  # a job to start goes on alone
+            raise
 
     # For tests
 
@@ -498,17 +564,18 @@ class FakeServiceManager:
         if unit.active == "inactive":
             unit.definition.load()
 
-    def _wait(self, unit: _Unit, is_done: Callable[[], bool], verb: str, timeout_s: float) -> None:
+    def _wait(self, is_done: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Let time pass from one thing that is due to the next."""
         deadline_s = self._clock.monotonic_s() + timeout_s
         while not is_done():
-            next_s = min(other.due_s for other in self._units.values())
             now_s = self._clock.monotonic_s()
-            if next_s > deadline_s:
-                self._clock.sleep(deadline_s - now_s)
-                self._catch_up()
-                raise ServiceError(f"{verb} of {unit.definition.unit} timed out")
-            self._clock.sleep(next_s - now_s)
+            due_s = [unit.due_s for unit in self._units.values()]
+            asks_for_port = any(one.free_by_s and not one.is_over for one in self._leases)
+            next_s = min(*due_s, now_s + 1.0 if asks_for_port else _NEVER)
+            self._clock.sleep(min(next_s, deadline_s) - now_s)
             self._catch_up()
+            if next_s > deadline_s:
+                raise ServiceError(f"{what} timed out")
 
     def _catch_up(self) -> None:
         """Let everything happen that was due by now, in order."""
@@ -578,6 +645,10 @@ class FakeServiceManager:
             unit.ends_at_s = now_s + unit.life.obeys_after_s
             unit.ends_as = unit.life.term_ending
             self._catch_up()
+
+    def _bring_down(self, unit: _Unit, verb: str, timeout_s: float) -> None:
+        self._stop(unit)
+        self._wait(lambda: unit.is_down, f"{verb} of {unit.definition.unit}", timeout_s)
 
     def _end(self, unit: _Unit, ending: Ending, at_s: float) -> None:
         on_end = unit.life.on_end if unit.process is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,12 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from tests.support.folders import ROOT
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.app import Context, build_context
 from tunerd.tryout.designed import SHAPES, design, write
-
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -67,14 +68,25 @@ class Box:
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "tunerd", *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env=self.environment,
-            cwd=self.folder,
+            [sys.executable, "-m", "tunerd", *words], capture_output=True, text=True,
+            timeout=120, check=False, env=self.environment, cwd=self.folder,
+        )  # fmt: skip
+
+    def json(self, *words: str, code: int | None = 0) -> Any:
+        """What `tunerd WORDS --json` prints; the exit code must be `code`, unless that is None."""
+        done = self.call(*words, "--json")
+        assert code in {None, done.returncode}, (
+            f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         )
+        return json.loads(done.stdout)
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """Call `tunerd WORDS` and go on."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tunerd", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=self.environment, cwd=self.folder, start_new_session=True,
+        )  # fmt: skip
 
 
 def settings(box: Box, **changes: object) -> list[str]:

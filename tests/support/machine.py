@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.support import overlay, run_folder
-from tests.support.container import PATH, Container
+from tests.support.container import PATH, Container, MachineError
 from tests.support.lossy_disk import LossyDisk
 from tests.support.overlay import Root
 from tests.support.programs import program
@@ -25,10 +25,6 @@ from tests.support.roots import PREFIX, SOURCES_INSIDE, cache_folder
 _BOOT_LIMIT_S = 90.0
 _POWEROFF_LIMIT_S = 60.0
 _TIMED_OUT = (124, 137)  # timeout(1): ended it, had to kill it
-
-
-class MachineError(AssertionError):
-    """A command in a machine failed, or the machine did not do what was asked of it."""
 
 
 class Machine:
@@ -51,8 +47,6 @@ class Machine:
         binds: Mapping[str, Path] | None = None,
     ) -> None:
         self.root = root
-        self.boot_s = 0.0
-        """How long the last boot took."""
         self.boot_state = ""
         """What systemd said at its end: `running` or `degraded`."""
         self._binds = {**root.binds, **(binds or {})}
@@ -94,7 +88,6 @@ class Machine:
         Raises:
             AssertionError: it did not get there in time; the text has its console.
         """
-        started_s = time.monotonic()
         self._container = Container(
             self.name,
             self._mounted(),
@@ -103,7 +96,6 @@ class Machine:
         )
         self._container.wait_ready(_BOOT_LIMIT_S)
         self.boot_state = self.systemctl("is-system-running", "--wait", check=False)
-        self.boot_s = time.monotonic() - started_s
         if self.boot_state not in {"running", "degraded"}:
             raise MachineError(f"boot ended as {self.boot_state!r}\n{self._container.console()}")
         return self
@@ -196,17 +188,6 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a POSIX sh script inside; see `run`."""
         return self.run("sh", "-c", script, user=user, check=check, limit_s=limit_s)
-
-    def service(
-        self,
-        *argv: str | Path,
-        properties: Mapping[str, str] | None = None,
-        check: bool = True,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program as a transient unit, with a cgroup and a journal of its own; see `run`."""
-        settings = [f"--property={name}={value}" for name, value in (properties or {}).items()]
-        systemd_run = ["systemd-run", "--quiet", "--pipe", "--wait", "--collect", *settings, "--"]
-        return self.run(*systemd_run, *argv, check=check)
 
     def start(
         self,

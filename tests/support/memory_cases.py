@@ -7,6 +7,7 @@ and mainline before August 2026 have to load it: their buffer lines are compared
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+from tests.support.folders import ROOT
 from tests.support.shapes import PlainShape, write_hollow
 from tunerd.machine.files import Files
 from tunerd.machine.net import free_port
@@ -42,24 +44,14 @@ ALLOWED_MIB = 64
 _ROW = re.compile(
     r"\|\s+- (?P<label>[^|]++)\|(?:\s*\d+ =\s*\d+ \+ \()?\s*(?P<mib>\d+) =\s*(?P<model>\d+) \+"
 )
-_ROOT = Path(__file__).parents[2]
 _PLANNED = re.compile(r"fitting params to (?:free|device) memory took")
 _LISTENING = re.compile(r"listening on|HTTP server listening|model loaded \|")
 _FAILED = re.compile(r"error: |exiting due to|GGML_ASSERT|Fatal error")
 
 DENSE = Shape(
-    n_layer=16,
-    n_embd=1024,
-    n_ff=4096,
-    n_head=8,
-    n_head_kv=2,
-    head_dim=256,
-    ssm_state_size=128,
-    ssm_group_count=8,
-    ssm_time_step_rank=16,
-    n_vocab=32768,
-    context_length=262144,
-)
+    n_layer=16, n_embd=1024, n_ff=4096, n_head=8, n_head_kv=2, head_dim=256, ssm_state_size=128,
+    ssm_group_count=8, ssm_time_step_rank=16, n_vocab=32768, context_length=262144,
+)  # fmt: skip
 MOE = replace(DENSE, is_moe=True, n_expert=32, n_expert_used=4, n_ff_expert=256, n_ff_shared=256)
 LLAMA = PlainShape(architecture="llama")
 LITTLE = PlainShape(architecture="llama", n_layer=4, n_embd=512, n_ff=2048, n_head=8)
@@ -250,68 +242,34 @@ def write_models(case: MemoryCase, folder: Path) -> None:
             write_hollow(folder / file_name(shape), shape)
 
 
-def reported(
-    program: Sequence[str],
-    case: MemoryCase,
-    engine: TestedEngine,
-    folder: Path,
-    *,
-    seen_as: str | None = None,
-) -> list[str]:
-    """What the server says about its memory; it is ended as soon as it has said it.
-
-    Args:
-        program: The server and what starts it, for example a `chroot` in front of it.
-        case: What to run.
-        engine: How.
-        folder: Where the models are and the server runs; ik leaves a log file there.
-        seen_as: That folder as the server sees it, if it has another root.
-    """
-    last = _PLANNED if engine.measures_itself else _LISTENING
-    argv = [*program, *flags(case, engine, seen_as or str(folder))]
-    return said_by(argv, folder, until=last)
-
-
 def said_by(
     command: Sequence[str], folder: Path, *, until: re.Pattern[str], timeout_s: float = 60.0
 ) -> list[str]:
     """What a server says until a line matches or it fails; it is ended then."""
     argv = [*command, "--host", "127.0.0.1", "--port", str(free_port()), "-t", "1"]
     lines: list[str] = []
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(_ROOT)},
-        cwd=folder,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    alarm = threading.Timer(timeout_s, _end, [process])
-    alarm.start()
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line.rstrip())
-            if until.search(line) or _FAILED.search(line):
-                break
-    finally:
-        alarm.cancel()
-        _end(process)
-        process.wait(30)
-        if process.stdout is not None:
-            process.stdout.close()
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(ROOT)}, cwd=folder,
+        text=True, errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        alarm = threading.Timer(timeout_s, _end, [process])
+        alarm.start()
+        try:
+            for line in process.stdout or ():
+                lines.append(line.rstrip())
+                if until.search(line) or _FAILED.search(line):
+                    break
+        finally:
+            alarm.cancel()
+            _end(process)
     return lines
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill it and what it started; the group is the process's own."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def differences(
@@ -326,14 +284,16 @@ def differences(
 
     Args:
         name: The engine, as in `ENGINES`.
-        program: The server and what starts it.
+        program: The server and what starts it, for example a `chroot` in front of it.
         case: What to run; `case.on_cpu()` for an engine without a GPU.
         folder: Where the models are put; files of holes.
         seen_as: That folder as the server sees it, if it has another root.
     """
     engine = ENGINES[name]
     write_models(case, folder)
-    lines = reported(program, case, engine, folder, seen_as=seen_as)
+    # It is ended as soon as it has said it; ik leaves a log file where it runs.
+    argv = [*program, *flags(case, engine, seen_as or str(folder))]
+    lines = said_by(argv, folder, until=_PLANNED if engine.measures_itself else _LISTENING)
     models = ModelFiles(None, Files())
     draft = models.read_facts(folder / file_name(case.draft)) if case.draft is not None else None
     asked = replace(case.settings, laws=engine.laws, draft=draft)

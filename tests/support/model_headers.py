@@ -5,50 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.gguf_bytes import MemorySource, gguf, number, pair, tensor, text
-from tests.support.shapes import PlainShape, hollow_bytes
+from tests.support.gguf_bytes import MemorySource, gguf, text
+from tests.support.shapes import PlainShape, hollow_bytes, pair_of, table_of
 from tunerd.model.facts import FileIdentity, ModelFacts, facts_of
-from tunerd.model.gguf import ValueType, read_header
+from tunerd.model.gguf import read_header
 from tunerd.tryout.designed import Shape
 
 # Sizes of the published models; the weights' type is q8_0, which real files rarely have.
 QWEN36_27B = Shape(
-    n_layer=64,
-    n_embd=5120,
-    n_ff=17408,
-    n_head=24,
-    n_head_kv=4,
-    head_dim=256,
-    ssm_state_size=128,
-    ssm_group_count=16,
-    ssm_time_step_rank=48,
-    n_vocab=248320,
-    context_length=262144,
-)
+    n_layer=64, n_embd=5120, n_ff=17408, n_head=24, n_head_kv=4, head_dim=256, ssm_state_size=128,
+    ssm_group_count=16, ssm_time_step_rank=48, n_vocab=248320, context_length=262144,
+)  # fmt: skip
 QWEN36_35B_A3B = Shape(
-    is_moe=True,
-    n_layer=40,
-    n_embd=2048,
-    n_head=16,
-    n_head_kv=2,
-    head_dim=256,
-    ssm_state_size=128,
-    ssm_group_count=16,
-    ssm_time_step_rank=32,
-    n_expert=256,
-    n_expert_used=8,
-    n_ff_expert=512,
-    n_ff_shared=512,
-    n_vocab=248320,
-    context_length=262144,
-)
+    is_moe=True, n_layer=40, n_embd=2048, n_head=16, n_head_kv=2, head_dim=256, ssm_state_size=128,
+    ssm_group_count=16, ssm_time_step_rank=32, n_expert=256, n_expert_used=8, n_ff_expert=512,
+    n_ff_shared=512, n_vocab=248320, context_length=262144,
+)  # fmt: skip
 
 
 class HollowSource(MemorySource):
     """A header in memory that claims the whole file behind it."""
 
-    def __init__(self, header: bytes, data_bytes: int, name: str = "made.gguf") -> None:
-        super().__init__(header, name)
+    def __init__(self, header: bytes, data_bytes: int) -> None:
+        super().__init__(header)
         self._data_bytes = data_bytes
 
     @property
@@ -83,19 +62,10 @@ def small(
     extra: Sequence[bytes] = (),
 ) -> bytes:
     """A little file: keys below the architecture's prefix, and f32 tensors of zeros."""
-    pairs = [text("general.architecture", architecture)]
-    for key, value in (keys or {}).items():
-        name = f"{architecture}.{key}"
-        if isinstance(value, int):
-            pairs.append(number(name, value))
-        else:
-            kind = ValueType.BOOL if isinstance(value[0], bool) else ValueType.INT32
-            pairs.append(pair(name, ValueType.ARRAY, (kind, list(value))))
-    table, offset = [], 0
-    for tensor_name, dims in tensors:
-        table.append(tensor(tensor_name, dims, 0, offset))
-        size = 4
-        for one in dims:
-            size *= one
-        offset += -(-size // 32) * 32
-    return gguf([*pairs, *extra], table, data=offset)
+    pairs = [
+        text("general.architecture", architecture),
+        *(pair_of(f"{architecture}.{key}", value) for key, value in (keys or {}).items()),
+        *extra,
+    ]
+    table, n_bytes = table_of((name, dims, 0) for name, dims in tensors)
+    return gguf(pairs, table, data=n_bytes)

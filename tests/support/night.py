@@ -5,17 +5,17 @@ On the stand-in every draft is wrong, so the profile that serves is far slower t
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.support.deployment import UNIT, Deployment, profile
+from tests.support.deployment import UNIT, Deployment, place_units, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
 from tests.support.sweep_box import RANGES, SPEED
 
 SWEEP = "tunerd-sweep.service"
-CANDIDATES = ("tunerd-candidate-*", "tunerd-lease-*")
 # What answers of a length that no sweep asks for take in service, without speculation: the planted
 # regression is slower than what it replaced.
 REGRESSION_TOKENS = 64
@@ -48,31 +48,26 @@ every_s = 5.0
 every_s = 1.0
 busy_every_s = 2.0
 """
-# Asks until it is killed; {tokens} each.
+# Asks until the machine ends.
 _CLIENT = """
-import json, urllib.request
-body = json.dumps({{"prompt": "go on", "n_predict": {tokens}, "ignore_eos": True}}).encode()
-headers = {{"Content-Type": "application/json"}}
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
-while True:
-    request = urllib.request.Request("http://127.0.0.1:8080/completion", body, headers)
-    try:
-        opener.open(request, timeout=60).read()
-    except OSError:
-        __import__("time").sleep(0.2)
+while :; do
+    curl --silent --max-time 60 --data-binary '{body}' http://127.0.0.1:8080/completion || sleep 0.2
+done > /dev/null
 """
 
 
-def install_unit(machine: Machine, *, user: str | None = None) -> None:
-    """As install.sh does."""
-    if user is None:
-        folder = "/usr/local/lib/systemd/system"
-        machine.sh(f"install -D -m 644 {SOURCES_INSIDE}/units/{SWEEP} {folder}/{SWEEP}")
-    else:
-        text = machine.read(SOURCES_INSIDE / "units/tunerd-sweep-user.service.in")
-        program = str(PREFIX / "bin/tunerd")
-        machine.write(f"/etc/systemd/user/{SWEEP}", text.replace("@TUNERD@", program))
-    machine.systemctl("daemon-reload", user=user)
+def starts(box: Deployment) -> int:
+    """Candidates that a sweep has started."""
+    last = box.json("sweep", "status")["last"]
+    return int((last or {}).get("starts", 0))
+
+
+def candidates(box: Deployment) -> str:
+    """Units of a measurement that are there."""
+    return box.systemctl(
+        "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
+        "tunerd-candidate-*", "tunerd-lease-*",
+    )  # fmt: skip
 
 
 class Night:
@@ -93,7 +88,7 @@ class Night:
         text = profile("fake", speculation__type="mtp", speculation__n_max=4, speculation__p_min=0.0,
                        serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
         self.box.profile("night", text + RANGES)
-        install_unit(machine, user=user)
+        place_units(machine, SWEEP, user=user)
         self._prove()
         self.box.apply("night")
 
@@ -106,9 +101,9 @@ class Night:
         )
 
     def client(self) -> Any:
-        """Somebody who asks what no sweep asked, until killed."""
-        script = _CLIENT.format(tokens=REGRESSION_TOKENS)
-        return self.machine.start(PREFIX / "bin/python", "-S", "-E", "-c", script)
+        """Somebody who asks what no sweep asked."""
+        body = {"prompt": "go on", "n_predict": REGRESSION_TOKENS, "ignore_eos": True}
+        return self.machine.start("sh", "-c", _CLIENT.format(body=json.dumps(body)))
 
     # What there is
 
@@ -120,16 +115,10 @@ class Night:
         return found
 
     def starts(self) -> int:
-        """Candidates that a sweep has started."""
-        last = self.box.json("sweep", "status")["last"]
-        return int((last or {}).get("starts", 0))
+        return starts(self.box)
 
     def candidates(self) -> str:
-        """Units of a measurement that are there."""
-        return self.box.systemctl(
-            "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
-            *CANDIDATES,
-        )  # fmt: skip
+        return candidates(self.box)
 
     def speculates(self) -> bool:
         """Whether what serves was started with speculation."""

@@ -100,9 +100,8 @@ class Postgres:
             _openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
                      "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt")  # fmt: skip
             makers.append(folder / f"{name}.crt")
-        key, request, signed = (
-            self.folder / "data" / f"server.{end}" for end in ("key", "csr", "crt")
-        )
+        data = self.folder / "data"
+        key, request, signed = (data / f"server.{end}" for end in ("key", "csr", "crt"))
         (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
         _openssl("req", "-new", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=tunerd",
                  "-keyout", key, "-out", request)  # fmt: skip
@@ -132,13 +131,8 @@ class Postgres:
     def _program(self, name: str, *words: object) -> str:
         argv = [str(self.programs / name), *map(str, words)]
         if os.geteuid() == 0:
-            argv = [
-                "setpriv",
-                f"--reuid={_ACCOUNT}",
-                f"--regid={_ACCOUNT}",
-                "--clear-groups",
-                *argv,
-            ]
+            who = (f"--reuid={_ACCOUNT}", f"--regid={_ACCOUNT}", "--clear-groups")
+            argv = ["setpriv", *who, *argv]
         # A file, for the server keeps what it inherits.
         with tempfile.TemporaryFile() as said:
             done = subprocess.run(argv, stdout=said, stderr=said, stdin=subprocess.DEVNULL,

@@ -11,7 +11,6 @@ from typing import Any
 from tests.support.synthetic_runs import START_S, MadeRun
 from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import RunEvidence, RunRecord, SummaryRecord, Validity
-from tunerd.measure.results import run_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.web.report import render_report
 
@@ -19,8 +18,8 @@ from tunerd.web.report import render_report
 def evidence_of(folder: Path, runs: Iterable[MadeRun]) -> tuple[RunEvidence, ...]:
     """The runs as they come back from a real store."""
     with EvidenceStore(folder / "evidence.db") as store:
-        numbers = [run.put(store) for run in runs]
-        return tuple(store.evidence(run_of(store, number)) for number in numbers)
+        found = [store.run(run.put(store)) for run in runs]
+        return tuple(store.evidence(one) for one in found if one is not None)
 
 
 def page_of(folder: Path, runs: Iterable[MadeRun]) -> Path:

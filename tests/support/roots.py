@@ -47,42 +47,18 @@ OFFLINE_PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(WHEELS_INSIDE)}
 EARLIER_INSIDE = Path("/usr/local/src/tunerd-earlier")
 EARLIER_WHEELS_INSIDE = Path("/opt/wheels-of-earlier")
 EARLIER_PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(EARLIER_WHEELS_INSIDE)}
-USERS = ("alice", "bob")
-"""Accounts in every root; alice lingers, so her service manager runs from boot on."""
 
 _FORMAT = "2"  # change it when the building of layers changes
 _KEEP = 4  # of each kind, beside those in use or new
 _KEEP_S = 1800
 _kept: dict[Path, IO[str]] = {}
 _SID_PACKAGES = (
-    "ca-certificates",
-    "curl",
-    "dbus",
-    "dbus-user-session",
-    "iproute2",
-    "libggml0-backend-vulkan",
-    "libpam-systemd",
-    "llama.cpp-tools",
-    "llama.cpp-tools-extra",
-    "mesa-vulkan-drivers",
-    "polkitd",
-    "procps",
-    "python3",
-    "python3-venv",
-    "systemd",
-    "systemd-sysv",
-)
-_SOURCE_NAMES = (
-    "LICENSE",
-    "README.md",
-    "docs/reference/tunerd.1",
-    "install.sh",
-    "profiles",
-    "pyproject.toml",
-    "tests",
-    "tunerd",
-    "units",
-)
+    "ca-certificates", "curl", "dbus", "dbus-user-session", "iproute2", "libggml0-backend-vulkan",
+    "libpam-systemd", "llama.cpp-tools", "llama.cpp-tools-extra", "mesa-vulkan-drivers", "polkitd", "procps",
+    "python3", "python3-venv", "systemd", "systemd-sysv",
+)  # fmt: skip
+_SOURCE_NAMES = ("LICENSE", "README.md", "docs/reference/tunerd.1", "install.sh", "profiles",
+                 "pyproject.toml", "tests", "tunerd", "units")  # fmt: skip
 _TRIXIE_PACKAGES = (
     *(name for name in _SID_PACKAGES if not re.match("llama|mesa|libggml", name)),
     "libgomp1",  # of the embedded engine; elsewhere llama.cpp brings it
@@ -90,30 +66,10 @@ _TRIXIE_PACKAGES = (
 _NOT_INSIDE = re.compile(r"(hypothesis|mypy|pytest-(rerunfailures|xdist)|ruff|schemathesis|types-)")
 # Of the host's own root: what its owner enabled, keeps at home or has running is not to be seen.
 _HIDDEN_OF_HOST = (
-    "boot",
-    "etc/rc0.d",
-    "etc/rc1.d",
-    "etc/rc2.d",
-    "etc/rc3.d",
-    "etc/rc4.d",
-    "etc/rc5.d",
-    "etc/rc6.d",
-    "etc/rcS.d",
-    "etc/systemd/system",
-    "etc/systemd/user",
-    "etc/tunerd",
-    "home",
-    "media",
-    "mnt",
-    "root",
-    "srv",
-    "tmp",
-    "var/cache/tunerd-e2e",
-    "var/lib/systemd",
-    "var/lib/tunerd",
-    "var/log/journal",
-    "var/tmp",
-)
+    "boot", *(f"etc/rc{level}.d" for level in "0123456S"), "etc/systemd/system", "etc/systemd/user",
+    "etc/tunerd", "home", "media", "mnt", "root", "srv", "tmp", "var/cache/tunerd-e2e", "var/lib/systemd",
+    "var/lib/tunerd", "var/log/journal", "var/tmp",
+)  # fmt: skip
 
 
 def cache_folder() -> Path:
@@ -141,9 +97,11 @@ def host_root(tunerd: Tunerd = Tunerd.FOR_TESTS) -> Root:
     foreign = sorted(
         name for name in top_level - system if not re.fullmatch(r"lib.*|lost\+found", name)
     )
-    hidden = (*_HIDDEN_OF_HOST, *(name for name in foreign if name not in _HIDDEN_OF_HOST))
+    hidden = dict.fromkeys((*_HIDDEN_OF_HOST, *foreign))
     version = program("/usr/bin/python3", "--version").stdout.decode()
-    base = Root("host", (Path("/"),), hidden=tuple(name for name in hidden if _is_there(name)))
+    base = Root(
+        "host", (Path("/"),), hidden=tuple(one for one in hidden if Path("/", one).is_dir())
+    )
     accounts = [Path("/etc", name).read_text() for name in ("os-release", "passwd", "group")]
     return _furnished(base, key=_key("host", version, *accounts), tunerd=tunerd)
 
@@ -158,9 +116,8 @@ def sid_root(tunerd: Tunerd = Tunerd.FOR_TESTS, *, packages: Sequence[str] = ())
     base = Root("sid", (_cached("base", key, what, _debian("sid", _SID_PACKAGES)),))
     if packages:
         named = ", ".join(packages)
-        layer = _cached(
-            "packages", _key(key, *packages), f"{named} in sid", _packages_in(base, packages)
-        )
+        build = _by_script(base, _INSTALL_PACKAGES, *packages)
+        layer = _cached("packages", _key(key, *packages), f"{named} in sid", build)
         base = replace(base, lowers=(layer, *base.lowers))
     return _furnished(base, key=key, variant=packages, tunerd=tunerd)
 
@@ -198,10 +155,6 @@ def with_earlier(bare: Root, revision: str) -> Root:
     return replace(bare, lowers=(sources, *bare.lowers), binds=binds)
 
 
-def _is_there(name: str) -> bool:
-    return (Path("/") / name).is_dir()
-
-
 def _furnished(base: Root, *, key: str, tunerd: Tunerd, variant: Sequence[str] = ()) -> Root:
     """The root with users, wheels, sources, and tunerd.
 
@@ -210,7 +163,7 @@ def _furnished(base: Root, *, key: str, tunerd: Tunerd, variant: Sequence[str] =
     name = base.name
     requirements = _requirements()
     wheels_key = _key(key, *requirements)
-    seed = _cached("seed", _key(key, *variant), f"users of {name}", _seed_of(base))
+    seed = _cached("seed", _key(key, *variant), f"users of {name}", _by_script(base, _SEED))
     wheels = _cached("wheels", wheels_key, f"wheels for {name}", _wheels_for(base, requirements))
     sources = _sources()
     binds = {str(WHEELS_INSIDE): wheels}
@@ -220,14 +173,15 @@ def _furnished(base: Root, *, key: str, tunerd: Tunerd, variant: Sequence[str] =
         return plain
     if tunerd is Tunerd.INSTALLED:
         key = _key(code_key, *variant)
-        layer = _cached("installed", key, f"tunerd in {name} by install.sh", _installed_in(plain))
+        build = _by_script(plain, _INSTALL)
+        layer = _cached("installed", key, f"tunerd in {name} by install.sh", build)
         # The seed is in that layer, as install.sh has changed it: accounts, enabled units.
         return replace(plain, lowers=(layer, *plain.lowers), seed=None)
-    deps = _cached(
-        "deps", wheels_key, f"dependencies in {name}", _dependencies_in(plain, requirements)
-    )
+    build = _by_script(plain, _INSTALL_DEPENDENCIES, *requirements)
+    deps = _cached("deps", wheels_key, f"dependencies in {name}", build)
     furnished = replace(plain, lowers=(sources, deps, *base.lowers))
-    code = _cached("code", code_key, f"tunerd in {name}", _code_in(furnished))
+    build = _by_script(furnished, _INSTALL_CODE)
+    code = _cached("code", code_key, f"tunerd in {name}", build)
     return replace(furnished, lowers=(code, *furnished.lowers))
 
 
@@ -346,24 +300,20 @@ def _apt_options() -> list[str]:
     return [match[1] for match in map(wanted.fullmatch, dump.splitlines()) if match]
 
 
-def _packages_in(base: Root, packages: Sequence[str]) -> Callable[[Path], None]:
-    script = """
+_INSTALL_PACKAGES = """
 set -eu
 apt-get --quiet=2 update
 apt-get --quiet=2 --yes --no-install-recommends install "$@" > /dev/null
 apt-get clean
 rm -rf /var/lib/apt/lists/*
 """
-    return lambda folder: layers.build(cache_folder(), folder, base, script, *packages)
-
-
-_SEED_SCRIPT = """
+_SEED = """
 set -eu
-for user in {users}; do
+for user in alice bob; do
     useradd --create-home --shell /bin/bash "$user"
 done
 mkdir -p /var/lib/systemd/linger /var/log/journal /etc/systemd/system
-touch /var/lib/systemd/linger/alice
+touch /var/lib/systemd/linger/alice  # so her service manager runs from boot on
 echo 0123456789abcdef0123456789abcdef > /etc/machine-id  # else systemd takes it for a first boot
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.timer \\
     systemd-timesyncd.service systemd-firstboot.service console-getty.service \\
@@ -373,9 +323,9 @@ done
 """
 
 
-def _seed_of(base: Root) -> Callable[[Path], None]:
-    script = _SEED_SCRIPT.format(users=" ".join(USERS))
-    return lambda folder: layers.build(cache_folder(), folder, base, script)
+def _by_script(root: Root, script: str, *arguments: str) -> Callable[[Path], None]:
+    """Builds what a script changes in the root."""
+    return lambda folder: layers.build(cache_folder(), folder, root, script, *arguments)
 
 
 # --- tunerd ---
@@ -437,33 +387,23 @@ def _sources() -> Path:
     return _cached("sources", digest.hexdigest()[:16], "a copy of the sources", build)
 
 
-def _dependencies_in(root: Root, requirements: Sequence[str]) -> Callable[[Path], None]:
-    script = f"""
+_INSTALL_DEPENDENCIES = f"""
 set -eu
 /usr/bin/python3 -m venv {PREFIX}
 {PREFIX}/bin/python -m pip install --quiet --no-index --find-links {WHEELS_INSIDE} "$@"
 """
-    return lambda folder: layers.build(cache_folder(), folder, root, script, *requirements)
-
-
-def _code_in(root: Root) -> Callable[[Path], None]:
-    # Built from a copy: building leaves files beside the sources.
-    script = f"""
+# Built from a copy: building leaves files beside the sources.
+_INSTALL_CODE = f"""
 set -eu
 cp -r {SOURCES_INSIDE} /tmp/sources
 {PREFIX}/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation /tmp/sources
 mkdir -p /usr/local/bin
 ln -s {PREFIX}/bin/tunerd {PREFIX}/bin/tunerd-llama-server /usr/local/bin/
 """
-    return lambda folder: layers.build(cache_folder(), folder, root, script)
-
-
-def _installed_in(root: Root) -> Callable[[Path], None]:
-    offline = "\n".join(f"export {name}={value}" for name, value in OFFLINE_PIP.items())
-    script = (
-        f"set -eu\nunset PIP_EXTRA_INDEX_URL\n{offline}\n{SOURCES_INSIDE}/install.sh --system\n"
-    )
-    return lambda folder: layers.build(cache_folder(), folder, root, script)
+_INSTALL = "\n".join((
+    "set -eu", "unset PIP_EXTRA_INDEX_URL", *(f"export {name}={value}" for name, value in OFFLINE_PIP.items()),
+    f"{SOURCES_INSIDE}/install.sh --system", "",
+))  # fmt: skip
 
 
 def main() -> int:

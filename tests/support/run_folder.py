@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.support import cgroup
+from tests.support.container import group_of, remove_group
 from tests.support.programs import program
 
 _OWNER = "owner"
@@ -35,7 +35,7 @@ def create(cache: Path) -> Path:
 
 def destroy(folder: Path) -> None:
     """Remove a machine's folder with its processes and mounts."""
-    cgroup.remove(folder.name)
+    remove_group(group_of(folder.name))
     unmount(folder)
     for nspawn in ("propagate", "unix-export"):
         shutil.rmtree(Path("/run/systemd/nspawn") / nspawn / folder.name, ignore_errors=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -56,31 +57,32 @@ def hollow_bytes(shape: Shape | PlainShape) -> tuple[bytes, int]:
     else:
         architecture, n_vocab = shape.architecture, shape.n_vocab
         keys, rows = _metadata(shape), _tensors(shape)
-    table, n_bytes = _table(rows)
+    table, n_bytes = table_of(rows)
     pairs = [
         text("general.architecture", architecture),
         text("general.name", "hollow"),
-        *(_pair(f"{architecture}.{key}", value) for key, value in keys.items()),
+        *(pair_of(f"{architecture}.{key}", value) for key, value in keys.items()),
         *_vocabulary(n_vocab),
     ]
     return gguf(pairs, table, alignment=_ALIGNMENT), n_bytes
 
 
-def _table(rows: Iterable[_Row]) -> tuple[list[bytes], int]:
+def table_of(rows: Iterable[_Row]) -> tuple[list[bytes], int]:
+    """The table of tensors, and how many bytes of data it wants."""
     table, offset = [], 0
     for name, dims, kind in rows:
         table.append(tensor(name, dims, kind, offset))
         size = TENSOR_TYPES[kind].row_size(dims[0])
         assert size is not None, f"{name}: rows of {dims[0]} values"
-        for one in dims[1:]:
-            size *= one
-        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+        offset += -(-size * math.prod(dims[1:]) // _ALIGNMENT) * _ALIGNMENT
     return table, offset
 
 
-def _pair(key: str, value: float | list[int]) -> bytes:
-    if isinstance(value, list):
-        return pair(key, ValueType.ARRAY, (ValueType.INT32, value))
+def pair_of(key: str, value: float | Sequence[int]) -> bytes:
+    """A key of the type of its value."""
+    if isinstance(value, Sequence):
+        kind = ValueType.BOOL if isinstance(value[0], bool) else ValueType.INT32
+        return pair(key, ValueType.ARRAY, (kind, value))
     if isinstance(value, float):
         return pair(key, ValueType.FLOAT32, value)
     return number(key, value)

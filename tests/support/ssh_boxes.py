@@ -99,18 +99,12 @@ class Operator:
     box: Box
 
     def fleet(self, *words: str, code: int | None = 0) -> dict[str, Any]:
-        done = self.box.call("fleet", *words, "--json")
-        assert code is None or done.returncode == code, done.stdout + done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = self.box.json("fleet", *words, code=code)
         return found
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """A rollout in the background."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "tunerd", "fleet", *words],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=self.box.environment, cwd=self.box.folder, start_new_session=True,
-        )  # fmt: skip
+        return self.box.begin("fleet", *words)
 
 
 def states(found: dict[str, Any]) -> list[str]:

@@ -15,14 +15,8 @@ from tests.support.builders import HELP, HELP_OF, capabilities_of
 
 _PROGRAM = Path(__file__).with_name("fake_llama_server.py")
 # ik's help shows these without the value that they take, and leaves out the placeholder of some others.
-_IK_UNSHOWN_VALUE = {
-    "-rea",
-    "--reasoning",
-    "-cuda",
-    "--cuda-params",
-    "-draft",
-    "--draft-params",
-} | {"--reasoning-budget-message"}
+_IK_UNSHOWN_VALUE = {"-rea", "--reasoning", "-cuda", "--cuda-params", "-draft", "--draft-params",
+                     "--reasoning-budget-message"}  # fmt: skip
 _NO_SWITCH = re.compile(r"\(default: (?!enabled|disabled|true|false)")
 # A card as an engine's log tells of it, with what a model takes there.
 RTX_4070_SUPER: dict[str, Any] = {
@@ -53,11 +47,9 @@ class StandIn:
         fresh.replace(self.settings)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What happened, oldest first: `start`, `load`, `ready`, `completion`, `child` or `exit`.
+        """What happened, oldest first: `load` (with `argv`), `completion` (with `body`), `wake`, `exit`.
 
-        Every run has a `start` with `argv`, `pid` and `environment`; only one that was meant to
-        serve, with a model that exists, has a `load` with `argv` and `pid`. A completion has
-        `body` and `n_predicted`.
+        Only a run that was meant to serve, with a model that exists, has a `load`.
         """
         if not self.record.exists():
             return []

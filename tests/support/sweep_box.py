@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -11,14 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tests.support.local_box import Box
+from tests.support.server_process import CLIENT
 from tests.support.stand_in import StandIn, install
 from tunerd.app import Context
 from tunerd.engine.builds import find_engines
@@ -83,21 +83,15 @@ class SweepBox:
         return done
 
     def json(self, *words: str, code: int | None = 0) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.call(*words, "--json", code=code).stdout)
+        found: dict[str, Any] = self.box.json(*words, code=code)
         return found
 
-    def sweep(self, *words: str, budget: str = "40s", code: int | None = 0) -> dict[str, Any]:
-        return self.json(
-            "sweep", "run", "--yes", "--budget", budget, "--seed", "3", *words, code=code
-        )
+    def sweep(self, *words: str, budget: str = "40s") -> dict[str, Any]:
+        return self.json("sweep", "run", "--yes", "--budget", budget, "--seed", "3", *words)
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """A sweep in the background."""
-        command = [sys.executable, "-m", "tunerd", "sweep", *words, "--yes", "--json"]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=self.box.environment, cwd=self.box.folder,
-        )  # fmt: skip
+        return self.box.begin("sweep", *words, "--yes", "--json")
 
     def newest(self) -> dict[str, Any]:
         return self.json("sweep", "show")
@@ -128,18 +122,11 @@ class SweepBox:
 
     def ask(self, n_predict: int = 4) -> int:
         """The status of one completion; 0 where nobody answers."""
-        body = json.dumps({"prompt": "somebody else", "n_predict": n_predict}).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/completion", body, {"Content-Type": "application/json"}
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        body = {"prompt": "somebody else", "n_predict": n_predict}
         try:
-            with opener.open(request, timeout=30) as reply:
-                reply.read()
-                return int(reply.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
+            url = f"http://127.0.0.1:{self.port}/completion"
+            return CLIENT.post(url, json=body, timeout=30).status_code
+        except httpx.HTTPError:
             return 0
 
     def leftovers(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A way to a server that loses an answer: the request arrives, and then the line is dead."""
+"""A way to a server over TCP, as `ssh -L` makes one; it may lose an answer, after which the line is dead."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,13 +15,13 @@ class Proxy:
     """Passes on what both sides say, until it drops the answer to a request.
 
     Args:
-        port: Of the server, on the loopback.
+        target: The server's port on the loopback, or its socket.
         drop_answer_to: What the request has in it.
-        at: Which of these loses its answer, counted from 1.
+        at: Which of these loses its answer, counted from 1; 0 for none.
     """
 
-    def __init__(self, port: int, *, drop_answer_to: bytes, at: int) -> None:
-        self._port = port
+    def __init__(self, target: int | Path, *, drop_answer_to: bytes = b"", at: int = 0) -> None:
+        self._target = target
         self._sign = drop_answer_to
         self._at = at
         self._n_seen = 0
@@ -51,8 +52,15 @@ class Proxy:
                 return
             threading.Thread(target=self._pass_on, args=(client,), daemon=True).start()
 
+    def _connected(self) -> socket.socket:
+        if isinstance(self._target, int):
+            return socket.create_connection(("127.0.0.1", self._target))
+        found = socket.socket(socket.AF_UNIX)
+        found.connect(str(self._target))
+        return found
+
     def _pass_on(self, client: socket.socket) -> None:
-        server = socket.create_connection(("127.0.0.1", self._port))
+        server = self._connected()
         with client, server, contextlib.suppress(OSError):
             while True:
                 readable, _, _ = select.select([client, server], [], [])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,8 @@ class Api:
         self.behaviour = engine.behaviour
         self.is_loaded = False
         self.failure_at_request: Failure | None = None
+        self.n_at_work = 0
+        self._work_lock = threading.Lock()
         self._die = die
         self._api_keys = self._read_api_keys()
 
@@ -32,13 +35,29 @@ class Api:
             keys |= set(Path(facts["api_key_file"]).read_text(encoding="utf-8").split())
         return keys
 
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While it lasts, the program does not end orderly."""
+        with self._work_lock:
+            self.n_at_work += 1
+        try:
+            yield
+        finally:
+            with self._work_lock:
+                self.n_at_work -= 1
+
+    def after_reply(self) -> None:
+        """Die after so many completions, if that is to be played."""
+        told = self.behaviour
+        if (
+            told.exit_after_requests is not None
+            and self.engine.n_completions >= told.exit_after_requests
+        ):
+            ends = told.exit_status if told.exit_signal is None else -told.exit_signal
+            self._die(Failure("request", ends, ()))
+
     def answer(
-        self,
-        method: str,
-        target: str,
-        headers: dict[str, str],
-        body: bytes,
-        gone: Callable[[], bool],
+        self, method: str, target: str, key: str, body: bytes, gone: Callable[[], bool]
     ) -> Reply:
         path = target.partition("?")[0]
         if self.behaviour.openai_only and not path.startswith(("/v1/", "/health")):
@@ -48,7 +67,7 @@ class Api:
             raise HttpError(503, "unavailable_error", "Loading model")
         if is_health:
             return json_answer({"status": "ok"})
-        if self._api_keys and headers.get("authorization", "")[7:] not in self._api_keys:
+        if self._api_keys and key not in self._api_keys:
             raise HttpError(401, "authentication_error", "Invalid API Key")
         if not self._leaves_asleep(path):
             self.engine.touch()
@@ -87,7 +106,6 @@ class Api:
                 raise HttpError(501, "not_supported_error", "This server does not support slots")
             return json_answer([self._slot(slot) for slot in self.engine.slots])
         if path == "/metrics":
-            self.engine.record.add("metrics", at_s=time.monotonic())
             if "metrics" not in facts:
                 text = "This server does not support metrics endpoint. Start it with `--metrics`"
                 raise HttpError(501, "not_supported_error", text)
@@ -134,7 +152,7 @@ class Api:
         ]
         if dialect == "main-0x":
             rows.append(("prompt_tokens_cached_total", "counter", totals.n_cached))
-        if dialect in {"main-0x", "main-lm"}:
+        if not self.behaviour.is_ik:
             n_accepted = sum(totals.accepted_at)
             rows.append(("spec_decode_num_draft_tokens_total", "counter", totals.drafted))
             rows.append(("spec_decode_num_accepted_tokens_total", "counter", n_accepted))
@@ -142,7 +160,7 @@ class Api:
         for name, kind, value in rows:
             full = f"llamacpp:{name}"
             lines += [f"# HELP {full} {name}.", f"# TYPE {full} {kind}", f"{full} {value:g}"]
-        if dialect in {"main-0x", "main-lm"}:
+        if not self.behaviour.is_ik:
             full = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
             lines += [
                 f'{full}{{position="{position}"}} {count:g}'

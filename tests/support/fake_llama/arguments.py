@@ -9,50 +9,39 @@ from typing import Any
 
 from tests.support.fake_llama.behaviour import Behaviour
 
-# Flag spellings -> the fact they set. Whatever else is on the line is a fact by its own name.
-SPELLINGS = {
-    "-m": "model",
-    "--model": "model",
-    "-a": "alias",
-    "--alias": "alias",
-    "--host": "host",
-    "--port": "port",
-    "-c": "n_ctx",
-    "--ctx-size": "n_ctx",
-    "-np": "n_slots",
-    "--parallel": "n_slots",
-    "-ub": "n_ubatch",
-    "--ubatch-size": "n_ubatch",
-    "-n": "n_predict",
-    "--predict": "n_predict",
-    "--n-predict": "n_predict",
-    "-lv": "verbosity",
-    "--verbosity": "verbosity",
-    "--log-verbosity": "verbosity",
-    "--spec-type": "spec_type",
-    "-mtp": "mtp",
-    "--multi-token-prediction": "mtp",
-    "--spec-draft-n-max": "n_max",
-    "--draft-max": "n_max",
-    "--draft": "n_max",
-    "--draft-n": "n_max",
-    "--spec-draft-n-min": "n_min",
-    "--draft-min": "n_min",
-    "--spec-draft-p-min": "p_min",
-    "--draft-p-min": "p_min",
-    "--api-key": "api_key",
-    "--api-key-file": "api_key_file",
-    "--metrics": "metrics",
-    "--no-slots": "no_slots",
-    "--sleep-idle-seconds": "sleep_s",
+# Facts by the flags that set them. Whatever else is on the line is a fact by its own name.
+_FLAGS = {
+    "model": ("-m", "--model"),
+    "alias": ("-a", "--alias"),
+    "n_ctx": ("-c", "--ctx-size"),
+    "n_slots": ("-np", "--parallel"),
+    "n_ubatch": ("-ub", "--ubatch-size"),
+    "n_predict": ("-n", "--predict", "--n-predict"),
+    "verbosity": ("-lv", "--verbosity", "--log-verbosity"),
+    "spec_type": ("--spec-type",),
+    "n_max": ("--spec-draft-n-max", "--draft-max", "--draft", "--draft-n"),
+    "p_min": ("--spec-draft-p-min", "--draft-p-min"),
+    "api_key": ("--api-key",),
+    "api_key_file": ("--api-key-file",),
+    "no_slots": ("--no-slots",),
+    "sleep_s": ("--sleep-idle-seconds",),
 }
+SPELLINGS = {spelling: fact for fact, spellings in _FLAGS.items() for spelling in spellings}
 # Parsed by ik although the help of a CPU build leaves them out.
-IK_HIDDEN = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "-ts", "-dev", "-mg", "-op"} | {
-    *("-a", "--alias"),
+IK_HIDDEN = {
+    "-ngl",
+    "--gpu-layers",
+    "--n-gpu-layers",
+    "-sm",
+    "-ts",
+    "-dev",
+    "-mg",
+    "-op",
+    "-a",
+    "--alias",
 }
-IK_LEGACY = {"-mtp", "--multi-token-prediction", "--draft", "--draft-n", "--draft-max"} | {
-    *("--draft-min", "--draft-n-min", "--draft-p-min", "--spec-stage")
-}
+IK_LEGACY = {"-mtp", "--multi-token-prediction", "--draft", "--draft-n", "--draft-max", "--draft-min",
+             "--draft-n-min", "--draft-p-min", "--spec-stage"}  # fmt: skip
 
 
 class ArgumentError(Exception):
@@ -92,7 +81,7 @@ class Arguments:
     def _unlisted(self, flag: str) -> dict[str, Any]:
         if self.behaviour.is_ik and flag in IK_HIDDEN:
             return {"takes_value": True}
-        if self.behaviour.dialect == "ik-now" and flag in IK_LEGACY:
+        if self.behaviour.is_ik and flag in IK_LEGACY:
             raise ArgumentError(
                 f"legacy speculative option '{flag}' is disabled; use the value inside the "
                 "relevant repeated --spec-type entry, e.g. --spec-type mtp:n_max=3,p_min=0.0"
@@ -115,15 +104,13 @@ class Arguments:
                 )
 
     def _take_speculation(self) -> None:
-        """Bring ik's `mtp:n_max=3,p_min=0.5` and ik-may's `-mtp` into the common facts."""
+        """Bring ik's `mtp:n_max=3,p_min=0.5` into the common facts."""
         spec = self.facts.get("spec_type", "none")
-        if self.behaviour.dialect == "ik-now" and ":" in spec:
+        if self.behaviour.is_ik and ":" in spec:
             spec, _, keys = spec.partition(":")
             for pair in keys.split(","):
                 key, _, value = pair.partition("=")
                 self.facts[key] = value
-        if "mtp" in self.facts:
-            spec = "mtp"
         self.facts["speculative"] = "off" if spec == "none" else "on"
         self.facts["spec_type"] = spec
 

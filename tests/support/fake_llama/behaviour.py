@@ -25,8 +25,7 @@ class Behaviour:
     The model is recurrent as the designed ones are, unless `is_recurrent` says otherwise: of a prompt that
     another end follows only what lies before a checkpoint is found again.
 
-    `drips` sends the heads of all answers a byte every half second, without end; `never_binds` is a server that
-    stays, and listens nowhere.
+    `drips` sends the heads of all answers a byte every half second, without end.
 
     `device` are the lines about a GPU: name, description, total_mib, free_mib, model_mib, context_mib,
     compute_mib, and n_layers, offloaded, and of those by the fit overflowing.
@@ -54,7 +53,6 @@ class Behaviour:
     load_s: float = 0.0
     load_never_ends: bool = False
     drips: bool = False
-    never_binds: bool = False
     fail: str | list[str | None] | None = None
     exit_after_requests: int | None = None
     exit_status: int = 1
@@ -94,16 +92,9 @@ class Behaviour:
     def is_ik(self) -> bool:
         return self.dialect.startswith("ik-")
 
-    @property
-    def is_prefixed(self) -> bool:
-        """Whether log lines carry a time stamp and a level (mainline since May 2026)."""
-        return self.dialect not in {"main-old", "main-pr", "bee-01", "bee-03"} and not self.is_ik
 
-
-def read_behaviour(path: str | None) -> Behaviour:
+def read_behaviour(path: str) -> Behaviour:
     """The settings file; a field that does not exist ends the program."""
-    if path is None:
-        return Behaviour()
     settings = json.loads(Path(path).read_text(encoding="utf-8"))
     unknown = set(settings) - {item.name for item in dataclasses.fields(Behaviour)}
     if unknown:

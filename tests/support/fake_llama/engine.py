@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from tests.support.fake_llama.answers import ClientGoneError, HttpError
@@ -43,10 +44,8 @@ class Totals:
         self.n_predicted += run.n_predicted
         self.predicted_s += run.predicted_ms / 1000
         self.drafted += run.n_drafted
-        width = max(len(self.accepted_at), len(run.accepted_at))
-        pad = self.accepted_at + [0] * (width - len(self.accepted_at))
-        more = run.accepted_at + [0] * (width - len(run.accepted_at))
-        self.accepted_at = [one + other for one, other in zip(pad, more, strict=True)]
+        both = zip_longest(self.accepted_at, run.accepted_at, fillvalue=0)
+        self.accepted_at = [before + more for before, more in both]
 
 
 class Slot:
@@ -55,7 +54,6 @@ class Slot:
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_busy = False
-        self.task: int | None = None
         self.tokens: list[int] = []
         self.checkpoints: list[int] = []
 
@@ -147,7 +145,7 @@ class Engine:
                 self.n_waiting -= 1
                 self._turn.notify_all()
             slot = next(slot for slot in self.slots if not slot.is_busy)
-            slot.is_busy, slot.task = True, task
+            slot.is_busy = True
             return slot, task
 
     def free_slot(self, slot: Slot) -> None:
@@ -170,18 +168,16 @@ class Engine:
         n_predict = limit if isinstance(limit, int) and limit >= 0 else served
         n_predict = min(n_predict if n_predict >= 0 else 64, self.n_ctx - len(tokens))
         slowdown = 1.0 + self.behaviour.decay_per_request * (self.n_completions - 1)
-        n_max, n_min, p_min = self._speculation(body)
+        n_max, p_min = self._speculation(body)
         run = simulate(
             self.behaviour,
             n_prompt=len(tokens),
             n_cached=self._n_cached(body, tokens, slot),
             n_predict=n_predict,
             n_max=n_max,
-            n_min=n_min,
             p_min=p_min,
             slowdown=slowdown,
             seed=zlib.crc32(repr((1, body.get("seed"), tokens)).encode()),
-            stop_type="limit",
         )
         known = (self.behaviour.by_length or {}).get(str(n_predict))
         if known is not None:
@@ -194,11 +190,9 @@ class Engine:
         """Tokens of the common beginning; at least one is always processed again."""
         if body.get("cache_prompt", True) is False and not self.behaviour.finds_all_cached:
             return 0
-        n_common = 0
-        for before, now in zip(slot.tokens, tokens, strict=False):
-            if before != now:
-                break
-            n_common += 1
+        pairs = enumerate(zip(slot.tokens, tokens, strict=False))
+        shorter = min(len(slot.tokens), len(tokens))
+        n_common = next((at for at, (before, now) in pairs if before != now), shorter)
         told = self.behaviour
         is_longer = n_common == len(slot.tokens) < len(tokens)
         if told.finds_all_cached or not told.is_recurrent or is_longer:
@@ -220,15 +214,12 @@ class Engine:
         first = max(found, end - self.arguments.whole("n_ubatch", 512))
         slot.checkpoints = sorted({*far, first, end} - {0})
 
-    def _speculation(self, body: dict[str, Any]) -> tuple[int, int, float]:
-        """n-max, n-min and p-min of this request: only ik lets a request say otherwise."""
-        n_max = self.n_max
-        n_min = self.arguments.whole("n_min", 0)
-        default_p_min = 0.0 if self.behaviour.dialect in {"main-0x", "main-lm"} else 0.75
-        p_min = self.arguments.number("p_min", default_p_min)
-        takes_own = self.behaviour.dialect == "ik-now" and not self.behaviour.ignores_overrides
-        if not takes_own or n_max == 0:
-            return n_max, n_min, p_min
+    def _speculation(self, body: dict[str, Any]) -> tuple[int, float]:
+        """n-max and p-min of this request: only ik lets a request say otherwise."""
+        n_max, is_ik = self.n_max, self.behaviour.is_ik
+        p_min = self.arguments.number("p_min", 0.75 if is_ik else 0.0)
+        if not is_ik or self.behaviour.ignores_overrides or n_max == 0:
+            return n_max, p_min
         nested = body.get("speculative")
         own = dict(nested) if isinstance(nested, dict) else {}
         own |= {key[12:]: body[key] for key in body if key.startswith("speculative.")}
@@ -240,11 +231,7 @@ class Engine:
                 f"startup limit of {n_max}; restart the server with a higher n_max inside the "
                 "configured --spec-type stages to reserve checkpoint capacity",
             )
-        return (
-            int(own.get("n_max", n_max)),
-            int(own.get("n_min", n_min)),
-            float(own.get("p_min", p_min)),
-        )
+        return int(own.get("n_max", n_max)), float(own.get("p_min", p_min))
 
     def words(self, n_tokens: int, seed: int) -> list[str]:
         """The pieces of an answer."""

@@ -8,27 +8,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from tests.support.fake_llama.announcements import (
-    device_line,
-    log_loaded,
-    log_loading,
-    log_ready,
-)
-from tests.support.fake_llama.answers import Reply
 from tests.support.fake_llama.api import Api
 from tests.support.fake_llama.arguments import ArgumentError, Arguments, apply_rules
 from tests.support.fake_llama.behaviour import Behaviour, read_behaviour
-from tests.support.fake_llama.connection import Connection
+from tests.support.fake_llama.connection import accept, listen, stop
 from tests.support.fake_llama.engine import POLL_S, Engine
 from tests.support.fake_llama.failures import FAILURES, Failure, port_taken
 from tests.support.fake_llama.records import Log, Record
 
-SETTINGS_VARIABLE = "TUNERD_TEST_STAND_IN"
+_VERBOSE = 4
 
 
 class Program:
@@ -37,65 +28,28 @@ class Program:
     def __init__(self, behaviour: Behaviour, argv: list[str]) -> None:
         self.behaviour = behaviour
         self.is_ik = behaviour.is_ik
-        self.drips = behaviour.drips
         self.argv = argv
         self.log = Log(behaviour)
         self.record = Record(behaviour.record)
         self.arguments: Arguments
         self.api: Api
-        self.answer: Callable[[str, str, dict[str, str], bytes, Callable[[], bool]], Reply]
         self._stop = threading.Event()
-        self._n_at_work = 0
-        self._work_lock = threading.Lock()
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Counts a request as being worked on while it lasts."""
-        with self._work_lock:
-            self._n_at_work += 1
-        try:
-            yield
-        finally:
-            with self._work_lock:
-                self._n_at_work -= 1
-
-    def after_reply(self) -> None:
-        """Die after so many completions, if that is to be played."""
-        limit = self.behaviour.exit_after_requests
-        if limit is not None and self.api.engine.n_completions >= limit:
-            self._die_as_told()
 
     def end(self, status: int) -> NoReturn:
-        self.record.add("exit", status=status)
-        if status >= 0:
-            self.log.flush()
+        self.record.add("exit")
         if status < 0:
             os.kill(os.getpid(), -status)
             time.sleep(3600)  # the signal comes first
+        self.log.flush()
         os._exit(status)
 
     def die(self, failure: Failure) -> NoReturn:
-        self._write(failure)
+        is_told_by_ik = self.is_ik and failure.ik_lines is not None
+        for line in (failure.ik_lines if is_told_by_ik else failure.lines) or ():
+            self.log(line.replace("{model}", self.arguments.facts.get("model", "")))
         self.end(failure.ends)
 
-    def _write(self, failure: Failure) -> None:
-        lines = failure.lines
-        if self.behaviour.is_ik and failure.ik_lines is not None:
-            lines = failure.ik_lines
-        for line in lines:
-            self.log(line.replace("{model}", self.arguments.facts.get("model", "")))
-
-    def _die_as_told(self) -> NoReturn:
-        told = self.behaviour
-        self.end(told.exit_status if told.exit_signal is None else -told.exit_signal)
-
     def run(self) -> NoReturn:
-        self.record.add(
-            "start",
-            argv=self.argv,
-            pid=os.getpid(),
-            environment={name: os.environ[name] for name in sorted(os.environ)},
-        )
         self._answer_questions()
         try:
             self.arguments = Arguments(self.argv, self.behaviour)
@@ -106,13 +60,17 @@ class Program:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         engine = Engine(self.behaviour, self.arguments, self.log, self.record)
         self.api = Api(engine, self.die)
-        self.answer = self.api.answer
-        listener = self._bind()
-        if not self.behaviour.is_ik:
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        host = self.arguments.facts.get("host", "127.0.0.1").split(",")[0]
+        port = self.arguments.whole("port", 8080)
+        try:  # two of ik share a port, and each gets some of the clients
+            listener = listen(host, port, shares_port=self.is_ik)
+        except OSError:
+            self.die(port_taken(host, port))
+        if not self.is_ik:
+            accept(listener, self.api)
         self._load()
-        if self.behaviour.is_ik:
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        if self.is_ik:
+            accept(listener, self.api)
         self._serve(listener)
 
     def _answer_questions(self) -> None:
@@ -121,11 +79,11 @@ class Program:
             path = self.behaviour.help_file
             text = Path(path).read_text(encoding="utf-8") if path else "usage: stand-in\n"
             os.write(1, text.encode())
-            self.end(1 if self.behaviour.is_ik else 0)
+            self.end(1 if self.is_ik else 0)
         if "--version" in asked:
             os.write(2, b"version: 0 (unknown)\nbuilt with GNU 12.2.0 for Linux x86_64\n")
             self.end(0)
-        if "--list-devices" in asked and not self.behaviour.is_ik:
+        if "--list-devices" in asked and not self.is_ik:
             os.write(1, f"Available devices:\n  {device_line(self.behaviour)}\n".encode())
             self.end(0)
 
@@ -133,34 +91,9 @@ class Program:
         os.write(2, (words + "\n").encode())
         if "while handling" in words:
             os.write(2, b"\n\nto show complete usage, run with -h\n")
-        if self.behaviour.is_ik and self.behaviour.help_file:
+        if self.is_ik and self.behaviour.help_file:
             os.write(1, Path(self.behaviour.help_file).read_bytes())
         self.end(1)
-
-    def _bind(self) -> socket.socket:
-        host = self.arguments.facts.get("host", "127.0.0.1").split(",")[0]
-        port = self.arguments.whole("port", 8080)
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if self.is_ik:  # so that two of them share a port, and each gets some of the clients
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if self.behaviour.never_binds:
-            return listener
-        try:
-            listener.bind((host, port))
-            listener.listen(128)
-        except OSError:
-            self.die(port_taken(host, port))
-        return listener
-
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._stop.is_set():
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            Connection(client, self).start()
 
     def _failure(self) -> Failure | None:
         told = self.behaviour.fail
@@ -170,32 +103,22 @@ class Program:
 
     def _load(self) -> None:
         log_loading(self.log, self.behaviour, self.arguments)
-        failure = None if self._has_model() else FAILURES["missing-model"]
-        if failure is None:
-            self.record.add("load", argv=self.argv, pid=os.getpid())
-            self._spend_load_time()
-            failure = self._failure()
-        if failure is not None and failure.at == "load":
-            self.die(failure)
-        elif failure is not None:
-            self.api.failure_at_request = failure
-        log_loaded(self.log, self.behaviour, self.api.engine)
-
-    def _has_model(self) -> bool:
         model = self.arguments.facts.get("model")
-        return not self.behaviour.needs_model or (model is not None and Path(model).is_file())
-
-    def _spend_load_time(self) -> None:
-        """Wait as long as the load takes."""
+        if self.behaviour.needs_model and (model is None or not Path(model).is_file()):
+            self.die(FAILURES["missing-model"])
+        self.record.add("load", argv=self.argv)
         time.sleep(self.behaviour.load_s)
         while self.behaviour.load_never_ends:
             time.sleep(3600)
+        failure = self._failure()
+        if failure is not None and failure.at == "load":
+            self.die(failure)
+        self.api.failure_at_request = failure
+        log_loaded(self.log, self.behaviour, self.api.engine)
 
     def _leave_child(self, listener: socket.socket) -> None:
         """A grandchild in its own session that outlives us, as a stray helper would."""
-        pid = os.fork()
-        if pid:
-            self.record.add("child", pid=pid)
+        if os.fork():
             return
         listener.close()
         os.setsid()
@@ -212,12 +135,9 @@ class Program:
         signal.signal(signal.SIGINT, self._on_stop)
         log_ready(self.log, self.api.engine)
         self.api.is_loaded = True
-        self.record.add("ready")
         self._stop.wait()
-        # shutdown() wakes the thread in accept(), which close() alone would leave there.
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        while self._n_at_work:
+        stop(listener)
+        while self.api.n_at_work:
             time.sleep(POLL_S)
         self.end(0)
 
@@ -230,9 +150,65 @@ class Program:
 
 
 def main() -> NoReturn:
-    """Play the engine that the settings describe, with the rest of the arguments."""
-    argv = sys.argv[1:]
-    path = os.environ.get(SETTINGS_VARIABLE)
-    if argv[:1] == ["--stand-in"]:
-        path, argv = argv[1], argv[2:]
+    """Play the engine that the settings describe (`--stand-in FILE`), with the rest of the arguments."""
+    _, path, *argv = sys.argv[1:]
     Program(read_behaviour(path), argv).run()
+
+
+def device_line(behaviour: Behaviour, width: int = 0) -> str:
+    """One device as `--list-devices` and the log print it, or that there is none."""
+    device = behaviour.device
+    if device is None:
+        return "(none)"
+    memory = f"({device['total_mib']} MiB, {device['free_mib']} MiB free)"
+    return f"{device['name']:{width}}: {device['description']} {memory}"
+
+
+def log_loading(log: Log, behaviour: Behaviour, arguments: Arguments) -> None:
+    if behaviour.is_ik:
+        log.keyed("main", "build info", build=0, commit="unknown")
+        return
+    if arguments.whole("verbosity", 3) >= _VERBOSE and behaviour.device:
+        log("I cmn  common_param: device_info:")
+        log(f"I cmn  common_param:   - {device_line(behaviour, width=8)}")
+        if arguments.facts.get("fit", "on") == "on":
+            _log_fit(log, behaviour.device)
+    log(f"I srv    load_model: loading model '{arguments.facts.get('model', '')}'")
+
+
+def _log_fit(log: Log, device: dict[str, Any]) -> None:
+    """Which layers lie on the device, and how many of them only in part, the output among those."""
+    log("I cmn  common_init_: fitting params to device memory ...")
+    layers, partly = (
+        device.get("offloaded", device.get("n_layers", 41)),
+        device.get("overflowing", 0),
+    )
+    memory = f"{int(device['model_mib']):6} MiB used, {int(device['free_mib']):6} MiB free"
+    row = f"{device['name']}: {layers:2} layers ({partly:2} overflowing), {memory}"
+    log(f"I common_params_fit_impl:   - {row}")
+    log("I common_fit_params: successfully fit params to free device memory")
+
+
+def log_loaded(log: Log, behaviour: Behaviour, engine: Engine) -> None:
+    device, arguments = behaviour.device, engine.arguments
+    is_verbose = behaviour.is_ik or arguments.whole("verbosity", 3) >= _VERBOSE
+    if device is not None and is_verbose:
+        name, n_layers = device["name"], device.get("n_layers", 41)
+        offloaded = device.get("offloaded", n_layers)
+        log(f"I load_tensors: offloaded {offloaded}/{n_layers} layers to GPU")
+        log(f"I load_tensors:   {name} model buffer size = {device['model_mib']:8.2f} MiB")
+        log(f"I llama_kv_cache:   {name} KV buffer size = {device['context_mib']:8.2f} MiB")
+        log(f"I sched_reserve:   {name} compute buffer size = {device['compute_mib']:8.2f} MiB")
+
+
+def log_ready(log: Log, engine: Engine) -> None:
+    host = engine.arguments.facts.get("host", "127.0.0.1")
+    port = engine.arguments.whole("port", 8080)
+    if engine.behaviour.is_ik:
+        log.keyed("main", "model loaded")
+        log.keyed("main", "HTTP server listening", port=port, hostname=host)
+        return
+    slots = f"n_slots = {len(engine.slots)}, n_ctx_slot = {engine.n_ctx}, kv_unified = 'false'"
+    log(f"I srv    load_model: initializing, {slots}")
+    log("I srv  llama_server: model loaded")
+    log(f"I srv  llama_server: listening on http://{host}:{port}")

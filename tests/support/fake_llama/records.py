@@ -29,7 +29,7 @@ class Log:
         is_levelled = level in {"I", "W", "E"}
         if line.startswith(">"):
             self._write(1, line[1:])
-        elif is_levelled and self._behaviour.is_prefixed:
+        elif is_levelled and not self._behaviour.is_ik:
             micros = int((time.monotonic() - self._began_s) * 1e6)
             minutes, micros = divmod(micros, 60_000_000)
             seconds, micros = divmod(micros, 1_000_000)
@@ -84,12 +84,12 @@ class Record:
             text = Path(self._path).read_text(encoding="utf-8")
         except OSError:
             return 0
-        return sum('"event": "load"' in line for line in text.splitlines())
+        return text.count('"event": "load"')
 
     def add(self, event: str, **facts: Any) -> None:
         if self._path is None:
             return
-        line = json.dumps({"event": event, "time_s": time.time(), **facts}) + "\n"
+        line = json.dumps({"event": event, **facts}) + "\n"
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError:

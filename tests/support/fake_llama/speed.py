@@ -20,7 +20,6 @@ class Run:
     drafted_at: list[int]
     accepted_at: list[int]
     bursts: list[int]
-    stop_type: str
     steps: list[tuple[float, int]]  # time [ms] and drafted tokens of each burst after the first
 
     def until(self, n_bursts: int) -> Run:
@@ -51,11 +50,9 @@ def simulate(
     n_cached: int,
     n_predict: int,
     n_max: int,
-    n_min: int,
     p_min: float,
     slowdown: float,
     seed: int,
-    stop_type: str,
 ) -> Run:
     """Draft, gate and accept token by token; a step yields its accepted tokens and one more.
 
@@ -79,7 +76,6 @@ def simulate(
             if confidence < p_min:
                 break
             confidences.append(confidence)
-        confidences = confidences if len(confidences) >= n_min else []
         n_taken = 0
         for confidence in confidences:
             if rng.random() >= behaviour.acceptance + 0.8 * (confidence - 0.8):
@@ -101,6 +97,5 @@ def simulate(
         drafted_at=drafted_at,
         accepted_at=accepted_at,
         bursts=bursts,
-        stop_type=stop_type,
         steps=steps,
     )

@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.fake_llama.answers import (
-    ClientGoneError,
-    HttpError,
-    Reply,
-    json_answer,
-)
+from tests.support.fake_llama.answers import ClientGoneError, HttpError, Reply, json_answer
 from tests.support.fake_llama.engine import POLL_S, Engine, Slot
 
 
@@ -94,7 +89,7 @@ class Work:
         self._engine.totals.add(run)
         self._engine.log_run(task.slot, task.number, run)
         self._engine.free_slot(task.slot)
-        self._engine.record.add("completion", body=task.body, n_predicted=run.n_predicted)
+        self._engine.record.add("completion", body=task.body)
 
     def _events(self) -> Iterator[bytes]:
         is_finished = False
@@ -190,10 +185,8 @@ class Work:
             "timings": self._engine.told_timings(run),
         }
         if self._is_ik:
-            return found | {
-                f"stopped_{how}": run.stop_type == how for how in ("eos", "limit", "word")
-            }
-        return found | {"stop_type": run.stop_type}
+            return found | {"stopped_eos": False, "stopped_limit": True, "stopped_word": False}
+        return found | {"stop_type": "limit"}
 
     def _openai(self, text: str) -> dict[str, Any]:
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
@@ -226,7 +219,7 @@ class Work:
 
     def _finish_reason(self) -> str:
         """ik says `stop` at the token limit too."""
-        return "length" if self._run.stop_type == "limit" and not self._is_ik else "stop"
+        return "stop" if self._is_ik else "length"
 
     def _usage(self) -> dict[str, Any]:
         run = self._run
