@@ -418,6 +418,17 @@ class Search:
             return False
         return min(own, *measured) > min(one.mean for one in known) + _SLOW_WITHOUT
 
+    def unstarted(self) -> list[Left]:
+        """Engines that were not started without speculation, for it does not pay."""
+        reason = "another engine is far slower without speculation, and its own steps say no better"
+        return [
+            Left(", ".join(family.key), reason)
+            for family in self.grid.families.values()
+            if family.spec == OFF
+            and not any(arm.family == family.key for arm in self.learner.measured())
+            and self._is_slow_without(family)
+        ]
+
     def _takes_drafts(self, engine: str) -> bool:
         return engine in self.night.box.per_request
 
