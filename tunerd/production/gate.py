@@ -31,7 +31,14 @@ from tunerd.engine.serving import address_now, address_of, read_live_unit, serve
 from tunerd.errors import JobCanceled, ServiceError, TunerdError
 from tunerd.machine.clock import polls
 from tunerd.machine.host import process_facts
-from tunerd.machine.net import can_bind, is_in_use, is_listened_on, listening_ports, who_listens
+from tunerd.machine.net import (
+    can_bind,
+    is_in_use,
+    is_listened_on,
+    listening_ports,
+    who_listens,
+    why_no_listener,
+)
 from tunerd.result import Progress
 from tunerd.units.manager import PORT_LIMIT_S, UnitState
 
@@ -382,7 +389,11 @@ def port_will_be_free(found: NotServing, address: Address | None) -> bool:
     """Whether a start failed for a port on which nobody listens, so that only time is missing."""
     if not found.says_port_taken:
         return False
-    return address is None or not is_listened_on(address.port, address.host)
+    if address is None:
+        return True
+    # Builds say the same of an address that is not one of this machine.
+    is_ours = why_no_listener(address.reachable_host) is None
+    return is_ours and not is_listened_on(address.port, address.host)
 
 
 _RETURN_POLL_S = 0.25
