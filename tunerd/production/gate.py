@@ -340,6 +340,7 @@ def check_as_it_stands(
 ) -> Serving | NotServing:
     """Whether the unit that stands on disk serves, judged by what its own text says.
 
+    It gets the time of a way back: what a new server may take says nothing of one that served before.
     `n_restarts` is how many restarts by its manager are known of, and do not speak against it.
     """
     live = read_live_unit(ctx)
@@ -349,7 +350,9 @@ def check_as_it_stands(
         expects_draft=False,
         n_restarts=n_restarts,
     )
-    return wait_until_serving(ctx, ctx.unit, address=address_of(ctx, live), expected=expected)
+    limits = {"service": ctx.settings.service.on_the_way_back}
+    patient = replace(ctx, settings=ctx.settings.model_copy(update=limits))
+    return wait_until_serving(patient, ctx.unit, address=address_of(ctx, live), expected=expected)
 
 
 # Connections that have ended keep their port for a minute (TCP_TIMEWAIT_LEN of Linux). A server whose

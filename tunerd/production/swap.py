@@ -289,11 +289,19 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
     found = None
     if _is_the_old(ctx, record, state):
         found = check_as_it_stands(ctx, old_invocation=None)
-    if found is None or not (isinstance(found, Serving) or _cannot_be_asked(ctx)):
+    if found is None or (
+        isinstance(found, NotServing) and not _cannot_be_asked(ctx) and not _loads(ctx)
+    ):
         found = start_as_it_stands(ctx)
     if isinstance(found, NotServing) and _cannot_be_asked(ctx):
         return Back(None, is_unknown=True)
     return Back(found)
+
+
+def _loads(ctx: Context) -> bool:
+    """Whether it says that it still loads, which it would begin again if it was restarted."""
+    server = server_now(ctx, ctx.services.state(ctx.unit))
+    return server is not None and server.health() is HttpState.LOADING
 
 
 def _cannot_be_asked(ctx: Context) -> bool:
