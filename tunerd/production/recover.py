@@ -22,6 +22,7 @@ from tunerd.production.journal import (
     record_path,
 )
 from tunerd.production.measurement import clear_dead_measurements, end_measurement
+from tunerd.production.probation import begin_probation, read_probation
 from tunerd.production.swap import ForeignEditError, go_back
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
@@ -32,12 +33,16 @@ from tunerd.words import sha256
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What recovery found and did; `found` is None where there was nothing to recover."""
+    """What recovery found and did; `found` is None where there was nothing to recover.
+
+    `remarks` are what a person should know of the probation of what it finished.
+    """
 
     found: Recovery | None
     generation: int | None
     text: str
     serving: bool | None
+    remarks: tuple[Message, ...] = ()
 
 
 class Unfinished:
@@ -96,8 +101,9 @@ def recover(ctx: Context) -> ActionResult:
         messages = (note("recovered", done.text),)
     if cleared:
         messages += (note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}"),)
-    messages += loaded
+    messages += (*done.remarks, *loaded)
     payload = {**plain(done), "cleared": list(cleared)}
+    del payload["remarks"]
     has_acted = done.found is not None or bool(cleared)
     return ActionResult("recover", payload, messages, has_acted=has_acted)
 
@@ -246,10 +252,11 @@ def _set_aside(ctx: Context) -> Recovered:
 def _committed(ctx: Context, record: SwapRecord) -> Recovered:
     """The swap had ended well, and said so; only its record was left."""
     _see_that_it_starts_at_boot(ctx, record)
+    watched = _watch(ctx, record)
     ctx.files.remove(record_path(ctx))
     text = f"the swap of generation {record.generation} had ended well"
     is_active = ctx.services.state(ctx.unit).is_active
-    return Recovered(Recovery.COMMITTED, record.generation, text, is_active)
+    return Recovered(Recovery.COMMITTED, record.generation, text, is_active, watched)
 
 
 def _untouched(ctx: Context, record: SwapRecord) -> Recovered:
@@ -274,8 +281,16 @@ def _judge(ctx: Context, record: SwapRecord) -> Recovered:
             _see_that_it_starts_at_boot(ctx, record)
             _finish(ctx, record, Outcome.SERVING, None, None)
             text = f"generation {record.generation} serves; its interrupted swap is finished"
-            return Recovered(Recovery.JUDGE, record.generation, text, serving=True)
+            watched = _watch(ctx, record)
+            return Recovered(Recovery.JUDGE, record.generation, text, serving=True, remarks=watched)
     return _undo(ctx, record, Recovery.JUDGE, "it does not serve")
+
+
+def _watch(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
+    """Begin the probation that its swap would have begun, unless it did."""
+    if not record.wants_probation or read_probation(ctx, record.generation) is not None:
+        return ()
+    return begin_probation(ctx, record.generation)
 
 
 def _see_that_it_starts_at_boot(ctx: Context, record: SwapRecord) -> None:
