@@ -105,6 +105,14 @@ def record_path(ctx: Context) -> Path:
     return ctx.paths.journal_dir / f"{ctx.unit}.json"
 
 
+def others_on_record(ctx: Context) -> tuple[str, ...]:
+    """Further units with an intent record, where nobody can read the settings, which name the unit."""
+    if ctx.settings_problem is None:
+        return ()
+    records = sorted(ctx.paths.journal_dir.glob("*.service.json"))
+    return tuple(path.stem for path in records if path != record_path(ctx))
+
+
 def read_record(ctx: Context) -> SwapRecord | None:
     """The intent record of the unit; None while no swap is under way or was cut short.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from tunerd.app import Context
@@ -18,6 +18,7 @@ from tunerd.production.journal import (
     Recovery,
     SwapRecord,
     decide_recovery,
+    others_on_record,
     read_record,
     record_path,
 )
@@ -90,22 +91,40 @@ def recover(ctx: Context) -> ActionResult:
         try:
             cleared = clear_dead_measurements(ctx)
         except TunerdError:  # which keeps no swap half-way
-            recover_locked(ctx)
+            _recover_all(ctx)
             raise
-        done = recover_locked(ctx)
-        loaded = _remember(ctx, done)
-    messages: tuple[Message, ...] = ()
-    if done.found is Recovery.FOREIGN:
-        messages = (warning("foreign-edit", done.text, "`tunerd verify` shows the difference"),)
-    elif done.found is not None:
-        messages = (note("recovered", done.text),)
+        ends = _recover_all(ctx)
+        loaded = [message for one, end in ends for message in _remember(one, end)]
+    messages = [message for one, end in ends for message in _told(one, end)]
     if cleared:
-        messages += (note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}"),)
-    messages += (*done.remarks, *loaded)
+        messages.append(
+            note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}")
+        )
+    messages += [remark for _, end in ends for remark in end.remarks] + loaded
+    done = next((end for _, end in ends if end.found is not None), ends[0][1])
     payload = {**plain(done), "cleared": list(cleared)}
     del payload["remarks"]
     has_acted = done.found is not None or bool(cleared)
-    return ActionResult("recover", payload, messages, has_acted=has_acted)
+    return ActionResult("recover", payload, tuple(messages), has_acted=has_acted)
+
+
+def _recover_all(ctx: Context) -> list[tuple[Context, Recovered]]:
+    """Recover the unit, and others that a record names while the settings cannot be read."""
+    service = ctx.settings.service
+    ends = [(ctx, recover_locked(ctx))]
+    for unit in others_on_record(ctx):
+        settings = {"service": service.model_copy(update={"unit": unit})}
+        one = replace(ctx, settings=ctx.settings.model_copy(update=settings))
+        ends.append((one, recover_locked(one)))
+    return ends
+
+
+def _told(ctx: Context, end: Recovered) -> Iterator[Message]:
+    if end.found is Recovery.FOREIGN:
+        yield warning("foreign-edit", end.text, "`tunerd verify` shows the difference")
+    elif end.found is not None:
+        of_unit = "" if ctx.settings_problem is None else f"{ctx.unit}: "
+        yield note("recovered", f"{of_unit}{end.text}")
 
 
 def _remember(ctx: Context, done: Recovered) -> tuple[Message, ...]:

@@ -18,9 +18,11 @@ from tunerd.errors import RolledBack, ServiceError, Stranded
 from tunerd.production.journal import SCHEMA
 from tunerd.production.measurement import write_measurement
 from tunerd.production.recover import recover
+from tunerd.production.status import status
 from tunerd.production.swap import swap
 from tunerd.records import plain
 from tunerd.result import Progress
+from tunerd.settings import ServiceSettings, Settings
 from tunerd.tryout.local_service import Ending
 from tunerd.units.manager import LeaseRecord
 from tunerd.words import sha256
@@ -242,6 +244,29 @@ def test_a_server_that_nobody_can_ask_is_told_as_unknown_and_not_restarted_again
     assert "cannot be seen" in str(payload["text"])
     assert (world.manager.state(UNIT).invocation_id == before) is is_untouched
     assert world.leftovers() == [], "nothing is left to be tried again"
+
+
+def test_while_nobody_can_read_which_unit_it_is_recovery_looks_at_every_record(
+    world: World,
+) -> None:
+    world.put(world.text("old"))
+    _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)
+    world.manager.stop(UNIT)
+    elsewhere = Settings(service=ServiceSettings(unit="nobody.service"))
+    ctx = replace(world.context(), settings=elsewhere)
+    assert recover(ctx).payload["found"] is None, "known settings name the unit"
+    doubtful = replace(ctx, settings_problem="a line is broken; the defaults hold")
+    said = {one.code: one.text for one in status(doubtful).messages}
+    assert said["interrupted"] == f"a swap of {UNIT} was cut short"
+
+    done = recover(doubtful)
+
+    assert done.payload["found"] == "untouched"
+    assert done.payload["serving"] is True
+    (told,) = done.messages
+    assert told.text.startswith(f"{UNIT}: ")
+    assert world.serving_alias() == "old"
+    assert world.leftovers() == []
 
 
 def test_what_a_measurement_owes_keeps_no_interrupted_swap_half_way(world: World) -> None:
