@@ -25,7 +25,7 @@ from tunerd.engine.builds import (
     read_facts,
     refusal,
 )
-from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine, by_hand
+from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine, margin_in_force
 from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
@@ -294,13 +294,12 @@ def memory_of_plan(
     resolved, has_gpu = chosen.resolved, chosen.has_gpu
     draft = draft_facts(ctx, resolved, chosen.command)
     settings = settings_of(resolved, chosen.engine, draft, host, has_gpu=has_gpu)
-    memory = resolved.profile.memory
     calculated = estimate(facts, settings)
     judged = judge_memory(
         replace(calculated, parts=corrected(calculated.parts, correction)),
         _free(ctx, host, chosen.devices),
         has_gpu=has_gpu,
-        fit_mib=None if memory.fit is False or by_hand(resolved) else memory.fit_mib,
+        fit_mib=margin_in_force(resolved),
     )
     if correction is None:
         return judged
