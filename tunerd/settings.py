@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import (
@@ -42,6 +42,7 @@ PREFIX = "TUNERD_"
 UnitName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9:_.\\@-]{1,200}\.service$")]
 UserName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
 Seconds = Annotated[float, Field(ge=0, le=86400)]
+AtLeastOneSecond = Annotated[float, Field(ge=1, le=86400)]
 
 
 def _whole_path(path: Path) -> Path:
@@ -92,13 +93,27 @@ class ServiceSettings(Table):
         "`llama-server`",
     )
     drain_s: Seconds = Field(30.0, description="how long a swap waits for idle slots")
-    start_limit_s: Seconds = Field(1800.0, description="longest load of a model")
-    stall_s: Seconds = Field(120.0, description="longest load without any sign of progress")
-    generation_limit_s: Seconds = Field(180.0, description="longest first generation")
+    start_limit_s: Annotated[float, Field(ge=10, le=86400)] = Field(
+        1800.0, description="longest load of a new server's model"
+    )
+    stall_s: AtLeastOneSecond = Field(
+        120.0, description="longest load of it without any sign of progress"
+    )
+    generation_limit_s: AtLeastOneSecond = Field(
+        180.0, description="longest first generation of it"
+    )
     settle_s: Seconds = Field(3.0, description="how long the new server must stay up before commit")
     stop_timeout_s: Annotated[int, Field(ge=1, le=600)] = Field(
         30, description="`TimeoutStopSec=` of the unit"
     )
+
+    @property
+    def on_the_way_back(self) -> Self:
+        """The same, with no limit below its default: one that is too short strands nothing that served."""
+        names = ("start_limit_s", "stall_s", "generation_limit_s")
+        fields = type(self).model_fields
+        least = {name: max(getattr(self, name), fields[name].default) for name in names}
+        return self.model_copy(update=least)
 
 
 class EngineSettings(Table):

@@ -61,7 +61,7 @@ class Server:
         arguments = Arguments(list(argv[1:]), behaviour)
         record_path = None if record is None else str(record)
         engine = Engine(behaviour, arguments, _Quiet(behaviour), Record(record_path))
-        api = Api(engine, _nothing_fails)
+        self.api = api = Api(engine, _nothing_fails)
         api.is_loaded = True
         self._listener = listen("127.0.0.1", arguments.whole("port", 0))
         accept(self._listener, api)

@@ -13,6 +13,7 @@ from tunerd.paths import Paths, paths_for
 from tunerd.settings import (
     GuardSettings,
     ModelSettings,
+    ServiceSettings,
     Settings,
     load_settings,
     settings_or_last_good,
@@ -163,6 +164,20 @@ def test_all_mistakes_are_reported_at_once_each_with_its_place(paths: Paths) -> 
         assert len(matching) == 1, (begin, found)
         assert text in matching[0]
     assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize("key", ["start_limit_s", "stall_s", "generation_limit_s"])
+def test_a_limit_in_which_nothing_can_start_is_refused_and_a_way_back_has_the_defaults(
+    paths: Paths, key: str
+) -> None:
+    write(paths, f"[service]\n{key} = 0\n")
+    (line,) = problems(paths)
+    assert f"service.{key}" in line
+    assert "greater than or equal to" in line
+    default = getattr(ServiceSettings(), key)
+    for chosen, expected in ((10.0, default), (2 * default, 2 * default)):
+        back = ServiceSettings.model_validate({key: chosen}).on_the_way_back
+        assert getattr(back, key) == expected
 
 
 @pytest.mark.parametrize(

@@ -610,6 +610,12 @@ def by_hand(resolved: Resolved) -> list[str]:
     return [one.key for one in settings if one and one.value is not False and one.value != []]
 
 
+def margin_in_force(resolved: Resolved) -> int | None:
+    """The VRAM in MiB that fit is to leave free; None where nothing fits: switched off, or placed by hand."""
+    memory = resolved.profile.memory
+    return None if memory.fit is False or by_hand(resolved) else memory.fit_mib
+
+
 @dataclass(frozen=True, slots=True)
 class CommandLine:
     """A program and its arguments; `notes` says what needed no flag and what was left out."""

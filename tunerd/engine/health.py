@@ -361,24 +361,26 @@ def judge_start(
         return Lost(None, f"the unit is {unit.active_state} ({unit.result})")
     if (unit.n_restarts or 0) > expected.n_restarts:
         return Lost(None, f"it ended and was started again {unit.n_restarts} times")
+    is_new = unit.invocation_id != expected.old_invocation or expected.old_invocation is None
+    runs = unit.is_active and is_new and unit.main_pid is not None
+    # What answers is in time, however late somebody looks.
+    if runs and now.http in {HttpState.READY, HttpState.WRONG}:
+        return _judge_answer(now, expected)
     if now.at_s - first_s > limit_s:
         return Lost(FailureKind.HANG, f"not ready after {limit_s:.0f} s")
     if now.at_s - moved_s > stall_s:
         return Lost(FailureKind.HANG, f"no sign of progress for {stall_s:.0f} s")
-    is_new = unit.invocation_id != expected.old_invocation or expected.old_invocation is None
-    if not unit.is_active or not is_new or unit.main_pid is None:
+    if not runs:
         return "waiting for the process"
-    if now.listener_pid not in {None, unit.main_pid}:
-        text = f"process {now.listener_pid} answers on the port, not the unit"
-        return Lost(FailureKind.PORT_TAKEN, text)
-    if now.http is HttpState.READY:
-        return _judge_answer(now, expected)
-    if now.http is HttpState.WRONG:
-        return Lost(FailureKind.WRONG_MODEL, "what answers there is not a llama-server")
     return "loading the model" if now.http is HttpState.LOADING else "starting"
 
 
 def _judge_answer(now: Observation, expected: Expectation) -> Lost | None:
+    if now.listener_pid not in {None, now.unit.main_pid}:
+        text = f"process {now.listener_pid} answers on the port, not the unit"
+        return Lost(FailureKind.PORT_TAKEN, text)
+    if now.http is HttpState.WRONG:
+        return Lost(FailureKind.WRONG_MODEL, "what answers there is not a llama-server")
     # Of several names mainline tells one, ik all of them as one text.
     names = set() if expected.alias is None else {expected.alias, *expected.alias.split(",")}
     if names and now.alias is not None and now.alias not in names:

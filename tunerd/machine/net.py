@@ -380,3 +380,27 @@ def _why_not_bound(host: str, port: int, *, shares: bool) -> int | None:
     except (OverflowError, ValueError):  # no port and no name that there could be
         return errno.EINVAL
     return None
+
+
+def why_no_listener(host: str) -> str | None:
+    """Why nothing can listen on this host, on whatever port; None where something can.
+
+    One address of a name is enough, as it is for llama-server. What this process alone may not do says
+    nothing about a server.
+    """
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, ValueError) as error:  # no such name, and none that there could be
+        return getattr(error, "strerror", None) or str(error)
+    problem = None
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+        except PermissionError:
+            return None
+        except OSError as error:
+            problem = error.strerror
+        else:
+            return None
+    return problem

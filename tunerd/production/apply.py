@@ -42,6 +42,7 @@ def apply(
     ask: Confirm | None = None,
     reason: str = "apply",
     probation: bool = True,
+    sweep: int | None = None,
 ) -> ActionResult:
     """Deploy a profile.
 
@@ -54,6 +55,7 @@ def apply(
             guards and recovery work meanwhile; raises to stop.
         reason: Why, for the backup's name and the history.
         probation: Whether it is watched afterwards, where there is something to go back to.
+        sweep: That proved it; None for none.
 
     Raises:
         Busy: another change is under way.
@@ -72,12 +74,12 @@ def apply(
         messages=messages,
     ) as made:
         _keep_engine(ctx, made)
-        done = swap(ctx, _swap_request(ctx, request, made, drain=drain, reason=reason))
+        asked = _swap_request(ctx, request, made, drain=drain, reason=reason)
+        done = swap(ctx, replace(asked, wants_probation=probation))
+        watched = begin_probation(ctx, done.generation, sweep) if probation else ()
         remarks = remember_live_load(ctx)
     messages += [message for message in made.messages if message.level is Level.WARNING]
-    messages += [*(note("swap", text) for text in done.notes), *remarks]
-    if probation:
-        messages += begin_probation(ctx, done.generation)
+    messages += [*(note("swap", text) for text in done.notes), *remarks, *watched]
     return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
 
 

@@ -27,7 +27,7 @@ from tunerd.units.text import UnitFile, environment_of, parse_unit
 from tunerd.words import Mode, format_mib
 
 _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
-_UNIX_SOCKET = ".sock"
+UNIX_SOCKET = ".sock"
 
 
 def check_machine(
@@ -122,7 +122,7 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
                       f"{cores} physical cores")  # fmt: skip
     # Left to the engine it is 127.0.0.1 on every build; some take a list.
     hosts = [] if serving.host is None else [host.strip() for host in serving.host.split(",")]
-    if any(host.endswith(_UNIX_SOCKET) for host in hosts):
+    if any(host.endswith(UNIX_SOCKET) for host in hosts):
         yield error("unix-socket", f"serving.host = {serving.host}: on a Unix socket nothing could tell "
                     "whether the server answers, so it could not be deployed",
                     "serving.host = 127.0.0.1; a proxy (nginx, socat) can offer it on a socket")  # fmt: skip

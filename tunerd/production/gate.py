@@ -31,7 +31,14 @@ from tunerd.engine.serving import address_now, address_of, read_live_unit, serve
 from tunerd.errors import JobCanceled, ServiceError, TunerdError
 from tunerd.machine.clock import polls
 from tunerd.machine.host import process_facts
-from tunerd.machine.net import can_bind, is_in_use, is_listened_on, listening_ports, who_listens
+from tunerd.machine.net import (
+    can_bind,
+    is_in_use,
+    is_listened_on,
+    listening_ports,
+    who_listens,
+    why_no_listener,
+)
 from tunerd.result import Progress
 from tunerd.units.manager import PORT_LIMIT_S, UnitState
 
@@ -333,6 +340,7 @@ def check_as_it_stands(
 ) -> Serving | NotServing:
     """Whether the unit that stands on disk serves, judged by what its own text says.
 
+    It gets the time of a way back: what a new server may take says nothing of one that served before.
     `n_restarts` is how many restarts by its manager are known of, and do not speak against it.
     """
     live = read_live_unit(ctx)
@@ -342,7 +350,9 @@ def check_as_it_stands(
         expects_draft=False,
         n_restarts=n_restarts,
     )
-    return wait_until_serving(ctx, ctx.unit, address=address_of(ctx, live), expected=expected)
+    limits = {"service": ctx.settings.service.on_the_way_back}
+    patient = replace(ctx, settings=ctx.settings.model_copy(update=limits))
+    return wait_until_serving(patient, ctx.unit, address=address_of(ctx, live), expected=expected)
 
 
 # Connections that have ended keep their port for a minute (TCP_TIMEWAIT_LEN of Linux). A server whose
@@ -382,7 +392,11 @@ def port_will_be_free(found: NotServing, address: Address | None) -> bool:
     """Whether a start failed for a port on which nobody listens, so that only time is missing."""
     if not found.says_port_taken:
         return False
-    return address is None or not is_listened_on(address.port, address.host)
+    if address is None:
+        return True
+    # Builds say the same of an address that is not one of this machine.
+    is_ours = why_no_listener(address.reachable_host) is None
+    return is_ours and not is_listened_on(address.port, address.host)
 
 
 _RETURN_POLL_S = 0.25

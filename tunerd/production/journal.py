@@ -29,7 +29,7 @@ class SwapRecord:
     the file; `backup` is None only in the first case. `old_invocation` is the invocation that
     served before, so that it can be told whether a restart has happened. `was_healthy` says whether
     the old server answered, so that going back must make it answer again. `link_to` is where the unit
-    file led, if it was a link.
+    file led, if it was a link. `wants_probation` says that what serves then is to be watched.
     """
 
     unit: str
@@ -46,6 +46,7 @@ class SwapRecord:
     was_enabled: bool | None
     old_invocation: str | None
     link_to: str | None = None
+    wants_probation: bool = False
 
 
 def record_from_json(data: object) -> SwapRecord:
@@ -102,6 +103,14 @@ def decide_recovery(
 def record_path(ctx: Context) -> Path:
     """Where the intent record of the unit stands while a swap runs."""
     return ctx.paths.journal_dir / f"{ctx.unit}.json"
+
+
+def others_on_record(ctx: Context) -> tuple[str, ...]:
+    """Further units with an intent record, where nobody can read the settings, which name the unit."""
+    if ctx.settings_problem is None:
+        return ()
+    records = sorted(ctx.paths.journal_dir.glob("*.service.json"))
+    return tuple(path.stem for path in records if path != record_path(ctx))
 
 
 def read_record(ctx: Context) -> SwapRecord | None:

@@ -25,7 +25,7 @@ from tunerd.engine.builds import (
     read_facts,
     refusal,
 )
-from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine, by_hand
+from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine, margin_in_force
 from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
@@ -41,7 +41,13 @@ from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import real_path
 from tunerd.machine.host import process_facts, read_host
-from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens
+from tunerd.machine.net import (
+    is_listened_on,
+    n_connections,
+    own_host,
+    who_listens,
+    why_no_listener,
+)
 from tunerd.machine.proc import process_name
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
 from tunerd.model.facts import ModelFacts
@@ -49,6 +55,7 @@ from tunerd.model.memory import Backend, Device, MemorySettings, estimate
 from tunerd.model.report import MemoryCorrection, corrected, device_of, parse_report, taken
 from tunerd.model.verdict import Free, MemoryPlan, judge_memory
 from tunerd.production.checks import (
+    UNIX_SOCKET,
     UserFacts,
     check_live,
     check_machine,
@@ -92,7 +99,15 @@ def check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[
 
 
 def check_port(ctx: Context, after: Serving) -> list[Message]:
-    """Whether somebody else listens where the server is to listen."""
+    """Whether the server can have its address: one of this machine, on which nobody else listens."""
+    hosts = [] if after.host is None else [host.strip() for host in after.host.split(",")]
+    problems = {host: why_no_listener(host) for host in hosts if not host.endswith(UNIX_SOCKET)}
+    lost = [f"`{host}` ({problem})" for host, problem in problems.items() if problem is not None]
+    if lost:
+        text = f"no server can listen on {', '.join(lost)}: not an address of this machine"
+        return [
+            error("no-such-host", text, "set serving.host; `ip -brief address` shows what it has")
+        ]
     if after.port is None:
         return []
     state = ctx.services.state(ctx.unit)
@@ -150,7 +165,7 @@ def check_handover(
 
 def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]:
     """What stands in the way of an older unit's port; told, since going back is for trouble."""
-    taken = [warning(one.code, one.text, "end it") for one in check_port(ctx, old.serving)]
+    taken = [warning(one.code, one.text, one.hint) for one in check_port(ctx, old.serving)]
     if old.program == live.program:
         return taken
     family = _family_of(ctx, old)
@@ -279,13 +294,12 @@ def memory_of_plan(
     resolved, has_gpu = chosen.resolved, chosen.has_gpu
     draft = draft_facts(ctx, resolved, chosen.command)
     settings = settings_of(resolved, chosen.engine, draft, host, has_gpu=has_gpu)
-    memory = resolved.profile.memory
     calculated = estimate(facts, settings)
     judged = judge_memory(
         replace(calculated, parts=corrected(calculated.parts, correction)),
         _free(ctx, host, chosen.devices),
         has_gpu=has_gpu,
-        fit_mib=None if memory.fit is False or by_hand(resolved) else memory.fit_mib,
+        fit_mib=margin_in_force(resolved),
     )
     if correction is None:
         return judged

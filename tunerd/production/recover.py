@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from tunerd.app import Context
@@ -18,10 +18,12 @@ from tunerd.production.journal import (
     Recovery,
     SwapRecord,
     decide_recovery,
+    others_on_record,
     read_record,
     record_path,
 )
 from tunerd.production.measurement import clear_dead_measurements, end_measurement
+from tunerd.production.probation import begin_probation, read_probation
 from tunerd.production.swap import ForeignEditError, go_back
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
@@ -32,12 +34,16 @@ from tunerd.words import sha256
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What recovery found and did; `found` is None where there was nothing to recover."""
+    """What recovery found and did; `found` is None where there was nothing to recover.
+
+    `remarks` are what a person should know of the probation of what it finished.
+    """
 
     found: Recovery | None
     generation: int | None
     text: str
     serving: bool | None
+    remarks: tuple[Message, ...] = ()
 
 
 class Unfinished:
@@ -85,21 +91,40 @@ def recover(ctx: Context) -> ActionResult:
         try:
             cleared = clear_dead_measurements(ctx)
         except TunerdError:  # which keeps no swap half-way
-            recover_locked(ctx)
+            _recover_all(ctx)
             raise
-        done = recover_locked(ctx)
-        loaded = _remember(ctx, done)
-    messages: tuple[Message, ...] = ()
-    if done.found is Recovery.FOREIGN:
-        messages = (warning("foreign-edit", done.text, "`tunerd verify` shows the difference"),)
-    elif done.found is not None:
-        messages = (note("recovered", done.text),)
+        ends = _recover_all(ctx)
+        loaded = [message for one, end in ends for message in _remember(one, end)]
+    messages = [message for one, end in ends for message in _told(one, end)]
     if cleared:
-        messages += (note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}"),)
-    messages += loaded
+        messages.append(
+            note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}")
+        )
+    messages += [remark for _, end in ends for remark in end.remarks] + loaded
+    done = next((end for _, end in ends if end.found is not None), ends[0][1])
     payload = {**plain(done), "cleared": list(cleared)}
+    del payload["remarks"]
     has_acted = done.found is not None or bool(cleared)
-    return ActionResult("recover", payload, messages, has_acted=has_acted)
+    return ActionResult("recover", payload, tuple(messages), has_acted=has_acted)
+
+
+def _recover_all(ctx: Context) -> list[tuple[Context, Recovered]]:
+    """Recover the unit, and others that a record names while the settings cannot be read."""
+    service = ctx.settings.service
+    ends = [(ctx, recover_locked(ctx))]
+    for unit in others_on_record(ctx):
+        settings = {"service": service.model_copy(update={"unit": unit})}
+        one = replace(ctx, settings=ctx.settings.model_copy(update=settings))
+        ends.append((one, recover_locked(one)))
+    return ends
+
+
+def _told(ctx: Context, end: Recovered) -> Iterator[Message]:
+    if end.found is Recovery.FOREIGN:
+        yield warning("foreign-edit", end.text, "`tunerd verify` shows the difference")
+    elif end.found is not None:
+        of_unit = "" if ctx.settings_problem is None else f"{ctx.unit}: "
+        yield note("recovered", f"{of_unit}{end.text}")
 
 
 def _remember(ctx: Context, done: Recovered) -> tuple[Message, ...]:
@@ -246,10 +271,11 @@ def _set_aside(ctx: Context) -> Recovered:
 def _committed(ctx: Context, record: SwapRecord) -> Recovered:
     """The swap had ended well, and said so; only its record was left."""
     _see_that_it_starts_at_boot(ctx, record)
+    watched = _watch(ctx, record)
     ctx.files.remove(record_path(ctx))
     text = f"the swap of generation {record.generation} had ended well"
     is_active = ctx.services.state(ctx.unit).is_active
-    return Recovered(Recovery.COMMITTED, record.generation, text, is_active)
+    return Recovered(Recovery.COMMITTED, record.generation, text, is_active, watched)
 
 
 def _untouched(ctx: Context, record: SwapRecord) -> Recovered:
@@ -274,8 +300,16 @@ def _judge(ctx: Context, record: SwapRecord) -> Recovered:
             _see_that_it_starts_at_boot(ctx, record)
             _finish(ctx, record, Outcome.SERVING, None, None)
             text = f"generation {record.generation} serves; its interrupted swap is finished"
-            return Recovered(Recovery.JUDGE, record.generation, text, serving=True)
+            watched = _watch(ctx, record)
+            return Recovered(Recovery.JUDGE, record.generation, text, serving=True, remarks=watched)
     return _undo(ctx, record, Recovery.JUDGE, "it does not serve")
+
+
+def _watch(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
+    """Begin the probation that its swap would have begun, unless it did."""
+    if not record.wants_probation or read_probation(ctx, record.generation) is not None:
+        return ()
+    return begin_probation(ctx, record.generation)
 
 
 def _see_that_it_starts_at_boot(ctx: Context, record: SwapRecord) -> None:

@@ -12,7 +12,7 @@ from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit, standing_text
 from tunerd.errors import HostError, ServiceError, UsageError
 from tunerd.machine.files import is_locked
-from tunerd.production.journal import read_record
+from tunerd.production.journal import others_on_record, read_record
 from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, warning
@@ -167,6 +167,9 @@ def status(ctx: Context) -> ActionResult:
         messages.append(warning("busy", "a change is under way right now"))
     elif record is not None:
         messages.append(warning("interrupted", "a swap was cut short", "tunerd recover"))
+    elif others := others_on_record(ctx):
+        text = f"a swap of {', '.join(others)} was cut short"
+        messages.append(warning("interrupted", text, "tunerd recover"))
     elif state.has_failed:
         text = f"the unit has failed ({state.result})"
         messages.append(warning("failed", text, "tunerd rollback"))

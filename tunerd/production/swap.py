@@ -77,7 +77,8 @@ class SwapRequest:
     `text` is None to remove the unit file (going back to where none stood). `old_sha256` is what
     the plan was made for: another text there now means that somebody changed it meanwhile.
     `generation` still lacks its number, backup, old state and who asked: the swap fills them in.
-    `starts_packaged` is whether what is left after removing the file shall run.
+    `starts_packaged` is whether what is left after removing the file shall run, `wants_probation` whether
+    what serves then is to be watched, by whoever ends the swap.
     """
 
     text: bytes | None
@@ -89,6 +90,7 @@ class SwapRequest:
     enable: bool | None
     model_bytes: int | None = None
     starts_packaged: bool = False
+    wants_probation: bool = False
 
     @property
     def goes_back(self) -> bool:
@@ -165,6 +167,7 @@ def _begin(
             backup = name
             ctx.files.copy(ctx.unit_path, ctx.paths.unit_dir / name)
         record = _record(ctx, generation, old_text, before, was_healthy=was_healthy)
+        record = replace(record, wants_probation=request.wants_probation)
         ctx.say("writing the intent record", step=2, steps=STEPS)
         ctx.files.make_folder(ctx.paths.journal_dir)
         ctx.files.write_json(record_path(ctx), plain(record, schema=SCHEMA), mode=0o600)
@@ -289,11 +292,19 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
     found = None
     if _is_the_old(ctx, record, state):
         found = check_as_it_stands(ctx, old_invocation=None)
-    if found is None or not (isinstance(found, Serving) or _cannot_be_asked(ctx)):
+    if found is None or (
+        isinstance(found, NotServing) and not _cannot_be_asked(ctx) and not _loads(ctx)
+    ):
         found = start_as_it_stands(ctx)
     if isinstance(found, NotServing) and _cannot_be_asked(ctx):
         return Back(None, is_unknown=True)
     return Back(found)
+
+
+def _loads(ctx: Context) -> bool:
+    """Whether it says that it still loads, which it would begin again if it was restarted."""
+    server = server_now(ctx, ctx.services.state(ctx.unit))
+    return server is not None and server.health() is HttpState.LOADING
 
 
 def _cannot_be_asked(ctx: Context) -> bool:

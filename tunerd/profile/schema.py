@@ -51,6 +51,10 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 FromMinusOne = Annotated[int, Field(ge=-1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+# Some builds take a list; a socket's path is refused with a reason where it is planned.
+Host = Annotated[
+    str, StringConstraints(max_length=1000, pattern=r"^[^\s,-][^\s,]*(, *[^\s,-][^\s,]*)*$")
+]
 NotNegative = Annotated[float, Field(ge=0)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 
@@ -106,7 +110,7 @@ class EnginePreference(Table):
 class Serving(Table):
     """How the server answers: address, context, caches, batches, threads, sampling defaults."""
 
-    host: Text | None = _optional("address to listen on")
+    host: Host | None = _optional("address to listen on")
     port: Port | None = _optional("TCP port")
     alias: Text | None = _optional("model name that clients see")
     ctx_size: Count | None = _optional("context in tokens; 0 = as trained")

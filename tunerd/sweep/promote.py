@@ -14,7 +14,6 @@ from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import reading
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan, plan
-from tunerd.production.probation import begin_probation
 from tunerd.production.rollback import TAKEN_BACK, after_failure, rollback
 from tunerd.profile.arm import LEFT_TO_FIT, Arm, arm_from_json, plain
 from tunerd.profile.files import TunedRecord, forget_failure, read_tuned, write_tuned
@@ -73,15 +72,14 @@ def promote(
     proposal = _proposal(ctx, sweep)
     request = _request_of(proposal)
     done = apply(
-        ctx, request, drain=drain, confirm=confirm, ask=ask, reason="promote", probation=False
-    )
+        ctx, request, drain=drain, confirm=confirm, ask=ask, reason="promote",
+        probation=with_probation, sweep=sweep.number,
+    )  # fmt: skip
     generation = int(done.payload["generation"])
     # Kept and watched from here on: whoever ends this while it measures leaves nothing half done.
     untried = _Again(None, None, None, "the promotion was cut short")
     _keep(ctx, proposal, untried, generation)
     messages = list(done.messages)
-    if with_probation:
-        messages += begin_probation(ctx, generation, sweep.number)
     verdict = _measured_again(ctx, proposal)
     payload: dict[str, Any] = {
         **done.payload,

@@ -208,7 +208,7 @@ class Recovery(Teller):
 
     def recover(self) -> None:
         """Recover; what cannot be mended is said once, and tried again after longer and longer."""
-        service = self._ctx.settings.service
+        service = self._ctx.settings.service.on_the_way_back
         starts_s = 2 * (service.start_limit_s + service.generation_limit_s)
         self._notifier.patience(starts_s + _RELOAD_AND_RESTART_S)
         try:

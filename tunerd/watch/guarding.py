@@ -12,7 +12,7 @@ import structlog
 
 from tunerd.app import Context
 from tunerd.engine.builds import request_again
-from tunerd.engine.flags import by_hand
+from tunerd.engine.flags import margin_in_force
 from tunerd.engine.health import FailureKind, classify
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import standing_text
@@ -585,8 +585,7 @@ def margin_now(ctx: Context) -> Margin:
         engine_names=() if generation.engine is None else (generation.engine,),
     )  # fmt: skip
     setting = resolved.settings.get(MARGIN_KEY)
-    is_in_force = setting is not None and not by_hand(resolved)
-    fit_mib = int(setting.value) if setting is not None and is_in_force else None
+    fit_mib = margin_in_force(resolved)
     tried = [int(one.pins[MARGIN_KEY]) for one in raised]
     by_person = setting is not None and setting.origin.layer in {Layer.PIN, Layer.SET}
     return Margin(

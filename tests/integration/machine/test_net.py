@@ -23,6 +23,7 @@ from tunerd.machine.net import (
     table_pattern,
     tcp_sockets,
     who_listens,
+    why_no_listener,
 )
 from tunerd.machine.process import Child, run, start
 
@@ -177,3 +178,11 @@ def test_what_the_kernel_tells_of_listeners_alone_is_what_its_table_of_all_shows
 
         assert told == shown
         assert len(told) == 1
+
+
+def test_why_nothing_can_listen_on_a_host_is_told_without_a_port() -> None:
+    assert [why_no_listener(host) for host in ("127.0.0.1", "0.0.0.0", "localhost")] == [None] * 3  # noqa: S104
+    assert why_no_listener("192.0.2.1") == "Cannot assign requested address"
+    assert why_no_listener("no-such-box.invalid")
+    assert why_no_listener("a..b")
+    assert why_no_listener("a b")

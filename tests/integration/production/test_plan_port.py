@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import tempfile
@@ -14,7 +15,10 @@ import pytest
 from tests.support.build_box import BuildBox, build_box
 from tests.support.stand_in import install
 from tests.support.sweep_box import for_everybody
+from tunerd.engine.health import Failure, FailureKind
+from tunerd.engine.server import Address
 from tunerd.machine.net import free_port
+from tunerd.production.gate import NotServing, port_will_be_free
 from tunerd.production.rollback import preview
 
 
@@ -79,3 +83,36 @@ def test_a_port_that_somebody_else_took_is_told_before_a_rollback_too(box: Build
     with socket.create_server(("127.0.0.1", box.port)):
         found = {one.code: one for one in preview(ctx, None).messages}
     assert "listens on port" in found["port-taken"].text
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-box.invalid", "127.0.0.1,192.0.2.1"])
+def test_an_address_that_this_machine_has_not_is_refused_before_anything_stops(
+    box: BuildBox, host: str
+) -> None:
+    before = box.box.context.services.state("llama-server.service").invocation_id
+    words = ("build", "--set", f"serving.host={json.dumps(host)}")
+    planned = box.box.call("plan", *words)
+    assert planned.returncode == 1
+    assert "not an address of this machine" in planned.stdout + planned.stderr
+    assert host.rsplit(",", maxsplit=1)[-1] in planned.stdout + planned.stderr
+    done = box.box.call("apply", *words, "--yes")
+    assert done.returncode == 1
+    assert "nothing was touched" in done.stderr
+    assert box.box.context.services.state("llama-server.service").invocation_id == before
+    for ours in ("0.0.0.0", "localhost", "::1"):  # noqa: S104
+        assert "no-such-host" not in warnings(box, "build", "--set", f'serving.host="{ours}"')
+
+
+def test_a_host_with_a_blank_in_it_is_refused_by_the_profile(box: BuildBox) -> None:
+    planned = box.box.call("plan", "build", "--set", 'serving.host="a b"')
+    assert planned.returncode == 1
+    assert "serving.host" in planned.stdout + planned.stderr
+
+
+def test_a_start_is_not_repeated_for_an_address_that_this_machine_has_not() -> None:
+    words = "couldn't bind HTTP server socket"
+    found = NotServing(
+        "it ended", False, True, lambda: Failure(FailureKind.PORT_TAKEN, words, None)
+    )
+    assert port_will_be_free(found, Address("127.0.0.1", free_port()))
+    assert not port_will_be_free(found, Address("192.0.2.1", free_port()))

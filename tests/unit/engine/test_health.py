@@ -76,6 +76,7 @@ WAITING = "waiting for the process"
         (replace(NOW, listener_pid=None), {}, None),  # who listens could not be told
         (replace(NOW, alias=None), {}, None),
         (unit(n_restarts=None), {}, None),
+        (replace(NOW, at_s=1800.1), {}, None),  # one that answers is in time
         (unit(invocation_id=None), {"expected": replace(EXPECTED, old_invocation=None)}, None),
         # Of `--alias one,two` mainline tells `one`, ik `one,two`.
         *((replace(NOW, alias=alias), {"expected": replace(EXPECTED, alias="one,two")}, None)

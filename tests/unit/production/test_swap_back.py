@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, UNIT, World, a_record
-from tests.support.fakes import Invocation, Life
+from tests.support.fakes import FakeClock, Invocation, Life
 from tunerd.engine.server import Address
 from tunerd.errors import RolledBack, ServiceError, Stranded
 from tunerd.production.journal import SCHEMA
 from tunerd.production.measurement import write_measurement
 from tunerd.production.recover import recover
+from tunerd.production.status import status
 from tunerd.production.swap import swap
 from tunerd.records import plain
 from tunerd.result import Progress
+from tunerd.settings import ServiceSettings, Settings
 from tunerd.tryout.local_service import Ending
 from tunerd.units.manager import LeaseRecord
 from tunerd.words import sha256
@@ -176,6 +180,55 @@ def _interrupted(world: World, *, old_invocation: str | None) -> None:
     ctx.files.write_json(world.paths.journal_dir / f"{UNIT}.json", plain(record, schema=SCHEMA))
 
 
+class ClockOfALoad(FakeClock):
+    """One by which servers load for so long."""
+
+    world: World | None = None
+    ready_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.world is not None and self.monotonic_s() >= self.ready_s:
+            self.world.servers[-1].api.is_loaded = True
+
+
+def test_a_limit_that_is_too_short_for_what_served_strands_nothing(tmp_path: Path) -> None:
+    clock = ClockOfALoad()
+    world = World(tmp_path, clock=clock)
+    deploy(world.context(), world, "old")
+    serve = world.manager.programs["/bin/true"]
+    starts = []
+
+    def load(invocation: Invocation) -> Life:
+        life = serve(invocation)
+        starts.append(invocation)
+        world.servers[-1].api.is_loaded = False
+        clock.world, clock.ready_s = world, clock.monotonic_s() + 40.0
+        return life
+
+    world.manager.programs["/bin/true"] = load
+    assert world.context().settings.service.start_limit_s < 40.0
+    with contextlib.closing(world), pytest.raises(RolledBack, match="hang"):
+        deploy(world.context(), world, "new")
+    assert [invocation.argv[-1] for invocation in starts] == ["new", "old"]
+    assert world.leftovers() == []
+
+
+def test_a_server_that_says_it_loads_is_not_restarted_by_recovery(world: World) -> None:
+    world.put(world.text("old"))
+    before = world.manager.state(UNIT).invocation_id
+    world.servers[-1].api.is_loaded = False
+    _interrupted(world, old_invocation=before)
+
+    with pytest.raises(Stranded):
+        recover(world.context())
+    assert world.manager.state(UNIT).invocation_id == before
+
+    world.servers[-1].api.is_loaded = True
+    assert recover(world.context()).payload["serving"] is True
+    assert world.manager.state(UNIT).invocation_id == before
+
+
 @pytest.mark.parametrize("is_untouched", [True, False])
 def test_a_server_that_nobody_can_ask_is_told_as_unknown_and_not_restarted_again_and_again(
     world: World, *, is_untouched: bool
@@ -191,6 +244,29 @@ def test_a_server_that_nobody_can_ask_is_told_as_unknown_and_not_restarted_again
     assert "cannot be seen" in str(payload["text"])
     assert (world.manager.state(UNIT).invocation_id == before) is is_untouched
     assert world.leftovers() == [], "nothing is left to be tried again"
+
+
+def test_while_nobody_can_read_which_unit_it_is_recovery_looks_at_every_record(
+    world: World,
+) -> None:
+    world.put(world.text("old"))
+    _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)
+    world.manager.stop(UNIT)
+    elsewhere = Settings(service=ServiceSettings(unit="nobody.service"))
+    ctx = replace(world.context(), settings=elsewhere)
+    assert recover(ctx).payload["found"] is None, "known settings name the unit"
+    doubtful = replace(ctx, settings_problem="a line is broken; the defaults hold")
+    said = {one.code: one.text for one in status(doubtful).messages}
+    assert said["interrupted"] == f"a swap of {UNIT} was cut short"
+
+    done = recover(doubtful)
+
+    assert done.payload["found"] == "untouched"
+    assert done.payload["serving"] is True
+    (told,) = done.messages
+    assert told.text.startswith(f"{UNIT}: ")
+    assert world.serving_alias() == "old"
+    assert world.leftovers() == []
 
 
 def test_what_a_measurement_owes_keeps_no_interrupted_swap_half_way(world: World) -> None:

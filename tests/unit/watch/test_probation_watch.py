@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fault.fuse import Fuse
+from tests.fault.fuse import Life as Process
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, UNIT, World
+from tests.fault.world import BROKEN, UNIT, World, a_world
 from tests.support.faked import set_to
 from tests.support.fakes import Life
 from tests.support.readings import an_engine
@@ -21,9 +26,11 @@ from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
 from tunerd.production.measurement import write_measurement
 from tunerd.production.probation import begin_probation, daemon_lock
+from tunerd.production.recover import recover
 from tunerd.production.swap import swap
 from tunerd.result import Level
 from tunerd.tryout.local_service import Ending as Killed
+from tunerd.units.generations import Outcome
 from tunerd.units.manager import LeaseRecord, LeaseSpec
 from tunerd.watch.history import Watcher
 from tunerd.watch.probation import (
@@ -326,3 +333,32 @@ def test_where_nothing_can_be_written_it_watches_on(world: World) -> None:
 )
 def test_a_stop_by_hand_is_told_from_a_death(active: str, result: str, is_stopped: bool) -> None:
     assert an_engine(active_state=active, result=result).is_stopped_by_hand is is_stopped
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_swap_that_recovery_finishes_is_watched_as_it_was_to_be(
+    tmp_path: Path, *, is_wanted: bool
+) -> None:
+    finished = set()
+    for number in itertools.count():
+        with a_world(tmp_path / str(number)) as world:
+            deploy(world.context(), world, "old")
+            life = Process(world.paths.lock)
+            ctx = world.context(Fuse(number, life.die))
+            request = replace(
+                world.request(world.text("new"), alias="new"), wants_probation=is_wanted
+            )
+            life.live(partial(swap, ctx, request))
+            if life.died_before is None:
+                break
+            done = recover(shipped(world))
+            is_finished = done.payload["found"] in {"judge", "committed"}
+            is_finished &= world.outcomes()[0] is Outcome.SERVING
+            record = world.paths.state_dir / "probation/2.json"
+            assert record.exists() is (is_wanted and is_finished), life.died_before.text
+            told = {message.code for message in done.messages}
+            assert ("probation" in told) is record.exists()
+            if is_finished:
+                finished.add(done.payload["found"])
+            assert "remarks" not in done.payload
+    assert finished == {"judge", "committed"}
