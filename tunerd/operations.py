@@ -12,7 +12,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -21,7 +21,7 @@ import click
 from click.core import ParameterSource
 
 from tunerd.calendar import parse_time_span
-from tunerd.errors import UsageError
+from tunerd.errors import TunerdError, UsageError
 from tunerd.result import ActionResult, Message
 from tunerd.words import NAME_PATTERN, check_name
 
@@ -293,11 +293,9 @@ class Call:
     readings: Sequence[Any] = ()
     memo: dict[str, Any] = field(default_factory=dict)
 
-    def context(
-        self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
-    ) -> Any:
+    def context(self, *, acts: bool = False, tells: bool = False) -> Any:
         """The `Context`: for who acts, and so tells how far it is; tells; or only looks."""
-        del acts, tells, needs_settings
+        del acts, tells
         return self.ctx
 
     def ask(
@@ -324,6 +322,8 @@ class Operation:
         show: Presents it in a terminal by itself, where rendering is not all.
         goes_ahead: With nobody to answer, its question counts as answered.
         tells_lines: What it tells while it runs is what it is for.
+        needs_settings: Whether it is refused where settings are wrong; else it goes by the last good ones,
+            and says so. What goes back or ends something does not need them.
         asks: Whether it has a question, by its parameters.
     """
 
@@ -333,11 +333,25 @@ class Operation:
     show: str | None = None
     goes_ahead: bool = False
     tells_lines: bool = False
+    needs_settings: bool = True
     asks: Callable[[Mapping[str, Any]], bool] = lambda given: "yes" in given
 
     def do(self, call: Call, params: Mapping[str, Any]) -> ActionResult:
         """What was asked for by these parameters; the answer to its question is the call's."""
-        return self.act(call, **{name: one for name, one in params.items() if name != "yes"})
+        try:
+            result = self.act(call, **{name: one for name, one in params.items() if name != "yes"})
+        except TunerdError as error:
+            for told in self._of_settings(call):
+                error.hint = "\n".join(filter(None, (error.hint, told.text, told.hint)))
+            raise
+        return replace(result, messages=(*result.messages, *self._of_settings(call)))
+
+    def _of_settings(self, call: Call) -> tuple[Message, ...]:
+        """That it went by other settings than those written."""
+        if self.needs_settings or call.ctx is None:
+            return ()
+        found: tuple[Message, ...] = call.ctx.settings_messages()
+        return found
 
     def named(self, name: Named) -> Any:
         """A function of the command's module, or of another one."""

@@ -196,7 +196,7 @@ def start(call: Call, **given: Any) -> ActionResult:
 
 
 @sweep_command.command(name="stop")
-@operation(line("{unit} is stopped"))
+@operation(line("{unit} is stopped"), needs_settings=False)
 def stop(call: Call) -> ActionResult:
     """End the sweep that `start` began; its samples are kept, and the server comes back."""
     from tunerd.sweep.run import stop_sweep
@@ -205,7 +205,7 @@ def stop(call: Call) -> ActionResult:
 
 
 @sweep_command.command(name="status")
-@operation("render_status")
+@operation("render_status", needs_settings=False)
 def status(call: Call) -> ActionResult:
     """What runs now, how far it is, how long it may still take."""
     from tunerd.sweep.run import sweep_status

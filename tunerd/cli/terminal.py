@@ -251,9 +251,7 @@ class Typed(Call):
     operation: Operation
     sink: ProgressSink
 
-    def context(
-        self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
-    ) -> Context:
+    def context(self, *, acts: bool = False, tells: bool = False) -> Context:
         """The context of this process."""
         from tunerd.app import build_context
 
@@ -262,7 +260,7 @@ class Typed(Call):
                 mode=self.mode,
                 progress=self.sink if acts or tells else ignore_progress,
                 start_supervisor=acts,
-                needs_settings=needs_settings,
+                needs_settings=self.operation.needs_settings,
             )
         made: Context = self.ctx
         return made

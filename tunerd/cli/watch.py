@@ -280,7 +280,7 @@ def test(call: Call) -> ActionResult:
 
 @notify_command.command(name="send", short_help="Send a notice that was left, as its unit does.")
 @click.argument("name")
-@operation(line("it arrived"))
+@operation(line("it arrived"), needs_settings=False)
 def send(call: Call, name: str) -> ActionResult:
     """Send a notice that the daemon left; what tunerd-notify-NAME.service runs.
 
@@ -290,14 +290,14 @@ def send(call: Call, name: str) -> ActionResult:
     """  # noqa: D301
     from tunerd.watch.notices import send_notice
 
-    context = call.context(tells=True, needs_settings=False)
+    context = call.context(tells=True)
     return send_notice(context, name, as_left=context.settings_problem is not None)
 
 
 @click.group(name="jobs", invoke_without_command=True)
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, hidden=True,
               help="So many of the newest.")  # fmt: skip
-@operation("render_jobs")
+@operation("render_jobs", needs_settings=False)
 def jobs_command(call: Call, limit: int) -> ActionResult:
     """What members of group tunerd asked for through the daemon since the machine was started.
 
@@ -333,7 +333,7 @@ def watch(terminal: Terminal, number: int, as_json: bool) -> None:
         argv = list(remote.job(number)["argv"])
         done = remote.follow(number)
     else:
-        context = build_context(mode=terminal.mode, progress=sink)
+        context = build_context(mode=terminal.mode, progress=sink, needs_settings=False)
         argv = list(read_job(context, number).request.argv)
         done = watch_job(context, number)
     finish(done, lambda payload: _lines(argv, number, payload), as_json=as_json)
@@ -341,7 +341,7 @@ def watch(terminal: Terminal, number: int, as_json: bool) -> None:
 
 @jobs_command.command(name="stop", short_help="End a job that measures.")
 @click.argument("job", metavar="NUMBER", type=click.IntRange(1))
-@operation(line("job {job}, {kind}, is ended"))
+@operation(line("job {job}, {kind}, is ended"), needs_settings=False)
 def stop(call: Call, job: int) -> ActionResult:
     """End a job that measures or looks; the server comes back, and what was measured is kept.
 
@@ -393,7 +393,9 @@ def job_command(terminal: Terminal, number: int) -> None:
     from tunerd.jobs import run_job
 
     def make_context(progress: ProgressSink) -> Context:
-        return build_context(mode=terminal.mode, progress=progress, start_supervisor=True)
+        return build_context(
+            mode=terminal.mode, progress=progress, start_supervisor=True, needs_settings=False
+        )
 
     raise click.exceptions.Exit(run_job(make_context, number, _act))
 
@@ -409,7 +411,8 @@ def look_command(terminal: Terminal, argv: tuple[str, ...]) -> None:
 
     try:
         words = asked(argv)
-        result = words.act(Call(ctx=build_context(mode=terminal.mode)))
+        ctx = build_context(mode=terminal.mode, needs_settings=words.operation.needs_settings)
+        result = words.act(Call(ctx=ctx))
     except TunerdError as error:
         print(json.dumps(error_json(error, " ".join(argv[:1]))))
         raise click.exceptions.Exit(error.exit_code) from error
@@ -419,7 +422,11 @@ def look_command(terminal: Terminal, argv: tuple[str, ...]) -> None:
 
 def _act(ctx: Context, request: JobRequest) -> ActionResult:
     """What the job asks for; without `--yes` only as far as its question."""
+    from tunerd.settings import load_settings
+
     words = asked(request.argv, is_member=request.is_member)
+    if words.operation.needs_settings and ctx.settings_problem is not None:
+        load_settings(ctx.paths, ctx.environment)  # which says what is wrong
     try:
         return words.act(Call(ctx=ctx, yes=bool(words.params.get("yes", True))))
     except Question as question:
