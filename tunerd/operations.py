@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -437,6 +438,17 @@ def _check_span(text: str) -> None:
 def name_of(what: str) -> Kind:
     """The name of a profile, or of something else."""
     return _text(NAME_PATTERN, lambda text: check_name(text, of=what))
+
+
+class Decimal(click.FloatRange):
+    """A number from a range; what is no number is within none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; click lets `nan` through, which is neither below nor above."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return number
 
 
 PROFILE, WORKLOAD = name_of("a profile"), name_of("a workload")

@@ -18,7 +18,7 @@ from tunerd.cli.output import (
     or_unknown,
     progress_sink,
 )
-from tunerd.operations import Call, Question, asked, json_option, operation
+from tunerd.operations import Call, Decimal, Question, asked, json_option, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_duration, format_mib, when
 
@@ -37,7 +37,7 @@ _HOME, _END_OF_LINE, _REST_EMPTY = "\x1b[H", "\x1b[K\n", "\x1b[J"
 
 @click.command(name="top")
 @click.option("--once", is_flag=True, help="One look, then the end.")
-@click.option("--every", "every_s", type=click.FloatRange(1, 3600), default=_EVERY_S,
+@click.option("--every", "every_s", type=Decimal(1, 3600), default=_EVERY_S,
               show_default=True, help="Seconds between two looks.")  # fmt: skip
 @operation("render_top", show="show_again")
 def top_command(call: Call, once: bool, every_s: float) -> ActionResult:
