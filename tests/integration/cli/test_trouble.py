@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.local_box import Box, deployed, settings
+from tests.support.sweep_box import until
 from tunerd.machine.net import free_port
+from tunerd.measure.store import open_to_read
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +65,33 @@ def test_settings_that_a_command_mended_are_not_called_wrong(box: Box) -> None:
     written.parent.mkdir(exist_ok=True)
     written.write_text("[sweep]\nnosuch = 1\n")
     assert "settings" not in codes(box.json("settings", "unset", "sweep.nosuch"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_measurement_of_what_serves_that_a_signal_ends_says_so_and_keeps_what_it_has(
+    box: Box, number: signal.Signals
+) -> None:
+    measuring = box.begin("bench", "--repeats", "1000", "--json")
+    try:
+        until(lambda: measured(box) or measuring.poll() is not None, "samples are stored")
+        measuring.send_signal(number)
+        out, told = measuring.communicate(timeout=60.0)
+    finally:
+        measuring.kill()
+
+    assert measuring.returncode == 128 + number, out + told
+    found = json.loads(out)["error"]
+    assert (found["code"], found["message"]) == ("interrupted", "interrupted")
+    run = box.json("results", "list")["results"][0]
+    assert run["outcome"] == "stopped"
+    assert f"`tunerd results show {run['run']}`" in found["state"]
+
+
+def measured(box: Box) -> bool:
+    """Whether a run under way has stored some."""
+    store = open_to_read(box.context.paths.evidence)
+    if store is None:
+        return False
+    with store:
+        newest = store.runs(limit=1)
+    return bool(newest) and newest[0].outcome is None and newest[0].n_samples > 0
