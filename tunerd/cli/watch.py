@@ -406,6 +406,7 @@ def job_command(terminal: Terminal, number: int) -> None:
 def look_command(terminal: Terminal, argv: tuple[str, ...]) -> None:
     """Print what an operator is told by these words, as JSON."""
     from tunerd.app import build_context
+    from tunerd.cli.main import named
     from tunerd.errors import TunerdError
     from tunerd.result import error_json
 
@@ -414,7 +415,7 @@ def look_command(terminal: Terminal, argv: tuple[str, ...]) -> None:
         ctx = build_context(mode=terminal.mode, needs_settings=words.operation.needs_settings)
         result = words.act(Call(ctx=ctx))
     except TunerdError as error:
-        print(json.dumps(error_json(error, " ".join(argv[:1]))))
+        print(json.dumps(error_json(error, named(argv))))
         raise click.exceptions.Exit(error.exit_code) from error
     print(json.dumps(result.to_json()))
     raise click.exceptions.Exit(result.exit_code)

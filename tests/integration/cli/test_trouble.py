@@ -95,3 +95,20 @@ def measured(box: Box) -> bool:
     with store:
         newest = store.runs(limit=1)
     return bool(newest) and newest[0].outcome is None and newest[0].n_samples > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("sweep", "run", "nosuch"), "sweep run"),
+        (("results", "import", "/nosuch/bundle.json"), "results import"),
+        (("--local", "fleet", "show", "7"), "fleet show"),
+        (("history", "show", "sweep"), "history show"),
+        (("plan", "nosuch"), "plan"),
+        (("nosuch",), "tunerd"),
+    ],
+)
+def test_an_error_names_the_whole_command_as_its_result_does(
+    box: Box, words: tuple[str, ...], command: str
+) -> None:
+    assert box.json(*words, code=None)["command"] == command
