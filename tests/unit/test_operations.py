@@ -197,4 +197,4 @@ def test_what_is_no_number_is_refused_wherever_a_number_is_asked_for(
 ) -> None:
     command = command_of(words.partition(" --")[0])
     with pytest.raises(click.BadParameter):
-        command.make_context("x", [*words.split()[-1:], number], resilient_parsing=False)
+        command.make_context("x", [*words.split()[-1:], number], help_option_names=[])
