@@ -67,6 +67,15 @@ class Context:
         with contextlib.suppress(OSError):
             self.progress(progress)
 
+    def demand_settings(self) -> None:
+        """Refuse to go by others than those written.
+
+        Raises:
+            ConfigError: they are wrong.
+        """
+        if self.settings_problem is not None:
+            load_settings(self.paths, self.environment)
+
     def settings_messages(self) -> tuple[Message, ...]:
         """That others than those written hold, unless they were mended meanwhile."""
         if self.settings_problem is None:

@@ -423,11 +423,9 @@ def look_command(terminal: Terminal, argv: tuple[str, ...]) -> None:
 
 def _act(ctx: Context, request: JobRequest) -> ActionResult:
     """What the job asks for; without `--yes` only as far as its question."""
-    from tunerd.settings import load_settings
-
     words = asked(request.argv, is_member=request.is_member)
-    if words.operation.needs_settings and ctx.settings_problem is not None:
-        load_settings(ctx.paths, ctx.environment)  # which says what is wrong
+    if words.operation.needs_settings:
+        ctx.demand_settings()
     try:
         return words.act(Call(ctx=ctx, yes=bool(words.params.get("yes", True))))
     except Question as question:
