@@ -55,7 +55,11 @@ class Files:
             _opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor,
         ):
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostError(f"not a regular file: `{path}`")
+                raise HostError(
+                    f"not a regular file: `{path}`",
+                    state="nothing of it was read",
+                    hint="give the path of a plain file",
+                )
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 content = file.read(MAX_READ_BYTES + 1)
             if len(content) > MAX_READ_BYTES:

@@ -40,12 +40,18 @@ def codes(found: dict[str, object]) -> list[str]:
 
 
 def test_what_goes_back_or_ends_something_goes_on_where_settings_are_wrong(broken: Box) -> None:
-    for words in (("rollback", "--list"), ("recover",), ("probation", "show"), ("sweep", "status"),
-                  ("jobs",), ("rollback", "--yes")):  # fmt: skip
-        assert "settings" in codes(broken.json(*words)), words
+    for words in (
+        "rollback --list",
+        "recover",
+        "probation show",
+        "sweep status",
+        "jobs",
+        "rollback --yes",
+    ):
+        assert "settings" in codes(broken.json(*words.split())), words
 
-    for words in (("sweep", "stop"), ("jobs", "stop", "7"), ("rollback", "--to", "nosuch")):
-        error = broken.json(*words, code=None)["error"]
+    for words in ("sweep stop", "jobs stop 7", "rollback --to nosuch"):
+        error = broken.json(*words.split(), code=None)["error"]
         assert error["code"] != "config", words
         assert "until they are mended the defaults hold" in error["hint"], words
 
@@ -112,3 +118,22 @@ def test_an_error_names_the_whole_command_as_its_result_does(
     box: Box, words: tuple[str, ...], command: str
 ) -> None:
     assert box.json(*words, code=None)["command"] == command
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("results", "import", "/dev/null"),
+        ("bench", "--url", "http://127.0.0.1:9"),
+    ],
+)
+def test_an_error_says_how_the_machine_is_and_what_to_do(box: Box, words: tuple[str, ...]) -> None:
+    error = box.json(*words, code=None)["error"]
+    assert error["state"]
+    assert error["hint"]
+
+
+def test_a_model_that_is_there_is_refused_before_anything_is_said_to_be_written(box: Box) -> None:
+    done = box.call("model", "new", str(box.model))
+    assert (done.returncode, "writing" in done.stderr) == (2, False)
+    assert "nothing was written" in done.stderr
