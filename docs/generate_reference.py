@@ -51,9 +51,9 @@ def every_command(
 ) -> Iterator[click.Context]:
     """The program and each of its commands, in the order of its help."""
     name = "tunerd" if context is None else command.name
-    here = click.Context(
-        command, info_name=name, parent=context, max_content_width=100, terminal_width=100
-    )
+    # As it is called: click keeps the help option of a command by the names of its first context.
+    given = {**command.context_settings, "max_content_width": 100, "terminal_width": 100}
+    here = click.Context(command, info_name=name, parent=context, **given)
     yield here
     if isinstance(command, click.Group):
         for inner_name in command.list_commands(here):

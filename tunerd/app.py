@@ -13,7 +13,7 @@ from tunerd.machine.clock import Clock, SystemClock
 from tunerd.machine.facts import GpuReader
 from tunerd.machine.files import Files
 from tunerd.paths import Paths, paths_for
-from tunerd.result import Progress, ProgressSink, ignore_progress
+from tunerd.result import Message, Progress, ProgressSink, ignore_progress, warning
 from tunerd.settings import Settings, load_settings, settings_or_last_good
 from tunerd.units.generations import Generations
 from tunerd.units.manager import ServiceManager
@@ -66,6 +66,24 @@ class Context:
         """Report progress; a terminal that is gone is no reason to stop."""
         with contextlib.suppress(OSError):
             self.progress(progress)
+
+    def demand_settings(self) -> None:
+        """Refuse to go by others than those written.
+
+        Raises:
+            ConfigError: they are wrong.
+        """
+        if self.settings_problem is not None:
+            load_settings(self.paths, self.environment)
+
+    def settings_messages(self) -> tuple[Message, ...]:
+        """That others than those written hold, unless they were mended meanwhile."""
+        if self.settings_problem is None:
+            return ()
+        if settings_or_last_good(self.paths, self.environment)[1] is None:
+            return ()
+        hint = f"correct `{self.paths.settings_file}` or the environment"
+        return (warning("settings", self.settings_problem, hint),)
 
     def now_text(self) -> str:
         """The time for people."""

@@ -143,7 +143,9 @@ class Interrupted(TunerdError):
     @classmethod
     def by(cls, end: BaseException) -> Self:
         """Of a signal, or of Ctrl-C; the notes say how the machine is."""
-        return cls("interrupted", state="\n".join(getattr(end, "__notes__", ())) or None)
+        state = "\n".join(getattr(end, "__notes__", ()))
+        hint = None if state else "`tunerd status` shows what serves"
+        return cls("interrupted", state=state or None, hint=hint)
 
 
 class Busy(TunerdError):

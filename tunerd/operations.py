@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -21,7 +22,7 @@ import click
 from click.core import ParameterSource
 
 from tunerd.calendar import parse_time_span
-from tunerd.errors import UsageError
+from tunerd.errors import TunerdError, UsageError
 from tunerd.result import ActionResult, Message
 from tunerd.words import NAME_PATTERN, check_name
 
@@ -293,11 +294,9 @@ class Call:
     readings: Sequence[Any] = ()
     memo: dict[str, Any] = field(default_factory=dict)
 
-    def context(
-        self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
-    ) -> Any:
+    def context(self, *, acts: bool = False, tells: bool = False) -> Any:
         """The `Context`: for who acts, and so tells how far it is; tells; or only looks."""
-        del acts, tells, needs_settings
+        del acts, tells
         return self.ctx
 
     def ask(
@@ -324,6 +323,8 @@ class Operation:
         show: Presents it in a terminal by itself, where rendering is not all.
         goes_ahead: With nobody to answer, its question counts as answered.
         tells_lines: What it tells while it runs is what it is for.
+        needs_settings: Whether it is refused where settings are wrong; else it goes by the last good ones,
+            and says so. What goes back or ends something does not need them.
         asks: Whether it has a question, by its parameters.
     """
 
@@ -333,11 +334,25 @@ class Operation:
     show: str | None = None
     goes_ahead: bool = False
     tells_lines: bool = False
+    needs_settings: bool = True
     asks: Callable[[Mapping[str, Any]], bool] = lambda given: "yes" in given
 
     def do(self, call: Call, params: Mapping[str, Any]) -> ActionResult:
         """What was asked for by these parameters; the answer to its question is the call's."""
-        return self.act(call, **{name: one for name, one in params.items() if name != "yes"})
+        try:
+            result = self.act(call, **{name: one for name, one in params.items() if name != "yes"})
+        except TunerdError as error:
+            for told in self._of_settings(call):
+                error.hint = "\n".join(filter(None, (error.hint, told.text, told.hint)))
+            raise
+        return replace(result, messages=(*result.messages, *self._of_settings(call)))
+
+    def _of_settings(self, call: Call) -> tuple[Message, ...]:
+        """That it went by other settings than those written."""
+        if self.needs_settings or call.ctx is None:
+            return ()
+        found: tuple[Message, ...] = call.ctx.settings_messages()
+        return found
 
     def named(self, name: Named) -> Any:
         """A function of the command's module, or of another one."""
@@ -423,6 +438,17 @@ def _check_span(text: str) -> None:
 def name_of(what: str) -> Kind:
     """The name of a profile, or of something else."""
     return _text(NAME_PATTERN, lambda text: check_name(text, of=what))
+
+
+class Decimal(click.FloatRange):
+    """A number from a range; what is no number is within none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; click lets `nan` through, which is neither below nor above."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return number
 
 
 PROFILE, WORKLOAD = name_of("a profile"), name_of("a workload")

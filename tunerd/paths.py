@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunerd.errors import ConfigError
 from tunerd.words import Mode
 
 
@@ -81,6 +82,9 @@ def paths_for(mode: Mode, environment: Mapping[str, str]) -> Paths:
 
     `TUNERD_CONFIG_DIR`, `TUNERD_STATE_DIR`, `TUNERD_RUNTIME_DIR` and `TUNERD_UNIT_DIR` move each
     of them; user mode and local mode follow the XDG base directories.
+
+    Raises:
+        ConfigError: such a variable holds a relative path.
     """
     if mode is Mode.SYSTEM:
         config, state, runtime = Path("/etc/tunerd"), Path("/var/lib/tunerd"), Path("/run/tunerd")
@@ -94,15 +98,28 @@ def paths_for(mode: Mode, environment: Mapping[str, str]) -> Paths:
         runtime = runtime_home / "tunerd" if runtime_home is not None else state / "run"
         units = config_home / "systemd" / "user"
         runtime_units = (runtime_home or state) / "systemd" / "user"
-    config = Path(environment.get("TUNERD_CONFIG_DIR") or config)
-    state = Path(environment.get("TUNERD_STATE_DIR") or state)
-    runtime = Path(environment.get("TUNERD_RUNTIME_DIR") or runtime)
+    config = _moved(environment, "TUNERD_CONFIG_DIR", config)
+    state = _moved(environment, "TUNERD_STATE_DIR", state)
+    runtime = _moved(environment, "TUNERD_RUNTIME_DIR", runtime)
     if mode is Mode.LOCAL:
         if "TUNERD_STATE_DIR" in environment and "TUNERD_RUNTIME_DIR" not in environment:
             runtime = state / "run"
         units, runtime_units = state / "units", runtime / "units"
-    units = Path(environment.get("TUNERD_UNIT_DIR") or units)
+    units = _moved(environment, "TUNERD_UNIT_DIR", units)
     return Paths(config, state, runtime, units, runtime_units)
+
+
+def _moved(environment: Mapping[str, str], name: str, otherwise: Path) -> Path:
+    """Where a variable moves a folder to; the supervisor and a shell have other working folders."""
+    value = environment.get(name)
+    if value and not value.startswith("/"):
+        raise ConfigError(
+            f"`{name}` is a relative path: `{value}`",
+            cause="the supervisor and the daemon work in another folder, and would use another state",
+            state="nothing was touched",
+            hint=f"give the whole path, such as {name}={Path(value).absolute()}",
+        )
+    return Path(value) if value else otherwise
 
 
 def _base_folder(environment: Mapping[str, str], name: str) -> Path | None:

@@ -80,7 +80,7 @@ BoxName = Annotated[str, StringConstraints(pattern=f"^{BOX_PATTERN}$")]
 class Table(BaseModel):
     """A table of the settings file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ServiceSettings(Table):

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.folders import ROOT
+from tunerd.cli.main import cli
 
 DOCS = ROOT / "docs"
 GENERATOR = runpy.run_path(str(DOCS / "generate_reference.py"), run_name="generator")
@@ -85,3 +86,9 @@ def test_the_box_in_the_page_about_sweeps_runs_as_it_stands_there(tmp_path: Path
     assert verdict == "promote"
     assert "mtp 4/0" in arm
     assert any("faster over" in reason for reason in reasons)
+
+
+def test_the_reference_is_written_as_the_program_is_called_whatever_ran_before_it() -> None:
+    """click keeps a command's help option by the names of the first context that asked for it."""
+    names = {tuple(context.help_option_names) for context in GENERATOR["every_command"]()}
+    assert names == {tuple(cli.context_settings["help_option_names"])}

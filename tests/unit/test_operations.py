@@ -188,3 +188,13 @@ def test_the_description_has_every_path() -> None:
     assert paths["/api/apply"]["post"]["requestBody"]["content"]["application/json"]["schema"][
         "required"
     ] == ["profile"]
+
+
+@pytest.mark.parametrize("number", ["nan", "-nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize("words", ["compare --tolerance", "sweep run --at-least", "top --every"])
+def test_what_is_no_number_is_refused_wherever_a_number_is_asked_for(
+    words: str, number: str
+) -> None:
+    command = command_of(words.partition(" --")[0])
+    with pytest.raises(click.BadParameter):
+        command.make_context("x", [*words.split()[-1:], number], help_option_names=[])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tunerd.errors import ConfigError
 from tunerd.paths import paths_for
 from tunerd.words import Mode
 
@@ -68,3 +69,13 @@ def test_every_folder_can_be_moved(mode: Mode, variable: str, attribute: str) ->
     paths = paths_for(mode, {**HOME, variable: "/moved"})
     assert getattr(paths, attribute) == Path("/moved")
     assert paths_for(mode, {**HOME, variable: ""}) == paths_for(mode, HOME)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("folder", ["CONFIG", "STATE", "RUNTIME", "UNIT"])
+def test_a_relative_folder_is_refused_for_it_would_be_another_one_elsewhere(
+    mode: Mode, folder: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"`TUNERD_{folder}_DIR` is a relative path") as refused:
+        paths_for(mode, {**HOME, f"TUNERD_{folder}_DIR": "rel/s"})
+    assert f"{Path.cwd()}/rel/s" in str(refused.value.hint)

@@ -241,7 +241,7 @@ def _kept(payload: Mapping[str, Any], way_back: str = "") -> Iterator[str]:
 @yes_option
 @now_option
 @shown_option
-@operation("render_rollback", preview="render_rollback", goes_ahead=True)
+@operation("render_rollback", preview="render_rollback", goes_ahead=True, needs_settings=False)
 def rollback_command(
     call: Call, to: str | None, only_list: bool, dry_run: bool, now: bool, shown: str | None
 ) -> ActionResult:
@@ -288,7 +288,7 @@ def render_rollback(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 @click.command(name="recover")
-@operation("render_recover")
+@operation("render_recover", needs_settings=False)
 def recover_command(call: Call) -> ActionResult:
     """Finish or undo what an interrupted swap left. The daemon does this by itself.
 
@@ -298,7 +298,7 @@ def recover_command(call: Call) -> ActionResult:
     """  # noqa: D301
     from tunerd.production.recover import recover
 
-    return recover(call.context(acts=True, needs_settings=False))
+    return recover(call.context(acts=True))
 
 
 def render_recover(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -334,7 +334,7 @@ def render_verify(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 @click.command(name="status")
-@operation("render_status")
+@operation("render_status", needs_settings=False)
 def status_command(call: Call) -> ActionResult:
     """What serves now, since when, from which generation, healthy or not.
 
@@ -347,7 +347,7 @@ def status_command(call: Call) -> ActionResult:
     """  # noqa: D301
     from tunerd.production.status import status
 
-    return status(call.context(needs_settings=False))
+    return status(call.context())
 
 
 def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -436,7 +436,7 @@ def probation_command() -> None:
 
 
 @probation_command.command(name="show", short_help="Every probation, newest first.")
-@operation("render_probations")
+@operation("render_probations", needs_settings=False)
 def show(call: Call) -> ActionResult:
     """Every probation: which generation, how it stands, and why it ended.
 
@@ -455,7 +455,7 @@ def show(call: Call) -> ActionResult:
 @click.argument("generation", type=int)
 @click.option("--reason", required=True, help="What was seen of it.")
 @click.option("--sweep", type=int, help="The sweep that proved it.")
-@operation(line("generation {generation}: {state}: {reason}"))
+@operation(line("generation {generation}: {state}: {reason}"), needs_settings=False)
 def take_back_(call: Call, generation: int, reason: str, sweep: int | None) -> ActionResult:
     """Back to what served before, if the generation still serves; what the daemon has a unit do.
 

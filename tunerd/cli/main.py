@@ -12,6 +12,7 @@ import gc
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -225,13 +226,24 @@ def _ended_by_hand(end: BaseException, code: int, *, as_json: bool) -> int:
     return _told(error, code, as_json=as_json)
 
 
+def named(words: Sequence[str]) -> str:
+    """The command that is named by these words, as its results name it."""
+    path: list[str] = []
+    command: click.Command = cli
+    ctx = click.Context(cli)
+    for word in words:
+        inner = command.get_command(ctx, word) if isinstance(command, click.Group) else None
+        if inner is not None:
+            path, command = [*path, word], inner
+    return " ".join(path) or "tunerd"
+
+
 def _told(error: TunerdError, code: int, *, as_json: bool) -> int:
     """The exit code of an error, which says how the machine is, even where nothing can be shown."""
     from tunerd.cli.output import print_error
 
     try:
-        command = next((word for word in sys.argv[1:] if word in COMMANDS), "tunerd")
-        print_error(error, command=command, as_json=as_json)
+        print_error(error, command=named(sys.argv[1:]), as_json=as_json)
         sys.stdout.flush()
     except OSError as problem:
         with contextlib.suppress(OSError):

@@ -22,7 +22,18 @@ from tunerd.cli.output import (
     sections_lines,
     table_lines,
 )
-from tunerd.operations import NUMBER, PROFILE, SEED, SETTING, SIDE, SPAN, WORKLOAD, Call, operation
+from tunerd.operations import (
+    NUMBER,
+    PROFILE,
+    SEED,
+    SETTING,
+    SIDE,
+    SPAN,
+    WORKLOAD,
+    Call,
+    Decimal,
+    operation,
+)
 from tunerd.result import ActionResult
 from tunerd.web.view import figure, workload_section
 from tunerd.words import format_duration, when
@@ -141,7 +152,7 @@ def bench_command(
               help="The longest it may take.")  # fmt: skip
 @click.option("--pairs", "max_pairs", type=click.IntRange(3, 1000), default=60, show_default=True,
               help="The most pairs of fresh servers.")  # fmt: skip
-@click.option("--tolerance", type=click.FloatRange(0.1, 50.0), default=1.5, show_default=True,
+@click.option("--tolerance", type=Decimal(0.1, 50.0), default=1.5, show_default=True,
               help="A difference in percent that does not matter.")  # fmt: skip
 @click.option("--seed", type=SEED, help="Of texts and order, to repeat a comparison.")
 @start_after_option

@@ -166,7 +166,7 @@ def _harmless_payload(value: Any) -> Any:
 
 def _json_text(body: Mapping[str, Any]) -> str:
     """JSON that reads back as exactly `body`, and holds nothing that a terminal obeys."""
-    text = json.dumps(body, indent=1, ensure_ascii=False)
+    text = json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False)
     return _UNSAFE_IN_JSON.sub(lambda c: f"\\u{ord(c[0]):04x}", text)
 
 

@@ -369,7 +369,12 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
     "--output", metavar="FILE", type=click.Path(), help="Write it there after a question."
 )
 @yes_option
-@operation("render_bundle", preview="render_bundle", asks=lambda given: bool(given["output"]))
+@operation(
+    "render_bundle",
+    preview="render_bundle",
+    asks=lambda given: bool(given["output"]),
+    needs_settings=False,
+)
 def support_bundle_command(call: Call, output: str | None) -> ActionResult:
     """Versions, what is here, what serves and what is wrong, as one JSON text.
 
@@ -384,7 +389,7 @@ def support_bundle_command(call: Call, output: str | None) -> ActionResult:
     from tunerd.doctor.doctor import bundle_text, support_bundle
     from tunerd.machine.files import Files
 
-    found = support_bundle(call.context(needs_settings=False))
+    found = support_bundle(call.context())
     if output is not None:
         call.ask(f"Write this to {output}?", (), found.payload)
         Files().write(Path(output), bundle_text(found.payload).encode(), mode=0o600)
@@ -528,7 +533,7 @@ def set_settings(call: Call, key: str, words: tuple[str, ...]) -> ActionResult:
 
 @settings_command.command(name="unset", short_help="Take one out of tunerd.toml.")
 @click.argument("key", shell_complete=names_of("settings"))
-@operation(changed)
+@operation(changed, needs_settings=False)
 def unset_settings(call: Call, key: str) -> ActionResult:
     """Take a setting out of tunerd.toml, so that its default holds again.
 
@@ -538,7 +543,7 @@ def unset_settings(call: Call, key: str) -> ActionResult:
     """  # noqa: D301
     from tunerd.sweep.schedule import set_setting
 
-    return set_setting(call.context(needs_settings=False), key, ())
+    return set_setting(call.context(), key, ())
 
 
 def render_settings(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from tunerd.operations import (
     WORKLOAD,
     ZONE,
     Call,
+    Decimal,
     argv_with,
     operation,
 )
@@ -61,7 +62,7 @@ def _request_options(function: Any) -> Any:
                      help="Values to try for a key, over those of the profile's [sweep] table."),
         click.option("--goal", type=click.Choice(["speed", "context"]), default="speed", show_default=True,
                      help="The fastest settings, or the largest context that holds a speed."),
-        click.option("--at-least", "at_least_tok_s", type=click.FloatRange(0.1, 100_000), metavar="TOK/S",
+        click.option("--at-least", "at_least_tok_s", type=Decimal(0.1, 100_000), metavar="TOK/S",
                      help="With --goal context: the speed to hold, over the workload."),
         click.option("--seed", type=SEED, help="Of texts and order."),
         start_after_option,
@@ -196,7 +197,7 @@ def start(call: Call, **given: Any) -> ActionResult:
 
 
 @sweep_command.command(name="stop")
-@operation(line("{unit} is stopped"))
+@operation(line("{unit} is stopped"), needs_settings=False)
 def stop(call: Call) -> ActionResult:
     """End the sweep that `start` began; its samples are kept, and the server comes back."""
     from tunerd.sweep.run import stop_sweep
@@ -205,7 +206,7 @@ def stop(call: Call) -> ActionResult:
 
 
 @sweep_command.command(name="status")
-@operation("render_status")
+@operation("render_status", needs_settings=False)
 def status(call: Call) -> ActionResult:
     """What runs now, how far it is, how long it may still take."""
     from tunerd.sweep.run import sweep_status

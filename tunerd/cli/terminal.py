@@ -22,6 +22,7 @@ from tunerd.cli.output import (
 from tunerd.errors import HostError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.http import HttpRequest, NoAnswerError, NoAnswerInTimeError
+from tunerd.machine.process import Interrupts
 from tunerd.operations import MAY, ONLY_ROOT, Call, Operation, argv_typed, kind_of, operation_of
 from tunerd.paths import paths_for
 from tunerd.result import (
@@ -130,7 +131,7 @@ class Remote:
         """
         try:
             return self._follow(number)
-        except KeyboardInterrupt as end:
+        except (KeyboardInterrupt, SystemExit) as end:
             end.add_note(
                 f"job {number} goes on; `tunerd jobs watch {number}` follows it, and "
                 f"`tunerd jobs stop {number}` ends a measurement"
@@ -201,10 +202,11 @@ class Terminal:
                 return made.do(typed, params)
             return _asked(remote, made, argv_typed(ctx, kind_of(ctx)), params)
 
-        if made.show is not None:
-            made.named(made.show)(perform, params, as_json)
-        else:
-            finish(perform(), made.named(made.render), as_json=as_json)
+        with Interrupts(may_pause=True):
+            if made.show is not None:
+                made.named(made.show)(perform, params, as_json)
+            else:
+                finish(perform(), made.named(made.render), as_json=as_json)
 
     def _remote_of(self, ctx: click.Context, sink: ProgressSink) -> Remote | None:
         kind = kind_of(ctx)
@@ -251,9 +253,7 @@ class Typed(Call):
     operation: Operation
     sink: ProgressSink
 
-    def context(
-        self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
-    ) -> Context:
+    def context(self, *, acts: bool = False, tells: bool = False) -> Context:
         """The context of this process."""
         from tunerd.app import build_context
 
@@ -262,7 +262,7 @@ class Typed(Call):
                 mode=self.mode,
                 progress=self.sink if acts or tells else ignore_progress,
                 start_supervisor=acts,
-                needs_settings=needs_settings,
+                needs_settings=self.operation.needs_settings,
             )
         made: Context = self.ctx
         return made

@@ -18,7 +18,7 @@ from tunerd.cli.output import (
     or_unknown,
     progress_sink,
 )
-from tunerd.operations import Call, Question, asked, json_option, operation
+from tunerd.operations import Call, Decimal, Question, asked, json_option, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_duration, format_mib, when
 
@@ -37,7 +37,7 @@ _HOME, _END_OF_LINE, _REST_EMPTY = "\x1b[H", "\x1b[K\n", "\x1b[J"
 
 @click.command(name="top")
 @click.option("--once", is_flag=True, help="One look, then the end.")
-@click.option("--every", "every_s", type=click.FloatRange(1, 3600), default=_EVERY_S,
+@click.option("--every", "every_s", type=Decimal(1, 3600), default=_EVERY_S,
               show_default=True, help="Seconds between two looks.")  # fmt: skip
 @operation("render_top", show="show_again")
 def top_command(call: Call, once: bool, every_s: float) -> ActionResult:
@@ -280,7 +280,7 @@ def test(call: Call) -> ActionResult:
 
 @notify_command.command(name="send", short_help="Send a notice that was left, as its unit does.")
 @click.argument("name")
-@operation(line("it arrived"))
+@operation(line("it arrived"), needs_settings=False)
 def send(call: Call, name: str) -> ActionResult:
     """Send a notice that the daemon left; what tunerd-notify-NAME.service runs.
 
@@ -290,14 +290,14 @@ def send(call: Call, name: str) -> ActionResult:
     """  # noqa: D301
     from tunerd.watch.notices import send_notice
 
-    context = call.context(tells=True, needs_settings=False)
+    context = call.context(tells=True)
     return send_notice(context, name, as_left=context.settings_problem is not None)
 
 
 @click.group(name="jobs", invoke_without_command=True)
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, hidden=True,
               help="So many of the newest.")  # fmt: skip
-@operation("render_jobs")
+@operation("render_jobs", needs_settings=False)
 def jobs_command(call: Call, limit: int) -> ActionResult:
     """What members of group tunerd asked for through the daemon since the machine was started.
 
@@ -333,7 +333,7 @@ def watch(terminal: Terminal, number: int, as_json: bool) -> None:
         argv = list(remote.job(number)["argv"])
         done = remote.follow(number)
     else:
-        context = build_context(mode=terminal.mode, progress=sink)
+        context = build_context(mode=terminal.mode, progress=sink, needs_settings=False)
         argv = list(read_job(context, number).request.argv)
         done = watch_job(context, number)
     finish(done, lambda payload: _lines(argv, number, payload), as_json=as_json)
@@ -341,7 +341,7 @@ def watch(terminal: Terminal, number: int, as_json: bool) -> None:
 
 @jobs_command.command(name="stop", short_help="End a job that measures.")
 @click.argument("job", metavar="NUMBER", type=click.IntRange(1))
-@operation(line("job {job}, {kind}, is ended"))
+@operation(line("job {job}, {kind}, is ended"), needs_settings=False)
 def stop(call: Call, job: int) -> ActionResult:
     """End a job that measures or looks; the server comes back, and what was measured is kept.
 
@@ -393,7 +393,9 @@ def job_command(terminal: Terminal, number: int) -> None:
     from tunerd.jobs import run_job
 
     def make_context(progress: ProgressSink) -> Context:
-        return build_context(mode=terminal.mode, progress=progress, start_supervisor=True)
+        return build_context(
+            mode=terminal.mode, progress=progress, start_supervisor=True, needs_settings=False
+        )
 
     raise click.exceptions.Exit(run_job(make_context, number, _act))
 
@@ -404,14 +406,16 @@ def job_command(terminal: Terminal, number: int) -> None:
 def look_command(terminal: Terminal, argv: tuple[str, ...]) -> None:
     """Print what an operator is told by these words, as JSON."""
     from tunerd.app import build_context
+    from tunerd.cli.main import named
     from tunerd.errors import TunerdError
     from tunerd.result import error_json
 
     try:
         words = asked(argv)
-        result = words.act(Call(ctx=build_context(mode=terminal.mode)))
+        ctx = build_context(mode=terminal.mode, needs_settings=words.operation.needs_settings)
+        result = words.act(Call(ctx=ctx))
     except TunerdError as error:
-        print(json.dumps(error_json(error, " ".join(argv[:1]))))
+        print(json.dumps(error_json(error, named(argv))))
         raise click.exceptions.Exit(error.exit_code) from error
     print(json.dumps(result.to_json()))
     raise click.exceptions.Exit(result.exit_code)
@@ -420,6 +424,8 @@ def look_command(terminal: Terminal, argv: tuple[str, ...]) -> None:
 def _act(ctx: Context, request: JobRequest) -> ActionResult:
     """What the job asks for; without `--yes` only as far as its question."""
     words = asked(request.argv, is_member=request.is_member)
+    if words.operation.needs_settings:
+        ctx.demand_settings()
     try:
         return words.act(Call(ctx=ctx, yes=bool(words.params.get("yes", True))))
     except Question as question:

@@ -25,6 +25,7 @@ from tunerd.records import plain, read_or_none
 T = TypeVar("T")
 MAX_READ_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.1
+_UNCHANGED = "nothing was changed; what serves goes on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,11 @@ class Files:
             _opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor,
         ):
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostError(f"not a regular file: `{path}`")
+                raise HostError(
+                    f"not a regular file: `{path}`",
+                    state="nothing of it was read",
+                    hint="give the path of a plain file",
+                )
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 content = file.read(MAX_READ_BYTES + 1)
             if len(content) > MAX_READ_BYTES:
@@ -284,12 +289,12 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _told(verb: str, path: Path) -> Iterator[None]:
+def _told(verb: str, path: Path, *, state: str | None = None) -> Iterator[None]:
     """The errors of the system as ours."""
     try:
         yield
     except OSError as error:
-        raise _cannot(verb, path, error) from error
+        raise _cannot(verb, path, error, state=state) from error
 
 
 @contextlib.contextmanager
@@ -307,7 +312,7 @@ def lock(path: Path, *, purpose: str, since: str) -> Iterator[None]:
         Busy: another process holds it.
         HostError: the lock file cannot be opened.
     """
-    with _told("open the lock", path):
+    with _told("open the lock", path, state=_UNCHANGED):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -332,7 +337,7 @@ def _take(descriptor: int, path: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in {errno.EWOULDBLOCK, errno.EAGAIN}:
-                raise _cannot("lock", path, error) from error
+                raise _cannot("lock", path, error, state=_UNCHANGED) from error
             if clock.monotonic_s() > end_s:
                 raise _busy(descriptor) from error
             clock.sleep(_LOOK_S / 10)
@@ -395,20 +400,22 @@ def _busy(descriptor: int) -> Busy:
     return Busy(
         "another change is under way",
         cause=f"{holder} holds the lock",
-        state="nothing was changed",
+        state=_UNCHANGED,
         hint="wait for it to end, then try again",
     )
 
 
-def _cannot(verb: str, path: Path, error: OSError) -> HostError:
+def _cannot(verb: str, path: Path, error: OSError, *, state: str | None = None) -> HostError:
     hint = None
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         hint = f"free some space on the file system of {path.parent}"
     elif error.errno == errno.EROFS:
-        hint = "the file system is mounted read-only"
+        mount = next((one for one in path.absolute().parents if one.is_mount()), Path("/"))
+        hint = f"make its file system writable again: `mount -o remount,rw {mount}`; `dmesg` may say why it is not"
     elif error.errno in {errno.EACCES, errno.EPERM}:
         hint = "run it as the owner, or as root"
-    return HostError(f"cannot {verb} `{path}`", cause=error.strerror or str(error), hint=hint)
+    cause = error.strerror or str(error)
+    return HostError(f"cannot {verb} `{path}`", cause=cause, state=state, hint=hint)
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:

@@ -553,11 +553,12 @@ class Interrupts:
 
     SIGINT is raised as KeyboardInterrupt, the others as SystemExit with a shell's status for them.
     What ignores a signal already (nohup) goes on ignoring it. Ctrl-Z does nothing either: nobody would
-    serve for as long as it lasted. Only the main thread gets signals:
-    in any other this does nothing.
+    serve for as long as it lasted; `may_pause` is for what keeps nobody waiting. Only the main thread gets
+    signals: in any other this does nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_pause: bool = False) -> None:
+        self._stops = () if may_pause else _STOPS
         self._previous: dict[int, Any] = {}
         self._is_held = False
         self._was_raised = False
@@ -567,7 +568,7 @@ class Interrupts:
             for number in _SIGNALS:
                 if signal.getsignal(number) not in {signal.SIG_IGN, None}:
                     self._previous[number] = signal.signal(number, self._on_signal)
-            for number in _STOPS:
+            for number in self._stops:
                 self._previous[number] = signal.signal(number, signal.SIG_IGN)
         return self
 

@@ -234,7 +234,12 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
     server = LlamaServer(address, ctx.clock)
     models = server.get("/v1/models", timeout_s=_ASK_S)
     if models.status is None:
-        raise BenchError(f"nobody answers at {address.url}", cause=models.problem)
+        raise BenchError(
+            f"nobody answers at {address.url}",
+            cause=models.problem,
+            state="nothing was measured",
+            hint="start the server there, or give the address that it listens on",
+        )
     is_llama = _is_llama(server)
     name = server.alias(timeout_s=_ASK_S)
     called = label or name or "server"

@@ -173,9 +173,6 @@ def status(ctx: Context) -> ActionResult:
     elif state.has_failed:
         text = f"the unit has failed ({state.result})"
         messages.append(warning("failed", text, "tunerd rollback"))
-    if ctx.settings_problem is not None:
-        hint = f"correct `{ctx.paths.settings_file}` or the environment"
-        messages.append(warning("settings", ctx.settings_problem, hint))
     handed = ctx.settings.store.url and ctx.files.recall(HandedIn, ctx.paths.handed_in)
     if handed and handed.problem is not None:
         text = f"evidence is not handed in to the shared store, and is kept here: {handed.problem}"

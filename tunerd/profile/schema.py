@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -56,6 +56,7 @@ Host = Annotated[
     str, StringConstraints(max_length=1000, pattern=r"^[^\s,-][^\s,]*(, *[^\s,-][^\s,]*)*$")
 ]
 NotNegative = Annotated[float, Field(ge=0)]
+_Json = TypeVar("_Json", dict[str, Any], tuple[Any, ...])
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 
 
@@ -64,7 +65,7 @@ def _optional(description: str) -> Any:
     return Field(None, description=description)
 
 
-def _only_json(value: dict[str, Any]) -> dict[str, Any]:
+def _only_json(value: _Json) -> _Json:
     """TOML has dates and infinities, JSON has not."""
     try:
         json.dumps(value, allow_nan=False)
@@ -306,7 +307,9 @@ class EngineOverride(Table):
 class Range(Table):
     """Values that the sweep may try for one key."""
 
-    values: Annotated[tuple[Any, ...], Field(strict=False)] | None = None
+    values: Annotated[tuple[Any, ...], Field(strict=False), AfterValidator(_only_json)] | None = (
+        None
+    )
     min: float | None = None
     max: float | None = None
     step: float | None = None

@@ -279,7 +279,7 @@ _IN_A_FILE = PlainSerializer(Tokens.to_json)
 class Table(BaseModel):
     """A table of a profile or of a workload; an unknown key is a mistake."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ClassShape(Table):

@@ -544,9 +544,7 @@ def write(made: Design, path: Path, *, force: bool = False) -> DesignedFile:
         HostError: The folder cannot be written, or is full.
     """
     truth_path = truth_path_of(path)
-    for taken in (path, truth_path):
-        if taken.exists() and not force:
-            raise UsageError(f"`{taken}` is already there", hint="`--force` overwrites it")
+    _demand_free(path, force=force)
     described = json.dumps(_describe(made), separators=(",", ":"))
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
@@ -558,6 +556,16 @@ def write(made: Design, path: Path, *, force: bool = False) -> DesignedFile:
         return DesignedFile(path, truth_path, path.stat().st_size)
     except OSError as error:
         raise HostError(f"cannot write the model to `{path}`", cause=str(error)) from error
+
+
+def _demand_free(path: Path, *, force: bool) -> None:
+    for taken in (path, truth_path_of(path)):
+        if taken.exists() and not force:
+            raise UsageError(
+                f"`{taken}` is already there",
+                state="nothing was written",
+                hint="`--force` overwrites it",
+            )
 
 
 def _describe(made: Design) -> dict[str, Any]:
@@ -694,6 +702,7 @@ def model_new(ctx: Context, path: Path, *, shape: str, seed: int, force: bool) -
         raise UsageError(f"no such shape: `{shape}`", hint=f"one of {', '.join(SHAPES)}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"no such folder: `{path.parent}`", hint=f"mkdir -p {path.parent}")
+    _demand_free(path, force=force)
     ctx.say(f"designing {shape}")
     made = design(SHAPES[shape], seed)
     ctx.say(f"writing {path}")

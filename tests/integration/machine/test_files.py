@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -318,3 +319,31 @@ def test_nobody_else_can_hold_what_this_tunerd_locks(tmp_path: Path) -> None:
     make_private(store, log)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (store, log)] == [0o600] * 2
     assert store.read_text() == "kept"
+
+
+_ON_READ_ONLY = """
+import sys
+from pathlib import Path
+from tunerd.errors import HostError
+from tunerd.machine.files import lock
+try:
+    with lock(Path(sys.argv[1]) / "state" / "lock", purpose="x", since="now"):
+        pass
+except HostError as error:
+    print(error.cause, error.state, error.hint, sep="\\n")
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not here")
+def test_a_lock_on_a_read_only_file_system_says_how_the_machine_is_and_what_to_type(
+    tmp_path: Path,
+) -> None:
+    mounted = 'mkdir "$1/state"; mount -t tmpfs -o ro none "$1/state" && exec "$2" -c "$3" "$1"'
+    words = ["unshare", "-rm", "sh", "-c", mounted, "sh", str(tmp_path), sys.executable, _ON_READ_ONLY]  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("this account may mount nothing, not even in a namespace of its own")
+    cause, state, hint = done.stdout.splitlines()
+    assert cause == "Read-only file system"
+    assert state == "nothing was changed; what serves goes on"
+    assert f"`mount -o remount,rw {tmp_path}/state`" in hint

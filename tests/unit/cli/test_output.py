@@ -81,3 +81,8 @@ def test_data_for_programs_is_exact_where_no_terminal_is(
     result = ActionResult("x", {"name": "a\x1bb", "text": "c\rd"})
     finish(result, lambda p: [p["name"], p["text"]], as_json=False, is_data=True)
     assert capsys.readouterr().out == "a\x1bb\nc\rd\n"
+
+
+def test_what_json_does_not_know_is_never_printed_as_json() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        finish(ActionResult("plan", {"tok_s": float("nan")}), lambda _: [], as_json=True)

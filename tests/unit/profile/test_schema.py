@@ -164,3 +164,19 @@ def test_no_file_is_too_odd_to_check(data: dict[str, Any]) -> None:
         assert problem.key
         assert problem.allowed
         assert "\n" not in problem.found
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "[speculation]\np_min = {}",
+        "[sweep]\n'speculation.p_min' = [{}]",
+        "[sweep]\n'speculation.p_min' = {{ min = 0.0, max = {} }}",
+        "[serving]\ntemp = {}",
+        "[engines.ik.speculation]\np_min = {}",
+        "[published.by_engine.ik]\ntok_s = {}",
+    ],
+)
+def test_what_is_no_number_is_a_mistake_wherever_a_number_stands(table: str, number: str) -> None:
+    assert problems(table.format(number))

@@ -1,0 +1,139 @@
+"""Commands that are needed in trouble: they go on with what is right, and say what is not."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.local_box import Box, deployed, settings
+from tests.support.sweep_box import until
+from tunerd.machine.net import free_port
+from tunerd.measure.store import open_to_read
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """A box that was deployed on twice."""
+    port = free_port()
+    with deployed(tmp_path_factory.mktemp("box"), port) as made:
+        made.json("apply", "cpu-embedded", "--yes", *settings(made, serving__port=port, serving__ctx_size=512))  # fmt: skip
+        yield made
+
+
+@pytest.fixture
+def broken(box: Box) -> Iterator[Box]:
+    """Its settings file is no TOML."""
+    written = box.folder / "config" / "tunerd.toml"
+    written.parent.mkdir(exist_ok=True)
+    written.write_text("garbage = [\n")
+    yield box
+    written.unlink()
+
+
+def codes(found: dict[str, object]) -> list[str]:
+    messages = found["messages"]
+    assert isinstance(messages, list)
+    return [str(one["code"]) for one in messages]
+
+
+def test_what_goes_back_or_ends_something_goes_on_where_settings_are_wrong(broken: Box) -> None:
+    for words in (
+        "rollback --list",
+        "recover",
+        "probation show",
+        "sweep status",
+        "jobs",
+        "rollback --yes",
+    ):
+        assert "settings" in codes(broken.json(*words.split())), words
+
+    for words in ("sweep stop", "jobs stop 7", "rollback --to nosuch"):
+        error = broken.json(*words.split(), code=None)["error"]
+        assert error["code"] != "config", words
+        assert "until they are mended the defaults hold" in error["hint"], words
+
+    refused = broken.json("plan", "cpu-embedded", code=1)["error"]
+    assert refused["code"] == "config"
+
+
+def test_a_rollback_goes_on_past_a_variable_that_is_unknown(box: Box) -> None:
+    strange = Box(box.folder, {**box.variables, "TUNERD_NOSUCH": "1"})
+    done = strange.call("rollback", "--yes")
+    assert (done.returncode, "back to" in done.stdout) == (0, True), done.stderr
+    assert "TUNERD_NOSUCH" in done.stderr
+
+
+def test_settings_that_a_command_mended_are_not_called_wrong(box: Box) -> None:
+    written = box.folder / "config" / "tunerd.toml"
+    written.parent.mkdir(exist_ok=True)
+    written.write_text("[sweep]\nnosuch = 1\n")
+    assert "settings" not in codes(box.json("settings", "unset", "sweep.nosuch"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_measurement_of_what_serves_that_a_signal_ends_says_so_and_keeps_what_it_has(
+    box: Box, number: signal.Signals
+) -> None:
+    measuring = box.begin("bench", "--repeats", "1000", "--json")
+    try:
+        until(lambda: measured(box) or measuring.poll() is not None, "samples are stored")
+        measuring.send_signal(number)
+        out, told = measuring.communicate(timeout=60.0)
+    finally:
+        measuring.kill()
+
+    assert measuring.returncode == 128 + number, out + told
+    found = json.loads(out)["error"]
+    assert (found["code"], found["message"]) == ("interrupted", "interrupted")
+    run = box.json("results", "list")["results"][0]
+    assert run["outcome"] == "stopped"
+    assert f"`tunerd results show {run['run']}`" in found["state"]
+
+
+def measured(box: Box) -> bool:
+    """Whether a run under way has stored some."""
+    store = open_to_read(box.context.paths.evidence)
+    if store is None:
+        return False
+    with store:
+        newest = store.runs(limit=1)
+    return bool(newest) and newest[0].outcome is None and newest[0].n_samples > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("sweep", "run", "nosuch"), "sweep run"),
+        (("results", "import", "/nosuch/bundle.json"), "results import"),
+        (("--local", "fleet", "show", "7"), "fleet show"),
+        (("history", "show", "sweep"), "history show"),
+        (("plan", "nosuch"), "plan"),
+        (("nosuch",), "tunerd"),
+    ],
+)
+def test_an_error_names_the_whole_command_as_its_result_does(
+    box: Box, words: tuple[str, ...], command: str
+) -> None:
+    assert box.json(*words, code=None)["command"] == command
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("results", "import", "/dev/null"),
+        ("bench", "--url", "http://127.0.0.1:9"),
+    ],
+)
+def test_an_error_says_how_the_machine_is_and_what_to_do(box: Box, words: tuple[str, ...]) -> None:
+    error = box.json(*words, code=None)["error"]
+    assert error["state"]
+    assert error["hint"]
+
+
+def test_a_model_that_is_there_is_refused_before_anything_is_said_to_be_written(box: Box) -> None:
+    done = box.call("model", "new", str(box.model))
+    assert (done.returncode, "writing" in done.stderr) == (2, False)
+    assert "nothing was written" in done.stderr
