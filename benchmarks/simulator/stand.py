@@ -22,7 +22,7 @@ class Scene:
     `gain`: by how much B is faster. `first_life_slow`: a share by which the very first process is
     slower (cold files, cold card). `trend`: what the box loses an hour. `regimes`: a share by which the
     box is slower half of the time, in stretches of `regime_s`. `slow_starts`: a share of B's starts that
-    are 15 % slower than its others; the gain is of their mean. `lasts`: how much of the luck of a start the
+    take `slow` times as long as its others; the gain is of their mean. `lasts`: how much of the luck of a start the
     next start of the same side has.
     """
 
@@ -35,10 +35,10 @@ class Scene:
     regime_s: float = 900.0
     student_tails: bool = False
     slow_starts: float = 0.0
+    slow: float = 1.15
     lasts: float = 0.0
 
 
-_SLOW = 1.15
 USUAL = Noise(text=0.035)
 QUIET = replace(USUAL, process=0.007, request=0.005, pairing=0.005, tail=0.0)
 SCENES = (
@@ -55,6 +55,8 @@ SCENES = (
     Scene("luck of a start that lasts by half", USUAL, lasts=0.5),
     Scene("a quiet box, one start of ten 15 % slow", QUIET, slow_starts=0.10),
     Scene("a quiet box, three starts of ten 15 % slow", QUIET, slow_starts=0.30),
+    Scene("a quiet box, one start of ten twice as slow", QUIET, slow_starts=0.10, slow=2.0),
+    Scene("a quiet box, one start of ten three times as slow", QUIET, slow_starts=0.10, slow=3.0),
 )
 
 
@@ -95,7 +97,7 @@ class SimulatedStand:
         factor = math.exp(noise.process * luck)
         if side == "B" and scene.slow_starts:
             is_slow = self.rng.random() < scene.slow_starts
-            factor *= math.pow(_SLOW, is_slow - scene.slow_starts)
+            factor *= math.pow(scene.slow, is_slow - scene.slow_starts)
         if self.n_boots == 1:
             factor *= 1 + self.scene.first_life_slow
         return SimulatedLife(self, side, factor)

@@ -17,7 +17,7 @@ from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, TunerdError, UsageError
 from tunerd.machine.host import read_host
-from tunerd.measure.answer import Mark, Sample, count_marks, count_problems, summarise
+from tunerd.measure.answer import Mark, Sample, count_marks, count_problems
 from tunerd.measure.compare import answering, context_tokens, plan_side, side_of
 from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.findings import (
@@ -55,7 +55,7 @@ from tunerd.measure.request import (
     suite_plan,
     warm_up,
 )
-from tunerd.measure.results import arm_json, ending, sample_json
+from tunerd.measure.results import arm_json, ending, rates_seen, sample_json
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device
@@ -65,7 +65,7 @@ from tunerd.production.plan import make_plan
 from tunerd.production.unattended import demand_root_for_plan
 from tunerd.profile.files import load_profile
 from tunerd.profile.schema import Published
-from tunerd.profile.workload import Rates, WorkloadShape
+from tunerd.profile.workload import USUAL_RATES, Rates, WorkloadShape
 from tunerd.result import ActionResult, Level, Message, Progress, error, note, warning
 from tunerd.words import check_name, format_duration
 
@@ -348,7 +348,6 @@ def _is_refused(asked: Answered) -> bool:
     return (asked.sample.problem or "").startswith(_REFUSED)
 
 
-_USUAL_RATES = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
 _LOOK_BACK = 50
 # Warm-up, tokens of prompts without a stated length, and what is measured again.
 _ALLOWANCE = 1.25
@@ -359,20 +358,9 @@ def expected_s(plan: Plan, rates: Rates) -> float:
     """About how long a plan takes at these rates [s]."""
     prompts = sum(request.depth_tokens or _PROMPT_TOKENS for request in plan.requests)
     tokens = sum(request.n_predict for request in plan.requests)
-    prompt_s = prompts / (rates.prompt_tok_s or _USUAL_RATES.prompt_tok_s or 1.0)
-    decode_s = tokens / (rates.decode_tok_s or _USUAL_RATES.decode_tok_s or 1.0)
+    prompt_s = prompts / (rates.prompt_tok_s or USUAL_RATES.prompt_tok_s or 1.0)
+    decode_s = tokens / (rates.decode_tok_s or USUAL_RATES.decode_tok_s or 1.0)
     return (prompt_s + decode_s) * _ALLOWANCE
-
-
-def rates_seen(store: EvidenceStore, profile: str | None) -> Rates:
-    """How fast the profile was when it was measured last; usual speeds where it never was."""
-    for run in store.runs(limit=_LOOK_BACK):
-        if profile is None or run.record.profile != profile or not run.n_samples:
-            continue
-        found = summarise(store.samples(run.number))
-        if found.decode.tok_s is not None:
-            return Rates(found.prompt.tok_s, found.decode.tok_s)
-    return _USUAL_RATES
 
 
 def seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:

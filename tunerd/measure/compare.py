@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ from tunerd.measure.life import (
     prompt_book,
 )
 from tunerd.measure.pairs import (
+    LEAST_NAMED,
     SIDES,
     Asked,
     BootFailed,
@@ -74,8 +76,8 @@ from tunerd.measure.request import (
     is_warm_class,
     suite_plan,
 )
-from tunerd.measure.results import ending
-from tunerd.measure.store import EvidenceStore
+from tunerd.measure.results import ending, rates_seen
+from tunerd.measure.store import EvidenceStore, reading
 from tunerd.measure.trust import not_as_meant
 from tunerd.production.lease import Held, Outlook, hold, outlook
 from tunerd.production.plan import Plan, make_plan
@@ -292,9 +294,15 @@ class Prepared:
         questions = told if self.changes else ""
         return (
             f"A is {self.sides['A'].name}, B is {self.sides['B'].name}, measured on "
-            f"{self.shape.name} for {format_duration(self.request.limits.budget_s)} at most, less "
-            f"where they are told apart sooner: {self.outlook.text}.{questions} Go on?"
+            f"{self.shape.name} for {format_duration(self.request.limits.budget_s)}, less where they are "
+            f"told apart sooner: {self.outlook.text}. A start or an answer that is under way at the end of that "
+            f"time may go on; after {format_duration(self.limit_s)} all is cut off.{questions} Go on?"
         )
+
+    @property
+    def limit_s(self) -> float:
+        """The longest that it may take before production is started again [s]: the lease's limit."""
+        return self.request.limits.budget_s + _SLACK_S
 
 
 Confirm = Callable[[Prepared], None]
@@ -325,6 +333,7 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
     changes = output_changes(answering(plans["A"]), answering(plans["B"]))
     messages = [
         told,
+        *_short(ctx, request.limits, workload, ahead, plans["A"]),
         *_between(plans, changes),
         *_cut_messages(shape, workload, cut, known),
     ]
@@ -363,7 +372,7 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
             found, quality, held, told = _measure(ctx, prepared, keeper)
             verdict = keeper.verdict(found, quality)
             joules = store.joules_per_token(keeper.number)
-            if found.end is End.FAILED:
+            if found.end is End.FAILED or not found.pairs:
                 problems.append(found.problem or str(found.end))
     payload = {
         **payload_of(prepared, found, verdict, quality),
@@ -389,7 +398,7 @@ def _measure(
     with hold(
         replace(ctx, progress=sink),
         purpose=f"compare {prepared.sides['A'].name} with {prepared.sides['B'].name}",
-        budget_s=limits.budget_s + _SLACK_S,
+        budget_s=prepared.limit_s,
         start_after=prepared.request.start_after,
     ) as held:
         stand = CandidateStand(
@@ -414,6 +423,34 @@ def _measure(
         keeper.result(found)
     notes = tuple(note("lease", text) for text in held.notes)
     return found, quality, held, (*notes, *stand.told())
+
+
+def _short(
+    ctx: Context, limits: Limits, workload: Workload, ahead: Outlook, plan: Plan
+) -> Iterator[Message]:
+    """That the time has no room for the pairs that a verdict needs at least, by what is known.
+
+    Raises:
+        UsageError: not even both sides of one pair can be loaded in it.
+    """
+    with reading(ctx) as store:
+        rates = None if store is None else rates_seen(store, plan.resolved.name)
+    load_s = ahead.load_s or 0.0
+    pair_s = 2 * workload.process_s(load_s, rates)
+    text = (
+        f"a pair of fresh servers takes about {format_duration(pair_s)} or more, and a verdict needs "
+        f"{LEAST_NAMED} of them at least"
+    )
+    hint = f"--budget {math.ceil(LEAST_NAMED * pair_s / 60) + 1}min"
+    if limits.budget_s <= 2 * load_s:
+        raise UsageError(
+            f"nothing can be compared in {format_duration(limits.budget_s)}",
+            cause=f"a server took {format_duration(load_s)} to load at the last swap; {text}",
+            state="nothing was touched",
+            hint=hint,
+        )
+    if limits.budget_s < LEAST_NAMED * pair_s:
+        yield warning("short", text, hint)
 
 
 def _between(plans: Mapping[Side, Plan], changes: Sequence[OutputChange]) -> Iterator[Message]:
@@ -692,7 +729,10 @@ def judge_answers(
     stock = stand.texts().stock("questions")
     questions = [(request, stock.take(request.kind)) for request in plan.requests]
     answers: list[list[Replies]] = []
+    end_s = stand.now_s() + budget_s
     for side in SIDES:
+        if stand.now_s() >= end_s:  # the start of the other took it all
+            return Quality(None, (f"there was no time for the questions to {side}",), ())
         try:
             answers.append(_ask(stand, side, questions, budget_s * _SHARE / len(SIDES)))
         except BootFailed as error:

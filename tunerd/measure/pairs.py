@@ -593,6 +593,10 @@ class _Failed(Exception):
     """A side cannot be measured."""
 
 
+class _TimeUp(Exception):
+    """The time ended within a pair."""
+
+
 @dataclass
 class Comparing:
     """Measures until the pairs have decided, or time or pairs run out.
@@ -630,6 +634,8 @@ class Comparing:
                 goes_on=self._goes_on, has_time=self._has_time, measure=self._pair,
             )  # fmt: skip
             end = End.DECIDED if self._is_decided else End.PAIRS if is_timely else End.TIME
+        except _TimeUp as up:
+            end, problem = End.TIME, str(up)
         except _Failed as failed:
             end, problem = End.FAILED, str(failed)
         return Comparison(
@@ -661,6 +667,17 @@ class Comparing:
     def _has_time(self) -> bool:
         self.pair_begin_s = self.stand.now_s()
         return self.pair_begin_s - self.begin_s + self.longest_s <= self.limits.budget_s
+
+    def _check_time(self) -> None:
+        """Nothing more is begun after the end: what has begun may take as long as it takes."""
+        if self.stand.now_s() - self.begin_s >= self.limits.budget_s:
+            why = (
+                f"; the last answer that did not count: {self.last_unusable}"
+                if self.last_unusable
+                else ""
+            )
+            number = len(self.pairs) + 1
+            raise _TimeUp(f"the time ended within pair {number}, which does not count{why}")
 
     def _left_s(self, elapsed_s: float) -> float:
         """At most: what is left of time, or of pairs at the pace so far."""
@@ -704,6 +721,7 @@ class Comparing:
         return found
 
     def _process(self, side: Side, name: str, orders: list[list[int]], texts: _Texts) -> PairBlock:
+        self._check_time()
         begin_s = self.stand.now_s()
         life = self.stand.boot(side)
         try:
@@ -736,15 +754,17 @@ class Comparing:
         pair would not be alike, so it is begun anew.
         """
         if (block, at) in texts:
+            self._check_time()
             return life.request(Asked(block, at, self.workload.classes[at], texts[block, at]))
         why = ""
         for attempt in range(_ATTEMPTS):
+            self._check_time()
             texts[block, at] = attempt
             try:
                 return life.request(Asked(block, at, self.workload.classes[at], attempt))
             except Unusable as unusable:
                 self.n_unusable += 1
-                why = str(unusable)
+                why = self.last_unusable = str(unusable)
         raise Unusable(why)  # too often: the whole pair is begun anew
 
 

@@ -37,11 +37,13 @@ from tunerd.measure.learn import workload_sha256_now
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.production.plan import Plan, make_plan
 from tunerd.profile.arm import OFF, Arm
+from tunerd.profile.workload import USUAL_RATES, Rates
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.words import Family, sha256
 
 DEFAULT_LIMIT = 20
+_LOOK_BACK = 50
 _NOTHING = note("nothing-measured", "nothing was measured yet", "tunerd bench")
 
 
@@ -268,6 +270,17 @@ def ending(
     finally:
         if (run := number()) is not None:
             store.end_run(run, outcome, ended_s=ctx.clock.now_s(), reason=reason)
+
+
+def rates_seen(store: EvidenceStore, profile: str | None) -> Rates:
+    """How fast the profile was when it was measured last; usual speeds where it never was."""
+    for run in store.runs(limit=_LOOK_BACK):
+        if profile is None or run.record.profile != profile or not run.n_samples:
+            continue
+        found = summarise(store.samples(run.number))
+        if found.decode.tok_s is not None:
+            return Rates(found.prompt.tok_s, found.decode.tok_s)
+    return USUAL_RATES
 
 
 @contextmanager

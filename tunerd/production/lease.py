@@ -69,7 +69,7 @@ from tunerd.production.plan import (
 from tunerd.production.recover import recover_locked
 from tunerd.production.unattended import demand_root_for_plan
 from tunerd.result import Progress
-from tunerd.tryout.local_state import prune_logs
+from tunerd.tryout.local_state import PID_NAME, prune_logs
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import (
     PORT_LIMIT_S,
@@ -275,6 +275,7 @@ class Held:
         self._address = address
         self._n_candidates = 0
         self._turns = PortTurns(ctx, lease.is_held, program_of_production(ctx))
+        self._supervisor = self._supervisor_now()
 
     @property
     def left_s(self) -> float:
@@ -348,6 +349,10 @@ class Held:
         self.check()
         return fault
 
+    def _supervisor_now(self) -> bytes | None:
+        """Which supervisor runs in local mode, by its pid; None where there is none."""
+        return self._ctx.files.read(self._ctx.paths.runtime_dir / PID_NAME)
+
     def _preempted(self) -> Preempted:
         ctx = self._ctx
         word = ended_by(ctx, self.id)
@@ -355,7 +360,10 @@ class Held:
             why = f"{word} ended it"
         elif self.left_s <= 0:
             why = f"its time of {format_duration(self._lease.spec.limit_s)} ran out"
-        elif ctx.mode is Mode.LOCAL and not ctx.services.state(ctx.unit).is_active:
+        elif ctx.mode is Mode.LOCAL and (
+            # Another one may have started production by now.
+            self._supervisor_now() != self._supervisor or not ctx.services.state(ctx.unit).is_active
+        ):
             why = "tunerd's supervisor ended"
         else:
             if self._lease.spec.bound_to is not None:  # ended first, where our own unit is to end

@@ -73,6 +73,18 @@ class Workload:
         """Expected wall seconds of one request, from the time of each class."""
         return sum(share * time for share, time in zip(self.shares, times_s, strict=True))
 
+    def process_s(self, load_s: float, rates: Rates | None) -> float:
+        """What a fresh server with one round of it takes [s]; usual speeds where none are known."""
+        known = rates or USUAL_RATES
+        prompt = known.prompt_tok_s or USUAL_RATES.prompt_tok_s or 1.0
+        decode = known.decode_tok_s or USUAL_RATES.decode_tok_s or 1.0
+        prefix = max(one.cached_tokens for one in self.classes)
+        block_s = sum(
+            (one.new_tokens / prompt + one.n_predict / decode) * math.sqrt(one.concurrency)
+            for one in self.classes
+        )
+        return load_s + _WARM_UP_S + prefix / prompt + block_s
+
 
 # A class whose kind nobody knows is measured with texts of all of these, in turn.
 KINDS = ("code", "chat", "tool", "summary", "math", "creative")
@@ -405,6 +417,10 @@ class Rates:
 
     prompt_tok_s: float | None
     decode_tok_s: float | None
+
+
+USUAL_RATES = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
+_WARM_UP_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)

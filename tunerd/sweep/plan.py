@@ -19,10 +19,10 @@ from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked
-from tunerd.measure.bench import rates_seen
 from tunerd.measure.compare import SideRequest, context_tokens, plan_side, slots
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import LIVE
+from tunerd.measure.results import rates_seen
 from tunerd.measure.store import reading
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device

@@ -54,8 +54,6 @@ Array = NDArray[np.float64]
 
 _CONFIDENCE = 0.95
 _WIDE = 8.0  # standard deviations within which the bound of any number of values lies
-_WARM_UP_S = 3.0
-_USUAL = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
 _PAIR_SD = 0.045
 _GAIN = 0.05
 _ALPHA = 0.05
@@ -101,15 +99,7 @@ def forecast(
         n_families: Pairs of a build and a kind of speculation.
         min_gain: Least gain worth a swap.
     """
-    known = rates or _USUAL
-    prompt = known.prompt_tok_s or _USUAL.prompt_tok_s or 1.0
-    decode = known.decode_tok_s or _USUAL.decode_tok_s or 1.0
-    prefix = max(one.cached_tokens for one in workload.classes)
-    block_s = sum(
-        (one.new_tokens / prompt + one.n_predict / decode) * math.sqrt(one.concurrency)
-        for one in workload.classes
-    )
-    process_s = load_s + _WARM_UP_S + prefix / prompt + block_s
+    process_s = workload.process_s(load_s, rates)
     pairs = pairs_needed(_GAIN, _PAIR_SD, margin=min_gain, alpha=challenge_alpha(_ALPHA, 1))
     pairs = min(pairs, Policy().max_pairs)
     verdict_s = 2 * pairs * process_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tunerd.cli.measure import render_compare
 from tunerd.errors import ConfigError, TunerdError, UsageError
 from tunerd.machine.net import free_port
 from tunerd.measure.compare import CompareRequest, prepare
+from tunerd.measure.pairs import Limits
 
 pytestmark = pytest.mark.llama
 
@@ -197,3 +199,19 @@ def test_what_makes_no_sense_is_refused_before_anything_is_stopped(
 ) -> None:
     with pytest.raises(error, match=text):
         prepare(box.context, request_)
+
+
+def test_a_budget_without_room_for_a_verdict_is_told_before_and_one_without_room_for_a_pair_refused(
+    box: Box,
+) -> None:
+    request = replace(asked("1", "speculation.n_max=2"), limits=Limits(budget_s=20.0))
+    found = prepare(box.context, request)
+    assert "takes about" in next(one.text for one in found.messages if one.code == "short")
+    assert "will not serve for about" in found.question
+    assert "after 2 min 20 s all is cut off" in found.question
+    long = prepare(box.context, replace(request, limits=Limits(budget_s=3600.0)))
+    assert "short" not in {one.code for one in long.messages}
+    changed = box.call("apply", "quick", "--set", "serving.ctx_size=768", "--yes")
+    assert changed.returncode == 0, changed.stderr  # from now on it is known how long a load takes
+    with pytest.raises(UsageError, match="nothing can be compared in"):
+        prepare(box.context, replace(request, limits=Limits(budget_s=0.1)))

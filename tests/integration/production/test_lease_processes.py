@@ -168,6 +168,22 @@ def test_an_apply_ends_the_measurement_first_and_both_say_so(
     assert learned.value.cause == "`tunerd apply` ended it"
 
 
+def test_a_killed_supervisor_is_named_though_the_next_one_has_started_production(
+    ctx: Context, port: int
+) -> None:
+    with hold(ctx, purpose="a test", budget_s=BUDGET_S) as held, held.serve(a_plan(ctx, port)):
+        pid = supervisor_pid(ctx.paths)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not is_alive(pid), "the supervisor is not gone")
+        recover(ctx)
+        ctx.services.start(ctx.unit)
+        assert ctx.services.state(ctx.unit).is_active
+        with pytest.raises(Preempted) as learned:
+            held.check()
+    assert learned.value.cause == "tunerd's supervisor ended"
+
+
 @pytest.mark.parametrize("victims", ["command", "supervisor", "both"])
 def test_production_comes_back_whoever_is_killed(
     box: Box, ctx: Context, port: int, victims: str

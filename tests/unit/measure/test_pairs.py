@@ -191,6 +191,23 @@ def test_it_ends_in_time() -> None:
     assert found.pairs
 
 
+@pytest.mark.parametrize("what", ["processes", "answers"])
+def test_nothing_more_is_begun_once_the_time_is_up_though_no_pair_is_whole(what: str) -> None:
+    stand = Recording(SCENES[0], 1, disturbed=99 if what == "processes" else 0)
+    stand.spoiled = {("1-0", "A")} if what == "answers" else set()
+    limits = replace(LIMITS, budget_s=90.0 if what == "processes" else 30.0)
+    found = run(SCENES[0], limits=limits, stand=stand)
+    assert (found.end, found.pairs) == (End.TIME, ())
+    longest_s = stand.load_s[1] + 3.0
+    assert stand.clock_s < limits.budget_s + longest_s, (
+        "what had begun is all that came after the end"
+    )
+    assert stand.open_lives == 0
+    assert found.problem is not None
+    assert "the time ended within pair 1, which does not count" in found.problem
+    assert found.problem in reasons(found)
+
+
 def test_a_pair_with_a_failed_start_is_measured_again() -> None:
     stand = SimulatedStand(SCENES[0], 1, fails={"B": 2})
     found = run(SCENES[0], limits=replace(LIMITS, max_pairs=3), stand=stand)
