@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.deployment import profile
 from tests.support.machine import Machine
 from tests.support.night import SETTINGS, Night
+from tests.support.stand_in import RTX_4070_SUPER
 from tests.support.webhook import URL, Webhook
 
 pytestmark = pytest.mark.timeout(900)
@@ -23,14 +25,16 @@ OPERATIONS = (
     ("compare", "--set", "serving.n_batch=256", "--pairs", "3", "--budget", "60s", "--yes"),
     ("sweep", "run", "--dry-run"),
     ("notify", "test"),
-    ("guard", "raise-margin"),
+    ("apply", "card", "--yes"),
+    ("guard", "raise-margin", "--yes"),
     ("engines", "--prove"),
 )
 
 
 def test_every_operation_of_a_member_works_in_its_sandbox(member_machine: Machine) -> None:
     machine = member_machine
-    night = Night(machine)
+    night = Night(machine, device=RTX_4070_SUPER)
+    night.box.profile("card", profile("fake", match__gpu="RTX 4070", memory__fit_mib=1664))
     notify = f'[notify]\nwebhook = "{URL}"\nleast = "note"\n'
     night.box.settings(f"{SETTINGS.format(sweep='')}{notify}", stop_timeout_s=3, settle_s=0.1)
     hook = Webhook(machine)  # the first notices find it down, and are tried again

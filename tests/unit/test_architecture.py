@@ -100,8 +100,8 @@ READ_THE_ENVIRONMENT = (
     "units/systemd"
 )
 # A swap that fails in any way, a bug included, must still go back; a question of the web part that meets
-# one is answered, as every other is.
-CATCH_EVERYTHING = "production/swap web/part"
+# one is answered, as every other is; a unit that meets one as it starts has failed, and the others go on.
+CATCH_EVERYTHING = "production/swap tryout/supervisor web/part"
 
 # Modules and calls whose use is an effect: files, clock, network, environment, logger, processes.
 EFFECTS = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tunerd.cli.deploy import as_shown, asks_to_swap, render_plan, shown_option, yes_option
 from tunerd.cli.output import (
     changed,
     columns,
@@ -210,8 +211,10 @@ def check(call: Call) -> ActionResult:
 @guard_command.command(
     name="raise-margin", short_help="Deploy what serves with the next larger margin."
 )
-@operation(line("{summary}"))
-def raise_margin(call: Call) -> ActionResult:
+@yes_option
+@shown_option
+@operation(line("{summary}"), preview=render_plan)
+def raise_margin(call: Call, shown: str | None) -> ActionResult:
     """Deploy what serves with memory.fit_mib one step larger; never a smaller one.
 
     What the guard against out-of-memory does in tunerd-guard.service. `tunerd rollback` undoes it.
@@ -222,7 +225,9 @@ def raise_margin(call: Call) -> ActionResult:
     """  # noqa: D301
     from tunerd.watch.guarding import raise_margin
 
-    return raise_margin(call.context(acts=True))
+    ctx = call.context(acts=True)
+    ask = None if call.yes else asks_to_swap(call, ctx.unit)
+    return raise_margin(ctx, confirm=as_shown(shown), ask=ask)
 
 
 def render_guard(payload: Mapping[str, Any]) -> Iterator[str]:

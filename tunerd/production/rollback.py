@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -160,7 +160,7 @@ def find_target(ctx: Context, to: str | None) -> Target:
         )
     live = read_live_unit(ctx)
     made_by = _makers(ctx).get(sha256(text) or "")
-    messages = tuple(_check(ctx, name, text, live, made_by))
+    messages = (*_check(ctx, name, text, live, made_by), *(_passed_over(ctx) if to is None else ()))
     new = text.decode("utf-8", "replace") if text is not None else None
     return Target(name, text, made_by, was, unified_diff(live.text, new, ctx.unit), messages)
 
@@ -216,6 +216,21 @@ def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
         f"there is nothing to go back to: no backup of {ctx.unit} in `{ctx.paths.unit_dir}`",
         state="nothing was changed",
     )
+
+
+def _passed_over(ctx: Context) -> Iterator[Message]:
+    """That the newest generation left the unit's text as it was, so that going back leads behind it."""
+    entry = ctx.generations.serving(ctx.unit)
+    newest = None if entry is None else entry.generation
+    if newest is None or newest.unit_sha256 != sha256(standing_text(ctx)):
+        return
+    if sha256(ctx.generations.replaced_text(newest.number)) == newest.unit_sha256:
+        yield warning(
+            "goes-further-back",
+            f"generation {newest.number} changed nothing in the unit: this goes back behind what served before it too",
+            f"`tunerd apply {newest.profile or 'PROFILE'}` leaves out what was only pinned with it; "
+            "`tunerd rollback --list` shows where else one can go",
+        )
 
 
 def _changed_the_unit(ending: Ending) -> bool:

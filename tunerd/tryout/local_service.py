@@ -23,6 +23,8 @@ EXIT_EXEC = 203
 
 # Source: systemd.service(5), `Restart=`: ends by these count as clean.
 _CLEAN_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE})
+# As many digits as the kernel takes in any case.
+_NUMBER = re.compile("[0-9]{1,18}")
 _CREDENTIALS = "\x00credentials"
 
 
@@ -74,7 +76,11 @@ def read_service(unit: str, file: UnitFile) -> ServiceSpec:
         value = parse_time_span(of(name, section=section))
         return default_s if value is None else value
 
-    burst, umask = of("StartLimitBurst", section="Unit"), of("UMask")
+    def number(name: str, section: str = "Service") -> int | None:
+        text = of(name, section=section)
+        return int(text) if _NUMBER.fullmatch(text) else None
+
+    burst, umask = number("StartLimitBurst", "Unit"), of("UMask")
     return ServiceSpec(
         program=command.path,
         argv=tuple(_credential(file, word) for word in command.argv),
@@ -84,9 +90,9 @@ def read_service(unit: str, file: UnitFile) -> ServiceSpec:
         restart=of("Restart", "no"),
         restart_s=seconds("RestartSec", 0.1),
         start_limit_interval_s=seconds("StartLimitIntervalSec", 10.0, "Unit"),
-        start_limit_burst=int(burst) if burst.isdecimal() else 5,
+        start_limit_burst=5 if burst is None else burst,
         timeout_stop_s=seconds("TimeoutStopSec", 90.0),
-        n_files=int(of("LimitNOFILE")) if of("LimitNOFILE").isdecimal() else None,
+        n_files=number("LimitNOFILE"),
         memlock_bytes=-1 if of("LimitMEMLOCK") == "infinity" else None,
         umask=int(umask, 8) if re.fullmatch("[0-7]{1,4}", umask) else 0o022,
         no_new_privileges=of("NoNewPrivileges") == "yes",

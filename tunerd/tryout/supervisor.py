@@ -150,8 +150,8 @@ class LocalUnit:
         )
         try:
             self._child = self._execute(spec)
-        except (HostError, OSError) as error:
-            cause = error.words if isinstance(error, HostError) else str(error)
+        except Exception as error:  # of one unit's text: the others, and the supervisor, go on
+            cause = error.words if isinstance(error, HostError) else str(error) or repr(error)
             self._ending = Ending(code=EXIT_EXEC)
             self._note(f"Failed at start: {cause}")
             self._settle(EXIT_CODE)

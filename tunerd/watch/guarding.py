@@ -18,7 +18,7 @@ from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import standing_text
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
-from tunerd.production.apply import apply
+from tunerd.production.apply import Confirm, apply
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import OwnUnit, start_own_unit
 from tunerd.production.plan import Plan
@@ -415,7 +415,7 @@ class Guarding(Teller):
         if decision.act is Act.RESTART:
             self._restart(engine)
         elif decision.act is Act.RAISE_MARGIN:
-            words = ["guard", "raise-margin"]
+            words = ["guard", "raise-margin", "--yes"]
             if self._begin(ACT_UNIT, "raises the fit margin", words):
                 self._raises = True
             else:
@@ -567,6 +567,7 @@ def set_guard(ctx: Context, guard: str, policy: str) -> ActionResult:
 
 
 MARGIN_KEY = "memory.fit_mib"
+_MARGIN_FLAGS = ("--fit-target", "--fit-margin")
 BY_GUARD = "guard"
 
 
@@ -585,7 +586,7 @@ def margin_now(ctx: Context) -> Margin:
         engine_names=() if generation.engine is None else (generation.engine,),
     )  # fmt: skip
     setting = resolved.settings.get(MARGIN_KEY)
-    fit_mib = margin_in_force(resolved)
+    fit_mib = margin_in_force(resolved) if _has_margin(generation.argv) else None
     tried = [int(one.pins[MARGIN_KEY]) for one in raised]
     by_person = setting is not None and setting.origin.layer in {Layer.PIN, Layer.SET}
     return Margin(
@@ -642,10 +643,17 @@ def is_raise(generation: Generation) -> bool:
     )
 
 
-def raise_margin(ctx: Context) -> ActionResult:
+def raise_margin(
+    ctx: Context, *, confirm: Confirm = lambda _plan: None, ask: Confirm | None = None
+) -> ActionResult:
     """`tunerd guard raise-margin`: deploy what serves with the next larger margin.
 
     The server that was there is started again where that does not serve either.
+
+    Args:
+        ctx: Where.
+        confirm: Checks the plan under the lock; raises to stop.
+        ask: Shows the plan and asks a person; raises to stop. None where none sits there, as for the guard.
 
     Raises:
         UsageError: there is no margin to be raised.
@@ -658,20 +666,35 @@ def raise_margin(ctx: Context) -> ActionResult:
     target_mib = margin.next_mib
     if target_mib is None:
         raise UsageError(
-            f"profile `{generation.profile}` sets no {MARGIN_KEY}", hint="lower serving.ctx_size"
+            f"what serves keeps no margin of VRAM that could be raised ({MARGIN_KEY})",
+            cause="the model is placed by hand, or no GPU could be used when it was deployed",
+            state="nothing was changed",
+            hint="where VRAM is short, lower serving.ctx_size or raise memory.n_cpu_moe",
         )
     again = request_again(generation)
     request = replace(again, options={**again.options, MARGIN_KEY: target_mib})
+    check = _only_the_margin(generation)
+
+    def confirm_both(made: Plan) -> None:
+        check(made)
+        confirm(made)
+
+    def ask_what_may_be(made: Plan) -> None:
+        check(made)
+        if ask is not None:
+            ask(made)
+
     try:
         done = apply(
-            ctx, request, drain=False,
-            confirm=_only_the_margin(generation), reason=BY_GUARD,
+            ctx, request, drain=False, confirm=confirm_both, reason=BY_GUARD,
+            ask=None if ask is None else ask_what_may_be,
             probation=False,  # which would go back to the margin that ran out
         )  # fmt: skip
     except TunerdError:
-        _start_anyway(ctx)
+        if ask is None:  # a person may leave it stopped
+            _start_anyway(ctx)
         raise
-    text = f"the fit margin is {target_mib} MiB now, {margin.fit_mib} MiB ran out of VRAM"
+    text = f"the fit margin is {target_mib} MiB now, it was {margin.fit_mib} MiB"
     payload = {**done.payload, "fit_mib": target_mib, "fit_before_mib": margin.fit_mib}
     return replace(
         done, command="guard raise-margin", payload=payload,
@@ -703,8 +726,11 @@ def _only_the_margin(generation: Generation) -> Callable[[Plan], None]:
 
 
 def _without_margin(argv: Sequence[str]) -> list[str]:
-    flags = ("--fit-target", "--fit-margin")
-    return [word for before, word in pairwise(("", *argv)) if before not in flags]
+    return [word for before, word in pairwise(("", *argv)) if before not in _MARGIN_FLAGS]
+
+
+def _has_margin(argv: Sequence[str]) -> bool:
+    return any(word in _MARGIN_FLAGS for word in argv)
 
 
 def _start_anyway(ctx: Context) -> None:

@@ -181,6 +181,16 @@ def test_a_start_that_fails_before_the_program_says_why(
     assert any("no-such-user-here" in line for line in manager.log(UNIT))
 
 
+def test_a_limit_that_no_kernel_takes_keeps_no_server_down(manager: Local, toy: str) -> None:
+    put(manager, toy, service="Restart=always")
+    manager.restart(UNIT)
+    pid = pid_of(manager)
+    put(manager, toy, service=f"Restart=always\nLimitNOFILE={'9' * 20}")
+    os.kill(pid, signal.SIGKILL)
+
+    eventually(manager, lambda state: state.is_active and state.main_pid not in {None, pid})
+
+
 def test_what_fled_into_its_own_session_is_stopped_too(
     manager: Local, probe: str, tmp_path: Path
 ) -> None:

@@ -2,53 +2,100 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.local_box import Box, deployed, settings
+from tests.support.build_box import build_box
+from tests.support.deployment import profile
+from tests.support.local_box import Box
+from tests.support.stand_in import RTX_4070_SUPER, install
+from tests.support.sweep_box import for_everybody
 from tunerd.machine.net import free_port
 from tunerd.measure.compare import plan_side, side_of
 from tunerd.sweep.plan import SweepRequest, prepare
 from tunerd.units.generations import Generation
 from tunerd.watch.guarding import margin_now
 
-pytestmark = pytest.mark.llama
 UNIT = "llama-server.service"
-MARGIN = "[memory]\nfit_mib = 1664\n"
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    with deployed(tmp_path_factory.mktemp("box"), free_port()) as made:
-        yield made
+def box() -> Iterator[Box]:
+    """A stand-in with a card serves by profile `card`, with a margin of 1664 MiB."""
+    with build_box(None, shape="tiny") as made:
+        box, profiles = made.box, made.box.folder / "config/profiles"
+        engine = install(box.folder / "eng", device=RTX_4070_SUPER, record=None)
+        for_everybody(engine)
+        (profiles.parent / "tunerd.toml").write_text(f'[engines.eng]\npath = "{engine.program}"\n')
+        (profiles / "card.toml").write_text(
+            profile(
+                "eng", match__gpu="RTX 4070", model__path=str(box.model), memory__fit_mib=1664,
+                serving__port=free_port(),
+            )
+        )  # fmt: skip
+        box.json("apply", "card", "--yes")
+        yield box
 
 
 @pytest.fixture(autouse=True)
 def site(box: Box) -> Iterator[Path]:
-    """The profile that serves, with a margin; its unit stands as it was deployed."""
-    path = box.context.paths.site_profiles / "cpu-embedded.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(MARGIN)
-    before = box.unit.read_text()
+    """The profile that serves; it and the unit stand as they were deployed."""
+    path = box.folder / "config/profiles/card.toml"
+    text, before = path.read_text(), box.unit.read_text()
     yield path
-    path.unlink()
+    path.write_text(text)
     if box.unit.read_text().startswith(before):
         box.unit.write_text(before)
 
 
-def raised(box: Box) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(box.call("guard", "raise-margin", "--json").stdout)
-    return said
+def raised(box: Box) -> Any:
+    return box.json("guard", "raise-margin", "--yes", code=None)
 
 
 def serving(box: Box) -> Generation:
     entry = box.context.generations.serving(UNIT)
     assert entry is not None
     return entry.generation
+
+
+def margin_of(box: Box) -> str:
+    argv = serving(box).argv
+    return argv[argv.index("--fit-target") + 1]
+
+
+def test_who_raises_the_margin_by_hand_is_asked_first(box: Box) -> None:
+    before = serving(box).number
+    done = box.call("guard", "raise-margin")
+    assert done.returncode == 2
+    assert "--fit-target 1792" in done.stderr, "what would change is shown"
+    assert "--yes" in done.stderr
+    assert serving(box).number == before
+
+
+def test_a_raise_says_what_it_did_and_nothing_of_what_it_did_not_see_and_rollback_undoes_it(
+    box: Box,
+) -> None:
+    said = raised(box)
+    assert "error" not in said
+    texts = [one["text"] for one in said["messages"]]
+    assert "the fit margin is 1792 MiB now, it was 1664 MiB" in texts
+    assert "ran out" not in str(said)
+    assert margin_of(box) == "1792"
+    box.json("rollback", "--yes")
+    assert (margin_of(box), dict(serving(box).pins)) == ("1664", {})
+
+
+def test_a_margin_that_the_server_does_not_keep_is_not_raised(box: Box, site: Path) -> None:
+    site.write_text(f"{site.read_text()}memory.n_cpu_moe = 1\n")
+    box.json("apply", "card", "--yes")
+    before = serving(box).number
+    said = box.json("guard", "raise-margin", "--yes", code=2)
+    assert "keeps no margin of VRAM" in said["error"]["message"]
+    assert serving(box).number == before
+    box.json("rollback", "--yes")
 
 
 def test_a_unit_that_a_person_edited_is_left_alone(box: Box) -> None:
@@ -67,7 +114,7 @@ def test_a_margin_counts_only_where_fit_is_left_to_use_it(box: Box, site: Path) 
 
 
 def test_a_profile_that_changed_meanwhile_is_not_deployed_by_the_way(box: Box, site: Path) -> None:
-    site.write_text(f"{MARGIN}[serving]\nn_batch = 64\n")
+    site.write_text(f"{site.read_text()}serving.n_batch = 64\n")
     before = box.unit.read_text()
     assert margin_now(box.context).left_alone is None
     error = raised(box)["error"]
@@ -77,15 +124,11 @@ def test_a_profile_that_changed_meanwhile_is_not_deployed_by_the_way(box: Box, s
 
 
 def test_a_tuned_layer_that_was_left_out_is_left_out_again(box: Box) -> None:
-    tuned = box.context.paths.tuned_dir / "cpu-embedded.toml"
+    tuned = box.context.paths.tuned_dir / "card.toml"
     tuned.parent.mkdir(parents=True, exist_ok=True)
     tuned.write_text("[serving]\nn_batch = 64\n")
-    port = serving(box).pins["serving.port"]
     try:
-        done = box.call(
-            "apply", "cpu-embedded", "--untuned", "--yes", *settings(box, serving__port=port)
-        )
-        assert done.returncode == 0, done.stderr
+        box.json("apply", "card", "--untuned", "--yes")
         ctx = box.context
         live = side_of(ctx, "live", base=None)
         assert "64" not in plan_side(ctx, live).command.argv

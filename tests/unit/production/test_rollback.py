@@ -34,6 +34,21 @@ def test_the_backup_of_a_failed_swap_is_not_offered_before_that_of_the_last_good
     assert _target(world) == world.text("old")
 
 
+def test_a_newest_generation_that_changed_nothing_in_the_unit_is_passed_over_and_that_is_said(
+    world: World,
+) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    assert find_target(world.context(), None).messages == ()
+    deploy(world.context(), world, "new")
+
+    target = find_target(world.context(), None)
+
+    assert target.text == world.text("old")
+    (said,) = target.messages
+    assert "generation 3 changed nothing in the unit" in said.text
+
+
 def test_where_history_is_silent_the_newest_backup_is_offered(world: World) -> None:
     world.put(world.text("live"))
     for name in ("b", "a"):

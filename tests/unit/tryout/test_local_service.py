@@ -39,6 +39,12 @@ def test_a_unit_without_settings_has_systemds_defaults() -> None:
     assert spec.bound_to is None
 
 
+def test_a_number_that_no_kernel_takes_is_systemds_default() -> None:
+    text = service(f"LimitNOFILE={'9' * 20}\n[Unit]\nStartLimitBurst={'9' * 5000}")
+    spec = read_service(UNIT, parse_unit(text))
+    assert (spec.n_files, spec.start_limit_burst) == (None, 5)
+
+
 def test_what_tunerd_writes_is_what_is_run() -> None:
     argv = [
         "/opt/a b/llama-server",
