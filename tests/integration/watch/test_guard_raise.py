@@ -109,7 +109,7 @@ def test_a_unit_that_a_person_edited_is_left_alone(box: Box) -> None:
 
 def test_a_margin_counts_only_where_fit_is_left_to_use_it(box: Box, site: Path) -> None:
     assert margin_now(box.context).fit_mib == 1664
-    site.write_text(f"{MARGIN}fit = false\n")
+    site.write_text(f"{site.read_text()}memory.fit = false\n")
     assert margin_now(box.context).fit_mib is None
 
 
