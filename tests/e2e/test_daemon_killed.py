@@ -81,6 +81,9 @@ def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect
     if can_firewall(machine):
         assert not confined_as_the_daemon(machine, ADDRESS, PORT), "and nobody else"
 
+    guard = victim.box.json("guard", "show")["guards"][3]
+    assert guard["last"]["kind"] == "upgrade-refused"
+
     # However often it has looked since, the next notice is that of another state.
     victim.settings(more="[guards.none]\n")
     victim.box.until(lambda: len(hook.got()) > 1, "the next notice arrived")
@@ -90,8 +93,6 @@ def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect
     assert "next start will fail" in first["text"]
     assert "argument" in first["text"]
     assert victim.box.show("MainPID") == pid, "nothing was restarted"
-    guard = victim.box.json("guard", "show")["guards"][3]
-    assert guard["last"]["kind"] == "upgrade-refused"
     victim.box.until(lambda: not machine.files(f"{STATE}/notices"), "nothing is left")
     victim.settings()
 

@@ -464,7 +464,7 @@ def skip(call: Call, undo: bool) -> ActionResult:
 @yes_option
 @operation(line("{unit} runs"))
 def run_now(call: Call) -> ActionResult:
-    """Begin what a night would do, at once and whatever the window says, as tunerd-sweep.service.
+    """Begin what a night would do as a job, at once and whatever the window says.
 
     \b
     Example:

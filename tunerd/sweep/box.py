@@ -37,6 +37,7 @@ from tunerd.measure.life import (
 )
 from tunerd.measure.request import Prompt, Route
 from tunerd.measure.request import Request as BenchRequest
+from tunerd.measure.trust import OTHERS_SLACK_MIB
 from tunerd.production.lease import Candidate, Held
 from tunerd.production.measurement import measuring_pids
 from tunerd.production.plan import Plan
@@ -67,8 +68,6 @@ OnSamples = Callable[[Arm, Sequence[Sample]], None]
 
 # The machine around it: what a sweep waits for, what it gives way to, what it stops at
 
-# Memory in use jitters by some 30 MiB from load to load.
-OTHERS_SLACK_MIB = 64
 # A sweep of a night writes some 20 MiB of evidence; what is kept for its end is the verdict's.
 BEGIN_DISK_MIB = 128
 END_DISK_MIB = 32

@@ -772,10 +772,14 @@ def _ranges(resolved: Resolved, space: Sequence[str]) -> dict[str, tuple[Any, ..
             raise ConfigError(
                 f'profile `{resolved.name}`: [sweep] "{key}": {error}', state="nothing was touched"
             ) from error
+    typed: dict[str, tuple[Any, ...]] = {}
     for option in space:
         key, values = _typed(option)
-        found[key] = values
-    return found
+        if key in typed:
+            hint = f"all values of a key together: --space {key}=VALUE,VALUE"
+            raise UsageError(f"--space {option}: `{key}` was given twice", hint=hint)
+        typed[key] = values
+    return found | typed
 
 
 def _typed(option: str) -> tuple[str, tuple[Any, ...]]:

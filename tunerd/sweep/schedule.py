@@ -26,7 +26,9 @@ from tunerd.calendar import (
 from tunerd.engine.serving import is_asleep, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.machine.clock import local_zone
+from tunerd.machine.files import is_locked
 from tunerd.production.own import SWEEP_UNIT, start_sweep_unit
+from tunerd.production.probation import daemon_lock
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings import check_settings, sources_of
@@ -366,6 +368,9 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
                 "no-window", "nights are on, and no window is set", "`tunerd schedule set --window`"
             ),
         )
+    if not is_locked(daemon_lock(ctx)):
+        hint = "`systemctl start tunerd`, or `tunerd daemon` in a terminal"
+        return (warning("no-daemon", "no night begins: no tunerd daemon runs", hint),)
     if _waits_for_sleep(ctx) and not read_live_unit(ctx).serving.sleeps:
         text = "nights wait for the server's sleep, and this one never falls asleep"
         hint = "`serving.sleep_idle_s` in its profile, or `tunerd schedule set --begin open`"

@@ -452,7 +452,11 @@ def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, A
     untried = evidence.get("best_untried")
     text = f"{page['n_starts']} starts and {page['n_requests']} requests."
     if untried is not None:
-        text += f" What was not tried is believed to gain {untried:.1%} at most."
+        text += (
+            f" What was not tried is believed to gain {untried:.1%} at most."
+            if untried > 0
+            else " Nothing that was not tried is believed to be faster."
+        )
     tables = (*_tried(page), *_depths(page), *_left(evidence))
     return Section(
         name=f"sweep-{number}",

@@ -34,7 +34,8 @@ def test_this_machine_agrees_with_other_ways_to_ask() -> None:
 
 
 def test_a_running_process_is_described() -> None:
-    with start([sys.executable, "-c", "print(1, flush=True); input()", "an argument"]) as process:
+    code = "import time; print(1, flush=True); time.sleep(60)"
+    with start([sys.executable, "-c", code, "an argument"]) as process:
         while not process.log_tail():
             time.sleep(0.01)
 

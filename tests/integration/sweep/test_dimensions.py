@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.sweep_box import PROFILE, SweepBox, swept
+from tunerd.errors import UsageError
 from tunerd.machine.net import free_port
 from tunerd.profile.files import TunedRecord, write_tuned
 from tunerd.sweep.plan import SweepRequest
@@ -60,6 +61,11 @@ def extras(plan: dict[str, Any], spec: str) -> list[Any]:
     (family,) = (one for one in plan["families"] if one["speculation"] == spec)
     found: list[Any] = family["extra"]
     return found
+
+
+def test_values_of_a_key_that_are_typed_apart_are_refused(box: SweepBox) -> None:
+    with pytest.raises(UsageError, match=r"`serving.threads` was given twice"):
+        dry_run(box, "card", "threads=1,2", "serving.threads=3")
 
 
 def test_what_fit_chose_is_frozen_for_speculation_on_and_off(box: SweepBox) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -15,7 +17,9 @@ from tests.support.local_box import Box
 from tunerd.app import Context
 from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_window
 from tunerd.errors import ServiceError
+from tunerd.machine.files import lock
 from tunerd.production.own import SWEEP_UNIT
+from tunerd.production.probation import daemon_lock
 from tunerd.settings import ScheduleSettings
 from tunerd.sweep.schedule import ask_tonight, read_memory
 from tunerd.tryout.local_service import Ending
@@ -214,6 +218,10 @@ def call(made: Box, *words: str, code: int = 0) -> dict[str, object]:
     return said
 
 
+def codes(shown: Mapping[str, Any]) -> list[str]:
+    return [one["code"] for one in shown["messages"]]
+
+
 def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: Path) -> None:
     made = Box(tmp_path)
     file = made.context.paths.settings_file
@@ -232,6 +240,9 @@ def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: P
         True,
     )
     assert len(shown["nights"]) == 3  # type: ignore[arg-type]
+    assert codes(shown) == ["no-daemon"], "nobody would begin them"
+    with lock(daemon_lock(made.context), purpose="daemon", since="now"):
+        assert codes(call(made, "show")) == []
     call(made, "skip-tonight")
     assert call(made, "show")["nights"][0]["skipped"] is True  # type: ignore[index]
     call(made, "skip-tonight", "--undo")

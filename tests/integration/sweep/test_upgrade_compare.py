@@ -13,7 +13,7 @@ SETTINGS = """
 [sweep]
 patience_s = 1.0
 quiet_s = 1.0
-budget_s = 10.0
+budget_s = 60.0
 [guards]
 upgrade = "{upgrade}"
 """
