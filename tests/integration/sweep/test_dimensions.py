@@ -65,7 +65,7 @@ def extras(plan: dict[str, Any], spec: str) -> list[Any]:
 
 def test_values_of_a_key_that_are_typed_apart_are_refused(box: SweepBox) -> None:
     with pytest.raises(UsageError, match=r"`serving.threads` was given twice"):
-        dry_run(box, "card", "threads=1,2", "serving.threads=3")
+        dry_run(box, "card", "serving.threads=1,2", "serving.threads=3")
 
 
 def test_what_fit_chose_is_frozen_for_speculation_on_and_off(box: SweepBox) -> None:
