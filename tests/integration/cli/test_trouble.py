@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.local_box import Box, deployed, settings
+from tests.support.supervised import supervisor_pid, wait_until_gone
 from tests.support.sweep_box import until
 from tunerd.machine.net import free_port
 from tunerd.measure.store import open_to_read
+from tunerd.tryout.local import Local
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,41 @@ def broken(box: Box) -> Iterator[Box]:
     written.write_text("garbage = [\n")
     yield box
     written.unlink()
+
+
+def test_a_box_whose_supervisor_and_server_were_killed_is_told_what_served_and_the_command_that_brings_it_back(
+    box: Box,
+) -> None:
+    def told() -> list[str]:
+        found = box.json("doctor", code=None)["findings"]
+        said = [f"{one['code']}: {one['seen']}; {one['do']}" for one in found]
+        for words in ("status", "verify"):
+            for one in box.json(words, code=None)["messages"]:
+                said += [f"{one['code']}: {one['text']}; {one['hint']}"]
+        return [one for one in said if one.startswith("no-supervisor")]
+
+    supervisor = supervisor_pid(box.context.paths)
+    server = box.context.services.state("llama-server.service").main_pid
+    assert supervisor is not None
+    assert server is not None
+    assert told() == []
+
+    os.kill(supervisor, signal.SIGKILL)
+    wait_until_gone(supervisor)
+    assert all("serves on" in one for one in told())
+    os.kill(server, signal.SIGKILL)
+    wait_until_gone(server)
+    assert len(told()) == 3
+    assert all("generation 2, which served, is down" in one for one in told())
+    assert all("`tunerd supervise`" in one for one in told())
+    drift = box.json("verify", code=6)["drift"]
+    assert [one["hint"].split(",")[0] for one in drift] == ["`tunerd supervise`"]
+
+    with box.begin("supervise") as supervising:
+        until(lambda: box.json("status")["healthy"] is True, "it serves again")
+        assert told() == []
+        supervising.kill()
+    Local(box.context.paths).ensure_supervisor()
 
 
 def codes(found: dict[str, object]) -> list[str]:
