@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -69,6 +72,42 @@ def test_a_box_whose_supervisor_and_server_were_killed_is_told_what_served_and_t
         assert told() == []
         supervising.kill()
     Local(box.context.paths).ensure_supervisor()
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not here")
+def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_outage_is_announced(
+    box: Box,
+) -> None:
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        state = str(box.folder / "state")
+        mounted = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+        typed = ["unshare", "-rm", "sh", "-c", mounted, "sh", state, sys.executable, "-m", "tunerd"]
+        done = subprocess.run([*typed, *words], capture_output=True, text=True, timeout=120,
+                              check=False, env=box.environment, cwd=box.folder)  # fmt: skip
+        if "unshare" in done.stderr or "mount:" in done.stderr:
+            pytest.skip("this account may mount nothing, not even in a namespace of its own")
+        return done
+
+    for words in ("status", "verify", "history", "results list", "guard show", "sweep list"):
+        done = call(*words.split())
+        assert done.returncode == 0, (words, done.stderr)
+    assert call("doctor").returncode in {0, 6}, "cannot read"
+
+    before = box.context.services.state("llama-server.service").invocation_id
+    for words in (
+        "compare --set serving.ctx_size=768 --budget 60",
+        "sweep run --budget 60",
+        "bench",
+    ):
+        done = call(*words.split(), *(() if words == "bench" else ("--yes",)))
+        assert done.returncode == 1, (words, done.stdout)
+        assert "will not serve" not in done.stderr, words
+        assert (
+            "Read-only file system\n  state   nothing was changed; what serves goes on"
+            in done.stderr
+        )
+        assert "mount -o remount,rw" in done.stderr, words
+    assert box.context.services.state("llama-server.service").invocation_id == before
 
 
 def codes(found: dict[str, object]) -> list[str]:
