@@ -376,7 +376,7 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
 
 def _own_facts(ctx: Context) -> OwnFacts | None:
     try:
-        return OwnFacts(unsupervised(ctx))
+        return OwnFacts(unsupervised(ctx), next(iter(ctx.settings_messages()), None))
     except TunerdError:  # which the unit's reader told of
         return None
 

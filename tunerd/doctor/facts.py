@@ -410,11 +410,11 @@ class PortFacts:
 class OwnFacts:
     """What is the matter with tunerd itself; each None where nothing is.
 
-    `unsupervised` is that local mode's supervisor does not run, `settings_problem` what is wrong with the settings.
+    `unsupervised` is that local mode's supervisor does not run, `settings` that others than those written hold.
     """
 
     unsupervised: Message | None = None
-    settings_problem: str | None = None
+    settings: Message | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1003,4 +1003,16 @@ def _unsupervised(facts: Facts) -> Iterator[Seen | Missing]:
         yield Seen(found.level, found.text, found.hint or "tunerd supervise")
 
 
+@_rule(
+    "settings-wrong",
+    "settings that cannot be read, or hold what is not allowed",
+    "what changes something refuses to work by them, and the daemon goes by others",
+    _OWN,
+)
+def _settings_wrong(facts: Facts) -> Iterator[Seen | Missing]:
+    found = need(facts.own, "whether the settings are right").settings
+    if found is not None:
+        yield _errs(found.text, found.hint or "tunerd settings")
+
+
 ALL_RULES = tuple(_RULES)

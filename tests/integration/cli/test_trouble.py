@@ -136,6 +136,19 @@ def test_what_goes_back_or_ends_something_goes_on_where_settings_are_wrong(broke
     assert refused["code"] == "config"
 
 
+def test_what_shows_how_things_stand_goes_on_where_settings_are_wrong_and_doctor_names_them(
+    broken: Box,
+) -> None:
+    for words in ("status", "verify", "history", "history show 1", "history diff 1 2"):
+        assert "settings" in codes(broken.json(*words.split(), code=None)), words
+
+    said = broken.json("doctor", code=7)
+    found = next(one for one in said["findings"] if one["code"] == "settings-wrong")
+    assert found["severity"] == "error"
+    assert "not valid TOML" in found["seen"]
+    assert "tunerd.toml" in found["do"]
+
+
 def test_a_rollback_goes_on_past_a_variable_that_is_unknown(box: Box) -> None:
     strange = Box(box.folder, {**box.variables, "TUNERD_NOSUCH": "1"})
     done = strange.call("rollback", "--yes")

@@ -37,7 +37,7 @@ from tunerd.engine.help import Effect, Proof
 from tunerd.machine.facts import POWER_CAP, CpuFrequency, GpuProcess
 from tunerd.model.memory import Device
 from tunerd.model.report import MemoryReport
-from tunerd.result import Level, error
+from tunerd.result import Level, error, warning
 from tunerd.words import MiB
 
 # A command with its options, as far as the next sentence.
@@ -181,6 +181,8 @@ FIRES = [
           argv=("llama-server", "-mtp")), speculation__type="off"), Level.ERROR, "knows no such kind"),
     ("no-supervisor", a_box(own=OwnFacts(error("no-supervisor", "it is down", "tunerd supervise"))),
           Level.ERROR, "it is down"),
+    ("settings-wrong", a_box(own=OwnFacts(settings=warning("settings", "no TOML", "correct it"))),
+          Level.ERROR, "no TOML"),
 ]  # fmt: skip
 
 SILENT = [
@@ -292,6 +294,7 @@ UNKNOWN = [
     ("engine-without-mtp", with_server(settings=None, settings_problem="it has 2 ExecStart= lines"),
      "2 ExecStart"),
     ("no-supervisor", a_box(own=None), "supervisor answers"),
+    ("settings-wrong", a_box(own=None), "the settings are right"),
 ]  # fmt: skip
 
 
