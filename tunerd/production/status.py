@@ -223,7 +223,8 @@ def verify(ctx: Context) -> ActionResult:
         message = warning("cannot-tell", f"{problem.message}: {problem.cause}", problem.hint)
         return _result(entry.generation, [], (message,), 1)
     record = read_measurement(ctx)
-    told = (*drifts, *filter(None, (unsupervised(ctx), record and measuring(ctx, record))))
+    away = None if record is None else measuring(ctx, record)
+    told = (*drifts, *filter(None, (unsupervised(ctx), away)))
     return _result(entry.generation, drifts, told, _DRIFT if drifts else 0)
 
 
