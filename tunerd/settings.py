@@ -418,6 +418,7 @@ _ELSEWHERE = ("MODE", "CONFIG_DIR", "STATE_DIR", "RUNTIME_DIR", "UNIT_DIR", "LOG
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _TEST_PREFIX = "TUNERD_TEST_"
 _MAX_FILE_BYTES = 1024 * 1024
+_CAREFUL = {"oom": "advise", "hang": "advise", "upgrade": "advise"}
 
 
 def load_settings(paths: Paths, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -452,19 +453,55 @@ def settings_or_last_good(
 ) -> tuple[Settings, str | None]:
     """The settings; where they are wrong the last ones that were right, and what is the matter.
 
-    Those are `last`, else what the daemon kept. Where it kept none the defaults hold, with guards that
-    only advise: what nobody can read may forbid them more.
+    Those are `last`, else what the daemon kept, as far as this version allows it. Where it kept none the
+    defaults hold. Guards of which nothing can be read only advise: it may have forbidden them more.
     """
     try:
         return load_settings(paths, environment), None
     except ConfigError as error:
         problem = error.words
+    if last is not None:
+        return last, f"{problem}; until they are mended those of before hold"
     try:
-        last = last or Settings(**json.loads(paths.last_settings.read_bytes()))
+        kept, refused = _as_far_as_allowed(json.loads(paths.last_settings.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
-        guards = GuardSettings(oom="advise", hang="advise", upgrade="advise")
-        return Settings(guards=guards), f"{problem}; until they are mended the defaults hold"
-    return last, f"{problem}; until they are mended those of before hold"
+        kept, _ = _as_far_as_allowed({})
+        return kept, f"{problem}; until they are mended the defaults hold"
+    but = f", but for {', '.join(refused)}, which cannot be as kept" if refused else ""
+    return kept, f"{problem}; until they are mended those of before hold{but}"
+
+
+def _as_far_as_allowed(data: dict[str, Any]) -> tuple[Settings, list[str]]:
+    """Kept settings, with defaults for what is not allowed any more, and the names of that.
+
+    Raises:
+        ValueError, TypeError: they are no table at all.
+    """
+    refused: list[str] = []
+    while True:
+        guards = {**data}.get("guards", {})
+        told = _CAREFUL | guards if isinstance(guards, dict) else guards
+        try:
+            return Settings(**{**data, "guards": told}), refused
+        except ValidationError as error:
+            places = {_place_in(data, entry["loc"]) for entry in error.errors()}
+        for *tables, key in sorted(places):
+            table = data
+            for name in tables:
+                table = table.get(name, {})
+            table.pop(key, None)
+            refused.append(".".join((*tables, key)))
+
+
+def _place_in(data: Any, location: Iterable[Any]) -> tuple[str, ...]:
+    """The innermost key on the way to a value that is refused; lists are refused as a whole."""
+    found: list[str] = []
+    for part in location:
+        if not isinstance(data, Mapping) or part not in data:
+            break
+        found.append(part)
+        data = data[part]
+    return tuple(found)
 
 
 def check_settings(text: str, path: Path) -> None:

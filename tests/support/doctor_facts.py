@@ -16,6 +16,7 @@ from tunerd.doctor.facts import (
     Facts,
     Locking,
     LogFacts,
+    OwnFacts,
     PortFacts,
     ServerFacts,
     Traffic,
@@ -147,6 +148,7 @@ def a_box(**changes: Any) -> Facts:
         server=a_server(),
         port=PortFacts(8080, ()),
         evidence=EVIDENCE,
+        own=OwnFacts(),
     )
     return replace(healthy, **changes)
 

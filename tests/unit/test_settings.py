@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -123,6 +124,31 @@ def test_where_settings_are_wrong_the_last_good_ones_hold_else_careful_defaults(
 
     write(paths, "")
     assert settings_or_last_good(paths, {}) == (Settings(), None)
+
+
+def test_kept_settings_hold_as_far_as_this_version_allows_them_and_the_rest_is_named(
+    paths: Paths,
+) -> None:
+    """A limit below a bound that came later made all of them count as unreadable."""
+    write(paths, "nonsense = [")
+    kept = json.loads(Settings(guards=GuardSettings(hang="off", oom="off")).model_dump_json())
+    kept["service"] |= {"unit": "mine.service", "start_limit_s": 1.0, "gone": 2}
+    kept["models"]["dirs"] = ["/m", "not whole", "nor this"]
+    kept["engines"] = {"a": {"path": "not whole"}, "b": {"path": "/b"}}
+    kept["guards"]["oom"] = "sometimes"
+    paths.last_settings.parent.mkdir(parents=True, exist_ok=True)
+    paths.last_settings.write_text(json.dumps(kept))
+
+    settings, problem = settings_or_last_good(paths, {})
+
+    assert settings.service == ServiceSettings(unit="mine.service")
+    assert (settings.guards.hang, settings.guards.oom) == ("off", "advise")
+    assert settings.models.dirs == ()
+    assert list(settings.engines) == ["b"]
+    assert (problem or "").endswith(
+        "those of before hold, but for engines.a.path, guards.oom, models.dirs, service.gone, "
+        "service.start_limit_s, engines.a, which cannot be as kept"
+    )
 
 
 def test_all_mistakes_are_reported_at_once_each_with_its_place(paths: Paths) -> None:

@@ -308,7 +308,7 @@ def render_recover(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 @click.command(name="verify")
-@operation("render_verify")
+@operation("render_verify", needs_settings=False)
 def verify_command(call: Call) -> ActionResult:
     """Is the machine what was deployed? Each difference is named.
 
@@ -364,7 +364,7 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
 @click.option("--all", "show_all", is_flag=True, help="Every generation, not only the newest 20.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, hidden=True,
               help="So many of the newest.")  # fmt: skip
-@operation("render_history")
+@operation("render_history", needs_settings=False)
 def history_command(call: Call, show_all: bool, limit: int) -> ActionResult:
     """Every swap: when, what, why, and how it ended.
 
@@ -381,7 +381,7 @@ def history_command(call: Call, show_all: bool, limit: int) -> ActionResult:
 
 @history_command.command(name="show", short_help="Everything kept of one generation.")
 @click.argument("number", type=NUMBER, shell_complete=names_of("generations"))
-@operation("render_show")
+@operation("render_show", needs_settings=False)
 def show_command(call: Call, number: int) -> ActionResult:
     """Everything that is kept of one generation.
 
@@ -397,7 +397,7 @@ def show_command(call: Call, number: int) -> ActionResult:
 @history_command.command(name="diff", short_help="How two generations differ.")
 @click.argument("one", type=NUMBER, shell_complete=names_of("generations"))
 @click.argument("other", type=NUMBER, shell_complete=names_of("generations"))
-@operation(lambda payload: payload["diff"].splitlines() or ["no difference"])
+@operation(lambda payload: payload["diff"].splitlines() or ["no difference"], needs_settings=False)
 def diff_command(call: Call, one: int, other: int) -> ActionResult:
     """How the units of two generations differ.
 

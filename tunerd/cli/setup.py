@@ -412,7 +412,7 @@ _WIDTH = 80
 
 
 @click.command(name="doctor")
-@operation("render_doctor")
+@operation("render_doctor", needs_settings=False)
 def doctor_command(call: Call) -> ActionResult:
     """What may be wrong on this box, and what to do about it.
 

@@ -17,6 +17,7 @@ from tunerd.doctor.facts import (
     EvidenceFacts,
     Facts,
     Locking,
+    OwnFacts,
     PortFacts,
     ServerFacts,
     break_even,
@@ -64,7 +65,7 @@ from tunerd.model.memory import estimate
 from tunerd.production.checks import masked
 from tunerd.production.plan import settings_of
 from tunerd.production.profiles import detect
-from tunerd.production.status import history, status, verify
+from tunerd.production.status import history, status, unsupervised, verify
 from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
@@ -368,8 +369,16 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
         server=server,
         port=read_port(server, live),
         evidence=_evidence(ctx, server, messages),
+        own=_own_facts(ctx),
     )
     return facts, messages
+
+
+def _own_facts(ctx: Context) -> OwnFacts | None:
+    try:
+        return OwnFacts(unsupervised(ctx), next(iter(ctx.settings_messages()), None))
+    except TunerdError:  # which the unit's reader told of
+        return None
 
 
 def _evidence(

@@ -21,7 +21,7 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate
 from tunerd.model.report import MemoryReport, parse_report
 from tunerd.profile.schema import ProfileFile
-from tunerd.result import Level
+from tunerd.result import Level, Message
 from tunerd.words import MiB
 
 _SYSTEM_INFO = re.compile(r"system_info: n_threads")
@@ -406,6 +406,17 @@ class PortFacts:
     others: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class OwnFacts:
+    """What is the matter with tunerd itself; each None where nothing is.
+
+    `unsupervised` is that local mode's supervisor does not run, `settings` that others than those written hold.
+    """
+
+    unsupervised: Message | None = None
+    settings: Message | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that `doctor` gathered. `server` is None where there is no unit to look at."""
@@ -416,6 +427,7 @@ class Facts:
     server: ServerFacts | None = None
     port: PortFacts | None = None
     evidence: EvidenceFacts | None = None
+    own: OwnFacts | None = None
 
     # Questions that several rules ask; each ends the rule that lacks the answer.
 

@@ -988,4 +988,31 @@ def _engine_without(facts: Facts) -> Iterator[Seen | Missing]:
         )
 
 
+_OWN = "tunerd's own design (docs/architecture.md)"
+
+
+@_rule(
+    "no-supervisor",
+    "local mode's supervisor does not run",
+    "without systemd it alone starts the server, and starts it again when it ends",
+    _OWN,
+)
+def _unsupervised(facts: Facts) -> Iterator[Seen | Missing]:
+    found = need(facts.own, "whether tunerd's supervisor answers").unsupervised
+    if found is not None:
+        yield Seen(found.level, found.text, found.hint or "tunerd supervise")
+
+
+@_rule(
+    "settings-wrong",
+    "settings that cannot be read, or hold what is not allowed",
+    "what changes something refuses to work by them, and the daemon goes by others",
+    _OWN,
+)
+def _settings_wrong(facts: Facts) -> Iterator[Seen | Missing]:
+    found = need(facts.own, "whether the settings are right").settings
+    if found is not None:
+        yield _errs(found.text, found.hint or "tunerd settings")
+
+
 ALL_RULES = tuple(_RULES)

@@ -353,6 +353,17 @@ def holder_of(path: Path) -> int | None:
         return None
 
 
+def demand_writable(path: Path) -> None:
+    """See that a file's file system takes changes at all, before anything is done for its sake.
+
+    Raises:
+        HostError: it does not, or the folder is not there.
+    """
+    with _told("write", path, state=_UNCHANGED):
+        if os.statvfs(path.parent).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
 def make_private(path: Path, *sides: Path) -> None:
     """See that a file on which locks are held is its owner's alone; it is made where there is none.
 

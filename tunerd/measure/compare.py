@@ -365,8 +365,8 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
         Preempted: the measurement was ended from outside; what was measured is stored.
     """
     prepared = prepare(ctx, request)
-    confirm(prepared)
     with EvidenceStore(ctx.paths.evidence) as store:
+        confirm(prepared)
         keeper = Keeper(ctx, store, prepared)
         with ending(ctx, store, lambda: keeper.number) as problems:
             found, quality, held, told = _measure(ctx, prepared, keeper)

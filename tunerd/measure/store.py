@@ -25,7 +25,7 @@ from tunerd.app import Context
 from tunerd.engine.flags import compared_environment, without_secrets
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import SystemClock, polls
-from tunerd.machine.files import Files, make_private
+from tunerd.machine.files import Files, demand_writable, make_private
 from tunerd.measure.answer import ClientTimes, Sample, Timings, summarise
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -44,6 +44,7 @@ _RETRY_S = 0.05
 _WRITES = "tunerd_writes"
 # What SQLite keeps beside the file while somebody has it open, or was killed.
 _SIDES = ("-wal", "-shm")
+_AS_BEFORE = "nothing in it was changed, and what serves does not depend on it"
 VERSION = 4
 """The version that this tunerd reads and writes; those before it had a table for each kind of record."""
 
@@ -161,6 +162,7 @@ class StoreFile:
         self._wait_s = wait_s
         if writable:
             Files().make_folder(path.parent)
+            demand_writable(path)
             make_private(path, *(self._side(side) for side in _SIDES))
         self.engine = self._engine(immutable=False)
         try:
@@ -293,7 +295,7 @@ class StoreFile:
         return HostError(
             f"the evidence store is damaged: `{self.path}`",
             cause=cause,
-            state="nothing in it was changed, and what serves does not depend on it",
+            state=_AS_BEFORE,
             hint=f"move it aside with what stands beside it, and a new one is begun:\n"
             f"  mkdir {aside} && mv {shlex.quote(str(self.path))}* {aside}/",
         )
@@ -321,8 +323,8 @@ class StoreFile:
             hint = "run it as the owner, or as root"
             if not self.writable and any(self._side(side).exists() for side in _SIDES):
                 hint += ": whoever wrote it last was cut short"
-            return HostError(f"cannot {verb} {name}", cause=cause, hint=hint)
-        return HostError(f"cannot {verb} {name}", cause=cause)
+            return HostError(f"cannot {verb} {name}", cause=cause, state=_AS_BEFORE, hint=hint)
+        return HostError(f"cannot {verb} {name}", cause=cause, state=_AS_BEFORE)
 
     def _is_disk_full(self) -> bool:
         try:

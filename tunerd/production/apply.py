@@ -21,7 +21,6 @@ from tunerd.production.plan import (
     plan_json,
     remember_live_load,
 )
-from tunerd.production.probation import begin_probation
 from tunerd.production.recover import changing
 from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for_plan
@@ -75,11 +74,10 @@ def apply(
     ) as made:
         _keep_engine(ctx, made)
         asked = _swap_request(ctx, request, made, drain=drain, reason=reason)
-        done = swap(ctx, replace(asked, wants_probation=probation))
-        watched = begin_probation(ctx, done.generation, sweep) if probation else ()
+        done = swap(ctx, replace(asked, wants_probation=probation, sweep=sweep))
         remarks = remember_live_load(ctx)
     messages += [message for message in made.messages if message.level is Level.WARNING]
-    messages += [*(note("swap", text) for text in done.notes), *remarks, *watched]
+    messages += [*(note("swap", text) for text in done.notes), *remarks, *done.watched]
     return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
 
 

@@ -29,7 +29,8 @@ class SwapRecord:
     the file; `backup` is None only in the first case. `old_invocation` is the invocation that
     served before, so that it can be told whether a restart has happened. `was_healthy` says whether
     the old server answered, so that going back must make it answer again. `link_to` is where the unit
-    file led, if it was a link. `wants_probation` says that what serves then is to be watched.
+    file led, if it was a link. `wants_probation` says that what serves then is to be watched, `sweep` which one
+    proved it.
     """
 
     unit: str
@@ -47,6 +48,7 @@ class SwapRecord:
     old_invocation: str | None
     link_to: str | None = None
     wants_probation: bool = False
+    sweep: int | None = None
 
 
 def record_from_json(data: object) -> SwapRecord:

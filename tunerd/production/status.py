@@ -10,12 +10,12 @@ from tunerd.app import Context
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit, standing_text
-from tunerd.errors import HostError, ServiceError, UsageError
+from tunerd.errors import HostError, NoSupervisor, ServiceError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.production.journal import others_on_record, read_record
 from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
-from tunerd.result import ActionResult, Message, warning
+from tunerd.result import ActionResult, Message, error, warning
 from tunerd.units.generations import Generation, HistoryEntry, changed_model_files
 from tunerd.units.manager import lacks_manager
 from tunerd.units.text import unified_diff
@@ -179,11 +179,36 @@ def status(ctx: Context) -> ActionResult:
         messages.append(warning("not-handed-in", text, "tunerd fleet hand-in"))
     if ctx.lacks_manager:
         messages.append(lacks_manager())
+    messages += filter(None, (unsupervised(ctx),))
     if measurement is not None:
         messages.append(measuring(ctx, measurement))
     if gpus.problem is not None:
         messages.append(warning("gpu", gpus.problem, "`tunerd doctor`"))
     return ActionResult("status", payload, tuple(messages))
+
+
+def unsupervised(ctx: Context) -> Message | None:
+    """That local mode's supervisor does not run, with what served; None elsewhere, and where there is no unit.
+
+    Raises:
+        ServiceError: it does not answer.
+    """
+    state = ctx.services.state(ctx.unit) if ctx.mode is Mode.LOCAL else None
+    if state is None or not state.exists:
+        return None
+    try:
+        ctx.services.check_ready()
+    except NoSupervisor as problem:
+        entry = ctx.generations.serving(ctx.unit)
+        served = ctx.unit if entry is None else f"generation {entry.generation.number}"
+        if state.is_active:
+            text = (
+                f"{problem.message}: {served} serves on, and nothing starts it again when it ends"
+            )
+            return warning("no-supervisor", text, "`tunerd supervise` watches over it again")
+        text = f"{problem.message}, and {served}, which served, is down"
+        return error("no-supervisor", text, "`tunerd supervise` starts both")
+    return None
 
 
 def verify(ctx: Context) -> ActionResult:
@@ -198,8 +223,9 @@ def verify(ctx: Context) -> ActionResult:
         message = warning("cannot-tell", f"{problem.message}: {problem.cause}", problem.hint)
         return _result(entry.generation, [], (message,), 1)
     record = read_measurement(ctx)
-    away = () if record is None else (measuring(ctx, record),)
-    return _result(entry.generation, drifts, (*drifts, *away), _DRIFT if drifts else 0)
+    away = None if record is None else measuring(ctx, record)
+    told = (*drifts, *filter(None, (unsupervised(ctx), away)))
+    return _result(entry.generation, drifts, told, _DRIFT if drifts else 0)
 
 
 def find_drift(ctx: Context, entry: HistoryEntry, *, deep: bool) -> list[Message]:
@@ -298,10 +324,19 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
                       "systemctl daemon-reload")  # fmt: skip
     if not state.is_active and read_measurement(ctx) is None:
         yield warning("not-running", f"the unit is {state.active_state} ({state.result})",
-                      f"systemctl start {ctx.unit}, or `tunerd rollback`")  # fmt: skip
+                      f"{_by_hand(ctx, 'start', generation)}, or `tunerd rollback`")  # fmt: skip
     if state.is_enabled is False:
         yield warning("not-enabled", "the unit does not start at boot",
-                      f"systemctl enable {ctx.unit}")  # fmt: skip
+                      _by_hand(ctx, "enable", generation))  # fmt: skip
+
+
+def _by_hand(ctx: Context, verb: str, generation: Generation) -> str:
+    """What is typed to have the manager do something with the unit."""
+    if ctx.mode is Mode.LOCAL:
+        if unsupervised(ctx) is not None:
+            return "`tunerd supervise`"
+        return f"`tunerd apply {generation.profile or 'PROFILE'}`"
+    return f"systemctl {'--user ' if ctx.mode is Mode.USER else ''}{verb} {ctx.unit}"
 
 
 def _model_drift(generation: Generation) -> Iterator[Message]:

@@ -58,8 +58,9 @@ from tunerd.production.journal import (
     prune_backups,
     record_path,
 )
+from tunerd.production.probation import begin_probation, read_probation
 from tunerd.records import plain
-from tunerd.result import Progress
+from tunerd.result import Message, Progress
 from tunerd.units.generations import Ending, Generation, Outcome
 from tunerd.units.live import LiveUnit
 from tunerd.units.manager import UnitState
@@ -78,7 +79,7 @@ class SwapRequest:
     the plan was made for: another text there now means that somebody changed it meanwhile.
     `generation` still lacks its number, backup, old state and who asked: the swap fills them in.
     `starts_packaged` is whether what is left after removing the file shall run, `wants_probation` whether
-    what serves then is to be watched, by whoever ends the swap.
+    what serves then is to be watched, and `sweep` which one proved it.
     """
 
     text: bytes | None
@@ -91,6 +92,7 @@ class SwapRequest:
     model_bytes: int | None = None
     starts_packaged: bool = False
     wants_probation: bool = False
+    sweep: int | None = None
 
     @property
     def goes_back(self) -> bool:
@@ -167,7 +169,7 @@ def _begin(
             backup = name
             ctx.files.copy(ctx.unit_path, ctx.paths.unit_dir / name)
         record = _record(ctx, generation, old_text, before, was_healthy=was_healthy)
-        record = replace(record, wants_probation=request.wants_probation)
+        record = replace(record, wants_probation=request.wants_probation, sweep=request.sweep)
         ctx.say("writing the intent record", step=2, steps=STEPS)
         ctx.files.make_folder(ctx.paths.journal_dir)
         ctx.files.write_json(record_path(ctx), plain(record, schema=SCHEMA), mode=0o600)
@@ -435,13 +437,14 @@ def _runs_what_stands(ctx: Context, state: UnitState, live: LiveUnit) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SwapDone:
-    """A committed swap."""
+    """A committed swap; `watched` is what a person should know of its probation."""
 
     generation: int
     backup: str | None
     serving: Serving | None
     without_service_s: float | None
     notes: tuple[str, ...]
+    watched: tuple[Message, ...]
 
 
 @dataclass(slots=True)
@@ -498,12 +501,12 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
         if record.was_active and serving is not None:
             without_s = course.without_service_s(serving.answered_at_s)
         with interrupts.held():
-            notes = (*notes, *_commit(ctx, record, serving, without_s))
+            watched, told = _commit(ctx, record, serving, without_s)
     # Every way to fail leads back, a bug and Ctrl-C included: a swap may not end half-way.
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
         with interrupts.held():
             _end_badly(ctx, record, error, course)
-    return SwapDone(record.generation, record.backup, serving, without_s, notes)
+    return SwapDone(record.generation, record.backup, serving, without_s, (*notes, *told), watched)
 
 
 def without_service(done: SwapDone) -> str:
@@ -587,11 +590,13 @@ def _check_parsed(ctx: Context) -> None:
 
 def _commit(
     ctx: Context, record: SwapRecord, serving: Serving | None, without_s: float | None
-) -> tuple[str, ...]:
+) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Say durably that the swap ended well, then drop the record; either is enough.
 
+    The probation begins in between: until then the record says that it is wanted.
+
     Returns:
-        What a person should know.
+        What a person should know, of the probation and else.
 
     Raises:
         ForeignEditError: somebody edited the new unit meanwhile.
@@ -608,6 +613,7 @@ def _commit(
     except TunerdError as error:
         is_said = False
         notes.append(f"how the swap ended could not be written: {error.words}")
+    watched = watch_as_wanted(ctx, record)
     try:
         ctx.files.remove(record_path(ctx))
     except TunerdError as error:
@@ -619,7 +625,14 @@ def _commit(
     except TunerdError as error:
         notes.append(f"old backups could not be removed: {error.words}")
     set_reserve_aside(ctx)
-    return tuple(notes)
+    return watched, tuple(notes)
+
+
+def watch_as_wanted(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
+    """Begin the probation that the record asks for, unless it is begun; while the record stands."""
+    if not record.wants_probation or read_probation(ctx, record.generation) is not None:
+        return ()
+    return begin_probation(ctx, record.generation, record.sweep)
 
 
 class _UnhealthyError(DeployError):

@@ -275,9 +275,8 @@ def run_sweep(
     prepared = prepare(ctx, request, proves=True)
     demand_time(ctx, prepared.deadline, budget_s=request.budget_s, load_s=prepared.load_s)
     demand_room(prepared)
-    confirm(prepared)
-    ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
+        confirm(prepared)
         known = history_of(store, prepared.basis, prepared.generation.created_s)
         keeper = SweepKeeper.begin(ctx, store, prepared)
         return _Run(ctx, prepared, keeper, known, "sweep run", house, meet).go()
@@ -337,7 +336,6 @@ def resume_sweep(
     """
     house = House(ctx)
     house.settle()
-    ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
         sweep = find_sweep(store, number)
         if sweep.verdict is not None and sweep.run.outcome is RunOutcome.DONE:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.local_box import Box, deployed, settings
+from tests.support.supervised import supervisor_pid, wait_until_gone
 from tests.support.sweep_box import until
 from tunerd.machine.net import free_port
 from tunerd.measure.store import open_to_read
+from tunerd.tryout.local import Local
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +37,77 @@ def broken(box: Box) -> Iterator[Box]:
     written.write_text("garbage = [\n")
     yield box
     written.unlink()
+
+
+def test_a_box_whose_supervisor_and_server_were_killed_is_told_what_served_and_the_command_that_brings_it_back(
+    box: Box,
+) -> None:
+    def told() -> list[str]:
+        found = box.json("doctor", code=None)["findings"]
+        said = [f"{one['code']}: {one['seen']}; {one['do']}" for one in found]
+        for words in ("status", "verify"):
+            for one in box.json(words, code=None)["messages"]:
+                said += [f"{one['code']}: {one['text']}; {one['hint']}"]
+        return [one for one in said if one.startswith("no-supervisor")]
+
+    supervisor = supervisor_pid(box.context.paths)
+    server = box.context.services.state("llama-server.service").main_pid
+    assert supervisor is not None
+    assert server is not None
+    assert told() == []
+
+    os.kill(supervisor, signal.SIGKILL)
+    wait_until_gone(supervisor)
+    assert all("serves on" in one for one in told())
+    os.kill(server, signal.SIGKILL)
+    wait_until_gone(server)
+    assert len(told()) == 3
+    assert all("generation 2, which served, is down" in one for one in told())
+    assert all("`tunerd supervise`" in one for one in told())
+    drift = box.json("verify", code=6)["drift"]
+    assert [one["hint"].split(",")[0] for one in drift] == ["`tunerd supervise`"]
+
+    with box.begin("supervise") as supervising:
+        until(lambda: box.json("status")["healthy"] is True, "it serves again")
+        assert told() == []
+        supervising.kill()
+    Local(box.context.paths).ensure_supervisor()
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not here")
+def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_outage_is_announced(
+    box: Box,
+) -> None:
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        state = str(box.folder / "state")
+        mounted = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+        typed = ["unshare", "-rm", "sh", "-c", mounted, "sh", state, sys.executable, "-m", "tunerd"]
+        done = subprocess.run([*typed, *words], capture_output=True, text=True, timeout=120,
+                              check=False, env=box.environment, cwd=box.folder)  # fmt: skip
+        if "unshare" in done.stderr or "mount:" in done.stderr:
+            pytest.skip("this account may mount nothing, not even in a namespace of its own")
+        return done
+
+    for words in ("status", "verify", "history", "results list", "guard show", "sweep list"):
+        done = call(*words.split())
+        assert done.returncode == 0, (words, done.stderr)
+    assert call("doctor").returncode in {0, 6}, "cannot read"
+
+    before = box.context.services.state("llama-server.service").invocation_id
+    for words in (
+        "compare --set serving.ctx_size=768 --budget 60",
+        "sweep run --budget 60",
+        "bench",
+    ):
+        done = call(*words.split(), *(() if words == "bench" else ("--yes",)))
+        assert done.returncode == 1, (words, done.stdout)
+        assert "will not serve" not in done.stderr, words
+        assert (
+            "Read-only file system\n  state   nothing was changed; what serves goes on"
+            in done.stderr
+        )
+        assert "mount -o remount,rw" in done.stderr, words
+    assert box.context.services.state("llama-server.service").invocation_id == before
 
 
 def codes(found: dict[str, object]) -> list[str]:
@@ -57,6 +134,19 @@ def test_what_goes_back_or_ends_something_goes_on_where_settings_are_wrong(broke
 
     refused = broken.json("plan", "cpu-embedded", code=1)["error"]
     assert refused["code"] == "config"
+
+
+def test_what_shows_how_things_stand_goes_on_where_settings_are_wrong_and_doctor_names_them(
+    broken: Box,
+) -> None:
+    for words in ("status", "verify", "history", "history show 1", "history diff 1 2"):
+        assert "settings" in codes(broken.json(*words.split(), code=None)), words
+
+    said = broken.json("doctor", code=7)
+    found = next(one for one in said["findings"] if one["code"] == "settings-wrong")
+    assert found["severity"] == "error"
+    assert "not valid TOML" in found["seen"]
+    assert "tunerd.toml" in found["do"]
 
 
 def test_a_rollback_goes_on_past_a_variable_that_is_unknown(box: Box) -> None:

@@ -31,13 +31,13 @@ from tests.support.doctor_facts import (
 from tests.support.fake_gpu import a_card
 from tunerd.cli.main import cli
 from tunerd.doctor import rules
-from tunerd.doctor.facts import Facts, Finding, Locking, PortFacts, Rule, diagnose
+from tunerd.doctor.facts import Facts, Finding, Locking, OwnFacts, PortFacts, Rule, diagnose
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.help import Effect, Proof
 from tunerd.machine.facts import POWER_CAP, CpuFrequency, GpuProcess
 from tunerd.model.memory import Device
 from tunerd.model.report import MemoryReport
-from tunerd.result import Level
+from tunerd.result import Level, error, warning
 from tunerd.words import MiB
 
 # A command with its options, as far as the next sentence.
@@ -179,6 +179,10 @@ FIRES = [
           speculation__type="off"), Level.NOTE, "knows no MTP"),
     ("engine-without-mtp", with_settings(with_server(engine=engine("main-old"),
           argv=("llama-server", "-mtp")), speculation__type="off"), Level.ERROR, "knows no such kind"),
+    ("no-supervisor", a_box(own=OwnFacts(error("no-supervisor", "it is down", "tunerd supervise"))),
+          Level.ERROR, "it is down"),
+    ("settings-wrong", a_box(own=OwnFacts(settings=warning("settings", "no TOML", "correct it"))),
+          Level.ERROR, "no TOML"),
 ]  # fmt: skip
 
 SILENT = [
@@ -289,6 +293,8 @@ UNKNOWN = [
     ("model-without-mtp", with_server(model=None), "header"),
     ("engine-without-mtp", with_server(settings=None, settings_problem="it has 2 ExecStart= lines"),
      "2 ExecStart"),
+    ("no-supervisor", a_box(own=None), "supervisor answers"),
+    ("settings-wrong", a_box(own=None), "the settings are right"),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.fault.fuse import Fuse
+from tests.fault.fuse import Fuse, Step
 from tests.fault.fuse import Life as Process
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, UNIT, World, a_world
@@ -30,7 +31,6 @@ from tunerd.production.recover import recover
 from tunerd.production.swap import swap
 from tunerd.result import Level
 from tunerd.tryout.local_service import Ending as Killed
-from tunerd.units.generations import Outcome
 from tunerd.units.manager import LeaseRecord, LeaseSpec
 from tunerd.watch.history import Watcher
 from tunerd.watch.probation import (
@@ -335,30 +335,66 @@ def test_a_stop_by_hand_is_told_from_a_death(active: str, result: str, is_stoppe
     assert an_engine(active_state=active, result=result).is_stopped_by_hand is is_stopped
 
 
+def killed(world: World, number: int, act: Callable[[Context], object]) -> bool:
+    """Whether a process died before so many of its effects; False where it has fewer."""
+    life = Process(world.paths.lock)
+    ctx = replace(world.context(Fuse(number, life.die)), data_dir=data_dir())
+    life.live(partial(act, ctx))
+    return life.died_before is not None
+
+
+def swap_to_new(world: World, ctx: Context, *, is_wanted: bool) -> None:
+    request = world.request(world.text("new"), alias="new")
+    wanted = replace(request, wants_probation=is_wanted, sweep=7)
+    swap(ctx, wanted)
+
+
 @pytest.mark.parametrize("is_wanted", [True, False])
-def test_a_swap_that_recovery_finishes_is_watched_as_it_was_to_be(
+def test_a_swap_that_is_killed_at_any_moment_leaves_what_serves_watched_as_it_was_to_be(
     tmp_path: Path, *, is_wanted: bool
 ) -> None:
-    finished = set()
+    found = set()
+    for number in itertools.count():
+        with a_world(tmp_path / str(number)) as world:
+            deploy(world.context(), world, "old")
+            was_killed = killed(world, number, partial(swap_to_new, world, is_wanted=is_wanted))
+            record = world.paths.state_dir / "probation/2.json"
+            was_begun = record.exists()
+            done = recover(shipped(world))
+            serves_new = world.serving_alias() == "new"
+            assert record.exists() is (is_wanted and serves_new), number
+            if record.exists():
+                assert json.loads(record.read_bytes())["sweep"] == 7
+            told = {message.code for message in done.messages}
+            assert ("probation" in told) is (record.exists() and not was_begun), number
+            if serves_new:
+                found.add(done.payload["found"])
+            assert "remarks" not in done.payload
+            if not was_killed:
+                break
+    assert found == {"judge", "committed", None}
+
+
+def test_a_recovery_that_is_killed_at_any_moment_leaves_what_serves_watched_as_it_was_to_be(
+    tmp_path: Path,
+) -> None:
+    """The swap was killed once the new server served, before it could say so."""
     for number in itertools.count():
         with a_world(tmp_path / str(number)) as world:
             deploy(world.context(), world, "old")
             life = Process(world.paths.lock)
-            ctx = world.context(Fuse(number, life.die))
-            request = replace(
-                world.request(world.text("new"), alias="new"), wants_probation=is_wanted
-            )
-            life.live(partial(swap, ctx, request))
-            if life.died_before is None:
+
+            def die_at_the_commit(step: Step, life: Process = life) -> None:
+                if "outcome.json" in step.text:
+                    life.die(step)
+
+            ctx = world.context(Fuse(0, die_at_the_commit, until=10_000))
+            life.live(partial(swap_to_new, world, ctx, is_wanted=True))
+            assert life.died_before is not None
+            was_killed = killed(world, number, recover)
+            recover(shipped(world))
+            assert world.serving_alias() == "new"
+            assert (world.paths.state_dir / "probation/2.json").exists(), number
+            if not was_killed:
                 break
-            done = recover(shipped(world))
-            is_finished = done.payload["found"] in {"judge", "committed"}
-            is_finished &= world.outcomes()[0] is Outcome.SERVING
-            record = world.paths.state_dir / "probation/2.json"
-            assert record.exists() is (is_wanted and is_finished), life.died_before.text
-            told = {message.code for message in done.messages}
-            assert ("probation" in told) is record.exists()
-            if is_finished:
-                finished.add(done.payload["found"])
-            assert "remarks" not in done.payload
-    assert finished == {"judge", "committed"}
+    assert number > 3
