@@ -1,6 +1,19 @@
-"""`python -m tunerd` is the command line."""
+"""`tunerd` and `python -m tunerd` are the command line."""
 
-from tunerd.cli.main import main
+import sys
+
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line and exit; Ctrl-C while it is being loaded, or while it ends, ends it quietly."""
+    try:
+        from tunerd.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

@@ -142,10 +142,10 @@ class Interrupted(TunerdError):
 
     @classmethod
     def by(cls, end: BaseException) -> Self:
-        """Of a signal, or of Ctrl-C; the notes say how the machine is."""
+        """Of a signal, or of Ctrl-C; the notes say how the machine is: whatever has changed a unit leaves one."""
         state = "\n".join(getattr(end, "__notes__", ()))
         hint = None if state else "`tunerd status` shows what serves"
-        return cls("interrupted", state=state or None, hint=hint)
+        return cls("interrupted", state=state or "no unit was changed", hint=hint)
 
 
 class Busy(TunerdError):

@@ -610,7 +610,8 @@ def found_by_metadata(resolved: Resolved, path: Path) -> list[Message]:
 
 def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
     model = resolved.profile.model
-    folder = ctx.settings.models.dirs[0] if ctx.settings.models.dirs else "FOLDER"
+    folders = ctx.settings.models.dirs
+    folder = folders[0] if folders else "FOLDER"
     if model.hf_repo is not None:
         repo, _, quant = model.hf_repo.partition(":")
         any_of_it = f'--include "*{quant}*"' if quant else ""
@@ -622,11 +623,11 @@ def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
         fetch = f"tunerd model new {Path(folder) / model.path}"
     else:
         fetch = "fetch the file"
-    where = (
-        ""
-        if ctx.settings.models.dirs
-        else (f"; `models.dirs` in `{ctx.paths.settings_file}` names the folders that are searched")
-    )
+    gone = ", ".join(f"`{one}`" for one in folders if not one.is_dir())
+    names = f"; `models.dirs` in `{ctx.paths.settings_file}` names"
+    where = f"{names} {gone}, which is not there" if gone else ""
+    if not folders:
+        where = f"{names} the folders that are searched"
     return f"{fetch}; or give a path with --set model.path=FILE{where}"
 
 

@@ -226,7 +226,7 @@ class FoundModel:
         where = ", ".join(f"`{folder}`" for folder in dirs)
         unread = "; ".join(self.problems[:_SHOWN])
         cause = f"searched {where or 'no folder, since `models.dirs` is empty'}"
-        return cause + (f"; could not read: {unread}" if unread else "")
+        return cause + (f"; {unread}" if unread else "")
 
 
 def find_models(

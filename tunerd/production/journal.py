@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from tunerd.app import Context
+from tunerd.engine.serving import standing_text
 from tunerd.errors import HostError
 from tunerd.records import Unreadable, read
 from tunerd.words import sha256
@@ -100,6 +101,16 @@ def decide_recovery(
     if unit_sha256 != record.new_sha256:
         return Recovery.FOREIGN
     return Recovery.JUDGE if boot_id == record.boot_id else Recovery.UNDO
+
+
+def cut_short(ctx: Context, record: SwapRecord) -> str:
+    """That its swap was, and which unit file stands."""
+    stands = {
+        record.old_sha256: "the unit from before it stands",
+        record.new_sha256: "its unit stands",
+    }
+    found = stands.get(sha256(standing_text(ctx)), "a unit that was edited since stands")
+    return f"the swap of generation {record.generation} was cut short, and {found}"
 
 
 def record_path(ctx: Context) -> Path:

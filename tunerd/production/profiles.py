@@ -25,7 +25,7 @@ from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
 from tunerd.units.systemd import lingers
 from tunerd.units.text import render_unit
-from tunerd.words import Mode, Problem, check_name
+from tunerd.words import Mode, Problem, check_name, nearest_name
 
 _ENGINE_WORDS = ("llama-server", "llama_server")
 
@@ -388,8 +388,12 @@ def _from_unit(
 ) -> tuple[dict[str, Any], tuple[Message, ...], list[dict[str, Any]]]:
     live = read_live_unit(ctx, unit)
     if live.text is None:
+        nearest = nearest_name(unit, ctx.services.service_units())
+        meant = f"did you mean `{nearest}`? " if nearest else ""
         raise UsageError(
-            f"there is no unit `{unit}`", hint="`tunerd detect` lists those that serve"
+            f"there is no unit `{unit}`",
+            state="nothing was written",
+            hint=f"{meant}`tunerd detect` lists those that serve",
         )
     if live.argv is None or live.program is None:
         raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")

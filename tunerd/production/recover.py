@@ -17,6 +17,7 @@ from tunerd.production.gate import NotServing, Serving, check_as_it_stands
 from tunerd.production.journal import (
     Recovery,
     SwapRecord,
+    cut_short,
     decide_recovery,
     others_on_record,
     read_record,
@@ -173,6 +174,11 @@ def recover_locked(ctx: Context) -> Recovered:
                 done = _foreign(ctx, record)
     except ForeignEditError:  # in the middle of the recovery
         done = _foreign(ctx, record)
+    except (KeyboardInterrupt, SystemExit) as end:
+        with contextlib.suppress(HostError):
+            stands = cut_short(ctx, record)
+            end.add_note(f"{stands}; the record stays, and `tunerd recover` goes on")
+        raise
     _settle_endings(ctx)
     return done
 

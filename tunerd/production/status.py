@@ -12,7 +12,7 @@ from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit, standing_text
 from tunerd.errors import HostError, NoSupervisor, ServiceError, UsageError
 from tunerd.machine.files import is_locked
-from tunerd.production.journal import others_on_record, read_record
+from tunerd.production.journal import cut_short, others_on_record, read_record
 from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, error, warning
@@ -166,7 +166,7 @@ def status(ctx: Context) -> ActionResult:
     if under_way:
         messages.append(warning("busy", "a change is under way right now"))
     elif record is not None:
-        messages.append(warning("interrupted", "a swap was cut short", "tunerd recover"))
+        messages.append(warning("interrupted", cut_short(ctx, record), "tunerd recover"))
     elif others := others_on_record(ctx):
         text = f"a swap of {', '.join(others)} was cut short"
         messages.append(warning("interrupted", text, "tunerd recover"))
@@ -291,7 +291,7 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
         yield warning("unit-edited", text, "`tunerd apply` or `tunerd rollback --to "
                       f"{generation.number}` puts back what was deployed")  # fmt: skip
     if record is not None:
-        yield warning("interrupted", "a swap was cut short", "tunerd recover")
+        yield warning("interrupted", cut_short(ctx, record), "tunerd recover")
 
 
 def _generation_of(ctx: Context, text_sha256: str | None) -> Generation | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,23 @@ def test_a_wrong_call_is_one_json_object_for_scripts(
     assert (said["schema"], said["ok"], said["error"]["code"]) == (1, False, "usage")
     assert told in said["error"]["message"]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("loaded", ["click", "tunerd.cli.main", "tunerd.operations", "pydantic"])
+def test_ctrl_c_while_the_program_is_being_loaded_shows_no_traceback(
+    tmp_path: Path, loaded: str
+) -> None:
+    """Python tells of each module that it has loaded, so that the moment is known."""
+    words = [sys.executable, "-v", "-m", "tunerd", "status"]
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        env=Box(tmp_path).environment, start_new_session=True,
+    ) as begun:  # fmt: skip
+        assert begun.stderr is not None
+        for line in begun.stderr:
+            if line.startswith(f"import '{loaded}'"):
+                begun.send_signal(signal.SIGINT)
+                break
+        told = begun.stderr.read()
+    assert begun.returncode in {130, -signal.SIGINT}, "a shell makes 130 of both"
+    assert "Traceback" not in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,27 @@ def test_what_is_no_number_of_a_generation_is_refused(tmp_path: Path, number: st
         find_target(Box(tmp_path).context, number)
     with pytest.raises(UsageError):
         side_of(Box(tmp_path).context, number, base=None)
+
+
+def test_a_unit_that_is_not_there_is_refused_with_the_nearest_that_is(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text("[Service]\nExecStart=/bin/true\n")
+
+    with pytest.raises(UsageError, match="there is no unit") as caught:
+        new_profile(box.context, "mine", from_unit="lama-server.service")
+
+    assert caught.value.state == "nothing was written"
+    assert "did you mean `llama-server.service`?" in (caught.value.hint or "")
+
+
+def test_a_folder_of_models_that_is_not_there_is_named_with_the_file_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    box = Box(
+        tmp_path, {"TUNERD_MODELS__DIRS": json.dumps([str(tmp_path), str(tmp_path / "gone")])}
+    )
+
+    told = [one["hint"] for one in box.json("plan", "cpu-embedded", code=None)["messages"]]
+
+    assert any(f"names `{tmp_path}/gone`, which is not there" in (hint or "") for hint in told)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.fuse import Fuse, Kind, Step
+from tests.fault.fuse import Fuse, Kind, Step, ctrl_c
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, UNIT, World, a_record
 from tests.support.fakes import FakeClock, Invocation, Life
 from tunerd.engine.server import Address
-from tunerd.errors import RolledBack, ServiceError, Stranded
+from tunerd.errors import Interrupted, RolledBack, ServiceError, Stranded
 from tunerd.production.journal import SCHEMA
 from tunerd.production.measurement import write_measurement
 from tunerd.production.recover import recover
@@ -320,3 +320,20 @@ def test_a_server_that_wants_a_key_which_nobody_may_tell_it_serves(world: World)
     swap(ctx, request)
 
     assert world.manager.state(UNIT).is_active
+
+
+def test_a_recovery_that_is_ended_says_what_stands_and_what_goes_on_with_it(world: World) -> None:
+    world.put(world.text("old"))
+    _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)
+    world.manager.stop(UNIT)
+    words = "the swap of generation 1 was cut short, and the unit from before it stands"
+    said = {one.code: one.text for one in status(world.context()).messages}
+    assert said["interrupted"] == words
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        recover(world.context(Fuse(0, ctrl_c)))
+
+    assert Interrupted.by(caught.value).state == (
+        f"{words}; the record stays, and `tunerd recover` goes on"
+    )
+    assert Interrupted.by(KeyboardInterrupt()).state == "no unit was changed"
