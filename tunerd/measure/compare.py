@@ -23,7 +23,7 @@ from tunerd.engine.flags import (
     output_changes,
 )
 from tunerd.errors import BenchError, DeployError, UsageError
-from tunerd.measure.answer import Answer, Mark, Sample
+from tunerd.measure.answer import Answer, Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -36,7 +36,6 @@ from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
     LIVE,
-    Answered,
     Life,
     Target,
     Texts,
@@ -71,7 +70,6 @@ from tunerd.measure.request import (
     PromptBook,
     Request,
     Room,
-    Route,
     Suite,
     is_warm_class,
     suite_plan,
@@ -495,7 +493,7 @@ class SideFacts:
     arm: ArmRecord | None = None
     wanted_cached: int = 0
     found_cached: int = 0
-    route: Route | None = None
+    is_proved: bool = False
     messages: dict[str, Message] = field(default_factory=dict)
 
 
@@ -573,52 +571,47 @@ class CandidateLife:
     """One process of a side; `process` ends it once it is closed."""
 
     def __init__(self, stand: CandidateStand, side: Side, target: Target) -> None:
-        """Warmed up: the first process of a side finds the route by which its build counts drafts.
+        """Warmed up: the first process of a side proves what it is meant to do.
 
-        Later ones take that route; `check` judges all that they answered.
+        `check` judges all that later ones answered.
         """
         self._stand = stand
+        self._facts = stand.facts[side]
         self._side = side
         self.process = contextlib.ExitStack()
         self._texts = stand.texts()
-        self._pair = ""
         self._life = life = Life(stand.ctx, target)
-        facts, drafts = stand.facts[side], target.speculation.drafts
-        life.target, _ = life.warm_up(
-            lambda kind: self._texts.warm_up(kind, f"{life.name} {life.position}"),
-            drafts=drafts,
-            known=facts.route,
-            routes=(target.route, Route.TEXT) if drafts else (target.route,),
-        )
-        facts.route = life.target.route
-        self._before = life.open()
-        self._settled: list[Answered] = []
+        drafts, is_proved = target.speculation.drafts, self._facts.is_proved
+        life.warm_up(self._texts.first(life), drafts=drafts, is_proved=is_proved)
+        self._facts.is_proved = True
+        self._asked = life.open()
 
     def request(self, asked: Asked) -> Turn:
         """One request of a class, behind the prefix that it expects to be cached.
 
         Raises:
             LifeEnded: the server is gone, or does not answer.
-            Unusable: something speaks against the sample.
+            Unusable: something speaks against the sample, or the prefix.
             Preempted: the lease is gone.
         """
-        one, traffic = asked.request_class, self._life.traffic
-        if not traffic.counts and not traffic.wait_until_idle():
-            raise LifeEnded("somebody else was served, or it says so, and it did not become idle")
-        if not self._pair:  # what is shared is shared by all requests of the process
-            self._pair = asked.block.rpartition("-")[0]
-            self._texts.shared = f"pair {self._pair} prefix"
+        one, pair_name = asked.request_class, asked.block.rpartition("-")[0]
+        self._texts.shared = f"pair {pair_name} prefix"  # of all requests of the process
         if is_warm_class(one):
-            self._serve_prefix(one)
-        requests, prompts = self._texts.of_class(
+            # Before every class: a recurrent model may forget where it ended as soon as a longer prompt is read.
+            bare = replace(one, kind="code", new_tokens=0, n_predict=_PREFIX_ANSWER_TOKENS)
+            self._ask(bare, f"pair {pair_name} bare", case="prefix", is_measured=False)
+        samples = self._ask(
             one,
             f"{asked.block} {asked.class_index} {asked.attempt}",
             is_held=asked.attempt > 0,
             case=f"class {asked.class_index + 1}",
             details={"block": asked.block, "attempt": asked.attempt},
         )
-        found = self._life.ask_all(requests, prompts)
-        return self._turn([answered.sample for answered in found], one)
+        turns = all_known(sample.turn_ms for sample in samples)
+        firsts = all_known(sample.client.ttft_ms if sample.client else None for sample in samples)
+        if not turns or not firsts:
+            raise Unusable("the first token was not seen")
+        return Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts))
 
     def answer(self, request: Request, prompt: Prompt) -> Answer | None:
         """The answer to a question; None where there was none.
@@ -635,73 +628,44 @@ class CandidateLife:
         return found.answer
 
     def check(self) -> None:
-        """Whether this process did what its side is meant to do, and for nobody else.
+        """Whether this process did what its side is meant to do.
 
         Raises:
             LifeEnded: it drafted although it is meant not to, or never drafted.
-            Unusable: the server's own counters show that it answered somebody else too.
         """
-        samples = [one.sample for one in (*self._before, *self._life.asked)]
-        drafted = [one.timings.draft_n if one.timings else None for one in samples]
+        timings = [one.sample.timings for one in self._asked]
+        drafted = [one.draft_n if one else None for one in timings]
         problem = not_as_meant(self._life.target.speculation.drafts, drafted)
         if problem is not None:
             raise LifeEnded(problem)
-        messages = self._stand.facts[self._side].messages
-        messages |= {one.text: one for one in self._life.crowded()}
-        self._settled, traffic = self._life.settle()
-        if traffic.is_foreign:
-            raise Unusable(traffic.text)
+        self._facts.messages |= {one.text: one for one in self._life.crowded()}
 
     def close(self) -> None:
         """End the process, and hand over what was measured of it; what only prepared it is not kept."""
         try:
             self.process.close()
         finally:
-            samples = [one.sample for one in (*self._settled, *self._life.asked)]
-            measured = [one for one in samples if Mark.WARM_UP not in one.marks]
+            asked = (*self._asked, *self._life.asked)
+            measured = [one.sample for one in asked if one.request.is_measured]
             self._stand.on_samples(self._side, measured)
 
-    def _serve_prefix(self, one: RequestClass) -> None:
-        """Let the server read the shared text, which is not measured.
-
-        Before every class: a recurrent model may forget where it ended as soon as a longer prompt is read.
-        """
-        bare = replace(one, kind="code", new_tokens=0, n_predict=_PREFIX_ANSWER_TOKENS)
-        (request,), (prompt,) = self._texts.of_class(
-            bare, f"pair {self._pair} bare", case="prefix", is_measured=False
-        )
-        answered = self._life.ask(request, prompt, mark=Mark.WARM_UP)
-        if answered.sample.problem is not None:
-            raise self._ended(answered.sample.problem)
-
-    # Answers
-
-    def _turn(self, samples: Sequence[Sample], one: RequestClass) -> Turn:
+    def _ask(self, one: RequestClass, name: str, **told: Any) -> list[Sample]:
+        found = self._life.ask_watched(*self._texts.of_class(one, name, **told))
+        self._asked += found
+        samples = [answered.sample for answered in found]
         problem = next((sample.problem for sample in samples if sample.problem), None)
         if problem is not None:
-            raise self._ended(problem)
-        self._note(samples, one)
-        marks = [str(mark) for sample in samples for mark in sample.marks]
-        if marks:
-            raise Unusable(", ".join(sorted(set(marks))))
-        turns = all_known(sample.turn_ms for sample in samples)
-        firsts = all_known(sample.client.ttft_ms if sample.client else None for sample in samples)
-        if not turns or not firsts:
-            raise Unusable("the first token was not seen")
-        return Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts))
-
-    def _note(self, samples: Sequence[Sample], one: RequestClass) -> None:
-        facts = self._stand.facts[self._side]
+            self._stand.held.check()
+            raise LifeEnded(self._life.target.why_ended() or problem)
         for sample in samples:
             cached = sample.details.get("cached")
-            if is_warm_class(one) and isinstance(cached, int):
-                facts.wanted_cached += one.cached_tokens
-                facts.found_cached += min(cached, one.cached_tokens)
-
-    def _ended(self, problem: str) -> LifeEnded:
-        """Why no more is to be had of this process; raises Preempted where the lease is gone."""
-        self._stand.held.check()
-        return LifeEnded(self._life.target.why_ended() or problem)
+            if is_warm_class(one) and one.new_tokens and isinstance(cached, int):
+                self._facts.wanted_cached += one.cached_tokens
+                self._facts.found_cached += min(cached, one.cached_tokens)
+        marks = {str(mark) for sample in samples for mark in sample.marks}
+        if marks:
+            raise Unusable(", ".join(sorted(marks)))
+        return samples
 
 
 # The quality gate of a comparison: both sides answer the same questions before they are timed.

@@ -23,6 +23,7 @@ from tunerd.measure.compare import CandidateLife, CandidateStand
 from tunerd.measure.life import (
     Life,
     Target,
+    Texts,
     count_tokens,
     letters_per_token,
     open_url,
@@ -30,9 +31,9 @@ from tunerd.measure.life import (
 )
 from tunerd.measure.pairs import Asked
 from tunerd.production.lease import Held
-from tunerd.profile.arm import Arm, Policy, Request, Sample, Space
+from tunerd.profile.arm import Arm, Policy, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep.box import LiveAsked, SweepTexts
+from tunerd.sweep.box import live_turn
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 from tunerd.sweep.space import build_grid
@@ -138,7 +139,8 @@ def test_a_context_is_filled_whatever_the_length_of_texts_is_taken_for(
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
     program = [str(needs.engine(request.param))]
     with serving([*program, *options(tmp_path)], tmp_path / "log") as server:
-        yield open_url(BenchBox(tmp_path).context(), f"http://127.0.0.1:{server.port}")
+        opened = open_url(BenchBox(tmp_path).context(), f"http://127.0.0.1:{server.port}")
+        yield replace(opened, scrape_s=0.0)  # as of a candidate
 
 
 class Overheard(LlamaServer):
@@ -188,16 +190,16 @@ def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: 
     demand_found(target, heard)
 
 
-class Heating(SweepTexts):
+class Heating(Texts):
     """The card is held back while a class is asked for the first time."""
 
     gpu: FakeGpuReader
 
-    def compose(self, wanted: Request, attempt: int, *, is_held: bool = False) -> Any:
-        is_hot = wanted.new_tokens and not attempt
+    def of_class(self, one: RequestClass, name: str, **told: Any) -> Any:
+        is_hot = one.new_tokens and not told["details"]["attempt"]
         reasons = ("software thermal slowdown",) if is_hot else ()
         self.gpu.show(replace(a_card(), throttle_reasons=reasons))
-        return super().compose(wanted, attempt, is_held=is_held)
+        return super().of_class(one, name, **told)
 
 
 def test_a_promoted_winner_that_was_disturbed_finds_the_prefix_when_it_is_asked_again(
@@ -208,8 +210,8 @@ def test_a_promoted_winner_that_was_disturbed_finds_the_prefix_when_it_is_asked_
     texts = Heating(prompt_book(ctx), 1)
     texts.gpu = box.gpu
     texts.learn(target.server)
-    asked = LiveAsked(texts, Life(ctx, target, "live"))
-    assert asked.turn_s(WORKLOAD, 0)
-    assert asked.n_void == len(WORKLOAD.classes)
+    turn_s, n_void = live_turn(Life(ctx, target), texts, WORKLOAD, "live")
+    assert turn_s
+    assert n_void == len(WORKLOAD.classes)
     assert len(heard) == 4 * len(WORKLOAD.classes)
     demand_found(target, heard)
