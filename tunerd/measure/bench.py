@@ -563,8 +563,7 @@ class Session:
     def _add(self, target: Target, what: str = "") -> None:
         arm = target.arm
         if self.shape is not None:
-            print_ = replace(arm.fingerprint, workload_sha256=self.shape.sha256)
-            arm = replace(arm, fingerprint=print_)
+            arm = arm.under(workload_sha256=self.shape.sha256)
         self.arms.append(arm)
         if self.run is not None:
             self.store.add_arm(self.run, arm)

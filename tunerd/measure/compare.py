@@ -39,7 +39,6 @@ from tunerd.measure.life import (
     Life,
     Target,
     Texts,
-    letters_per_token,
     open_candidate,
     prompt_book,
 )
@@ -67,7 +66,6 @@ from tunerd.measure.pairs import (
 from tunerd.measure.request import (
     BenchRequest,
     Prompt,
-    PromptBook,
     Request,
     Room,
     Suite,
@@ -403,8 +401,7 @@ def _measure(
             ctx=ctx,
             held=held,
             plans=prepared.plans,
-            book=prompt_book(ctx),
-            seed=prepared.seed,
+            texts=Texts(prompt_book(ctx), prepared.seed),
             on_arm=keeper.arm,
             on_samples=keeper.samples,
         )
@@ -508,14 +505,12 @@ class CandidateStand:
     ctx: Context
     held: Held
     plans: Mapping[Side, Plan]
-    book: PromptBook
-    seed: int
+    texts: Texts
     on_arm: OnArm
     on_samples: OnSamples
     facts: dict[Side, SideFacts] = field(
         default_factory=lambda: {"A": SideFacts(), "B": SideFacts()}
     )
-    letters_per_token: float | None = None
     _reader: FingerprintReader | None = None
 
     def now_s(self) -> float:
@@ -539,19 +534,13 @@ class CandidateStand:
                 if facts.arm is None:
                     facts.arm = target.arm
                     self.on_arm(side, target.arm)
-                if self.letters_per_token is None:
-                    # Both sides must be asked the very same text, so one of them says how long a token is.
-                    self.letters_per_token = letters_per_token(target.server, self.book)
+                self.texts.learn(target.server)
                 life = CandidateLife(self, side, target)
                 life.process = stack.pop_all()  # once nothing can fail any more
                 return life
         except BenchError as error:
             self.held.check()
             raise BootFailed(error.words) from error
-
-    def texts(self) -> Texts:
-        """Those of one process."""
-        return Texts(self.book, self.seed, self.letters_per_token)
 
     def told(self) -> tuple[Message, ...]:
         """What should be said of the sides, beside the verdict."""
@@ -579,10 +568,9 @@ class CandidateLife:
         self._facts = stand.facts[side]
         self._side = side
         self.process = contextlib.ExitStack()
-        self._texts = stand.texts()
         self._life = life = Life(stand.ctx, target)
         drafts, is_proved = target.speculation.drafts, self._facts.is_proved
-        life.warm_up(self._texts.first(life), drafts=drafts, is_proved=is_proved)
+        life.warm_up(stand.texts.first(life), drafts=drafts, is_proved=is_proved)
         self._facts.is_proved = True
         self._asked = life.open()
 
@@ -595,7 +583,7 @@ class CandidateLife:
             Preempted: the lease is gone.
         """
         one, pair_name = asked.request_class, asked.block.rpartition("-")[0]
-        self._texts.shared = f"pair {pair_name} prefix"  # of all requests of the process
+        self._stand.texts.shared = f"pair {pair_name} prefix"  # of all requests of the process
         if is_warm_class(one):
             # Before every class: a recurrent model may forget where it ended as soon as a longer prompt is read.
             bare = replace(one, kind="code", new_tokens=0, n_predict=_PREFIX_ANSWER_TOKENS)
@@ -650,7 +638,7 @@ class CandidateLife:
             self._stand.on_samples(self._side, measured)
 
     def _ask(self, one: RequestClass, name: str, **told: Any) -> list[Sample]:
-        found = self._life.ask_watched(*self._texts.of_class(one, name, **told))
+        found = self._life.ask_watched(*self._stand.texts.of_class(one, name, **told))
         self._asked += found
         samples = [answered.sample for answered in found]
         problem = next((sample.problem for sample in samples if sample.problem), None)
@@ -689,8 +677,8 @@ def judge_answers(
         Preempted: the lease is gone.
     """
     asked = BenchRequest(Suite.QUALITY, _REPEATS, with_own_sampling=changes_sampling(changes))
-    plan, _ = suite_plan(asked, stand.seed, None, Room(stand.book))
-    stock = stand.texts().stock("questions")
+    plan, _ = suite_plan(asked, stand.texts.seed, None, Room(stand.texts.book))
+    stock = stand.texts.stock("questions")
     questions = [(request, stock.take(request.kind)) for request in plan.requests]
     answers: list[list[Replies]] = []
     end_s = stand.now_s() + budget_s
@@ -755,7 +743,6 @@ class Keeper:
     def __init__(self, ctx: Context, store: EvidenceStore, prepared: Prepared) -> None:
         self._store = store
         self._prepared = prepared
-        self._workload_sha256 = prepared.shape.sha256
         plan = prepared.plans["A"]
         self.number = store.add_run(
             RunRecord(
@@ -774,8 +761,8 @@ class Keeper:
 
     def arm(self, side: Side, arm: ArmRecord) -> None:
         """A side has served for the first time."""
-        fingerprint = replace(arm.fingerprint, workload_sha256=self._workload_sha256)
-        self._store.add_arm(self.number, replace(arm, name=side, fingerprint=fingerprint))
+        arm = arm.under(workload_sha256=self._prepared.shape.sha256)
+        self._store.add_arm(self.number, replace(arm, name=side))
 
     def samples(self, side: Side, samples: Sequence[Sample]) -> None:
         """What one process was asked."""
@@ -803,7 +790,7 @@ class Keeper:
 
 def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> VerdictRecord:
     gain, decision = found.gain, found.decision
-    ratios = {} if gain is None else _gain_json(gain)
+    ratio, low, high = (None, None, None) if gain is None else gain.ratios
     names = {side: one.name for side, one in prepared.sides.items()}
     advice = advise(found.standing, prepared.changes, quality)
     said = sentence(found, f"A ({names['A']})", f"B ({names['B']})", prepared.shape.name)
@@ -813,9 +800,9 @@ def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> 
         arm_a="A",
         arm_b="B",
         what=f"turn time on {prepared.shape.name}",
-        ratio=ratios.get("ratio"),
-        ratio_low=ratios.get("low"),
-        ratio_high=ratios.get("high"),
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
         n_pairs=len(found.pairs),
         reasons=(*reasons(found), *advice.reasons),
         details={
@@ -842,10 +829,7 @@ def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
 
 def _gain_json(gain: Gain) -> dict[str, Any]:
     """The ratio of times, B over A, and how much faster that makes B, each with its interval."""
-    turned = gain.turned
-    ratio, low, high = (
-        None if one is None else 1.0 + one for one in (turned.estimate, turned.lower, turned.upper)
-    )
+    ratio, low, high = gain.ratios
     return {
         "ratio": ratio,
         "low": low,

@@ -495,26 +495,18 @@ class TrafficWatch:
             return Traffic(None), None
         return judge_traffic(before, after, own), gained(before, after)
 
-    def wait_until_idle(self) -> bool:
-        """Wait until nothing is answered, as long as a swap would; whether that came true.
+    def wait_until_idle(self, limit_s: float | None = None) -> bool:
+        """Wait until nothing is answered, by default as long as a swap would; whether that came true.
 
         Told by its slots, or by its counters where it shows none; true where it tells neither.
         """
-        for left_s in polls(self._ctx.clock, self.limit_s, every_s=_IDLE_POLL_S):
+        limit_s = self.limit_s if limit_s is None else limit_s
+        for left_s in polls(self._ctx.clock, limit_s, every_s=_IDLE_POLL_S):
             if not self._n_at_work():
                 return True
             if left_s:
                 self._ctx.say("waiting for requests of others", left_s=left_s)
         return False
-
-    def is_busy(self) -> bool:
-        """Whether a slot works before anything was asked here; that of the last answer is free in a moment."""
-        for pause_s in (_SLOT_S, 0.0):
-            slots = self._target.server.slots()
-            if slots is None or not slots.busy:
-                return False
-            self._ctx.clock.sleep(pause_s)
-        return True
 
     def _n_at_work(self) -> int | None:
         slots = self._target.server.slots() if self._target.is_llama else None
@@ -709,7 +701,8 @@ class Life:
             self.asked = []
             return asked
         asked, traffic = self.settle(was_busy=was_busy)
-        if traffic.is_foreign is None and not was_busy and self.traffic.is_busy():
+        is_told = was_busy or traffic.is_foreign is not None
+        if not is_told and not self.traffic.wait_until_idle(_SLOT_S):
             asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
         return asked
 
@@ -864,7 +857,6 @@ def _client_figures(answer: Answer) -> dict[str, Any]:
 # The texts of a mix of requests: the same name gives the same text, whatever was asked before it.
 
 _LETTERS = 20_000  # of text by which the length of a token is told
-_SHARED = "prefix"
 _ANY_KIND = ("code", "chat", "summary", "math", "creative")
 # Texts that a drafter finds easy; a gate may keep every draft of one of them back.
 PROOF_KINDS = ("code", "math", "chat")
@@ -889,17 +881,18 @@ def prompt_book(ctx: Context) -> PromptBook:
 class Texts:
     """Makes requests of classes of a workload.
 
-    `shared` names the prefix that requests share: as long as it stays, every process reads the same anew.
+    `shared` names the prefix that requests share: as long as it stays, every process reads the same anew. How
+    long a token is, the first server that is asked says for all, so that all are asked the very same texts.
     """
 
     book: PromptBook
     seed: int
     letters_per_token: float | None = None
-    shared: str = _SHARED
+    shared: str = "prefix"
     _composer: Composer | None = field(default=None, repr=False)
 
     def learn(self, server: LlamaServer) -> None:
-        """Ask a server how many letters a token has; the first that was asked holds for all."""
+        """Ask a server how many letters a token has, unless one was asked."""
         if self.letters_per_token is None:
             self.letters_per_token = letters_per_token(server, self.book)
 
@@ -926,7 +919,7 @@ class Texts:
         """
         kind = random.Random(name).choice(_ANY_KIND) if one.kind == MIXED else one.kind  # noqa: S311 -- no secret
         held = is_held or not one.new_tokens
-        request = class_request(one, name, shares=_SHARED, kind=kind, is_fixed_length=held)
+        request = class_request(one, name, shares=self.shared, kind=kind, is_fixed_length=held)
         request = replace(request, **told)
         composer = self._prepared(one.cached_tokens if request.is_warm else 0)
         composer.stock = self.stock(name)
@@ -941,7 +934,7 @@ class Texts:
         if cached_tokens:
             self._composer.stock = self.stock(f"{self.shared} {cached_tokens}")
             prefix = RequestClass(1.0, "code", cached_tokens, 0, 1)
-            self._composer.compose(class_request(prefix, "", shares=_SHARED))
+            self._composer.compose(class_request(prefix, "", shares=self.shared))
         return self._composer
 
     def stock(self, name: str) -> PromptStock:

@@ -18,7 +18,8 @@ from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import BenchError, Busy, ConfigError, DeployError, EngineError, HostError
 from tunerd.errors import Preempted as LeaseEnded
-from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
+from tunerd.machine.clock import polls
+from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.machine.host import free_disk_mib
 from tunerd.measure.answer import Mark, Sample, Timings
 from tunerd.measure.conditions import FingerprintReader
@@ -79,18 +80,16 @@ def neighbours(
     """
     for gpu in gpus or ():
         for process in gpu.processes or ():
-            computes = "compute" in process.kind and not process.is_display_server
-            if computes and process.name is not None and process.pid not in own:
+            if process.computes and process.name is not None and process.pid not in own:
                 yield gpu, process
 
 
 def heat(gpus: Sequence[Gpu] | None) -> str | None:
     """Why a GPU runs slower than it could, its owner's power limit apart; None where none does."""
     for gpu in gpus or ():
-        reasons = [one for one in gpu.throttle_reasons or () if one != POWER_CAP]
-        if reasons:
+        if gpu.held_back_by:
             at = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} C"
-            return f"GPU {gpu.index} is held back{at}: {', '.join(reasons)}"
+            return f"GPU {gpu.index} is held back{at}: {', '.join(gpu.held_back_by)}"
     return None
 
 
@@ -148,16 +147,15 @@ class House:
         What still holds then, None if nothing.
         """
         ctx = self.ctx
-        end_s = min(ctx.clock.monotonic_s() + ctx.settings.sweep.patience_s, until_s)
-        said = False
-        while (trouble := self.trouble()) is not None:
-            if ctx.clock.monotonic_s() >= end_s:
-                return trouble
-            if not said:
+        trouble: str | None = None
+        limit_s = min(ctx.settings.sweep.patience_s, until_s - ctx.clock.monotonic_s())
+        for left_s in polls(ctx.clock, limit_s, every_s=_HOUSE_POLL_S):
+            before, trouble = trouble, self.trouble()
+            if trouble is None:
+                return None
+            if before is None and left_s:
                 ctx.say(f"waiting: {trouble}")
-                said = True
-            ctx.clock.sleep(min(_HOUSE_POLL_S, max(0.1, end_s - ctx.clock.monotonic_s())))
-        return None
+        return trouble
 
     def trouble(self) -> str | None:
         """What disturbs at this moment, and may pass by itself."""
