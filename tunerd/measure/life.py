@@ -383,7 +383,7 @@ _LEAST_WAIT_S = 5.0
 _SILENT_S = 60.0
 _TIMES_SLOWEST = 3.0
 _IDLE_CPU_S = 0.5
-_SLOT_S = 0.5
+SLOT_S = 0.5  # in which the slot of the last answer is free
 
 
 @dataclass
@@ -693,16 +693,17 @@ class Life:
         prompts: Sequence[Prompt],
         *,
         target: Target | None = None,
+        limit_s: float | None = None,
     ) -> list[Answered]:
-        """The same once nobody else is served, marked where somebody was meanwhile."""
-        was_busy = not self.traffic.wait_until_idle()
+        """The same once nobody else is served, or after so long; marked where somebody was meanwhile."""
+        was_busy = not self.traffic.wait_until_idle(limit_s)
         asked = self.ask_all(requests, prompts, target=target)
         if any(one.sample.problem is not None for one in asked):
             self.asked = []
             return asked
         asked, traffic = self.settle(was_busy=was_busy)
         is_told = was_busy or traffic.is_foreign is not None
-        if not is_told and not self.traffic.wait_until_idle(_SLOT_S):
+        if not is_told and not self.traffic.wait_until_idle(SLOT_S):
             asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
         return asked
 

@@ -25,6 +25,7 @@ from tunerd.measure.answer import Mark, Sample, Timings
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.life import (
+    SLOT_S,
     Answered,
     Life,
     NoAnswer,
@@ -424,7 +425,8 @@ class LeaseBox:
         is_held = request.kind in self._ends_early
         sent, prompts = composed(self.texts, request, attempt, is_held=is_held)
         _demand_room(target, sent[0], prompts[0])
-        found = process.life.ask_watched(sent, prompts, target=target)
+        # Others are waited for between attempts, as long as there is patience.
+        found = process.life.ask_watched(sent, prompts, target=target, limit_s=SLOT_S)
         self.on_samples(process.arm, [one.sample for one in found])
         problem = next((one.sample.problem for one in found if one.sample.problem), None)
         if problem is not None:
