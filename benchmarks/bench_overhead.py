@@ -33,6 +33,7 @@ from tunerd.measure.request import (
     Composer,
     PromptStock,
     Request,
+    Route,
     Suite,
     body_of,
     read_prompts,
@@ -62,7 +63,7 @@ def compare(folder: Path, server: Server, rounds: int, shape: str) -> None:
     """The three loops, in turns."""
     box = BenchBox(folder, clock=SystemClock())
     ctx = box.context()
-    target = open_url(ctx, f"http://127.0.0.1:{server.port}")
+    target = replace(open_url(ctx, f"http://127.0.0.1:{server.port}"), route=Route.NATIVE)
     book = read_prompts(tomllib.loads(PROMPTS.read_text(encoding="utf-8")))
     composer = Composer(PromptStock(book, random.Random(1)))  # noqa: S311 -- texts, no secret
     # The real GPU reader: what it takes is part of what is measured.

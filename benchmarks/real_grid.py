@@ -31,10 +31,10 @@ from tests.support.local_box import Box
 from tests.support.supervised import end_supervisor
 from tunerd.app import Context
 from tunerd.machine.net import free_port
-from tunerd.measure.life import prompt_book
+from tunerd.measure.life import Texts, prompt_book
 from tunerd.production.lease import hold
 from tunerd.profile.arm import OFF, Arm, Request
-from tunerd.sweep.box import House, LeaseBox, SweepTexts
+from tunerd.sweep.box import House, LeaseBox
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, plan_arm, prepare
 from tunerd.tryout.designed import SHAPES, design, write
 
@@ -218,7 +218,7 @@ def opened(ctx: Context, prepared: PreparedSweep, minutes: float) -> Iterator[Le
     with hold(ctx, purpose="grid", budget_s=minutes * 60 + 180) as held:
         box = LeaseBox(
             ctx=ctx, held=held, plan_arm=lambda arm: plan_arm(ctx, prepared, arm),
-            texts=SweepTexts(prompt_book(ctx), 1), per_request=(), on_arm=lambda _arm, _record: None,
+            texts=Texts(prompt_book(ctx), 1), per_request=(), on_arm=lambda _arm, _record: None,
             on_samples=lambda _arm, _samples: None, patience_s=60.0, house=House(ctx),
         )  # fmt: skip
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,10 +12,10 @@ from tests.support.bench_box import BenchBox
 from tests.support.server_process import ServerEndedError, serving
 from tunerd.machine.clock import SystemClock
 from tunerd.measure.answer import Sample
-from tunerd.measure.life import open_url, prompt_book
+from tunerd.measure.life import Texts, open_url, prompt_book
 from tunerd.production.lease import Candidate, Held
 from tunerd.profile.arm import Arm, Boot
-from tunerd.sweep.box import House, LeaseBox, SweepTexts
+from tunerd.sweep.box import House, LeaseBox
 from tunerd.tryout.designed import SHAPES, design, write
 
 N_CTX = 6144
@@ -48,7 +49,7 @@ class RealBox(LeaseBox):
         self.samples: list[Sample] = []
         super().__init__(
             ctx=ctx, held=cast("Held", NoLease()), plan_arm=self._no_plan,
-            texts=SweepTexts(prompt_book(ctx), seed=1), per_request=(),
+            texts=Texts(prompt_book(ctx), seed=1), per_request=(),
             on_arm=lambda _arm, _record: None,
             on_samples=lambda _arm, samples: self.samples.extend(samples),
             patience_s=20.0, house=House(ctx), **told,
@@ -69,7 +70,8 @@ class RealBox(LeaseBox):
             )
         except ServerEndedError:
             return Boot(False, self.now() - began_s, "crash")
-        target = open_url(self.ctx, f"http://127.0.0.1:{server.port}")
+        # As of a candidate: nobody else reads its counters.
+        target = replace(open_url(self.ctx, f"http://127.0.0.1:{server.port}"), scrape_s=0.0)
         self.texts.learn(target.server)
         self._warm(arm, cast("Candidate", None), target, stack)
         return Boot(True, self.now() - began_s, n_ctx=target.n_ctx)

@@ -46,6 +46,11 @@ class GpuProcess:
         """Whether its name is that of a display server or compositor."""
         return self.name in DISPLAY_SERVERS
 
+    @property
+    def computes(self) -> bool:
+        """Whether it works on the card; a desktop's graphics, which are always there, are no work."""
+        return "compute" in self.kind and not self.is_display_server
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -86,6 +91,11 @@ class Gpu:
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     temperature_c: int | None = None
+
+    @property
+    def held_back_by(self) -> tuple[str, ...]:
+        """What holds its clocks down besides the limit that its owner set."""
+        return tuple(one for one in self.throttle_reasons or () if one != POWER_CAP)
 
     @property
     def unattributed_mib(self) -> MiB | None:

@@ -471,8 +471,6 @@ def read_answer(events: Sequence[Event], *, is_whole: bool) -> Answer:
 
 # Steps that came in one event (a letter in several tokens) look like one that took as long as both.
 _MOST_MERGED = 0.02
-_ENDLESS_MS = 1e12
-_ENDLESS = 2**31
 # Less than this share of a usual step is no step: a clock that was read twice within one.
 _LEAST_OF_STEP = 0.02
 
@@ -511,14 +509,13 @@ class _Collected:
         """The sums so far: time of decoding, tokens drafted, and accepted."""
         if not isinstance(timings, Mapping):
             return
-        ms = timings.get("predicted_ms")
-        counts = (timings.get("draft_n") or 0, timings.get("draft_n_accepted") or 0)
-        if not isinstance(ms, (int, float)) or not 0 <= ms < _ENDLESS_MS:
-            return
-        if not all(isinstance(one, int) and 0 <= one < _ENDLESS for one in counts):
+        read = FigureReader()  # of its own: the figures of the answer are those of its end
+        ms = read.ms(timings, "predicted_ms")
+        counts = read.count(timings, "draft_n") or 0, read.count(timings, "draft_n_accepted") or 0
+        if ms is None or read.has_impossible:
             return
         if not self._so_far or self._so_far[-1][0] != ms:
-            self._so_far.append((float(ms), *counts))
+            self._so_far.append((ms, *counts))
 
     def steps(self, timings: Timings | None) -> tuple[tuple[float, int, int], ...] | None:
         """The verification steps: what the sums gained from one event to the next."""

@@ -49,7 +49,6 @@ from tunerd.measure.request import (
     PromptStock,
     Request,
     Room,
-    Route,
     Step,
     Suite,
     suite_plan,
@@ -220,11 +219,8 @@ class BenchRun:
             request = warm_up(plan.suite, kind)
             return request, self._composer.compose(request)
 
-        # Some builds count their drafts on OpenAI routes only.
-        has_more = target.is_llama and target.route is Route.NATIVE and drafts is not False
-        routes = (target.route, Route.TEXT) if has_more else (target.route,)
         try:
-            proved, has_drafted = life.warm_up(first, drafts=drafts, routes=routes, target=target)
+            has_drafted = life.warm_up(first, drafts=drafts, target=target)
         except BenchError as error:
             self._demand_life(target)
             told = f"{target.name}: {error.message}"
@@ -234,8 +230,8 @@ class BenchRun:
             self._pending.append(_Pending(None, target, asked))
         if drafts is None and target.is_llama:
             # Nobody said what it is meant to do: what it does now is what it must go on doing.
-            return replace(proved, speculation=Speculation(has_drafted))
-        return proved
+            return replace(target, speculation=Speculation(has_drafted))
+        return target
 
     # Steps
 
@@ -567,8 +563,7 @@ class Session:
     def _add(self, target: Target, what: str = "") -> None:
         arm = target.arm
         if self.shape is not None:
-            print_ = replace(arm.fingerprint, workload_sha256=self.shape.sha256)
-            arm = replace(arm, fingerprint=print_)
+            arm = arm.under(workload_sha256=self.shape.sha256)
         self.arms.append(arm)
         if self.run is not None:
             self.store.add_arm(self.run, arm)

@@ -23,7 +23,7 @@ from tunerd.engine.flags import (
     output_changes,
 )
 from tunerd.errors import BenchError, DeployError, UsageError
-from tunerd.measure.answer import Answer, Mark, Sample
+from tunerd.measure.answer import Answer, Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -36,11 +36,9 @@ from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
     LIVE,
-    Answered,
     Life,
     Target,
     Texts,
-    letters_per_token,
     open_candidate,
     prompt_book,
 )
@@ -68,10 +66,8 @@ from tunerd.measure.pairs import (
 from tunerd.measure.request import (
     BenchRequest,
     Prompt,
-    PromptBook,
     Request,
     Room,
-    Route,
     Suite,
     is_warm_class,
     suite_plan,
@@ -405,8 +401,7 @@ def _measure(
             ctx=ctx,
             held=held,
             plans=prepared.plans,
-            book=prompt_book(ctx),
-            seed=prepared.seed,
+            texts=Texts(prompt_book(ctx), prepared.seed),
             on_arm=keeper.arm,
             on_samples=keeper.samples,
         )
@@ -495,7 +490,7 @@ class SideFacts:
     arm: ArmRecord | None = None
     wanted_cached: int = 0
     found_cached: int = 0
-    route: Route | None = None
+    is_proved: bool = False
     messages: dict[str, Message] = field(default_factory=dict)
 
 
@@ -510,14 +505,12 @@ class CandidateStand:
     ctx: Context
     held: Held
     plans: Mapping[Side, Plan]
-    book: PromptBook
-    seed: int
+    texts: Texts
     on_arm: OnArm
     on_samples: OnSamples
     facts: dict[Side, SideFacts] = field(
         default_factory=lambda: {"A": SideFacts(), "B": SideFacts()}
     )
-    letters_per_token: float | None = None
     _reader: FingerprintReader | None = None
 
     def now_s(self) -> float:
@@ -541,19 +534,13 @@ class CandidateStand:
                 if facts.arm is None:
                     facts.arm = target.arm
                     self.on_arm(side, target.arm)
-                if self.letters_per_token is None:
-                    # Both sides must be asked the very same text, so one of them says how long a token is.
-                    self.letters_per_token = letters_per_token(target.server, self.book)
+                self.texts.learn(target.server)
                 life = CandidateLife(self, side, target)
                 life.process = stack.pop_all()  # once nothing can fail any more
                 return life
         except BenchError as error:
             self.held.check()
             raise BootFailed(error.words) from error
-
-    def texts(self) -> Texts:
-        """Those of one process."""
-        return Texts(self.book, self.seed, self.letters_per_token)
 
     def told(self) -> tuple[Message, ...]:
         """What should be said of the sides, beside the verdict."""
@@ -573,52 +560,46 @@ class CandidateLife:
     """One process of a side; `process` ends it once it is closed."""
 
     def __init__(self, stand: CandidateStand, side: Side, target: Target) -> None:
-        """Warmed up: the first process of a side finds the route by which its build counts drafts.
+        """Warmed up: the first process of a side proves what it is meant to do.
 
-        Later ones take that route; `check` judges all that they answered.
+        `check` judges all that later ones answered.
         """
         self._stand = stand
+        self._facts = stand.facts[side]
         self._side = side
         self.process = contextlib.ExitStack()
-        self._texts = stand.texts()
-        self._pair = ""
         self._life = life = Life(stand.ctx, target)
-        facts, drafts = stand.facts[side], target.speculation.drafts
-        life.target, _ = life.warm_up(
-            lambda kind: self._texts.warm_up(kind, f"{life.name} {life.position}"),
-            drafts=drafts,
-            known=facts.route,
-            routes=(target.route, Route.TEXT) if drafts else (target.route,),
-        )
-        facts.route = life.target.route
-        self._before = life.open()
-        self._settled: list[Answered] = []
+        drafts, is_proved = target.speculation.drafts, self._facts.is_proved
+        life.warm_up(stand.texts.first(life), drafts=drafts, is_proved=is_proved)
+        self._facts.is_proved = True
+        self._asked = life.open()
 
     def request(self, asked: Asked) -> Turn:
         """One request of a class, behind the prefix that it expects to be cached.
 
         Raises:
             LifeEnded: the server is gone, or does not answer.
-            Unusable: something speaks against the sample.
+            Unusable: something speaks against the sample, or the prefix.
             Preempted: the lease is gone.
         """
-        one, traffic = asked.request_class, self._life.traffic
-        if not traffic.counts and not traffic.wait_until_idle():
-            raise LifeEnded("somebody else was served, or it says so, and it did not become idle")
-        if not self._pair:  # what is shared is shared by all requests of the process
-            self._pair = asked.block.rpartition("-")[0]
-            self._texts.shared = f"pair {self._pair} prefix"
+        one, pair_name = asked.request_class, asked.block.rpartition("-")[0]
+        self._stand.texts.shared = f"pair {pair_name} prefix"  # of all requests of the process
         if is_warm_class(one):
-            self._serve_prefix(one)
-        requests, prompts = self._texts.of_class(
+            # Before every class: a recurrent model may forget where it ended as soon as a longer prompt is read.
+            bare = replace(one, kind="code", new_tokens=0, n_predict=_PREFIX_ANSWER_TOKENS)
+            self._ask(bare, f"pair {pair_name} bare", case="prefix", is_measured=False)
+        samples = self._ask(
             one,
             f"{asked.block} {asked.class_index} {asked.attempt}",
             is_held=asked.attempt > 0,
             case=f"class {asked.class_index + 1}",
             details={"block": asked.block, "attempt": asked.attempt},
         )
-        found = self._life.ask_all(requests, prompts)
-        return self._turn([answered.sample for answered in found], one)
+        turns = all_known(sample.turn_ms for sample in samples)
+        firsts = all_known(sample.client.ttft_ms if sample.client else None for sample in samples)
+        if not turns or not firsts:
+            raise Unusable("the first token was not seen")
+        return Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts))
 
     def answer(self, request: Request, prompt: Prompt) -> Answer | None:
         """The answer to a question; None where there was none.
@@ -635,73 +616,44 @@ class CandidateLife:
         return found.answer
 
     def check(self) -> None:
-        """Whether this process did what its side is meant to do, and for nobody else.
+        """Whether this process did what its side is meant to do.
 
         Raises:
             LifeEnded: it drafted although it is meant not to, or never drafted.
-            Unusable: the server's own counters show that it answered somebody else too.
         """
-        samples = [one.sample for one in (*self._before, *self._life.asked)]
-        drafted = [one.timings.draft_n if one.timings else None for one in samples]
+        timings = [one.sample.timings for one in self._asked]
+        drafted = [one.draft_n if one else None for one in timings]
         problem = not_as_meant(self._life.target.speculation.drafts, drafted)
         if problem is not None:
             raise LifeEnded(problem)
-        messages = self._stand.facts[self._side].messages
-        messages |= {one.text: one for one in self._life.crowded()}
-        self._settled, traffic = self._life.settle()
-        if traffic.is_foreign:
-            raise Unusable(traffic.text)
+        self._facts.messages |= {one.text: one for one in self._life.crowded()}
 
     def close(self) -> None:
         """End the process, and hand over what was measured of it; what only prepared it is not kept."""
         try:
             self.process.close()
         finally:
-            samples = [one.sample for one in (*self._settled, *self._life.asked)]
-            measured = [one for one in samples if Mark.WARM_UP not in one.marks]
+            asked = (*self._asked, *self._life.asked)
+            measured = [one.sample for one in asked if one.request.is_measured]
             self._stand.on_samples(self._side, measured)
 
-    def _serve_prefix(self, one: RequestClass) -> None:
-        """Let the server read the shared text, which is not measured.
-
-        Before every class: a recurrent model may forget where it ended as soon as a longer prompt is read.
-        """
-        bare = replace(one, kind="code", new_tokens=0, n_predict=_PREFIX_ANSWER_TOKENS)
-        (request,), (prompt,) = self._texts.of_class(
-            bare, f"pair {self._pair} bare", case="prefix", is_measured=False
-        )
-        answered = self._life.ask(request, prompt, mark=Mark.WARM_UP)
-        if answered.sample.problem is not None:
-            raise self._ended(answered.sample.problem)
-
-    # Answers
-
-    def _turn(self, samples: Sequence[Sample], one: RequestClass) -> Turn:
+    def _ask(self, one: RequestClass, name: str, **told: Any) -> list[Sample]:
+        found = self._life.ask_watched(*self._stand.texts.of_class(one, name, **told))
+        self._asked += found
+        samples = [answered.sample for answered in found]
         problem = next((sample.problem for sample in samples if sample.problem), None)
         if problem is not None:
-            raise self._ended(problem)
-        self._note(samples, one)
-        marks = [str(mark) for sample in samples for mark in sample.marks]
-        if marks:
-            raise Unusable(", ".join(sorted(set(marks))))
-        turns = all_known(sample.turn_ms for sample in samples)
-        firsts = all_known(sample.client.ttft_ms if sample.client else None for sample in samples)
-        if not turns or not firsts:
-            raise Unusable("the first token was not seen")
-        return Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts))
-
-    def _note(self, samples: Sequence[Sample], one: RequestClass) -> None:
-        facts = self._stand.facts[self._side]
+            self._stand.held.check()
+            raise LifeEnded(self._life.target.why_ended() or problem)
         for sample in samples:
             cached = sample.details.get("cached")
-            if is_warm_class(one) and isinstance(cached, int):
-                facts.wanted_cached += one.cached_tokens
-                facts.found_cached += min(cached, one.cached_tokens)
-
-    def _ended(self, problem: str) -> LifeEnded:
-        """Why no more is to be had of this process; raises Preempted where the lease is gone."""
-        self._stand.held.check()
-        return LifeEnded(self._life.target.why_ended() or problem)
+            if is_warm_class(one) and one.new_tokens and isinstance(cached, int):
+                self._facts.wanted_cached += one.cached_tokens
+                self._facts.found_cached += min(cached, one.cached_tokens)
+        marks = {str(mark) for sample in samples for mark in sample.marks}
+        if marks:
+            raise Unusable(", ".join(sorted(marks)))
+        return samples
 
 
 # The quality gate of a comparison: both sides answer the same questions before they are timed.
@@ -725,8 +677,8 @@ def judge_answers(
         Preempted: the lease is gone.
     """
     asked = BenchRequest(Suite.QUALITY, _REPEATS, with_own_sampling=changes_sampling(changes))
-    plan, _ = suite_plan(asked, stand.seed, None, Room(stand.book))
-    stock = stand.texts().stock("questions")
+    plan, _ = suite_plan(asked, stand.texts.seed, None, Room(stand.texts.book))
+    stock = stand.texts.stock("questions")
     questions = [(request, stock.take(request.kind)) for request in plan.requests]
     answers: list[list[Replies]] = []
     end_s = stand.now_s() + budget_s
@@ -791,7 +743,6 @@ class Keeper:
     def __init__(self, ctx: Context, store: EvidenceStore, prepared: Prepared) -> None:
         self._store = store
         self._prepared = prepared
-        self._workload_sha256 = prepared.shape.sha256
         plan = prepared.plans["A"]
         self.number = store.add_run(
             RunRecord(
@@ -810,8 +761,8 @@ class Keeper:
 
     def arm(self, side: Side, arm: ArmRecord) -> None:
         """A side has served for the first time."""
-        fingerprint = replace(arm.fingerprint, workload_sha256=self._workload_sha256)
-        self._store.add_arm(self.number, replace(arm, name=side, fingerprint=fingerprint))
+        arm = arm.under(workload_sha256=self._prepared.shape.sha256)
+        self._store.add_arm(self.number, replace(arm, name=side))
 
     def samples(self, side: Side, samples: Sequence[Sample]) -> None:
         """What one process was asked."""
@@ -839,7 +790,7 @@ class Keeper:
 
 def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> VerdictRecord:
     gain, decision = found.gain, found.decision
-    ratios = {} if gain is None else _gain_json(gain)
+    ratio, low, high = (None, None, None) if gain is None else gain.ratios
     names = {side: one.name for side, one in prepared.sides.items()}
     advice = advise(found.standing, prepared.changes, quality)
     said = sentence(found, f"A ({names['A']})", f"B ({names['B']})", prepared.shape.name)
@@ -849,9 +800,9 @@ def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> 
         arm_a="A",
         arm_b="B",
         what=f"turn time on {prepared.shape.name}",
-        ratio=ratios.get("ratio"),
-        ratio_low=ratios.get("low"),
-        ratio_high=ratios.get("high"),
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
         n_pairs=len(found.pairs),
         reasons=(*reasons(found), *advice.reasons),
         details={
@@ -878,10 +829,7 @@ def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
 
 def _gain_json(gain: Gain) -> dict[str, Any]:
     """The ratio of times, B over A, and how much faster that makes B, each with its interval."""
-    turned = gain.turned
-    ratio, low, high = (
-        None if one is None else 1.0 + one for one in (turned.estimate, turned.lower, turned.upper)
-    )
+    ratio, low, high = gain.ratios
     return {
         "ratio": ratio,
         "low": low,

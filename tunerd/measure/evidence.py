@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
@@ -196,6 +196,10 @@ class ArmRecord:
     environment: Mapping[str, str] = field(default_factory=dict)
     origins: tuple[tuple[str, str, str], ...] = ()
     generation: int | None = None
+
+    def under(self, **conditions: Any) -> ArmRecord:
+        """The same, measured under these parts of a fingerprint."""
+        return replace(self, fingerprint=replace(self.fingerprint, **conditions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

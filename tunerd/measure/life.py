@@ -49,6 +49,7 @@ from tunerd.measure.request import (
     body_of,
     class_request,
     read_prompts,
+    warm_up,
 )
 from tunerd.measure.trust import (
     GpuLook,
@@ -83,6 +84,12 @@ _MOST_FRAME = 1 << 16  # letters; a template that says more is none
 _LETTERS_PER_TOKEN = (0.5, 50.0)
 _OK = 200
 _UNKNOWN = Speculation(None)
+# Each look at the counters is work for the server, and resets gauges that others may read.
+SCRAPE_S = 5.0
+
+
+class NoAnswer(BenchError):
+    """The server gave no answer to a request that it must answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,7 @@ class Target:
         why_ended: Why it ended, in words; None while it runs, or where that cannot be told.
         pids: Its processes, to tell its memory from that of others.
         is_llama: Whether it has llama-server's own routes and keys.
-        route: How it is asked for a completion.
+        route: How it is asked for a completion, as long as no life of it has shown otherwise.
         model: The name to ask for on OpenAI routes.
         n_ctx: Context of one request; None where unknown.
         most_tokens: The longest answer that it gives; None for no limit, or where it does not say.
@@ -106,6 +113,7 @@ class Target:
         messages: What should be said of it.
         unit: Whose it is, or in whose place it runs; None of one that is known by its address alone.
         profile: What it was planned from.
+        scrape_s: How often its counters may be read [s]; those of a candidate have no other reader.
     """
 
     arm: ArmRecord
@@ -114,7 +122,7 @@ class Target:
     why_ended: Callable[[], str | None]
     pids: tuple[int, ...] = ()
     is_llama: bool = True
-    route: Route = Route.NATIVE
+    route: Route = Route.TEXT
     model: str | None = None
     n_ctx: int | None = None
     most_tokens: int | None = None
@@ -124,6 +132,7 @@ class Target:
     messages: tuple[Message, ...] = ()
     unit: str | None = None
     profile: str | None = None
+    scrape_s: float = SCRAPE_S
 
     @property
     def name(self) -> str:
@@ -195,7 +204,8 @@ def open_candidate(
     pid = candidate.serving.pid
     if _runs_with(argv, pid) is False:
         raise BenchError(f"{candidate.unit} runs with other arguments than planned")
-    return _of_unit(ctx, candidate.unit, pid, server, argv, plan.resolved.name, arm, problems)
+    target = _of_unit(ctx, candidate.unit, pid, server, argv, plan.resolved.name, arm, problems)
+    return replace(target, scrape_s=0.0)
 
 
 def _of_unit(
@@ -300,7 +310,6 @@ def _asked(server: LlamaServer) -> dict[str, Any]:
     # True and false are numbers to Python.
     known = (n for n in sizes if type(n) is int and 0 < n <= _MOST_CONTEXT)
     return {
-        "route": Route.NATIVE,
         "model": server.alias(timeout_s=_ASK_S),
         "n_ctx": next(known, None),
         "most_tokens": _most_tokens(settings),
@@ -366,8 +375,6 @@ def _why_ended(ctx: Context, unit: str, pid: int) -> str | None:
 
 # Looks at the machine while something is measured: GPUs during a request, counters between them.
 
-# Each look at the counters is work for the server, and resets gauges that others may read.
-SCRAPE_S = 5.0
 _GPU_LOOK_S = 0.5
 _IDLE_POLL_S = 0.5
 # A slot may be told as busy for a moment after its answer has ended.
@@ -376,7 +383,7 @@ _LEAST_WAIT_S = 5.0
 _SILENT_S = 60.0
 _TIMES_SLOWEST = 3.0
 _IDLE_CPU_S = 0.5
-_SLOT_S = 0.5
+SLOT_S = 0.5  # in which the slot of the last answer is free
 
 
 @dataclass
@@ -449,10 +456,9 @@ class TrafficWatch:
     Where the server counts nothing, busy slots before a request are all that can be seen.
     """
 
-    def __init__(self, ctx: Context, target: Target, scrape_s: float = SCRAPE_S) -> None:
+    def __init__(self, ctx: Context, target: Target) -> None:
         self._ctx = ctx
         self._target = target
-        self._scrape_s = scrape_s
         self._before: Counters | None = None
         self._read_s: float | None = None
 
@@ -464,7 +470,7 @@ class TrafficWatch:
     @property
     def is_due(self) -> bool:
         """Whether the counters may be read again."""
-        return self._age_s() >= self._scrape_s
+        return self._age_s() >= self._target.scrape_s
 
     @property
     def limit_s(self) -> float:
@@ -489,26 +495,18 @@ class TrafficWatch:
             return Traffic(None), None
         return judge_traffic(before, after, own), gained(before, after)
 
-    def wait_until_idle(self) -> bool:
-        """Wait until nothing is answered, as long as a swap would; whether that came true.
+    def wait_until_idle(self, limit_s: float | None = None) -> bool:
+        """Wait until nothing is answered, by default as long as a swap would; whether that came true.
 
         Told by its slots, or by its counters where it shows none; true where it tells neither.
         """
-        for left_s in polls(self._ctx.clock, self.limit_s, every_s=_IDLE_POLL_S):
+        limit_s = self.limit_s if limit_s is None else limit_s
+        for left_s in polls(self._ctx.clock, limit_s, every_s=_IDLE_POLL_S):
             if not self._n_at_work():
                 return True
             if left_s:
                 self._ctx.say("waiting for requests of others", left_s=left_s)
         return False
-
-    def is_busy(self) -> bool:
-        """Whether a slot works before anything was asked here; that of the last answer is free in a moment."""
-        for pause_s in (_SLOT_S, 0.0):
-            slots = self._target.server.slots()
-            if slots is None or not slots.busy:
-                return False
-            self._ctx.clock.sleep(pause_s)
-        return True
 
     def _n_at_work(self) -> int | None:
         slots = self._target.server.slots() if self._target.is_llama else None
@@ -520,7 +518,7 @@ class TrafficWatch:
     def _read(self) -> Counters | None:
         if not self._target.is_llama:
             return None
-        left_s = self._scrape_s - self._age_s()
+        left_s = self._target.scrape_s - self._age_s()
         if left_s > 0:
             self._ctx.clock.sleep(left_s)
         self._read_s = self._ctx.clock.monotonic_s()
@@ -529,11 +527,14 @@ class TrafficWatch:
 
     def _age_s(self) -> float:
         if self._read_s is None:
-            return self._scrape_s
+            return self._target.scrape_s
         return self._ctx.clock.monotonic_s() - self._read_s
 
 
 # One request of a bench: sent, watched, read, and judged by itself.
+
+First = Callable[[str], tuple[Request, Prompt]]
+"""Makes a first request of a kind of text."""
 
 # How long an answer may take: a hung server must end some day, a slow one must not be cut.
 _LIMIT_S = 300.0
@@ -572,19 +573,17 @@ class Answered:
 class Life:
     """One process under measurement: what it was asked, and what speaks against its answers.
 
-    `target` may change while it lives: by its route once that was found, and by what is sent with requests.
-    `position` counts what it has answered, `asked` is what has not been judged by its counters yet;
-    `accepted` are the drafts that were accepted in the last stretch that was, by position.
+    `route` is how it is asked. `position` counts what it has answered, `asked` is what has not been judged by
+    its counters yet; `accepted` are the drafts that were accepted in the last stretch that was, by position.
     """
 
-    def __init__(
-        self, ctx: Context, target: Target, name: str = "", *, scrape_s: float = SCRAPE_S
-    ) -> None:
-        """Of the process that runs now, unless it is named; its counters are read every `scrape_s`."""
+    def __init__(self, ctx: Context, target: Target) -> None:
+        """Of the process that runs now."""
         self.ctx = ctx
         self.target = target
-        self.name = name or target.life() or target.name
-        self.traffic = TrafficWatch(ctx, target, scrape_s)
+        self.name = target.life() or target.name
+        self.route = target.route
+        self.traffic = TrafficWatch(ctx, target)
         self.position = 0
         self.asked: list[Answered] = []
         self.quiet_mib: int | None = None
@@ -596,51 +595,48 @@ class Life:
 
     def warm_up(
         self,
-        first: Callable[[str], tuple[Request, Prompt]],
+        first: First,
         *,
         drafts: bool | None,
-        known: Route | None = None,
-        routes: Sequence[Route],
+        is_proved: bool = False,
         must_draft: bool = True,
         target: Target | None = None,
-    ) -> tuple[Target, bool]:
+    ) -> bool:
         """The first requests, discarded, which prove that speculation is on, or off, as meant.
 
-        They find the route by which this build counts its drafts, and how the machine is without others.
+        They show by which route it can be asked, and how the machine is without others.
 
         Args:
             first: The request of a kind of text.
             drafts: Whether it is meant to draft; None where nobody knows.
-            known: The route by which another process of the same kind counted them: one request is enough.
-            routes: What is tried otherwise, in turn; one of them must give an answer.
+            is_proved: Whether another process of the same kind proved it: one request is enough.
             must_draft: Whether one that is meant to draft must do so in these few answers already.
             target: The arm, where this life has several.
 
         Returns:
-            The target by its route, and whether it drafted.
+            Whether it drafted.
 
         Raises:
-            BenchError: it gave no answer, or drafts otherwise than it is meant to.
+            NoAnswer: it gave none.
+            BenchError: it drafts otherwise than it is meant to.
         """
-        target = target or self.target
         seen: list[Answered] = []
-        for route in routes if known is None else [known]:
-            one = replace(target, route=route)
-            for kind in PROOF_KINDS if drafts and known is None else PROOF_KINDS[:1]:
-                asked = self.ask(*first(kind), target=one, mark=Mark.WARM_UP)
-                if asked.sample.problem is not None:
-                    if known is None and (seen or route is not routes[-1]):
-                        self.asked.pop()  # a server without this route has not failed
-                        break
-                    raise BenchError("the server gave no answer", cause=asked.sample.problem)
-                seen.append(asked)
-                self._looks += asked.looks
-                self.quiet_mib = quiet_mib(self._looks)
-                if asked.has_drafted and drafts is False:
-                    raise BenchError("it is meant not to draft, and drafted")
-                if asked.has_drafted or known is not None or drafts is False:
-                    return one, asked.has_drafted
-        if drafts and must_draft:
+        for kind in PROOF_KINDS if drafts and not is_proved else PROOF_KINDS[:1]:
+            asked = self.ask(*first(kind), target=target, mark=Mark.WARM_UP)
+            if asked.sample.problem is not None and not seen and self.route is Route.TEXT:
+                self.asked.pop()  # a server without this route has not failed
+                self.route = Route.NATIVE
+                asked = self.ask(*first(kind), target=target, mark=Mark.WARM_UP)
+            if asked.sample.problem is not None:
+                raise NoAnswer("the server gave no answer", cause=asked.sample.problem)
+            seen.append(asked)
+            self._looks += asked.looks
+            self.quiet_mib = quiet_mib(self._looks)
+            if asked.has_drafted and drafts is False:
+                raise BenchError("it is meant not to draft, and drafted")
+            if asked.has_drafted:
+                return True
+        if drafts and must_draft and not is_proved:
             marks = {str(mark) for one in seen for mark in one.sample.marks} - {Mark.WARM_UP}
             text = f"{len(seen)} requests without a drafted token"
             raise BenchError(
@@ -648,7 +644,7 @@ class Life:
                 cause=", ".join([text, *sorted(marks)]),
                 hint="`tunerd engines prove` shows what this build does",
             )
-        return target, False
+        return False
 
     # Requests
 
@@ -691,6 +687,26 @@ class Life:
             found = self._send_at_once(target, requests, prompts)
         return self._took(found)
 
+    def ask_watched(
+        self,
+        requests: Sequence[Request],
+        prompts: Sequence[Prompt],
+        *,
+        target: Target | None = None,
+        limit_s: float | None = None,
+    ) -> list[Answered]:
+        """The same once nobody else is served, or after so long; marked where somebody was meanwhile."""
+        was_busy = not self.traffic.wait_until_idle(limit_s)
+        asked = self.ask_all(requests, prompts, target=target)
+        if any(one.sample.problem is not None for one in asked):
+            self.asked = []
+            return asked
+        asked, traffic = self.settle(was_busy=was_busy)
+        is_told = was_busy or traffic.is_foreign is not None
+        if not is_told and not self.traffic.wait_until_idle(SLOT_S):
+            asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
+        return asked
+
     def _took(self, found: list[Answered]) -> list[Answered]:
         self.position += len(found)
         self.asked += found
@@ -717,7 +733,7 @@ class Life:
         watch.look_now()
         processors = look_at_processors(target.pids)
         at_s = self.ctx.clock.now_s()
-        route = Route.CHAT if request.is_chat else target.route
+        route = Route.CHAT if request.is_chat else self.route
         streamed = target.server.stream(
             route,
             body_of(
@@ -841,9 +857,7 @@ def _client_figures(answer: Answer) -> dict[str, Any]:
 
 # The texts of a mix of requests: the same name gives the same text, whatever was asked before it.
 
-_WARM_UP_TOKENS = 32
 _LETTERS = 20_000  # of text by which the length of a token is told
-_SHARED = "prefix"
 _ANY_KIND = ("code", "chat", "summary", "math", "creative")
 # Texts that a drafter finds easy; a gate may keep every draft of one of them back.
 PROOF_KINDS = ("code", "math", "chat")
@@ -868,27 +882,29 @@ def prompt_book(ctx: Context) -> PromptBook:
 class Texts:
     """Makes requests of classes of a workload.
 
-    `shared` names the prefix that requests share: as long as it stays, every process reads the same anew.
+    `shared` names the prefix that requests share: as long as it stays, every process reads the same anew. How
+    long a token is, the first server that is asked says for all, so that all are asked the very same texts.
     """
 
     book: PromptBook
     seed: int
     letters_per_token: float | None = None
-    shared: str = _SHARED
+    shared: str = "prefix"
     _composer: Composer | None = field(default=None, repr=False)
 
     def learn(self, server: LlamaServer) -> None:
-        """Ask a server how many letters a token has; the first that was asked holds for all."""
+        """Ask a server how many letters a token has, unless one was asked."""
         if self.letters_per_token is None:
             self.letters_per_token = letters_per_token(server, self.book)
 
-    def warm_up(self, kind: str, name: str) -> tuple[Request, Prompt]:
-        """A first request, which counts for nothing."""
-        request = Request(
-            suite=Suite.WORKLOAD, case="warm-up", kind=kind, n_predict=_WARM_UP_TOKENS,
-            is_measured=False,
-        )  # fmt: skip
-        return request, self.stock(f"warm-up {name}").take(kind)
+    def first(self, life: Life) -> First:
+        """What a life answers first, each time with another text."""
+
+        def made(kind: str) -> tuple[Request, Prompt]:
+            stock = self.stock(f"warm-up {life.name} {life.position}")
+            return replace(warm_up(Suite.WORKLOAD, kind), is_measured=False), stock.take(kind)
+
+        return made
 
     def of_class(
         self, one: RequestClass, name: str, *, is_held: bool = False, **told: Any
@@ -904,7 +920,7 @@ class Texts:
         """
         kind = random.Random(name).choice(_ANY_KIND) if one.kind == MIXED else one.kind  # noqa: S311 -- no secret
         held = is_held or not one.new_tokens
-        request = class_request(one, name, shares=_SHARED, kind=kind, is_fixed_length=held)
+        request = class_request(one, name, shares=self.shared, kind=kind, is_fixed_length=held)
         request = replace(request, **told)
         composer = self._prepared(one.cached_tokens if request.is_warm else 0)
         composer.stock = self.stock(name)
@@ -919,7 +935,7 @@ class Texts:
         if cached_tokens:
             self._composer.stock = self.stock(f"{self.shared} {cached_tokens}")
             prefix = RequestClass(1.0, "code", cached_tokens, 0, 1)
-            self._composer.compose(class_request(prefix, "", shares=_SHARED))
+            self._composer.compose(class_request(prefix, "", shares=self.shared))
         return self._composer
 
     def stock(self, name: str) -> PromptStock:

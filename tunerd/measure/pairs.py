@@ -205,6 +205,13 @@ class Gain:
         return Gain(_less(self.estimate), lower, upper, self.n_pairs)
 
     @property
+    def ratios(self) -> tuple[float, float | None, float | None]:
+        """Time of B over time of A, and the ends of its interval."""
+        turned = self.turned
+        low, high = (None if one is None else 1.0 + one for one in (turned.lower, turned.upper))
+        return 1.0 + turned.estimate, low, high
+
+    @property
     def largest(self) -> float | None:
         """The largest difference, either way, that the interval leaves (ratio)."""
         if self.lower is None or self.upper is None:

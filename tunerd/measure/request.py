@@ -281,7 +281,7 @@ class Plan:
         return (request for step in self.steps for request in step.requests)
 
 
-WARM_UP_TOKENS = 64
+WARM_UP_TOKENS = 32
 THOUGHT_TOKENS = 2048
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tunerd.engine.flags import normal_spelling, owner_of
 from tunerd.engine.log import LoggedRequest
-from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
+from tunerd.machine.facts import Gpu
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, step_of
 from tunerd.measure.request import Request
 from tunerd.profile.schema import own_kinds
@@ -94,25 +94,18 @@ def look_at(
     if not gpus:
         return GpuLook(None, None, frozenset(), at_s)
     own = [gpu for gpu in gpus if any(one.pid in server_pids for one in gpu.processes or ())]
-    is_alone = not any(_computes(one, server_pids) for gpu in own for one in gpu.processes or ())
+    shared = (one for gpu in own for one in gpu.processes or () if one.pid not in server_pids)
+    is_alone = not any(one.computes for one in shared)
     others = all_known(_others(gpu, server_pids) for gpu in gpus)
     return GpuLook(
         free_mib=min(all_known(gpu.free_mib for gpu in gpus), default=None),
         others_mib=sum(others) if others else None,
-        throttled=frozenset(
-            reason for gpu in gpus for reason in gpu.throttle_reasons or () if reason != POWER_CAP
-        ),
+        throttled=frozenset(reason for gpu in gpus for reason in gpu.held_back_by),
         at_s=at_s,
         cards=tuple(gpu.index for gpu in own),
         energy_j=_sum(gpu.energy_j for gpu in own) if is_alone else None,
         power_w=_sum(gpu.power_w for gpu in own) if is_alone else None,
     )
-
-
-def _computes(process: GpuProcess, server_pids: Sequence[int]) -> bool:
-    """Whether it is somebody else's work; a desktop's is always there."""
-    is_other = process.pid not in server_pids and not process.is_display_server
-    return is_other and "compute" in process.kind
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

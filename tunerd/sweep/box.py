@@ -16,17 +16,19 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.calendar import Deadline
-from tunerd.engine.health import FailureKind
 from tunerd.errors import BenchError, Busy, ConfigError, DeployError, EngineError, HostError
 from tunerd.errors import Preempted as LeaseEnded
-from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
+from tunerd.machine.clock import polls
+from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.machine.host import free_disk_mib
 from tunerd.measure.answer import Mark, Sample, Timings
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.life import (
+    SLOT_S,
     Answered,
     Life,
+    NoAnswer,
     Target,
     Texts,
     count_tokens,
@@ -35,7 +37,7 @@ from tunerd.measure.life import (
     prompt_book,
     tool_call_is_whole,
 )
-from tunerd.measure.request import Prompt, Route
+from tunerd.measure.request import Prompt
 from tunerd.measure.request import Request as BenchRequest
 from tunerd.measure.trust import OTHERS_SLACK_MIB
 from tunerd.production.lease import Candidate, Held
@@ -48,9 +50,6 @@ from tunerd.words import all_known
 
 _REPEATS = 2
 _PAUSE_S = 5.0
-# ik does not bind a port of which the kernel remembers connections: TIME_WAIT, a minute on Linux.
-_PORT_WAIT_S = 75.0
-_PORT_POLL_S = 3.0
 # A call with its arguments does not fit into fewer.
 _TOOL_TOKENS = 256
 # A prompt that may not fit is counted before it is sent: ik refuses one as if it had broken.
@@ -82,18 +81,16 @@ def neighbours(
     """
     for gpu in gpus or ():
         for process in gpu.processes or ():
-            computes = "compute" in process.kind and not process.is_display_server
-            if computes and process.name is not None and process.pid not in own:
+            if process.computes and process.name is not None and process.pid not in own:
                 yield gpu, process
 
 
 def heat(gpus: Sequence[Gpu] | None) -> str | None:
     """Why a GPU runs slower than it could, its owner's power limit apart; None where none does."""
     for gpu in gpus or ():
-        reasons = [one for one in gpu.throttle_reasons or () if one != POWER_CAP]
-        if reasons:
+        if gpu.held_back_by:
             at = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} C"
-            return f"GPU {gpu.index} is held back{at}: {', '.join(reasons)}"
+            return f"GPU {gpu.index} is held back{at}: {', '.join(gpu.held_back_by)}"
     return None
 
 
@@ -151,16 +148,15 @@ class House:
         What still holds then, None if nothing.
         """
         ctx = self.ctx
-        end_s = min(ctx.clock.monotonic_s() + ctx.settings.sweep.patience_s, until_s)
-        said = False
-        while (trouble := self.trouble()) is not None:
-            if ctx.clock.monotonic_s() >= end_s:
-                return trouble
-            if not said:
+        trouble: str | None = None
+        limit_s = min(ctx.settings.sweep.patience_s, until_s - ctx.clock.monotonic_s())
+        for left_s in polls(ctx.clock, limit_s, every_s=_HOUSE_POLL_S):
+            before, trouble = trouble, self.trouble()
+            if trouble is None:
+                return None
+            if before is None and left_s:
                 ctx.say(f"waiting: {trouble}")
-                said = True
-            ctx.clock.sleep(min(_HOUSE_POLL_S, max(0.1, end_s - ctx.clock.monotonic_s())))
-        return None
+        return trouble
 
     def trouble(self) -> str | None:
         """What disturbs at this moment, and may pass by itself."""
@@ -187,31 +183,30 @@ class House:
 # The box
 
 
-@dataclass
-class SweepTexts(Texts):
-    """Makes requests of a bench from those of the search."""
+def composed(
+    texts: Texts, wanted: Request, attempt: int, *, is_held: bool = False
+) -> tuple[tuple[BenchRequest, ...], tuple[Prompt, ...]]:
+    """A request of the search as it is sent, as many as run at once, each with a text of its own.
 
-    def compose(
-        self, wanted: Request, attempt: int, *, is_held: bool = False
-    ) -> tuple[tuple[BenchRequest, ...], tuple[Prompt, ...]]:
-        """The requests, as many as run at once, each with a text of its own; held to their length or free."""
-        name = wanted.prompt_id if not attempt else f"{wanted.prompt_id} again {attempt}"
-        is_call = wanted.kind == "tool" and not wanted.ignore_eos
-        n_predict = max(wanted.n_predict, _TOOL_TOKENS) if is_call else wanted.n_predict
-        one = RequestClass(1.0, wanted.kind, wanted.cached_tokens, wanted.new_tokens, n_predict,
-                           wanted.concurrency)  # fmt: skip
-        return self.of_class(
-            one,
-            name,
-            case="tool call" if is_call else wanted.kind if wanted.new_tokens else "prefix",
-            is_held=is_held,
-            is_framed=not is_call,
-            has_own_sampling=not is_call,
-            is_chat=is_call,
-            has_tools=is_call,
-            tells_steps=wanted.concurrency == 1 and wanted.new_tokens > 0 and not is_call,
-            details={"prompt": wanted.prompt_id, "attempt": attempt},
-        )
+    It is held to its length, or free.
+    """
+    name = wanted.prompt_id if not attempt else f"{wanted.prompt_id} again {attempt}"
+    is_call = wanted.kind == "tool" and not wanted.ignore_eos
+    n_predict = max(wanted.n_predict, _TOOL_TOKENS) if is_call else wanted.n_predict
+    one = RequestClass(1.0, wanted.kind, wanted.cached_tokens, wanted.new_tokens, n_predict,
+                       wanted.concurrency)  # fmt: skip
+    return texts.of_class(
+        one,
+        name,
+        case="tool call" if is_call else wanted.kind if wanted.new_tokens else "prefix",
+        is_held=is_held,
+        is_framed=not is_call,
+        has_own_sampling=not is_call,
+        is_chat=is_call,
+        has_tools=is_call,
+        tells_steps=wanted.concurrency == 1 and wanted.new_tokens > 0 and not is_call,
+        details={"prompt": wanted.prompt_id, "attempt": attempt},
+    )
 
 
 @dataclass
@@ -237,7 +232,7 @@ class LeaseBox:
     ctx: Context
     held: Held
     plan_arm: PlanArm
-    texts: SweepTexts
+    texts: Texts
     per_request: Collection[str]
     on_arm: OnArm
     on_samples: OnSamples
@@ -249,7 +244,7 @@ class LeaseBox:
     yielded: str | None = None
     ended: str | None = None
     _process: _Process | None = None
-    _routes: dict[tuple[str, str], Route] = field(default_factory=dict)
+    _proved: set[tuple[str, str]] = field(default_factory=set)
     _reader: FingerprintReader | None = None
     _calls_tools: bool = False
     # Kinds of text that this model answers too briefly to tell its pace: they are held to their length.
@@ -377,7 +372,7 @@ class LeaseBox:
     # Starting
 
     def _boot(self, arm: Arm, plan: Plan, stack: contextlib.ExitStack, began_s: float) -> Boot:
-        candidate = self._start(plan, stack)
+        candidate = stack.enter_context(self.held.serve(plan))
         if candidate.fault is not None:
             fault = candidate.fault
             self.ctx.say(f"{arm} does not start: {fault.words}")
@@ -389,45 +384,26 @@ class LeaseBox:
         self._warm(arm, candidate, target, stack)
         return Boot(True, self.now() - began_s, "", candidate.vram_free_mib, target.n_ctx)
 
-    def _start(self, plan: Plan, stack: contextlib.ExitStack) -> Candidate:
-        """A candidate; one whose port is still remembered by the kernel is tried again."""
-        end_s = self.now() + _PORT_WAIT_S
-        while True:
-            attempt = contextlib.ExitStack()
-            candidate = attempt.enter_context(self.held.serve(plan))
-            is_taken = (
-                candidate.fault is not None and candidate.fault.kind is FailureKind.PORT_TAKEN
-            )
-            if not is_taken or self.now() >= end_s:
-                stack.push(attempt)
-                return candidate
-            attempt.close()
-            self.held.check()
-            self.sleep(_PORT_POLL_S)
-
     def _warm(
         self, arm: Arm, candidate: Candidate, target: Target, stack: contextlib.ExitStack
     ) -> None:
-        """The first requests, discarded; they find the route by which this build counts drafts.
+        """The first requests, discarded.
 
         Raises:
             BenchError: it is meant to draft everything and drafts nothing, or the reverse.
         """
-        known = self._routes.get(arm.family)
-        # A candidate's counters have no other reader, so they are read as often as is useful.
-        life = Life(self.ctx, target, target.life() or candidate.unit, scrape_s=0.0)
+        life = Life(self.ctx, target)
         try:
-            life.target, has_drafted = life.warm_up(
-                lambda kind: self.texts.warm_up(kind, f"{life.name} {life.position}"),
+            has_drafted = life.warm_up(
+                self.texts.first(life),
                 drafts=arm.drafts,
-                known=known,
-                routes=(Route.TEXT, target.route),  # ik tells steps on the first alone
+                is_proved=arm.family in self._proved,
                 must_draft=target.speculation.always,  # a gate may keep every draft back
             )
         finally:
             self.on_samples(arm, [one.sample for one in life.asked])
-        if has_drafted or not arm.drafts:
-            self._routes[arm.family] = life.target.route
+        if has_drafted:
+            self._proved.add(arm.family)
         life.open()
         self._process = _Process(arm, candidate, life, stack.pop_all())  # nothing can fail any more
 
@@ -446,21 +422,15 @@ class LeaseBox:
         self, process: _Process, target: Target, request: Request, attempt: int
     ) -> tuple[list[Answered], frozenset[Mark]]:
         """One attempt: the answers, and what speaks against them."""
-        life = process.life
-        is_busy = life.traffic.is_busy()
         is_held = request.kind in self._ends_early
-        composed, prompts = self.texts.compose(request, attempt, is_held=is_held)
-        _demand_room(target, composed[0], prompts[0])
-        asked = life.ask_all(composed, prompts, target=target)
-        problem = next((one.sample.problem for one in asked if one.sample.problem), None)
-        if problem is not None:
-            life.asked = []
-            self.on_samples(process.arm, [one.sample for one in asked])
-            raise self._gone(process, problem, is_call=composed[0].has_tools)
-        found, traffic = life.settle(was_busy=is_busy)
-        if traffic.is_foreign is None and not is_busy and life.traffic.is_busy():
-            found = [one.marked(Mark.FOREIGN_TRAFFIC) for one in found]
+        sent, prompts = composed(self.texts, request, attempt, is_held=is_held)
+        _demand_room(target, sent[0], prompts[0])
+        # Others are waited for between attempts, as long as there is patience.
+        found = process.life.ask_watched(sent, prompts, target=target, limit_s=SLOT_S)
         self.on_samples(process.arm, [one.sample for one in found])
+        problem = next((one.sample.problem for one in found if one.sample.problem), None)
+        if problem is not None:
+            raise self._gone(process, problem, is_call=sent[0].has_tools)
         return found, frozenset(mark for one in found for mark in one.sample.marks)
 
     def _gone(self, process: _Process, problem: str, *, is_call: bool) -> Exception:
@@ -546,8 +516,6 @@ def _row(asked: Answered) -> dict[str, Any]:
 
 _ROUNDS = 3
 _TRIES = 3
-_LIVE_TOKENS = 32
-_LIVE_ANSWER_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,10 +535,6 @@ class LiveTurn:
         return {"turn_s": self.turn_s, "rounds_s": list(self.rounds_s), "void": self.n_void}
 
 
-class NoAnswer(BenchError):
-    """The unit that serves gave no answer to a request of the workload."""
-
-
 def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
     """Ask the serving unit as a pair of the verdict would be asked; what others disturb is void.
 
@@ -578,76 +542,61 @@ def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
         NoAnswer: it gave none.
         BenchError: it cannot be asked, or no round was undisturbed.
     """
-    target = replace(open_live(ctx), route=Route.NATIVE)
-    texts = SweepTexts(prompt_book(ctx), seed)
+    target = open_live(ctx)
+    texts = Texts(prompt_book(ctx), seed)
     texts.learn(target.server)
-    asked = LiveAsked(texts, Life(ctx, target))
-    kind = workload.classes[workload.deepest].kind
+    life = Life(ctx, target)
+    # Its speed judges it: a gate may keep every draft back.
+    life.warm_up(texts.first(life), drafts=target.speculation.drafts, must_draft=False)
+    n_void = 0
     for attempt in range(_TRIES):
-        asked.life.traffic.wait_until_idle()
-        asked.begin(attempt)
-        asked.one(Request(kind, "live warm-up", 0, _LIVE_TOKENS, _LIVE_ANSWER_TOKENS))
-        turns = [asked.turn_s(workload, number) for number in range(_ROUNDS)]
-        rounds = tuple(turn for turn in turns if turn is not None)
-        _, seen = asked.life.settle()
+        life.traffic.wait_until_idle()
+        life.open()
+        rounds = []
+        for number in range(_ROUNDS):
+            turn_s, n = live_turn(life, texts, workload, f"live {attempt} {number}")
+            n_void += n
+            rounds += [] if turn_s is None else [turn_s]
+        _, seen = life.settle()
         if rounds and seen.is_foreign is not True:
-            return LiveTurn(rounds, asked.n_void)
-        asked.n_void += len(rounds)
+            return LiveTurn(tuple(rounds), n_void)
+        n_void += len(rounds)
     raise BenchError("the unit that serves could not be measured undisturbed")
 
 
-@dataclass
-class LiveAsked:
-    """Asks the unit that serves, a class of the workload after the other."""
+def live_turn(life: Life, texts: Texts, workload: Workload, name: str) -> tuple[float | None, int]:
+    """One round of the workload by these texts [s], None where a class was disturbed each time; and how often one was.
 
-    texts: SweepTexts
-    life: Life
-    n_void: int = 0
-    name: str = "live"
-
-    def begin(self, attempt: int) -> None:
-        """New texts, of which nobody has counted anything yet."""
-        self.life.open()
-        self.name = f"live {attempt}"
-
-    def turn_s(self, workload: Workload, number: int) -> float | None:
-        """One round of the workload; None where a class was disturbed each time."""
-        walls = []
-        for at, one in enumerate(workload.classes):
-            request = Request(one.kind, f"{self.name} {number} {at}", one.cached_tokens,
-                              one.new_tokens, one.n_predict, one.concurrency)  # fmt: skip
-            walls.append(self.wall_s(request))
-        known = all_known(walls)
-        return workload.turn_time_s(known) if known else None
-
-    def one(self, request: Request, attempt: int = 0) -> tuple[float, Sequence[Mark]]:
-        """Turn time of one request, of several at once their mean [s], and what speaks against it.
-
-        Raises:
-            NoAnswer: there is none.
-        """
-        composed = self.texts.compose(request, attempt, is_held=attempt > 0)
-        found = self.life.ask_all(*composed)
-        samples = [one.sample for one in found]
-        for sample in samples:
-            if sample.problem is not None or sample.client is None:
-                raise NoAnswer("the unit that serves gave no answer", cause=sample.problem)
-        turn_ms = fmean(one.turn_ms for one in samples if one.turn_ms is not None)
-        return turn_ms / 1000, tuple(mark for one in samples for mark in one.marks)
-
-    def wall_s(self, request: Request) -> float | None:
-        """The same, asked again where something disturbed it; None if it always did.
-
-        Behind its bare prefix each time: what disturbed it may have taken the prefix with it.
-        """
+    Raises:
+        NoAnswer: there is none.
+    """
+    turns: list[float | None] = []
+    n_void = 0
+    for at, one in enumerate(workload.classes):
+        request = Request(one.kind, f"{name} {at}", one.cached_tokens, one.new_tokens,
+                          one.n_predict, one.concurrency)  # fmt: skip
+        turn_s = None
         for attempt in range(_TRIES):
-            if request.is_warm:
-                self.one(request.bare, attempt)
-            wall_s, marks = self.one(request, attempt)
-            if not marks:
-                return wall_s
-            self.n_void += 1
-        return None
+            if request.is_warm:  # each time: what disturbed it may have taken the prefix with it
+                _live_s(life, texts, request.bare, attempt)
+            turn_s = _live_s(life, texts, request, attempt)
+            if turn_s is not None:
+                break
+            n_void += 1
+        turns.append(turn_s)
+    known = all_known(turns)
+    return (workload.turn_time_s(known) if known else None), n_void
+
+
+def _live_s(life: Life, texts: Texts, request: Request, attempt: int) -> float | None:
+    """Turn time of one request, of several at once their mean [s]; None where something speaks against it."""
+    found = life.ask_all(*composed(texts, request, attempt, is_held=attempt > 0))
+    samples = [one.sample for one in found]
+    for sample in samples:
+        if sample.problem is not None or sample.client is None:
+            raise NoAnswer("the unit that serves gave no answer", cause=sample.problem)
+    is_void = any(sample.marks for sample in samples)
+    return None if is_void else fmean(all_known(one.turn_ms for one in samples)) / 1000
 
 
 def expected_turns(evidence: Mapping[str, Any], workload: Workload) -> tuple[float, float] | None:

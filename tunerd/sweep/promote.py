@@ -10,6 +10,7 @@ from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.engine.builds import PlanRequest
 from tunerd.errors import BenchError, DeployError, Interrupted, Stranded, TunerdError, UsageError
+from tunerd.measure.life import NoAnswer
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import reading
 from tunerd.production.apply import apply
@@ -20,7 +21,7 @@ from tunerd.profile.files import TunedRecord, forget_failure, read_tuned, write_
 from tunerd.profile.schema import nest
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, note, warning
-from tunerd.sweep.box import LiveTurn, NoAnswer, expected_turns, measure_live
+from tunerd.sweep.box import LiveTurn, expected_turns, measure_live
 from tunerd.sweep.context import LUCK
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
 from tunerd.sweep.record import StoredSweep, find_sweep, keep_decision

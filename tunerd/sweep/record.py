@@ -99,8 +99,7 @@ class SweepKeeper:
 
     def _add_arm(self, name: str, record: ArmRecord, **conditions: Any) -> None:
         if name not in self._arms:
-            fingerprint = replace(record.fingerprint, **conditions)
-            self._store.add_arm(self.number, replace(record, name=name, fingerprint=fingerprint))
+            self._store.add_arm(self.number, replace(record.under(**conditions), name=name))
             self._arms.add(name)
 
     def samples(self, arm: Arm, samples: Sequence[Sample]) -> None:
@@ -153,9 +152,7 @@ def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
     evidence = outcome.evidence
     decisive = evidence.won or evidence.challenges[-1:]
     gain = evidence.gain
-    ratio = None if gain is None else 1 / (1 + gain.estimate)
-    low = None if gain is None or gain.upper is None else 1 / (1 + gain.upper)
-    high = None if gain is None or gain.lower is None else 1 / (1 + gain.lower)
+    ratio, low, high = (None, None, None) if gain is None else gain.ratios
     return VerdictRecord(
         outcome=outcome.verdict,
         sentence=sentence_of(outcome, incumbent, workload),

@@ -20,7 +20,7 @@ from tunerd.machine.process import words_of
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, RunOutcome, StoredRun, VerdictRecord
 from tunerd.measure.learn import served_requests, workload_for
-from tunerd.measure.life import prompt_book
+from tunerd.measure.life import Texts, prompt_book
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.operations import JobRequest, Lane
 from tunerd.production.lease import Held, hold
@@ -32,7 +32,7 @@ from tunerd.profile.arm import Arm, Best, Builds, Sample, arm_from_json, as_samp
 from tunerd.profile.files import load_profile
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
-from tunerd.sweep.box import House, LeaseBox, SweepTexts
+from tunerd.sweep.box import House, LeaseBox
 from tunerd.sweep.known import Study, best_now, compare_drafts, known_by
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
 from tunerd.sweep.power import measure_limits, power_notes, time_for
@@ -606,7 +606,7 @@ class _Run:
             ctx=ctx,
             held=held,
             plan_arm=planned,
-            texts=SweepTexts(prompt_book(ctx), prepared.seed),
+            texts=Texts(prompt_book(ctx), prepared.seed),
             per_request=prepared.seen.per_request,
             on_arm=lambda arm, record: self.keeper.arm(arm, record, prepared.shape.sha256),
             on_samples=self.keeper.samples,

@@ -127,7 +127,7 @@ def test_a_signal_during_parallel_requests_waits_for_none_of_them(tmp_path: Path
     request = Request(suite=Suite.WORKLOAD, case="crowd", kind="prose", n_predict=64)
     prompt = Prompt("one", "go on")
     with listening() as (port, met):
-        life = Life(BenchBox(tmp_path).context(), target_at(port), "one")
+        life = Life(BenchBox(tmp_path).context(), target_at(port))
 
         def interrupt() -> None:
             while len(met) < 4:

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from tests.integration.measure.test_bench_traps import HeatsUp
+from tests.support import needs
 from tests.support.bench_box import BenchBox, answering, came_to
 from tests.support.bench_targets import bench_two
+from tests.support.server_process import serving
 from tunerd.cli.measure import render_bench
 from tunerd.errors import UsageError
 from tunerd.measure.evidence import SummaryRecord, TurnTime
 from tunerd.measure.learn import find_workload
 from tunerd.measure.request import Suite
 from tunerd.records import read
+from tunerd.tryout.designed import SHAPES, design, write
 
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "6", "--spec-draft-p-min", "0.75")
 
@@ -23,6 +26,32 @@ MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "6", "--spec-draft-p-mi
 @pytest.fixture
 def box(tmp_path: Path) -> BenchBox:
     return BenchBox(tmp_path)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("build", "flags"),
+    [
+        ("ik-2026-06-02", ("-mtp", "--draft-max", "3", "--draft-p-min", "0.0")),
+        ("ik-2026-08", ("--spec-type", "mtp:n_max=3,p_min=0.0")),
+    ],
+)
+def test_a_real_build_that_takes_settings_with_a_request_plays_both_arms(
+    box: BenchBox, tmp_path: Path, build: str, flags: tuple[str, ...]
+) -> None:
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path
+    options = ("-m", str(model), "-c", "1024", "-np", "1", "-t", "1", *flags)
+    with serving([str(needs.engine(build)), *options], tmp_path / "log") as server:
+        result = box.bench(server.url, Suite.LENGTHS, depth=100)
+
+    drafted = {arm["name"]: 0 for arm in result.payload["arms"]}
+    for row in result.payload["samples"]:
+        drafted[row["arm"]] += row["timings"]["draft_n"] or 0
+    on, off = drafted
+    assert off == "speculation off"
+    assert drafted[on] > 0
+    assert drafted[off] == 0
 
 
 def test_a_changed_tail_reads_only_the_tail_again(box: BenchBox, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tunerd.errors import BenchError, UsageError
 from tunerd.machine.facts import GpuProcess
 from tunerd.measure.answer import Mark
 from tunerd.measure.life import Answered, Life, Texts, TrafficWatch, open_url, prompt_book
-from tunerd.measure.request import Prompt, Request, Suite
+from tunerd.measure.request import WARM_UP_TOKENS, Prompt, Request, Suite
 from tunerd.profile.workload import RequestClass
 from tunerd.result import ActionResult
 from tunerd.words import MiB
@@ -119,7 +119,7 @@ def test_speculation_that_is_not_as_it_was_meant_stops_a_bench_before_anything_c
     with pytest.raises(BenchError, match=f"is meant {words}"):
         asked_to_draft(box, server.url, drafts=meant)
     bodies = [event["body"] for event in made.events("completion")]
-    assert {body.get("n_predict", body.get("max_tokens")) for body in bodies} == {64}
+    assert {body.get("n_predict", body.get("max_tokens")) for body in bodies} == {WARM_UP_TOKENS}
 
 
 @pytest.mark.parametrize("takes_them", [True, False])

@@ -34,7 +34,6 @@ reasoning_tokens = 10
 answer_tokens = 30
 """
 
-# Without counters nothing waits between two looks at them.
 PROFILE = """
 extends = "cpu-embedded"
 [model]
@@ -42,7 +41,6 @@ path = "{model}"
 [serving]
 port = {port}
 ctx_size = 1024
-metrics = false
 [speculation]
 p_min = 0.0
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,16 +23,16 @@ from tunerd.measure.compare import CandidateLife, CandidateStand
 from tunerd.measure.life import (
     Life,
     Target,
+    Texts,
     count_tokens,
-    letters_per_token,
     open_url,
     prompt_book,
 )
-from tunerd.measure.pairs import Asked
+from tunerd.measure.pairs import Asked, Unusable
 from tunerd.production.lease import Held
-from tunerd.profile.arm import Arm, Policy, Request, Sample, Space
+from tunerd.profile.arm import Arm, Policy, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep.box import LiveAsked, SweepTexts
+from tunerd.sweep.box import live_turn
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 from tunerd.sweep.space import build_grid
@@ -138,7 +138,8 @@ def test_a_context_is_filled_whatever_the_length_of_texts_is_taken_for(
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
     program = [str(needs.engine(request.param))]
     with serving([*program, *options(tmp_path)], tmp_path / "log") as server:
-        yield open_url(BenchBox(tmp_path).context(), f"http://127.0.0.1:{server.port}")
+        opened = open_url(BenchBox(tmp_path).context(), f"http://127.0.0.1:{server.port}")
+        yield replace(opened, scrape_s=0.0)  # as of a candidate
 
 
 class Overheard(LlamaServer):
@@ -171,14 +172,22 @@ def demand_found(target: Target, heard: Sequence[tuple[str, int]]) -> None:
         assert n_read <= whole - known + 64, (n_read, whole, known)
 
 
-def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: Path) -> None:
-    ctx, (target, heard) = BenchBox(tmp_path).context(), overheard(target)
+def a_side(
+    target: Target, folder: Path, keep: Callable[[Sequence[MeasuredSample]], None]
+) -> CandidateLife:
+    """A process of a comparison, warm."""
+    ctx = BenchBox(folder).context()
     stand = CandidateStand(
-        ctx, cast("Held", NoLease()), {}, prompt_book(ctx), 1, lambda _side, _arm: None,
-        lambda _side, _found: None,
+        ctx, cast("Held", NoLease()), {}, Texts(prompt_book(ctx), 1), lambda _side, _arm: None,
+        lambda _side, found: keep(found),
     )  # fmt: skip
-    stand.letters_per_token = letters_per_token(target.server, stand.book)
-    life = CandidateLife(stand, "A", target)
+    stand.texts.learn(target.server)
+    return CandidateLife(stand, "A", target)
+
+
+def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: Path) -> None:
+    target, heard = overheard(target)
+    life = a_side(target, tmp_path, lambda _found: None)
     heard.clear()
     for number in range(2):
         for at, one in enumerate(WORKLOAD.classes):
@@ -188,16 +197,45 @@ def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: 
     demand_found(target, heard)
 
 
-class Heating(SweepTexts):
+class Shared(LlamaServer):
+    """Somebody else is answered first, where `is_taken`."""
+
+    is_taken = False
+
+    def stream(self, path: str, body: Mapping[str, Any], **told: Any) -> Streamed:
+        if self.is_taken:
+            self.complete("somebody else " * 50, n_predict=2, timeout_s=60.0)
+        return super().stream(path, body, **told)
+
+
+def test_a_comparison_asks_the_one_request_again_that_somebody_else_disturbed(
+    target: Target, tmp_path: Path
+) -> None:
+    server = Shared(target.server.address, SystemClock())
+    kept: list[MeasuredSample] = []
+    life = a_side(replace(target, server=server), tmp_path, kept.extend)
+    one = RequestClass(1.0, "code", 0, 400, 16)
+    life.request(Asked("1-0", 0, one))
+    server.is_taken = True
+    with pytest.raises(Unusable, match="foreign traffic"):
+        life.request(Asked("1-0", 1, one))
+    server.is_taken = False
+    assert life.request(Asked("1-0", 1, one, attempt=1)).wall_ms > 0
+    life.check()
+    life.close()
+    assert [sample.is_usable for sample in kept] == [True, False, True]
+
+
+class Heating(Texts):
     """The card is held back while a class is asked for the first time."""
 
     gpu: FakeGpuReader
 
-    def compose(self, wanted: Request, attempt: int, *, is_held: bool = False) -> Any:
-        is_hot = wanted.new_tokens and not attempt
+    def of_class(self, one: RequestClass, name: str, **told: Any) -> Any:
+        is_hot = one.new_tokens and not told["details"]["attempt"]
         reasons = ("software thermal slowdown",) if is_hot else ()
         self.gpu.show(replace(a_card(), throttle_reasons=reasons))
-        return super().compose(wanted, attempt, is_held=is_held)
+        return super().of_class(one, name, **told)
 
 
 def test_a_promoted_winner_that_was_disturbed_finds_the_prefix_when_it_is_asked_again(
@@ -208,8 +246,8 @@ def test_a_promoted_winner_that_was_disturbed_finds_the_prefix_when_it_is_asked_
     texts = Heating(prompt_book(ctx), 1)
     texts.gpu = box.gpu
     texts.learn(target.server)
-    asked = LiveAsked(texts, Life(ctx, target, "live"))
-    assert asked.turn_s(WORKLOAD, 0)
-    assert asked.n_void == len(WORKLOAD.classes)
+    turn_s, n_void = live_turn(Life(ctx, target), texts, WORKLOAD, "live")
+    assert turn_s
+    assert n_void == len(WORKLOAD.classes)
     assert len(heard) == 4 * len(WORKLOAD.classes)
     demand_found(target, heard)

@@ -14,10 +14,11 @@ from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import Busy, UsageError
 from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
+from tunerd.measure.life import Texts
 from tunerd.production.lease import Held, hold
 from tunerd.profile.arm import Arm, Preempted
 from tunerd.settings import SweepSettings
-from tunerd.sweep.box import House, LeaseBox, SweepTexts, crowd, heat
+from tunerd.sweep.box import House, LeaseBox, crowd, heat
 from tunerd.sweep.schedule import deadline_of, demand_open, demand_time
 from tunerd.words import MiB
 
@@ -63,7 +64,7 @@ def never(_arm: Arm) -> NoReturn:
 
 def box(ctx: Context, held: Held, house: House, deadline: Deadline | None = None) -> LeaseBox:
     return LeaseBox(
-        ctx=ctx, held=held, plan_arm=never, texts=cast("SweepTexts", None), per_request=(),
+        ctx=ctx, held=held, plan_arm=never, texts=cast("Texts", None), per_request=(),
         on_arm=lambda _arm, _record: None, on_samples=lambda _arm, _samples: None,
         patience_s=PATIENCE_S, house=house, deadline=deadline,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from benchmarks.simulator.box import QUIET, Life, SimulatedBox
 from benchmarks.simulator.tasks import Task, task
 from tests.support.bench_samples import the_book
 from tests.support.made_sweep import begun_search
+from tunerd.measure.life import Texts
 from tunerd.profile.arm import (
     Arm,
     Boot,
@@ -28,7 +29,7 @@ from tunerd.profile.arm import (
     plain,
 )
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep.box import SweepTexts
+from tunerd.sweep.box import composed
 from tunerd.sweep.night import Server
 from tunerd.sweep.observations import BLOCK, WARM_UP, prompt_name, text_of
 from tunerd.sweep.space import build_grid
@@ -354,10 +355,9 @@ def test_tool_calls_are_asked_in_a_way_that_a_real_server_offers_tools() -> None
     outcome = with_tools(0.0, 0.0)
     calls = [row.request for row in outcome.evidence.samples if row.purpose == "tool"]
     assert len(calls) >= Policy().tool_calls
-    texts = SweepTexts(the_book(), seed=1)
     assert calls[0] is not None
-    composed, _ = texts.compose(calls[0], 0)
-    assert composed[0].has_tools
+    sent, _ = composed(Texts(the_book(), seed=1), calls[0], 0)
+    assert sent[0].has_tools
 
 
 # Caches
