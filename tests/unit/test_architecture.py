@@ -96,7 +96,7 @@ OWNERS = {
 }
 # Entry points read it once and pass it on; the supervisor's process has one of its own.
 READ_THE_ENVIRONMENT = (
-    "app cli/output cli/terminal cli/watch machine/keeper settings tryout/local tryout/supervisor "
+    "app cli/main cli/output cli/terminal cli/watch machine/keeper settings tryout/local tryout/supervisor "
     "units/systemd"
 )
 # A swap that fails in any way, a bug included, must still go back; a question of the web part that meets
