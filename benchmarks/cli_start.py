@@ -5,6 +5,7 @@ python -m benchmarks.cli_start [--rounds 15]
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, options, say, take_turns
@@ -15,8 +16,10 @@ def main() -> None:
     rounds = options(__doc__, rounds=15).rounds
     python = [sys.executable, "-c"]
     with build_box(None, shape="tiny") as idle, build_box(None, shape="tiny") as busy:
-        busy.profile("plain")
+        for name in ("plain", "other"):
+            busy.profile(name)
         busy.apply("plain")
+        turns = itertools.cycle(["other", "plain"])
         packages = "import click, pydantic_settings"
         base = Case(f"`{packages}`", lambda: cpu_ms([*python, packages]))
         cases = [
@@ -31,6 +34,11 @@ def main() -> None:
             Case(
                 "`tunerd status`, a live unit, its server answers",
                 lambda: cpu_ms([TUNERD, "status"], busy.environment),
+            ),
+            Case("`tunerd plan`", lambda: cpu_ms([TUNERD, "plan", "other"], busy.environment)),
+            Case(
+                "`tunerd apply`, a swap until the new server has answered",
+                lambda: cpu_ms([TUNERD, "apply", next(turns), "--yes"], busy.environment),
             ),
         ]
         take_turns(cases, rounds)

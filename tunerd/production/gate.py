@@ -365,27 +365,44 @@ def start_again(
     ctx: Context,
     watch: Callable[[str | None], Serving | NotServing],
     address: Callable[[], Address | None],
+    *,
+    has_served: bool = False,
 ) -> Serving | NotServing:
-    """Restart what stands on disk and watch it; again where its port is only not free yet.
+    """Restart what stands on disk and watch it; again where only time is missing.
 
     Args:
         ctx: Where.
         watch: Says how the start went; gets the invocation that ran before it.
         address: Where the server is to listen; None where nobody knows.
+        has_served: It did so before with the same text, so that an end without a known cause is a
+            reason to try again: what it says last may be lost, and a port that its forerunner still
+            holds is not seen where a script hides the port.
     """
     end_s = None
     while True:
         old_invocation = ctx.services.state(ctx.unit).invocation_id
         ctx.services.reset_failed(ctx.unit)
         found = started(ctx, ctx.unit, ctx.services.restart) or watch(old_invocation)
-        if isinstance(found, Serving) or not port_will_be_free(found, address()):
+        if isinstance(found, Serving):
+            return found
+        waits_for_port = port_will_be_free(found, address())
+        if not waits_for_port and not (has_served and _ended_without_cause(ctx, found)):
             return found
         now_s = ctx.clock.monotonic_s()
         end_s = now_s + PORT_PATIENCE_S if end_s is None else end_s
         if now_s >= end_s:
             return found
-        ctx.report(Progress("waiting until the port is free again", left_s=end_s - now_s))
+        text = "waiting until the port is free again"
+        if not waits_for_port:
+            text = "it ended, and did not say why; starting it again"
+        ctx.report(Progress(text, left_s=end_s - now_s))
         ctx.clock.sleep(min(PORT_POLL_S, end_s - now_s))
+
+
+def _ended_without_cause(ctx: Context, found: NotServing) -> bool:
+    """Whether it ended by itself and nobody knows why."""
+    has_failed = ctx.services.state(ctx.unit).has_failed
+    return has_failed and found.failure.kind is FailureKind.UNKNOWN
 
 
 def port_will_be_free(found: NotServing, address: Address | None) -> bool:
@@ -424,18 +441,18 @@ def come_back(ctx: Context) -> Serving | NotServing:
             ctx.clock.sleep(PORT_POLL_S)
             return start_as_it_stands(ctx)
         if not _is_started_again(ctx.services.state(ctx.unit), n_restarts):
-            return found
+            return start_as_it_stands(ctx) if _ended_without_cause(ctx, found) else found
         if not _wait_for_restart(ctx, end_s):
             return found
 
 
-def start_as_it_stands(ctx: Context) -> Serving | NotServing:
+def start_as_it_stands(ctx: Context, *, has_served: bool = True) -> Serving | NotServing:
     """Restart what stands on disk and watch it by its own text, as `start_again` does."""
 
     def watch(old_invocation: str | None) -> Serving | NotServing:
         return check_as_it_stands(ctx, old_invocation=old_invocation)
 
-    return start_again(ctx, watch, partial(_address, ctx))
+    return start_again(ctx, watch, partial(_address, ctx), has_served=has_served)
 
 
 def _address(ctx: Context) -> Address | None:

@@ -295,7 +295,7 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
     if found is None or (
         isinstance(found, NotServing) and not _cannot_be_asked(ctx) and not _loads(ctx)
     ):
-        found = start_as_it_stands(ctx)
+        found = start_as_it_stands(ctx, has_served=record.was_healthy)
     if isinstance(found, NotServing) and _cannot_be_asked(ctx):
         return Back(None, is_unknown=True)
     return Back(found)

@@ -404,14 +404,29 @@ def test_a_unit_that_its_manager_starts_again_is_waited_for(world: World) -> Non
     assert world.manager.state(UNIT).n_restarts == 3, "only its manager started it"
 
 
-def test_a_unit_that_nothing_starts_again_is_not_waited_for(world: World) -> None:
+def test_a_unit_that_ended_without_a_cause_and_that_nothing_starts_again_is_started(
+    world: World,
+) -> None:
+    with hold(world.context(), purpose="bench x", budget_s=600):
+        fails_until(world, world.clock.monotonic_s() + 20, "srv llama_server: initializing ...")
+
+    assert world.serving_alias() == "one"
+
+
+@pytest.mark.parametrize(
+    ("says", "least_s", "most_s"),
+    [("error: it fell over", 60.0, 90.0), ("error: unknown argument: --x", 0.0, 30.0)],
+)
+def test_production_that_does_not_come_back_is_given_up_at_once_only_for_a_known_cause(
+    world: World, says: str, least_s: float, most_s: float
+) -> None:
     began_s = world.clock.monotonic_s()
     with (
         pytest.raises(Stranded, match="does not serve"),
         hold(world.context(), purpose="bench x", budget_s=600),
     ):
-        fails_until(world, float("inf"), "error: it fell over")
-    assert world.clock.monotonic_s() - began_s < 30
+        fails_until(world, float("inf"), says)
+    assert least_s <= world.clock.monotonic_s() - began_s < most_s
 
 
 def test_a_port_that_is_known_is_waited_for_and_the_outlook_says_how_long(world: World) -> None:
