@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import ROOTS
 from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.fault.daemon_victim import DAEMON, STATE, DaemonFault, DaemonVictim
 from tests.support.deployment import UNIT
 from tests.support.machine import Machine
 from tests.support.overlay import Root
+from tests.support.places import places
 from tests.support.roots import SOURCES_INSIDE
 from tests.support.webhook import ADDRESS, PORT
 
@@ -19,9 +21,12 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S)
 SEED = 20261122
 
 
-@pytest.fixture(scope="module")
-def machine(host_root: Root, model_folder: Path) -> Iterator[Machine]:
-    with Machine(host_root, binds={"/srv/models": model_folder}) as booted:
+@pytest.fixture(scope="module", params=places(of="system"), ids=str)
+def machine(
+    request: pytest.FixtureRequest, build_root: Callable[..., Root], model_folder: Path
+) -> Iterator[Machine]:
+    root = build_root(ROOTS[request.param.root])
+    with Machine(root, binds={"/srv/models": model_folder}) as booted:
         yield booted
 
 

@@ -18,11 +18,11 @@ BARE = Production.BARE
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_a_unit_is_back_once_its_port_is_free_however_the_measurement_ends(
-    host_machine: Machine,
+    machine: Machine,
 ) -> None:
     for name in (MAINLINE, IK):
         needs.engine(name)
-    victim = PortVictim(host_machine)
+    victim = PortVictim(machine)
     for production, end in faults([(BARE, End.COMMAND)], itertools.product(Production, End)):
         victim.serve(production)
 
@@ -32,6 +32,6 @@ def test_a_unit_is_back_once_its_port_is_free_however_the_measurement_ends(
         assert case.time_waits > 0, "nothing was left on the port"
         if (production, end) == (BARE, End.COMMAND):
             assert case.restarts == 0, "its first start found the port free"
-        assert host_machine.show(UNIT, "Result") == "success"
-        left = host_machine.sh("ls -d /run/tunerd-lease-*", check=False).stdout
+        assert machine.show(UNIT, "Result") == "success"
+        left = machine.sh("ls -d /run/tunerd-lease-*", check=False).stdout
         assert left == "", "the lease's folder is gone with it"

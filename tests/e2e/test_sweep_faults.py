@@ -13,9 +13,9 @@ from tests.support.overlay import Root
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_production_serves_whole_again_whatever_befalls_a_night(
-    machines: Machines, host_root: Root
+    machines: Machines, any_root: Root
 ) -> None:
-    machine = machines(host_root, disk_mib=768 if IS_CAMPAIGN else None)
+    machine = machines(any_root, disk_mib=768 if IS_CAMPAIGN else None)
     victim = SweepVictim(Night(machine, sweep="budget_s = 300.0"))
     machine.sh("sync")
     rng = chance(11)

@@ -128,6 +128,30 @@ def test_one_that_is_killed_while_it_measures_again_leaves_the_winner_kept_and_w
     assert drafts(box)
 
 
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("rollback --yes", "--spec-draft-n-max 4"),
+        ("apply night --set serving.n_ubatch=256 --yes --no-probation", "--ubatch-size 256"),
+    ],
+)
+def test_what_somebody_deploys_while_a_winner_is_measured_again_stays(
+    box: SweepBox, words: str, flag: str
+) -> None:
+    def overtake(progress: Progress) -> None:
+        if "once more" in progress.text:
+            box.json(*words.split())
+
+    ctx = box.box.context
+    done = deploy(replace(ctx, progress=overtake), put_proposal(ctx, token_ms=0.05))
+    assert done.exit_code == 1
+    assert "overtaken" in {one.code for one in done.messages}
+    assert flag in " ".join(box.engine.served()[-1])
+    shutil.rmtree(ctx.paths.tuned_dir, ignore_errors=True)
+    box.json("apply", "night", "--yes", "--no-probation")
+    assert drafts(box)
+
+
 def test_a_winner_over_something_else_than_served_then_is_not_promoted(box: SweepBox) -> None:
     number = put_proposal(box.box.context)
     box.json("apply", "night", "--set", "speculation.n_max=2", "--yes", "--no-probation")
