@@ -705,9 +705,7 @@ class _Sweep:
 
     def _evidence(self, reasons: list[str]) -> Evidence:
         self.learner.refresh()
-        left_out = [
-            *self.grid.left_out, *self.search.left_out, *self.search.unstarted(), *self.limits.reasons()
-        ]  # fmt: skip
+        left_out = [*self.grid.left_out, *self.search.left_out, *self.limits.reasons()]
         return Evidence(
             path=tuple(self.night.path),
             samples=tuple(self.night.samples),
