@@ -576,25 +576,9 @@ class _Sweep:
         return result
 
     def _learn_from(self, result: Result) -> None:
-        """An arm that lost is out; one that was too tight comes back with a larger margin."""
-        if result.outcome == "failed" and not result.is_short_of_memory:
-            self.limits.reject(result.candidate, result.reasons[0])
-        elif result.outcome == "failed":
-            self.limits.reject(result.candidate, result.reasons[0])
-            self._try_larger_margin(result.candidate)
-        else:
-            self.limits.reject(result.candidate, _NOT_FASTER)
-
-    def _try_larger_margin(self, arm: Arm) -> None:
-        family = self.grid.of(arm)
-        if family is None or arm.is_placed:
-            return
-        larger = family.margin_at_least(arm.fit_mib + 1)
-        if larger is not None:
-            try:
-                self.search.measure(arm.with_margin(larger), "larger margin")
-            except TimeUp:
-                return
+        """An arm that lost is out."""
+        failed = result.outcome == "failed"
+        self.limits.reject(result.candidate, result.reasons[0] if failed else _NOT_FASTER)
 
     def _nothing_to_compare_with(self) -> str:
         """Why there is no measurement of what serves."""
