@@ -205,7 +205,8 @@ def expected_improvement(gain: float, sd: float) -> float:
 _PROBE_N_MAX = 8
 _PROBE_P_MIN = 0.75
 _TELLING_P_MIN = 0.4
-# Of the night for a first look at every family; those that are left come when nothing better is known.
+# Of the night for a first look at every family; those that are left come when nothing better is known. Without an end 24G deep
+# of the second world promoted 7 instead of 10 of 13 boxes in 1 h.
 _PROBING_SHARE = 0.2
 _LOOKUPS = ("ngram",)
 # Positions that a family was seen to draft, and filters seen at work, before predictions are trusted.
@@ -382,7 +383,11 @@ class Search:
         return is_any
 
     def _unseen_drafts(self, family: FamilyGrid) -> list[tuple[int, float]]:
-        """Settings of the draft without which a family's plane is a guess; one if it drafts nothing."""
+        """Settings of the draft without which a family's plane is a guess; one if it drafts nothing.
+
+        One start for all kinds, steps told or not, left 2 h of 16G chat of the second world 8.8 and 12.3 instead of 0.4 and
+        0.7 % behind on boxes 1 and 3.
+        """
         most = max((n for n in family.n_max if n <= _PROBE_N_MAX), default=family.n_max[0])
         measured = [arm for arm in self.learner.measured() if arm.family == family.key]
         if family.spec == OFF:
