@@ -576,6 +576,10 @@ class Learner:
         workload = self.observations.workload_seen()
         return predict(arms, workload, model.acceptance, model.costs.shared, levels)
 
+    def _points(self, arms: Sequence[Arm], predicted: Array, errors: Array) -> Points:
+        read_engines = self.observations.tells_steps
+        return Points(arms, predicted, errors, self._names, read_engines=read_engines)
+
     def beliefs(self, arms: Sequence[Arm]) -> list[Belief | None]:
         """What is believed of each arm; None where its family was never measured."""
         log_turn, errors = self.predictions(arms)
@@ -583,13 +587,7 @@ class Learner:
         result: list[Belief | None] = [None] * len(arms)
         if not known:
             return result
-        points = Points(
-            [arms[at] for at in known],
-            log_turn[known],
-            errors[known],
-            self._names,
-            read_engines=self.observations.tells_steps,
-        )
+        points = self._points([arms[at] for at in known], log_turn[known], errors[known])
         if self._posterior is None:
             mean, sd = points.predicted, np.full(len(known), _UNKNOWN_SD)
         else:
@@ -624,20 +622,8 @@ class Learner:
         log_turn, errors = self.predictions([*arms, reference])
         if self._posterior is None or not np.isfinite(log_turn).all():
             return np.full(len(arms), _UNKNOWN_SD)
-        points = Points(
-            arms,
-            log_turn[:-1],
-            errors[:-1],
-            self._names,
-            read_engines=self.observations.tells_steps,
-        )
-        other = Points(
-            [reference],
-            log_turn[-1:],
-            errors[-1:],
-            self._names,
-            read_engines=self.observations.tells_steps,
-        )
+        points = self._points(arms, log_turn[:-1], errors[:-1])
+        other = self._points([reference], log_turn[-1:], errors[-1:])
         return self._posterior.differences_sd(points, other)
 
     def to_json(self) -> dict[str, dict[str, object]]:
@@ -736,13 +722,7 @@ class Learner:
         if not len(known):
             self._posterior = None
             return
-        points = Points(
-            [arms[at] for at in known],
-            log_turn[known],
-            errors[known],
-            self._names,
-            read_engines=self.observations.tells_steps,
-        )
+        points = self._points([arms[at] for at in known], log_turn[known], errors[known])
         observed = [self._observed[at] for at in known]
         is_old = len(observed) >= _REFIT * self._n_of_noise
         self._posterior = Posterior(points, observed, None if is_old else self.noise)
@@ -751,12 +731,7 @@ class Learner:
         if foreign := self._of_others():
             everything = [*observed, *foreign]
             arms = [one.arm for one in everything]
-            points = Points(
-                arms,
-                *self.predictions(arms),
-                self._names,
-                read_engines=self.observations.tells_steps,
-            )
+            points = self._points(arms, *self.predictions(arms))
             self._posterior = Posterior(points, everything, self.noise)
 
     def _of_others(self) -> list[Observed]:
