@@ -43,8 +43,6 @@ class Counts:
     n_steps: float
     drafted: float
     accepted: float
-    accepted_by_position: tuple[float, ...] | None = None
-    drafted_by_position: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +160,12 @@ class _Data:
         share = _TEXT_SD / np.sqrt(prompts)
         self.drafted_sd = np.hypot(noise, share * (self.drafted + 0.2))
         self.accepted_sd = np.hypot(noise, share * (self.accepted + 0.2))
-        # Of each position: row, place in (accepted, drafted), column, share of steps, its spread.
-        seen: list[tuple[int, int, int, float, float]] = []
-        for row, count in enumerate(counts):
-            told = (count.accepted_by_position, count.drafted_by_position)
-            for which, by_position in enumerate(told):
-                for column, n_steps in enumerate((by_position or ())[: count.n_max]):
-                    spread = float(np.hypot(0.7 / np.sqrt(count.n_steps), 1.2 * share[row]))
-                    seen.append((row, which, column, n_steps / count.n_steps, spread))
-        self.at = tuple(
-            np.array(part, int) for part in zip(*(one[:3] for one in seen), strict=True)
-        )
-        self.values = np.array([one[3] for one in seen])
-        self.value_sd = np.array([one[4] for one in seen])
         self.mask = np.arange(self.n_positions) < self.n_max[:, None]
 
     def residuals(
         self, parameters: Array, n_texts: int, *, first_is_free: bool, is_lookup: bool
     ) -> Array:
-        """Model minus observation in standard deviations: drafted, accepted, by position."""
+        """Model minus observation in standard deviations: drafted, then accepted."""
         drafted = np.empty((len(self.text), self.n_positions))
         accepted = np.empty_like(drafted)
         for index, p_min in enumerate(self.p_mins):
@@ -194,15 +179,12 @@ class _Data:
                 if is_lookup
                 else _accepted(logit, surely, text, self.n_max[rows], parameters[-1])
             )
-        parts = [
-            ((drafted * self.mask).sum(axis=1) - self.drafted) / self.drafted_sd,
-            ((accepted * self.mask).sum(axis=1) - self.accepted) / self.accepted_sd,
-        ]
-        if len(self.values):
-            row, which, column = self.at
-            modelled = np.stack([accepted, drafted])[which, row, column]
-            parts.append((modelled - self.values) / self.value_sd)
-        return np.concatenate(parts)
+        return np.concatenate(
+            [
+                ((drafted * self.mask).sum(axis=1) - self.drafted) / self.drafted_sd,
+                ((accepted * self.mask).sum(axis=1) - self.accepted) / self.accepted_sd,
+            ]
+        )
 
 
 def _start(n_texts: int, relative: Acceptance | None, *, is_lookup: bool) -> tuple[Array, Array]:
