@@ -24,7 +24,6 @@ from tunerd.sweep.laws import (
     MemoryLaw,
     Noise,
     Prediction,
-    by_length,
     fit_acceptance,
     fit_memory,
     fit_noise,
@@ -41,10 +40,8 @@ from tunerd.sweep.observations import (
     decode_ms,
     is_exact,
     is_prompt_timed,
-    is_timed,
     pool,
     prompt_row,
-    step_row,
     terms_of_prompt,
 )
 from tunerd.sweep.space import Grid, variant_of
@@ -77,15 +74,13 @@ _MOST_TOLD = 1000
 class Observed:
     """One block of prompts answered by one configuration in one process.
 
-    `log_turn` has the luck of its prompts taken out, `log_measured` is as it was. `box` is another that told
-    it, empty for this one.
+    `box` is another that told it, empty for this one.
     """
 
     arm: Arm
     process: str
     block: str
     log_turn: float
-    log_measured: float
     box: str = ""
 
 
@@ -238,13 +233,6 @@ def _prior_variance(points: Points) -> Array:
     return np.asarray(within + across + (points.errors**2).sum(axis=1), float)
 
 
-# Prompts of one class differ by some 5 % in what they let a step accept, the model is off by 2 %.
-_TRUST = 6.0
-_MOST_LUCK = 1.4
-
-_Kind = tuple[tuple[str, str], int, float, int]
-
-
 class Laws(Protocol):
     """What is known of the families."""
 
@@ -261,31 +249,19 @@ class Laws(Protocol):
         """Laws of step and prompt; None where nothing is known."""
         ...
 
-    def acceptance_of(self, family: tuple[str, str]) -> Acceptance | None:
-        """The drafter; None where nothing is drafted or known."""
-        ...
-
 
 def observe(processes: Iterable[Process], laws: Laws) -> list[Observed]:
     """Every whole block of every process that did not spill."""
     sound = [process for process in processes if not process.has_spilled]
-    luck, prefills = _Luck(sound, laws), dict[Arm, Array | None]()
+    prefills = dict[Arm, Array | None]()
     found = []
     for process in sound:
         for (arm, block), answers in blocks_of(process).items():
             times = _times(process, answers, laws, prefills)
             if times is None:
                 continue
-            measured = laws.workload.turn_time_s(times)
-            fair = laws.workload.turn_time_s(
-                [
-                    time + luck.correction_ms(answers[text], decode_ms(answers[text], one))
-                    for text, (time, one) in enumerate(
-                        zip(times, laws.workload.classes, strict=True)
-                    )
-                ]
-            )
-            found.append(Observed(arm, process.name, block, math.log(fair), math.log(measured)))
+            turn = math.log(laws.workload.turn_time_s(times))
+            found.append(Observed(arm, process.name, block, turn))
     return found
 
 
@@ -328,55 +304,6 @@ def _prompt_ratio(process: Process, answer: Answer, laws: Laws) -> float | None:
     ]
     taken, expected = np.sum(times, axis=0) if times else (0.0, 0.0)  # long ones count most
     return float(taken / expected) if expected else None
-
-
-class _Luck:
-    """What each kind of draft usually accepts, and what an answer's own luck was worth."""
-
-    def __init__(self, processes: Iterable[Process], laws: Laws) -> None:
-        self._laws = laws
-        self._seen: dict[_Kind, Array] = defaultdict(lambda: np.zeros(4))
-        for process in processes:
-            for answer in process.answers:
-                if _is_usable(answer):
-                    reading = answer.reading
-                    self._seen[_kind(answer)] += (
-                        1, reading.n_steps or 0, reading.n_drafted, reading.n_accepted
-                    )  # fmt: skip
-
-    def correction_ms(self, answer: Answer, decode_ms: float) -> float:
-        """To be added to the time of an answer that decodes for so long."""
-        acceptance = self._laws.acceptance_of(answer.arm.family)
-        costs = self._laws.costs_of(answer.arm)
-        if acceptance is None or costs is None or not _is_usable(answer):
-            return 0.0
-        reading, kind = answer.reading, _kind(answer)
-        n_prompts, steps, drafted, accepted = self._seen[kind]
-        n_max, text = kind[1], kind[3]
-        by_text = acceptance.drafts(n_max, kind[2]).per_step(n_max)
-        weight = n_prompts / (n_prompts + _TRUST)
-        usual_drafted = weight * drafted / steps + (1 - weight) * float(by_text[0][text])
-        usual_accepted = weight * accepted / steps + (1 - weight) * float(by_text[1][text])
-        row = step_row(answer, acceptance)
-        scale = usual_drafted / max(float(row.drafted.sum()), 1e-6)
-        most = by_length(np.ones(max(n_max, 1)))
-        usual_row = replace(row, drafted=np.minimum(row.drafted * scale, most))
-        own = float(row.terms @ costs.step)
-        usual = float(usual_row.terms @ costs.step)
-        rate = reading.n_accepted / (reading.n_steps or 1)
-        factor = (1 + rate) / (1 + usual_accepted) * usual / max(own, 1e-9)
-        factor = min(max(factor, 1 / _MOST_LUCK), _MOST_LUCK)
-        return float((factor - 1.0) * decode_ms)
-
-
-def _is_usable(answer: Answer) -> bool:
-    return (
-        answer.text is not None and answer.arm.drafts and answer.arm.n_max > 0 and is_timed(answer)
-    )
-
-
-def _kind(answer: Answer) -> _Kind:
-    return answer.arm.family, answer.arm.n_max, answer.arm.p_min, answer.text or 0
 
 
 _LOOKUP_KINDS = ("ngram",)
@@ -544,11 +471,6 @@ class Learner:
         if model is None or model.costs is None:
             return None
         return model.costs.at(self._levels.of([place_of(arm)])[0])
-
-    def acceptance_of(self, family: tuple[str, str]) -> Acceptance | None:
-        """The drafter of a family; None where nothing is drafted or known."""
-        model = self.models.get(family)
-        return None if model is None else model.acceptance
 
     def without_drafts(self, arm: Arm) -> float | None:
         """Log turn time [ms] of an arm that drafts nothing, by the shortest steps of its engine's families that draft.
@@ -739,7 +661,7 @@ class Learner:
         arms = list(dict.fromkeys(one.control for one in self._told))
         controls = dict(zip(arms, self.beliefs(arms), strict=True))
         return [
-            Observed(one.arm, f"{one.box}/{at}", f"{one.box}/{at}", turn, turn, one.box)
+            Observed(one.arm, f"{one.box}/{at}", f"{one.box}/{at}", turn, one.box)
             for at, one in enumerate(self._told)
             if (control := controls[one.control]) is not None and self.is_known(one.arm.family)
             for turn in [control.mean + one.log_ratio]

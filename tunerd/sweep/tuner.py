@@ -731,7 +731,7 @@ class _Sweep:
         log_turn, _ = self.learner.predictions(arms)
         measured: dict[Arm, list[float]] = {}
         for one in self.learner.observed:
-            measured.setdefault(one.arm.canonical(), []).append(one.log_measured)
+            measured.setdefault(one.arm.canonical(), []).append(one.log_turn)
         found = []
         for arm, belief, predicted in zip(
             arms, self.learner.beliefs(arms), log_turn.tolist(), strict=True
