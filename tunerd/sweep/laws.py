@@ -492,10 +492,7 @@ def _solve(
 
 # Parts of a turn by which predictions may be off together; each is a share of the turn time, or how
 # the turn time answers to it.
-PARTS = (
-    "per batch", "per prompt token", "base step", "draft", "late draft", "depth", "margin", "accepted",
-    "accepted late", "free step", "width",
-)  # fmt: skip
+PARTS = ("per batch", "per prompt token", "base step", "draft", "margin", "accepted", "width")
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,14 +547,10 @@ def predict(
         return np.asarray((shares * part).sum(axis=0) / turn, float)
 
     gained = decode * points.accepted / (1.0 + points.accepted)
-    late = decode * points.accepted_late / (1.0 + points.accepted)
     room = np.array([room_gib(arm) for arm in arms])
     parts = [
-        share(prompt[0]), share(prompt[1] + prompt[2]), share(step[0]),
-        share(step[1 : _LATE + 1].sum(axis=0)), share(step[_LATE + 1 : POSITIONS + 2].sum(axis=0)),
-        share(step[-1]), share(prefill + decode) * room,
-        share(gained), share(late), share(decode) * np.array([not arm.drafts for arm in arms]),
-        share(decode) * points.ubatch / WIDTH,
+        share(prompt[0]), share(prompt[1] + prompt[2]), share(step[0]), share(step[1:-1].sum(axis=0)),
+        share(prefill + decode) * room, share(gained), share(decode) * points.ubatch / WIDTH,
     ]  # fmt: skip
     return Prediction(np.log(turn), np.stack(parts, axis=1), class_ms, prefill)
 
@@ -577,7 +570,7 @@ class _Points:
         self.depth = (cached + self.new + predicted / 2) / 1000
         shape = (len(classes), len(arms))
         self.drafted, self.refused = np.zeros((*shape, POSITIONS)), np.zeros(shape)
-        self.accepted, self.accepted_late = np.zeros(shape), np.zeros(shape)
+        self.accepted = np.zeros(shape)
         if acceptance is not None:
             self._draft(arms, acceptance)
         self.steps = (predicted - 1.0) / (1.0 + self.accepted)
@@ -587,12 +580,9 @@ class _Points:
             if not arm.drafts or arm.n_max <= 0:
                 continue
             drafts = acceptance.drafts(arm.n_max, arm.p_min)
-            accepted = np.cumsum(drafts.accepted, axis=1)
             self.drafted[:, at] = by_length(drafts.drafted)
             self.refused[:, at] = 1.0 - drafts.drafted[:, -1]
-            self.accepted[:, at] = accepted[:, -1]
-            if arm.n_max > _LATE:
-                self.accepted_late[:, at] = accepted[:, -1] - accepted[:, _LATE - 1]
+            self.accepted[:, at] = drafts.accepted.sum(axis=1)
 
 
 # A decade and a half around the usual spreads: quiet cards and busy desktops differ by that much.

@@ -51,8 +51,8 @@ Indices = NDArray[np.int64]
 
 # Relative errors of the parts of a prediction (laws.PARTS), in the same order: where single steps are read, and where
 # drafts are known by totals alone.
-_READ_SD = np.array([0.20, 0.08, 0.05, 0.08, 0.12, 0.20, 0.02, 0.05, 0.08, 0.05, 0.02])
-_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.50, 0.30, 0.02, 0.08, 0.25, 0.05, 0.02])
+_READ_SD = np.array([0.20, 0.08, 0.05, 0.08, 0.02, 0.05, 0.02])
+_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.02, 0.08, 0.02])
 _LEVEL_SD = 0.04  # of a family
 _SMOOTH_SD = 0.02
 # Of one shape of batches, which other kernels serve (where steps are read, and where they are not), and of one
