@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -49,15 +49,11 @@ from tunerd.sweep.space import Grid, variant_of
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Relative errors of the parts of a prediction (laws.PARTS), in the same order: where single steps are read, and where
-# drafts are known by totals alone.
-_READ_SD = np.array([0.20, 0.08, 0.05, 0.08, 0.02, 0.05, 0.02])
+# Relative errors of the parts of a prediction (laws.PARTS), in the same order.
 _PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.02, 0.08, 0.02])
 _LEVEL_SD = 0.04  # of a family
 _SMOOTH_SD = 0.02
-# Of one shape of batches, which other kernels serve (where steps are read, and where they are not), and of one
-# configuration.
-_READ_SHAPE_SD, _SHAPE_SD = 0.012, 0.025
+_SHAPE_SD = 0.025  # of one shape of batches, which other kernels serve
 _QUIRK_SD = 0.008
 _THREADS_SD = 0.06
 _OWN_THREADS_SD = 0.02  # one core less than all of them may be better than either neighbour
@@ -93,20 +89,12 @@ class Points:
         predicted: Array,
         errors: Array,
         names: Names,
-        *,
-        read_engines: Collection[str],
     ) -> None:
-        """Of arms with errors that their predictions have in common, by part of a turn.
-
-        `read_engines`: those whose laws are of single steps.
-        """
+        """Of arms with errors that their predictions have in common, by part of a turn."""
         if errors.shape != (len(arms), len(PARTS)):
             raise ValueError(f"errors must have the shape {(len(arms), len(PARTS))}")
         self.predicted = predicted
         self.errors = errors
-        self.shape_sd = np.array(
-            [_READ_SHAPE_SD if arm.engine in read_engines else _SHAPE_SD for arm in arms]
-        )
         self.family = names.indices(arm.family for arm in arms)
         self.kv = names.indices(("kv", arm.kv) for arm in arms)
         self.extra = names.indices(("extra", arm.extra) for arm in arms)
@@ -207,7 +195,7 @@ def _kernel(left: Points, right: Points) -> Array:
         + _OWN_KV_SD**2 * same("kv")
     )
     quirk = (
-        np.outer(left.shape_sd, right.shape_sd) * same_variant * same("n_max") * same("ubatch")
+        _SHAPE_SD**2 * same_variant * same("n_max") * same("ubatch")
         + _QUIRK_SD**2 * (same("plane") + same("exact")) / 2
     )
     across = (
@@ -222,12 +210,7 @@ def _kernel(left: Points, right: Points) -> Array:
 
 def _prior_variance(points: Points) -> Array:
     within = (
-        _LEVEL_SD**2
-        + _SMOOTH_SD**2
-        + _VARIANT_SD**2
-        + _OWN_KV_SD**2
-        + points.shape_sd**2
-        + _QUIRK_SD**2
+        _LEVEL_SD**2 + _SMOOTH_SD**2 + _VARIANT_SD**2 + _OWN_KV_SD**2 + _SHAPE_SD**2 + _QUIRK_SD**2
     )
     across = _THREADS_SD**2 + _OWN_THREADS_SD**2 + _KV_SD**2 + _BATCH_SD**2 + _EXTRA_SD**2
     return np.asarray(within + across + (points.errors**2).sum(axis=1), float)
@@ -453,12 +436,11 @@ class Learner:
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for at, arm in enumerate(arms):
             groups[arm.family].append(at)
-        for (engine, _), members in groups.items():
-            sd = _READ_SD if engine in self.observations.tells_steps else _PART_SD
+        for members in groups.values():
             prediction = self._predict([arms[at] for at in members])
             if prediction is not None:
                 log_turn[members] = prediction.log_turn
-                errors[members] = prediction.parts * sd
+                errors[members] = prediction.parts * _PART_SD
         return log_turn, errors
 
     def prediction_of(self, arm: Arm) -> Prediction | None:
@@ -498,10 +480,6 @@ class Learner:
         workload = self.observations.workload_seen()
         return predict(arms, workload, model.acceptance, model.costs.shared, levels)
 
-    def _points(self, arms: Sequence[Arm], predicted: Array, errors: Array) -> Points:
-        read_engines = self.observations.tells_steps
-        return Points(arms, predicted, errors, self._names, read_engines=read_engines)
-
     def beliefs(self, arms: Sequence[Arm]) -> list[Belief | None]:
         """What is believed of each arm; None where its family was never measured."""
         log_turn, errors = self.predictions(arms)
@@ -509,7 +487,7 @@ class Learner:
         result: list[Belief | None] = [None] * len(arms)
         if not known:
             return result
-        points = self._points([arms[at] for at in known], log_turn[known], errors[known])
+        points = Points([arms[at] for at in known], log_turn[known], errors[known], self._names)
         if self._posterior is None:
             mean, sd = points.predicted, np.full(len(known), _UNKNOWN_SD)
         else:
@@ -544,8 +522,8 @@ class Learner:
         log_turn, errors = self.predictions([*arms, reference])
         if self._posterior is None or not np.isfinite(log_turn).all():
             return np.full(len(arms), _UNKNOWN_SD)
-        points = self._points(arms, log_turn[:-1], errors[:-1])
-        other = self._points([reference], log_turn[-1:], errors[-1:])
+        points = Points(arms, log_turn[:-1], errors[:-1], self._names)
+        other = Points([reference], log_turn[-1:], errors[-1:], self._names)
         return self._posterior.differences_sd(points, other)
 
     def to_json(self) -> dict[str, dict[str, object]]:
@@ -644,7 +622,7 @@ class Learner:
         if not len(known):
             self._posterior = None
             return
-        points = self._points([arms[at] for at in known], log_turn[known], errors[known])
+        points = Points([arms[at] for at in known], log_turn[known], errors[known], self._names)
         observed = [self._observed[at] for at in known]
         is_old = len(observed) >= _REFIT * self._n_of_noise
         self._posterior = Posterior(points, observed, None if is_old else self.noise)
@@ -653,7 +631,7 @@ class Learner:
         if foreign := self._of_others():
             everything = [*observed, *foreign]
             arms = [one.arm for one in everything]
-            points = self._points(arms, *self.predictions(arms))
+            points = Points(arms, *self.predictions(arms), self._names)
             self._posterior = Posterior(points, everything, self.noise)
 
     def _of_others(self) -> list[Observed]:
