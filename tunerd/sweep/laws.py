@@ -18,18 +18,15 @@ from tunerd.profile.workload import Workload
 
 Array = NDArray[np.float64]
 
-# Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, late, flow, and their spread.
-_ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0, 0.0, 0.3])
-_ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6, 0.06, 0.4])
-_LATE = 4
+# Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, and their spread.
+_ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0])
+_ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6])
 _RELATIVE_SPREAD = 0.3  # of the same head on another engine
 # Texts of one class differ by about 0.3 in logit h, so a mean over few of them is off by that.
 _TEXT_SD = 0.06
 _STEP_SD = 1.3
 _STEPS_OF_FIT = 12
 _MOST_DAMPING = 1e4  # no step helps any more
-# After so many kinds of runs it is clear whether an engine drafts its first token in any case.
-_SETTLED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,45 +58,25 @@ class Drafts:
 class Acceptance:
     """A fitted drafter.
 
-    `parameters` are one alpha per text, then beta (by position), ln kappa and gamma (confidence), late (by position
-    beyond the fourth) and flow: text that was guessed well goes on to be, so a step behind a draft that was accepted
-    whole fares better. `first_is_free`: the first token is drafted whatever its confidence (ik does so). `is_lookup`
+    `parameters` are one alpha per text, then beta (by position), ln kappa and gamma (confidence). `is_lookup`
     replaces confidence by a chance of a draft at all. `spread` is how far those of a relative may be from its parameters,
     all or each of them.
     """
 
     parameters: Array
     n_texts: int
-    first_is_free: bool = False
     is_lookup: bool = False
     spread: float | Array = _RELATIVE_SPREAD
-    _kept: dict[tuple[int, float], Drafts] = field(default_factory=dict, repr=False, compare=False)
-    _of_p_min: dict[float, tuple[Array, Array, Array]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _kept: dict[float, Drafts] = field(default_factory=dict, repr=False, compare=False)
 
     def drafts(self, n_max: int, p_min: float) -> Drafts:
         """Probabilities for drafts of up to `n_max` tokens at one p-min."""
-        key = n_max, p_min
-        if key not in self._kept:
-            passes, alone, right = self._chances(p_min)
-            drafted, logit, surely = (one[:, :n_max] for one in (passes, alone, right))
-            if self.is_lookup:
-                self._kept[key] = Drafts(drafted, logit)
-            else:
-                accepted = _accepted(
-                    logit, surely, np.arange(self.n_texts), n_max, self.parameters[-1]
-                )
-                self._kept[key] = Drafts(drafted, accepted[:, :n_max])
-        return self._kept[key]
-
-    def _chances(self, p_min: float) -> tuple[Array, Array, Array]:
-        if p_min not in self._of_p_min:
-            self._of_p_min[p_min] = _chances(
-                self.parameters, self.n_texts, _MOST_POSITIONS, p_min,
-                first_is_free=self.first_is_free, is_lookup=self.is_lookup,
-            )  # fmt: skip
-        return self._of_p_min[p_min]
+        if p_min not in self._kept:
+            self._kept[p_min] = _chances(
+                self.parameters, self.n_texts, _MOST_POSITIONS, p_min, is_lookup=self.is_lookup
+            )
+        kept = self._kept[p_min]
+        return Drafts(kept.drafted[:, :n_max], kept.accepted[:, :n_max])
 
 
 def n_parameters(n_texts: int) -> int:
@@ -128,19 +105,9 @@ def fit_acceptance(
     begin = prior if start is None or start.parameters.shape != prior.shape else start.parameters
     usable = [count for count in counts if count.n_steps > 0]
     if not usable:
-        return Acceptance(
-            prior, n_texts, relative is not None and relative.first_is_free, is_lookup
-        )
-    data = _Data(usable)
-    options = (False, True) if data.has_filter and not is_lookup else (False,)
-    if start is not None and len(usable) > _SETTLED * n_texts:
-        options = (start.first_is_free,)
-    fits = [
-        (_least_squares(data, begin, prior, spread, n_texts, free, is_lookup), free)
-        for free in options
-    ]
-    (parameters, _), first_is_free = min(fits, key=lambda fit: fit[0][1])
-    return Acceptance(parameters, n_texts, first_is_free, is_lookup)
+        return Acceptance(prior, n_texts, is_lookup)
+    fitted = _least_squares(_Data(usable), begin, prior, spread, n_texts, is_lookup=is_lookup)
+    return Acceptance(fitted, n_texts, is_lookup)
 
 
 class _Data:
@@ -151,7 +118,6 @@ class _Data:
         self.text = np.array([count.text for count in counts])
         self.n_max = np.array([count.n_max for count in counts])
         self.p_mins, self.group = np.unique([count.p_min for count in counts], return_inverse=True)
-        self.has_filter = bool((self.p_mins > 0).any())
         steps = np.array([count.n_steps for count in counts])
         prompts = np.array([max(count.n_prompts, 1) for count in counts])
         self.drafted = np.array([count.drafted for count in counts]) / steps
@@ -162,23 +128,17 @@ class _Data:
         self.accepted_sd = np.hypot(noise, share * (self.accepted + 0.2))
         self.mask = np.arange(self.n_positions) < self.n_max[:, None]
 
-    def residuals(
-        self, parameters: Array, n_texts: int, *, first_is_free: bool, is_lookup: bool
-    ) -> Array:
+    def residuals(self, parameters: Array, n_texts: int, *, is_lookup: bool) -> Array:
         """Model minus observation in standard deviations: drafted, then accepted."""
         drafted = np.empty((len(self.text), self.n_positions))
         accepted = np.empty_like(drafted)
         for index, p_min in enumerate(self.p_mins):
-            passes, logit, surely = _chances(parameters, n_texts, self.n_positions, float(p_min),
-                                             first_is_free=first_is_free, is_lookup=is_lookup)  # fmt: skip
             rows = self.group == index
-            text = self.text[rows]
-            drafted[rows] = passes[text]
-            accepted[rows] = (
-                logit[text]
-                if is_lookup
-                else _accepted(logit, surely, text, self.n_max[rows], parameters[-1])
+            found = _chances(
+                parameters, n_texts, self.n_positions, float(p_min), is_lookup=is_lookup
             )
+            drafted[rows] = found.drafted[self.text[rows]]
+            accepted[rows] = found.accepted[self.text[rows]]
         return np.concatenate(
             [
                 ((drafted * self.mask).sum(axis=1) - self.drafted) / self.drafted_sd,
@@ -199,10 +159,10 @@ def _start(n_texts: int, relative: Acceptance | None, *, is_lookup: bool) -> tup
 
 
 def _least_squares(
-    data: _Data, begin: Array, prior: Array, spread: Array, n_texts: int, free: bool, lookup: bool
-) -> tuple[Array, float]:
+    data: _Data, begin: Array, prior: Array, spread: Array, n_texts: int, *, is_lookup: bool
+) -> Array:
     def residuals(parameters: Array) -> Array:
-        own = data.residuals(parameters, n_texts, first_is_free=free, is_lookup=lookup)
+        own = data.residuals(parameters, n_texts, is_lookup=is_lookup)
         return np.concatenate([own, (parameters - prior) / spread])
 
     parameters = begin.copy()
@@ -229,7 +189,7 @@ def _least_squares(
             damping *= 10
             if damping > _MOST_DAMPING:
                 break
-    return parameters, cost
+    return parameters
 
 
 # Longer drafts than any build takes.
@@ -237,55 +197,25 @@ _MOST_POSITIONS = 64
 
 
 def _chances(
-    parameters: Array,
-    n_texts: int,
-    n_positions: int,
-    p_min: float,
-    *,
-    first_is_free: bool,
-    is_lookup: bool,
-) -> tuple[Array, Array, Array]:
-    """By (text, position): drafted at all, logit of being right, and how likely what is right is drafted.
-
-    Of a lookup the second is the chance that it is accepted.
-    """
-    alpha, (beta, shape, gamma, late, _) = parameters[:n_texts], parameters[n_texts:]
-    at = np.arange(n_positions)
-    positions = beta * at + late * np.maximum(at - _LATE, 0)
+    parameters: Array, n_texts: int, n_positions: int, p_min: float, *, is_lookup: bool
+) -> Drafts:
+    alpha, (beta, shape, gamma) = parameters[:n_texts], parameters[n_texts:]
+    positions = beta * np.arange(n_positions)
     if is_lookup:
         found = expit(alpha)[:, None]
         right = expit(shape + gamma * (alpha - alpha.mean())[:, None] + positions)
         drafted = np.broadcast_to(found, right.shape)
-        return drafted, found * np.cumprod(right, axis=1), drafted
+        return Drafts(drafted, found * np.cumprod(right, axis=1))
     logit = alpha[:, None] + positions
     if p_min <= 0:
-        return np.ones_like(logit), logit, np.ones_like(logit)
+        return Drafts(np.ones_like(logit), np.cumprod(expit(logit), axis=1))
     kappa = np.exp(np.clip(shape, -3.0, 4.0))
     sure = np.clip(expit(logit + gamma), 1e-4, 1 - 1e-4)
     first, second = kappa * sure, kappa * (1 - sure)
     threshold = min(p_min, 1 - 1e-6)
     passes = 1.0 - betainc(first, second, threshold)
-    surely = 1.0 - betainc(first + 1.0, second, threshold)
-    if first_is_free:
-        passes[:, 0] = surely[:, 0] = 1.0
-    return np.cumprod(passes, axis=1), logit, surely
-
-
-def _accepted(
-    logit: Array,
-    surely: Array,
-    text: NDArray[np.int64],
-    n_max: NDArray[np.int64] | int,
-    flow: float,
-) -> Array:
-    """Chance by (row, position) of being accepted, for rows of texts with their n-max."""
-    logit, surely = logit[text], surely[text]
-    alone = np.cumprod(expit(logit) * surely, axis=1)
-    if not alone.shape[1]:
-        return np.asarray(alone, float)
-    last = np.minimum(np.broadcast_to(n_max, len(text)), alone.shape[1]) - 1
-    whole = alone[np.arange(len(text)), last]
-    return np.asarray(np.cumprod(expit(logit + flow * whole[:, None]) * surely, axis=1), float)
+    surely = 1.0 - betainc(first + 1.0, second, threshold)  # that what is right is drafted
+    return Drafts(np.cumprod(passes, axis=1), np.cumprod(expit(logit) * surely, axis=1))
 
 
 # Positions of a draft that a step's law tells apart; whatever lies beyond costs as the last of them.

@@ -651,7 +651,6 @@ def _model_json(model: FamilyModel) -> dict[str, object]:
     if model.acceptance is not None:
         found["acceptance"] = {
             "parameters": [round(float(value), 4) for value in model.acceptance.parameters],
-            "first_is_free": model.acceptance.first_is_free,
         }
     if model.costs is not None:
         shared = model.costs.shared
