@@ -6,13 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
-from tunerd.profile.arm import OFF, Arm, Extra, Request, Sample, shape_of
+from tunerd.profile.arm import NGRAM, OFF, Arm, Extra, Request, Sample, shape_of
 from tunerd.profile.workload import Workload
 from tunerd.sweep.costs import FamilyCosts, FamilyKey, Levels, Relative, Rows, place_of
 from tunerd.sweep.known import ARM_SD, LEVEL_SD, Known, Told
@@ -216,44 +215,30 @@ def _prior_variance(points: Points) -> Array:
     return np.asarray(within + across + (points.errors**2).sum(axis=1), float)
 
 
-class Laws(Protocol):
-    """What is known of the families."""
-
-    @property
-    def workload(self) -> Workload:
-        """What is asked."""
-        ...
-
-    def prediction_of(self, arm: Arm) -> Prediction | None:
-        """Of one arm by class; None where nothing is known."""
-        ...
-
-    def costs_of(self, arm: Arm) -> Costs | None:
-        """Laws of step and prompt; None where nothing is known."""
-        ...
-
-
-def observe(processes: Iterable[Process], laws: Laws) -> list[Observed]:
+def observe(processes: Iterable[Process], learner: Learner) -> list[Observed]:
     """Every whole block of every process that did not spill."""
     sound = [process for process in processes if not process.has_spilled]
     prefills = dict[Arm, Array | None]()
     found = []
     for process in sound:
         for (arm, block), answers in blocks_of(process).items():
-            times = _times(process, answers, laws, prefills)
+            times = _times(process, answers, learner, prefills)
             if times is None:
                 continue
-            turn = math.log(laws.workload.turn_time_s(times))
+            turn = math.log(learner.workload.turn_time_s(times))
             found.append(Observed(arm, process.name, block, turn))
     return found
 
 
 def _times(
-    process: Process, answers: dict[int, Answer], laws: Laws, prefills: dict[Arm, Array | None]
+    process: Process,
+    answers: dict[int, Answer],
+    learner: Learner,
+    prefills: dict[Arm, Array | None],
 ) -> list[float] | None:
     """Turn time of each class [ms]; None if a class is missing."""
     times = []
-    for text, one in enumerate(laws.workload.classes):
+    for text, one in enumerate(learner.workload.classes):
         answer = answers.get(text)
         if answer is None or answer.reading.turn_ms is None:
             return None
@@ -261,9 +246,9 @@ def _times(
             left = decode_ms(answer, one) - (answer.reading.predicted_ms or 0.0)
             times.append(answer.reading.turn_ms - answer.reading.decode_left_ms + left)
             continue
-        ratio = _prompt_ratio(process, answer, laws)
+        ratio = _prompt_ratio(process, answer, learner)
         if answer.arm not in prefills:
-            prediction = laws.prediction_of(answer.arm)
+            prediction = learner.prediction_of(answer.arm)
             prefills[answer.arm] = None if prediction is None else prediction.prefill_ms[:, 0]
         expected = prefills[answer.arm]
         if ratio is None or expected is None or answer.reading.predicted_ms is None:
@@ -272,12 +257,12 @@ def _times(
     return times
 
 
-def _prompt_ratio(process: Process, answer: Answer, laws: Laws) -> float | None:
+def _prompt_ratio(process: Process, answer: Answer, learner: Learner) -> float | None:
     """What this process took for its long prompts against what the law says of them.
 
     For a class whose prompt was cached to measure its decoding alone.
     """
-    costs = laws.costs_of(answer.arm)
+    costs = learner.costs_of(answer.arm)
     if costs is None:
         return None
     times = [
@@ -289,7 +274,6 @@ def _prompt_ratio(process: Process, answer: Answer, laws: Laws) -> float | None:
     return float(taken / expected) if expected else None
 
 
-_LOOKUP_KINDS = ("ngram",)
 _UNKNOWN_SD = 0.1
 _ROUNDS = 2  # in which laws and levels are fitted in turns
 _REFIT = 1.2  # times as many observations as the noise was fitted to
@@ -562,7 +546,7 @@ class Learner:
         return fit_acceptance(
             counts,
             len(self.workload.classes),
-            is_lookup=family[1] in _LOOKUP_KINDS,
+            is_lookup=family[1] == NGRAM,
             relative=self._acceptance_relative(family),
             start=None if previous is None else previous.acceptance,
         )
