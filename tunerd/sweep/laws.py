@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import nnls
 from scipy.special import betainc, expit
 
@@ -515,13 +514,6 @@ class _Points:
             self.accepted[:, at] = drafts.accepted.sum(axis=1)
 
 
-# A decade and a half around the usual spreads: quiet cards and busy desktops differ by that much.
-_NOISE_STEPS = (0.15, 0.25, 0.4, 0.63, 1.0, 1.4, 2.0, 3.0)
-_NOISE_PRIOR_SD = 0.5  # of the log of each spread, around the usual one
-_NOISE_ROUNDS = 3
-_PROCESS_STEPS = np.geomspace(_NOISE_STEPS[0], _NOISE_STEPS[-1], 16)
-
-
 @dataclass(frozen=True, slots=True)
 class Noise:
     """Standard deviations of log turn times: of processes, of blocks of prompts, of one answer."""
@@ -537,44 +529,6 @@ class Noise:
 
 
 USUAL = Noise(process=0.03, block=0.025, answer=0.018)
-
-
-def fit_noise(kernel: Array, residual: Array, same_process: Array, same_block: Array) -> Noise:
-    """The spreads under which the residuals are likeliest, of a few around the usual ones; of processes their mean.
-
-    Args:
-        kernel: Prior covariance of the observed configurations.
-        residual: Observed minus predicted log turn times.
-        same_process: 1 where two observations are of one process.
-        same_block: 1 where two observations answered the same block.
-    """
-
-    def log_likelihood(noise: Noise) -> float:
-        try:
-            factor = cho_factor(kernel + noise.covariance(same_process, same_block), lower=True)
-        except LinAlgError:
-            return -np.inf
-        spread = 2.0 * float(np.log(np.diag(factor[0])).sum())
-        ratios = np.log([noise.process, noise.block, noise.answer]) - np.log(
-            [USUAL.process, USUAL.block, USUAL.answer]
-        )
-        prior = float((ratios**2).sum()) / _NOISE_PRIOR_SD**2
-        return -0.5 * (float(residual @ cho_solve(factor, residual)) + spread + prior)
-
-    best = USUAL
-    for _ in range(_NOISE_ROUNDS):
-        before = best
-        for name in ("process", "block", "answer"):
-            tried = [replace(best, **{name: getattr(USUAL, name) * step}) for step in _NOISE_STEPS]
-            best = max(tried, key=log_likelihood)
-        if best == before:
-            break
-    # Of few starts the likeliest spread is too small more often than too large, and beliefs were too sure of themselves: off
-    # by 1.3 times their own error, and by the mean variance 1.0 times (docs/benchmarks.md, A second world).
-    spreads = USUAL.process * _PROCESS_STEPS
-    chances = np.array([log_likelihood(replace(best, process=float(one))) for one in spreads])
-    variance = np.average(spreads**2, weights=np.exp(chances - chances.max()))
-    return replace(best, process=math.sqrt(variance))
 
 
 # Spread between loads of the same arm, until the night has its own figure [MiB].

@@ -21,11 +21,9 @@ from tunerd.sweep.laws import (
     Acceptance,
     Costs,
     MemoryLaw,
-    Noise,
     Prediction,
     fit_acceptance,
     fit_memory,
-    fit_noise,
     jitter_of,
     predict,
     spread_drafted,
@@ -125,21 +123,17 @@ class Names:
 class Posterior:
     """Beliefs about configurations after some observations."""
 
-    def __init__(
-        self, points: Points, observed: Sequence[Observed], noise: Noise | None = None
-    ) -> None:
-        """Fits the noise where none is given."""
+    def __init__(self, points: Points, observed: Sequence[Observed]) -> None:
         self._points = points
         kernel = _kernel(points, points)
         process = _same([one.process for one in observed])
         block = _same([one.block for one in observed])
         residual = np.array([one.log_turn for one in observed]) - points.predicted
-        self.noise = noise or fit_noise(kernel, residual, process, block)
         is_told = np.array([bool(one.box) for one in observed], float)
         told = LEVEL_SD**2 * _same([one.box for one in observed]) + ARM_SD**2 * np.eye(
             len(observed)
         )
-        luck = self.noise.covariance(process, block) + told * np.outer(is_told, is_told)
+        luck = USUAL.covariance(process, block) + told * np.outer(is_told, is_told)
         self._factor = cho_factor(kernel + luck, lower=True)
         self._weights = cho_solve(self._factor, residual)
 
@@ -276,7 +270,6 @@ def _prompt_ratio(process: Process, answer: Answer, learner: Learner) -> float |
 
 _UNKNOWN_SD = 0.1
 _ROUNDS = 2  # in which laws and levels are fitted in turns
-_REFIT = 1.2  # times as many observations as the noise was fitted to
 
 
 @dataclass(slots=True)
@@ -315,13 +308,11 @@ class Learner:
         self.context = context
         self.observations = Observations(workload)
         self.models: dict[tuple[str, str], FamilyModel] = {}
-        self.noise = USUAL
         self.version = 0  # of the beliefs; grows with every refit
         self._names = Names()
         self._posterior: Posterior | None = None
         self._observed: list[Observed] = []
         self._counts: dict[Arm, set[str]] = {}
-        self._n_of_noise = 0
         self._levels = Levels(())
         self._jitter = 30.0
         self._placed: dict[tuple[FamilyKey, Extra], tuple[int, MemoryLaw]] = {}
@@ -608,15 +599,12 @@ class Learner:
             return
         points = Points([arms[at] for at in known], log_turn[known], errors[known], self._names)
         observed = [self._observed[at] for at in known]
-        is_old = len(observed) >= _REFIT * self._n_of_noise
-        self._posterior = Posterior(points, observed, None if is_old else self.noise)
-        if is_old:
-            self.noise, self._n_of_noise = self._posterior.noise, len(observed)
+        self._posterior = Posterior(points, observed)
         if foreign := self._of_others():
             everything = [*observed, *foreign]
             arms = [one.arm for one in everything]
             points = Points(arms, *self.predictions(arms), self._names)
-            self._posterior = Posterior(points, everything, self.noise)
+            self._posterior = Posterior(points, everything)
 
     def _of_others(self) -> list[Observed]:
         """What others told of families that are known here, at the level of this box."""
