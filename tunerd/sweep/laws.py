@@ -419,9 +419,13 @@ def _solve(
     return Fitted(np.asarray(solution, float), np.sqrt(np.diag(covariance)))
 
 
+_LATE = 4  # positions beyond it are told apart from those before
 # Parts of a turn by which predictions may be off together; each is a share of the turn time, or how
 # the turn time answers to it.
-PARTS = ("per batch", "per prompt token", "base step", "draft", "margin", "accepted", "width")
+PARTS = (
+    "per batch", "per prompt token", "base step", "draft", "late draft", "margin", "accepted",
+    "accepted late", "width",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,10 +480,13 @@ def predict(
         return np.asarray((shares * part).sum(axis=0) / turn, float)
 
     gained = decode * points.accepted / (1.0 + points.accepted)
+    late = decode * points.accepted_late / (1.0 + points.accepted)
     room = np.array([room_gib(arm) for arm in arms])
     parts = [
-        share(prompt[0]), share(prompt[1] + prompt[2]), share(step[0]), share(step[1:-1].sum(axis=0)),
-        share(prefill + decode) * room, share(gained), share(decode) * points.ubatch / WIDTH,
+        share(prompt[0]), share(prompt[1] + prompt[2]), share(step[0]),
+        share(step[1 : _LATE + 1].sum(axis=0)), share(step[_LATE + 1 : -1].sum(axis=0)),
+        share(prefill + decode) * room, share(gained), share(late),
+        share(decode) * points.ubatch / WIDTH,
     ]  # fmt: skip
     return Prediction(np.log(turn), np.stack(parts, axis=1), class_ms, prefill)
 
@@ -499,7 +506,7 @@ class _Points:
         self.depth = (cached + self.new + predicted / 2) / 1000
         shape = (len(classes), len(arms))
         self.drafted, self.refused = np.zeros((*shape, POSITIONS)), np.zeros(shape)
-        self.accepted = np.zeros(shape)
+        self.accepted, self.accepted_late = np.zeros(shape), np.zeros(shape)
         if acceptance is not None:
             self._draft(arms, acceptance)
         self.steps = (predicted - 1.0) / (1.0 + self.accepted)
@@ -512,6 +519,7 @@ class _Points:
             self.drafted[:, at] = by_length(drafts.drafted)
             self.refused[:, at] = 1.0 - drafts.drafted[:, -1]
             self.accepted[:, at] = drafts.accepted.sum(axis=1)
+            self.accepted_late[:, at] = drafts.accepted[:, _LATE:].sum(axis=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 # Relative errors of the parts of a prediction (laws.PARTS), in the same order.
-_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.02, 0.08, 0.02])
+_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.25, 0.02, 0.08, 0.50, 0.02])
 _LEVEL_SD = 0.04  # of a family
 _SMOOTH_SD = 0.02
 _SHAPE_SD = 0.025  # of one shape of batches, which other kernels serve
