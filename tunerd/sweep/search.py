@@ -25,6 +25,7 @@ from tunerd.profile.arm import (
     wording_of,
 )
 from tunerd.sweep.known import Study, Told
+from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Belief, Learner
 from tunerd.sweep.limits import Limits, without_margin
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
@@ -74,8 +75,7 @@ class Planes:
         seen = [one.log_turn for one in self._learner.observed if one.process == process]
         if expected is None or not seen:
             return
-        noise = self._learner.noise
-        sd = math.sqrt(expected.sd**2 + noise.process**2 + (noise.block**2 + noise.answer**2))
+        sd = math.sqrt(expected.sd**2 + USUAL.process**2 + (USUAL.block**2 + USUAL.answer**2))
         self._off.append((seen[0] - expected.mean) / sd)
 
     def proposals(self, leader: Belief, *, limit: int = 400) -> list[Proposal]:
@@ -94,8 +94,7 @@ class Planes:
         spread = self.surprise * self._learner.differences_sd(
             [one.arm for one in beliefs], leader.arm
         )
-        known = self._learner.noise
-        noise = (known.process**2 + known.answer**2) / _PROCESSES
+        noise = (USUAL.process**2 + USUAL.answer**2) / _PROCESSES
         found = []
         for belief, sd in zip(beliefs, spread.tolist(), strict=True):
             moves = sd * sd / math.hypot(sd, math.sqrt(noise))

@@ -41,7 +41,6 @@ from tunerd.profile.workload import Rates, Workload
 from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_json
 from tunerd.sweep.context import Floor, Widest
 from tunerd.sweep.known import Study, law_of
-from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
@@ -632,8 +631,7 @@ class _Sweep:
 
     def _n_pairs(self, gain: float) -> int:
         alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
-        pair_sd = _PAIR_SD * self.learner.noise.process / USUAL.process
-        pairs = pairs_needed(gain, pair_sd, margin=self.policy.min_gain, alpha=alpha)
+        pairs = pairs_needed(gain, _PAIR_SD, margin=self.policy.min_gain, alpha=alpha)
         return min(max(pairs, LEAST_NAMED), self.policy.max_pairs)
 
     def _spare_s(self, candidate: Arm) -> float:
@@ -702,7 +700,7 @@ class _Sweep:
         log_turn, _ = self.learner.predictions(arms)
         measured: dict[Arm, list[float]] = {}
         for one in self.learner.observed:
-            measured.setdefault(one.arm.canonical(), []).append(one.log_measured)
+            measured.setdefault(one.arm.canonical(), []).append(one.log_turn)
         found = []
         for arm, belief, predicted in zip(
             arms, self.learner.beliefs(arms), log_turn.tolist(), strict=True
