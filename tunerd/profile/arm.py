@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import pairwise
 from numbers import Real
 from typing import Any, Protocol
 
@@ -357,7 +356,7 @@ class Box(Protocol):
 
         `wall_ms`, `vram_free_min_mib`, for kind tool `tool_ok`, of an answer that ended by itself
         `decode_left_ms` that its length would have taken more, and where the build has them
-        `steps`, `accepted_per_pos`, `spill_mib`; `n_void` where it had to ask again, behind the
+        `steps`, `spill_mib`; `n_void` where it had to ask again, behind the
         bare prefix of a warm request.
 
         Raises:
@@ -387,13 +386,12 @@ class Box(Protocol):
 class StepsSeen:
     """Verification steps of one answer that drafted the same number of tokens.
 
-    `ms` is their time in all, `accepted` how many of them accepted at least 1, 2, ... tokens.
+    `ms` is their time in all.
     """
 
     n_drafted: int
     n_steps: int
     ms: float
-    accepted: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,8 +399,8 @@ class Reading:
     """One answer; None is what the box did not say.
 
     `n_drafted` and `n_accepted` are 0 where nothing was drafted: llama-server then leaves the keys
-    out. `accepted_by_position` are counts. `n_void` is how often it was asked before in vain. `steps` are
-    its verification steps, where the build tells each of them.
+    out. `n_void` is how often it was asked before in vain. `steps` are its verification steps, where the build
+    tells each of them.
     """
 
     prompt_n: int | None
@@ -413,7 +411,6 @@ class Reading:
     n_drafted: int
     n_accepted: int
     n_steps: int | None
-    accepted_by_position: tuple[float, ...] | None
     wall_ms: float | None
     decode_left_ms: float
     vram_free_min_mib: float | None
@@ -470,7 +467,6 @@ def read(answer: Mapping[str, Any]) -> Reading:
         n_drafted=n_drafted,
         n_accepted=n_accepted,
         n_steps=steps,
-        accepted_by_position=_positions(answer.get("accepted_per_pos"), n_accepted, steps),
         steps=seen,
         wall_ms=_positive(answer, "wall_ms"),
         decode_left_ms=_positive(answer, "decode_left_ms") or 0.0,
@@ -521,8 +517,7 @@ def _steps_seen(table: Any) -> tuple[StepsSeen, ...] | None:
     if not isinstance(table, (list, tuple)):
         return None
     return tuple(
-        StepsSeen(int(drafted), int(n_steps), float(ms), tuple(int(one) for one in accepted))
-        for drafted, n_steps, ms, accepted in table
+        StepsSeen(int(drafted), int(n_steps), float(ms)) for drafted, n_steps, ms, _ in table
     )
 
 
@@ -541,22 +536,6 @@ def _positive(answer: Mapping[str, Any], key: str) -> float | None:
 def _count(answer: Mapping[str, Any], key: str) -> int | None:
     number = _number(answer, key)
     return None if number is None else round(number)
-
-
-def _positions(given: Any, n_accepted: int, steps: int | None) -> tuple[float, ...] | None:
-    """Accepted counts by position; builds report counts or shares of the drafts."""
-    if given is None or isinstance(given, str) or not steps or n_accepted <= 0:
-        return None
-    values: Sequence[Any] = list(given.values()) if isinstance(given, Mapping) else list(given)
-    numbers = [float(value) for value in values if value is not None]
-    if not numbers or not all(math.isfinite(value) and value >= 0 for value in numbers):
-        return None
-    total = sum(numbers)
-    falls = all(later <= earlier for earlier, later in pairwise(numbers))
-    if total <= 0 or not falls:  # accepted up to a position cannot grow with it
-        return None
-    # Counts add up to the accepted tokens; anything else is a share, scaled to the same total.
-    return tuple(value * n_accepted / total for value in numbers)
 
 
 BOOT = "boot"

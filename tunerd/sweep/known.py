@@ -251,10 +251,10 @@ def _stored(data: Mapping[str, Any] | None, spec: str, n_texts: int) -> Known | 
         return None
     acceptance = None
     if drafter is not None:
-        parameters, is_free = np.array(drafter["parameters"]), bool(drafter["first_is_free"])
+        parameters = np.array(drafter["parameters"])
         if len(parameters) != n_parameters(n_texts):
             return None
-        acceptance = Acceptance(parameters, n_texts, is_free, spec == NGRAM)
+        acceptance = Acceptance(parameters, n_texts, spec == NGRAM)
     step, prompt = np.array(costs["step_ms"]), np.array(costs["prompt_ms"])
     if (len(step), len(prompt)) != (N_STEP_TERMS, N_PROMPT_TERMS):
         return None  # of a version with other laws
@@ -298,7 +298,6 @@ class Law:
     step: tuple[float, ...]
     prompt: tuple[float, ...]
     acceptance: tuple[float, ...] = ()
-    first_is_free: bool = False
     is_lookup: bool = False
 
     def is_sound(self, n_texts: int) -> bool:
@@ -334,7 +333,7 @@ def _together(laws: Sequence[Law], n_texts: int) -> Known:
     parameters = np.array([law.acceptance for law in drafters])
     spread = float(np.clip(parameters.std(axis=0).max(), _LEAST_SPREAD, _MOST_SPREAD))
     mean, first = parameters.mean(axis=0), drafters[0]
-    drafter = Acceptance(mean, n_texts, first.first_is_free, first.is_lookup, spread)
+    drafter = Acceptance(mean, n_texts, first.is_lookup, spread)
     return Known(drafter, step, prompt)
 
 
@@ -344,7 +343,7 @@ def law_of(acceptance: Acceptance | None, costs: Costs) -> Law:
     if acceptance is None:
         return Law(step, prompt)
     parameters = tuple(map(float, acceptance.parameters))
-    return Law(step, prompt, parameters, acceptance.first_is_free, acceptance.is_lookup)
+    return Law(step, prompt, parameters, acceptance.is_lookup)
 
 
 @dataclass(frozen=True, slots=True)

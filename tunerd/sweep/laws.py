@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import nnls
 from scipy.special import betainc, expit
 
@@ -18,18 +17,15 @@ from tunerd.profile.workload import Workload
 
 Array = NDArray[np.float64]
 
-# Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, late, flow, and their spread.
-_ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0, 0.0, 0.3])
-_ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6, 0.06, 0.4])
-_LATE = 4
+# Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, and their spread.
+_ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0])
+_ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6])
 _RELATIVE_SPREAD = 0.3  # of the same head on another engine
 # Texts of one class differ by about 0.3 in logit h, so a mean over few of them is off by that.
 _TEXT_SD = 0.06
 _STEP_SD = 1.3
 _STEPS_OF_FIT = 12
 _MOST_DAMPING = 1e4  # no step helps any more
-# After so many kinds of runs it is clear whether an engine drafts its first token in any case.
-_SETTLED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +39,6 @@ class Counts:
     n_steps: float
     drafted: float
     accepted: float
-    accepted_by_position: tuple[float, ...] | None = None
-    drafted_by_position: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,45 +57,25 @@ class Drafts:
 class Acceptance:
     """A fitted drafter.
 
-    `parameters` are one alpha per text, then beta (by position), ln kappa and gamma (confidence), late (by position
-    beyond the fourth) and flow: text that was guessed well goes on to be, so a step behind a draft that was accepted
-    whole fares better. `first_is_free`: the first token is drafted whatever its confidence (ik does so). `is_lookup`
+    `parameters` are one alpha per text, then beta (by position), ln kappa and gamma (confidence). `is_lookup`
     replaces confidence by a chance of a draft at all. `spread` is how far those of a relative may be from its parameters,
     all or each of them.
     """
 
     parameters: Array
     n_texts: int
-    first_is_free: bool = False
     is_lookup: bool = False
     spread: float | Array = _RELATIVE_SPREAD
-    _kept: dict[tuple[int, float], Drafts] = field(default_factory=dict, repr=False, compare=False)
-    _of_p_min: dict[float, tuple[Array, Array, Array]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _kept: dict[float, Drafts] = field(default_factory=dict, repr=False, compare=False)
 
     def drafts(self, n_max: int, p_min: float) -> Drafts:
         """Probabilities for drafts of up to `n_max` tokens at one p-min."""
-        key = n_max, p_min
-        if key not in self._kept:
-            passes, alone, right = self._chances(p_min)
-            drafted, logit, surely = (one[:, :n_max] for one in (passes, alone, right))
-            if self.is_lookup:
-                self._kept[key] = Drafts(drafted, logit)
-            else:
-                accepted = _accepted(
-                    logit, surely, np.arange(self.n_texts), n_max, self.parameters[-1]
-                )
-                self._kept[key] = Drafts(drafted, accepted[:, :n_max])
-        return self._kept[key]
-
-    def _chances(self, p_min: float) -> tuple[Array, Array, Array]:
-        if p_min not in self._of_p_min:
-            self._of_p_min[p_min] = _chances(
-                self.parameters, self.n_texts, _MOST_POSITIONS, p_min,
-                first_is_free=self.first_is_free, is_lookup=self.is_lookup,
-            )  # fmt: skip
-        return self._of_p_min[p_min]
+        if p_min not in self._kept:
+            self._kept[p_min] = _chances(
+                self.parameters, self.n_texts, _MOST_POSITIONS, p_min, is_lookup=self.is_lookup
+            )
+        kept = self._kept[p_min]
+        return Drafts(kept.drafted[:, :n_max], kept.accepted[:, :n_max])
 
 
 def n_parameters(n_texts: int) -> int:
@@ -130,19 +104,9 @@ def fit_acceptance(
     begin = prior if start is None or start.parameters.shape != prior.shape else start.parameters
     usable = [count for count in counts if count.n_steps > 0]
     if not usable:
-        return Acceptance(
-            prior, n_texts, relative is not None and relative.first_is_free, is_lookup
-        )
-    data = _Data(usable)
-    options = (False, True) if data.has_filter and not is_lookup else (False,)
-    if start is not None and len(usable) > _SETTLED * n_texts:
-        options = (start.first_is_free,)
-    fits = [
-        (_least_squares(data, begin, prior, spread, n_texts, free, is_lookup), free)
-        for free in options
-    ]
-    (parameters, _), first_is_free = min(fits, key=lambda fit: fit[0][1])
-    return Acceptance(parameters, n_texts, first_is_free, is_lookup)
+        return Acceptance(prior, n_texts, is_lookup)
+    fitted = _least_squares(_Data(usable), begin, prior, spread, n_texts, is_lookup=is_lookup)
+    return Acceptance(fitted, n_texts, is_lookup)
 
 
 class _Data:
@@ -153,7 +117,6 @@ class _Data:
         self.text = np.array([count.text for count in counts])
         self.n_max = np.array([count.n_max for count in counts])
         self.p_mins, self.group = np.unique([count.p_min for count in counts], return_inverse=True)
-        self.has_filter = bool((self.p_mins > 0).any())
         steps = np.array([count.n_steps for count in counts])
         prompts = np.array([max(count.n_prompts, 1) for count in counts])
         self.drafted = np.array([count.drafted for count in counts]) / steps
@@ -162,47 +125,25 @@ class _Data:
         share = _TEXT_SD / np.sqrt(prompts)
         self.drafted_sd = np.hypot(noise, share * (self.drafted + 0.2))
         self.accepted_sd = np.hypot(noise, share * (self.accepted + 0.2))
-        # Of each position: row, place in (accepted, drafted), column, share of steps, its spread.
-        seen: list[tuple[int, int, int, float, float]] = []
-        for row, count in enumerate(counts):
-            told = (count.accepted_by_position, count.drafted_by_position)
-            for which, by_position in enumerate(told):
-                for column, n_steps in enumerate((by_position or ())[: count.n_max]):
-                    spread = float(np.hypot(0.7 / np.sqrt(count.n_steps), 1.2 * share[row]))
-                    seen.append((row, which, column, n_steps / count.n_steps, spread))
-        self.at = tuple(
-            np.array(part, int) for part in zip(*(one[:3] for one in seen), strict=True)
-        )
-        self.values = np.array([one[3] for one in seen])
-        self.value_sd = np.array([one[4] for one in seen])
         self.mask = np.arange(self.n_positions) < self.n_max[:, None]
 
-    def residuals(
-        self, parameters: Array, n_texts: int, *, first_is_free: bool, is_lookup: bool
-    ) -> Array:
-        """Model minus observation in standard deviations: drafted, accepted, by position."""
+    def residuals(self, parameters: Array, n_texts: int, *, is_lookup: bool) -> Array:
+        """Model minus observation in standard deviations: drafted, then accepted."""
         drafted = np.empty((len(self.text), self.n_positions))
         accepted = np.empty_like(drafted)
         for index, p_min in enumerate(self.p_mins):
-            passes, logit, surely = _chances(parameters, n_texts, self.n_positions, float(p_min),
-                                             first_is_free=first_is_free, is_lookup=is_lookup)  # fmt: skip
             rows = self.group == index
-            text = self.text[rows]
-            drafted[rows] = passes[text]
-            accepted[rows] = (
-                logit[text]
-                if is_lookup
-                else _accepted(logit, surely, text, self.n_max[rows], parameters[-1])
+            found = _chances(
+                parameters, n_texts, self.n_positions, float(p_min), is_lookup=is_lookup
             )
-        parts = [
-            ((drafted * self.mask).sum(axis=1) - self.drafted) / self.drafted_sd,
-            ((accepted * self.mask).sum(axis=1) - self.accepted) / self.accepted_sd,
-        ]
-        if len(self.values):
-            row, which, column = self.at
-            modelled = np.stack([accepted, drafted])[which, row, column]
-            parts.append((modelled - self.values) / self.value_sd)
-        return np.concatenate(parts)
+            drafted[rows] = found.drafted[self.text[rows]]
+            accepted[rows] = found.accepted[self.text[rows]]
+        return np.concatenate(
+            [
+                ((drafted * self.mask).sum(axis=1) - self.drafted) / self.drafted_sd,
+                ((accepted * self.mask).sum(axis=1) - self.accepted) / self.accepted_sd,
+            ]
+        )
 
 
 def _start(n_texts: int, relative: Acceptance | None, *, is_lookup: bool) -> tuple[Array, Array]:
@@ -217,10 +158,10 @@ def _start(n_texts: int, relative: Acceptance | None, *, is_lookup: bool) -> tup
 
 
 def _least_squares(
-    data: _Data, begin: Array, prior: Array, spread: Array, n_texts: int, free: bool, lookup: bool
-) -> tuple[Array, float]:
+    data: _Data, begin: Array, prior: Array, spread: Array, n_texts: int, *, is_lookup: bool
+) -> Array:
     def residuals(parameters: Array) -> Array:
-        own = data.residuals(parameters, n_texts, first_is_free=free, is_lookup=lookup)
+        own = data.residuals(parameters, n_texts, is_lookup=is_lookup)
         return np.concatenate([own, (parameters - prior) / spread])
 
     parameters = begin.copy()
@@ -247,7 +188,7 @@ def _least_squares(
             damping *= 10
             if damping > _MOST_DAMPING:
                 break
-    return parameters, cost
+    return parameters
 
 
 # Longer drafts than any build takes.
@@ -255,55 +196,25 @@ _MOST_POSITIONS = 64
 
 
 def _chances(
-    parameters: Array,
-    n_texts: int,
-    n_positions: int,
-    p_min: float,
-    *,
-    first_is_free: bool,
-    is_lookup: bool,
-) -> tuple[Array, Array, Array]:
-    """By (text, position): drafted at all, logit of being right, and how likely what is right is drafted.
-
-    Of a lookup the second is the chance that it is accepted.
-    """
-    alpha, (beta, shape, gamma, late, _) = parameters[:n_texts], parameters[n_texts:]
-    at = np.arange(n_positions)
-    positions = beta * at + late * np.maximum(at - _LATE, 0)
+    parameters: Array, n_texts: int, n_positions: int, p_min: float, *, is_lookup: bool
+) -> Drafts:
+    alpha, (beta, shape, gamma) = parameters[:n_texts], parameters[n_texts:]
+    positions = beta * np.arange(n_positions)
     if is_lookup:
         found = expit(alpha)[:, None]
         right = expit(shape + gamma * (alpha - alpha.mean())[:, None] + positions)
         drafted = np.broadcast_to(found, right.shape)
-        return drafted, found * np.cumprod(right, axis=1), drafted
+        return Drafts(drafted, found * np.cumprod(right, axis=1))
     logit = alpha[:, None] + positions
     if p_min <= 0:
-        return np.ones_like(logit), logit, np.ones_like(logit)
+        return Drafts(np.ones_like(logit), np.cumprod(expit(logit), axis=1))
     kappa = np.exp(np.clip(shape, -3.0, 4.0))
     sure = np.clip(expit(logit + gamma), 1e-4, 1 - 1e-4)
     first, second = kappa * sure, kappa * (1 - sure)
     threshold = min(p_min, 1 - 1e-6)
     passes = 1.0 - betainc(first, second, threshold)
-    surely = 1.0 - betainc(first + 1.0, second, threshold)
-    if first_is_free:
-        passes[:, 0] = surely[:, 0] = 1.0
-    return np.cumprod(passes, axis=1), logit, surely
-
-
-def _accepted(
-    logit: Array,
-    surely: Array,
-    text: NDArray[np.int64],
-    n_max: NDArray[np.int64] | int,
-    flow: float,
-) -> Array:
-    """Chance by (row, position) of being accepted, for rows of texts with their n-max."""
-    logit, surely = logit[text], surely[text]
-    alone = np.cumprod(expit(logit) * surely, axis=1)
-    if not alone.shape[1]:
-        return np.asarray(alone, float)
-    last = np.minimum(np.broadcast_to(n_max, len(text)), alone.shape[1]) - 1
-    whole = alone[np.arange(len(text)), last]
-    return np.asarray(np.cumprod(expit(logit + flow * whole[:, None]) * surely, axis=1), float)
+    surely = 1.0 - betainc(first + 1.0, second, threshold)  # that what is right is drafted
+    return Drafts(np.cumprod(passes, axis=1), np.cumprod(expit(logit) * surely, axis=1))
 
 
 # Positions of a draft that a step's law tells apart; whatever lies beyond costs as the last of them.
@@ -508,11 +419,12 @@ def _solve(
     return Fitted(np.asarray(solution, float), np.sqrt(np.diag(covariance)))
 
 
+_LATE = 4  # positions beyond it are told apart from those before
 # Parts of a turn by which predictions may be off together; each is a share of the turn time, or how
 # the turn time answers to it.
 PARTS = (
-    "per batch", "per prompt token", "base step", "draft", "late draft", "depth", "margin", "accepted",
-    "accepted late", "free step", "width",
+    "per batch", "per prompt token", "base step", "draft", "late draft", "margin", "accepted",
+    "accepted late", "width",
 )  # fmt: skip
 
 
@@ -572,9 +484,8 @@ def predict(
     room = np.array([room_gib(arm) for arm in arms])
     parts = [
         share(prompt[0]), share(prompt[1] + prompt[2]), share(step[0]),
-        share(step[1 : _LATE + 1].sum(axis=0)), share(step[_LATE + 1 : POSITIONS + 2].sum(axis=0)),
-        share(step[-1]), share(prefill + decode) * room,
-        share(gained), share(late), share(decode) * np.array([not arm.drafts for arm in arms]),
+        share(step[1 : _LATE + 1].sum(axis=0)), share(step[_LATE + 1 : -1].sum(axis=0)),
+        share(prefill + decode) * room, share(gained), share(late),
         share(decode) * points.ubatch / WIDTH,
     ]  # fmt: skip
     return Prediction(np.log(turn), np.stack(parts, axis=1), class_ms, prefill)
@@ -605,19 +516,10 @@ class _Points:
             if not arm.drafts or arm.n_max <= 0:
                 continue
             drafts = acceptance.drafts(arm.n_max, arm.p_min)
-            accepted = np.cumsum(drafts.accepted, axis=1)
             self.drafted[:, at] = by_length(drafts.drafted)
             self.refused[:, at] = 1.0 - drafts.drafted[:, -1]
-            self.accepted[:, at] = accepted[:, -1]
-            if arm.n_max > _LATE:
-                self.accepted_late[:, at] = accepted[:, -1] - accepted[:, _LATE - 1]
-
-
-# A decade and a half around the usual spreads: quiet cards and busy desktops differ by that much.
-_NOISE_STEPS = (0.15, 0.25, 0.4, 0.63, 1.0, 1.4, 2.0, 3.0)
-_NOISE_PRIOR_SD = 0.5  # of the log of each spread, around the usual one
-_NOISE_ROUNDS = 3
-_PROCESS_STEPS = np.geomspace(_NOISE_STEPS[0], _NOISE_STEPS[-1], 16)
+            self.accepted[:, at] = drafts.accepted.sum(axis=1)
+            self.accepted_late[:, at] = drafts.accepted[:, _LATE:].sum(axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -635,44 +537,6 @@ class Noise:
 
 
 USUAL = Noise(process=0.03, block=0.025, answer=0.018)
-
-
-def fit_noise(kernel: Array, residual: Array, same_process: Array, same_block: Array) -> Noise:
-    """The spreads under which the residuals are likeliest, of a few around the usual ones; of processes their mean.
-
-    Args:
-        kernel: Prior covariance of the observed configurations.
-        residual: Observed minus predicted log turn times.
-        same_process: 1 where two observations are of one process.
-        same_block: 1 where two observations answered the same block.
-    """
-
-    def log_likelihood(noise: Noise) -> float:
-        try:
-            factor = cho_factor(kernel + noise.covariance(same_process, same_block), lower=True)
-        except LinAlgError:
-            return -np.inf
-        spread = 2.0 * float(np.log(np.diag(factor[0])).sum())
-        ratios = np.log([noise.process, noise.block, noise.answer]) - np.log(
-            [USUAL.process, USUAL.block, USUAL.answer]
-        )
-        prior = float((ratios**2).sum()) / _NOISE_PRIOR_SD**2
-        return -0.5 * (float(residual @ cho_solve(factor, residual)) + spread + prior)
-
-    best = USUAL
-    for _ in range(_NOISE_ROUNDS):
-        before = best
-        for name in ("process", "block", "answer"):
-            tried = [replace(best, **{name: getattr(USUAL, name) * step}) for step in _NOISE_STEPS]
-            best = max(tried, key=log_likelihood)
-        if best == before:
-            break
-    # Of few starts the likeliest spread is too small more often than too large, and beliefs were too sure of themselves: off
-    # by 1.3 times their own error, and by the mean variance 1.0 times (docs/benchmarks.md, A second world).
-    spreads = USUAL.process * _PROCESS_STEPS
-    chances = np.array([log_likelihood(replace(best, process=float(one))) for one in spreads])
-    variance = np.average(spreads**2, weights=np.exp(chances - chances.max()))
-    return replace(best, process=math.sqrt(variance))
 
 
 # Spread between loads of the same arm, until the night has its own figure [MiB].

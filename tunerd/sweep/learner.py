@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
-from tunerd.profile.arm import OFF, Arm, Extra, Request, Sample, shape_of
+from tunerd.profile.arm import NGRAM, OFF, Arm, Extra, Request, Sample, shape_of
 from tunerd.profile.workload import Workload
 from tunerd.sweep.costs import FamilyCosts, FamilyKey, Levels, Relative, Rows, place_of
 from tunerd.sweep.known import ARM_SD, LEVEL_SD, Known, Told
@@ -22,12 +21,9 @@ from tunerd.sweep.laws import (
     Acceptance,
     Costs,
     MemoryLaw,
-    Noise,
     Prediction,
-    by_length,
     fit_acceptance,
     fit_memory,
-    fit_noise,
     jitter_of,
     predict,
     spread_drafted,
@@ -41,10 +37,8 @@ from tunerd.sweep.observations import (
     decode_ms,
     is_exact,
     is_prompt_timed,
-    is_timed,
     pool,
     prompt_row,
-    step_row,
     terms_of_prompt,
 )
 from tunerd.sweep.space import Grid, variant_of
@@ -52,15 +46,11 @@ from tunerd.sweep.space import Grid, variant_of
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Relative errors of the parts of a prediction (laws.PARTS), in the same order: where single steps are read, and where
-# drafts are known by totals alone.
-_READ_SD = np.array([0.20, 0.08, 0.05, 0.08, 0.12, 0.20, 0.02, 0.05, 0.08, 0.05, 0.02])
-_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.50, 0.30, 0.02, 0.08, 0.25, 0.05, 0.02])
+# Relative errors of the parts of a prediction (laws.PARTS), in the same order.
+_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.25, 0.02, 0.08, 0.50, 0.02])
 _LEVEL_SD = 0.04  # of a family
 _SMOOTH_SD = 0.02
-# Of one shape of batches, which other kernels serve (where steps are read, and where they are not), and of one
-# configuration.
-_READ_SHAPE_SD, _SHAPE_SD = 0.012, 0.025
+_SHAPE_SD = 0.025  # of one shape of batches, which other kernels serve
 _QUIRK_SD = 0.008
 _THREADS_SD = 0.06
 _OWN_THREADS_SD = 0.02  # one core less than all of them may be better than either neighbour
@@ -77,15 +67,13 @@ _MOST_TOLD = 1000
 class Observed:
     """One block of prompts answered by one configuration in one process.
 
-    `log_turn` has the luck of its prompts taken out, `log_measured` is as it was. `box` is another that told
-    it, empty for this one.
+    `box` is another that told it, empty for this one.
     """
 
     arm: Arm
     process: str
     block: str
     log_turn: float
-    log_measured: float
     box: str = ""
 
 
@@ -98,20 +86,12 @@ class Points:
         predicted: Array,
         errors: Array,
         names: Names,
-        *,
-        read_engines: Collection[str],
     ) -> None:
-        """Of arms with errors that their predictions have in common, by part of a turn.
-
-        `read_engines`: those whose laws are of single steps.
-        """
+        """Of arms with errors that their predictions have in common, by part of a turn."""
         if errors.shape != (len(arms), len(PARTS)):
             raise ValueError(f"errors must have the shape {(len(arms), len(PARTS))}")
         self.predicted = predicted
         self.errors = errors
-        self.shape_sd = np.array(
-            [_READ_SHAPE_SD if arm.engine in read_engines else _SHAPE_SD for arm in arms]
-        )
         self.family = names.indices(arm.family for arm in arms)
         self.kv = names.indices(("kv", arm.kv) for arm in arms)
         self.extra = names.indices(("extra", arm.extra) for arm in arms)
@@ -143,21 +123,17 @@ class Names:
 class Posterior:
     """Beliefs about configurations after some observations."""
 
-    def __init__(
-        self, points: Points, observed: Sequence[Observed], noise: Noise | None = None
-    ) -> None:
-        """Fits the noise where none is given."""
+    def __init__(self, points: Points, observed: Sequence[Observed]) -> None:
         self._points = points
         kernel = _kernel(points, points)
         process = _same([one.process for one in observed])
         block = _same([one.block for one in observed])
         residual = np.array([one.log_turn for one in observed]) - points.predicted
-        self.noise = noise or fit_noise(kernel, residual, process, block)
         is_told = np.array([bool(one.box) for one in observed], float)
         told = LEVEL_SD**2 * _same([one.box for one in observed]) + ARM_SD**2 * np.eye(
             len(observed)
         )
-        luck = self.noise.covariance(process, block) + told * np.outer(is_told, is_told)
+        luck = USUAL.covariance(process, block) + told * np.outer(is_told, is_told)
         self._factor = cho_factor(kernel + luck, lower=True)
         self._weights = cho_solve(self._factor, residual)
 
@@ -212,7 +188,7 @@ def _kernel(left: Points, right: Points) -> Array:
         + _OWN_KV_SD**2 * same("kv")
     )
     quirk = (
-        np.outer(left.shape_sd, right.shape_sd) * same_variant * same("n_max") * same("ubatch")
+        _SHAPE_SD**2 * same_variant * same("n_max") * same("ubatch")
         + _QUIRK_SD**2 * (same("plane") + same("exact")) / 2
     )
     across = (
@@ -227,74 +203,36 @@ def _kernel(left: Points, right: Points) -> Array:
 
 def _prior_variance(points: Points) -> Array:
     within = (
-        _LEVEL_SD**2
-        + _SMOOTH_SD**2
-        + _VARIANT_SD**2
-        + _OWN_KV_SD**2
-        + points.shape_sd**2
-        + _QUIRK_SD**2
+        _LEVEL_SD**2 + _SMOOTH_SD**2 + _VARIANT_SD**2 + _OWN_KV_SD**2 + _SHAPE_SD**2 + _QUIRK_SD**2
     )
     across = _THREADS_SD**2 + _OWN_THREADS_SD**2 + _KV_SD**2 + _BATCH_SD**2 + _EXTRA_SD**2
     return np.asarray(within + across + (points.errors**2).sum(axis=1), float)
 
 
-# Prompts of one class differ by some 5 % in what they let a step accept, the model is off by 2 %.
-_TRUST = 6.0
-_MOST_LUCK = 1.4
-
-_Kind = tuple[tuple[str, str], int, float, int]
-
-
-class Laws(Protocol):
-    """What is known of the families."""
-
-    @property
-    def workload(self) -> Workload:
-        """What is asked."""
-        ...
-
-    def prediction_of(self, arm: Arm) -> Prediction | None:
-        """Of one arm by class; None where nothing is known."""
-        ...
-
-    def costs_of(self, arm: Arm) -> Costs | None:
-        """Laws of step and prompt; None where nothing is known."""
-        ...
-
-    def acceptance_of(self, family: tuple[str, str]) -> Acceptance | None:
-        """The drafter; None where nothing is drafted or known."""
-        ...
-
-
-def observe(processes: Iterable[Process], laws: Laws) -> list[Observed]:
+def observe(processes: Iterable[Process], learner: Learner) -> list[Observed]:
     """Every whole block of every process that did not spill."""
     sound = [process for process in processes if not process.has_spilled]
-    luck, prefills = _Luck(sound, laws), dict[Arm, Array | None]()
+    prefills = dict[Arm, Array | None]()
     found = []
     for process in sound:
         for (arm, block), answers in blocks_of(process).items():
-            times = _times(process, answers, laws, prefills)
+            times = _times(process, answers, learner, prefills)
             if times is None:
                 continue
-            measured = laws.workload.turn_time_s(times)
-            fair = laws.workload.turn_time_s(
-                [
-                    time + luck.correction_ms(answers[text], decode_ms(answers[text], one))
-                    for text, (time, one) in enumerate(
-                        zip(times, laws.workload.classes, strict=True)
-                    )
-                ]
-            )
-            found.append(Observed(arm, process.name, block, math.log(fair), math.log(measured)))
+            turn = math.log(learner.workload.turn_time_s(times))
+            found.append(Observed(arm, process.name, block, turn))
     return found
 
 
 def _times(
-    process: Process, answers: dict[int, Answer], laws: Laws, prefills: dict[Arm, Array | None]
+    process: Process,
+    answers: dict[int, Answer],
+    learner: Learner,
+    prefills: dict[Arm, Array | None],
 ) -> list[float] | None:
     """Turn time of each class [ms]; None if a class is missing."""
     times = []
-    for text, one in enumerate(laws.workload.classes):
+    for text, one in enumerate(learner.workload.classes):
         answer = answers.get(text)
         if answer is None or answer.reading.turn_ms is None:
             return None
@@ -302,9 +240,9 @@ def _times(
             left = decode_ms(answer, one) - (answer.reading.predicted_ms or 0.0)
             times.append(answer.reading.turn_ms - answer.reading.decode_left_ms + left)
             continue
-        ratio = _prompt_ratio(process, answer, laws)
+        ratio = _prompt_ratio(process, answer, learner)
         if answer.arm not in prefills:
-            prediction = laws.prediction_of(answer.arm)
+            prediction = learner.prediction_of(answer.arm)
             prefills[answer.arm] = None if prediction is None else prediction.prefill_ms[:, 0]
         expected = prefills[answer.arm]
         if ratio is None or expected is None or answer.reading.predicted_ms is None:
@@ -313,12 +251,12 @@ def _times(
     return times
 
 
-def _prompt_ratio(process: Process, answer: Answer, laws: Laws) -> float | None:
+def _prompt_ratio(process: Process, answer: Answer, learner: Learner) -> float | None:
     """What this process took for its long prompts against what the law says of them.
 
     For a class whose prompt was cached to measure its decoding alone.
     """
-    costs = laws.costs_of(answer.arm)
+    costs = learner.costs_of(answer.arm)
     if costs is None:
         return None
     times = [
@@ -330,59 +268,8 @@ def _prompt_ratio(process: Process, answer: Answer, laws: Laws) -> float | None:
     return float(taken / expected) if expected else None
 
 
-class _Luck:
-    """What each kind of draft usually accepts, and what an answer's own luck was worth."""
-
-    def __init__(self, processes: Iterable[Process], laws: Laws) -> None:
-        self._laws = laws
-        self._seen: dict[_Kind, Array] = defaultdict(lambda: np.zeros(4))
-        for process in processes:
-            for answer in process.answers:
-                if _is_usable(answer):
-                    reading = answer.reading
-                    self._seen[_kind(answer)] += (
-                        1, reading.n_steps or 0, reading.n_drafted, reading.n_accepted
-                    )  # fmt: skip
-
-    def correction_ms(self, answer: Answer, decode_ms: float) -> float:
-        """To be added to the time of an answer that decodes for so long."""
-        acceptance = self._laws.acceptance_of(answer.arm.family)
-        costs = self._laws.costs_of(answer.arm)
-        if acceptance is None or costs is None or not _is_usable(answer):
-            return 0.0
-        reading, kind = answer.reading, _kind(answer)
-        n_prompts, steps, drafted, accepted = self._seen[kind]
-        n_max, text = kind[1], kind[3]
-        by_text = acceptance.drafts(n_max, kind[2]).per_step(n_max)
-        weight = n_prompts / (n_prompts + _TRUST)
-        usual_drafted = weight * drafted / steps + (1 - weight) * float(by_text[0][text])
-        usual_accepted = weight * accepted / steps + (1 - weight) * float(by_text[1][text])
-        row = step_row(answer, acceptance)
-        scale = usual_drafted / max(float(row.drafted.sum()), 1e-6)
-        most = by_length(np.ones(max(n_max, 1)))
-        usual_row = replace(row, drafted=np.minimum(row.drafted * scale, most))
-        own = float(row.terms @ costs.step)
-        usual = float(usual_row.terms @ costs.step)
-        rate = reading.n_accepted / (reading.n_steps or 1)
-        factor = (1 + rate) / (1 + usual_accepted) * usual / max(own, 1e-9)
-        factor = min(max(factor, 1 / _MOST_LUCK), _MOST_LUCK)
-        return float((factor - 1.0) * decode_ms)
-
-
-def _is_usable(answer: Answer) -> bool:
-    return (
-        answer.text is not None and answer.arm.drafts and answer.arm.n_max > 0 and is_timed(answer)
-    )
-
-
-def _kind(answer: Answer) -> _Kind:
-    return answer.arm.family, answer.arm.n_max, answer.arm.p_min, answer.text or 0
-
-
-_LOOKUP_KINDS = ("ngram",)
 _UNKNOWN_SD = 0.1
 _ROUNDS = 2  # in which laws and levels are fitted in turns
-_REFIT = 1.2  # times as many observations as the noise was fitted to
 
 
 @dataclass(slots=True)
@@ -421,13 +308,11 @@ class Learner:
         self.context = context
         self.observations = Observations(workload)
         self.models: dict[tuple[str, str], FamilyModel] = {}
-        self.noise = USUAL
         self.version = 0  # of the beliefs; grows with every refit
         self._names = Names()
         self._posterior: Posterior | None = None
         self._observed: list[Observed] = []
         self._counts: dict[Arm, set[str]] = {}
-        self._n_of_noise = 0
         self._levels = Levels(())
         self._jitter = 30.0
         self._placed: dict[tuple[FamilyKey, Extra], tuple[int, MemoryLaw]] = {}
@@ -526,12 +411,11 @@ class Learner:
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for at, arm in enumerate(arms):
             groups[arm.family].append(at)
-        for (engine, _), members in groups.items():
-            sd = _READ_SD if engine in self.observations.tells_steps else _PART_SD
+        for members in groups.values():
             prediction = self._predict([arms[at] for at in members])
             if prediction is not None:
                 log_turn[members] = prediction.log_turn
-                errors[members] = prediction.parts * sd
+                errors[members] = prediction.parts * _PART_SD
         return log_turn, errors
 
     def prediction_of(self, arm: Arm) -> Prediction | None:
@@ -544,27 +428,6 @@ class Learner:
         if model is None or model.costs is None:
             return None
         return model.costs.at(self._levels.of([place_of(arm)])[0])
-
-    def acceptance_of(self, family: tuple[str, str]) -> Acceptance | None:
-        """The drafter of a family; None where nothing is drafted or known."""
-        model = self.models.get(family)
-        return None if model is None else model.acceptance
-
-    def without_drafts(self, arm: Arm) -> float | None:
-        """Log turn time [ms] of an arm that drafts nothing, by the shortest steps of its engine's families that draft.
-
-        Their drafter's own time is in it, so that it errs to the slow side. None where no single steps were read.
-        """
-        if arm.engine not in self.observations.tells_steps:
-            return None
-        levels = self._levels.of([place_of(arm)])
-        workload = self.observations.workload_seen()
-        found = [
-            float(predict([arm], workload, None, model.costs.shared, levels).log_turn[0])
-            for (engine, spec), model in self.models.items()
-            if engine == arm.engine and spec != OFF and model.costs is not None
-        ]
-        return min(found, default=None)
 
     def _predict(self, arms: Sequence[Arm]) -> Prediction | None:
         """Of arms of one family."""
@@ -583,13 +446,7 @@ class Learner:
         result: list[Belief | None] = [None] * len(arms)
         if not known:
             return result
-        points = Points(
-            [arms[at] for at in known],
-            log_turn[known],
-            errors[known],
-            self._names,
-            read_engines=self.observations.tells_steps,
-        )
+        points = Points([arms[at] for at in known], log_turn[known], errors[known], self._names)
         if self._posterior is None:
             mean, sd = points.predicted, np.full(len(known), _UNKNOWN_SD)
         else:
@@ -624,20 +481,8 @@ class Learner:
         log_turn, errors = self.predictions([*arms, reference])
         if self._posterior is None or not np.isfinite(log_turn).all():
             return np.full(len(arms), _UNKNOWN_SD)
-        points = Points(
-            arms,
-            log_turn[:-1],
-            errors[:-1],
-            self._names,
-            read_engines=self.observations.tells_steps,
-        )
-        other = Points(
-            [reference],
-            log_turn[-1:],
-            errors[-1:],
-            self._names,
-            read_engines=self.observations.tells_steps,
-        )
+        points = Points(arms, log_turn[:-1], errors[:-1], self._names)
+        other = Points([reference], log_turn[-1:], errors[-1:], self._names)
         return self._posterior.differences_sd(points, other)
 
     def to_json(self) -> dict[str, dict[str, object]]:
@@ -676,7 +521,7 @@ class Learner:
         return fit_acceptance(
             counts,
             len(self.workload.classes),
-            is_lookup=family[1] in _LOOKUP_KINDS,
+            is_lookup=family[1] == NGRAM,
             relative=self._acceptance_relative(family),
             start=None if previous is None else previous.acceptance,
         )
@@ -736,35 +581,21 @@ class Learner:
         if not len(known):
             self._posterior = None
             return
-        points = Points(
-            [arms[at] for at in known],
-            log_turn[known],
-            errors[known],
-            self._names,
-            read_engines=self.observations.tells_steps,
-        )
+        points = Points([arms[at] for at in known], log_turn[known], errors[known], self._names)
         observed = [self._observed[at] for at in known]
-        is_old = len(observed) >= _REFIT * self._n_of_noise
-        self._posterior = Posterior(points, observed, None if is_old else self.noise)
-        if is_old:
-            self.noise, self._n_of_noise = self._posterior.noise, len(observed)
+        self._posterior = Posterior(points, observed)
         if foreign := self._of_others():
             everything = [*observed, *foreign]
             arms = [one.arm for one in everything]
-            points = Points(
-                arms,
-                *self.predictions(arms),
-                self._names,
-                read_engines=self.observations.tells_steps,
-            )
-            self._posterior = Posterior(points, everything, self.noise)
+            points = Points(arms, *self.predictions(arms), self._names)
+            self._posterior = Posterior(points, everything)
 
     def _of_others(self) -> list[Observed]:
         """What others told of families that are known here, at the level of this box."""
         arms = list(dict.fromkeys(one.control for one in self._told))
         controls = dict(zip(arms, self.beliefs(arms), strict=True))
         return [
-            Observed(one.arm, f"{one.box}/{at}", f"{one.box}/{at}", turn, turn, one.box)
+            Observed(one.arm, f"{one.box}/{at}", f"{one.box}/{at}", turn, one.box)
             for at, one in enumerate(self._told)
             if (control := controls[one.control]) is not None and self.is_known(one.arm.family)
             for turn in [control.mean + one.log_ratio]
@@ -776,7 +607,6 @@ def _model_json(model: FamilyModel) -> dict[str, object]:
     if model.acceptance is not None:
         found["acceptance"] = {
             "parameters": [round(float(value), 4) for value in model.acceptance.parameters],
-            "first_is_free": model.acceptance.first_is_free,
         }
     if model.costs is not None:
         shared = model.costs.shared

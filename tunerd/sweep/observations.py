@@ -322,55 +322,32 @@ Array = NDArray[np.float64]
 
 
 def pool(answers: Iterable[Answer]) -> list[Counts]:
-    """Counts of answers that drafted alike, by class; positions only where all have them."""
-    groups: dict[tuple[int, int, float], list[Answer]] = defaultdict(list)
+    """Counts of answers that drafted alike, by class."""
+    groups: dict[tuple[int, int, float], list[Reading]] = defaultdict(list)
     for answer in answers:
         if answer.text is not None and answer.arm.drafts and is_timed(answer):
-            groups[answer.text, answer.arm.n_max, answer.arm.p_min].append(answer)
-    pooled = []
-    for (text, n_max, p_min), members in groups.items():
-        readings = [answer.reading for answer in members]
-        positions = [reading.accepted_by_position for reading in readings]
-        width = max((len(one) for one in positions if one is not None), default=0)
-        total = np.zeros(width)
-        for one in positions:
-            if one is not None:
-                total[: len(one)] += one
-        steps = float(sum(reading.n_steps or 0 for reading in readings))
-        told = [reading.steps for reading in readings]
-        drafted = None
-        if all(told):
-            drafted, total = _by_position(tuple(one for table in told for one in table or ()))
-            width = len(total)
-            steps = float(sum(one.n_steps for table in told for one in table or ()))
-            positions = [()]
-        pooled.append(
-            Counts(
-                text=text,
-                n_max=n_max,
-                p_min=p_min,
-                n_prompts=len(members),
-                n_steps=steps,
-                drafted=float(sum(reading.n_drafted for reading in readings)),
-                accepted=float(sum(reading.n_accepted for reading in readings)),
-                accepted_by_position=(
-                    tuple(total) if width and all(one is not None for one in positions) else None
-                ),
-                drafted_by_position=None if drafted is None else tuple(drafted),
-            )
+            groups[answer.text, answer.arm.n_max, answer.arm.p_min].append(answer.reading)
+    return [
+        Counts(
+            text=text,
+            n_max=n_max,
+            p_min=p_min,
+            n_prompts=len(readings),
+            n_steps=float(sum(reading.n_steps or 0 for reading in readings)),
+            drafted=float(sum(reading.n_drafted for reading in readings)),
+            accepted=float(sum(reading.n_accepted for reading in readings)),
         )
-    return pooled
+        for (text, n_max, p_min), readings in groups.items()
+    ]
 
 
 @lru_cache(maxsize=4096)
-def _by_position(steps: tuple[StepsSeen, ...]) -> tuple[Array, Array]:
-    """How many steps drafted, and accepted, at least 1, 2, ... tokens."""
+def _by_position(steps: tuple[StepsSeen, ...]) -> Array:
+    """How many steps drafted at least 1, 2, ... tokens."""
     drafted = np.zeros(max((row.n_drafted for row in steps), default=0))
-    accepted = np.zeros_like(drafted)
     for row in steps:
         drafted[: row.n_drafted] += row.n_steps
-        accepted[: len(row.accepted)] += row.accepted
-    return drafted, accepted
+    return drafted
 
 
 def step_row(answer: Answer, acceptance: Acceptance | None) -> StepRow:
@@ -398,10 +375,9 @@ def _drafting(
         return spread_drafted(0.0), 0.0, ()
     if reading.steps:
         n_steps = sum(one.n_steps for one in reading.steps)
-        by_position, _ = _by_position(reading.steps)
         cut = sum(one.n_steps for one in reading.steps if one.n_drafted < arm.n_max)
         table = tuple((one.n_drafted, one.n_steps, one.ms) for one in reading.steps)
-        return by_length(by_position / n_steps), cut / n_steps, table
+        return by_length(_by_position(reading.steps) / n_steps), cut / n_steps, table
     mean = reading.n_drafted / (reading.n_steps or 1)
     if acceptance is None:
         return spread_drafted(mean), 0.0, ()

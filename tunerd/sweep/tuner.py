@@ -41,7 +41,6 @@ from tunerd.profile.workload import Rates, Workload
 from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_json
 from tunerd.sweep.context import Floor, Widest
 from tunerd.sweep.known import Study, law_of
-from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
@@ -261,8 +260,6 @@ _MOST_RESERVED, _MOST_PROVING = 0.6, 0.85
 _FINALIST_STARTS = 2.5
 _PAIRS_SLACK = 1.25
 _SPARE_PAIRS, _SPARE_SHARE = 3, 0.05
-# Of a gain that is planned for, above what is worth a swap: less takes more pairs than a challenge has (`pairs_needed`).
-_LEAST_ABOVE = 0.02
 _TOOL_CALL_S = 1.5
 _CHALLENGES = 6
 _NOT_FASTER = "challenged, and not faster by enough"
@@ -576,25 +573,9 @@ class _Sweep:
         return result
 
     def _learn_from(self, result: Result) -> None:
-        """An arm that lost is out; one that was too tight comes back with a larger margin."""
-        if result.outcome == "failed" and not result.is_short_of_memory:
-            self.limits.reject(result.candidate, result.reasons[0])
-        elif result.outcome == "failed":
-            self.limits.reject(result.candidate, result.reasons[0])
-            self._try_larger_margin(result.candidate)
-        else:
-            self.limits.reject(result.candidate, _NOT_FASTER)
-
-    def _try_larger_margin(self, arm: Arm) -> None:
-        family = self.grid.of(arm)
-        if family is None or arm.is_placed:
-            return
-        larger = family.margin_at_least(arm.fit_mib + 1)
-        if larger is not None:
-            try:
-                self.search.measure(arm.with_margin(larger), "larger margin")
-            except TimeUp:
-                return
+        """An arm that lost is out."""
+        failed = result.outcome == "failed"
+        self.limits.reject(result.candidate, result.reasons[0] if failed else _NOT_FASTER)
 
     def _nothing_to_compare_with(self) -> str:
         """Why there is no measurement of what serves."""
@@ -650,15 +631,8 @@ class _Sweep:
 
     def _n_pairs(self, gain: float) -> int:
         alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
-        pair_sd = _PAIR_SD * self.learner.noise.process / USUAL.process
-        pairs = pairs_needed(gain, pair_sd, margin=self.policy.min_gain, alpha=alpha)
+        pairs = pairs_needed(gain, _PAIR_SD, margin=self.policy.min_gain, alpha=alpha)
         return min(max(pairs, LEAST_NAMED), self.policy.max_pairs)
-
-    def _low_gain(self, leader: Arm) -> float:
-        """What a leader gains at the low end of what is believed: the first of many gains less than it seems to."""
-        (sd,) = self.learner.differences_sd([leader], self.incumbent)
-        least = math.expm1(math.log1p(self._gain()) - self.search.planes.surprise * float(sd))
-        return max(least, self.policy.min_gain + _LEAST_ABOVE)
 
     def _spare_s(self, candidate: Arm) -> float:
         """What is left of the night beside a pair more than those that will decide."""
@@ -675,10 +649,7 @@ class _Sweep:
         before_s = finalist_s + n_calls * self.night.usual_s(arm, TOOL, _TOOL_CALL_S)
         least_s = LEAST_NAMED * self._pair_s(arm) + before_s
         most_s = _MOST_RESERVED * self._phase_s
-        pairs_s = self._pairs_s(arm)
-        if has_leader:
-            pairs_s = max(pairs_s, self._n_pairs(self._low_gain(arm)) * self._pair_s(arm))
-        needed_s = min(pairs_s + before_s, most_s)
+        needed_s = min(self._pairs_s(arm) + before_s, most_s)
         return reserved_s(least_s, needed_s, self._phase_s) if has_leader else needed_s
 
     def _most_missed(self) -> float | None:
@@ -705,9 +676,7 @@ class _Sweep:
 
     def _evidence(self, reasons: list[str]) -> Evidence:
         self.learner.refresh()
-        left_out = [
-            *self.grid.left_out, *self.search.left_out, *self.search.unstarted(), *self.limits.reasons()
-        ]  # fmt: skip
+        left_out = [*self.grid.left_out, *self.search.left_out, *self.limits.reasons()]
         return Evidence(
             path=tuple(self.night.path),
             samples=tuple(self.night.samples),
@@ -731,7 +700,7 @@ class _Sweep:
         log_turn, _ = self.learner.predictions(arms)
         measured: dict[Arm, list[float]] = {}
         for one in self.learner.observed:
-            measured.setdefault(one.arm.canonical(), []).append(one.log_measured)
+            measured.setdefault(one.arm.canonical(), []).append(one.log_turn)
         found = []
         for arm, belief, predicted in zip(
             arms, self.learner.beliefs(arms), log_turn.tolist(), strict=True

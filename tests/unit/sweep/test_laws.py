@@ -1,4 +1,4 @@
-"""The pieces that beliefs are made of: noise, levels of variants, luck of prompts, memory."""
+"""The pieces that beliefs are made of: what knowing more is worth, levels of variants, memory."""
 
 from __future__ import annotations
 
@@ -12,32 +12,11 @@ import pytest
 from benchmarks.simulator.box import Truth
 from benchmarks.simulator.cards import CARDS
 from tunerd.profile.arm import Arm
-from tunerd.sweep.laws import USUAL, Free, fit_memory, fit_noise
+from tunerd.sweep.laws import Free, fit_memory
 from tunerd.sweep.search import expected_improvement
 
 ARM = Arm("ik", "mtp", 4, 0.75, 1024, "q8_0", 512, 2048, 8)
 HERE, THERE = ("ik", "mtp"), ("mainline", "mtp")
-
-
-def residuals(process_sd: float, answer_sd: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Forty processes that answered the same three blocks, and which observations share one of either."""
-    rng = np.random.default_rng(seed)
-    process, block = np.repeat(np.arange(40), 3), np.tile(np.arange(3), 40)
-    luck = rng.normal(0.0, process_sd, 40)[process] + rng.normal(0.0, answer_sd, 120)
-    return luck, *(np.equal(one[:, None], one).astype(float) for one in (process, block))
-
-
-@pytest.mark.parametrize(
-    ("process_sd", "answer_sd"), [(0.045, 0.012), (0.02, 0.05), (0.008, 0.003), (0.09, 0.05)]
-)
-def test_noise_of_processes_is_told_from_that_of_answers_over_a_decade_and_a_half(
-    process_sd: float, answer_sd: float
-) -> None:
-    none = np.full((120, 120), 1e-8)
-    found = fit_noise(none, *residuals(process_sd, answer_sd, 1))
-    assert found.process == pytest.approx(process_sd, rel=0.4)
-    assert found.answer == pytest.approx(answer_sd, rel=0.4)
-    assert found.block < USUAL.block
 
 
 @pytest.mark.parametrize(("gain", "sd"), [(0.05, 0.01), (0.0, 0.02), (-0.02, 0.02), (-0.1, 0.001)])

@@ -124,28 +124,6 @@ def test_a_long_night_asks_its_starts_for_several_drafts_and_a_short_one_for_the
     assert max(map(len, drafts.values())) == most
 
 
-@pytest.mark.parametrize(
-    ("card", "workload", "plain"),
-    [("24G", "chat", {"mainline"}), ("12G", "agent", {"mainline", "ik"})],
-)
-def test_engines_are_started_without_speculation_until_one_shows_that_it_does_not_pay(
-    card: str, workload: str, plain: set[str]
-) -> None:
-    def starts(box: Odd, _arm: Arm, boot: Boot) -> Boot:
-        if box.n_restarts > 10:
-            raise Preempted
-        return boot
-
-    one = task(card, workload, 1)
-    evidence = night(one, Odd(one.card, QUIET, starts=starts), 4.0).evidence
-    started = {row.arm.engine for row in evidence.samples if row.arm.spec == "off"}
-    known = {engine for engine, kind in one.space.families if kind == "off"}
-    assert started == plain
-    assert {
-        left.what.partition(",")[0] for left in evidence.left_out if "far slower" in left.reason
-    } == known - plain
-
-
 # Time
 
 
