@@ -142,10 +142,11 @@ class Interrupted(TunerdError):
 
     @classmethod
     def by(cls, end: BaseException) -> Self:
-        """Of a signal, or of Ctrl-C; the notes say how the machine is: whatever has changed a unit leaves one."""
-        state = "\n".join(getattr(end, "__notes__", ()))
-        hint = None if state else "`tunerd status` shows what serves"
-        return cls("interrupted", state=state or "no unit was changed", hint=hint)
+        """Of a signal, or of Ctrl-C; its notes say how the machine is, where whoever was cut short knew it."""
+        state = "\n".join(getattr(end, "__notes__", ())) or None
+        return cls(
+            "interrupted", state=state, hint=None if state else "`tunerd status` shows what serves"
+        )
 
 
 class Busy(TunerdError):

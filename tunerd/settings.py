@@ -454,7 +454,8 @@ def settings_or_last_good(
     """The settings; where they are wrong the last ones that were right, and what is the matter.
 
     Those are `last`, else what the daemon kept, as far as this version allows it. Where it kept none the
-    defaults hold. Guards of which nothing can be read only advise: it may have forbidden them more.
+    defaults hold. Where it is not known what guards may do, how far and with which unit, they only advise,
+    and nothing is taken back by itself where that is not known of probation.
     """
     try:
         return load_settings(paths, environment), None
@@ -482,7 +483,8 @@ def _as_far_as_allowed(data: dict[str, Any]) -> tuple[Settings, list[str]]:
         guards = {**data}.get("guards", {})
         told = _CAREFUL | guards if isinstance(guards, dict) else guards
         try:
-            return Settings(**{**data, "guards": told}), refused
+            found = Settings(**{**data, "guards": told})
+            return _less_powerful(found, {name.partition(".")[0] for name in refused}), refused
         except ValidationError as error:
             places = {_place_in(data, entry["loc"]) for entry in error.errors()}
         for *tables, key in sorted(places):
@@ -491,6 +493,18 @@ def _as_far_as_allowed(data: dict[str, Any]) -> tuple[Settings, list[str]]:
                 table = table.get(name, {})
             table.pop(key, None)
             refused.append(".".join((*tables, key)))
+
+
+def _less_powerful(settings: Settings, doubtful: set[str]) -> Settings:
+    """Nothing that acts by itself goes by a default in the place of what is not allowed any more."""
+    update: dict[str, Any] = {}
+    if doubtful & {"guards", "service"}:
+        guards = settings.guards
+        careful = {name: word for name, word in _CAREFUL.items() if getattr(guards, name) != "off"}
+        update["guards"] = guards.model_copy(update=careful)
+    if doubtful & {"probation", "service"}:
+        update["probation"] = settings.probation.model_copy(update={"enabled": False})
+    return settings.model_copy(update=update)
 
 
 def _place_in(data: Any, location: Iterable[Any]) -> tuple[str, ...]:

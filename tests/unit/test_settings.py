@@ -151,6 +151,31 @@ def test_kept_settings_hold_as_far_as_this_version_allows_them_and_the_rest_is_n
     )
 
 
+@pytest.mark.parametrize(
+    ("table", "key", "value", "acts", "takes_back"),
+    [
+        ("daemon", "every_s", -1, "act", True),
+        ("guards", "hang_restarts_per_hour", -1, "advise", True),
+        ("service", "unit", "my llama.service", "advise", False),
+        ("probation", "enabled", "never", "act", False),
+    ],
+)
+def test_what_cannot_be_as_kept_gives_nothing_that_acts_by_itself_more_power(
+    paths: Paths, table: str, key: str, value: object, acts: str, takes_back: bool
+) -> None:
+    """A limit's default in the place of somebody's own would restart what they let run."""
+    write(paths, "nonsense = [")
+    kept = json.loads(Settings(guards=GuardSettings(hang="act")).model_dump_json())
+    kept[table][key] = value
+    paths.last_settings.parent.mkdir(parents=True, exist_ok=True)
+    paths.last_settings.write_text(json.dumps(kept))
+
+    settings, problem = settings_or_last_good(paths, {})
+
+    assert f"{table}.{key}" in (problem or "")
+    assert (settings.guards.hang, settings.probation.enabled) == (acts, takes_back)
+
+
 def test_all_mistakes_are_reported_at_once_each_with_its_place(paths: Paths) -> None:
     write(
         paths,

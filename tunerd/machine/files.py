@@ -25,7 +25,7 @@ from tunerd.records import plain, read_or_none
 T = TypeVar("T")
 MAX_READ_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.1
-_UNCHANGED = "nothing was changed; what serves goes on"
+_UNCHANGED = "nothing was changed by this call"
 
 
 @dataclass(frozen=True, slots=True)

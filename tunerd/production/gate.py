@@ -359,6 +359,9 @@ def check_as_it_stands(
 # socket options are not those of the one before it cannot bind it before: mainline after ik_llama.cpp.
 PORT_PATIENCE_S = 65.0
 PORT_POLL_S = 3.0
+# Before a server that has served is started once more after an end without a cause: what ends beside it (its
+# forerunner, on a busy machine) takes seconds, and whoever ends the daemon waits for this (30 s in its unit).
+_PAUSES_S = (3.0, 6.0, 12.0)
 
 
 def start_again(
@@ -378,31 +381,38 @@ def start_again(
             reason to try again: what it says last may be lost, and a port that its forerunner still
             holds is not seen where a script hides the port.
     """
-    end_s = None
+    end_s, pauses_s = None, list(_PAUSES_S if has_served else ())
     while True:
         old_invocation = ctx.services.state(ctx.unit).invocation_id
         ctx.services.reset_failed(ctx.unit)
         found = started(ctx, ctx.unit, ctx.services.restart) or watch(old_invocation)
         if isinstance(found, Serving):
             return found
-        waits_for_port = port_will_be_free(found, address())
-        if not waits_for_port and not (has_served and _ended_without_cause(ctx, found)):
+        if port_will_be_free(found, address()):
+            now_s = ctx.clock.monotonic_s()
+            end_s = now_s + PORT_PATIENCE_S if end_s is None else end_s
+            if now_s >= end_s:
+                return found
+            ctx.report(Progress("waiting until the port is free again", left_s=end_s - now_s))
+            ctx.clock.sleep(min(PORT_POLL_S, end_s - now_s))
+        elif pauses_s and _ended_without_cause(ctx, found):
+            pause_s = pauses_s.pop(0)
+            text = f"it ended without a cause ({found.failure.words}); it is started again"
+            ctx.report(Progress(text, left_s=pause_s))
+            ctx.clock.sleep(pause_s)
+            if ctx.services.state(ctx.unit).active_state != "failed":
+                return found  # somebody stopped it meanwhile, or does something else with it
+        else:
             return found
-        now_s = ctx.clock.monotonic_s()
-        end_s = now_s + PORT_PATIENCE_S if end_s is None else end_s
-        if now_s >= end_s:
-            return found
-        text = "waiting until the port is free again"
-        if not waits_for_port:
-            text = "it ended, and did not say why; starting it again"
-        ctx.report(Progress(text, left_s=end_s - now_s))
-        ctx.clock.sleep(min(PORT_POLL_S, end_s - now_s))
 
 
 def _ended_without_cause(ctx: Context, found: NotServing) -> bool:
-    """Whether it ended by itself and nobody knows why."""
-    has_failed = ctx.services.state(ctx.unit).has_failed
-    return has_failed and found.failure.kind is FailureKind.UNKNOWN
+    """Whether it ended by itself, nobody knows why, and its manager does not start it again."""
+    state = ctx.services.state(ctx.unit)
+    if state.active_state != "failed" or found.failure.kind is not FailureKind.UNKNOWN:
+        return False
+    # Some end with a status of failure when they are told to stop.
+    return not ctx.services.was_stopped(ctx.unit, state.invocation_id or "")
 
 
 def port_will_be_free(found: NotServing, address: Address | None) -> bool:

@@ -24,7 +24,8 @@ from tunerd.production.journal import (
     record_path,
 )
 from tunerd.production.measurement import clear_dead_measurements, end_measurement
-from tunerd.production.swap import ForeignEditError, go_back, watch_as_wanted
+from tunerd.production.probation import begin_probation, read_probation
+from tunerd.production.swap import ForeignEditError, go_back
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome
@@ -276,7 +277,7 @@ def _set_aside(ctx: Context) -> Recovered:
 def _committed(ctx: Context, record: SwapRecord) -> Recovered:
     """The swap had ended well, and said so; only its record was left."""
     _see_that_it_starts_at_boot(ctx, record)
-    watched = watch_as_wanted(ctx, record)
+    watched = _watch(ctx, record)
     ctx.files.remove(record_path(ctx))
     text = f"the swap of generation {record.generation} had ended well"
     is_active = ctx.services.state(ctx.unit).is_active
@@ -303,11 +304,18 @@ def _judge(ctx: Context, record: SwapRecord) -> Recovered:
         found = check_as_it_stands(ctx, old_invocation=record.old_invocation)
         if isinstance(found, Serving):
             _see_that_it_starts_at_boot(ctx, record)
-            watched = watch_as_wanted(ctx, record)
+            watched = _watch(ctx, record)
             _finish(ctx, record, Outcome.SERVING, None, None)
             text = f"generation {record.generation} serves; its interrupted swap is finished"
             return Recovered(Recovery.JUDGE, record.generation, text, serving=True, remarks=watched)
     return _undo(ctx, record, Recovery.JUDGE, "it does not serve")
+
+
+def _watch(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
+    """Begin the probation that the record asks for, unless it is begun; while the record stands."""
+    if not record.wants_probation or read_probation(ctx, record.generation) is not None:
+        return ()
+    return begin_probation(ctx, record.generation, record.sweep)
 
 
 def _see_that_it_starts_at_boot(ctx: Context, record: SwapRecord) -> None:

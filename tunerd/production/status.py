@@ -201,13 +201,18 @@ def unsupervised(ctx: Context) -> Message | None:
     except NoSupervisor as problem:
         entry = ctx.generations.serving(ctx.unit)
         served = ctx.unit if entry is None else f"generation {entry.generation.number}"
+        profile = None if entry is None else entry.generation.profile
         if state.is_active:
             text = (
                 f"{problem.message}: {served} serves on, and nothing starts it again when it ends"
             )
             return warning("no-supervisor", text, "`tunerd supervise` watches over it again")
-        text = f"{problem.message}, and {served}, which served, is down"
-        return error("no-supervisor", text, "`tunerd supervise` starts both")
+        served += "" if entry is None else ", which served,"
+        text = f"{problem.message}, and {served} is down"
+        hint = "`tunerd supervise` starts both"
+        if not state.is_enabled:
+            hint = f"`tunerd apply {profile or 'PROFILE'}` starts it"
+        return error("no-supervisor", text, hint)
     return None
 
 
@@ -333,7 +338,7 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
 def _by_hand(ctx: Context, verb: str, generation: Generation) -> str:
     """What is typed to have the manager do something with the unit."""
     if ctx.mode is Mode.LOCAL:
-        if unsupervised(ctx) is not None:
+        if verb == "start" and ctx.services.state(ctx.unit).is_enabled and unsupervised(ctx):
             return "`tunerd supervise`"
         return f"`tunerd apply {generation.profile or 'PROFILE'}`"
     return f"systemctl {'--user ' if ctx.mode is Mode.USER else ''}{verb} {ctx.unit}"

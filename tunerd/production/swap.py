@@ -58,7 +58,7 @@ from tunerd.production.journal import (
     prune_backups,
     record_path,
 )
-from tunerd.production.probation import begin_probation, read_probation
+from tunerd.production.probation import begin_probation
 from tunerd.records import plain
 from tunerd.result import Message, Progress
 from tunerd.units.generations import Ending, Generation, Outcome
@@ -613,7 +613,9 @@ def _commit(
     except TunerdError as error:
         is_said = False
         notes.append(f"how the swap ended could not be written: {error.words}")
-    watched = watch_as_wanted(ctx, record)
+    watched = (
+        begin_probation(ctx, record.generation, record.sweep) if record.wants_probation else ()
+    )
     try:
         ctx.files.remove(record_path(ctx))
     except TunerdError as error:
@@ -626,13 +628,6 @@ def _commit(
         notes.append(f"old backups could not be removed: {error.words}")
     set_reserve_aside(ctx)
     return watched, tuple(notes)
-
-
-def watch_as_wanted(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
-    """Begin the probation that the record asks for, unless it is begun; while the record stands."""
-    if not record.wants_probation or read_probation(ctx, record.generation) is not None:
-        return ()
-    return begin_probation(ctx, record.generation, record.sweep)
 
 
 class _UnhealthyError(DeployError):

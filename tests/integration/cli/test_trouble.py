@@ -18,6 +18,7 @@ from tests.support.sweep_box import until
 from tunerd.machine.net import free_port
 from tunerd.measure.store import open_to_read
 from tunerd.tryout.local import Local
+from tunerd.tryout.local_state import enabled_mark
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,10 @@ def test_a_box_whose_supervisor_and_server_were_killed_is_told_what_served_and_t
     assert all("`tunerd supervise`" in one for one in told())
     drift = box.json("verify", code=6)["drift"]
     assert [one["hint"].split(",")[0] for one in drift] == ["`tunerd supervise`"]
+    mark = enabled_mark(box.context.paths, "llama-server.service")
+    mark.rename(mark.with_suffix(".away"))  # what is not enabled no supervisor starts by itself
+    assert all("`tunerd apply" in one and "supervise`" not in one for one in told())
+    mark.with_suffix(".away").rename(mark)
 
     with box.begin("supervise") as supervising:
         until(lambda: box.json("status")["healthy"] is True, "it serves again")
@@ -102,10 +107,7 @@ def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_
         done = call(*words.split(), *(() if words == "bench" else ("--yes",)))
         assert done.returncode == 1, (words, done.stdout)
         assert "will not serve" not in done.stderr, words
-        assert (
-            "Read-only file system\n  state   nothing was changed; what serves goes on"
-            in done.stderr
-        )
+        assert "Read-only file system\n  state   nothing was changed by this call" in done.stderr
         assert "mount -o remount,rw" in done.stderr, words
     assert box.context.services.state("llama-server.service").invocation_id == before
 

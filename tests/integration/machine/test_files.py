@@ -345,5 +345,5 @@ def test_a_lock_on_a_read_only_file_system_says_how_the_machine_is_and_what_to_t
         pytest.skip("this account may mount nothing, not even in a namespace of its own")
     cause, state, hint = done.stdout.splitlines()
     assert cause == "Read-only file system"
-    assert state == "nothing was changed; what serves goes on"
+    assert state == "nothing was changed by this call"
     assert f"`mount -o remount,rw {tmp_path}/state`" in hint

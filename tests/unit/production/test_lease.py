@@ -408,14 +408,14 @@ def test_a_unit_that_ended_without_a_cause_and_that_nothing_starts_again_is_star
     world: World,
 ) -> None:
     with hold(world.context(), purpose="bench x", budget_s=600):
-        fails_until(world, world.clock.monotonic_s() + 20, "srv llama_server: initializing ...")
+        fails_until(world, world.clock.monotonic_s() + 15, "srv llama_server: initializing ...")
 
     assert world.serving_alias() == "one"
 
 
 @pytest.mark.parametrize(
     ("says", "least_s", "most_s"),
-    [("error: it fell over", 60.0, 90.0), ("error: unknown argument: --x", 0.0, 30.0)],
+    [("error: it fell over", 21.0, 40.0), ("error: unknown argument: --x", 0.0, 15.0)],
 )
 def test_production_that_does_not_come_back_is_given_up_at_once_only_for_a_known_cause(
     world: World, says: str, least_s: float, most_s: float

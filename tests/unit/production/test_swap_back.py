@@ -14,7 +14,7 @@ from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, UNIT, World, a_record
 from tests.support.fakes import FakeClock, Invocation, Life
 from tunerd.engine.server import Address
-from tunerd.errors import Interrupted, RolledBack, ServiceError, Stranded
+from tunerd.errors import Interrupted, RolledBack, ServiceError, Stranded, TunerdError
 from tunerd.production.journal import SCHEMA
 from tunerd.production.measurement import write_measurement
 from tunerd.production.recover import recover
@@ -70,7 +70,7 @@ def test_a_port_in_the_last_minute_of_its_connections_is_waited_for(world: World
 
 def test_an_old_server_that_does_not_say_why_it_ended_is_started_again(world: World) -> None:
     # Mainline's log thread is slower than its end over a taken port, and a script hides the port.
-    _old_that_cannot_bind_for(world, 20.0, words="srv  llama_server: initializing ...")
+    _old_that_cannot_bind_for(world, 15.0, words="srv  llama_server: initializing ...")
     starts: list[float] = []
 
     def fail(_: Invocation) -> Life:
@@ -85,6 +85,39 @@ def test_an_old_server_that_does_not_say_why_it_ended_is_started_again(world: Wo
     assert world.serving_alias() == "old"
     assert world.leftovers() == []
     assert len(starts) == 1, "the new one has never served"
+
+
+@pytest.mark.parametrize("moment", ["starting", "it ended without a cause"])
+def test_what_somebody_stops_on_the_way_back_is_not_started_again(
+    world: World, moment: str
+) -> None:
+    """Also where it ends with a status of failure when it is told to stop, as some scripts do."""
+    serve = world.manager.programs["/bin/true"]
+    starts: list[float] = []
+    goes_back = False
+
+    def run(invocation: Invocation) -> Life:
+        starts.append(world.clock.monotonic_s())
+        if len(starts) == 1:
+            return serve(invocation)
+        ends_after_s = 0.5 if moment != "starting" else 1000.0
+        return Life(ends_after_s=ends_after_s, ending=Ending(code=1), term_ending=Ending(code=1))
+
+    def stop(told: Progress) -> None:
+        nonlocal goes_back
+        goes_back = goes_back or "putting the previous unit back" in told.text
+        if goes_back and moment in told.text and len(starts) == 2:
+            world.manager.stop(UNIT)
+            if moment != "starting":  # what has failed stays so when it is stopped
+                world.manager.reset_failed(UNIT)
+
+    world.manager.programs[OLD] = run
+    world.put(world.text("old", program=OLD))
+    with pytest.raises(TunerdError):
+        deploy(replace(world.context(), progress=stop), world, "new", program=BROKEN)
+
+    assert len(starts) == 2
+    assert not world.manager.state(UNIT).is_active
 
 
 def test_a_new_server_that_cannot_take_over_the_port_at_once_is_waited_for(world: World) -> None:
@@ -336,4 +369,4 @@ def test_a_recovery_that_is_ended_says_what_stands_and_what_goes_on_with_it(worl
     assert Interrupted.by(caught.value).state == (
         f"{words}; the record stays, and `tunerd recover` goes on"
     )
-    assert Interrupted.by(KeyboardInterrupt()).state == "no unit was changed"
+    assert Interrupted.by(KeyboardInterrupt()).state is None
