@@ -94,6 +94,9 @@ def wait_until_serving(
 ) -> Serving | NotServing:
     """Watch a unit that was just (re)started.
 
+    What its manager counts as restarts up to now does not speak against it: a restart that is asked
+    for and one that the manager had planned for a forerunner's end may be one start.
+
     Args:
         ctx: Where.
         unit: Its name.
@@ -103,6 +106,7 @@ def wait_until_serving(
         begun: The step of a longer action that the load is; the first generation is the next one.
     """
     for _ in range(_MOST_RESTARTS):
+        expected = replace(expected, n_restarts=ctx.services.state(unit).n_restarts or 0)
         found = _Start(ctx, unit, address, expected, model_bytes, begun).watch()
         if not isinstance(found, _RestartedByHand):
             break
@@ -152,7 +156,8 @@ class _Start:
         if lost is None:
             return Serving(state.main_pid or 0, answered_at_s, completion.text or "")
         now = ctx.services.state(self.unit)
-        if now.is_active and now.invocation_id != state.invocation_id and not now.n_restarts:
+        is_by_itself = (now.n_restarts or 0) > self.expected.n_restarts
+        if now.is_active and now.invocation_id != state.invocation_id and not is_by_itself:
             return _RestartedByHand(state.invocation_id, lost)
         return lost
 
@@ -335,20 +340,16 @@ def _of_invocation(ctx: Context, state: UnitState) -> tuple[str, ...]:
     return ctx.services.log(state.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
 
 
-def check_as_it_stands(
-    ctx: Context, *, old_invocation: str | None, n_restarts: int = 0
-) -> Serving | NotServing:
+def check_as_it_stands(ctx: Context, *, old_invocation: str | None) -> Serving | NotServing:
     """Whether the unit that stands on disk serves, judged by what its own text says.
 
     It gets the time of a way back: what a new server may take says nothing of one that served before.
-    `n_restarts` is how many restarts by its manager are known of, and do not speak against it.
     """
     live = read_live_unit(ctx)
     expected = Expectation(
         old_invocation=old_invocation,
         alias=live.serving.alias,
         expects_draft=False,
-        n_restarts=n_restarts,
     )
     limits = {"service": ctx.settings.service.on_the_way_back}
     patient = replace(ctx, settings=ctx.settings.model_copy(update=limits))
@@ -443,7 +444,7 @@ def come_back(ctx: Context) -> Serving | NotServing:
     end_s = ctx.clock.monotonic_s() + PORT_PATIENCE_S
     while True:
         n_restarts = ctx.services.state(ctx.unit).n_restarts or 0
-        found = check_as_it_stands(ctx, old_invocation=None, n_restarts=n_restarts)
+        found = check_as_it_stands(ctx, old_invocation=None)
         if isinstance(found, Serving):
             return found
         if port_will_be_free(found, _address(ctx)):

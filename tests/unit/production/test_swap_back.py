@@ -11,10 +11,11 @@ import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step, ctrl_c
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, UNIT, World, a_record
+from tests.fault.world import BROKEN, UNIT, OwnPids, World, a_record
 from tests.support.fakes import FakeClock, Invocation, Life
 from tunerd.engine.server import Address
 from tunerd.errors import Interrupted, RolledBack, ServiceError, Stranded, TunerdError
+from tunerd.machine.files import lock
 from tunerd.production.journal import SCHEMA
 from tunerd.production.measurement import write_measurement
 from tunerd.production.recover import recover
@@ -225,6 +226,36 @@ def test_the_old_server_starts_before_anybody_looks_for_the_cause(world: World) 
     said = [step.text for step in fuse.steps]
     last_start = max(at for at, text in enumerate(said) if text == "restart")
     assert "log" in said[last_start:]
+
+
+class OneStartForTwo(OwnPids):
+    """A restart that is asked for joins one that was due, as in systemd 26x after a reload."""
+
+    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
+        found = self._find(unit)
+        if found.sub != "auto-restart":
+            super().restart(unit, timeout_s=timeout_s)
+            return
+        found.restart_at_s = self._clock.monotonic_s()
+        self.start(unit, timeout_s=timeout_s)
+
+
+def test_a_restart_that_was_due_and_the_way_back_may_be_one_start(world: World) -> None:
+    world.manager = OneStartForTwo(world.folder, world.clock, world.manager.programs)
+    deploy(world.context(), world, "old")
+    world.manager.programs[BROKEN] = lambda _: Life(
+        prints=("out of memory",), ends_after_s=0.5, ending=Ending(code=1)
+    )
+    restarts = b"Type=exec\nRestart=on-failure\nRestartSec=5\n"
+    text = world.text("new", program=BROKEN).replace(b"Type=exec\n", restarts)
+    text = text.replace(b"StartLimitBurst=1\n", b"StartLimitBurst=9\n")
+    request = world.request(text, alias="new")
+
+    with lock(world.paths.lock, purpose="apply", since="now"), pytest.raises(RolledBack):
+        swap(world.context(), request)
+
+    assert world.serving_alias() == "old"
+    assert world.manager.state(UNIT).n_restarts == 1
 
 
 def _interrupted(world: World, *, old_invocation: str | None) -> None:
