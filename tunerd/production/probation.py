@@ -138,6 +138,16 @@ def keep_probation(ctx: Context, record: Mapping[str, Any]) -> None:
         ctx.files.write_json(path, record)
 
 
+def forget_probation(ctx: Context, generation: int) -> None:
+    """Remove the record of a generation that does not serve after all.
+
+    Raises:
+        HostError: it could not be removed.
+    """
+    if read_probation(ctx, generation) is not None:
+        ctx.files.remove(record_path(ctx, generation))
+
+
 def daemon_lock(ctx: Context) -> Path:
     """What a daemon holds while it runs."""
     return ctx.paths.state_dir / "daemon.lock"

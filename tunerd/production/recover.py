@@ -24,7 +24,7 @@ from tunerd.production.journal import (
     record_path,
 )
 from tunerd.production.measurement import clear_dead_measurements, end_measurement
-from tunerd.production.probation import begin_probation, read_probation
+from tunerd.production.probation import begin_probation, forget_probation, read_probation
 from tunerd.production.swap import ForeignEditError, go_back
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
@@ -378,6 +378,8 @@ def _finish(
         drop_ins = drop_ins_in_force(ctx) if outcome.is_done else None
         ending = Ending(outcome, ctx.clock.now_s(), None, cause, detail, drop_ins)
         ctx.generations.end(record.generation, ending)
+    if not outcome.is_done:
+        forget_probation(ctx, record.generation)  # its commit may have begun it
     ctx.files.remove(record_path(ctx))
 
 

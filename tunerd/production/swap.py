@@ -58,7 +58,7 @@ from tunerd.production.journal import (
     prune_backups,
     record_path,
 )
-from tunerd.production.probation import begin_probation
+from tunerd.production.probation import begin_probation, forget_probation
 from tunerd.records import plain
 from tunerd.result import Message, Progress
 from tunerd.units.generations import Ending, Generation, Outcome
@@ -753,9 +753,10 @@ def _what_stands(ctx: Context, record: SwapRecord) -> str:
 def _end(
     ctx: Context, record: SwapRecord, outcome: Outcome, failure: Failure, without_s: float | None
 ) -> str:
-    """Write the ending and drop the record; what to add for a person if the record stays."""
+    """Write the ending and drop the records; what to add for a person if the intent record stays."""
     _say_ending(ctx, record, outcome, failure, without_s)
     try:
+        forget_probation(ctx, record.generation)  # a commit that failed may have begun it
         ctx.files.remove(record_path(ctx))
     except TunerdError as error:
         return f"; the intent record stays, which `tunerd recover` mends: {error.words}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.fault.fuse import Fuse, Step
+from tests.fault.fuse import Fuse, Step, full_disk
 from tests.fault.fuse import Life as Process
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, UNIT, World, a_world
@@ -398,3 +398,27 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_serves_watched_as_i
             if not was_killed:
                 break
     assert number > 3
+
+
+@pytest.mark.parametrize("n_failing", [2, 3, 20])
+def test_a_swap_that_goes_back_because_the_disk_fails_at_its_commit_leaves_no_probation(
+    tmp_path: Path, n_failing: int
+) -> None:
+    """Which was begun before its intent record could not be dropped."""
+    with a_world(tmp_path) as world:
+        deploy(world.context(), world, "old")
+        failed: list[str] = []
+
+        def fail(step: Step) -> None:
+            of_the_end = {"outcome.json", f"remove {UNIT}.json", "remove 2.json"}
+            if len(failed) < n_failing and any(text in step.text for text in of_the_end):
+                failed.append(step.text)
+                full_disk(step)
+
+        ctx = world.context(Fuse(0, fail, until=10_000))
+        with pytest.raises(RolledBack):
+            swap_to_new(world, ctx, is_wanted=True)
+        recover(shipped(world))
+        assert world.serving_alias() == "old"
+        assert world.leftovers() == []
+        assert show_probation(shipped(world)).payload["probations"] == []
