@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 from tunerd.errors import Busy, HostError
 from tunerd.machine.clock import SystemClock
+from tunerd.machine.proc import read_mounts, read_text
 from tunerd.records import plain, read_or_none
 
 T = TypeVar("T")
@@ -421,12 +423,28 @@ def _cannot(verb: str, path: Path, error: OSError, *, state: str | None = None) 
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         hint = f"free some space on the file system of {path.parent}"
     elif error.errno == errno.EROFS:
-        mount = next((one for one in path.absolute().parents if one.is_mount()), Path("/"))
-        hint = f"make its file system writable again: `mount -o remount,rw {mount}`; `dmesg` may say why it is not"
+        hint = _hint_read_only(path)
     elif error.errno in {errno.EACCES, errno.EPERM}:
         hint = "run it as the owner, or as root"
     cause = error.strerror or str(error)
     return HostError(f"cannot {verb} `{path}`", cause=cause, state=state, hint=hint)
+
+
+def _hint_read_only(path: Path) -> str:
+    """What makes the mount writable again that a path is on: its file system, or that mount of it alone."""
+    on, table = real_path(path.parent), Path("/proc/self/mountinfo")
+    mounts = read_mounts(read_text(table, max_bytes=MAX_READ_BYTES) or "")
+    found = [mount for mount in mounts if on.is_relative_to(mount.point)]
+    if not found:
+        return "make its file system writable again; `dmesg` may say why it is not"
+    deepest = max(reversed(found), key=lambda mount: len(mount.point.parts))  # the last hides others
+    where = shlex.quote(str(deepest.point))
+    if deepest.is_whole_read_only:
+        return f"make its file system writable again: `mount -o remount,rw {where}`; `dmesg` may say why it is not"
+    return (
+        f"`{deepest.point}` is mounted read-only, its file system is not: `mount -o remount,bind,rw {where}`, "
+        "unless a container or a sandbox has it so"
+    )
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:

@@ -335,10 +335,23 @@ except HostError as error:
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not here")
+@pytest.mark.parametrize(
+    ("mount", "typed"),
+    [
+        ("mkdir state; mount -t tmpfs -o ro none state", "remount,rw {}/state"),
+        (
+            "mkdir 'a b'; ln -s 'a b' state; mount -t tmpfs -o ro none 'a b'",
+            "remount,rw '{}/a b'",
+        ),
+        ("mkdir state; mount --bind state state && mount -o remount,ro,bind state",
+         "remount,bind,rw {}/state"),
+    ],
+    ids=["file system", "behind a link", "bind mount"],
+)  # fmt: skip
 def test_a_lock_on_a_read_only_file_system_says_how_the_machine_is_and_what_to_type(
-    tmp_path: Path,
+    tmp_path: Path, mount: str, typed: str
 ) -> None:
-    mounted = 'mkdir "$1/state"; mount -t tmpfs -o ro none "$1/state" && exec "$2" -c "$3" "$1"'
+    mounted = f'cd "$1" && {mount} && exec "$2" -c "$3" "$1"'
     words = ["unshare", "-rm", "sh", "-c", mounted, "sh", str(tmp_path), sys.executable, _ON_READ_ONLY]  # fmt: skip
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     if "unshare" in done.stderr or "mount:" in done.stderr:
@@ -346,4 +359,4 @@ def test_a_lock_on_a_read_only_file_system_says_how_the_machine_is_and_what_to_t
     cause, state, hint = done.stdout.splitlines()
     assert cause == "Read-only file system"
     assert state == "nothing was changed by this call"
-    assert f"`mount -o remount,rw {tmp_path}/state`" in hint
+    assert f"`mount -o {typed.format(tmp_path)}`" in hint
