@@ -17,8 +17,8 @@ def asked_to_draft(box: BenchBox, url: str, *, drafts: bool) -> Session:
     """Bench a server of which it is known whether it is meant to draft."""
     ctx = box.context()
     target = replace(open_url(ctx, url), speculation=Speculation(drafts))
-    with EvidenceStore(ctx.paths.evidence) as store:
-        session = Session(ctx, BenchRequest(repeats=1, seed=11), store)
+    session = Session(ctx, BenchRequest(repeats=1, seed=11))
+    with EvidenceStore(ctx.paths.evidence) as session.store:
         session.on_server(target, url)
     return session
 
@@ -33,8 +33,8 @@ def bench_two(
 ) -> ActionResult:
     """Bench two servers that run already as the arms of one profile."""
     ctx = box.context()
-    with EvidenceStore(ctx.paths.evidence) as store:
-        session = Session(ctx, BenchRequest(suite=suite, repeats=repeats, seed=11), store)
+    session = Session(ctx, BenchRequest(suite=suite, repeats=repeats, seed=11))
+    with EvidenceStore(ctx.paths.evidence) as session.store:
         for name, url, drafts in ((ON, on, True), (OFF, off, False)):
             opened = open_url(ctx, url)
             target = replace(opened, arm=replace(opened.arm, name=name),

@@ -55,7 +55,7 @@ from tunerd.measure.request import (
     warm_up,
 )
 from tunerd.measure.results import arm_json, ending, rates_seen, sample_json
-from tunerd.measure.store import EvidenceStore
+from tunerd.measure.store import EvidenceStore, demand_storable, reading
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device
 from tunerd.production.lease import Candidate, hold, outlook
@@ -436,11 +436,11 @@ Confirm = Callable[[str], None]
 
 @dataclass
 class Session:
-    """One call of the command; the run is stored from its first sample on."""
+    """One call of the command; the run is stored from its first sample on, in a store that is given to it by then."""
 
     ctx: Context
     asked: BenchRequest
-    store: EvidenceStore
+    store: EvidenceStore = field(init=False)
     run: int | None = None
     plan: Plan | None = None
     shape: WorkloadShape | None = None
@@ -475,14 +475,13 @@ class Session:
             for url, target in targets.items():
                 self.on_arm(replace(target, n_ctx=min(sizes, default=None)), url)
 
-    def on_candidates(
+    def ask(
         self, plans: Mapping[str, DeployPlan], confirm: Confirm, *, start_after: bool
-    ) -> None:
-        """Candidates in the live unit's place, one after the other."""
+    ) -> float:
+        """Ask whether candidates may be measured; for how long at most [s]."""
         for plan in plans.values():
             demand_root_for_plan(self.ctx, plan)
         first = next(iter(plans.values()))
-        profile = first.resolved.name
         self._workload(first)
         with _with_state(f"nothing was stopped: {self.ctx.unit} is as before"):
             measuring_s = self._expected_s(first, len(plans))
@@ -492,8 +491,16 @@ class Session:
             start_after=start_after,
             programs=[plan.engine.program for plan in plans.values()],
         )
+        demand_storable(self.ctx)
+        profile = first.resolved.name
         confirm(f"`{profile}` is measured in the place of {self.ctx.unit}: {ahead.text}. Go on?")
-        budget_s = max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S))
+        return max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S))
+
+    def on_candidates(
+        self, plans: Mapping[str, DeployPlan], budget_s: float, *, start_after: bool
+    ) -> None:
+        """Candidates in the live unit's place, one after the other."""
+        profile = next(iter(plans.values())).resolved.name
         with (
             _with_state(f"it was measured in its place; {self.ctx.unit} is as before again"),
             self._ending(),
@@ -541,7 +548,8 @@ class Session:
         letters = self._letters_now(made)
         room = Room(self.book, context_tokens(made), letters_per_token=letters)
         plan, _ = suite_plan(self.asked, self.seed, self.shape, room)
-        rates = rates_seen(self.store, made.resolved.name)
+        with reading(self.ctx) as store:
+            rates = rates_seen(store, made.resolved.name)
         return n_arms * (_LOAD_S + expected_s(plan, rates))
 
     def _letters_now(self, made: DeployPlan) -> float | None:
@@ -690,10 +698,10 @@ def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
     Raises:
         BenchError: it cannot be measured, or not trusted.
     """
-    with EvidenceStore(ctx.paths.evidence) as store:
+    session = Session(ctx, asked)
+    with EvidenceStore(ctx.paths.evidence) as session.store:
         target = open_live(ctx)
         published = _published(ctx, asked, target.profile)
-        session = Session(ctx, asked, store)
         session.on_server(target, LIVE)
         return result_of(session, LIVE, published)
 
@@ -705,9 +713,9 @@ def bench_urls(ctx: Context, asked: BenchRequest, urls: Sequence[str]) -> Action
         UsageError: one is no address, or two have one name.
         BenchError: one cannot be measured.
     """
-    with EvidenceStore(ctx.paths.evidence) as store:
+    session = Session(ctx, asked)
+    with EvidenceStore(ctx.paths.evidence) as session.store:
         published = _published(ctx, asked, None)
-        session = Session(ctx, asked, store)
         targets = _open_urls(ctx, urls)
         if len(urls) > 1:
             session.on_servers(targets)
@@ -770,9 +778,10 @@ def bench_profile(
     if asked.suite is Suite.QUALITY and output and serving is not None:
         plans[SERVING] = serving
         asked = replace(asked, with_own_sampling=changes_sampling(output))
-    with EvidenceStore(ctx.paths.evidence) as store:
-        session = Session(ctx, asked, store, messages=messages)
-        session.on_candidates(plans, confirm, start_after=start_after)
+    session = Session(ctx, asked, messages=messages)
+    budget_s = session.ask(plans, confirm, start_after=start_after)
+    with EvidenceStore(ctx.paths.evidence, check=False) as session.store:
+        session.on_candidates(plans, budget_s, start_after=start_after)
         return result_of(session, f"profile {request.profile}", published)
 
 

@@ -73,7 +73,7 @@ from tunerd.measure.request import (
     suite_plan,
 )
 from tunerd.measure.results import ending, rates_seen
-from tunerd.measure.store import EvidenceStore, reading
+from tunerd.measure.store import EvidenceStore, demand_storable, reading
 from tunerd.measure.trust import not_as_meant
 from tunerd.production.lease import Held, Outlook, hold, outlook
 from tunerd.production.plan import Plan, make_plan
@@ -361,8 +361,9 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
         Preempted: the measurement was ended from outside; what was measured is stored.
     """
     prepared = prepare(ctx, request)
-    with EvidenceStore(ctx.paths.evidence) as store:
-        confirm(prepared)
+    demand_storable(ctx)
+    confirm(prepared)
+    with EvidenceStore(ctx.paths.evidence, check=False) as store:
         keeper = Keeper(ctx, store, prepared)
         with ending(ctx, store, lambda: keeper.number) as problems:
             found, quality, held, told = _measure(ctx, prepared, keeper)
@@ -429,7 +430,7 @@ def _short(
         UsageError: not even both sides of one pair can be loaded in it.
     """
     with reading(ctx) as store:
-        rates = None if store is None else rates_seen(store, plan.resolved.name)
+        rates = rates_seen(store, plan.resolved.name)
     load_s = ahead.load_s or 0.0
     pair_s = 2 * workload.process_s(load_s, rates)
     text = (

@@ -740,6 +740,20 @@ def open_to_read(
     return EvidenceStore(path, writable=False, check=False, wait_s=wait_s)
 
 
+def demand_storable(ctx: Context) -> None:
+    """See that evidence can be stored, before a person is asked; a store that is not there is not made.
+
+    Raises:
+        HostError, Busy: as `StoreFile`.
+    """
+    path = ctx.paths.evidence
+    if path.exists():
+        with EvidenceStore(path):
+            return
+    folder = next(folder for folder in path.parents if folder.exists())
+    demand_writable(folder / path.name)
+
+
 @contextlib.contextmanager
 def reading(ctx: Context) -> Iterator[EvidenceStore | None]:
     """The store of this machine for reading, as `open_to_read`."""

@@ -21,7 +21,7 @@ from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, RunOutcome, StoredRun, VerdictRecord
 from tunerd.measure.learn import served_requests, workload_for
 from tunerd.measure.life import Texts, prompt_book
-from tunerd.measure.store import EvidenceStore, reading
+from tunerd.measure.store import EvidenceStore, demand_storable, reading
 from tunerd.operations import JobRequest, Lane
 from tunerd.production.lease import Held, hold
 from tunerd.production.measurement import read_measurement
@@ -275,8 +275,9 @@ def run_sweep(
     prepared = prepare(ctx, request, proves=True)
     demand_time(ctx, prepared.deadline, budget_s=request.budget_s, load_s=prepared.load_s)
     demand_room(prepared)
-    with EvidenceStore(ctx.paths.evidence) as store:
-        confirm(prepared)
+    demand_storable(ctx)
+    confirm(prepared)
+    with EvidenceStore(ctx.paths.evidence, check=False) as store:
         known = history_of(store, prepared.basis, prepared.generation.created_s)
         keeper = SweepKeeper.begin(ctx, store, prepared)
         return _Run(ctx, prepared, keeper, known, "sweep run", house, meet).go()

@@ -160,7 +160,8 @@ def test_two_requests_in_a_row_without_any_answer_end_a_suite(tmp_path: Path) ->
         EvidenceStore(ctx.paths.evidence) as store,
     ):
         target = replace(open_url(ctx, server.url), pids=(server.process.pid,))
-        session = Session(ctx, BenchRequest(suite=Suite.MTP, repeats=3, seed=11), store)
+        session = Session(ctx, BenchRequest(suite=Suite.MTP, repeats=3, seed=11))
+        session.store = store
         with pytest.raises(BenchError) as ended:
             session.on_server(target, server.url)
 

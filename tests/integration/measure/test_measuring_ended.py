@@ -117,8 +117,10 @@ def test_a_side_with_figures_that_cannot_be_cannot_be_compared(box: SweepBox) ->
     assert box.serves
 
 
-def test_the_answer_no_is_one_object_and_nothing_was_touched(box: SweepBox) -> None:
-    since = box.json("status")["since_s"]
+def test_the_answer_no_is_one_object_and_nothing_was_touched_or_made(box: SweepBox) -> None:
+    since, evidence = box.json("status")["since_s"], box.box.context.paths.evidence
+    if evidence.exists():
+        evidence.rename(evidence.with_suffix(".of-other-tests"))
     for words in (("bench", "night"), ("compare", "live", "speculation.n_max=2"),
                   ("sweep", "run", "--budget", "60s")):  # fmt: skip
         code, out, _ = answered(box, b"n\n", *words, "--json")
@@ -126,6 +128,7 @@ def test_the_answer_no_is_one_object_and_nothing_was_touched(box: SweepBox) -> N
         assert code == 130
         assert (error["code"], error["message"]) == ("interrupted", "the answer was no")
         assert error["state"] == "nothing was touched"
+        assert not evidence.exists(), words
     assert box.json("status")["since_s"] == pytest.approx(since, abs=0.01)
 
 

@@ -277,10 +277,8 @@ def test_a_member_does_not_get_a_program_of_their_own_measured_as_root(
     member = replace(world.context(), data_dir=data_dir(), is_unattended=True)
     plan = _plan(member, program)
 
-    with EvidenceStore(member.paths.evidence) as store:
-        session = Session(member, BenchRequest(), store)
-        with pytest.raises(DeployError, match="root must do this"):
-            session.on_candidates({"x": plan}, pytest.fail, start_after=False)
+    with pytest.raises(DeployError, match="root must do this"):
+        Session(member, BenchRequest()).ask({"x": plan}, pytest.fail, start_after=False)
     with (
         pytest.raises(DeployError, match="root must do this"),
         hold(member, purpose="bench x", budget_s=60) as held,
