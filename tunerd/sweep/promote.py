@@ -28,6 +28,7 @@ from tunerd.sweep.record import StoredSweep, find_sweep, keep_decision
 from tunerd.sweep.space import changes
 from tunerd.sweep.tuner import changed
 from tunerd.units.generations import Generation
+from tunerd.units.manager import UnitState
 
 Confirm = Callable[[Plan], None]
 PROMOTED, DECLINED = "promoted", "declined"
@@ -296,7 +297,7 @@ def _demand_still(ctx: Context, generation: int) -> None:
 def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
     ctx.say("measuring once more through the unit that serves")
     workload = proposal.prepared.workload
-    life = ctx.services.state(ctx.unit).invocation_id
+    since = ctx.services.state(ctx.unit)
     evidence = proposal.sweep.evidence or {}
     before, after = expected_turns(evidence, workload) or (None, None)
     wanted = evidence.get("wanted_tok_s")
@@ -305,17 +306,21 @@ def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
         live = measure_live(ctx, workload, proposal.prepared.seed + 1)
     except BenchError as error:
         problem = error.cause or error.message
-        return _Again(None, before, after, problem, is_silent=_is_silent(ctx, error, life))
+        return _Again(None, before, after, problem, is_silent=_is_silent(ctx, error, since))
     # A size is chosen to be near the wanted speed, and one start is some percent slower than the next.
     return _Again(live, before, after, before=versus, slack=0.0 if wanted is None else LUCK)
 
 
-def _is_silent(ctx: Context, error: BenchError, life: str | None) -> bool:
-    """Whether the unit fails that was just deployed; one that a person stopped or restarted does not."""
+def _is_silent(ctx: Context, error: BenchError, since: UnitState) -> bool:
+    """Whether the unit fails that was just deployed; one that a person stopped or restarted does not.
+
+    `since` is from before it was measured: a restart of then may be one start with the one that was asked for.
+    """
     state = ctx.services.state(ctx.unit)
-    if state.has_failed or state.n_restarts:
+    if state.has_failed or (state.n_restarts or 0) > (since.n_restarts or 0):
         return True
-    return isinstance(error, NoAnswer) and state.is_active and state.invocation_id == life
+    is_same = state.invocation_id == since.invocation_id
+    return isinstance(error, NoAnswer) and state.is_active and is_same
 
 
 def _take_back(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.support.made_sweep import put_proposal
-from tests.support.sweep_box import SweepBox, swept
+from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import DeployError, UsageError
@@ -159,3 +161,30 @@ def test_a_winner_over_something_else_than_served_then_is_not_promoted(box: Swee
     with pytest.raises(DeployError, match="began from generation"):
         deploy(box.box.context, number)
     assert serving(box) == served
+
+
+def test_a_restart_from_before_it_was_measured_again_is_not_held_against_a_winner(
+    box: SweepBox,
+) -> None:
+    """systemd may make one start of a restart that was due and the one that a swap asks for."""
+    ctx = box.box.context
+
+    def start_again(progress: Progress) -> None:
+        if "once more" not in progress.text:
+            return
+        # What it tells from now on cannot be used, which is no failure of what serves.
+        box.engine.configure(told_timings={"prompt_ms": -1, "predicted_ms": -1})
+        state = ctx.services.state(ctx.unit)
+        assert state.main_pid is not None
+        os.kill(state.main_pid, signal.SIGKILL)
+        until(lambda: ctx.services.state(ctx.unit).n_restarts == 1, "its manager started it again")
+        until(lambda: box.serves, "it serves")
+
+    number = put_proposal(ctx)
+    try:
+        done = deploy(replace(ctx, progress=start_again), number)
+    finally:
+        box.engine.configure(told_timings=None)
+    assert done.exit_code == 0, done.payload["measured_again"]
+    assert "could not be measured undisturbed" in done.payload["measured_again"]["text"]
+    box.json("rollback", "--yes")
