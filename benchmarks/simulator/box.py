@@ -92,7 +92,6 @@ class SimulatedBox:
     card: Card
     noise: Noise = field(default_factory=Noise)
     seed: int = 0
-    tells_positions: bool = True
     tells_steps: bool = True
     takes_overrides: bool = True
     hang_s: float = 180.0
@@ -177,7 +176,7 @@ class SimulatedBox:
     ) -> Mapping[str, Any]:
         noise, truth = self.noise, self.truth
         text = _normal(request.prompt_id, request.kind)
-        drafted, accepted, positions, steps, step_ms = self._decode(request, arm, text, life)
+        drafted, accepted, steps, step_ms = self._decode(request, arm, text, life)
         factor = life.factor * self._weather()
         factor *= math.exp(noise.text * _normal(request.prompt_id, "speed"))
         factor *= math.exp(noise.pairing * _normal(request.prompt_id, str(arm)))
@@ -201,8 +200,6 @@ class SimulatedBox:
         }  # fmt: skip
         if drafted:
             answer |= {"draft_n": drafted, "draft_n_accepted": accepted}
-            if self.tells_positions:
-                answer["accepted_per_pos"] = positions
             if self.tells_steps:
                 factor = predicted_ms / sum(ms for ms, _, _ in steps)
                 answer["steps"] = [(ms * factor, *counts) for ms, *counts in steps]
@@ -220,14 +217,14 @@ class SimulatedBox:
 
     def _decode(
         self, request: Request, arm: Arm, text: float, life: Life
-    ) -> tuple[int, int, list[int], list[tuple[float, int, int]], float]:
-        """Tokens drafted and accepted, accepted by position, each step, and the time of all [ms]."""
+    ) -> tuple[int, int, list[tuple[float, int, int]], float]:
+        """Tokens drafted and accepted, each step, and the time of all [ms]."""
         truth = self.truth
         depth = (request.cached_tokens + request.new_tokens + request.n_predict / 2) / 1000
         by_length = truth.step_ms(arm, life.arm, depth)
         n_left = max(request.n_predict - 1, 1)  # the first token comes of the prompt
         if not arm.drafts:
-            return 0, 0, [], [], float(by_length[0]) * n_left
+            return 0, 0, [], float(by_length[0]) * n_left
         drafter = truth.spec(arm).drafter
         n_steps = min(n_left, _STEPS_SIMULATED)
         tired = drafter.fatigue * min(request.n_predict, 2000) / 2000
@@ -242,15 +239,12 @@ class SimulatedBox:
         used = min(last + 1, n_steps)
         scale = n_left / float(tokens[used - 1])
         steps = max(1, round(used * scale))
-        positions = [
-            round(float((accepted[:used] >= at).sum()) * scale) for at in range(1, arm.n_max + 1)
-        ]
         time = float(by_length[drafted[:used]].sum()) * scale
         n_accepted = max(n_left - steps, 0)
         each = list(zip(by_length[drafted[:used]].tolist(), drafted[:used].tolist(),
                         accepted[:used].tolist(), strict=True))  # fmt: skip
         told = (each * math.ceil(steps / used))[:steps]
-        return round(float(drafted[:used].sum()) * scale), n_accepted, positions, told, time
+        return round(float(drafted[:used].sum()) * scale), n_accepted, told, time
 
 
 class Truth:

@@ -454,20 +454,12 @@ class LeaseBox:
     def _answer(
         self, process: _Process, request: Request, found: Sequence[Answered], n_void: int
     ) -> dict[str, Any]:
-        """The timings of one request, as the search reads them; of several at once their mean.
-
-        Drafts by position, where the answer does not tell them, are what the counters have gained.
-        """
+        """The timings of one request, as the search reads them; of several at once their mean."""
         rows = [_row(one) for one in found]
         answer: dict[str, Any] = {"n_void": n_void or None}
         for key in rows[0]:
             known = [row[key] for row in rows if row[key] is not None]
             answer[key] = fmean(known) if known else None
-        timings = found[0].sample.timings
-        told = timings.accepted_by_position if timings is not None else None
-        accepted = process.life.accepted if told is None else told
-        if len(found) == 1 and accepted is not None:
-            answer["accepted_per_pos"] = list(accepted)
         if len(found) == 1 and found[0].answer is not None and process.arm.drafts:
             answer["steps"] = found[0].answer.steps
         if request.kind == "tool" and not request.ignore_eos:
