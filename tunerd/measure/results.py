@@ -274,7 +274,9 @@ def ending(
 
 def rates_seen(store: EvidenceStore | None, profile: str | None) -> Rates:
     """How fast the profile was when it was measured last; usual speeds where it never was."""
-    for run in () if store is None else store.runs(limit=_LOOK_BACK):
+    if store is None:
+        return USUAL_RATES
+    for run in store.runs(limit=_LOOK_BACK):
         if profile is None or run.record.profile != profile or not run.n_samples:
             continue
         found = summarise(store.samples(run.number))

@@ -77,18 +77,16 @@ class Result:
     gain: Gain | None
     by_kind: tuple[KindGain, ...]
     pairs: tuple[Pair, ...] = field(default=())
-    is_short_of_memory: bool = False
     n_carried: int = 0
 
 
 class Ended(Exception):
     """One of the arms cannot be measured any more."""
 
-    def __init__(self, outcome: str, reason: str, *, memory: bool = False) -> None:
+    def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
         self.outcome = outcome
         self.reason = reason
-        self.memory = memory
 
 
 class Challenge:
@@ -137,7 +135,7 @@ class Challenge:
         except TimeUp:  # starts or answers took longer than any before
             is_decided = False
         except Ended as ended:
-            return self._result(ended.outcome, ended.reason, is_short_of_memory=ended.memory)
+            return self._result(ended.outcome, ended.reason)
         if not is_decided:
             return self._result("open", self._what_it_takes())
         if self._verdict.standing is Step.FUTILE:
@@ -194,10 +192,7 @@ class Challenge:
                 break
         if arm == self._incumbent:
             raise Ended("open", f"the incumbent could not be measured: {failure}")
-        raise Ended(
-            "failed", f"the candidate failed during the verdict: {failure}",
-            memory=failure == "oom",
-        )  # fmt: skip
+        raise Ended("failed", f"the candidate failed during the verdict: {failure}")
 
     @property
     def _is_unreliable(self) -> bool:
@@ -224,7 +219,6 @@ class Challenge:
                 "failed",
                 f"{headroom.free_mib:.0f} MiB stay free with the context full, wanted are "
                 f"{self._limits.headroom_mib:.0f}",
-                memory=True,
             )
 
     # Decisions
@@ -258,7 +252,7 @@ class Challenge:
             f"{verdict.betting_needed:.0f}, and one more pair takes about {self.pair_s():.0f} s"
         )
 
-    def _result(self, outcome: str, *reasons: str, is_short_of_memory: bool = False) -> Result:
+    def _result(self, outcome: str, *reasons: str) -> Result:
         by_kind = []
         for at, one in enumerate(self._night.workload.classes):
             ratios = [math.log(class_ms(p.a)[at] / class_ms(p.b)[at]) for p in self._pairs]
@@ -274,7 +268,6 @@ class Challenge:
             gain=gain_of([pair.log_ratio for pair in self._pairs]),
             by_kind=tuple(by_kind),
             pairs=tuple(self._pairs),
-            is_short_of_memory=is_short_of_memory,
             n_carried=self._n_carried,
         )
 

@@ -43,7 +43,7 @@ from tunerd.sweep.context import Floor, Widest
 from tunerd.sweep.known import Study, law_of
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
-from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
+from tunerd.sweep.night import Night, PathPoint, TimeUp
 from tunerd.sweep.observations import TOOL
 from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
@@ -138,16 +138,6 @@ class ArmReport:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What was known at a time, so that a night cut short is not lost."""
-
-    seconds: float
-    restarts: int
-    arm: Arm
-    gain: float | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Everything behind an outcome.
@@ -160,7 +150,6 @@ class Evidence:
         challenges: Verdicts, in order.
         margins: The bisections of finalists, step by step.
         models: Parameters of the fitted laws by "engine, spec".
-        checkpoint: State after half an hour; None if the sweep was shorter.
         best_untried: The most a point that was not measured is believed to gain (ratio).
         time_s: Where the time went.
         n_history: Samples that were known before.
@@ -174,7 +163,6 @@ class Evidence:
     challenges: tuple[Result, ...]
     margins: tuple[tuple[MarginStep, ...], ...]
     models: Mapping[str, Mapping[str, Any]]
-    checkpoint: Checkpoint | None
     best_untried: float | None
     time_s: Mapping[str, float]
     elapsed_s: float
@@ -685,7 +673,6 @@ class _Sweep:
             challenges=tuple(self.challenges),
             margins=tuple(self.margins),
             models=self.learner.to_json(),
-            checkpoint=self._checkpoint(),
             best_untried=self._best_untried(),
             time_s={name: round(seconds, 1) for name, seconds in self.night.spent_s.items()},
             elapsed_s=self.night.elapsed_s,
@@ -729,17 +716,6 @@ class _Sweep:
         if not self.limits.is_safe(arm):
             return "it may run out of memory with the context full"
         return "" if self.limits.is_output_proven(arm) else "tool calls were not tried with it"
-
-    def _checkpoint(self) -> Checkpoint | None:
-        if self.night.elapsed_s < CHECKPOINT_S:
-            return None
-        known = [point for point in self.night.path if point.seconds <= CHECKPOINT_S]
-        if not known:
-            return None
-        last = known[-1]
-        now, before = self.learner.beliefs([last.arm, self.incumbent])
-        gain = None if now is None or before is None else math.expm1(before.mean - now.mean)
-        return Checkpoint(CHECKPOINT_S, last.restarts, last.arm, gain)
 
     def _best_untried(self) -> float | None:
         leader = self.search.leader()
