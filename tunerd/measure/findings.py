@@ -38,25 +38,24 @@ from tunerd.words import all_known
 
 
 def mtp_table(samples: Sequence[Sample]) -> dict[str, Any]:
-    """The table of one arm's samples, as scripts read it; the warm-up is none of them.
+    """One arm's samples of all kinds together, as scripts read it; the warm-up is none of them.
 
     `tok_s` is all tokens over all time, `mean_tok_s` the mean over the kinds, which published tables
     often have instead. `wall_s` is that of one round through all kinds. `missing` are the kinds of
     which no request counts, so that nothing here is over all of them. A figure that no request has is None.
     """
     by_kind = {kind: _of_case(samples, kind) for kind in MTP_KINDS}
-    rows = [_mtp_row(kind, found) for kind, found in by_kind.items() if found]
     measured = [s for found in by_kind.values() for s in found]
     whole = summarise(measured)
+    speeds = [summarise(found).decode.tok_s for found in by_kind.values() if found]
     return {
-        "rows": rows,
         "n_requests": whole.n,
         "predicted": _predicted(measured),
         "drafted": whole.n_drafted,
         "accepted": whole.n_accepted,
         "acceptance_ratio": whole.acceptance_ratio,
         "tok_s": whole.decode.tok_s,
-        "mean_tok_s": _mean([row["tok_s"] for row in rows]),
+        "mean_tok_s": _mean(speeds),
         "wall_s": _wall_s(by_kind),
         "missing": missing_kinds(measured),
         "joules_per_token": whole.joules_per_token,
@@ -81,26 +80,6 @@ def _n_generated(sample: Sample) -> int | None:
         return sample.n_predicted
     count = sample.details.get("usage_completion_n")
     return count if isinstance(count, int) else None
-
-
-def _mtp_row(kind: str, samples: Sequence[Sample]) -> dict[str, Any]:
-    """One kind; counts are those of one request, as the mean over its repetitions."""
-    summary = summarise(samples)
-
-    def each(total: int | None) -> float | None:
-        return total / summary.n if total is not None and summary.n else None
-
-    return {
-        "kind": kind,
-        "n": summary.n,
-        "n_left_out": summary.n_unusable,
-        "predicted": each(_predicted(samples)),
-        "drafted": each(summary.n_drafted),
-        "accepted": each(summary.n_accepted),
-        "acceptance_ratio": summary.acceptance_ratio,
-        "tok_s": summary.decode.tok_s,
-        "joules_per_token": summary.joules_per_token,
-    }
 
 
 def _wall_s(by_kind: Mapping[str, Sequence[Sample]]) -> float | None:
@@ -132,7 +111,7 @@ def beside_published(
     `ratio` is this box over published, None where a figure is missing.
     """
     if suite is Suite.MTP:
-        found = _mtp_figures(mtp_table(samples), published, family or "")
+        found = _mtp_figures(samples, published, family or "")
     elif suite is Suite.DEEP:
         found = _depth_figures(samples, published)
     else:
@@ -145,17 +124,20 @@ def beside_published(
     ]  # fmt: skip
 
 
-def _mtp_figures(table: Mapping[str, Any], published: Published, family: str) -> Iterator[_Figure]:
+def _mtp_figures(samples: Sequence[Sample], published: Published, family: str) -> Iterator[_Figure]:
+    table = mtp_table(samples)
     engine = (published.by_engine or {}).get(family, {})
     yield "tok/s", table["tok_s"], engine.get("tok_s", published.tok_s), "tok/s"
     ratio = engine.get("acceptance_ratio", published.acceptance_ratio)
     yield "acceptance", table["acceptance_ratio"], ratio, ""
     yield "wall of one round", table["wall_s"], engine.get("wall_s", published.wall_s), "s"
     kinds = (published.by_kind or {}).get(family, {})
-    for row in table["rows"]:
-        there = kinds.get(row["kind"], {})
-        yield f"{row['kind']}, tok/s", row["tok_s"], there.get("tok_s"), "tok/s"
-        yield f"{row['kind']}, rate", row["acceptance_ratio"], there.get("rate"), ""
+    for kind, there in kinds.items():
+        asked = _of_case(samples, kind)
+        if asked:
+            here = summarise(asked)
+            yield f"{kind}, tok/s", here.decode.tok_s, there.get("tok_s"), "tok/s"
+            yield f"{kind}, rate", here.acceptance_ratio, there.get("rate"), ""
 
 
 def _length_figures(samples: Sequence[Sample], published: Published) -> Iterator[_Figure]:
