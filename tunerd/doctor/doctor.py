@@ -57,7 +57,7 @@ from tunerd.measure.answer import Sample, Timings
 from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, holds
 from tunerd.measure.learn import own_requests
 from tunerd.measure.results import StalenessCheck
-from tunerd.measure.store import EvidenceStore, open_to_read
+from tunerd.measure.store import EvidenceStore, reading
 from tunerd.measure.trust import is_same_command
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
@@ -263,10 +263,9 @@ def read_evidence(ctx: Context, server: ServerFacts | None) -> EvidenceFacts:
     Raises:
         HostError: the store is damaged or cannot be read.
     """
-    store = open_to_read(ctx.paths.evidence)
-    if store is None:
-        return EvidenceFacts()
-    with store:
+    with reading(ctx) as store:
+        if store is None:
+            return EvidenceFacts()
         runs = store.runs(limit=_N_RUNS)
         facts = EvidenceFacts()
         if server is not None and server.argv and runs:

@@ -25,7 +25,7 @@ from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.measure.answer import Timings, read_counters
 from tunerd.measure.evidence import RunRecord
-from tunerd.measure.store import open_to_read
+from tunerd.measure.store import reading
 from tunerd.measure.trust import OwnRequests, of_others
 from tunerd.profile.files import load_profile, load_sources
 from tunerd.profile.layers import Layer, Resolved
@@ -386,12 +386,11 @@ def own_requests(ctx: Context) -> OwnRequests:
     Raises:
         HostError: the store is damaged or cannot be read.
     """
-    store = open_to_read(ctx.paths.evidence)
-    if store is None:
-        return OwnRequests()
     timings: list[Timings] = []
     n_unknown = 0
-    with store:
+    with reading(ctx) as store:
+        if store is None:
+            return OwnRequests()
         for run in store.runs(limit=_N_RUNS):
             for sample in store.samples(run.number):
                 one = sample.timings

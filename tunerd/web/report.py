@@ -37,7 +37,7 @@ from tunerd.measure.evidence import (
 from tunerd.measure.findings import Depth, missing_kinds
 from tunerd.measure.request import MTP_KINDS
 from tunerd.measure.results import damage_messages, run_of
-from tunerd.measure.store import EvidenceStore, open_to_read
+from tunerd.measure.store import EvidenceStore, reading
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, warning
 from tunerd.web.charts import colour_of
@@ -86,10 +86,9 @@ def gather_evidence(
     Raises:
         UsageError: there is no such run, or nothing was measured yet.
     """
-    store = open_to_read(ctx.paths.evidence)
-    if store is None:
-        raise UsageError("nothing was measured yet", hint="tunerd bench")
-    with store:
+    with reading(ctx) as store:
+        if store is None:
+            raise UsageError("nothing was measured yet", hint="tunerd bench")
         runs = [run_of(store, one) for one in dict.fromkeys(numbers)] if numbers else _newest(store)
         if not runs:
             raise UsageError("nothing was measured yet", hint="tunerd bench")
@@ -631,7 +630,7 @@ _LENGTH: Columns[Measured] = {"~tokens": lambda m: m.name} | {
 def as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | None:
     """Free VRAM and speed by depth of the context."""
     found = {
-        one.label: [(depth, s) for s in one.of("deep") if (depth := _depth(s)) is not None]
+        one.label: [(n, s) for s in one.of("deep") if (n := number(s.details, "depth")) is not None]
         for one in series
     }
     mine = [one for one in series if found[one.label]]
@@ -691,17 +690,6 @@ def _depth_sentences(series: Sequence[Series], evidence: Runs) -> Iterator[str]:
             parts += [f"no answer at {failed} tokens"] if failed else []
             why = record.figures.get("why")
             yield sentence([f"{label}: {joined(parts)}", f"({why})" if why else ""])
-
-
-def _depth(sample: Sample) -> float | None:
-    """Tokens in the context when the answer began: as said, else prompt and cached tokens."""
-    said = number(sample.details, "depth")
-    if said is not None:
-        return said
-    timings = sample.timings
-    if timings is None or timings.prompt_n is None or timings.cache_n is None:
-        return None
-    return timings.prompt_n + timings.cache_n
 
 
 # Everything else that was measured
