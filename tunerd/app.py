@@ -15,7 +15,7 @@ from tunerd.machine.files import Files
 from tunerd.paths import Paths, paths_for
 from tunerd.result import Message, Progress, ProgressSink, ignore_progress, warning
 from tunerd.settings import Settings, load_settings, settings_or_last_good
-from tunerd.units.generations import Generations
+from tunerd.units.generations import Generation, Generations
 from tunerd.units.manager import ServiceManager
 from tunerd.words import Mode, when
 
@@ -57,6 +57,11 @@ class Context:
     def unit_path(self) -> Path:
         """Where its file is the live definition."""
         return self.paths.unit_dir / self.unit
+
+    def deployed(self) -> Generation | None:
+        """The generation that serves; None where tunerd has deployed nothing."""
+        entry = self.generations.serving(self.unit)
+        return None if entry is None else entry.generation
 
     def say(self, text: str, **details: float | None) -> None:
         """Report progress."""

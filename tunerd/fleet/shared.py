@@ -133,7 +133,7 @@ def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:
         problem = None
     except TunerdError as error:
         found, problem = {}, error.words
-    serving = ctx.generations.serving(ctx.unit)
+    serving = ctx.deployed()
     since_s, cards = found.get("since_s"), found.get("vram")
     is_up = found.get("active") == "active"
     told = BoxStatus(
@@ -148,7 +148,7 @@ def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:
         "card": ", ".join(str(card["name"]) for card in cards) if cards else None,
         "vram_mib": sum(card["total_mib"] for card in cards) if cards else None,
         "engine": found.get("engine"),
-        "engine_sha256": None if serving is None else serving.generation.engine_sha256,
+        "engine_sha256": None if serving is None else serving.engine_sha256,
         "seen_at": sa.func.clock_timestamp(),
         "status": plain(told),
     }

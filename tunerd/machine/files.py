@@ -437,7 +437,8 @@ def _hint_read_only(path: Path) -> str:
     found = [mount for mount in mounts if on.is_relative_to(mount.point)]
     if not found:
         return "make its file system writable again; `dmesg` may say why it is not"
-    deepest = max(reversed(found), key=lambda mount: len(mount.point.parts))  # the last hides others
+    # Of several at one place the last hides the others.
+    deepest = max(reversed(found), key=lambda mount: len(mount.point.parts))
     where = shlex.quote(str(deepest.point))
     if deepest.is_whole_read_only:
         return f"make its file system writable again: `mount -o remount,rw {where}`; `dmesg` may say why it is not"

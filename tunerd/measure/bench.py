@@ -475,9 +475,7 @@ class Session:
             for url, target in targets.items():
                 self.on_arm(replace(target, n_ctx=min(sizes, default=None)), url)
 
-    def ask(
-        self, plans: Mapping[str, DeployPlan], confirm: Confirm, *, start_after: bool
-    ) -> float:
+    def ask(self, plans: Mapping[str, DeployPlan], confirm: Confirm, *, start_after: bool) -> float:
         """Ask whether candidates may be measured; for how long at most [s]."""
         for plan in plans.values():
             demand_root_for_plan(self.ctx, plan)

@@ -212,14 +212,14 @@ def _base(ctx: Context, base: str | None) -> SideRequest:
 
 
 def _serving(ctx: Context) -> Generation:
-    entry = ctx.generations.serving(ctx.unit)
-    if entry is None or entry.generation.unit_sha256 is None:  # it went back to no unit
+    generation = ctx.deployed()
+    if generation is None or generation.unit_sha256 is None:  # it went back to no unit
         raise UsageError(
             "tunerd has deployed nothing here that could be compared with",
             state="nothing was touched",
             hint="name two profiles, or the one to start from with --profile",
         )
-    return entry.generation
+    return generation
 
 
 def _generation_side(name: str, generation: Generation) -> SideRequest:

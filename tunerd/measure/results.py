@@ -163,8 +163,7 @@ class StalenessCheck:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self.reader = FingerprintReader(ctx)
-        entry = ctx.generations.serving(ctx.unit)
-        self._live = entry.generation if entry is not None else None
+        self._live = ctx.deployed()
         self._live_print: Fingerprint | None = None
         self.messages: tuple[Message, ...] = ()
         if self._live is not None:
@@ -611,11 +610,11 @@ def here_of(ctx: Context, made: Plan) -> Here:
 
 def here_now(ctx: Context) -> Here | None:
     """This box by what serves; None where nothing does that a profile deployed, or it cannot be planned again."""
-    entry = ctx.generations.serving(ctx.unit)
-    if entry is None or entry.generation.profile is None:
+    generation = ctx.deployed()
+    if generation is None or generation.profile is None:
         return None
     try:
-        return here_of(ctx, make_plan(ctx, request_again(entry.generation)))
+        return here_of(ctx, make_plan(ctx, request_again(generation)))
     except TunerdError:
         return None
 

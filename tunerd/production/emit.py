@@ -83,8 +83,7 @@ def _serving(ctx: Context) -> Server:
             state="nothing was written",
             hint="name a profile: `tunerd profiles list`",
         )
-    entry = ctx.generations.serving(ctx.unit)
-    generation = entry.generation if entry is not None else None
+    generation = ctx.deployed()
     origins = generation.origins if generation is not None and live.is_ours else ()
     profile = generation.profile if generation is not None and live.is_ours else None
     title = f"what serves by {ctx.unit}" + (f", profile {profile}" if profile else "")

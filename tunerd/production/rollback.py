@@ -220,8 +220,7 @@ def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
 
 def _passed_over(ctx: Context) -> Iterator[Message]:
     """That the newest generation left the unit's text as it was, so that going back leads behind it."""
-    entry = ctx.generations.serving(ctx.unit)
-    newest = None if entry is None else entry.generation
+    newest = ctx.deployed()
     if newest is None or newest.unit_sha256 != sha256(standing_text(ctx)):
         return
     if sha256(ctx.generations.replaced_text(newest.number)) == newest.unit_sha256:

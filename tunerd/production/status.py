@@ -199,15 +199,15 @@ def unsupervised(ctx: Context) -> Message | None:
     try:
         ctx.services.check_ready()
     except NoSupervisor as problem:
-        entry = ctx.generations.serving(ctx.unit)
-        served = ctx.unit if entry is None else f"generation {entry.generation.number}"
-        profile = None if entry is None else entry.generation.profile
+        generation = ctx.deployed()
+        served = ctx.unit if generation is None else f"generation {generation.number}"
+        profile = None if generation is None else generation.profile
         if state.is_active:
             text = (
                 f"{problem.message}: {served} serves on, and nothing starts it again when it ends"
             )
             return warning("no-supervisor", text, "`tunerd supervise` watches over it again")
-        served += "" if entry is None else ", which served,"
+        served += "" if generation is None else ", which served,"
         text = f"{problem.message}, and {served} is down"
         hint = "`tunerd supervise` starts both"
         if not state.is_enabled:

@@ -737,14 +737,14 @@ def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
 
 
 def _serving(ctx: Context) -> Generation:
-    entry = ctx.generations.serving(ctx.unit)
-    if entry is None or entry.generation.profile is None:
+    made = ctx.deployed()
+    if made is None or made.profile is None:
         raise UsageError(
             "tunerd has deployed no profile here that a sweep could start from",
-            cause="nothing was deployed" if entry is None else "what serves was adopted as it was",
+            cause="nothing was deployed" if made is None else "what serves was adopted as it was",
             hint="`tunerd apply PROFILE` first; `tunerd profiles new` writes a profile",
         )
-    return entry.generation
+    return made
 
 
 def _check_budget(ctx: Context, request: SweepRequest) -> None:

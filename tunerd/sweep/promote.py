@@ -289,8 +289,8 @@ class _Overtaken(Exception):
 
 
 def _demand_still(ctx: Context, generation: int) -> None:
-    entry = ctx.generations.serving(ctx.unit)
-    if entry is None or entry.generation.number != generation:
+    serving = ctx.deployed()
+    if serving is None or serving.number != generation:
         raise _Overtaken
 
 

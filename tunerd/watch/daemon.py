@@ -321,14 +321,11 @@ class Swaps(Teller):
 
     def _stays_worse(self) -> tuple[int, str] | None:
         """What serves although its probation found it worse, and why it was not taken back."""
-        serving = self._ctx.generations.serving(self._ctx.unit)
-        if serving is None:
+        serving = self._ctx.deployed()
+        record = None if serving is None else read_probation(self._ctx, serving.number)
+        if serving is None or record is None or record.get("state") != "worse":
             return None
-        number = serving.generation.number
-        record = read_probation(self._ctx, number)
-        return (
-            (number, str(record["reason"])) if record and record.get("state") == "worse" else None
-        )
+        return serving.number, str(record["reason"])
 
 
 def _runs(entry: HistoryEntry) -> bool:

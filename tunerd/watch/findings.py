@@ -60,8 +60,7 @@ def read_findings(ctx: Context, seen: object) -> tuple[object, Findings | None]:
 def check(ctx: Context) -> ActionResult:
     """Find out and leave word; never fails for what it finds."""
     live = read_live_unit(ctx)
-    entry = ctx.generations.serving(ctx.unit)
-    generation = None if entry is None else entry.generation
+    generation = ctx.deployed()
     now, driver = _fingerprint(ctx, live), ctx.gpu.read().driver_version
     found = Findings(
         generation=None if generation is None else generation.number,

@@ -27,7 +27,7 @@ from tunerd.profile.files import load_profile
 from tunerd.profile.layers import Layer
 from tunerd.result import ActionResult, note
 from tunerd.sweep.schedule import ask_tonight, set_keys
-from tunerd.units.generations import Generation, HistoryEntry
+from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch.drift import Drift
@@ -203,16 +203,15 @@ class Guarding(Teller):
         return is_locked(self._ctx.paths.lock)
 
     def _say_end(self, result: str) -> None:
-        entry = self._ctx.generations.serving(self._ctx.unit)
-        if result == "success" and entry is not None and is_raise(entry.generation):
-            number = entry.generation.number
-            self._event("guard-acted", "note", f"{_RAISES}: generation {number} serves")
+        serving = self._ctx.deployed()
+        if result == "success" and serving is not None and is_raise(serving):
+            self._event("guard-acted", "note", f"{_RAISES}: generation {serving.number} serves")
             return
         try:
             lines = self._ctx.services.log(ACT_UNIT, max_lines=20)
         except TunerdError:
             lines = ()
-        self._raise_failed = None if entry is None else entry.generation.number
+        self._raise_failed = None if serving is None else serving.number
         why = next((line for line in reversed(lines) if line.startswith("error:")), result)
         self._event(
             "guard-failed", "error", f"{_RAISES}: it failed ({why})", f"journalctl -u {ACT_UNIT}"
@@ -277,8 +276,7 @@ class Guarding(Teller):
             margin = margin_now(self._ctx)
         except TunerdError:
             return Margin(None, 0, is_pinned=False)
-        entry = self._ctx.generations.serving(self._ctx.unit)
-        if entry is not None and entry.generation.number == self._raise_failed:
+        if self._raise_failed is not None and self._generation() == self._raise_failed:
             return replace(margin, left_alone="raising it failed")
         return margin
 
@@ -335,8 +333,8 @@ class Guarding(Teller):
             self._restart(engine)
 
     def _generation(self) -> int | None:
-        entry = self._ctx.generations.serving(self._ctx.unit)
-        return None if entry is None else entry.generation.number
+        serving = self._ctx.deployed()
+        return None if serving is None else serving.number
 
     # Upgrade
 
@@ -402,8 +400,8 @@ class Guarding(Teller):
 
     def _was_said(self, kinds: tuple[str, ...], text: str) -> bool:
         """Whether the same was told of the generation that serves, by whatever daemon."""
-        entry = self._ctx.generations.serving(self._ctx.unit)
-        since_s = 0.0 if entry is None else entry.generation.created_s
+        serving = self._ctx.deployed()
+        since_s = 0.0 if serving is None else serving.created_s
         told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
         newest = next((event for event in told if event.kind in kinds), None)
         return newest is not None and newest.text.startswith(text) and newest.at_s >= since_s
@@ -485,10 +483,9 @@ def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:
 
 def engine_seen(ctx: Context, driver_version: str | None) -> EngineSeen:
     """A stamp of every file of the engine that serves, and the driver."""
-    entry = ctx.generations.serving(ctx.unit)
-    if entry is None:
+    generation = ctx.deployed()
+    if generation is None:
         return EngineSeen((), driver_version)
-    generation = entry.generation
     names = {path for path, _ in generation.engine_components} | set(generation.argv[:1])
     files = tuple((name, stamp_of(Path(name))) for name in sorted(names))
     return EngineSeen(files, driver_version)
@@ -578,8 +575,7 @@ def margin_now(ctx: Context) -> Margin:
         UsageError: no profile is deployed.
         ConfigError: its files are wrong.
     """
-    serving = serving_by_profile(ctx)
-    generation = serving.generation
+    generation = serving_by_profile(ctx)
     raised = _raised(ctx, generation)
     resolved = load_profile(
         ctx, str(generation.profile), options=dict(generation.pins), with_tuned=generation.with_tuned,
@@ -603,18 +599,18 @@ def _stands(ctx: Context, generation: Generation) -> bool:
     return sha256(standing_text(ctx)) == generation.unit_sha256
 
 
-def serving_by_profile(ctx: Context) -> HistoryEntry:
+def serving_by_profile(ctx: Context) -> Generation:
     """The generation that serves.
 
     Raises:
         UsageError: it was not made from a profile, or there is none.
     """
-    entry = ctx.generations.serving(ctx.unit)
-    if entry is None or entry.generation.profile is None:
+    generation = ctx.deployed()
+    if generation is None or generation.profile is None:
         raise UsageError(
             "nothing that serves was deployed from a profile", hint="`tunerd apply PROFILE`"
         )
-    return entry
+    return generation
 
 
 def _raised(ctx: Context, serving: Generation) -> list[Generation]:
@@ -661,7 +657,7 @@ def raise_margin(
         RolledBack, Stranded: as `apply`.
     """
     ctx = replace(ctx, is_unattended=True)
-    generation = serving_by_profile(ctx).generation
+    generation = serving_by_profile(ctx)
     margin = margin_now(ctx)
     target_mib = margin.next_mib
     if target_mib is None:

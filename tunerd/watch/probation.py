@@ -400,8 +400,8 @@ def _remember(ctx: Context, generation: Generation, sweep: int, reason: str) -> 
 
 
 def _why_over(ctx: Context, entry: HistoryEntry) -> str | None:
-    serving = ctx.generations.serving(ctx.unit)
-    if serving is None or serving.generation.number != entry.generation.number:
+    serving = ctx.deployed()
+    if serving is None or serving.number != entry.generation.number:
         return _OVERTAKEN
     return _EDITED if _is_edited(ctx, entry) else None
 
@@ -435,8 +435,8 @@ def show_probation(ctx: Context) -> ActionResult:
 
 def _is_watched(ctx: Context, record: Mapping[str, Any]) -> bool:
     """Whether a daemon looks at what serves, or did just now: it may be on its way back."""
-    serving = ctx.generations.serving(ctx.unit)
-    if serving is None or serving.generation.number != record["generation"]:
+    serving = ctx.deployed()
+    if serving is None or serving.number != record["generation"]:
         return False
     age_s = ctx.clock.now_s() - record["looked_s"]
     return is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s
