@@ -26,7 +26,6 @@ from tunerd.errors import ConfigError, DeployError, UsageError
 from tunerd.machine.files import lock
 from tunerd.measure.bench import Session
 from tunerd.measure.request import BenchRequest
-from tunerd.measure.store import EvidenceStore
 from tunerd.production.lease import hold
 from tunerd.production.plan import Plan, unit_spec, unit_template
 from tunerd.production.probation import begin_probation, daemon_lock
