@@ -841,8 +841,6 @@ def _details(request: Request, answer: Answer) -> dict[str, Any]:
         found |= _client_figures(answer)
     if request.has_tools:
         found["tools"] = [call.name for call in answer.tool_calls]
-    if request.is_chat:
-        found |= {"text_letters": len(answer.text), "reasoning_letters": len(answer.reasoning)}
     return found
 
 
