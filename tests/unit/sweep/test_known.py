@@ -37,6 +37,7 @@ from tunerd.sweep.laws import (
     N_STEP_TERMS,
     Counts,
     StepRow,
+    StepTable,
     by_length,
     fit_acceptance,
     fit_steps,
@@ -211,7 +212,7 @@ def test_what_is_shipped_is_fitted_to_what_was_published(at: int) -> None:
         usual = fitted.drafts(3, 0.75).drafted[text]
         share = np.minimum(usual * drafted / n / usual.sum(), 1.0)
         rows.append(StepRow(191_000 / tok_s / n, n, by_length(share), 1 - share[-1], 0.16, 3))
-    step = fit_steps(rows)
+    step = fit_steps(StepTable(rows))
     assert step is not None
     assert step.mean[:4] / step.mean[0] == pytest.approx(law["step"], abs=1e-3)
     assert step.mean[-2:] / step.mean[0] == pytest.approx(law["beside"], abs=1e-3)
