@@ -9,8 +9,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
-from scipy.special import betainc, expit
 
 from tunerd.profile.arm import Arm
 from tunerd.profile.workload import Workload
@@ -198,6 +196,8 @@ _MOST_POSITIONS = 64
 def _chances(
     parameters: Array, n_texts: int, n_positions: int, p_min: float, *, is_lookup: bool
 ) -> Drafts:
+    from scipy.special import betainc, expit
+
     alpha, (beta, shape, gamma) = parameters[:n_texts], parameters[n_texts:]
     positions = beta * np.arange(n_positions)
     if is_lookup:
@@ -437,6 +437,8 @@ def _solve(
     relatives: Sequence[Fitted],
 ) -> Fitted:  # fmt: skip
     """Coefficients of at least 0; each relative counts at this family's level, as far as it is sure of itself."""
+    from scipy.optimize import nnls
+
     rows, target = [terms / noise[:, None], prior[0]], [times / noise, prior[1]]
     for relative in relatives:
         ratio = float(np.median(times / np.maximum(terms @ relative.mean, 1e-9)))
