@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import Machines
 from tests.support.machine import Machine
 from tests.support.overlay import Root
-from tests.support.roots import OFFLINE_PIP, SOURCES_INSIDE, Tunerd, host_root
+from tests.support.roots import NOT_COMPILED, OFFLINE_PIP, SOURCES_INSIDE, Tunerd, host_root
 
 INSTALL = SOURCES_INSIDE / "install.sh"
 SETTINGS = "/etc/tunerd/tunerd.toml"
@@ -26,7 +26,9 @@ NOT_LOOKED_AT = (
 def install(
     machine: Machine, *arguments: str, user: str | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    return machine.run(INSTALL, *arguments, user=user, env=OFFLINE_PIP, check=check, limit_s=400.0)
+    return machine.run(
+        INSTALL, *arguments, user=user, env=OFFLINE_PIP | NOT_COMPILED, check=check, limit_s=400.0
+    )
 
 
 def files_of(machine: Machine, *without: str) -> list[str]:
@@ -206,7 +208,7 @@ def test_files_staged_below_destdir_work_where_they_belong(
 ) -> None:
     machine = machines(build_root(host_root, tunerd=Tunerd.BARE))
     before = files_of(machine)
-    env = {**OFFLINE_PIP, "DESTDIR": "/run/staged"}
+    env = {**OFFLINE_PIP, **NOT_COMPILED, "DESTDIR": "/run/staged"}
     machine.run(INSTALL, env=env, limit_s=200.0)
     assert files_of(machine) == before, "nothing but the staged files"
     assert machine.systemctl("is-enabled", "tunerd.service", check=False) != "enabled"

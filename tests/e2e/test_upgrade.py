@@ -18,6 +18,7 @@ from tests.support.places import VARIABLE, Place, places
 from tests.support.roots import (
     EARLIER_INSIDE,
     EARLIER_PIP,
+    NOT_COMPILED,
     OFFLINE_PIP,
     SOURCES_INSIDE,
     Tunerd,
@@ -54,7 +55,12 @@ class Box:
         folder, pip = (EARLIER_INSIDE, EARLIER_PIP) if earlier else (SOURCES_INSIDE, OFFLINE_PIP)
         mode = "--system" if self.user is None else "--user"
         self.machine.run(
-            folder / "install.sh", mode, *words, user=self.user, env=pip, limit_s=400.0
+            folder / "install.sh",
+            mode,
+            *words,
+            user=self.user,
+            env=pip | NOT_COMPILED,
+            limit_s=400.0,
         )
 
     def deploys(self, context: int) -> None:

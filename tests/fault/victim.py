@@ -16,6 +16,7 @@ PROFILES = ("one", "two")
 KILLER = SOURCES_INSIDE / "tests/fault/killer.py"
 KILL_MEASURE = "pkill -KILL -f '[t]ests.fault.measure' || true"
 _PATIENCE_S = 60.0
+_STRAYS_S = 20.0
 _MEASURES_S = 150.0
 
 
@@ -28,6 +29,11 @@ def kill_each(pattern: str) -> str:
     """The command that kills the main processes of all such units."""
     listed = f"systemctl list-units --plain --no-legend '{pattern}' | cut -d' ' -f1"
     return f"for unit in $({listed}); do {kill_main('$unit')}; done"
+
+
+def pids_of(listed: str) -> list[str]:
+    """Of what `pgrep --list-full` prints."""
+    return [row.split()[0] for row in listed.splitlines()]
 
 
 def until_it_answers(machine: Machine, alias: str, *, limit_s: float) -> None:
@@ -186,14 +192,22 @@ class Victim:
         assert self.tunerd.generate()["content"], "it says nothing"
         pid = self.tunerd.show("MainPID")
         assert f"--alias\0{name}\0" in self.machine.read(f"/proc/{pid}/cmdline"), "old process"
-        servers = self.machine.sh("pgrep -f -- '[-]-alias (one|two) '").stdout.split()
-        assert servers == [pid], f"stray processes: {self.tunerd.processes()}"
+        self._see_no_other_server(pid)
         self._see_no_other_port()
         said = self.tunerd("verify", expect=None)
         assert said.code == 0, f"verify: {said}"
         history = self.tunerd.json("history")["generations"]
         assert all(entry["outcome"] != "running" for entry in history), history[0]
         return name
+
+    def _see_no_other_server(self, pid: str) -> None:
+        """Soon: after a boot the daemon looks at engines, which may be there beside the server for a moment."""
+        look = "pgrep --full --list-full -- '[-]-alias (one|two) ' || true"
+        end_s = time.monotonic() + _STRAYS_S
+        while pids_of(found := self.machine.sh(look).stdout) != [pid]:
+            if time.monotonic() > end_s:
+                raise AssertionError(f"not {pid} alone:\n{found}of\n{self.tunerd.processes()}")
+            time.sleep(0.1)
 
     def _see_no_other_port(self) -> None:
         """Soon: after a boot the daemon looks at engines, which listen for a moment before they find no model."""

@@ -17,7 +17,7 @@ from typing import Any
 from tests.support.folders import ROOT
 from tests.support.machine import Machine
 from tests.support.needs import missing
-from tests.support.roots import OFFLINE_PIP
+from tests.support.roots import NOT_COMPILED, OFFLINE_PIP
 
 ROLES = ROOT / "deploy/ansible/roles"
 _RECAP = re.compile(r"^(\w+) +: (.+)$", re.MULTILINE)
@@ -86,7 +86,7 @@ class Ansible:
         inventory.write_text(json.dumps({"gpus": {"hosts": boxes, "vars": common}}))
         book = self.folder / "play.json"
         book.write_text(json.dumps([{"hosts": "gpus", "become": True, "roles": ["tunerd"], "gather_facts": False,
-                                     "environment": OFFLINE_PIP | {"PIP_NO_COMPILE": "0"}}]))  # fmt: skip
+                                     "environment": OFFLINE_PIP | NOT_COMPILED}]))  # fmt: skip
         done = subprocess.run(
             [program("ansible-playbook"), "--inventory", str(inventory), str(book), *words],
             capture_output=True, text=True, timeout=_LIMIT_S, check=False,

@@ -44,6 +44,8 @@ SOURCES_INSIDE = Path("/usr/local/src/tunerd")
 WHEELS_INSIDE = Path("/opt/wheels-for-tests")
 OFFLINE_PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(WHEELS_INSIDE)}
 """Environment in which pip finds everything that tunerd needs without a network."""
+NOT_COMPILED = {"PIP_NO_COMPILE": "0"}
+"""Environment in which pip leaves bytecode out, which takes it longer than all else; it reads this as `compile`."""
 EARLIER_INSIDE = Path("/usr/local/src/tunerd-earlier")
 EARLIER_WHEELS_INSIDE = Path("/opt/wheels-of-earlier")
 EARLIER_PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(EARLIER_WHEELS_INSIDE)}

@@ -21,6 +21,7 @@ from tests.support.needs import missing
 from tests.support.supervised import processes_with
 from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.machine.net import free_port
+from tunerd.production.status import history
 
 # What a box does with a command; `fault` holds one of the words before the colon.
 _SESSION = """#!/bin/sh
@@ -88,7 +89,7 @@ class SshBox:
     @property
     def swaps(self) -> list[tuple[str, str]]:
         """Reason and outcome of every swap, oldest first."""
-        rows = self.made.json("history", "--all")["generations"]
+        rows = history(self.made.box.context, limit=None).payload["generations"]
         return [(row["reason"], row["outcome"]) for row in reversed(rows)]
 
 

@@ -135,11 +135,14 @@ class SweepBox:
 
 
 def until(holds: Callable[[], bool], what: str, limit_s: float = _LIMIT_S) -> None:
-    """Wait until something holds."""
+    """Wait until something holds; a look that takes long, as a command does, is had half of the time at most."""
     end_s = time.monotonic() + limit_s
+    began_s = time.monotonic()
     while not holds():
-        assert time.monotonic() < end_s, f"never came true: {what}"
-        time.sleep(0.1)
+        looked_s = time.monotonic()
+        assert looked_s < end_s, f"never came true: {what}"
+        time.sleep(min(max(looked_s - began_s, 0.1), 1.0))
+        began_s = time.monotonic()
 
 
 def kill(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from tunerd.sweep.laws import (
     Fitted,
     PromptRow,
     StepRow,
+    StepTable,
     fit_prompts,
     fit_steps,
     room_gib,
@@ -41,6 +43,7 @@ from tunerd.sweep.observations import (
 from tunerd.sweep.space import Variant, variant_of
 
 Array = NDArray[np.float64]
+Row = TypeVar("Row", StepRow, PromptRow)
 
 _PROCESS_SD = 0.03
 _ROW_SD = 0.04  # of one answer within its process
@@ -212,23 +215,15 @@ def _placed_alike(first: Extra, second: Extra) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Generic[Row]):
     """The decoding or the prompt of one answer: time [ms], and the law's terms for it."""
 
-    row: StepRow | PromptRow
+    row: Row
     ms: float
     terms: Array
     text: int | None
     process: str
     is_alone: bool
-
-    def at_level(self, level: float) -> StepRow | PromptRow:
-        """The row as it would be at level 0."""
-        scale = math.exp(-level)
-        if isinstance(self.row, StepRow):
-            table = tuple((drafted, n, one * scale) for drafted, n, one in self.row.table)
-            return replace(self.row, step_ms=self.ms * scale, table=table)
-        return replace(self.row, prompt_ms=self.ms * scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +249,13 @@ class Rows:
     """What the processes of one family show of steps and prompts."""
 
     def __init__(self, processes: Sequence[Process], acceptance: Acceptance | None) -> None:
-        self.processes = [one for one in processes if one.answers]
-        self.answers = [answer for one in self.processes for answer in one.answers]
+        self.answers = [answer for one in processes for answer in one.answers]
         self.steps, self.prompts = _steps(self.answers, acceptance), _prompts(self.answers)
-        self.places = {one.name: place_of(one.arm) for one in self.processes}
+        self.places = {one.name: place_of(one.arm) for one in processes if one.answers}
+        self._alone = _single(self.steps), _single(self.prompts)
+        self._step_table = StepTable([one.row for one in self._alone[0]])
+        self._prompt_rows = [one.row for one in self._alone[1]]
+        self._overhead_ms = _overhead_ms(self.answers)
 
     def fit(
         self, workload: Workload, levels: Levels, relatives: Sequence[Relative]
@@ -271,50 +269,66 @@ class Rows:
         """
         names = list(self.places)
         beside = dict(zip(names, levels.beside_family(list(self.places.values())), strict=True))
-        steps = [one.at_level(beside[one.process][0]) for one in self._single(self.steps)]
-        prompts = [one.at_level(beside[one.process][1]) for one in self._single(self.prompts)]
-        step_rows = [one for one in steps if isinstance(one, StepRow)]
-        prompt_rows = [one for one in prompts if isinstance(one, PromptRow)]
-        own = fit_steps(step_rows), fit_prompts(prompt_rows)
+        # What brings each row to level 0.
+        step_scales, prompt_scales = (
+            np.array([math.exp(-beside[one.process][which]) for one in self._alone[which]])
+            for which in (0, 1)
+        )
+        own = (
+            fit_steps(self._step_table, step_scales),
+            fit_prompts(self._prompt_rows, prompt_scales),
+        )
         if own[0] is None or own[1] is None:
             return None
         step, prompt = own[0].mean, own[1].mean
         if relatives:
-            like = fit_steps(step_rows, [one for one, _ in relatives if one is not None])
-            read = fit_prompts(prompt_rows, [one for _, one in relatives if one is not None])
+            like = fit_steps(
+                self._step_table, step_scales, [one for one, _ in relatives if one is not None]
+            )
+            read = fit_prompts(
+                self._prompt_rows, prompt_scales, [one for _, one in relatives if one is not None]
+            )
             step, prompt = (
                 (step if like is None else like.mean),
                 (prompt if read is None else read.mean),
             )
-        found = self._levels(step, prompt)
+        beyond = _beyond(self.steps, step), _beyond(self.prompts, prompt)
+        found = self._levels(beyond)
         logs = {name: one.logs for name, one in zip(names, found, strict=True)}
         shared = Costs(
-            step, prompt, _factors(self.steps, workload, step, {name: one[0] for name, one in logs.items()}),
-            _factors(self.prompts, workload, prompt, {name: one[1] for name, one in logs.items()}),
-            np.full(len(workload.classes), _overhead_ms(self.answers)),
+            step, prompt, _factors(self.steps, beyond[0], workload, {name: one[0] for name, one in logs.items()}),
+            _factors(self.prompts, beyond[1], workload, {name: one[1] for name, one in logs.items()}),
+            np.full(len(workload.classes), self._overhead_ms),
         )  # fmt: skip
         return FamilyCosts(shared, own[0], own[1], found)
 
-    def _single(self, seen: list[_Seen]) -> list[_Seen]:
-        """Those of requests that were alone in the server, where there are any."""
-        return [one for one in seen if one.is_alone] or seen
-
-    def _levels(self, step: Array, prompt: Array) -> tuple[Level, ...]:
+    def _levels(self, beyond: tuple[Sequence[float], Sequence[float]]) -> tuple[Level, ...]:
         logs: tuple[dict[str, list[float]], ...] = (defaultdict(list), defaultdict(list))
-        for of_kind, law, seen in zip(
-            logs, (step, prompt), (self.steps, self.prompts), strict=True
-        ):
-            for one in self._single(seen):
-                of_kind[one.process].append(math.log(one.ms / max(float(one.terms @ law), 1e-6)))
+        both: tuple[Sequence[_Seen[Any]], ...] = self.steps, self.prompts
+        for of_kind, seen, values in zip(logs, both, beyond, strict=True):
+            is_any_alone = any(one.is_alone for one in seen)
+            for one, value in zip(seen, values, strict=True):
+                if one.is_alone or not is_any_alone:
+                    of_kind[one.process].append(value)
         found = []
         for name, place in self.places.items():
-            values = [of_kind.get(name, []) for of_kind in logs]
-            means = [sum(one) / len(one) if one else None for one in values]
-            found.append(Level(place, (means[0], means[1]), (len(values[0]), len(values[1]))))
+            own = [of_kind.get(name, []) for of_kind in logs]
+            means = [sum(one) / len(one) if one else None for one in own]
+            found.append(Level(place, (means[0], means[1]), (len(own[0]), len(own[1]))))
         return tuple(found)
 
 
-def _steps(answers: Sequence[Answer], acceptance: Acceptance | None) -> list[_Seen]:
+def _single(seen: Sequence[_Seen[Row]]) -> Sequence[_Seen[Row]]:
+    """Those of requests that were alone in the server, where there are any."""
+    return [one for one in seen if one.is_alone] or seen
+
+
+def _beyond(seen: Sequence[_Seen[Any]], law: Array) -> list[float]:
+    """Log ratio of each time to what the law says."""
+    return [math.log(one.ms / max(float(one.terms @ law), 1e-6)) for one in seen]
+
+
+def _steps(answers: Sequence[Answer], acceptance: Acceptance | None) -> list[_Seen[StepRow]]:
     found = []
     for answer in answers:
         if is_timed(answer):
@@ -332,16 +346,15 @@ def _steps(answers: Sequence[Answer], acceptance: Acceptance | None) -> list[_Se
     return found
 
 
-def _prompts(answers: Sequence[Answer]) -> list[_Seen]:
+def _prompts(answers: Sequence[Answer]) -> list[_Seen[PromptRow]]:
     found = []
     for answer in answers:
         if is_prompt_timed(answer):
             row = prompt_row(answer)
-            ms = max(row.prompt_ms, 1e-6)
             found.append(
                 _Seen(
                     row,
-                    ms,
+                    row.prompt_ms,
                     terms_of_prompt(row),
                     answer.text,
                     answer.process,
@@ -352,14 +365,14 @@ def _prompts(answers: Sequence[Answer]) -> list[_Seen]:
 
 
 def _factors(
-    seen: Sequence[_Seen], workload: Workload, law: Array, levels: dict[str, float | None]
-) -> Array:
-    """What each class takes beyond the law."""
+    seen: Sequence[_Seen[Any]], beyond: Sequence[float], workload: Workload, levels: dict[str, float | None]
+) -> Array:  # fmt: skip
+    """What each class takes beyond the law, and beyond the levels of its processes."""
     logs: list[list[float]] = [[] for _ in workload.classes]
-    for one in seen:
+    for one, value in zip(seen, beyond, strict=True):
         level = levels.get(one.process)
         if one.text is not None and level is not None:
-            logs[one.text].append(math.log(one.ms / max(float(one.terms @ law), 1e-6)) - level)
+            logs[one.text].append(value - level)
     factors = []
     for one_class, values in zip(workload.classes, logs, strict=True):
         weight = _FACTOR_WEIGHT if one_class.concurrency == 1 else _CONCURRENT_WEIGHT

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
-from scipy.special import betainc, expit
 
 from tunerd.profile.arm import Arm
 from tunerd.profile.workload import Workload
@@ -198,6 +196,8 @@ _MOST_POSITIONS = 64
 def _chances(
     parameters: Array, n_texts: int, n_positions: int, p_min: float, *, is_lookup: bool
 ) -> Drafts:
+    from scipy.special import betainc, expit
+
     alpha, (beta, shape, gamma) = parameters[:n_texts], parameters[n_texts:]
     positions = beta * np.arange(n_positions)
     if is_lookup:
@@ -242,6 +242,7 @@ _NOISE = 0.035
 # Relative errors of a mean step: of all of them, and of each. Steps that drafted as much differ little, and share
 # the luck of their answer with those of other lengths.
 _OF_ANSWER, _OF_LENGTH = (_NOISE, 0.2), (0.015, 0.05)
+_LEAST_MS = 1e-3  # of a step
 _PROMPT_NOISE_MS = 15.0
 # VRAM that a drafted token takes from the experts where the fit sees it.
 _MIB_PER_DRAFT = 30.0
@@ -301,6 +302,40 @@ class StepRow:
         return np.array([1.0, *drafted, refused, self.depth_k])
 
 
+class StepTable:
+    """The steps of rows, by the length of their drafts where those are told.
+
+    What of a fit does not change with the level of the rows, so that it is made once for all fits of them.
+    """
+
+    def __init__(self, rows: Sequence[StepRow]) -> None:
+        self.n_rows = len(rows)
+        counts = np.array([len(row.table) or 1 for row in rows], int)
+        self.rows = np.repeat(np.arange(len(rows)), counts)
+        """The row that each entry is of."""
+        self.is_of_length = np.repeat(np.array([bool(row.table) for row in rows], bool), counts)
+        told = [row.table or ((0, row.n_steps, row.step_ms),) for row in rows]
+        self.ms = np.array([ms for table in told for *_, ms in table], float)
+        self.n_steps = np.array([n for table in told for _, n, _ in table], float)
+        # What tells no lengths tells the time of one step.
+        self.n_together = np.where(self.is_of_length, self.n_steps, 1.0)
+        self.spreads = np.where(self.is_of_length[:, None], [_OF_LENGTH], [_OF_ANSWER])
+        terms = [
+            _terms_of_lengths(tuple(n for n, *_ in row.table), row.n_max)
+            if row.table
+            else row.terms[None]
+            for row in rows
+        ]
+        self.terms = np.concatenate([*terms, np.zeros((0, N_STEP_TERMS))])
+        self.terms[:, -1] = np.repeat(np.array([row.depth_k for row in rows], float), counts)
+
+
+@lru_cache(maxsize=4096)
+def _terms_of_lengths(lengths: tuple[int, ...], n_max: int) -> Array:
+    """Terms of steps with drafts of these lengths, at no depth."""
+    return np.array([[1.0, *spread_drafted(n), float(n < n_max), 0.0] for n in lengths])
+
+
 @dataclass(frozen=True, slots=True)
 class PromptRow:
     """One answer's prompt."""
@@ -331,21 +366,24 @@ def prompt_terms(n_tokens: Array, ubatch: Array, depth_k: Array) -> Array:
     return np.stack([np.asarray(part, float) for part in parts])
 
 
-def fit_steps(rows: Sequence[StepRow], relatives: Sequence[Fitted] = ()) -> Fitted | None:
-    """Coefficients of a step [ms], with families that are like this one as prior; None without rows."""
-    if not rows:
+def fit_steps(
+    table: StepTable, scales: Array | float = 1.0, relatives: Sequence[Fitted] = ()
+) -> Fitted | None:
+    """Coefficients of a step [ms], with families that are like this one as prior; None without rows.
+
+    Args:
+        table: Of the rows.
+        scales: What each row's times are multiplied with.
+        relatives: Laws of those families.
+    """
+    if not len(table.rows):
         return None
-    seen = [
-        (*one, _OF_LENGTH if row.table else _OF_ANSWER) for row in rows for one in _steps_of(row)
-    ]
-    times = np.array([ms for ms, *_ in seen])
-    n_steps = np.array([n for _, n, *_ in seen])
-    terms = np.array([term for _, _, term, _ in seen])
-    spreads = np.array([spread for *_, spread in seen])
-    noise = times * np.hypot(spreads[:, 0], spreads[:, 1] / np.sqrt(n_steps))
-    drafted = terms[:, 1 : POSITIONS + 1].sum(axis=1)
-    bare = float(np.average(times / (1.0 + _TOKEN * drafted), weights=n_steps))
-    return _solve(terms, times, noise, bare, _steps_prior(bare), relatives)
+    times = table.ms * np.broadcast_to(scales, table.n_rows)[table.rows] / table.n_together
+    times = np.where(table.is_of_length, np.maximum(times, _LEAST_MS), times)
+    noise = times * np.hypot(table.spreads[:, 0], table.spreads[:, 1] / np.sqrt(table.n_steps))
+    drafted = table.terms[:, 1 : POSITIONS + 1].sum(axis=1)
+    bare = float(np.average(times / (1.0 + _TOKEN * drafted), weights=table.n_steps))
+    return _solve(table.terms, times, noise, bare, _steps_prior(bare), relatives)
 
 
 def fit_line(step_ms: Array, n_steps: Array, drafted: Array) -> tuple[float, float]:
@@ -357,15 +395,6 @@ def fit_line(step_ms: Array, n_steps: Array, drafted: Array) -> tuple[float, flo
     values = np.array([1 / _BASE_SPREAD, _TOKEN / _TOKEN_SPREAD])
     base, per_token = _solve(terms, step_ms, noise, bare, (prior, values), ()).mean.tolist()
     return base, per_token
-
-
-def _steps_of(row: StepRow) -> Iterator[tuple[float, float, Array]]:
-    """Mean time, number and terms of the steps of one answer, by the length of their drafts."""
-    if not row.table:
-        yield row.step_ms, row.n_steps, row.terms
-    for n_drafted, n_steps, ms in row.table:
-        terms = row.terms_with(spread_drafted(n_drafted), float(n_drafted < row.n_max))
-        yield max(ms / n_steps, 1e-3), float(n_steps), terms
 
 
 def _steps_prior(bare: float) -> tuple[Array, Array]:
@@ -382,11 +411,16 @@ def _steps_prior(bare: float) -> tuple[Array, Array]:
     return rows, values
 
 
-def fit_prompts(rows: Sequence[PromptRow], relatives: Sequence[Fitted] = ()) -> Fitted | None:
-    """Coefficients of a prompt [ms], with families that are like this one as prior; None without rows."""
+def fit_prompts(
+    rows: Sequence[PromptRow], scales: Array | float = 1.0, relatives: Sequence[Fitted] = ()
+) -> Fitted | None:
+    """Coefficients of a prompt [ms], with families that are like this one as prior; None without rows.
+
+    `scales` is what each row's time is multiplied with.
+    """
     if not rows:
         return None
-    times = np.array([row.prompt_ms for row in rows])
+    times = np.array([row.prompt_ms for row in rows]) * scales
     tokens = np.array([float(row.n_tokens) for row in rows])
     ubatch = np.array([float(row.ubatch) for row in rows])
     terms = prompt_terms(tokens, ubatch, np.array([row.depth_k for row in rows])).T
@@ -403,6 +437,8 @@ def _solve(
     relatives: Sequence[Fitted],
 ) -> Fitted:  # fmt: skip
     """Coefficients of at least 0; each relative counts at this family's level, as far as it is sure of itself."""
+    from scipy.optimize import nnls
+
     rows, target = [terms / noise[:, None], prior[0]], [times / noise, prior[1]]
     for relative in relatives:
         ratio = float(np.median(times / np.maximum(terms @ relative.mean, 1e-9)))

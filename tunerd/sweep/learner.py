@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 
 from tunerd.profile.arm import NGRAM, OFF, Arm, Extra, Request, Sample, shape_of
 from tunerd.profile.workload import Workload
@@ -124,6 +123,8 @@ class Posterior:
     """Beliefs about configurations after some observations."""
 
     def __init__(self, points: Points, observed: Sequence[Observed]) -> None:
+        from scipy.linalg import cho_factor
+
         self._points = points
         kernel = _kernel(points, points)
         process = _same([one.process for one in observed])
@@ -135,21 +136,27 @@ class Posterior:
         )
         luck = USUAL.covariance(process, block) + told * np.outer(is_told, is_told)
         self._factor = cho_factor(kernel + luck, lower=True)
-        self._weights = cho_solve(self._factor, residual)
+        self._weights = self._solved(residual)
+
+    def _solved(self, wanted: Array) -> Array:
+        """What the covariance of what was observed makes these of."""
+        from scipy.linalg import cho_solve
+
+        return np.asarray(cho_solve(self._factor, wanted))
 
     def beliefs(self, points: Points) -> tuple[Array, Array]:
         """Mean and standard deviation of the log turn time of each point."""
         cross = _kernel(points, self._points)
         mean = points.predicted + cross @ self._weights
-        explained = np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
+        explained = np.einsum("ij,ji->i", cross, self._solved(cross.T))
         variance = _prior_variance(points) - explained
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
     def differences_sd(self, points: Points, reference: Points) -> Array:
         """Standard deviation of the difference of each point from one other point."""
         cross, other = _kernel(points, self._points), _kernel(reference, self._points)
-        explained = np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
-        solved = cho_solve(self._factor, other.T)[:, 0]
+        explained = np.einsum("ij,ji->i", cross, self._solved(cross.T))
+        solved = self._solved(other.T)[:, 0]
         own = _prior_variance(points) - explained
         shared = _kernel(points, reference)[:, 0] - cross @ solved
         variance = own + float(_prior_variance(reference)[0] - other[0] @ solved) - 2 * shared

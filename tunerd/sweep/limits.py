@@ -78,23 +78,38 @@ class _Seen:
             self.started_variants.add(variant)
         if process.has_spilled:
             self.spilled.add(memory_of(arm))
-        deep = []
-        for answer in process.answers:
-            deepest, prompt_ms = workload.deepest, answer.reading.prompt_ms
-            is_exact = observations.is_exact(answer.request, workload.classes[deepest])
-            if answer.text == deepest and is_exact and prompt_ms is not None:
-                self.prompts_ms[_prompt_of(arm)].append(prompt_ms)
-            free = _free(answer)
-            self.knows_memory |= free is not None
-            if answer.reading.tool_ok is not None:
-                for judged in (self.tools[output_of(arm)], self.own_tools[without_margin(arm)]):
-                    judged[0] += 1
-                    judged[1] += not answer.reading.tool_ok
-            if free is not None and observations.is_full(answer.depth_end, context):
-                deep.append(free)
+        deep = self._add_answers(process, arm, context, workload)
         self._add_memory(process, memory_of(arm), deep)
         if process.failure or process.died_of:
             self._add_failure(process, arm)
+
+    def _add_answers(
+        self, process: Process, arm: Arm, context: int, workload: Workload
+    ) -> list[float]:
+        """Times and tool calls; what was free with the context full [MiB]."""
+        deep, prompts_ms, tool_calls = [], [], []
+        deepest = workload.deepest
+        for answer in process.answers:
+            prompt_ms = answer.reading.prompt_ms
+            if (
+                answer.text == deepest
+                and prompt_ms is not None
+                and observations.is_exact(answer.request, workload.classes[deepest])
+            ):
+                prompts_ms.append(prompt_ms)
+            free = _free(answer)
+            self.knows_memory |= free is not None
+            if answer.reading.tool_ok is not None:
+                tool_calls.append(answer.reading.tool_ok)
+            if free is not None and observations.is_full(answer.depth_end, context):
+                deep.append(free)
+        if prompts_ms:
+            self.prompts_ms[_prompt_of(arm)] += prompts_ms
+        if tool_calls:
+            for judged in (self.tools[output_of(arm)], self.own_tools[without_margin(arm)]):
+                judged[0] += len(tool_calls)
+                judged[1] += tool_calls.count(False)
+        return deep
 
     def _add_memory(self, process: Process, need: Arm, deep: Sequence[float]) -> None:
         """What was free after the load, and with the context full."""

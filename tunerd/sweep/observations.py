@@ -41,6 +41,7 @@ _FILLED_SHARE = 0.95
 _SENTENCE_TOKENS = 100
 _WARM_SHARE = 0.9
 _SLACK_TOKENS = 64
+_LEAST_MS = 1e-6  # of a prompt, of which logs are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +394,7 @@ def prompt_row(answer: Answer) -> PromptRow:
     reading = answer.reading
     n_tokens = reading.prompt_n or 1
     return PromptRow(
-        prompt_ms=reading.prompt_ms or 0.0,
+        prompt_ms=max(reading.prompt_ms or 0.0, _LEAST_MS),
         n_tokens=n_tokens,
         ubatch=max(answer.arm.ubatch, 1),
         depth_k=(answer.depth_start + n_tokens / 2) / 1000,

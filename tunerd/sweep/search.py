@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from tunerd.profile.arm import (
     OFF,
@@ -196,6 +195,8 @@ def _points_of(variant: Variant, centre: Variant) -> int:
 
 def expected_improvement(gain: float, sd: float) -> float:
     """Expected value of what is gained beyond 0, of a normal gain."""
+    from scipy.special import ndtr
+
     z = gain / max(sd, 1e-9)
     density = float(np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
     return gain * float(ndtr(z)) + sd * density

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
 
 from tunerd.measure.pairs import (
     LEAST_NAMED,
@@ -752,6 +750,8 @@ def most_of(means: Array, sds: Array) -> float:
 
     Values that are alike have a smaller largest one (Slepian 1962), so that this errs to the safe side.
     """
+    from scipy.optimize import brentq
+    from scipy.special import log_ndtr
 
     def missing(most: float) -> float:
         return float(log_ndtr((most - means) / sds).sum()) - math.log(_CONFIDENCE)

@@ -20,7 +20,7 @@ from tunerd.machine.net import free_port
 from tunerd.measure.store import open_to_read
 
 LIMIT_S = 90
-LONG = ("--repeats", "500", "--yes", "--json")
+LONG = ("--repeats", "100", "--yes", "--json")
 
 
 @pytest.fixture(scope="module")

@@ -224,17 +224,18 @@ def test_what_was_decided_is_spent(cut: Outcome) -> None:
 
 @functools.cache
 def first_hour() -> tuple[Task, Outcome]:
-    """A night on one engine that found a winner."""
+    """A night on one engine that found a winner, without cache types and threads."""
     one = task("16G", "chat", 2)
+    one = replace(one, space=replace(one.space, pinned={"kv": "q8_0", "threads": 8}))
     few = {key: family for key, family in one.space.families.items() if key[0] == "mainline"}
-    return one, replace(one, space=Space(few)).night(1.5)
+    return one, replace(one, space=replace(one.space, families=few)).night(1.0)
 
 
 def test_the_search_goes_on_from_a_winner_and_proves_the_next_against_it() -> None:
     one, begun = first_hour()
     (first,) = begun.evidence.won
 
-    outcome = one.night(2.0, seed=2, history=begun.evidence.samples)
+    outcome = one.night(1.0, seed=2, history=begun.evidence.samples)
 
     again, then = outcome.evidence.won
     assert again.candidate == first.candidate

@@ -37,6 +37,7 @@ from tunerd.sweep.laws import (
     N_STEP_TERMS,
     Counts,
     StepRow,
+    StepTable,
     by_length,
     fit_acceptance,
     fit_steps,
@@ -211,7 +212,7 @@ def test_what_is_shipped_is_fitted_to_what_was_published(at: int) -> None:
         usual = fitted.drafts(3, 0.75).drafted[text]
         share = np.minimum(usual * drafted / n / usual.sum(), 1.0)
         rows.append(StepRow(191_000 / tok_s / n, n, by_length(share), 1 - share[-1], 0.16, 3))
-    step = fit_steps(rows)
+    step = fit_steps(StepTable(rows))
     assert step is not None
     assert step.mean[:4] / step.mean[0] == pytest.approx(law["step"], abs=1e-3)
     assert step.mean[-2:] / step.mean[0] == pytest.approx(law["beside"], abs=1e-3)
@@ -327,34 +328,35 @@ def test_a_family_begins_with_the_laws_that_other_boxes_fitted() -> None:
     assert off_taught.max() < 0.05 < off_own.max()
 
 
-@pytest.mark.parametrize("n_taken", [0, 1])
-def test_an_arm_that_another_box_tries_is_left_to_it_and_the_next_is_tried(n_taken: int) -> None:
+def test_an_arm_that_another_box_tries_is_left_to_it_and_the_next_is_tried() -> None:
     one = task("12G", "agent", 1)
 
     def night(study: Meeting) -> list[Arm]:
         outcome = tune(
-            one.box(), narrow(one), one.workload, one.incumbent, HOUR_S, np.random.default_rng(1),
+            one.box(), narrow(one), one.workload, one.incumbent, 0.75 * HOUR_S, np.random.default_rng(1),
             study=study,
         )  # fmt: skip
         rows = outcome.evidence.samples
         return [row.arm for row in rows if row.event == "boot" and row.purpose == "explore"]
 
-    first = night(Meeting())[0]
-    study = Meeting(taken=frozenset({first.canonical(), first}) if n_taken else frozenset())
-    tried = night(study)
-    assert (first in tried) is not bool(n_taken)
-    assert len(tried) > 1
-    assert study.told
-    assert all(one.control == study.told[0].control for one in study.told)
-    arms = {each.arm for each in study.told}
-    assert {arm.canonical() for arm in tried} <= arms
+    free = Meeting()
+    alone = night(free)
+    first = alone[0]
+    beside = Meeting(taken=frozenset({first.canonical(), first}))
+    left = night(beside)
+    assert first not in left
+    for study, tried in ((free, alone), (beside, left)):
+        assert len(tried) > 1
+        assert study.told
+        assert all(one.control == study.told[0].control for one in study.told)
+        assert {arm.canonical() for arm in tried} <= {each.arm for each in study.told}
 
 
 def test_a_night_tells_its_laws_and_its_winner_and_another_begins_with_them() -> None:
     one, other = task("12G", "agent", 1), task("12G", "agent", 2)
     first = Meeting()
     won = tune(
-        one.box(), narrow(one), one.workload, one.incumbent, HOUR_S, np.random.default_rng(1), study=first,
+        one.box(), narrow(one), one.workload, one.incumbent, HOUR_S / 2, np.random.default_rng(1), study=first,
     )  # fmt: skip
     assert won.verdict == "promote"
     assert first.winner == won.arm
@@ -363,7 +365,7 @@ def test_a_night_tells_its_laws_and_its_winner_and_another_begins_with_them() ->
     assert set(first.laws) == {row.arm.family for row in won.evidence.arms}
     second = Meeting(known_of(first.laws.items(), texts), seeds=(first.winner,))
     outcome = tune(
-        other.box(), narrow(other), other.workload, other.incumbent, HOUR_S, np.random.default_rng(1), study=second,
+        other.box(), narrow(other), other.workload, other.incumbent, HOUR_S / 2, np.random.default_rng(1), study=second,
     )  # fmt: skip
     boots = [row for row in outcome.evidence.samples if row.event == "boot"]
     assert [row.purpose for row in boots[:2]] == ["incumbent", "seed"]

@@ -20,7 +20,7 @@ from tunerd.profile.arm import (
     read,
 )
 from tunerd.profile.workload import RequestClass
-from tunerd.sweep.laws import StepRow, fit_steps, spread_drafted
+from tunerd.sweep.laws import StepRow, StepTable, fit_steps, spread_drafted
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night
 from tunerd.sweep.observations import Answer, Observations, decode_ms, pool
@@ -135,7 +135,7 @@ def test_the_time_of_every_length_is_read_from_one_answer_whatever_its_shape(sha
     times = 20.0 + extra
     table = tuple((int(d), 30, float(30 * ms)) for d, ms in zip(drafted, times, strict=True))
     row = StepRow(float(times.mean()), 270.0, spread_drafted(4.0), 0.0, 0.0, n_max=8, table=table)
-    law = fit_steps([row])
+    law = fit_steps(StepTable([row]))
     assert law is not None
     for n_drafted, ms in zip(drafted, times, strict=True):
         terms = row.terms_with(spread_drafted(int(n_drafted)), float(n_drafted < 8))
