@@ -320,7 +320,7 @@ def _prompt_law(answers: Sequence[_Answer], n_ubatch: int) -> tuple[float, float
     from tunerd.sweep.laws import PromptRow, fit_prompts
 
     rows = [
-        PromptRow(one.prompt_ms, one.prompt_n, n_ubatch, 0.0)
+        PromptRow("", one.prompt_ms, one.prompt_n, n_ubatch, 0.0)
         for one in answers
         if one.prompt_n and one.prompt_ms
     ]

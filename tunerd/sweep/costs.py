@@ -356,7 +356,7 @@ def _prompts(answers: Sequence[Answer]) -> list[_Seen[PromptRow]]:
                     row,
                     row.prompt_ms,
                     terms_of_prompt(row),
-                    answer.text,
+                    None if answer.is_stand_in else answer.text,
                     answer.process,
                     answer.request.concurrency == 1,
                 )

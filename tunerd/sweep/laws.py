@@ -15,9 +15,12 @@ from tunerd.profile.workload import Workload
 
 Array = NDArray[np.float64]
 
-# Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, and their spread.
-_ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0])
-_ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6])
+# Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, tau, first, and their spread.
+_ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0, 0.8, 0.3])
+_ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6, 0.5, 0.4])
+# The text that drafts guess at is easier in one step than in the next, as a normal value, here at five points (Gauss-Hermite).
+_EASE, _EASE_SHARE = np.polynomial.hermite_e.hermegauss(5)
+_EASE_SHARE = _EASE_SHARE / _EASE_SHARE.sum()
 _RELATIVE_SPREAD = 0.3  # of the same head on another engine
 # Texts of one class differ by about 0.3 in logit h, so a mean over few of them is off by that.
 _TEXT_SD = 0.06
@@ -55,7 +58,9 @@ class Drafts:
 class Acceptance:
     """A fitted drafter.
 
-    `parameters` are one alpha per text, then beta (by position), ln kappa and gamma (confidence). `is_lookup`
+    `parameters` are one alpha per text, then beta (by position), ln kappa and gamma (confidence), tau (spread of alpha from
+    step to step: a draft whose beginning is right goes on to be right) and first (1 where the first token is drafted
+    whatever its confidence, as ik does, 0 where it is not). `is_lookup`
     replaces confidence by a chance of a draft at all. `spread` is how far those of a relative may be from its parameters,
     all or each of them.
     """
@@ -198,23 +203,29 @@ def _chances(
 ) -> Drafts:
     from scipy.special import betainc, expit
 
-    alpha, (beta, shape, gamma) = parameters[:n_texts], parameters[n_texts:]
+    alpha, (beta, shape, gamma, tau, first) = parameters[:n_texts], parameters[n_texts:]
     positions = beta * np.arange(n_positions)
     if is_lookup:
         found = expit(alpha)[:, None]
         right = expit(shape + gamma * (alpha - alpha.mean())[:, None] + positions)
         drafted = np.broadcast_to(found, right.shape)
         return Drafts(drafted, found * np.cumprod(right, axis=1))
-    logit = alpha[:, None] + positions
-    if p_min <= 0:
-        return Drafts(np.ones_like(logit), np.cumprod(expit(logit), axis=1))
-    kappa = np.exp(np.clip(shape, -3.0, 4.0))
-    sure = np.clip(expit(logit + gamma), 1e-4, 1 - 1e-4)
-    first, second = kappa * sure, kappa * (1 - sure)
-    threshold = min(p_min, 1 - 1e-6)
-    passes = 1.0 - betainc(first, second, threshold)
-    surely = 1.0 - betainc(first + 1.0, second, threshold)  # that what is right is drafted
-    return Drafts(np.cumprod(passes, axis=1), np.cumprod(expit(logit) * surely, axis=1))
+    logit = (tau * _EASE)[:, None, None] + alpha[:, None] + positions
+    passes, surely = np.ones_like(logit), np.ones_like(logit)
+    if p_min > 0:
+        kappa = np.exp(np.clip(shape, -3.0, 4.0))
+        sure = np.clip(expit(logit + gamma), 1e-4, 1 - 1e-4)
+        threshold = min(p_min, 1 - 1e-6)
+        passes = 1.0 - betainc(kappa * sure, kappa * (1 - sure), threshold)
+        # That what is right is drafted.
+        surely = 1.0 - betainc(kappa * sure + 1.0, kappa * (1 - sure), threshold)
+        for one in (passes, surely):
+            one[..., 0] += np.clip(first, 0.0, 1.0) * (1.0 - one[..., 0])
+
+    def over_steps(chances: Array) -> Array:
+        return np.asarray(np.tensordot(_EASE_SHARE, np.cumprod(chances, axis=2), 1), float)
+
+    return Drafts(over_steps(passes), over_steps(expit(logit) * surely))
 
 
 # Positions of a draft that a step's law tells apart; whatever lies beyond costs as the last of them.
@@ -225,7 +236,7 @@ POSITIONS = 16
 # the batch, experts are shared), for a draft that was cut short, and per 1,000 tokens of depth.
 _BASE_SPREAD = 0.4
 _TOKEN, _TOKEN_SPREAD = 0.2, 0.3
-_BEND_SPREAD = 0.15
+_BEND_SPREAD = 0.3
 _SECOND = 2
 _STEP_PRIOR = np.array([0.1, 0.003])
 _STEP_SPREAD = np.array([0.1, 0.004])
@@ -244,6 +255,8 @@ _NOISE = 0.035
 _OF_ANSWER, _OF_LENGTH = (_NOISE, 0.2), (0.015, 0.05)
 _LEAST_MS = 1e-3  # of a step
 _PROMPT_NOISE_MS = 15.0
+# By how much all times of one life are off together: the luck of a start, and what is not known of the arm's level.
+_LIFE_SD = 0.05
 # VRAM that a drafted token takes from the experts where the fit sees it.
 _MIB_PER_DRAFT = 30.0
 _MIB_PER_GIB = 1024.0
@@ -281,9 +294,10 @@ class StepRow:
     """One answer's decoding: mean step time, shares of steps that drafted each position.
 
     `refused` is the share of steps whose draft ended before n-max. `table` has (drafted, steps, ms) by
-    length of the draft, where the build tells single steps.
+    length of the draft, where the build tells single steps. `process` names the life that it was in.
     """
 
+    process: str
     step_ms: float
     n_steps: float
     drafted: Array
@@ -313,6 +327,7 @@ class StepTable:
         counts = np.array([len(row.table) or 1 for row in rows], int)
         self.rows = np.repeat(np.arange(len(rows)), counts)
         """The row that each entry is of."""
+        self.lives = _numbered([row.process for row in rows])[self.rows]
         self.is_of_length = np.repeat(np.array([bool(row.table) for row in rows], bool), counts)
         told = [row.table or ((0, row.n_steps, row.step_ms),) for row in rows]
         self.ms = np.array([ms for table in told for *_, ms in table], float)
@@ -330,6 +345,11 @@ class StepTable:
         self.terms[:, -1] = np.repeat(np.array([row.depth_k for row in rows], float), counts)
 
 
+def _numbered(names: Sequence[str]) -> NDArray[np.int64]:
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(one, len(numbers)) for one in names], np.int64)
+
+
 @lru_cache(maxsize=4096)
 def _terms_of_lengths(lengths: tuple[int, ...], n_max: int) -> Array:
     """Terms of steps with drafts of these lengths, at no depth."""
@@ -338,8 +358,9 @@ def _terms_of_lengths(lengths: tuple[int, ...], n_max: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One answer's prompt."""
+    """One answer's prompt, in the life of that name."""
 
+    process: str
     prompt_ms: float
     n_tokens: int
     ubatch: int
@@ -383,7 +404,7 @@ def fit_steps(
     noise = times * np.hypot(table.spreads[:, 0], table.spreads[:, 1] / np.sqrt(table.n_steps))
     drafted = table.terms[:, 1 : POSITIONS + 1].sum(axis=1)
     bare = float(np.average(times / (1.0 + _TOKEN * drafted), weights=table.n_steps))
-    return _solve(table.terms, times, noise, bare, _steps_prior(bare), relatives)
+    return _solve(table.terms, times, noise, bare, _steps_prior(bare), relatives, table.lives)
 
 
 def fit_line(step_ms: Array, n_steps: Array, drafted: Array) -> tuple[float, float]:
@@ -429,17 +450,26 @@ def fit_prompts(
     rows_of_prior = np.diag(1.0 / (scale * _PROMPT_SPREAD))
     noise = times * _NOISE + _PROMPT_NOISE_MS
     prior = rows_of_prior, _PROMPT_PRIOR / _PROMPT_SPREAD
-    return _solve(terms, times, noise, scale, prior, relatives)
+    return _solve(
+        terms, times, noise, scale, prior, relatives, _numbered([row.process for row in rows])
+    )
 
 
 def _solve(
     terms: Array, times: Array, noise: Array, scale: Array | float, prior: tuple[Array, Array],
-    relatives: Sequence[Fitted],
+    relatives: Sequence[Fitted], lives: NDArray[np.int64] | None = None,
 ) -> Fitted:  # fmt: skip
-    """Coefficients of at least 0; each relative counts at this family's level, as far as it is sure of itself."""
+    """Coefficients of at least 0; each relative counts at this family's level, as far as it is sure of itself.
+
+    All times of one life, where `lives` tells them, are off by a factor of its own.
+    """
     from scipy.optimize import nnls
 
-    rows, target = [terms / noise[:, None], prior[0]], [times / noise, prior[1]]
+    seen = np.column_stack([terms, times]) / noise[:, None]
+    for life in () if lives is None else np.unique(lives):
+        own = lives == life
+        seen[own] = _without_luck(seen[own])
+    rows, target = [seen[:, :-1], prior[0]], [seen[:, -1], prior[1]]
     for relative in relatives:
         ratio = float(np.median(times / np.maximum(terms @ relative.mean, 1e-9)))
         mean = relative.mean * ratio
@@ -556,6 +586,17 @@ class _Points:
             self.refused[:, at] = 1.0 - drafts.drafted[:, -1]
             self.accepted[:, at] = drafts.accepted.sum(axis=1)
             self.accepted_late[:, at] = drafts.accepted[:, _LATE:].sum(axis=1)
+
+
+def _without_luck(seen: Array) -> Array:
+    """Rows of one life, times last, each over its own error, made independent of one another.
+
+    Their covariance is I + v v', v being the times times the spread of lives: this is its inverse root times the rows.
+    """
+    luck = _LIFE_SD * seen[:, -1]
+    square = float(luck @ luck)
+    share = (1.0 - 1.0 / math.sqrt(1.0 + square)) / max(square, 1e-12)
+    return np.asarray(seen - share * np.outer(luck, luck @ seen), float)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from tunerd.sweep.laws import (
     Costs,
     MemoryLaw,
     Prediction,
+    PromptRow,
     fit_acceptance,
     fit_memory,
     jitter_of,
@@ -34,7 +35,6 @@ from tunerd.sweep.observations import (
     Process,
     blocks_of,
     decode_ms,
-    is_exact,
     is_prompt_timed,
     pool,
     prompt_row,
@@ -46,10 +46,10 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 # Relative errors of the parts of a prediction (laws.PARTS), in the same order.
-_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.25, 0.02, 0.08, 0.50, 0.02])
+_PART_SD = np.array([0.30, 0.08, 0.05, 0.13, 0.13, 0.02, 0.04, 0.25, 0.04])
 _LEVEL_SD = 0.04  # of a family
-_SMOOTH_SD = 0.02
-_SHAPE_SD = 0.025  # of one shape of batches, which other kernels serve
+_SMOOTH_SD = 0.01
+_SHAPE_SD = 0.012  # of one shape of batches, which other kernels serve
 _QUIRK_SD = 0.008
 _THREADS_SD = 0.06
 _OWN_THREADS_SD = 0.02  # one core less than all of them may be better than either neighbour
@@ -219,11 +219,10 @@ def _prior_variance(points: Points) -> Array:
 def observe(processes: Iterable[Process], learner: Learner) -> list[Observed]:
     """Every whole block of every process that did not spill."""
     sound = [process for process in processes if not process.has_spilled]
-    prefills = dict[Arm, Array | None]()
     found = []
     for process in sound:
         for (arm, block), answers in blocks_of(process).items():
-            times = _times(process, answers, learner, prefills)
+            times = _times(process, answers, learner)
             if times is None:
                 continue
             turn = math.log(learner.workload.turn_time_s(times))
@@ -231,48 +230,45 @@ def observe(processes: Iterable[Process], learner: Learner) -> list[Observed]:
     return found
 
 
-def _times(
-    process: Process,
-    answers: dict[int, Answer],
-    learner: Learner,
-    prefills: dict[Arm, Array | None],
-) -> list[float] | None:
+def _times(process: Process, answers: dict[int, Answer], learner: Learner) -> list[float] | None:
     """Turn time of each class [ms]; None if a class is missing."""
     times = []
     for text, one in enumerate(learner.workload.classes):
         answer = answers.get(text)
         if answer is None or answer.reading.turn_ms is None:
             return None
-        if is_exact(answer.request, one):
+        if not answer.is_stand_in:
             left = decode_ms(answer, one) - (answer.reading.predicted_ms or 0.0)
             times.append(answer.reading.turn_ms - answer.reading.decode_left_ms + left)
             continue
-        ratio = _prompt_ratio(process, answer, learner)
-        if answer.arm not in prefills:
-            prediction = learner.prediction_of(answer.arm)
-            prefills[answer.arm] = None if prediction is None else prediction.prefill_ms[:, 0]
-        expected = prefills[answer.arm]
-        if ratio is None or expected is None or answer.reading.predicted_ms is None:
+        whole_ms = _whole_prompt_ms(process, answer, learner)
+        if whole_ms is None or answer.reading.predicted_ms is None:
             return None
-        times.append(float(expected[text]) * ratio + decode_ms(answer, one))
+        times.append(whole_ms + decode_ms(answer, one))
     return times
 
 
-def _prompt_ratio(process: Process, answer: Answer, learner: Learner) -> float | None:
-    """What this process took for its long prompts against what the law says of them.
+def _whole_prompt_ms(process: Process, answer: Answer, learner: Learner) -> float | None:
+    """What the prompt of a class would have taken that was cached to measure its decoding alone.
 
-    For a class whose prompt was cached to measure its decoding alone.
+    From the prefixes that this process read, by the law for what differs in length.
     """
     costs = learner.costs_of(answer.arm)
-    if costs is None:
+    if costs is None or answer.text is None:
         return None
-    times = [
-        (other.reading.prompt_ms or 0.0, float(terms_of_prompt(prompt_row(other)) @ costs.prompt))
+    rows = [
+        prompt_row(other)
         for other in process.answers
         if other.purpose == PREFIX and is_prompt_timed(other)
     ]
-    taken, expected = np.sum(times, axis=0) if times else (0.0, 0.0)  # long ones count most
-    return float(taken / expected) if expected else None
+    taken = sum(row.prompt_ms for row in rows)  # long ones count most
+    expected = sum(float(terms_of_prompt(row) @ costs.prompt) for row in rows)
+    if not expected:
+        return None
+    one = learner.observations.workload_seen().classes[answer.text]
+    depth_k = (one.cached_tokens + one.new_tokens / 2) / 1000
+    whole = PromptRow(process.name, 0.0, one.new_tokens, max(answer.arm.ubatch, 1), depth_k)
+    return taken / expected * float(terms_of_prompt(whole) @ costs.prompt)
 
 
 _UNKNOWN_SD = 0.1

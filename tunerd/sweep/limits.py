@@ -20,6 +20,8 @@ _EXTRA_HEADROOM_MIB = 48.0
 _TRIES = 2
 _FAMILY_TRIES = 3
 _READING_SD = 12.0
+# Nine of ten builds that break a seventh of their calls break one of so many.
+_SCREENING_CALLS = 16
 _BREAKS_MORE_SDS = 2.0
 # A slower prompt is worth a veto where it costs more than this share of the turn.
 _PREFILL_SHARE = 0.1
@@ -91,11 +93,7 @@ class _Seen:
         deepest = workload.deepest
         for answer in process.answers:
             prompt_ms = answer.reading.prompt_ms
-            if (
-                answer.text == deepest
-                and prompt_ms is not None
-                and observations.is_exact(answer.request, workload.classes[deepest])
-            ):
+            if answer.text == deepest and prompt_ms is not None and not answer.is_stand_in:
                 prompts_ms.append(prompt_ms)
             free = _free(answer)
             self.knows_memory |= free is not None
@@ -346,11 +344,23 @@ class Limits:
         return judged, broken
 
     def is_output_proven(self, arm: Arm) -> bool:
-        """Whether an arm that may change the output got through its tool calls."""
+        """Whether an arm that may change the output got through all its tool calls."""
+        return self._got_through(arm, self._policy.tool_calls)
+
+    def is_output_screened(self, arm: Arm) -> bool:
+        """Whether one that may change it got through a few, which is enough to lead until it is to be deployed."""
+        return self._got_through(arm, self.screening_calls)
+
+    @property
+    def screening_calls(self) -> int:
+        """How many calls tell a build that often breaks them."""
+        return min(self._policy.tool_calls, _SCREENING_CALLS)
+
+    def _got_through(self, arm: Arm, n_calls: int) -> bool:
         if not self.changes_output(arm):
             return True
         judged, _ = self.tool_calls(arm)
-        return judged >= self._policy.tool_calls and self.breaks_tools(arm) is None
+        return judged >= n_calls and self.breaks_tools(arm) is None
 
     @property
     def needs_usual_tools(self) -> bool:

@@ -46,7 +46,10 @@ _LEAST_MS = 1e-6  # of a prompt, of which logs are taken
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One usable answer with what it belongs to; `text` is a class of the workload, or None."""
+    """One usable answer with what it belongs to; `text` is a class of the workload, or None.
+
+    `is_stand_in`: more of its prompt was cached than its class says, to measure its decoding alone.
+    """
 
     arm: Arm  # with the draft in force
     started: Arm
@@ -56,6 +59,7 @@ class Answer:
     text: int | None
     request: Request
     reading: Reading
+    is_stand_in: bool = False
 
     @property
     def depth_start(self) -> int:
@@ -130,15 +134,18 @@ class Observations:
         if reading.n_drafted and reading.steps:
             self.tells_steps.add(sample.arm.engine)
         arm = sample.arm.with_draft(sample.n_max, sample.p_min)
+        text = text_of(self.workload, request, sample.block) if sample.block else None
+        classes = self.workload.classes
         answer = Answer(
             arm=arm if sample.arm.drafts else sample.arm,
             started=sample.arm,
             process=sample.process,
             purpose=sample.purpose,
             block=sample.block,
-            text=text_of(self.workload, request, sample.block) if sample.block else None,
+            text=text,
             request=request,
             reading=reading,
+            is_stand_in=text is not None and classes[text].cached_tokens != request.cached_tokens,
         )
         process.answers.append(answer)
         self._note_prompt(answer)
@@ -147,7 +154,7 @@ class Observations:
         count = answer.reading.prompt_n
         if answer.text is None or not count or is_cold(answer.request, answer.reading):
             return
-        if is_exact(answer.request, self.workload.classes[answer.text]):
+        if not answer.is_stand_in:
             self._prompts[answer.text].append(count)
 
     def workload_seen(self) -> Workload:
@@ -272,11 +279,6 @@ def acceptance_of(samples: Iterable[Sample], arm: Arm, workload: Workload) -> fl
     return accepted / drafted if drafted else None
 
 
-def is_exact(request: Request, request_class: RequestClass) -> bool:
-    """Whether the request reads the prompt of the class itself, not a cheaper stand-in."""
-    return request.cached_tokens == request_class.cached_tokens
-
-
 def decode_ms(answer: Answer, request_class: RequestClass) -> float:
     """Time in which the answer would have been as long as its class says."""
     reading = answer.reading
@@ -357,6 +359,7 @@ def step_row(answer: Answer, acceptance: Acceptance | None) -> StepRow:
     depth = answer.depth_start + (reading.prompt_n or 0) + (reading.predicted_n or 0) / 2
     drafted, refused, table = _drafting(answer, acceptance)
     return StepRow(
+        process=answer.process,
         step_ms=reading.step_ms or 0.0,
         n_steps=float(reading.n_steps or 1),
         drafted=drafted,
@@ -394,6 +397,7 @@ def prompt_row(answer: Answer) -> PromptRow:
     reading = answer.reading
     n_tokens = reading.prompt_n or 1
     return PromptRow(
+        process=answer.process,
         prompt_ms=max(reading.prompt_ms or 0.0, _LEAST_MS),
         n_tokens=n_tokens,
         ubatch=max(answer.arm.ubatch, 1),

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 from benchmarks.simulator.box import Truth
 from benchmarks.simulator.cards import CARDS
 from tunerd.profile.arm import Arm
-from tunerd.sweep.laws import Free, fit_memory
+from tunerd.sweep.laws import Counts, Free, fit_acceptance, fit_memory
 from tunerd.sweep.search import expected_improvement
 
 ARM = Arm("ik", "mtp", 4, 0.75, 1024, "q8_0", 512, 2048, 8)
@@ -23,6 +24,38 @@ HERE, THERE = ("ik", "mtp"), ("mainline", "mtp")
 def test_the_expected_improvement_is_the_mean_of_what_is_gained(gain: float, sd: float) -> None:
     draws = np.maximum(np.random.default_rng(1).normal(gain, sd, 200_000), 0.0)
     assert expected_improvement(gain, sd) == pytest.approx(float(draws.mean()), abs=2e-4)
+
+
+def drafter(n_max: int, p_min: float, *, drafts_first: bool = False) -> Counts:
+    """4,000 steps of a head that is as sure as it is right, over text that is easier in one step than in the next."""
+    rng = np.random.default_rng(n_max)
+    ease = rng.normal(0.0, 1.5, 4000)
+    right = expit(0.9 + ease[:, None] - 0.15 * np.arange(n_max))
+    is_drafted = right >= p_min
+    is_drafted[:, 0] |= drafts_first
+    is_drafted = np.logical_and.accumulate(is_drafted, axis=1)
+    is_accepted = np.logical_and.accumulate(is_drafted & (rng.random(right.shape) < right), axis=1)
+    return Counts(0, n_max, p_min, 40, 4000.0, float(is_drafted.sum()), float(is_accepted.sum()))
+
+
+@pytest.mark.parametrize(("n_max", "p_min"), [(4, 0.6), (5, 0.5), (6, 0.4), (8, 0.5), (8, 0.6)])
+def test_a_draft_whose_beginning_is_right_is_known_to_go_on_to_be_right(
+    n_max: int, p_min: float
+) -> None:
+    law = fit_acceptance([drafter(*one) for one in [(2, 0.5), (3, 0.0), (3, 0.6), (8, 0.4)]], 1)
+    truth = drafter(n_max, p_min)
+    _, (accepted,) = law.drafts(n_max, p_min).per_step(n_max)
+    assert 1 + accepted == pytest.approx(1 + truth.accepted / truth.n_steps, rel=0.03)
+
+
+@pytest.mark.parametrize("drafts_first", [False, True])
+def test_engines_that_draft_the_first_token_whatever_its_confidence_are_told_from_others(
+    *, drafts_first: bool
+) -> None:
+    seen = [(1, 0.8), (2, 0.7), (4, 0.6), (8, 0.4)]
+    law = fit_acceptance([drafter(*one, drafts_first=drafts_first) for one in seen], 1)
+    (drafted,), _ = law.drafts(1, 0.9).per_step(1)
+    assert drafted > 0.95 if drafts_first else drafted < 0.5
 
 
 def test_the_margin_law_learns_what_drafts_and_depth_cost() -> None:

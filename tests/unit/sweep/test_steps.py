@@ -134,12 +134,32 @@ def test_the_time_of_every_length_is_read_from_one_answer_whatever_its_shape(sha
     )
     times = 20.0 + extra
     table = tuple((int(d), 30, float(30 * ms)) for d, ms in zip(drafted, times, strict=True))
-    row = StepRow(float(times.mean()), 270.0, spread_drafted(4.0), 0.0, 0.0, n_max=8, table=table)
+    row = StepRow(
+        "", float(times.mean()), 270.0, spread_drafted(4.0), 0.0, 0.0, n_max=8, table=table
+    )
     law = fit_steps(StepTable([row]))
     assert law is not None
     for n_drafted, ms in zip(drafted, times, strict=True):
         terms = row.terms_with(spread_drafted(int(n_drafted)), float(n_drafted < 8))
         assert float(terms @ law.mean) == pytest.approx(ms, rel=0.05)
+
+
+def test_the_luck_of_a_start_is_not_taken_for_what_longer_drafts_cost() -> None:
+    """Three lives with short drafts, and a slower one that alone has long ones."""
+    times = 20.0 + 3.0 * np.arange(9)
+    rows = []
+    for life, n_max, luck in (("a", 3, 0.98), ("b", 3, 1.0), ("c", 3, 0.97), ("d", 8, 1.06)):
+        own = luck * times[: n_max + 1]
+        table = tuple((at, 40, 40.0 * float(ms)) for at, ms in enumerate(own))
+        usual = spread_drafted(n_max / 2)
+        rows.append(
+            StepRow(life, float(own.mean()), 40.0 * len(own), usual, 0.0, 0.0, n_max, table)
+        )
+    law = fit_steps(StepTable(rows))
+    assert law is not None
+    told = [float(rows[3].terms_with(spread_drafted(n), float(n < 8)) @ law.mean) for n in range(9)]
+    ratios = (np.array(told) / times)[1:]
+    assert ratios.max() / ratios.min() < 1.02
 
 
 def test_what_an_engine_tells_of_its_steps_is_not_forgotten_with_a_tool_call() -> None:
