@@ -234,7 +234,6 @@ _CONTENDERS = 12
 _UNSURE_MIB = 45.0
 # Tool calls are asked of an arm that is no further behind the leader than this (log ratio).
 _WORTH_SCREENING = 0.01
-_FEW_CALLS = 16
 _NEAR_LEADER = 0.02
 _FILL_SHARE = 0.05  # of the time that is left, for a fill that nothing rests on yet
 
@@ -343,7 +342,7 @@ class Search:
     def _may_lead(self, arm: Arm) -> bool:
         if arm == self.incumbent.canonical():
             return True
-        return self._may_lead_if_proven(arm) and self.limits.is_output_proven(arm)
+        return self._may_lead_if_proven(arm) and self.limits.is_output_screened(arm)
 
     def _may_lead_if_proven(self, arm: Arm) -> bool:
         """Whether nothing is against an arm but that its output may have to be proven first."""
@@ -540,6 +539,7 @@ class Search:
             arm
             for arm in self.learner.measured()
             if arm not in known and self._is_allowed(arm) and self._may_lead_if_proven(arm)
+            if self.learner.n_processes(arm) < _RACE_ROUNDS
         ]
         found = self.planes.improvements(rivals, leader)
         if not self._has_all_arms():
@@ -670,7 +670,7 @@ class Search:
         return arm.n_max, arm.p_min
 
     def _screen_output(self, server: Server) -> None:
-        """Tool calls for an arm that is good enough to lead: all it needs where its output may differ, a few else.
+        """A few tool calls for an arm that is good enough to lead.
 
         A build may break them with one kind of speculation and not with another.
         """
@@ -679,12 +679,11 @@ class Search:
             return
         judged, _ = self.limits.tool_calls(arm)
         leader, belief = self.leader(), self.learner.beliefs([arm])[0]
-        missing = self.policy.tool_calls - judged
+        missing = self.limits.screening_calls - judged
         if missing <= 0 or leader is None or belief is None or arm == self.incumbent.canonical():
             return
         if belief.mean < leader.mean + _WORTH_SCREENING:
-            n_calls = missing if self.limits.changes_output(arm) else min(missing, _FEW_CALLS)
-            server.tool_calls(n_calls)
+            server.tool_calls(missing)
 
     # Memory
 
@@ -876,7 +875,10 @@ class Finalist:
             return family.margin_at_least(arm.fit_mib + max(short, 1.0))
         if step.free_mib is None or not self._search.learner.memory(arm.family).is_binding:
             return None
-        lower = family.margin_at_least(arm.fit_mib - (step.free_mib - target))
+        # Loads differ by a third of the headroom, and a challenge that one of its starts leaves short is lost: of 24 nights
+        # of 2 h of 16G chat of the second world one or two, with a gain of 36 and 52 %.
+        spread = self._limits.headroom_mib / 3
+        lower = family.margin_at_least(arm.fit_mib - (step.free_mib - target - spread))
         is_worth_it = lower is not None and self._saves(arm, lower) >= _FINALIST_WORTH
         if lower is None or lower >= arm.fit_mib or not is_worth_it or not self._is_time(arm):
             return None

@@ -290,6 +290,49 @@ def test_a_cache_is_called_broken_for_what_was_read_in_peace_alone(n_void: int) 
     assert it.broken_caches == (set() if n_void else {("mainline", False)})
 
 
+@pytest.mark.parametrize(("others", "wanted"), [
+    ([RequestClass(1, "chat", 42_000, 1_200, 500)], (42_000, 1_241)),
+    ([RequestClass(1, "chat", 4_000, 1_200, 500)], (0, 43_241)),
+    ([RequestClass(1, "chat", 0, 20_000, 500)], (42_985, 256)),
+    ([], (0, 43_241)),
+], ids=["a prefix as long is read anyway", "a short one is", "another long prompt", "alone"])  # fmt: skip
+def test_a_long_prompt_is_read_for_one_purpose_while_searching_and_whole_in_a_proof(
+    others: list[RequestClass], wanted: tuple[int, int]
+) -> None:
+    long = RequestClass(1, "chat", 0, 43_241, 500)
+    one = replace(two_arms(), workload=Workload((long, *others)))
+    night = begun_search(one, Odd(one.card, QUIET)).night
+
+    def split(*, exact: bool) -> tuple[int, int]:
+        asked = night.request(one.incumbent, long, "a", exact=exact)
+        return asked.cached_tokens, asked.new_tokens
+
+    assert split(exact=False) == wanted
+    assert split(exact=True) == (0, 43_241)
+    night.broken_caches.add(("mainline", False))
+    assert split(exact=False) == (0, 43_241), "no prefix is found there"
+
+
+def test_a_few_tool_calls_let_an_arm_lead_and_all_of_them_let_it_be_deployed() -> None:
+    one = two_arms()
+    search = begun_search(one, Odd(one.card, QUIET))
+    arm = replace(one.incumbent, kv="q4_0")
+    request = Request("tool", "a", 0, 200, 32, ignore_eos=False)
+
+    def after(n_calls: int) -> tuple[bool, bool]:
+        for _ in range(n_calls):
+            search.night.answered(
+                arm, "p/1", "tool", request, (0, 0.0), seconds=1.0, answer={"tool_ok": True}
+            )
+        search.learner.refresh()
+        return search.limits.is_output_screened(arm), search.limits.is_output_proven(arm)
+
+    few = search.limits.screening_calls
+    assert after(few - 1) == (False, False)
+    assert after(1) == (True, False)
+    assert after(Policy().tool_calls - few) == (True, True)
+
+
 def test_a_warm_up_that_hung_or_died_makes_none_after_it_dear() -> None:
     one = two_arms()
     it = begun_search(one, Odd(one.card, QUIET)).night
