@@ -54,7 +54,7 @@ def main() -> None:
     scenes += [replace(one, gain=gain) for one in SCENES[1:] for gain in (0.0, MARGIN)]
     quiet = replace(SCENES[0], name="a quiet box", noise=QUIET)
     scenes += [replace(quiet, gain=gain) for gain in GAINS[2:]]
-    about = f"challenges each, margin {MARGIN:.0%}, alpha {ALPHA} / 2, {MAX_PAIRS} pairs"
+    about = f"challenges each, margin {MARGIN:.0%}, alpha {challenge_alpha(ALPHA, 1):.3g}, {MAX_PAIRS} pairs"
     tell_nights(about, ("scene", "true gain", "promoted", "pairs"), scenes, night, counted)
 
 

@@ -106,9 +106,9 @@ def test_one_that_leads_alone_is_challenged_with_races_with_nobody_and_is_promot
     assert starts.count("verdict") == 2 * len(outcome.evidence.challenges[-1].pairs)
 
 
-@pytest.mark.parametrize(("hours", "most"), [(0.7, 1), (24.0, 6)])
-def test_a_long_night_asks_its_starts_for_several_drafts_and_a_short_one_for_their_own(
-    hours: float, most: int
+@pytest.mark.parametrize(("tells_steps", "most"), [(True, 1), (False, 6)])
+def test_a_start_is_asked_for_several_drafts_only_where_steps_do_not_tell_of_others(
+    *, tells_steps: bool, most: int
 ) -> None:
     def starts(box: Odd, _arm: Arm, boot: Boot) -> Boot:
         if box.n_restarts > 16:
@@ -116,7 +116,8 @@ def test_a_long_night_asks_its_starts_for_several_drafts_and_a_short_one_for_the
         return boot
 
     one = task("12G", "agent", 1)
-    evidence = night(one, Odd(one.card, QUIET, starts=starts), hours).evidence
+    box = Odd(one.card, QUIET, tells_steps=tells_steps, starts=starts)
+    evidence = night(one, box, 24.0).evidence
     drafts = defaultdict[str, set[tuple[int, float]]](set)
     for row in evidence.samples:
         if row.purpose == BLOCK:
