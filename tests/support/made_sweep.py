@@ -32,7 +32,7 @@ _NOT_KNOWN = "0" * 64
 
 
 @cache
-def simulated_night(hours: float = 1.0) -> tuple[Task, Outcome]:
+def simulated_night(hours: float = 1.25) -> tuple[Task, Outcome]:
     """A night on a simulated box, and what it came to."""
     one = task("12G", "agent", 1)
     return one, one.night(hours)
@@ -56,7 +56,7 @@ def put_sweep(box: LocalBox) -> int:
         return put_night(ctx, store, ctx.clock.now_s() - 4 * _HOUR_S)
 
 
-def put_night(ctx: Context, store: EvidenceStore, started_s: float, *, hours: float = 1.0) -> int:
+def put_night(ctx: Context, store: EvidenceStore, started_s: float, *, hours: float = 1.25) -> int:
     """Store the simulated night once, by the calls by which a real one is; its number."""
     one, outcome = simulated_night(hours)
     record = RunRecord(
