@@ -816,6 +816,8 @@ class Finalist:
         try:
             server = self._search.start(arm, "finalist")
             self._ask_tools(server)
+            if self._limits.breaks_tools(arm) and not self._limits.needs_usual_tools:
+                return MarginStep(arm.fit_mib, None)  # lost already: a fill takes minutes
             free = self._search.fill(server)
         except CannotStart as failed:
             return MarginStep(arm.fit_mib, None, failed.failure)

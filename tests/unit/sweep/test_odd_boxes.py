@@ -32,6 +32,7 @@ from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.box import composed
 from tunerd.sweep.night import Server
 from tunerd.sweep.observations import BLOCK, WARM_UP, prompt_name, text_of
+from tunerd.sweep.search import Finalist
 from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome
 
@@ -367,6 +368,21 @@ def test_an_arm_that_breaks_tool_calls_is_not_promoted_though_others_like_it_do_
     outcome = with_tools(0.0, 0.2)
     assert outcome.verdict != "promote"
     assert any("tool calls broke" in one.reason for one in outcome.evidence.left_out)
+
+
+def test_the_context_of_a_finalist_that_is_known_to_break_tool_calls_is_not_filled() -> None:
+    one = two_arms()
+    search = begun_search(one, Odd(one.card, QUIET))
+    arm, request = faster(one), Request("tool", "a", 0, 200, 32, ignore_eos=False)
+    search.measure(one.incumbent, "incumbent")
+    search.night.answered(
+        arm, "p/1", "tool", request, (0, 0.0), seconds=1.0, answer={"tool_ok": False}
+    )
+    search.learner.refresh()
+    search.learn_usual_tools()
+
+    assert Finalist(search, Policy(), lambda: 0.0).prepare(arm) is None
+    assert [row for row in search.night.samples if row.purpose == "fill"] == []
 
 
 def test_a_model_that_breaks_some_calls_anyway_keeps_no_faster_arm_out() -> None:
