@@ -38,6 +38,7 @@ from tunerd.sweep.observations import (
     is_prompt_timed,
     pool,
     prompt_row,
+    read_whole,
     terms_of_prompt,
 )
 from tunerd.sweep.space import Grid, variant_of
@@ -237,9 +238,10 @@ def _times(process: Process, answers: dict[int, Answer], learner: Learner) -> li
         answer = answers.get(text)
         if answer is None or answer.reading.turn_ms is None:
             return None
-        if not answer.is_stand_in:
-            left = decode_ms(answer, one) - (answer.reading.predicted_ms or 0.0)
-            times.append(answer.reading.turn_ms - answer.reading.decode_left_ms + left)
+        reading = read_whole(process, answer) if answer.is_stand_in else answer.reading
+        if reading is not None and reading.turn_ms is not None:
+            left = decode_ms(answer, one) - (reading.predicted_ms or 0.0)
+            times.append(reading.turn_ms - reading.decode_left_ms + left)
             continue
         whole_ms = _whole_prompt_ms(process, answer, learner)
         if whole_ms is None or answer.reading.predicted_ms is None:

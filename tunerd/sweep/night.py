@@ -46,13 +46,10 @@ CHECKPOINT_S = 1800.0
 # Processes that begin with the same block of prompts: enough to tell the prompts from the arm, few
 # enough that a night sees many texts.
 _SHARE_BLOCKS = 3
-# New prompt tokens from which reading them costs more than decoding: while searching, they are
-# served once from the shared prefix, and the classes decode behind it.
+# New prompt tokens from which reading them costs more than decoding: they stand behind a shared prefix, which a process
+# reads once, and count with the time that it took.
 _LONG_PROMPT_TOKENS = 8192
 _TAIL_TOKENS = 256
-# A night with room for so many whole starts reads every prompt whole: 24G deep of the second world ended 2 h 1.5 instead of 2.0 %
-# behind (mean, boxes 1 to 24), and 1 h, which has room for half as many, 11.8 instead of 8.8 %.
-_ROOMY_STARTS = 20
 
 
 class TimeUp(Exception):
@@ -99,6 +96,8 @@ class Night:
         self.failures: dict[Arm, list[str]] = defaultdict(list)
         # Engines that read a shared prefix anew each time, and whether of several requests at once.
         self.broken_caches: set[tuple[str, bool]] = set()
+        # Engines of which no process reads a prefix from its beginning that others are longer than.
+        self.reads_whole: set[str] = set()
         # Whether engines tell their verification steps, of those that drafted.
         self._tell_steps: dict[str, bool] = {}
         self._on_sample = on_sample
@@ -231,10 +230,10 @@ class Night:
 
     # Prompts
 
-    def _stand_in(self, arm: Arm, one: RequestClass) -> tuple[int, int] | None:
-        """How a long prompt is split into a cached prefix and new tokens while searching; None where it is read whole.
+    def _stand_in(self, arm: Arm, one: RequestClass, *, exact: bool) -> tuple[int, int] | None:
+        """How a long prompt is split into a cached prefix and new tokens; None where it is read whole.
 
-        Behind the longest prefix that is read anyway, where the night is short, or behind one that other long prompts share.
+        Behind the longest prefix that is read anyway; while searching, behind one that other long prompts share.
         """
         if one.new_tokens < _LONG_PROMPT_TOKENS or (arm.engine, False) in self.broken_caches:
             return None
@@ -242,17 +241,14 @@ class Night:
         classes = self.workload.classes
         shared = max((c.cached_tokens for c in classes if c.cached_tokens < total), default=0)
         if total - shared < _LONG_PROMPT_TOKENS:
-            is_short = self.budget_s < _ROOMY_STARTS * self.process_s(arm, exact=True)
-            return (shared, total - shared) if is_short else None
+            return None if arm.engine in self.reads_whole else (shared, total - shared)
         is_alone = sum(c.new_tokens >= _LONG_PROMPT_TOKENS for c in classes) == 1
-        return None if is_alone else (total - _TAIL_TOKENS, _TAIL_TOKENS)
+        return None if is_alone or exact else (total - _TAIL_TOKENS, _TAIL_TOKENS)
 
     def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
         """A request of a class; if not exact, one that decodes at the same depth for less."""
-        cached, new = one.cached_tokens, one.new_tokens
         n_predict = one.n_predict if exact else observations.searched_tokens(one)
-        if not exact:
-            cached, new = self._stand_in(arm, one) or (cached, new)
+        cached, new = self._stand_in(arm, one, exact=exact) or (one.cached_tokens, one.new_tokens)
         return Request(one.kind, prompt_id, cached, new, n_predict, one.concurrency)
 
     def new_prompt(self) -> str:
@@ -515,6 +511,13 @@ class Server:
                 is_cold = reading is not None and observations.is_cold(again, reading)
                 if is_cold and not was_disturbed:
                     night.broken_caches.add(self._cache_of(request))
+            if reading is not None and exact and request.cached_tokens != one.cached_tokens:
+                process = night.learner.observations.processes[self.name]
+                reading = observations.read_whole(process, process.answers[-1])
+                if reading is None:
+                    night.reads_whole.add(self.arm.engine)
+                    request = night.request(self.arm, one, name, exact=exact)
+                    reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
             if reading is not None:
                 found[text] = reading
         if is_first:

@@ -40,6 +40,7 @@ _NOTHING_FREE_MIB = 4.0
 _FILLED_SHARE = 0.95
 _SENTENCE_TOKENS = 100
 _WARM_SHARE = 0.9
+_WHOLE_SHARE = 0.98  # of a prefix: a text has the length that it has
 _SLACK_TOKENS = 64
 _LEAST_MS = 1e-6  # of a prompt, of which logs are taken
 
@@ -224,6 +225,30 @@ def is_cold(request: Request, reading: Reading) -> bool:
     if reading.prompt_n is None:
         return False
     return reading.prompt_n > 1.2 * request.new_tokens + _SLACK_TOKENS
+
+
+def read_whole(process: Process, answer: Answer) -> Reading | None:
+    """The answer as if its prompt had been read in one: with the time of the prefix that stood in for its beginning.
+
+    None where this process did not read that prefix from its first token to its last.
+    """
+    request, reading = answer.request, answer.reading
+    if is_cold(request, reading):
+        return reading
+    taken_ms = [
+        other.reading.prompt_ms
+        for other in process.answers
+        if other.purpose == PREFIX
+        and other.request.cached_tokens == request.cached_tokens
+        and other.request.concurrency == request.concurrency
+        and other.reading.prompt_ms is not None
+        and (other.reading.prompt_n or 0) >= _WHOLE_SHARE * request.cached_tokens
+    ]
+    if not taken_ms or reading.prompt_ms is None:
+        return None
+    prefix_ms = fmean(taken_ms)
+    wall_ms = None if reading.wall_ms is None else reading.wall_ms + prefix_ms
+    return replace(reading, prompt_ms=reading.prompt_ms + prefix_ms, wall_ms=wall_ms)
 
 
 def blocks_of(process: Process) -> Mapping[tuple[Arm, str], dict[int, Answer]]:
