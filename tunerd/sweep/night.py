@@ -247,7 +247,8 @@ class Night:
 
     def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
         """A request of a class; if not exact, one that decodes at the same depth for less."""
-        n_predict = one.n_predict if exact else observations.searched_tokens(one)
+        shorter = observations.searched_tokens(one, drafts=arm.drafts)
+        n_predict = one.n_predict if exact else shorter
         cached, new = self._stand_in(arm, one, exact=exact) or (one.cached_tokens, one.new_tokens)
         return Request(one.kind, prompt_id, cached, new, n_predict, one.concurrency)
 

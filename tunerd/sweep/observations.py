@@ -33,6 +33,7 @@ AGAIN = "r"
 
 _LEAST_PREDICTED = 16
 _SEARCHED_TOKENS = 512
+_PLAIN_TOKENS = 128
 _LEAST_PROMPT = 64
 # Less than this is no free memory: drivers keep some, and a spilled card shows next to none.
 _NOTHING_FREE_MIB = 4.0
@@ -192,7 +193,7 @@ def text_of(workload: Workload, request: Request, block: str) -> int | None:
         at
         for at, one in enumerate(workload.classes)
         if one.kind == request.kind
-        and request.n_predict in {one.n_predict, searched_tokens(one)}
+        and request.n_predict in {one.n_predict, *(searched_tokens(one, drafts=d) for d in (True, False))}
         and one.concurrency == request.concurrency
         and one.cached_tokens + one.new_tokens == request.cached_tokens + request.new_tokens
     ]
@@ -201,9 +202,13 @@ def text_of(workload: Workload, request: Request, block: str) -> int | None:
     return next(iter(named or exact or same), None)
 
 
-def searched_tokens(one: RequestClass) -> int:
-    """Length of an answer while searching: more texts say more than longer ones, but no beginning is as the whole."""
-    return min(one.n_predict, max(_SEARCHED_TOKENS, one.n_predict // 2))
+def searched_tokens(one: RequestClass, *, drafts: bool) -> int:
+    """Length of an answer while searching: more texts say more than longer ones, but no beginning is as the whole.
+
+    Without drafts each token takes as long as the one before, and a few tell.
+    """
+    most = max(_SEARCHED_TOKENS, one.n_predict // 2) if drafts else _PLAIN_TOKENS
+    return min(one.n_predict, most)
 
 
 def is_full(n_tokens: float, context: int) -> bool:

@@ -292,14 +292,14 @@ def test_a_cache_is_called_broken_for_what_was_read_in_peace_alone(n_void: int) 
     assert it.broken_caches == (set() if n_void else {("mainline", False)})
 
 
-@pytest.mark.parametrize(("others", "wanted"), [
-    ([RequestClass(1, "chat", 42_000, 1_200, 500)], (42_000, 1_241)),
-    ([RequestClass(1, "chat", 4_000, 1_200, 500)], (0, 43_241)),
-    ([RequestClass(1, "chat", 0, 20_000, 500)], (42_985, 256)),
-    ([], (0, 43_241)),
+@pytest.mark.parametrize(("others", "searching", "proving"), [
+    ([RequestClass(1, "chat", 42_000, 1_200, 500)], (42_000, 1_241), (42_000, 1_241)),
+    ([RequestClass(1, "chat", 4_000, 1_200, 500)], (0, 43_241), (0, 43_241)),
+    ([RequestClass(1, "chat", 0, 20_000, 500)], (42_985, 256), (0, 43_241)),
+    ([], (0, 43_241), (0, 43_241)),
 ], ids=["a prefix as long is read anyway", "a short one is", "another long prompt", "alone"])  # fmt: skip
-def test_a_long_prompt_is_read_for_one_purpose_while_searching_and_whole_in_a_proof(
-    others: list[RequestClass], wanted: tuple[int, int]
+def test_a_long_prompt_is_read_once_and_a_proof_reads_all_of_it(
+    others: list[RequestClass], searching: tuple[int, int], proving: tuple[int, int]
 ) -> None:
     long = RequestClass(1, "chat", 0, 43_241, 500)
     one = replace(two_arms(), workload=Workload((long, *others)))
@@ -309,10 +309,56 @@ def test_a_long_prompt_is_read_for_one_purpose_while_searching_and_whole_in_a_pr
         asked = night.request(one.incumbent, long, "a", exact=exact)
         return asked.cached_tokens, asked.new_tokens
 
-    assert split(exact=False) == wanted
-    assert split(exact=True) == (0, 43_241)
+    assert (split(exact=False), split(exact=True)) == (searching, proving)
     night.broken_caches.add(("mainline", False))
     assert split(exact=False) == (0, 43_241), "no prefix is found there"
+
+
+LONG = RequestClass(1, "chat", 0, 21_200, 64)
+
+
+def proved_ms(one: Task, box: Odd) -> float | None:
+    """Time of the long prompt in a proof, the server fresh."""
+    night = begun_search(one, box).night
+    reading = Server(night, one.incumbent, "verdict").block(exact=True)[0]
+    return reading.prompt_ms
+
+
+def test_a_long_prompt_behind_a_prefix_counts_with_the_time_that_reading_the_prefix_took() -> None:
+    alone = replace(two_arms(), workload=Workload((LONG,)))
+    behind = replace(alone, workload=Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64))))
+    whole_ms = proved_ms(alone, Odd(alone.card, QUIET))
+    asked: list[Request] = []
+    box = Odd(behind.card, QUIET, asked=lambda _box, _life, request: asked.append(request))
+    assert proved_ms(behind, box) == pytest.approx(whole_ms, rel=0.02)
+    assert all(each.new_tokens < LONG.new_tokens for each in asked)
+
+
+def test_a_long_prompt_whose_prefix_was_found_and_not_read_is_asked_for_whole() -> None:
+    one = replace(two_arms(), workload=Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64))))
+
+    def found(
+        _box: Odd, _life: Life, request: Request, answer: dict[str, Any]
+    ) -> dict[str, Any]:
+        return answer if request.new_tokens else {**answer, "prompt_n": 8, "prompt_ms": 5.0}
+
+    asked: list[Request] = []
+    box = Odd(one.card, QUIET, answers=found, asked=lambda _box, _life, each: asked.append(each))
+    whole_ms = proved_ms(replace(one, workload=Workload((LONG,))), Odd(one.card, QUIET))
+    assert proved_ms(one, box) == pytest.approx(whole_ms, rel=0.02)
+    assert any(each.new_tokens == LONG.new_tokens for each in asked)
+
+
+def test_what_drafts_nothing_is_asked_for_few_tokens_while_searching() -> None:
+    one = replace(two_arms(), workload=Workload((RequestClass(1, "chat", 0, 300, 900),)))
+    night = begun_search(one, Odd(one.card, QUIET)).night
+    drafts = replace(one.incumbent, spec="mtp", n_max=4)
+    lengths = [
+        night.request(arm, one.workload.classes[0], "a", exact=exact).n_predict
+        for arm in (one.incumbent, drafts)
+        for exact in (False, True)
+    ]
+    assert lengths == [128, 900, 512, 900]
 
 
 def test_a_few_tool_calls_let_an_arm_lead_and_all_of_them_let_it_be_deployed() -> None:
