@@ -671,7 +671,7 @@ class Search:
             return
         judged, _ = self.limits.tool_calls(arm)
         leader, belief = self.leader(), self.learner.beliefs([arm])[0]
-        missing = self.limits.screening_calls - judged
+        missing = min(self.limits.screening_calls, self.policy.tool_calls - judged)
         if missing <= 0 or leader is None or belief is None or arm == self.incumbent.canonical():
             return
         if belief.mean < leader.mean + _WORTH_SCREENING:
