@@ -65,7 +65,7 @@ _TRIXIE_PACKAGES = (
     *(name for name in _SID_PACKAGES if not re.match("llama|mesa|libggml", name)),
     "libgomp1",  # of the embedded engine; elsewhere llama.cpp brings it
 )
-_NOT_INSIDE = re.compile(r"(hypothesis|mypy|pytest-(rerunfailures|xdist)|ruff|schemathesis|types-)")
+_NOT_INSIDE = re.compile(r"(hypothesis|mypy|pytest-xdist|ruff|schemathesis|types-)")
 # Of the host's own root: what its owner enabled, keeps at home or has running is not to be seen.
 _HIDDEN_OF_HOST = (
     "boot", *(f"etc/rc{level}.d" for level in "0123456S"), "etc/systemd/system", "etc/systemd/user",
@@ -409,11 +409,12 @@ _INSTALL = "\n".join((
 
 
 def main() -> int:
-    """Build all roots ahead of the tests, so that somebody sees how it goes."""
+    """Build roots ahead of the tests, so that somebody sees how it goes; `host`, `sid` or both are named."""
+    made = {"host": host_root, "sid": sid_root}
     try:
         for tunerd in (Tunerd.FOR_TESTS, Tunerd.INSTALLED):
-            host_root(tunerd)
-            sid_root(tunerd)
+            for name in sys.argv[1:]:
+                made[name](tunerd)
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         say(f"failed: {error}")
         return 1
