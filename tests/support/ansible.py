@@ -58,6 +58,14 @@ class Played:
         assert rows, self.text
         return {host: int(row[name]) for host, row in rows.items()}
 
+    def changed(self, host: str) -> set[str]:
+        """Tasks that changed something there, or would."""
+        return {
+            task.partition("]")[0]
+            for task in self.text.split("TASK [tunerd : ")[1:]
+            if f"\nchanged: [{host}]" in task
+        }
+
 
 @dataclass(frozen=True)
 class Ansible:
@@ -80,6 +88,7 @@ class Ansible:
         )
         enter.chmod(0o755)
         common = {"ansible_user": "root", "ansible_ssh_executable": str(enter),
+                  "ansible_python_interpreter": "/usr/bin/python3",
                   "ansible_ssh_transfer_method": "piped", **variables}  # fmt: skip
         inventory = self.folder / "inventory.json"
         boxes = {name: {**(own or {}).get(name, {})} for name in self.machines}
