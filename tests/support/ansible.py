@@ -59,12 +59,10 @@ class Played:
         return {host: int(row[name]) for host, row in rows.items()}
 
     def changed(self, host: str) -> set[str]:
-        """Tasks that changed something there, or would."""
-        return {
-            task.partition("]")[0]
-            for task in self.text.split("TASK [tunerd : ")[1:]
-            if f"\nchanged: [{host}]" in task
-        }
+        """Tasks and handlers that changed something there, or would."""
+        parts = re.split(r"^(?:TASK|RUNNING HANDLER) \[tunerd : ", self.text, flags=re.MULTILINE)
+        told = (part.partition("]") for part in parts[1:])
+        return {name for name, _, said in told if f"\nchanged: [{host}]" in said}
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def sources() -> Mapping[str, Path]:
 
 
 @cache
-def nodes() -> tuple[tuple[str, ast.AST], ...]:
+def nodes() -> tuple[tuple[str, ast.stmt | ast.expr | ast.excepthandler], ...]:
     """What the rules look at in the package, with its module: imports, calls, attributes and handlers."""
     looked_at = (ast.Import, ast.ImportFrom, ast.Call, ast.Attribute, ast.ExceptHandler)
     return tuple(
