@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -47,8 +48,12 @@ def pytest_configure() -> None:
 
 @functools.cache
 def _is_shared(path: Path) -> bool:
-    """Whether tests of this file share something that is made once."""
-    return 'scope="module"' in path.read_text(encoding="utf-8")
+    """Whether tests of this file share something that is made once: by a fixture, or kept by a function."""
+    text = path.read_text(encoding="utf-8")
+    return (
+        'scope="module"' in text
+        or re.search(r"^@(functools\.)?cache$", text, re.MULTILINE) is not None
+    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -58,6 +58,12 @@ class Played:
         assert rows, self.text
         return {host: int(row[name]) for host, row in rows.items()}
 
+    def changed(self, host: str) -> set[str]:
+        """Tasks and handlers that changed something there, or would."""
+        parts = re.split(r"^(?:TASK|RUNNING HANDLER) \[tunerd : ", self.text, flags=re.MULTILINE)
+        told = (part.partition("]") for part in parts[1:])
+        return {name for name, _, said in told if f"\nchanged: [{host}]" in said}
+
 
 @dataclass(frozen=True)
 class Ansible:
@@ -80,6 +86,7 @@ class Ansible:
         )
         enter.chmod(0o755)
         common = {"ansible_user": "root", "ansible_ssh_executable": str(enter),
+                  "ansible_python_interpreter": "/usr/bin/python3",
                   "ansible_ssh_transfer_method": "piped", **variables}  # fmt: skip
         inventory = self.folder / "inventory.json"
         boxes = {name: {**(own or {}).get(name, {})} for name in self.machines}

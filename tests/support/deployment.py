@@ -293,7 +293,7 @@ class Deployment:
     ) -> Any:
         """Wait until something holds, and return it; else show the end of that unit's journal.
 
-        A look that takes long, as a command does, is had half of the time at most.
+        It rests for twice as long as a look took, as one that calls a command costs.
         """
         end_s = time.monotonic() + limit_s
         began_s = time.monotonic()
@@ -303,7 +303,7 @@ class Deployment:
                 lines = self.machine.journal(f"--unit={unit}", "--lines=30", user=self.user)
                 told = what if isinstance(what, str) else what()
                 raise AssertionError("\n".join((f"never came true: {told}", *lines, self.logs())))
-            time.sleep(min(max(looked_s - began_s, 0.2), 1.0))
+            time.sleep(min(max(2 * (looked_s - began_s), 0.2), 3.0))
             began_s = time.monotonic()
         return found
 

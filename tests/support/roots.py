@@ -48,7 +48,7 @@ NOT_COMPILED = {"PIP_NO_COMPILE": "0"}
 """Environment in which pip leaves bytecode out, which takes it longer than all else; it reads this as `compile`."""
 EARLIER_INSIDE = Path("/usr/local/src/tunerd-earlier")
 EARLIER_WHEELS_INSIDE = Path("/opt/wheels-of-earlier")
-EARLIER_PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(EARLIER_WHEELS_INSIDE)}
+EARLIER_PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{EARLIER_WHEELS_INSIDE} {WHEELS_INSIDE}"}
 
 _FORMAT = "2"  # change it when the building of layers changes
 _KEEP = 4  # of each kind, beside those in use or new
@@ -65,7 +65,7 @@ _TRIXIE_PACKAGES = (
     *(name for name in _SID_PACKAGES if not re.match("llama|mesa|libggml", name)),
     "libgomp1",  # of the embedded engine; elsewhere llama.cpp brings it
 )
-_NOT_INSIDE = re.compile(r"(hypothesis|mypy|pytest-(rerunfailures|xdist)|ruff|schemathesis|types-)")
+_NOT_INSIDE = re.compile(r"(hypothesis|mypy|pytest-xdist|ruff|schemathesis|types-)")
 # Of the host's own root: what its owner enabled, keeps at home or has running is not to be seen.
 _HIDDEN_OF_HOST = (
     "boot", *(f"etc/rc{level}.d" for level in "0123456S"), "etc/systemd/system", "etc/systemd/user",
@@ -132,7 +132,7 @@ def trixie_root(tunerd: Tunerd = Tunerd.FOR_TESTS) -> Root:
 
 
 def with_earlier(bare: Root, revision: str) -> Root:
-    """A bare root with the sources of an earlier revision too, and what installing those downloads.
+    """A bare root with the sources of an earlier revision too, and what installing those downloads beyond its own.
 
     `EARLIER_PIP` is the environment in which pip finds that.
     """
@@ -149,7 +149,8 @@ def with_earlier(bare: Root, revision: str) -> Root:
 
     key = _key(revision, *listed.stdout.decode().split())
     sources = _cached("earlier", key, f"the sources of {revision}", unpack)
-    requirements = _requirements(sources / EARLIER_INSIDE.relative_to("/"))
+    wanted = _requirements(sources / EARLIER_INSIDE.relative_to("/"))
+    requirements = [one for one in wanted if one not in _requirements()]
     wheels_key = _key(*map(str, bare.lowers[1:]), *requirements)
     build = _wheels_for(bare, requirements)
     wheels = _cached("wheels", wheels_key, f"wheels of {revision} for {bare.name}", build)
@@ -409,11 +410,12 @@ _INSTALL = "\n".join((
 
 
 def main() -> int:
-    """Build all roots ahead of the tests, so that somebody sees how it goes."""
+    """Build roots ahead of the tests, so that somebody sees how it goes; `host`, `sid` or both are named."""
+    made = {"host": host_root, "sid": sid_root}
     try:
         for tunerd in (Tunerd.FOR_TESTS, Tunerd.INSTALLED):
-            host_root(tunerd)
-            sid_root(tunerd)
+            for name in sys.argv[1:]:
+                made[name](tunerd)
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         say(f"failed: {error}")
         return 1

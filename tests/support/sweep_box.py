@@ -135,13 +135,13 @@ class SweepBox:
 
 
 def until(holds: Callable[[], bool], what: str, limit_s: float = _LIMIT_S) -> None:
-    """Wait until something holds; a look that takes long, as a command does, is had half of the time at most."""
+    """Wait until something holds; it rests for twice as long as a look took, as one that calls a command costs."""
     end_s = time.monotonic() + limit_s
     began_s = time.monotonic()
     while not holds():
         looked_s = time.monotonic()
         assert looked_s < end_s, f"never came true: {what}"
-        time.sleep(min(max(looked_s - began_s, 0.1), 1.0))
+        time.sleep(min(max(2 * (looked_s - began_s), 0.1), 3.0))
         began_s = time.monotonic()
 
 

@@ -167,13 +167,14 @@ def sources() -> Mapping[str, Path]:
 
 
 @cache
-def nodes() -> tuple[tuple[str, str, ast.AST], ...]:
-    """Every statement, expression and handler of the package, with its module and `tunerd/FILE:LINE`."""
+def nodes() -> tuple[tuple[str, ast.stmt | ast.expr | ast.excepthandler], ...]:
+    """What the rules look at in the package, with its module: imports, calls, attributes and handlers."""
+    looked_at = (ast.Import, ast.ImportFrom, ast.Call, ast.Attribute, ast.ExceptHandler)
     return tuple(
-        (file, f"tunerd/{file}.py:{node.lineno}", node)
+        (file, node)
         for file, path in sources().items()
         for node in ast.walk(tree(path))
-        if isinstance(node, ast.stmt | ast.expr | ast.excepthandler)
+        if isinstance(node, looked_at)
     )
 
 
@@ -181,9 +182,9 @@ def nodes() -> tuple[tuple[str, str, ast.AST], ...]:
 def imports() -> tuple[Import, ...]:
     """Every import of the package, also those inside functions and `if TYPE_CHECKING`."""
     found = []
-    for file, where, node in nodes():
+    for file, node in nodes():
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{where} imports relatively"
+            assert node.level == 0, f"tunerd/{file}.py:{node.lineno} imports relatively"
         if isinstance(node, ast.Import | ast.ImportFrom):
             prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             is_late = node not in tree(sources()[file]).body
@@ -255,9 +256,9 @@ def test_what_decides_is_told_apart_from_what_acts() -> None:
     """
     why = {found.file: str(found) for found in imports() if found.top in EFFECTS}
     why |= {
-        file: f"{where} calls {called(node)}()"
-        for file, where, node in nodes()
-        if called(node) in EFFECTFUL_CALLS
+        file: f"tunerd/{file}.py:{node.lineno} calls {called(node)}()"
+        for file, node in nodes()
+        if isinstance(node, ast.Call) and called(node) in EFFECTFUL_CALLS
     }
     is_growing = True
     while is_growing:
@@ -315,7 +316,7 @@ def follows_links(node: ast.AST) -> bool:
 def test_what_few_may_do_is_done_by_nobody_else(
     does: Callable[[ast.AST], bool], files: str
 ) -> None:
-    found = {file: where for file, where, node in nodes() if does(node)}
+    found = {file: f"tunerd/{file}.py:{node.lineno}" for file, node in nodes() if does(node)}
     assert [found[file] for file in found.keys() - set(files.split())] == []
     assert set(files.split()) - found.keys() == set(), "these do it no longer"
 

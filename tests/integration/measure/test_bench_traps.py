@@ -294,7 +294,7 @@ def busy_processors() -> Iterator[None]:
 def test_a_server_beside_which_others_keep_the_processors_busy_is_not_believed(
     box: BenchBox, serve: Serve
 ) -> None:
-    server, _ = serve(tg_tok_s=20)
+    server, _ = serve(tg_tok_s=25)
     ctx = box.context()
     target = replace(open_url(ctx, server.url), pids=(server.process.pid,))
     request = Request(suite=Suite.MTP, case="code", kind="code", n_predict=64)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.campaign import IS_CAMPAIGN
 from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
 from tests.support.designed import Counts, read_truth
@@ -35,6 +36,7 @@ class Real:
     `checks_flash` tells a build that refuses a quantised V cache without flash attention when it
     reads its arguments from one that only does so when it has loaded the model. One that `crashes`
     then runs on into a segmentation fault, which may come before its log thread has written why.
+    Of those that `fail` as another does, only a campaign sees the failures.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Real:
     ignores_p_min: bool = False
     checks_flash: bool = False
     crashes: bool = False
+    fails: bool = True
 
     @property
     def program(self) -> Path | None:
@@ -63,12 +66,12 @@ class Real:
 
 
 BUILDS = (
-    Real("mainline-2026-04-26", "main-old", drafts=False, crashes=True),
+    Real("mainline-2026-04-26", "main-old", drafts=False, crashes=True, fails=IS_CAMPAIGN),
     Real("mainline-2026-05-16", "main-mid", ignores_p_min=True, crashes=True),
     Real("mainline-2026-08-18", "main-lm"),
-    Real("ik-2026-06-02", "ik-may", is_ik=True, checks_flash=True),
+    Real("ik-2026-06-02", "ik-may", is_ik=True, checks_flash=True, fails=IS_CAMPAIGN),
     Real("ik-2026-08", "ik-now", is_ik=True, checks_flash=True),
-    Real("bee-2026-05-21", "bee-01", drafts=False, crashes=True),
+    Real("bee-2026-05-21", "bee-01", drafts=False, crashes=True, fails=IS_CAMPAIGN),
     Real("embedded", "main-0x"),
 )
 ENGINES = [
@@ -96,6 +99,8 @@ def test_a_real_engine_goes_through_the_whole_chain_and_back_from_each_failure(r
         assert box.apply("plain")["engine"]["dialect"] == real.dialect
         unit = box.box.unit.read_text()
         drafts_and_goes_back(box, real, unit)
+        if not real.fails:
+            return
 
         failure = refused_argument(box, real)
         assert "flash" in failure or real.crashes, failure

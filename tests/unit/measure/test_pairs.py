@@ -376,7 +376,7 @@ def test_the_interval_holds_at_whatever_pair_one_stops() -> None:
     missed = 0
     for seed in range(60):
         values = pairs(truth, 24, seed=seed)
-        gains = (gain_of(values[:count]) for count in range(3, 25, 3))
+        gains = (gain_of(values[:count]) for count in (3, 6, 12, 24))
         missed += any(
             gain is not None
             and gain.lower is not None

@@ -276,6 +276,7 @@ class Breaks(SimulatedBox):
         return super().restart(arm)
 
 
+@functools.cache
 def narrow_and_wide() -> tuple[Task, Outcome]:
     """A winner of few arms, and the same with more of them."""
     one = small()
