@@ -10,20 +10,42 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment
+from tests.support.deployment import UNIT, Deployment, place_units, profile
 from tests.support.machine import Machine
-from tests.support.night import SWEEP, Night, candidates, starts
+from tests.support.night import SWEEP, candidates, starts
 
-LIMIT_S = 120.0
+# So long that no sweep comes to its end while a test looks at it.
+WORKLOAD = """
+[[classes]]
+name = "ask"
+kind = "code"
+prompt_tokens = 100
+answer_tokens = 240
+[[classes]]
+name = "read"
+kind = "code"
+prompt_tokens = 500
+answer_tokens = 240
+"""
+SETTINGS = "[sweep]\nquiet_s = 1.0\nbudget_s = 300.0\n{more}"
+LIMIT_S = 60.0
 
 
 def until(box: Deployment, holds: Callable[[], bool], what: str) -> None:
     box.until(holds, what, unit=SWEEP, limit_s=LIMIT_S)
 
 
-def deployed(machine: Machine) -> Deployment:
-    """Answers take so long that no sweep comes to its end while a test looks at it."""
-    return Night(machine, sweep="budget_s = 300.0", tg_tok_s=100.0).box
+def deployed(machine: Machine, more: str = "") -> Deployment:
+    text = profile("embedded", speculation__type="mtp", speculation__n_max=3, speculation__p_min=0.0,
+                   serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
+    ranges = '[sweep]\n"engine.prefer" = ["embedded"]\n"speculation.n_max" = [1, 2, 3]\n'
+    ranges += '"speculation.p_min" = [0.0]\n"serving.threads" = [1]\n"serving.n_ubatch" = [512]\n'
+    settings = SETTINGS.format(more=more)
+    box = Deployment(machine, settings=settings, profiles={"night": text + ranges})
+    box.profile("workloads/small", WORKLOAD)
+    place_units(machine, SWEEP)
+    box.apply("night")
+    return box
 
 
 def ended(box: Deployment) -> bool:
@@ -93,10 +115,8 @@ def test_a_night_outside_of_its_window_says_when_it_opens_and_stops_nothing(
     host_machine: Machine,
 ) -> None:
     hour = int(host_machine.run("date", "--utc", "+%H").stdout)
-    box = deployed(host_machine)
-    always, window = "00:00-23:59", f"{(hour + 3) % 24:02d}:00-{(hour + 5) % 24:02d}:00"
-    settings = host_machine.read("/etc/tunerd/tunerd.toml")
-    host_machine.write("/etc/tunerd/tunerd.toml", settings.replace(always, window))
+    window = f'window = "{(hour + 3) % 24:02d}:00-{(hour + 5) % 24:02d}:00"\ntimezone = "UTC"\n'
+    box = deployed(host_machine, window)
     since = box.show("ActiveEnterTimestampMonotonic")
     box.systemctl("start", SWEEP)
     until(box, lambda: box.show("ActiveState", SWEEP) == "failed", "it is refused")
@@ -108,7 +128,7 @@ def test_a_night_outside_of_its_window_says_when_it_opens_and_stops_nothing(
     assert box.show("ActiveEnterTimestampMonotonic") == since
 
     # Room for evidence that ends in the middle: what was measured is kept, production serves.
-    host_machine.write("/etc/tunerd/tunerd.toml", settings)
+    box.settings(SETTINGS.format(more=""))
     folder = "/var/lib/tunerd"
     host_machine.sh(f"cp -a {folder} /root/kept && mount -t tmpfs -o size=200m,mode=755 none {folder}"
                     f" && cp -a /root/kept/. {folder}/")  # fmt: skip

@@ -29,7 +29,6 @@ from tunerd.sweep.tuner import Outcome, tune
 
 _HOUR_S = 3600.0
 _NOT_KNOWN = "0" * 64
-_proposals: dict[str, Outcome] = {}  # by what their boxes are like: the same comes of the same
 
 
 @cache
@@ -159,19 +158,10 @@ def put_proposal(
     costs = (token_ms, 2 * token_ms) if is_proved else (2 * token_ms, token_ms)
     box = DraftingCosts(prepared.policy.context_tokens or 1024, *costs)
     incumbent = prepared.base.arm
-    made_of = (
-        costs,
-        box.context_tokens,
-        prepared.space.space,
-        prepared.workload,
-        incumbent,
-        prepared.policy,
-    )
-    outcome = _proposals.get(repr(made_of)) or tune(
+    outcome = tune(
         box, prepared.space.space, prepared.workload, incumbent, 2 * _HOUR_S,
         np.random.default_rng(3), policy=prepared.policy,
     )  # fmt: skip
-    _proposals[repr(made_of)] = outcome
     assert (outcome.verdict == "promote") == is_proved, outcome.evidence.reasons
     with EvidenceStore(ctx.paths.evidence) as store:
         keeper, reader = SweepKeeper.begin(ctx, store, prepared), FingerprintReader(ctx)
