@@ -410,11 +410,11 @@ _INSTALL = "\n".join((
 
 
 def main() -> int:
-    """Build roots ahead of the tests, so that somebody sees how it goes; `host`, `sid` or both are named."""
+    """Build roots ahead of the tests, so that somebody sees how it goes; `host` or `sid` where one is named."""
     made = {"host": host_root, "sid": sid_root}
     try:
         for tunerd in (Tunerd.FOR_TESTS, Tunerd.INSTALLED):
-            for name in sys.argv[1:]:
+            for name in sys.argv[1:] or made:
                 made[name](tunerd)
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         say(f"failed: {error}")

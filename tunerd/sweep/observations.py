@@ -193,7 +193,8 @@ def text_of(workload: Workload, request: Request, block: str) -> int | None:
         at
         for at, one in enumerate(workload.classes)
         if one.kind == request.kind
-        and request.n_predict in {one.n_predict, *(searched_tokens(one, drafts=d) for d in (True, False))}
+        and request.n_predict
+        in {one.n_predict, *(searched_tokens(one, drafts=d) for d in (True, False))}
         and one.concurrency == request.concurrency
         and one.cached_tokens + one.new_tokens == request.cached_tokens + request.new_tokens
     ]

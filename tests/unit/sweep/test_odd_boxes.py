@@ -337,9 +337,7 @@ def test_a_long_prompt_behind_a_prefix_counts_with_the_time_that_reading_the_pre
 def test_a_long_prompt_whose_prefix_was_found_and_not_read_is_asked_for_whole() -> None:
     one = replace(two_arms(), workload=Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64))))
 
-    def found(
-        _box: Odd, _life: Life, request: Request, answer: dict[str, Any]
-    ) -> dict[str, Any]:
+    def found(_box: Odd, _life: Life, request: Request, answer: dict[str, Any]) -> dict[str, Any]:
         return answer if request.new_tokens else {**answer, "prompt_n": 8, "prompt_ms": 5.0}
 
     asked: list[Request] = []
