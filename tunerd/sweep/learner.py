@@ -238,7 +238,7 @@ def _times(process: Process, answers: dict[int, Answer], learner: Learner) -> li
         answer = answers.get(text)
         if answer is None or answer.reading.turn_ms is None:
             return None
-        reading = read_whole(process, answer) if answer.is_stand_in else answer.reading
+        reading = read_whole(process, answer, one) if answer.is_stand_in else answer.reading
         if reading is not None and reading.turn_ms is not None:
             left = decode_ms(answer, one) - (reading.predicted_ms or 0.0)
             times.append(reading.turn_ms - reading.decode_left_ms + left)

@@ -235,12 +235,14 @@ class Night:
 
         Behind the longest prefix that is read anyway; while searching, behind one that other long prompts share.
         """
-        if one.new_tokens < _LONG_PROMPT_TOKENS or (arm.engine, False) in self.broken_caches:
+        if one.new_tokens < _LONG_PROMPT_TOKENS or one.concurrency > 1:
+            return None
+        if (arm.engine, False) in self.broken_caches:
             return None
         total = one.cached_tokens + one.new_tokens
         classes = self.workload.classes
         shared = max((c.cached_tokens for c in classes if c.cached_tokens < total), default=0)
-        if total - shared < _LONG_PROMPT_TOKENS:
+        if total - shared < _LONG_PROMPT_TOKENS and not one.cached_tokens:
             return None if arm.engine in self.reads_whole else (shared, total - shared)
         is_alone = sum(c.new_tokens >= _LONG_PROMPT_TOKENS for c in classes) == 1
         return None if is_alone or exact else (total - _TAIL_TOKENS, _TAIL_TOKENS)
@@ -514,7 +516,7 @@ class Server:
                     night.broken_caches.add(self._cache_of(request))
             if reading is not None and exact and request.cached_tokens != one.cached_tokens:
                 process = night.learner.observations.processes[self.name]
-                reading = observations.read_whole(process, process.answers[-1])
+                reading = observations.read_whole(process, process.answers[-1], one)
                 if reading is None:
                     night.reads_whole.add(self.arm.engine)
                     request = night.request(self.arm, one, name, exact=exact)

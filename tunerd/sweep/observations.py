@@ -233,12 +233,14 @@ def is_cold(request: Request, reading: Reading) -> bool:
     return reading.prompt_n > 1.2 * request.new_tokens + _SLACK_TOKENS
 
 
-def read_whole(process: Process, answer: Answer) -> Reading | None:
+def read_whole(process: Process, answer: Answer, one: RequestClass) -> Reading | None:
     """The answer as if its prompt had been read in one: with the time of the prefix that stood in for its beginning.
 
-    None where this process did not read that prefix from its first token to its last.
+    None where this process did not read that prefix from its first token to its last, or the class has one of its own.
     """
     request, reading = answer.request, answer.reading
+    if one.cached_tokens:
+        return None
     if is_cold(request, reading):
         return reading
     taken_ms = [

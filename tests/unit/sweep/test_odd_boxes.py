@@ -310,6 +310,10 @@ def test_a_long_prompt_is_read_once_and_a_proof_reads_all_of_it(
         return asked.cached_tokens, asked.new_tokens
 
     assert (split(exact=False), split(exact=True)) == (searching, proving)
+    longer = RequestClass(1, "chat", 10_000, 33_241, 500)
+    assert night.request(one.incumbent, longer, "a", exact=True).cached_tokens == 10_000
+    beside = replace(long, concurrency=4)
+    assert night.request(one.incumbent, beside, "a", exact=False).cached_tokens == 0
     night.broken_caches.add(("mainline", False))
     assert split(exact=False) == (0, 43_241), "no prefix is found there"
 
