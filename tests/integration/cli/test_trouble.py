@@ -169,13 +169,13 @@ def test_settings_that_a_command_mended_are_not_called_wrong(box: Box) -> None:
 def test_a_measurement_of_what_serves_that_a_signal_ends_says_so_and_keeps_what_it_has(
     box: Box, number: signal.Signals
 ) -> None:
-    measuring = box.begin("bench", "--repeats", "100", "--json")
-    try:
-        until(lambda: measured(box) or measuring.poll() is not None, "samples are stored")
-        measuring.send_signal(number)
-        out, told = measuring.communicate(timeout=60.0)
-    finally:
-        measuring.kill()
+    with box.begin("bench", "--repeats", "100", "--json") as measuring:
+        try:
+            until(lambda: measured(box) or measuring.poll() is not None, "samples are stored")
+            measuring.send_signal(number)
+            out, told = measuring.communicate(timeout=60.0)
+        finally:
+            measuring.kill()
 
     assert measuring.returncode == 128 + number, out + told
     found = json.loads(out)["error"]
