@@ -363,6 +363,19 @@ def test_what_drafts_nothing_is_asked_for_few_tokens_while_searching() -> None:
     assert lengths == [128, 900, 512, 900]
 
 
+def test_each_start_of_an_arm_that_may_lead_is_asked_tool_calls_until_it_has_a_winners() -> None:
+    one, asked = two_arms(), list[Request]()
+    whole = Odd(one.card, QUIET, asked=lambda _box, _life, each: asked.append(each),
+                answers=lambda _box, _life, each, answer: {**answer, "tool_ok": True if not each.ignore_eos else None})  # fmt: skip
+    search = begun_search(one, whole)
+    search.measure(one.incumbent, "incumbent")
+    counts = []
+    for _ in range(6):
+        search.measure(replace(faster(one), kv="q4_0"), "explore")
+        counts.append(sum(not each.ignore_eos for each in asked))
+    assert counts == [16, 32, 48, 64, 80, 80]
+
+
 def test_a_few_tool_calls_let_an_arm_lead_and_all_of_them_let_it_be_deployed() -> None:
     one = two_arms()
     search = begun_search(one, Odd(one.card, QUIET))
