@@ -33,12 +33,12 @@ from tunerd.sweep.observations import (
     Answer,
     Observations,
     Process,
+    as_asked,
     blocks_of,
     decode_ms,
     is_prompt_timed,
     pool,
     prompt_row,
-    read_whole,
     terms_of_prompt,
 )
 from tunerd.sweep.space import Grid, variant_of
@@ -238,7 +238,7 @@ def _times(process: Process, answers: dict[int, Answer], learner: Learner) -> li
         answer = answers.get(text)
         if answer is None or answer.reading.turn_ms is None:
             return None
-        reading = read_whole(process, answer, one) if answer.is_stand_in else answer.reading
+        reading = as_asked(process, answer, learner.workload)
         if reading is not None and reading.turn_ms is not None:
             left = decode_ms(answer, one) - (reading.predicted_ms or 0.0)
             times.append(reading.turn_ms - reading.decode_left_ms + left)

@@ -92,9 +92,9 @@ class _Seen:
         deep, prompts_ms, tool_calls = [], [], []
         deepest = workload.deepest
         for answer in process.answers:
-            prompt_ms = answer.reading.prompt_ms
-            if answer.text == deepest and prompt_ms is not None and not answer.is_stand_in:
-                prompts_ms.append(prompt_ms)
+            whole = observations.as_asked(process, answer, workload)
+            if answer.text == deepest and whole is not None and whole.prompt_ms is not None:
+                prompts_ms.append(whole.prompt_ms)
             free = _free(answer)
             self.knows_memory |= free is not None
             if answer.reading.tool_ok is not None:

@@ -516,7 +516,7 @@ class Server:
                     night.broken_caches.add(self._cache_of(request))
             if reading is not None and exact and request.cached_tokens != one.cached_tokens:
                 process = night.learner.observations.processes[self.name]
-                reading = observations.read_whole(process, process.answers[-1], one)
+                reading = observations.as_asked(process, process.answers[-1], night.workload)
                 if reading is None:
                     night.reads_whole.add(self.arm.engine)
                     request = night.request(self.arm, one, name, exact=exact)

@@ -153,11 +153,13 @@ class Observations:
         self._note_prompt(answer)
 
     def _note_prompt(self, answer: Answer) -> None:
-        count = answer.reading.prompt_n
+        count, found = answer.reading.prompt_n, answer.reading.cache_n
         if answer.text is None or not count or is_cold(answer.request, answer.reading):
             return
         if not answer.is_stand_in:
             self._prompts[answer.text].append(count)
+        elif found is not None and not self.workload.classes[answer.text].cached_tokens:
+            self._prompts[answer.text].append(count + found)
 
     def workload_seen(self) -> Workload:
         """The workload with prompts as long as servers said they were.
@@ -233,14 +235,16 @@ def is_cold(request: Request, reading: Reading) -> bool:
     return reading.prompt_n > 1.2 * request.new_tokens + _SLACK_TOKENS
 
 
-def read_whole(process: Process, answer: Answer, one: RequestClass) -> Reading | None:
-    """The answer as if its prompt had been read in one: with the time of the prefix that stood in for its beginning.
+def as_asked(process: Process, answer: Answer, workload: Workload) -> Reading | None:
+    """The answer with its prompt read as its class says: with the time of a prefix that stood in for its beginning.
 
     None where this process did not read that prefix from its first token to its last, or the class has one of its own.
     """
-    request, reading = answer.request, answer.reading
-    if one.cached_tokens:
+    if not answer.is_stand_in or answer.text is None:
+        return answer.reading
+    if workload.classes[answer.text].cached_tokens:
         return None
+    request, reading = answer.request, answer.reading
     if is_cold(request, reading):
         return reading
     taken_ms = [
