@@ -61,7 +61,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 
 
 def compared(box: Box, *words: str, code: int = 0) -> dict[str, Any]:
-    done = box.call("compare", *words, "--workload", "small", "--budget", "100s", "--yes", "--json")
+    done = box.call("compare", *words, "--workload", "small", "--budget", "300s", "--yes", "--json")
     assert done.returncode == code, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert code or "will not serve for about" in done.stderr, "said, though nobody was asked"
