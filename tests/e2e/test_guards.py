@@ -126,7 +126,6 @@ def test_a_server_that_hangs_is_restarted(box: Deployment) -> None:
     box.until(lambda: box.alias() == "plain", "it serves again")
 
 
-@pytest.mark.timeout(600)
 def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment) -> None:
     speed = {"tg_tok_s": 2000.0, "pp_tok_s": 20000.0, "time_scale": 1.0}
     box.stand_ins(eng=speed)
