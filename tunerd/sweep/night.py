@@ -96,8 +96,9 @@ class Night:
         self.failures: dict[Arm, list[str]] = defaultdict(list)
         # Engines that read a shared prefix anew each time, and whether of several requests at once.
         self.broken_caches: set[tuple[str, bool]] = set()
-        # Engines of which no process reads a prefix from its beginning that others are longer than.
-        self.reads_whole: set[str] = set()
+        # Whether an engine was seen to find such a prefix without reading it: then all are asked for whole prompts, so
+        # that both sides of a pair are.
+        self.reads_whole = False
         # Whether engines tell their verification steps, of those that drafted.
         self._tell_steps: dict[str, bool] = {}
         self._on_sample = on_sample
@@ -243,7 +244,7 @@ class Night:
         classes = self.workload.classes
         shared = max((c.cached_tokens for c in classes if c.cached_tokens < total), default=0)
         if total - shared < _LONG_PROMPT_TOKENS and not one.cached_tokens:
-            return None if arm.engine in self.reads_whole else (shared, total - shared)
+            return None if self.reads_whole else (shared, total - shared)
         is_alone = sum(c.new_tokens >= _LONG_PROMPT_TOKENS for c in classes) == 1
         return None if is_alone or exact else (total - _TAIL_TOKENS, _TAIL_TOKENS)
 
@@ -518,7 +519,7 @@ class Server:
                 process = night.learner.observations.processes[self.name]
                 reading = observations.as_asked(process, process.answers[-1], night.workload)
                 if reading is None:
-                    night.reads_whole.add(self.arm.engine)
+                    night.reads_whole = True
                     request = night.request(self.arm, one, name, exact=exact)
                     reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
             if reading is not None:
