@@ -555,7 +555,12 @@ def write(made: Design, path: Path, *, force: bool = False) -> DesignedFile:
         Files().write(truth_path, f"{described}\n".encode())
         return DesignedFile(path, truth_path, path.stat().st_size)
     except OSError as error:
-        raise HostError(f"cannot write the model to `{path}`", cause=str(error)) from error
+        raise HostError(
+            f"cannot write the model to `{path}`",
+            cause=str(error),
+            state="no file was left half written",
+            hint="free some space, or name a path in another folder",
+        ) from error
 
 
 def _demand_free(path: Path, *, force: bool) -> None:
