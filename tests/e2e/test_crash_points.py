@@ -33,7 +33,7 @@ SAMPLE = [
 ALL = [(name, layout, 1) for name in ENDS for layout in LAYOUTS]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize(("name", "layout", "every"), ALL if IS_CAMPAIGN else SAMPLE, ids=str)
 def test_after_death_at_each_effect_and_a_cut_one_whole_unit_serves(
     tmp_path: Path, name: str, layout: Layout, every: int

@@ -16,7 +16,7 @@ from tests.support.overlay import Root
 from tests.support.roots import PREFIX
 from tunerd.tryout.designed import SHAPES, design, write
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(2700)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "first-night.md"
 UNIT_PATH = "/etc/systemd/system/llama-server.service"

@@ -15,7 +15,7 @@ from tests.support.machine import Machine
 from tests.support.places import Place, places
 from tests.support.stand_in import RTX_4070_SUPER
 
-pytestmark = pytest.mark.timeout(600)  # one machine for all
+pytestmark = pytest.mark.timeout(1800)  # one machine for all
 
 SETTINGS = """
 [engines.eng]

@@ -272,7 +272,7 @@ def test_an_embedded_engine_that_cannot_start_is_told_before_anything_is_downloa
     assert not bare_machine.exists("/home/bob/try")
 
 
-@pytest.mark.timeout(600)  # so it begins early: its sweep alone takes minutes
+@pytest.mark.timeout(1800)  # so it begins early: its sweep alone takes minutes
 def test_the_try_out_does_the_main_job_and_stays_in_its_folder(bare_machine: Machine) -> None:
     before = files_of(bare_machine)
     # One that was killed left its number, which is somebody else's by now.

@@ -9,7 +9,7 @@ from tests.support.machine import Machine
 from tests.support.night import SWEEP, Night
 from tests.support.places import PLACES, Place, places
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("place", [PLACES["host"], PLACES["sid"], *places(of="user")], ids=str)

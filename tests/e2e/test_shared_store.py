@@ -8,7 +8,7 @@ from tests.support.deployment import place_units
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 PASSWORD = "hush-hush"  # noqa: S105  of this machine
 UNTIL = """

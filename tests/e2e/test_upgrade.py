@@ -25,7 +25,7 @@ from tests.support.roots import (
     with_earlier,
 )
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2700)
 
 # The last state that wrote version 3 of the store: 0.1, for whoever comes back to it.
 EARLIER = "a1ad5a5b5fd54eed4d07bceee2fd7f3936ea367c"

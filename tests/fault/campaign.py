@@ -12,7 +12,7 @@ from typing import TypeVar
 
 _N_EACH = int(os.environ.get("TUNERD_TEST_FAULTS", "0"))
 IS_CAMPAIGN = _N_EACH > 0
-TIMEOUT_S = 36_000 if IS_CAMPAIGN else 600
+TIMEOUT_S = 36_000 if IS_CAMPAIGN else 1800
 T = TypeVar("T")
 
 

@@ -150,7 +150,7 @@ class DaemonVictim:
         self.machine.systemctl("stop", DAEMON, "tunerd.socket", "tunerd-daemon.socket")
         words = ["/usr/local/bin/tunerd", "apply", self._other(), "--yes"]
         told = {"argv": words, "watch": RECORD, "after_s": rng.uniform(0.0, 0.3)}
-        machine.run(PREFIX / "bin/python", "-S", "-E", KILLER, json.dumps(told), limit_s=150)
+        machine.run(PREFIX / "bin/python", "-S", "-E", KILLER, json.dumps(told), limit_s=400)
         machine.systemctl("start", "--no-block", "tunerd.socket", DAEMON)
         time.sleep(rng.uniform(0.0, 2 * self.start_s))
         was = self._kill()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.0005
-_LIMIT_S = 120.0
+_LIMIT_S = 360.0
 
 
 def main() -> None:

@@ -154,6 +154,6 @@ class SweepVictim:
         assert left.stdout == "", f"left over: {left.stdout}"
         assert night.candidates() == ""
         # The daemon may ask a build for its help at this moment.
-        night.until(lambda: self._servers() == "1", "production alone runs", limit_s=20.0)
+        night.until(lambda: self._servers() == "1", "production alone runs", limit_s=90.0)
         assert machine.sh("pgrep -f '[s]leep infinity'", check=False).stdout == ""
         night.until(lambda: night.state(DAEMON) == "active", "the daemon is up")

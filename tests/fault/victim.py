@@ -157,7 +157,7 @@ class Victim:
         """Run `tunerd WORDS` and kill it then."""
         told = {"argv": ["/usr/local/bin/tunerd", *words], **asdict(blow)}
         python = PREFIX / "bin/python"
-        done = self.machine.run(python, "-S", "-E", KILLER, json.dumps(told), limit_s=150)
+        done = self.machine.run(python, "-S", "-E", KILLER, json.dumps(told), limit_s=400)
         found = json.loads(done.stdout.splitlines()[-1])
         assert "Traceback" not in found["err"], found["err"]
 
@@ -168,7 +168,7 @@ class Victim:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"ready\n", b"now\n"]
         self.machine.power_cut()
-        process.communicate(timeout=30)
+        process.communicate(timeout=180)
 
     def boot(self) -> None:
         """Boot, and wait until the server has loaded and answers."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Request
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-_TIMEOUT_MS = 120_000
+_TIMEOUT_MS = 300_000
 # Elements whose content is wider than the window, but for those that scroll by themselves.
 _OVERFLOW = """() => {
   const wide = document.documentElement.clientWidth + 1;

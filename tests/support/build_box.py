@@ -73,7 +73,7 @@ class BuildBox:
         """The server's answer on the one route on which every build counts drafts."""
         body = {"prompt": prompt, "max_tokens": n_predict, "temperature": 0}
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        reply = CLIENT.post(url, json=body, timeout=60)
+        reply = CLIENT.post(url, json=body, timeout=300)
         assert reply.status_code == httpx.codes.OK, reply.text
         return reply.json()
 

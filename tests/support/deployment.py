@@ -137,7 +137,7 @@ class Deployment:
         expect: int | None = 0,
         env: Mapping[str, str] | None = None,
         stdin: str = "",
-        limit_s: float = 180.0,
+        limit_s: float = 400.0,
     ) -> Said:
         """Call `tunerd WORDS`; the exit code must be `expect`, unless that is None."""
         done = self.machine.run(
@@ -153,7 +153,7 @@ class Deployment:
         self,
         *words: str | Path,
         expect: int | None = 0,
-        limit_s: float = 180.0,
+        limit_s: float = 400.0,
     ) -> Any:
         """What `tunerd WORDS --json` prints."""
         return self(*words, "--json", expect=expect, limit_s=limit_s).json
@@ -262,7 +262,7 @@ class Deployment:
             yield client.stdout.close
         finally:
             client.stdout.close()
-            client.wait(timeout=30)
+            client.wait(timeout=180)
 
     # The stand-in
 
@@ -289,7 +289,7 @@ class Deployment:
         what: str | Callable[[], str],
         *,
         unit: str = "tunerd.service",
-        limit_s: float = 120.0,
+        limit_s: float = 400.0,
     ) -> Any:
         """Wait until something holds, and return it; else show the end of that unit's journal.
 

@@ -69,7 +69,7 @@ class Box:
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "tunerd", *words], capture_output=True, text=True,
-            timeout=120, check=False, env=self.environment, cwd=self.folder,
+            timeout=600, check=False, env=self.environment, cwd=self.folder,
         )  # fmt: skip
 
     def json(self, *words: str, code: int | None = 0) -> Any:

@@ -22,8 +22,8 @@ from tests.support.overlay import Root
 from tests.support.programs import program
 from tests.support.roots import PREFIX, SOURCES_INSIDE, cache_folder
 
-_BOOT_LIMIT_S = 90.0
-_POWEROFF_LIMIT_S = 60.0
+_BOOT_LIMIT_S = 240.0
+_POWEROFF_LIMIT_S = 180.0
 _TIMED_OUT = (124, 137)  # timeout(1): ended it, had to kill it
 
 
@@ -147,7 +147,7 @@ class Machine:
         stdin: str | bytes = b"",
         env: Mapping[str, str] | None = None,
         folder: str | Path = "/",
-        limit_s: float = 120.0,
+        limit_s: float = 400.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program inside, as root or as this user, and return what it printed.
 
@@ -184,7 +184,7 @@ class Machine:
         *,
         user: str | None = None,
         check: bool = True,
-        limit_s: float = 120.0,
+        limit_s: float = 400.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a POSIX sh script inside; see `run`."""
         return self.run("sh", "-c", script, user=user, check=check, limit_s=limit_s)

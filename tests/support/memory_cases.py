@@ -243,7 +243,7 @@ def write_models(case: MemoryCase, folder: Path) -> None:
 
 
 def said_by(
-    command: Sequence[str], folder: Path, *, until: re.Pattern[str], timeout_s: float = 60.0
+    command: Sequence[str], folder: Path, *, until: re.Pattern[str], timeout_s: float = 240.0
 ) -> list[str]:
     """What a server says until a line matches or it fails; it is ended then."""
     argv = [*command, "--host", "127.0.0.1", "--port", str(free_port()), "-t", "1"]

@@ -133,7 +133,7 @@ class Night:
             and self.box.alias() is not None
         )
 
-    def until(self, holds: Callable[[], bool], what: str, limit_s: float = 120.0) -> float:
+    def until(self, holds: Callable[[], bool], what: str, limit_s: float = 400.0) -> float:
         """Wait until something holds; how long that took [s]."""
         began_s = time.monotonic()
         self.box.until(holds, what, unit=SWEEP, limit_s=limit_s)

@@ -55,7 +55,7 @@ def build(folder: Path) -> Path:
             *("-o", str(library), str(_SOURCE)),
         ],
         check=True,
-        timeout=60,
+        timeout=300,
     )
     return library
 

@@ -136,7 +136,7 @@ class Postgres:
         # A file, for the server keeps what it inherits.
         with tempfile.TemporaryFile() as said:
             done = subprocess.run(argv, stdout=said, stderr=said, stdin=subprocess.DEVNULL,
-                                  cwd="/", check=False, timeout=120,
+                                  cwd="/", check=False, timeout=300,
                                   env={"PATH": os.environ["PATH"], "LC_ALL": "C"})  # fmt: skip
             said.seek(0)
             text = said.read().decode()
@@ -146,7 +146,7 @@ class Postgres:
 
 def _openssl(*words: object) -> None:
     argv = ["/usr/bin/openssl", *map(str, words)]  # which PostgreSQL's package brings
-    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    subprocess.run(argv, check=True, capture_output=True, timeout=300)
 
 
 @contextlib.contextmanager

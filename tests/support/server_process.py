@@ -53,7 +53,7 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_ready(self, timeout_s: float = 60.0) -> Self:
+    def wait_ready(self, timeout_s: float = 240.0) -> Self:
         """Return when `/health` is 200; ServerEndedError if the process ends first."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
@@ -68,7 +68,7 @@ class Server:
         raise AssertionError(f"not ready after {timeout_s} s:\n{self.log_text()[-4000:]}")
 
     def reply(
-        self, route: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0
+        self, route: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 120.0
     ) -> httpx.Response:
         """Whatever a route answers."""
         sent = {**self.headers, **(headers or {})}
@@ -81,9 +81,9 @@ class Server:
     def post(self, route: str, body: Mapping[str, Any]) -> Any:
         """The JSON answer to a request that must succeed."""
         url = f"{self.url}{route}"
-        return _told(CLIENT.post(url, json=dict(body), headers=dict(self.headers), timeout=120.0))
+        return _told(CLIENT.post(url, json=dict(body), headers=dict(self.headers), timeout=300.0))
 
-    def wait_ended(self, timeout_s: float = 30.0) -> int:
+    def wait_ended(self, timeout_s: float = 120.0) -> int:
         """The exit status; minus the signal's number if one killed it."""
         return self.process.wait(timeout_s)
 

@@ -151,7 +151,7 @@ def _session(box: SweepBox) -> Path:
 
 def _key(path: Path) -> str:
     words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path))
-    subprocess.run(words, check=True, timeout=60)
+    subprocess.run(words, check=True, timeout=300)
     return path.with_suffix(".pub").read_text().strip()
 
 

@@ -28,7 +28,7 @@ from tunerd.machine.files import is_locked
 from tunerd.production.probation import daemon_lock
 from tunerd.tryout.designed import SHAPES, design, write
 
-_LIMIT_S = 90.0
+_LIMIT_S = 240.0
 _SYSTEM_PYTHON = "/usr/bin/python3"
 # Slow enough to be told apart by a client's clock, fast enough for a test.
 SPEED: dict[str, Any] = {"time_scale": 1.0, "pp_tok_s": 20_000.0, "tg_tok_s": 400.0,

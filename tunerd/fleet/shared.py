@@ -271,11 +271,11 @@ def _boxes(database: Database) -> list[dict[str, Any]]:
     def known(moment: Any) -> Any:
         """Between the beginning of time and now; a row may say anything, infinity too."""
         return sa.func.greatest(
-            sa.func.least(moment, sa.func.clock_timestamp()), sa.func.to_timestamp(0)
+            sa.func.least(moment, sa.func.statement_timestamp()), sa.func.to_timestamp(0)
         )
 
     def age_s(moment: Any) -> Any:
-        passed = sa.func.clock_timestamp() - known(moment)
+        passed = sa.func.statement_timestamp() - known(moment)
         return sa.cast(sa.extract("epoch", passed), sa.Double)
 
     at_s = sa.cast(sa.extract("epoch", known(box.c.seen_at)), sa.Double)

@@ -14,7 +14,7 @@ def planned(folder: Path, *options: str) -> str:
     done = subprocess.run(
         ["/bin/sh", ROOT / "install.sh", "--system", "--dry-run", *options],
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(folder)},
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=400, check=True,
     )  # fmt: skip
     assert not (folder / "opt/tunerd/bin").exists()
     (line,) = [one for one in done.stdout.splitlines() if "and its packages into" in one]

@@ -49,7 +49,7 @@ def call(*words: str, out: str | None = FULL, closes: str = "") -> tuple[int, st
     line = ["sh", "-c", f'exec "$@" {closes}', "sh", *words_of_shell]
     with target:
         done = subprocess.run(
-            line, stdout=target, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            line, stdout=target, stderr=subprocess.PIPE, text=True, timeout=400, check=False
         )
         # What could not be flushed to the closed pipe is no business of this test.
     return done.returncode, done.stderr
@@ -85,7 +85,7 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line(
     with Path(FULL).open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "tunerd", *words],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=400, check=False,
             env=Box(tmp_path).environment, cwd=tmp_path,
         )  # fmt: skip
 

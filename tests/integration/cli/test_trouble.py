@@ -87,7 +87,7 @@ def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_
         state = str(box.folder / "state")
         mounted = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
         typed = ["unshare", "-rm", "sh", "-c", mounted, "sh", state, sys.executable, "-m", "tunerd"]
-        done = subprocess.run([*typed, *words], capture_output=True, text=True, timeout=120,
+        done = subprocess.run([*typed, *words], capture_output=True, text=True, timeout=400,
                               check=False, env=box.environment, cwd=box.folder)  # fmt: skip
         if "unshare" in done.stderr or "mount:" in done.stderr:
             pytest.skip("this account may mount nothing, not even in a namespace of its own")
@@ -173,7 +173,7 @@ def test_a_measurement_of_what_serves_that_a_signal_ends_says_so_and_keeps_what_
         try:
             until(lambda: measured(box) or measuring.poll() is not None, "samples are stored")
             measuring.send_signal(number)
-            out, told = measuring.communicate(timeout=60.0)
+            out, told = measuring.communicate(timeout=180.0)
         finally:
             measuring.kill()
 

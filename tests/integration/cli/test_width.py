@@ -35,7 +35,7 @@ def on_a_terminal(box: Box, *words: str, columns: int = 80) -> list[str]:
             break
         told += more
     os.close(ours)
-    process.wait(timeout=60)
+    process.wait(timeout=180)
     text = told.decode().replace("\r\n", "\n")
     for colour in ("\x1b[36m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[0m"):
         text = text.replace(colour, "")

@@ -65,7 +65,7 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         [*PROGRAM, *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=180,
         check=False,
         env={"PYTHONPATH": str(Path.cwd()), **environment} if environment else None,
     )

@@ -21,7 +21,7 @@ def test_the_linter_has_nothing_to_say_for_production(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, copy)
     words = [program("ansible-lint"), "--offline", "--strict", "--profile", "production"]
     done = subprocess.run(
-        words, cwd=copy, env=environment(tmp_path), capture_output=True, text=True, timeout=200,
+        words, cwd=copy, env=environment(tmp_path), capture_output=True, text=True, timeout=400,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -179,7 +179,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_server_that_takes_connections_and_says_nothing_is_given_up(
     postgres: Postgres, url: str
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_server_that_takes_connections_and_says_nothing_is_given_up(
         assert "it cannot be reached" in refused(url).message
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_server_that_stops_in_the_middle_is_cut_off(url: str) -> None:
     database = Database(url, writable=True, limit_s=0.5)
 

@@ -219,7 +219,7 @@ def test_two_boxes_hand_in_at_the_same_moment_into_a_new_database(
     boxes = [a_box(tmp_path / name, url) for name in ("gpu1", "gpu2", "gpu3")]
     for box in boxes:
         measure(box, 1200)
-    ends = [one.communicate(timeout=120) for one in [begin_hand_in(box) for box in boxes]]
+    ends = [one.communicate(timeout=360) for one in [begin_hand_in(box) for box in boxes]]
     assert [said.split()[-1:] for said, _ in ends] == [["1201"]] * 3, ends
     assert samples_in(postgres, url) == (3600, 3600)
     found = fleet_status(boxes[0].context).payload["boxes"]
@@ -257,7 +257,7 @@ def test_samples_are_handed_in_once_each_whatever_becomes_of_the_server_meanwhil
     for at in range(len(cases)):
         child = begun(box, own_postgres, url, 1500 * at, moments)
         own_postgres.stop("immediate")
-        failures += child.wait(timeout=60) != 0
+        failures += child.wait(timeout=180) != 0
         child.communicate()
         with pytest.raises(HostError, match="it cannot be reached"):
             hand_in(box.context)
@@ -275,7 +275,7 @@ def test_samples_are_handed_in_once_each_by_commands_that_are_killed(
     for at in range(len(cases)):
         child = begun(box, postgres, url, 1500 * at, moments)
         child.send_signal(signal.SIGKILL)
-        child.communicate(timeout=30)
+        child.communicate(timeout=180)
     hand_in(box.context)
     assert samples_in(postgres, url) == (1500 * len(cases), 1500 * len(cases))
 

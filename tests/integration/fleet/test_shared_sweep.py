@@ -11,7 +11,7 @@ from tunerd.measure.store import EvidenceStore
 from tunerd.profile.arm import OFF
 
 # Nothing that is drafted is ever right there, so off is much faster; a sweep needs the processors to itself.
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1200)]
 
 
 def share(box: SweepBox, url: str, build: SweepBox) -> None:

@@ -353,7 +353,7 @@ def test_a_lock_on_a_read_only_file_system_says_how_the_machine_is_and_what_to_t
 ) -> None:
     mounted = f'cd "$1" && {mount} && exec "$2" -c "$3" "$1"'
     words = ["unshare", "-rm", "sh", "-c", mounted, "sh", str(tmp_path), sys.executable, _ON_READ_ONLY]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400, check=False)
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip("this account may mount nothing, not even in a namespace of its own")
     cause, state, hint = done.stdout.splitlines()

@@ -64,7 +64,7 @@ def test_what_another_user_may_not_see_is_unknown() -> None:
         capture_output=True,
         check=True,
         text=True,
-        timeout=30,
+        timeout=180,
     )
 
     assert done.stdout.split() == ["None", "True"]

@@ -29,7 +29,7 @@ def box(tmp_path: Path) -> BenchBox:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("build", "flags"),
     [

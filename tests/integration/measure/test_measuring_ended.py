@@ -19,7 +19,7 @@ from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.machine.net import free_port
 from tunerd.measure.store import open_to_read
 
-LIMIT_S = 90
+LIMIT_S = 240
 LONG = ("--repeats", "100", "--yes", "--json")
 
 

@@ -207,7 +207,7 @@ def test_several_processes_make_and_fill_one_store(place: str) -> None:
         )
         for _ in range(4)
     ]  # fmt: skip
-    ends = [(writer.communicate(timeout=120), writer.returncode) for writer in writers]
+    ends = [(writer.communicate(timeout=360), writer.returncode) for writer in writers]
     assert [code for _, code in ends] == [0] * 4, [said for (_, said), _ in ends]
     with open_store(place, writable=False) as store:
         assert {run.number for run in store.runs()} == {int(said) for (said, _), _ in ends}

@@ -71,7 +71,7 @@ def test_nothing_that_was_acknowledged_is_lost_by_kills(place: str) -> None:
         first = writer.stdout.readline()
         time.sleep(chance.uniform(0, 0.15))
         writer.send_signal(signal.SIGKILL)
-        expected |= _acknowledged(first + writer.communicate(timeout=30)[0])
+        expected |= _acknowledged(first + writer.communicate(timeout=180)[0])
         with open_store(place) as store:  # the quick check of a file finds damage
             stored = {run.number: run.n_samples for run in store.runs()}
         for run, n in expected.items():
@@ -125,7 +125,7 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
         assert writer.stdout is not None
         said = "".join(writer.stdout.readline() for _ in range(12))
         writer.send_signal(signal.SIGKILL)
-        said += writer.communicate(timeout=30)[0]
+        said += writer.communicate(timeout=180)[0]
         disk.cut()
         with EvidenceStore(path) as store:
             stored = {run.number: run.n_samples for run in store.runs()}
@@ -188,7 +188,7 @@ def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) ->
         assert opener.stdout is not None
         assert opener.stdout.readline()
         opener.send_signal(signal.SIGKILL)
-        opener.communicate(timeout=30)
+        opener.communicate(timeout=180)
     versions = queried(path, "select version from schema_versions order by 1")
     assert versions == [(1,), (VERSION,)]
 

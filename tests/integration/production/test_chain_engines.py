@@ -84,7 +84,7 @@ ENGINES = [
 ]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("real", ENGINES)
 def test_a_real_engine_goes_through_the_whole_chain_and_back_from_each_failure(real: Real) -> None:
     with build_box(real.program, shape="tiny" if real.drafts else "tiny-nomtp") as box:

@@ -18,7 +18,7 @@ from tunerd.production.status import status
 from tunerd.watch.history import Watcher
 
 UNIT = "llama-server.service"
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from tests.support.sweep_box import swept, until
 from tunerd.machine.net import free_port
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_a_sweep_stops_a_sleeping_server_without_waking_it_and_starts_it_again() -> None:

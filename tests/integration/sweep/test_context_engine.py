@@ -14,7 +14,7 @@ from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
 from tunerd.tryout.designed import Shape, design, write
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 # A token takes 16 KiB of KV cache on it: 768 of them 12 MiB, 32768 of them 512.
 WIDE = Shape(

@@ -18,7 +18,7 @@ from tunerd.sweep.run import sweep_plan
 from tunerd.tryout.designed import SHAPES, Shape, design, write
 from tunerd.watch.guarding import margin_now
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(540)
 
 # Five blocks and the output: fit has put two layers' experts into RAM, and counts the output with them.
 CARD: dict[str, Any] = {

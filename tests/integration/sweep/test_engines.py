@@ -37,7 +37,7 @@ from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 from tunerd.sweep.space import build_grid
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 ENGINES = ("ik-2026-08", "mainline-2026-08-18")
 OFF = Arm("it", "off", 0, 0.0, 0, "f16", 512, 2048, 1)
 # Prefixes shorter and longer than what ik lies between two checkpoints, and than a batch of mainline.
@@ -204,7 +204,7 @@ class Shared(LlamaServer):
 
     def stream(self, path: str, body: Mapping[str, Any], **told: Any) -> Streamed:
         if self.is_taken:
-            self.complete("somebody else " * 50, n_predict=2, timeout_s=60.0)
+            self.complete("somebody else " * 50, n_predict=2, timeout_s=240.0)
         return super().stream(path, body, **told)
 
 

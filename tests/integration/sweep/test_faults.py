@@ -17,7 +17,7 @@ from tunerd.result import Progress
 from tunerd.sweep.plan import SweepRequest
 from tunerd.sweep.run import run_sweep
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tunerd.profile.arm import DRAFT_MODEL, Space
 from tunerd.sweep.known import Study
 from tunerd.sweep.plan import SweepRequest, prepare
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ASKED = ("--goal", "context", "--space", "serving.ctx_size=512,1024,1536,2048")
 

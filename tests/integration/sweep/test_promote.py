@@ -21,7 +21,7 @@ from tunerd.result import ActionResult, Progress
 from tunerd.sweep.promote import follow_policy, promote
 
 # Each test leaves the box as it found it: with drafts, and nothing tuned.
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(540)
 
 
 @pytest.fixture(scope="module")

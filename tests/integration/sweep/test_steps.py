@@ -10,7 +10,7 @@ from tests.support import needs
 from tests.support.real_box import RealBox
 from tunerd.profile.arm import Arm, Request, read
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 N_MAX, P_MIN = 8, 0.5
 MTP = Arm("it", "mtp", N_MAX, P_MIN, 0, "f16", 512, 2048, 1)
 WORDS = {

@@ -17,7 +17,7 @@ from tunerd.result import Progress
 from tunerd.sweep.promote import promote
 
 # Each test goes on from what the one before it left, so all run in one process.
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tunerd.watch.figures import Reading
 from tunerd.watch.history import Watcher, history
 
 pytestmark = pytest.mark.llama
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from tunerd.watch.figures import EngineNow, Event
 from tunerd.watch.history import Watcher
 
 UNIT = "llama-server.service"
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 PAUSE_S = 0.3
 
 

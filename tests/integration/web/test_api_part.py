@@ -32,7 +32,7 @@ from tunerd.web.app import ask
 from tunerd.web.page import SOCKET
 from tunerd.web.part import Answering, ApiPart, Desk
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def until_answered(folder: Path) -> None:
 
 
 def status_at(port: int, **headers: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
     with closing(connection):
         connection.request("GET", "/api/jobs", headers=headers)
         return connection.getresponse().status

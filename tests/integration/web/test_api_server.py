@@ -15,7 +15,7 @@ from tests.support.api_box import running
 from tunerd.machine.peers import unix_socket
 from tunerd.web.app import ApiServer, Limits
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 

@@ -22,7 +22,7 @@ from tunerd.web.metrics import exposition
 
 FOLDER = ROOT / "docs/monitoring"
 COUNTERS = Counters(1000, 500, 1, 0, 300, 200, None, 50, 2.0, 10.0)
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def samples(reading: Reading | None) -> dict[str, float]:

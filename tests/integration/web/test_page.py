@@ -76,7 +76,7 @@ def test_one_deploys_and_goes_back_without_scripts_and_sees_what_is_asked_first(
     shown.inner.click("text=plain")
     assert "ctx-size 512" in " ".join(shown.texts(".diff .add"))
     shown.inner.click("button:has-text('Deploy plain')")
-    shown.inner.wait_for_selector("h1:has-text('serves `plain`')", timeout=120_000)
+    shown.inner.wait_for_selector("h1:has-text('serves `plain`')", timeout=300_000)
 
     shown.inner.goto(page.url)
     assert shown.texts("h1") == ["Your server is well."]
@@ -84,7 +84,7 @@ def test_one_deploys_and_goes_back_without_scripts_and_sees_what_is_asked_first(
     shown.inner.click("text=Go back")
     assert "ctx-size 1024" in " ".join(shown.texts(".diff .add"))
     shown.inner.click("button:has-text('Go back')")
-    shown.inner.wait_for_selector("h1:has-text('as generation')", timeout=120_000)
+    shown.inner.wait_for_selector("h1:has-text('as generation')", timeout=300_000)
     assert shown.complaints() == []
     shown.close()
 
@@ -95,7 +95,7 @@ def test_with_scripts_a_job_is_followed_until_its_end(chromium: Chromium, page: 
     shown.inner.fill("#why", "KV types stay")
     shown.inner.click("button:has-text('Decline it')")
 
-    shown.inner.wait_for_selector("h1:has-text('KV types stay')", timeout=120_000)
+    shown.inner.wait_for_selector("h1:has-text('KV types stay')", timeout=300_000)
     assert shown.complaints() == []
     shown.inner.goto(f"{page.url}/sweeps/1")
     assert "declined" in " ".join(shown.texts(".facts"))
