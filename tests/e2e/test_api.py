@@ -101,7 +101,7 @@ def test_a_job_outlives_the_daemon_and_the_socket_starts_it_again(machine: Machi
 
     machine.sh(
         f'until {ask} http://localhost/api/jobs/{number} | grep -q \'"state":"done"\'; do sleep 0.2; done',
-        limit_s=120,
+        limit_s=400,
     )
 
     assert is_serving(machine)
@@ -148,7 +148,7 @@ def test_what_speaks_http_has_an_account_that_may_only_ask(machine: Machine) -> 
 
 
 def until(machine: Machine, condition: str) -> None:
-    machine.sh(f"until {condition}; do sleep 0.2; done", limit_s=120)
+    machine.sh(f"until {condition}; do sleep 0.2; done")
 
 
 def test_a_member_is_told_and_may_switch_what_root_may(machine: Machine) -> None:
@@ -190,7 +190,7 @@ def test_ctrl_c_leaves_a_members_measurement_which_its_number_ends(machine: Mach
     assert lease == "tunerd-job-1.service"
     assert told(machine, "bench", user="alice", code=75)["error"]["code"] == "busy"
 
-    machine.run("tunerd", "jobs", "stop", "1", user="alice", limit_s=120)
+    machine.run("tunerd", "jobs", "stop", "1", user="alice")
 
     assert is_serving(machine)
     assert machine.sh("systemctl is-active 'tunerd-lease-*'", check=False).stdout.strip() == ""

@@ -97,7 +97,7 @@ def test_an_upgrade_ends_what_measures_and_watches_before_anything_is_replaced(
     machine.run("tunerd", "apply", "plain", "--set", "serving.ctx_size=512", "--yes", limit_s=180)
     words = ("compare", "--set", "serving.n_batch=256", "--budget", "10m", "--yes")
     compare = machine.start("tunerd", *words)
-    machine.sh("until systemctl is-active -q 'tunerd-candidate-*'; do sleep 0.2; done", limit_s=120)
+    machine.sh("until systemctl is-active -q 'tunerd-candidate-*'; do sleep 0.2; done")
     old = "/run/systemd/system/tunerd-guard-check.service"  # as earlier versions left it
     machine.write(old, "[Service]\nExecStart=/bin/true\n")
 
@@ -106,7 +106,7 @@ def test_an_upgrade_ends_what_measures_and_watches_before_anything_is_replaced(
     for unit in ("tunerd.service", "tunerd-lease-"):
         assert said.index(f"stopping {unit}") < said.index("installing Python packages"), said
     going_on = "until grep -q running /var/lib/tunerd/probation/2.json; do sleep 0.2; done"
-    machine.sh(going_on, limit_s=60)
+    machine.sh(going_on)
     compare.communicate(timeout=30)
     assert compare.returncode not in {0, None}
     machine.sh("curl --silent --fail http://127.0.0.1:8080/health")
@@ -209,7 +209,7 @@ def test_files_staged_below_destdir_work_where_they_belong(
     machine = machines(build_root(host_root, tunerd=Tunerd.BARE))
     before = files_of(machine)
     env = {**OFFLINE_PIP, **NOT_COMPILED, "DESTDIR": "/run/staged"}
-    machine.run(INSTALL, env=env, limit_s=200.0)
+    machine.run(INSTALL, env=env)
     assert files_of(machine) == before, "nothing but the staged files"
     assert machine.systemctl("is-enabled", "tunerd.service", check=False) != "enabled"
 

@@ -60,14 +60,14 @@ def test_the_daemon_hands_in_what_was_measured_and_says_once_that_it_cannot(
     host_machine: Machine,
 ) -> None:
     machine = host_machine
-    machine.sh(DATABASE, limit_s=60)
+    machine.sh(DATABASE)
     place_units(machine, "tunerd.service")
     machine.write("/etc/tunerd/tunerd.toml", SETTINGS)
     machine.systemctl("start", "tunerd")
     machine.sh(UNTIL.format(asked="select name from box", is_="gpu1"), limit_s=90)
 
     python = f"cd {SOURCES_INSIDE} && {PREFIX}/bin/python -c '{MEASURE}'"
-    n = machine.sh(python, limit_s=60).stdout.strip()
+    n = machine.sh(python).stdout.strip()
     asked = "select count(*) from entry where kind = $$sample$$"
     machine.sh(UNTIL.format(asked=asked, is_=n), limit_s=90)
 

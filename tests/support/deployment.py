@@ -221,7 +221,7 @@ class Deployment:
             words += ["--header", "Content-Type: application/json", "--data-binary", "@-"]
         done = self.machine.run(
             *words, f"http://127.0.0.1:{port}{path}",
-            stdin="" if body is None else json.dumps(body), check=False, limit_s=60,
+            stdin="" if body is None else json.dumps(body), check=False, limit_s=400,
         )  # fmt: skip
         if done.returncode:
             return 0, done.stderr
