@@ -241,9 +241,8 @@ _USUAL_CONTEXT = 131072
 _UNKNOWN_GAIN = 0.15
 # Of what was left after the last challenge, unless a leader's least pairs take more.
 _MOST_RESERVED, _MOST_PROVING = 0.6, 0.85
-# A margin takes 1.0 to 1.5 starts in 1 and 2 h, 2.0 in 8 h (docs/benchmarks.md, "A second world"); what is left of these is spare for
-# pairs, without which fewer nights prove something in an hour.
-_FINALIST_STARTS = 2.5
+# A margin takes 1.0 to 1.5 starts in 1 and 2 h, 2.0 in 8 h (docs/benchmarks.md, "A second world").
+_FINALIST_STARTS = 1.25
 _PAIRS_SLACK = 1.25
 _SPARE_PAIRS, _SPARE_SHARE = 3, 0.05
 _TOOL_CALL_S = 1.5
@@ -625,17 +624,19 @@ class _Sweep:
         return self.night.remaining_s - self._pairs_s(candidate) - self._pair_s(candidate)
 
     def _reserve_s(self) -> float:
-        """Time that finalist and verdict will take, as far as one can tell."""
+        """Time that finalist and verdict will take, with a pair to spare, as far as one can tell."""
         leader = self.search.leader()
         arm = self.incumbent if leader is None else leader.arm
         finalist_s = _FINALIST_STARTS * (self.night.usual_start_s(arm) + self.night.fill_s(arm))
         has_leader = self._gain() >= self.policy.min_gain
         n_asked = self.limits.own_tool_calls(arm)[0] if has_leader else 0
         n_calls = max(self.policy.tool_calls - n_asked, 0)
-        before_s = finalist_s + n_calls * self.night.usual_s(arm, TOOL, _TOOL_CALL_S)
-        least_s = LEAST_NAMED * self._pair_s(arm) + before_s
+        beside_s = (
+            finalist_s + n_calls * self.night.usual_s(arm, TOOL, _TOOL_CALL_S) + self._pair_s(arm)
+        )
+        least_s = LEAST_NAMED * self._pair_s(arm) + beside_s
         most_s = _MOST_RESERVED * self._phase_s
-        needed_s = min(self._pairs_s(arm) + before_s, most_s)
+        needed_s = min(self._pairs_s(arm) + beside_s, most_s)
         return reserved_s(least_s, needed_s, self._phase_s) if has_leader else needed_s
 
     def _most_missed(self) -> float | None:

@@ -318,6 +318,21 @@ def test_the_least_time_of_a_proof_is_kept_unless_it_is_nearly_all_there_is() ->
     assert reserved_s(3400.0, 2160.0, 3600.0) == 2160.0
 
 
+def test_a_context_that_takes_ten_minutes_to_fill_leaves_half_of_an_hour_for_the_search() -> None:
+    one = task("16G", "chat", 1)
+    engines = {
+        name: replace(engine, prompt_depth_ms=0.06) for name, engine in one.card.engines.items()
+    }
+    box = SimulatedBox(replace(one.card, engines=engines))
+    outcome = tune(box, narrow(one), one.workload, one.incumbent, HOUR_S, rng())
+    samples = outcome.evidence.samples
+    (finalist,) = (one for one in samples if (one.event, one.purpose) == ("boot", "finalist"))
+    (fill,) = (one for one in samples if (one.event, one.purpose) == ("request", "fill"))
+    assert fill.seconds > 600.0
+    assert finalist.at_s > 0.5 * HOUR_S
+    assert outcome.verdict == "promote"
+
+
 @pytest.mark.parametrize("n_arms", [1, 40])
 def test_what_may_be_missed_bounds_the_best_of_all_arms_and_not_each_of_them(n_arms: int) -> None:
     rng = np.random.default_rng(1)
