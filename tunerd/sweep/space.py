@@ -94,10 +94,17 @@ class FamilyGrid(Family):
         return next((margin for margin in self.fit_mib if margin >= mib), None)
 
     def variants_near(self, centre: Variant) -> Iterator[Variant]:
-        """The centre and all that differ from it in one way."""
+        """The centre and all that differ from it in one way.
+
+        A cache type by the next size up or down alone: from q4_0 straight to f16 an hour of 24G deep of the second world
+        lost a start to layers that no longer fitted (docs/benchmarks.md).
+        """
         yield centre
+        sizes = sorted({_bits(kv) for kv in (*self.kv, centre.kv)})
+        at = sizes.index(_bits(centre.kv))
+        near = [kv for kv in self.kv if _bits(kv) in sizes[max(at - 1, 0) : at + 2]]
         for name in ("kv", "threads", "batch", "extra"):
-            for value in getattr(self, name):
+            for value in near if name == "kv" else getattr(self, name):
                 if value != getattr(centre, name):
                     yield replace(centre, **{name: value})
 
@@ -222,6 +229,11 @@ def _grid_extras(
     ) or (incumbent.extra,)
     kept = (one for one in options if all(pinned.get(key, value) == value for key, value in one))
     return tuple(kept) or options
+
+
+def _bits(kv: str) -> int:
+    """How large a cache type is, by its name: 4 of `q4_0` and `iq4_nl`, 16 of `f16`; 0 of one without a number."""
+    return int(re.sub(r"^\D*(\d*).*", r"\1", kv) or 0)
 
 
 def _nearest(values: Sequence[int], wanted: int) -> int:

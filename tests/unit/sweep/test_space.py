@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tunerd.profile.arm import Policy
+from tunerd.profile.arm import Arm, Family, Policy, Space
 from tunerd.profile.schema import Range
 from tunerd.sweep.space import (
     Base,
@@ -21,6 +21,7 @@ from tunerd.sweep.space import (
     plan_space,
     spec_of,
     values_of,
+    variant_of,
 )
 from tunerd.sweep.tuner import changed
 
@@ -139,6 +140,23 @@ def test_what_can_change_the_output_needs_consent() -> None:
 # Placement
 
 FROZEN = frozenset({("memory.n_gpu_layers", 41), ("memory.n_cpu_moe", 6)})
+
+
+@pytest.mark.parametrize(
+    ("present", "near"),
+    [
+        ("q8_0", {"q4_0", "iq4_nl", "f16", "bf16"}),
+        ("q4_0", {"iq4_nl", "q8_0"}),
+        ("q5_1", {"q4_0", "iq4_nl", "q8_0"}),
+    ],
+)
+def test_a_cache_type_is_left_for_the_next_size_up_or_down(present: str, near: set[str]) -> None:
+    types = ("q8_0", "f16", "q4_0", "bf16", "iq4_nl")
+    family = Family((3,), (0.0,), (0, 1024), types, (512,), (2048,), (4,))
+    incumbent = Arm("a", "mtp", 3, 0.0, 0, present, 512, 2048, 4)
+    grid = build_grid(Space({("a", "mtp"): family}, {}), incumbent, Policy())
+    found = grid.families["a", "mtp"].variants_near(variant_of(incumbent))
+    assert {variant.kv for variant in found} == {present, *near}
 
 
 def test_experts_in_ram_are_a_dimension_that_needs_no_consent() -> None:
