@@ -104,7 +104,8 @@ class FamilyGrid(Family):
         at = sizes.index(_bits(centre.kv))
         near = [kv for kv in self.kv if _bits(kv) in sizes[max(at - 1, 0) : at + 2]]
         for name in ("kv", "threads", "batch", "extra"):
-            for value in near if name == "kv" else getattr(self, name):
+            values: Sequence[Any] = near if name == "kv" else getattr(self, name)
+            for value in values:
                 if value != getattr(centre, name):
                     yield replace(centre, **{name: value})
 
