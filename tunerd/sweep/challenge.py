@@ -34,7 +34,7 @@ from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Sample, ServerDied
 from tunerd.profile.workload import Workload
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
-from tunerd.sweep.observations import text_of
+from tunerd.sweep.observations import Observations, as_asked
 
 _RETRIES = 2
 _STARTS_FORGIVEN = 1
@@ -297,6 +297,9 @@ class Carried:
     is_earlier: bool
 
 
+_Counted = tuple[int, Reading]
+
+
 @dataclass
 class _Attempt:
     """One attempt at a pair: readings by arm, process and class, in the order in which they came."""
@@ -336,32 +339,47 @@ def _attempts(
     history: Iterable[Sample], incumbent: Arm, workload: Workload
 ) -> dict[tuple[Arm, int], list[_Attempt]]:
     """Attempts at pairs by candidate and number of the challenge."""
-    kept = incumbent.canonical()
-    of_block: dict[tuple[str, int], list[Sample]] = {}
-    for sample in history:
+    kept, known = incumbent.canonical(), list(history)
+    proving = {sample.process for sample in known if sample.pair is not None}
+    observed = Observations(workload)
+    of_block: dict[tuple[str, int], list[tuple[Sample, _Counted | None]]] = {}
+    for sample in known:
+        if sample.process in proving:
+            observed.add(sample)
         if sample.event == REQUEST and sample.pair is not None:
-            of_block.setdefault((sample.block, sample.pair[0]), []).append(sample)
+            told = sample, _counted(observed, sample)
+            of_block.setdefault((sample.block, sample.pair[0]), []).append(told)
     found: dict[tuple[Arm, int], list[_Attempt]] = {}
-    for (_, number), samples in of_block.items():
-        arms = {sample.arm.canonical() for sample in samples}
+    for (_, number), block in of_block.items():
+        arms = {sample.arm.canonical() for sample, _ in block}
         if len(arms - {kept}) != 1:
             continue
         candidate = next(iter(arms - {kept}))
-        found.setdefault((candidate, number), []).append(_attempt(samples, workload))
+        found.setdefault((candidate, number), []).append(_attempt(block))
     return found
 
 
-def _attempt(samples: Sequence[Sample], workload: Workload) -> _Attempt:
-    first = samples[0]
+def _counted(observed: Observations, sample: Sample) -> _Counted | None:
+    """The class that the newest sample of a process answered, and its reading as it counted then; None if it did not."""
+    if sample.request is None or sample.reading is None or sample.failure:
+        return None
+    process = observed.processes[sample.process]
+    answer = process.answers[-1]
+    reading = as_asked(process, answer, observed.workload)
+    if answer.text is None or reading is None or reading.turn_ms is None:
+        return None
+    return answer.text, reading
+
+
+def _attempt(samples: Sequence[tuple[Sample, _Counted | None]]) -> _Attempt:
+    first, _ = samples[0]
     block = _Attempt(first.pair[1] if first.pair else 0, first.is_earlier)
-    for sample in samples:
-        arm, request, reading = sample.arm.canonical(), sample.request, sample.reading
+    for sample, told in samples:
+        arm = sample.arm.canonical()
         if sample.failure and sample.failure != "refused":
             block.has_died.add(arm)
-        if request is None or reading is None or sample.failure:
-            continue
-        text = text_of(workload, request, first.block)
-        if text is not None and reading.turn_ms is not None:
+        if told is not None:
+            text, reading = told
             block.readings.setdefault((arm, sample.process), {})[text] = reading
     return block
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.simulator.box import SimulatedBox
+from benchmarks.simulator.box import QUIET, SimulatedBox
 from benchmarks.simulator.tasks import Task, task
 from tests.support.made_sweep import begun_search
 from tunerd.measure.pairs import challenge_alpha, class_ms
 from tunerd.profile.arm import Arm, Boot, Family, Policy, Preempted, Request, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep.challenge import Carried, carried
+from tunerd.sweep.challenge import Carried, Challenge, carried
 from tunerd.sweep.tuner import Outcome
 
 INCUMBENT = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
@@ -92,6 +92,20 @@ def test_the_last_whole_process_of_a_side_counts() -> None:
     found = only([*died, *side(INCUMBENT, 1, 1200, life=1), *side(CANDIDATE, 1, 1000)])
     assert found is not None
     assert found.pairs[0].log_ratio == pytest.approx(np.log(1.2))
+
+
+def test_a_prompt_that_was_read_in_two_parts_counts_with_both_when_its_pair_goes_on() -> None:
+    one = task("12G", "agent", None)
+    long, behind = RequestClass(1, "chat", 0, 21_200, 64), RequestClass(1, "chat", 20_000, 600, 64)
+    one = replace(one, workload=Workload((long, behind)))
+    search = begun_search(one, SimulatedBox(one.card, QUIET))
+    candidate = replace(one.incumbent, threads=4)
+    challenge = Challenge(search.night, search.limits, Policy(), one.incumbent, candidate, 1)
+    measured = challenge.run().pairs
+    (found,) = carried(search.night.samples, one.incumbent, one.workload)
+    assert found.pairs == measured
+    asked = [sample.request for sample in search.night.samples if sample.pair is not None]
+    assert {each.new_tokens for each in asked if each is not None} == {1_200, 600}
 
 
 DIED = answer(CANDIDATE, 3, 0, 0.0, failure="crash")
