@@ -30,7 +30,7 @@ from tunerd.measure.pairs import (
     pair_of,
     run_pairs,
 )
-from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Sample, ServerDied
+from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Request, Sample, ServerDied
 from tunerd.profile.workload import Workload
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
@@ -161,12 +161,21 @@ class Challenge:
 
     def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
         block = self._night.block(f"v{self._number}.{number}")
-        return {
-            side: block_of(
-                self._measure(self._incumbent if side == A else self._candidate, block, number)
-            )
-            for side in order
-        }
+        while True:
+            asked = self._asked()
+            found = {
+                side: block_of(
+                    self._measure(self._incumbent if side == A else self._candidate, block, number)
+                )
+                for side in order
+            }
+            if self._asked() == asked:  # else its sides were not asked alike, which happens once
+                return found
+
+    def _asked(self) -> list[Request]:
+        """What both sides are asked by now: a pair may show that an engine does not find prefixes."""
+        arms, classes = (self._incumbent, self._candidate), self._night.workload.classes
+        return [self._night.request(arm, one, "", exact=True) for arm in arms for one in classes]
 
     def _measure(self, arm: Arm, block: Block, number: int) -> list[Reading]:
         """Readings of every class in a fresh process, in the workload's order."""
@@ -297,16 +306,22 @@ class Carried:
     is_earlier: bool
 
 
-_Counted = tuple[int, Reading]
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What one class of a pair took, and whether its prompt was read in two parts."""
+
+    text: int
+    reading: Reading
+    is_in_parts: bool
 
 
 @dataclass
 class _Attempt:
-    """One attempt at a pair: readings by arm, process and class, in the order in which they came."""
+    """One attempt at a pair: what counts by arm, process and class, in the order in which it came."""
 
     number: int
     is_earlier: bool
-    readings: dict[tuple[Arm, str], dict[int, Reading]] = field(default_factory=dict)
+    counted: dict[tuple[Arm, str], dict[int, _Counted]] = field(default_factory=dict)
     has_died: set[Arm] = field(default_factory=set)
 
 
@@ -360,7 +375,7 @@ def _attempts(
 
 
 def _counted(observed: Observations, sample: Sample) -> _Counted | None:
-    """The class that the newest sample of a process answered, and its reading as it counted then; None if it did not."""
+    """The newest sample of a process as it counted then; None if it did not."""
     if sample.request is None or sample.reading is None or sample.failure:
         return None
     process = observed.processes[sample.process]
@@ -368,7 +383,7 @@ def _counted(observed: Observations, sample: Sample) -> _Counted | None:
     reading = as_asked(process, answer, observed.workload)
     if answer.text is None or reading is None or reading.turn_ms is None:
         return None
-    return answer.text, reading
+    return _Counted(answer.text, reading, answer.is_stand_in)
 
 
 def _attempt(samples: Sequence[tuple[Sample, _Counted | None]]) -> _Attempt:
@@ -379,18 +394,20 @@ def _attempt(samples: Sequence[tuple[Sample, _Counted | None]]) -> _Attempt:
         if sample.failure and sample.failure != "refused":
             block.has_died.add(arm)
         if told is not None:
-            text, reading = told
-            block.readings.setdefault((arm, sample.process), {})[text] = reading
+            block.counted.setdefault((arm, sample.process), {})[told.text] = told
     return block
 
 
 def _pair(block: _Attempt, incumbent: Arm, candidate: Arm, workload: Workload) -> Pair | None:
-    """The pair, if both sides answered every class; of several processes the last counts."""
-    sides: dict[Arm, list[Reading]] = {}
-    for (arm, _), by_text in block.readings.items():
+    """The pair, if both sides answered every class, asked alike; of several processes the last counts."""
+    sides: dict[Arm, list[_Counted]] = {}
+    for (arm, _), by_text in block.counted.items():
         if len(by_text) == len(workload.classes):
             sides[arm] = [by_text[text] for text in range(len(workload.classes))]
     before, after = sides.get(incumbent.canonical()), sides.get(candidate)
     if before is None or after is None:
         return None
-    return pair_of(workload, block.number, block_of(before), block_of(after))
+    if [one.is_in_parts for one in before] != [one.is_in_parts for one in after]:
+        return None
+    a, b = (block_of([one.reading for one in side]) for side in (before, after))
+    return pair_of(workload, block.number, a, b)

@@ -244,9 +244,15 @@ class Night:
         classes = self.workload.classes
         shared = max((c.cached_tokens for c in classes if c.cached_tokens < total), default=0)
         if total - shared < _LONG_PROMPT_TOKENS and not one.cached_tokens:
-            return None if self.reads_whole else (shared, total - shared)
+            # Which engine it is does not matter in a proof: both sides of a pair are asked alike.
+            is_whole = self.reads_whole or (exact and self._is_any_cache_broken)
+            return None if is_whole else (shared, total - shared)
         is_alone = sum(c.new_tokens >= _LONG_PROMPT_TOKENS for c in classes) == 1
         return None if is_alone or exact else (total - _TAIL_TOKENS, _TAIL_TOKENS)
+
+    @property
+    def _is_any_cache_broken(self) -> bool:
+        return any(not of_several for _, of_several in self.broken_caches)
 
     def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
         """A request of a class; if not exact, one that decodes at the same depth for less."""

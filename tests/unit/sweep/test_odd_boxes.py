@@ -15,6 +15,7 @@ from benchmarks.simulator.tasks import Task, task
 from tests.support.bench_samples import the_book
 from tests.support.made_sweep import begun_search
 from tunerd.measure.life import Texts
+from tunerd.measure.pairs import class_ms
 from tunerd.profile.arm import (
     Arm,
     Boot,
@@ -30,6 +31,7 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.box import composed
+from tunerd.sweep.challenge import Challenge, carried
 from tunerd.sweep.night import Server
 from tunerd.sweep.observations import BLOCK, WARM_UP, prompt_name, text_of
 from tunerd.sweep.search import Finalist
@@ -349,6 +351,25 @@ def test_a_long_prompt_whose_prefix_was_found_and_not_read_is_asked_for_whole() 
     whole_ms = proved_ms(replace(one, workload=Workload((LONG,))), Odd(one.card, QUIET))
     assert proved_ms(one, box) == pytest.approx(whole_ms, rel=0.02)
     assert any(each.new_tokens == LONG.new_tokens for each in asked)
+
+
+def test_both_sides_of_a_pair_are_asked_alike_though_one_engine_finds_no_prefix() -> None:
+    """That shows in the middle of the first pair, which is measured again; both engines are the same in all else."""
+    one = two_arms()
+    card = replace(one.card, engines=dict.fromkeys(("mainline", "ik"), one.card.engines["mainline"]), quirk_sd=0.0)  # fmt: skip
+    mix = Workload((RequestClass(1, "chat", 0, 9_000, 64), RequestClass(0.005, "chat", 8_300, 600, 64)))  # fmt: skip
+    one = replace(one, workload=mix)
+    search = begun_search(one, Odd(card, QUIET, asked=forgets("ik")))
+    candidate = replace(one.incumbent, engine="ik")
+    result = Challenge(search.night, search.limits, Policy(), one.incumbent, candidate, 1).run()
+    assert len(result.pairs) > 1
+    for pair in result.pairs:
+        assert class_ms(pair.a)[0] == pytest.approx(class_ms(pair.b)[0], rel=0.001)
+    (found,) = carried(search.night.samples, one.incumbent, mix)
+    assert found.pairs == result.pairs
+    lives = list(dict.fromkeys(sample.process for sample in search.night.samples))
+    first = [sample for sample in search.night.samples if sample.process in lives[:2]]
+    assert not carried(first, one.incumbent, mix), "cut before it was measured again"
 
 
 def test_what_drafts_nothing_is_asked_for_few_tokens_while_searching() -> None:
