@@ -62,6 +62,9 @@ class _Seen:
         self.family_failures: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.started_variants: set[tuple[tuple[str, str], Variant]] = set()
         self.refused_variants: set[tuple[tuple[str, str], Variant]] = set()
+        # What takes the whole workload, and how often a start of what has not was seen to refuse a class of it.
+        self.takes_all: set[Arm] = set()
+        self.refusals: dict[Arm, int] = defaultdict(int)
         self.tools: dict[Output, list[int]] = defaultdict(lambda: [0, 0])
         self.own_tools: dict[Arm, list[int]] = defaultdict(lambda: [0, 0])
         for process in processes:
@@ -80,6 +83,10 @@ class _Seen:
             self.started_variants.add(variant)
         if process.has_spilled:
             self.spilled.add(memory_of(arm))
+        if process.has_refused:
+            self.refusals[_prompt_of(arm)] += 1
+        elif {answer.text for answer in process.answers} >= set(range(len(workload.classes))):
+            self.takes_all.add(_prompt_of(arm))
         deep = self._add_answers(process, arm, context, workload)
         self._add_memory(process, memory_of(arm), deep)
         if process.failure or process.died_of:
@@ -256,7 +263,12 @@ class Limits:
             return "the engine refused it"
         if len(failures) >= _TRIES:
             return f"failed {len(failures)} times: {', '.join(failures)}"
-        return self.walled(arm) or self.family_fails(arm.family) or self._variant_refused(arm)
+        return (
+            self.walled(arm)
+            or self.family_fails(arm.family)
+            or self._variant_refused(arm)
+            or self._refuses(arm)
+        )
 
     def failures(self, arm: Arm) -> list[str]:
         """Every failure of an arm, in order."""
@@ -281,6 +293,13 @@ class Limits:
         if variant in self._seen.started_variants or variant not in self._seen.refused_variants:
             return None
         return "the engine refused its settings"
+
+    def _refuses(self, arm: Arm) -> str | None:
+        """Whether a class of the workload was refused whatever the draft, start for start: no turn is whole without it."""
+        key = _prompt_of(arm)
+        if key in self._seen.takes_all or self._seen.refusals.get(key, 0) < _FAMILY_TRIES:
+            return None
+        return "the server refuses a class of the workload"
 
     def walled(self, arm: Arm) -> str | None:
         """A smaller need ran out of memory already."""
@@ -390,6 +409,11 @@ class Limits:
             if arm not in self.rejected and (broken := self.breaks_tools(arm)) is not None
         ]
         found += [Left(str(arm), "memory spilled off the card") for arm in self._seen.spilled]
+        found += [
+            Left(", ".join(arm.family) + f", ubatch {arm.ubatch}", why)
+            for arm in self._seen.refusals
+            if (why := self._refuses(arm)) is not None
+        ]
         for family in self._grid.families:
             reason = self.family_fails(family)
             if reason is not None:
@@ -457,7 +481,7 @@ def memory_of(arm: Arm) -> Arm:
 
 
 def _prompt_of(arm: Arm) -> Arm:
-    """Names what decides how fast a prompt is read: all but the draft's settings and the margin."""
+    """Names what decides how fast a prompt is read, and whether it is taken: all but the draft's settings and the margin."""
     return replace(arm.canonical(), n_max=0, p_min=0.0, fit_mib=0)
 
 

@@ -96,6 +96,7 @@ class Process:
     n_ctx: int | None = None
     answers: list[Answer] = field(default_factory=list)
     has_spilled: bool = False
+    has_refused: bool = False  # a class of the workload, asked with its own drafts
 
 
 class Observations:
@@ -129,6 +130,9 @@ class Observations:
         if sample.failure and sample.failure != "refused":
             process.died_of = sample.failure
             process.died_at_tokens = request.cached_tokens + request.new_tokens + request.n_predict
+        if sample.failure == "refused" and sample.block:
+            own = sample.arm.n_max, sample.arm.p_min
+            process.has_refused |= (sample.n_max, sample.p_min) == own
         reading = sample.reading
         if reading is None or sample.failure:
             return

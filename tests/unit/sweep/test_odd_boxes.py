@@ -22,6 +22,7 @@ from tunerd.profile.arm import (
     Family,
     Policy,
     Preempted,
+    Refused,
     Request,
     Sample,
     ServerDied,
@@ -259,6 +260,21 @@ def test_an_arm_whose_context_is_smaller_is_not_promoted_however_fast() -> None:
     context = one.card.context
     why = f"its context would be {context - 4096} instead of {context}"
     assert {row.arm.threads: row.reason for row in outcome.evidence.arms} == {4: "", 8: why}
+
+
+def test_what_refuses_a_class_of_the_workload_is_not_started_all_night() -> None:
+    one = two_arms()
+
+    def asked(_box: Odd, life: Life, request: Request) -> None:
+        if life.arm == faster(one) and request.kind == "code" and request.new_tokens:
+            raise Refused("status 400")
+
+    outcome = night(one, Odd(one.card, QUIET, asked=asked))
+    assert outcome.verdict == "keep"
+    starts = [sample.arm.threads for sample in outcome.evidence.samples if sample.event == "boot"]
+    assert starts == [4, 8, 8, 8]
+    reasons = {left.reason for left in outcome.evidence.left_out}
+    assert "the server refuses a class of the workload" in reasons
 
 
 def test_the_context_that_counts_is_what_serves_gets() -> None:
