@@ -67,6 +67,7 @@ class _Seen:
         self.refusals: dict[Arm, int] = defaultdict(int)
         self.tools: dict[Output, list[int]] = defaultdict(lambda: [0, 0])
         self.own_tools: dict[Arm, list[int]] = defaultdict(lambda: [0, 0])
+        self.has_untold_calls = False
         for process in processes:
             self._add(process, context, workload)
 
@@ -81,6 +82,7 @@ class _Seen:
             self.answered_families.add(arm.family)
         if process.is_up:
             self.started_variants.add(variant)
+        self.has_untold_calls |= process.has_untold_calls
         if process.has_spilled:
             self.spilled.add(memory_of(arm))
         if process.has_refused:
@@ -383,9 +385,16 @@ class Limits:
 
     @property
     def needs_usual_tools(self) -> bool:
-        """Whether tool calls broke, and nobody knows whether they do with the incumbent as well."""
-        is_any = any(broken for _, broken in self._seen.tools.values())
-        return is_any and self.own_tool_calls(self._incumbent)[0] < self._policy.tool_calls
+        """Whether tool calls broke, or nobody could judge any, and nobody knows whether that is so with the incumbent as well."""
+        is_broken = any(broken for _, broken in self._seen.tools.values())
+        is_untold = self._seen.has_untold_calls and not self._seen.tools
+        return (is_broken or is_untold) and self.own_tool_calls(self._incumbent)[
+            0
+        ] < self._policy.tool_calls
+
+    def makes_no_calls(self, arm: Arm) -> bool:
+        """Whether no tool call of an arm could be judged, where those of the incumbent could."""
+        return self.own_tool_calls(self._incumbent)[0] > 0 and not self.own_tool_calls(arm)[0]
 
     def breaks_tools(self, arm: Arm) -> str | None:
         """Whether tool calls break more often than with the incumbent, in words."""

@@ -97,6 +97,9 @@ class Process:
     answers: list[Answer] = field(default_factory=list)
     has_spilled: bool = False
     has_refused: bool = False  # a class of the workload, asked with its own drafts
+    has_untold_calls: bool = (
+        False  # tool calls that nobody could judge: none was made, or the request was refused
+    )
 
 
 class Observations:
@@ -134,6 +137,8 @@ class Observations:
             own = sample.arm.n_max, sample.arm.p_min
             process.has_refused |= (sample.n_max, sample.p_min) == own
         reading = sample.reading
+        if sample.purpose == TOOL and sample.failure in {"", "refused"}:
+            process.has_untold_calls |= reading is None or reading.tool_ok is None
         if reading is None or sample.failure:
             return
         process.has_spilled |= reading.has_spilled

@@ -836,9 +836,15 @@ class Finalist:
         """Whether it breaks tool calls, or has less context; what may change the output has to prove that it does not."""
         search = self._search
         search.learn_usual_tools()
-        if self._limits.own_tool_calls(search.serves)[1] and self._limits.own_tool_calls(arm)[1]:
-            search.ask_all_tools(arm)  # a few calls are no rate to compare with another
+        are_both_broken = (
+            self._limits.own_tool_calls(search.serves)[1] and self._limits.own_tool_calls(arm)[1]
+        )
+        # A few calls are no rate to compare with another; and whether a model makes any, what serves may just have shown.
+        if are_both_broken or self._limits.makes_no_calls(arm):
+            search.ask_all_tools(arm)
         reason = self._limits.shrinks(arm) or self._limits.breaks_tools(arm)
+        if reason is None and self._limits.makes_no_calls(arm):
+            reason = "it makes no tool calls, and what serves does"
         if reason is None and not self._limits.is_output_proven(arm):
             reason = "nothing shows that it leaves tool calls whole"
         if reason is not None:

@@ -483,6 +483,29 @@ def test_the_context_of_a_finalist_that_is_known_to_break_tool_calls_is_not_fill
     assert [row for row in search.night.samples if row.purpose == "fill"] == []
 
 
+@pytest.mark.parametrize("refuses", [False, True], ids=["answers otherwise", "refuses"])
+def test_a_build_that_makes_no_tool_call_where_what_serves_does_is_not_promoted(
+    refuses: bool,
+) -> None:
+    """Whether a model makes any, a box learns by the first one: the candidate is asked before what serves."""
+    one, made = two_arms(), set[Arm]()
+
+    def told(_box: Odd, life: Life, request: Request, answer: dict[str, Any]) -> dict[str, Any]:
+        answer.pop("tool_ok", None)
+        if request.ignore_eos:
+            return answer
+        if life.arm != faster(one):
+            made.add(life.arm)
+        elif refuses:
+            raise Refused("status 500")
+        is_whole = True if life.arm in made else (False if made else None)
+        return answer if is_whole is None else {**answer, "tool_ok": is_whole}
+
+    outcome = night(one, Odd(one.card, QUIET, answers=told))
+    assert outcome.verdict == "keep", outcome.evidence.reasons
+    assert made == {one.incumbent}
+
+
 def test_a_model_that_breaks_some_calls_anyway_keeps_no_faster_arm_out() -> None:
     assert with_tools(0.1, 0.1).verdict == "promote"
 
