@@ -510,10 +510,13 @@ class Server:
             one = night.workload.classes[text]
             name = observations.prompt_name(block.name, text)
             request = night.request(self.arm, one, name, exact=exact)
+            night.require(night.request_s(self.arm, request))  # those before may have taken longer
+            asked_s = night.now_s
             reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
             is_known = self._cache_of(request) in night.broken_caches
             # A prefix that was not found is served once more before anything is said of the engine.
             if reading is not None and not is_known and observations.is_cold(request, reading):
+                night.require(night.now_s - asked_s)
                 again = replace(request, prompt_id=request.prompt_id + observations.AGAIN)
                 was_disturbed = reading.n_void > 0
                 reading = self._ask_warm(again, block=block.name, draft=draft, pair=pair)
@@ -527,6 +530,7 @@ class Server:
                 if reading is None:
                     night.reads_whole = True
                     request = night.request(self.arm, one, name, exact=exact)
+                    night.require(night.request_s(self.arm, request))
                     reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
             if reading is not None:
                 found[text] = reading

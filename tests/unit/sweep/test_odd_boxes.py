@@ -33,7 +33,7 @@ from tunerd.profile.arm import (
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.box import composed
 from tunerd.sweep.challenge import Challenge, carried
-from tunerd.sweep.night import Server
+from tunerd.sweep.night import Server, TimeUp
 from tunerd.sweep.observations import BLOCK, WARM_UP, prompt_name, text_of
 from tunerd.sweep.search import Finalist
 from tunerd.sweep.space import build_grid
@@ -386,6 +386,26 @@ def test_both_sides_of_a_pair_are_asked_alike_though_one_engine_finds_no_prefix(
     lives = list(dict.fromkeys(sample.process for sample in search.night.samples))
     first = [sample for sample in search.night.samples if sample.process in lives[:2]]
     assert not carried(first, one.incumbent, mix), "cut before it was measured again"
+
+
+def test_an_engine_that_turns_out_to_find_no_prefix_does_not_take_a_night_past_its_end() -> None:
+    one, lives = two_arms(), list[Life]()
+    mix = Workload((LONG, replace(LONG, kind="code"), replace(LONG, kind="math")))
+    one = replace(one, workload=mix)
+
+    def asked(_box: Odd, life: Life, _request: Request) -> None:
+        lives.extend([life] if life not in lives else [])
+        if len(lives) > 1:
+            life.checkpoints = ()
+
+    box = Odd(one.card, QUIET, asked=asked)
+    search = begun_search(one, box)
+    assert search.measure(one.incumbent, "incumbent")
+    before_s = search.night.process_s(one.incumbent)
+    box.sleep(search.night.remaining_s - before_s - 1.0)
+    with pytest.raises(TimeUp):
+        search.measure(one.incumbent, "explore")
+    assert search.night.remaining_s > 0
 
 
 def test_what_drafts_nothing_is_asked_for_few_tokens_while_searching() -> None:
