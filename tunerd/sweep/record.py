@@ -210,22 +210,35 @@ def keep_decision(ctx: Context, number: int, decision: Mapping[str, Any]) -> Non
 
 
 def history_of(
-    store: EvidenceStore, basis: str, since_s: Seconds, *, but: int | None = None
+    store: EvidenceStore,
+    basis: str,
+    since_s: Seconds,
+    *,
+    but: int | None = None,
+    most: int = _MOST_HISTORY,
 ) -> list[dict[str, Any]]:
     """Samples of earlier sweeps with the same basis, oldest first.
 
     Those of before `since_s`, when what serves was deployed, are of no challenge any more: a generation
-    has an alpha of its own.
+    has an alpha of its own. What its challenges have spent of it is remembered for as long as it serves.
     """
     found: list[list[dict[str, Any]]] = []
     for sweep in sweeps_in_brief(store, limit=_LOOK_BACK):
         if sweep.number == but or sweep.plan.get("basis") != basis:
             continue
-        spent = {} if sweep.run.record.started_s >= since_s else {"pair": None}
-        events = store.sweep_events(sweep.number)
-        found.append([{**event, "is_earlier": True, **spent} for event in events])
-        if sum(map(len, found)) > _MOST_HISTORY:
+        is_current = sweep.run.record.started_s >= since_s
+        is_full = sum(map(len, found)) > most
+        if is_full and not is_current:
             break
+        spent = {} if is_current else {"pair": None}
+        events = store.sweep_events(sweep.number)
+        found.append(
+            [
+                {**event, "is_earlier": True, **spent}
+                for event in events
+                if not is_full or event.get("pair")
+            ]
+        )
     return [event for events in reversed(found) for event in events]
 
 

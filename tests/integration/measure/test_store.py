@@ -187,6 +187,18 @@ def test_challenges_of_before_what_serves_was_deployed_spend_nothing_of_its_alph
     assert all(one["is_earlier"] for one in found)
 
 
+def test_what_a_challenge_spent_is_remembered_however_much_was_measured_since(
+    store: EvidenceStore,
+) -> None:
+    for at, pair in enumerate(([9, 1], [1, 1], None, None)):
+        number = store.add_run(replace(RUN, kind=KIND, started_s=float(at)))
+        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": "same"}))
+        for each in (pair, None, None):
+            store.add_sweep_event(number, {"process": f"p{number}", "pair": each})
+    found = history_of(store, "same", 1.0, most=2)
+    assert [one["pair"] for one in found] == [[1, 1], None, None, None]
+
+
 _WRITER = """
 import sys
 from tests.integration.measure.test_store import RUN, SAMPLE
