@@ -117,7 +117,7 @@ class Seen:
     """What the starts of an arm showed; `problem` says why it does not do, `short_mib` by how much it is too tight.
 
     `full_tok_s` is the speed of a short answer behind a full context. What `is_refused` does not take the
-    workload, as one that is too small.
+    workload, as one that is too small. A problem that `may_pass` says nothing of speed and memory.
     """
 
     arm: Arm
@@ -126,6 +126,7 @@ class Seen:
     full_tok_s: float | None = None
     short_mib: float = 0.0
     is_refused: bool = False
+    may_pass: bool = False
 
     @property
     def text(self) -> str:
@@ -155,6 +156,11 @@ class Widest:
         """Every size that was looked at, the largest first, with the last word on each."""
         last = {(-one.arm.context_size, one.arm.kv): one for one in self._seen.values()}
         return "; ".join(last[key].text for key in sorted(last))
+
+    def not_shown(self, arm: Arm) -> str | None:
+        """Why it is not known whether an arm holds the speed, though it was looked at; None where it is."""
+        seen = self._seen.get(arm)
+        return seen.problem if seen is not None and seen.may_pass and seen.problem else None
 
     def find(self, incumbent: Arm) -> Arm | None:
         """The largest that was proved to hold the speed; None where none was.
@@ -197,7 +203,9 @@ class Widest:
         if result.outcome == "open":
             raise TimeUp
         is_proved = result.outcome == "promote"
-        self._note(replace(self._seen[arm], problem="" if is_proved else result.reasons[0]))
+        problem = "" if is_proved else result.reasons[0]
+        may_pass = result.outcome == "failed" and self._search.limits.has_room(arm)
+        self._note(replace(self._seen[arm], problem=problem, may_pass=may_pass))
         return is_proved
 
     def _note(self, seen: Seen) -> Seen:
@@ -217,7 +225,8 @@ class Widest:
                 short_mib = 0.0 if limits.walled(arm) is None else _OOM_STEP_MIB
                 seen = self._seen.setdefault(arm, Seen(arm, problem=known, short_mib=short_mib))
             else:
-                seen = self._note(self._look(arm))
+                seen = self._look(arm)
+                seen = self._note(self._look(arm) if seen.may_pass else seen)
             if not seen.problem:
                 return arm
             margin = self._family.margin_at_least(arm.fit_mib + seen.short_mib)
@@ -236,7 +245,7 @@ class Widest:
             found = server.block(exact=True)
             token_ms = all_known(_token_ms(found[at]) for at in sorted(found))
             if len(token_ms) < len(night.workload.classes):
-                return Seen(arm, problem=_UNTOLD)
+                return Seen(arm, problem=_UNTOLD, may_pass=True)
             less = limits.shrinks(arm)
             if less is not None:
                 return Seen(arm, problem=less)
@@ -279,5 +288,7 @@ class Widest:
 
 def _dead(arm: Arm, speed: float | None, how: str, failure: str) -> Seen:
     short_mib = _OOM_STEP_MIB if failure == "oom" else 0.0
-    is_refused = failure == "refused"
-    return Seen(arm, speed, f"it {how}: {failure}", short_mib=short_mib, is_refused=is_refused)
+    return Seen(
+        arm, speed, f"it {how}: {failure}", short_mib=short_mib, is_refused=failure == "refused",
+        may_pass=failure in {"crash", "hang"},
+    )  # fmt: skip

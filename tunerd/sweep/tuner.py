@@ -323,6 +323,7 @@ class _Sweep:
         self._won: list[Result] = []
         self._history: tuple[Sample, ...] = ()
         self._cut_short: list[Carried] = []
+        self._contexts: Widest | None = None
 
     def recall(self, history: tuple[Sample, ...]) -> None:
         """Starts from what is known already."""
@@ -446,7 +447,7 @@ class _Sweep:
         family, speed = self.grid.of(self.incumbent), f"{wanted_tok_s:g} tok/s"
         if family is None or not self.grid.contains(self.incumbent):
             return INCONCLUSIVE, ["what serves is not in the space"]
-        widest = Widest(self.search, self.policy, family, self._prove_floor)
+        widest = self._contexts = Widest(self.search, self.policy, family, self._prove_floor)
         try:
             found = widest.find(self.incumbent)
         except TimeUp:
@@ -487,16 +488,24 @@ class _Sweep:
     def _give_up(self) -> list[str]:
         """Winners that failed, or turned out short of memory, after they had won; why, in words."""
         found = []
-        while self._won and not self._is_sound(self._won[-1].candidate):
+        while self._won and (why := self._why_not_deployed(self._won[-1].candidate)) is not None:
             result = self._won.pop()
-            why = (
-                self.limits.fails(result.candidate)
-                or "it may run out of memory with the context full"
-            )
             found.append(f"{result.candidate} won, and is not deployed: {why}")
             self._call_off(result, why)
             self.incumbent = self._won[-1].candidate if self._won else self.given
         return found
+
+    def _why_not_deployed(self, winner: Arm) -> str | None:
+        if not self._is_sound(winner):
+            return self.limits.fails(winner) or "it may run out of memory with the context full"
+        if self._contexts is None or winner.context_size >= self.given.context_size:
+            return None
+        problem = self._contexts.not_shown(self.given)
+        return (
+            None
+            if problem is None
+            else f"what serves has more context, and may hold the speed: {problem}"
+        )
 
     def _call_off(self, result: Result, why: str) -> Result:
         """A challenge that was won, as one that was not."""

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.simulator.box import QUIET, Noise, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
-from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Request, Space
+from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Refused, Request, Space
 from tunerd.sweep.context import sizes_between
 from tunerd.sweep.tuner import Outcome, sentence_of
 
@@ -178,6 +178,36 @@ def test_a_smaller_context_is_what_holds_a_speed_that_the_present_one_does_not(h
     outcome = here.night(wanted)
     assert outcome.verdict == "promote", outcome.evidence.reasons
     assert SIZES[0] <= outcome.arm.context_size < SERVED
+
+
+class Moody(GrowingBox):
+    """What serves answers one class of the first so many rounds with an error that is the machine's, not its own."""
+
+    n_moods = 1
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        if request.new_tokens == 1500 and self.card.context == SERVED and self.n_moods:
+            self.n_moods -= 1
+            raise Refused("cut off")
+        return super().measure(request, arm)
+
+
+class AlwaysMoody(Moody):
+    """All rounds."""
+
+    n_moods = 10**9
+
+
+@pytest.mark.parametrize(("box", "why"), [(Moody, ""), (AlwaysMoody, "what serves has more context")])  # fmt: skip
+def test_less_context_than_serves_is_not_taken_because_a_request_failed(
+    here: Scene, box: type[GrowingBox], why: str
+) -> None:
+    """The larger ones are too slow, the smaller ones are not, and neither is what serves."""
+    speed = (here.truly_tok_s(SERVED) * here.truly_tok_s(163840)) ** 0.5
+    outcome = here.night(speed, box=box)
+    assert outcome.arm.context_size == SERVED
+    assert outcome.verdict == ("inconclusive" if why else "keep")
+    assert why in "; ".join(outcome.evidence.reasons)
 
 
 def test_a_context_that_runs_out_of_memory_is_not_taken_however_fast_it_is() -> None:
