@@ -61,6 +61,9 @@ class Floor(Challenge):
         """Time of one process."""
         return self._night.process_s(self._candidate, exact=True)
 
+    def _has_time(self) -> bool:
+        return self._night.usual_process_s(self._candidate) <= self._night.remaining_s
+
     @property
     def _wanted_ms(self) -> float:
         return 1000 / (self._policy.at_least_tok_s or 1.0)

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.simulator.box import QUIET, Noise, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
+from tests.support.made_sweep import begun_search
 from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Refused, Request, Space
-from tunerd.sweep.context import sizes_between
+from tunerd.sweep.context import Floor, sizes_between
 from tunerd.sweep.tuner import Outcome, sentence_of
 
 SERVED = 131072
@@ -223,6 +224,20 @@ def test_a_night_that_is_too_short_proves_nothing_and_deploys_nothing(here: Scen
     outcome = here.night(here.truly_tok_s(SERVED) * 0.9, hours=0.2)
     assert (outcome.verdict, outcome.arm) == ("inconclusive", here.one.incumbent)
     assert "the time ended" in outcome.evidence.reasons[0]
+
+
+def test_a_proof_of_a_speed_takes_the_time_of_its_starts_and_not_of_another_side(
+    here: Scene,
+) -> None:
+    one = here.one
+    box = GrowingBox(one.card, QUIET)
+    search = begun_search(one, box)
+    search.measure(one.incumbent, "incumbent")
+    start_s = search.night.usual_process_s(one.incumbent)
+    box.sleep(search.night.remaining_s - 4.5 * start_s)
+    policy = Policy(at_least_tok_s=0.8 * here.truly_tok_s(SERVED), min_gain=0.0)
+    result = Floor(search.night, search.limits, policy, one.incumbent, 1).run()
+    assert (result.outcome, len(result.pairs)) == ("promote", 4), result.reasons
 
 
 def test_sizes_are_a_quarter_of_a_power_of_two_apart_and_end_at_the_trained_one() -> None:
