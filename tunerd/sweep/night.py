@@ -295,10 +295,25 @@ class Night:
         while self._tag in taken:  # the same seed as before: its texts and processes have names
             self._tag = self._new_tag()
         self.learner.add(known)
+        disturbed = set[tuple[str, str]]()
         for sample in known:
             if sample.event == BOOT and not sample.failure:
                 self._loads[sample.arm.engine].append(sample.seconds)
             self._note_taken(sample)
+            self._note_steps(sample)
+            if not sample.is_earlier:
+                self._recall_cache(sample, disturbed)
+
+    def _recall_cache(self, sample: Sample, disturbed: set[tuple[str, str]]) -> None:
+        """That an engine finds no prefix, as `Server.block` saw it: it was cold again, and nothing disturbed it."""
+        request, reading = sample.request, sample.reading
+        if request is None or reading is None or not sample.block:
+            return
+        name = sample.process, request.prompt_id.removesuffix(observations.AGAIN)
+        disturbed |= {name} if reading.n_void else set()
+        is_second = request.prompt_id.endswith(observations.AGAIN)
+        if is_second and name not in disturbed and observations.is_cold(request, reading):
+            self.broken_caches.add((sample.arm.engine, request.concurrency > 1))
 
     def booted(self, arm: Arm, boot: Any, process: str, purpose: str, seconds: float) -> Sample:
         """Files a start."""
@@ -344,9 +359,7 @@ class Night:
         self.spent_s[purpose] += seconds
         self._note_taken(sample)
         self._note_rates(sample.reading)
-        if sample.reading is not None and sample.reading.n_drafted:
-            known = self._tell_steps.get(arm.engine, False)
-            self._tell_steps[arm.engine] = known or sample.reading.steps is not None
+        self._note_steps(sample)
         if failure and failure != "refused":
             self.failures[arm.canonical()].append(failure)
         self._file(sample)
@@ -355,6 +368,12 @@ class Night:
     def _note_taken(self, sample: Sample) -> None:
         if sample.event != BOOT and not sample.failure:
             self._taken_s[sample.arm.engine, sample.purpose].append(sample.seconds)
+
+    def _note_steps(self, sample: Sample) -> None:
+        reading = sample.reading
+        if reading is not None and reading.n_drafted:
+            known = self._tell_steps.get(sample.arm.engine, False)
+            self._tell_steps[sample.arm.engine] = known or reading.steps is not None
 
     def _note_rates(self, reading: Reading | None) -> None:
         if reading is None:

@@ -28,6 +28,7 @@ from tunerd.profile.arm import (
     ServerDied,
     Space,
     arm_from_json,
+    as_samples,
     plain,
 )
 from tunerd.profile.workload import RequestClass, Workload
@@ -308,6 +309,27 @@ def test_a_cache_is_called_broken_for_what_was_read_in_peace_alone(n_void: int) 
     Server(it, one.incumbent, "explore").block(exact=True)
     assert any(each.cached_tokens for each in one.workload.classes)
     assert it.broken_caches == (set() if n_void else {("mainline", False)})
+
+
+@pytest.mark.parametrize("n_void", [0, 1])
+def test_a_night_that_goes_on_knows_which_engine_finds_no_prefix_and_which_tells_its_steps(
+    n_void: int,
+) -> None:
+    one = task("12G", "agent", None)
+    box = Odd(one.card, QUIET, asked=forgets("mainline"),
+              answers=lambda _box, _life, _request, answer: {**answer, "n_void": n_void})  # fmt: skip
+    first = begun_search(one, box).night
+    Server(first, one.incumbent, "explore").block()
+    kept = [Sample.to_json(each) for each in first.samples]
+    again = begun_search(one, Odd(one.card, QUIET)).night
+    again.recall(as_samples(kept))
+    assert (
+        again.broken_caches == first.broken_caches == (set() if n_void else {("mainline", False)})
+    )
+    assert again.tells_steps("mainline")
+    later = begun_search(one, Odd(one.card, QUIET)).night
+    later.recall(as_samples({**each, "is_earlier": True} for each in kept))
+    assert not later.broken_caches, "another sweep looks for itself"
 
 
 @pytest.mark.parametrize(("others", "searching", "proving"), [
