@@ -267,7 +267,9 @@ def as_asked(process: Process, answer: Answer, workload: Workload) -> Reading | 
     ]
     if not taken_ms or reading.prompt_ms is None:
         return None
-    prefix_ms = fmean(taken_ms)
+    # Of a prefix that was not found to its end the rest was read with the prompt, and is in its time.
+    found = request.cached_tokens if reading.cache_n is None else reading.cache_n
+    prefix_ms = fmean(taken_ms) * min(found / request.cached_tokens, 1.0)
     wall_ms = None if reading.wall_ms is None else reading.wall_ms + prefix_ms
     return replace(reading, prompt_ms=reading.prompt_ms + prefix_ms, wall_ms=wall_ms)
 

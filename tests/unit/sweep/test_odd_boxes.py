@@ -378,6 +378,18 @@ def test_a_long_prompt_behind_a_prefix_counts_with_the_time_that_reading_the_pre
     assert all(each.new_tokens < LONG.new_tokens for each in asked)
 
 
+def test_what_of_a_prefix_was_read_with_the_prompt_counts_once() -> None:
+    """A recurrent model may go back to a checkpoint some way before the prefix's end."""
+    one = replace(two_arms(), workload=Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64))))
+
+    def asked(_box: Odd, life: Life, request: Request) -> None:
+        if request.new_tokens:
+            life.checkpoints = (18_432,) if life.checkpoints else ()
+
+    whole_ms = proved_ms(replace(one, workload=Workload((LONG,))), Odd(one.card, QUIET))
+    assert proved_ms(one, Odd(one.card, QUIET, asked=asked)) == pytest.approx(whole_ms, rel=0.02)
+
+
 def test_a_long_prompt_whose_prefix_was_found_and_not_read_is_asked_for_whole() -> None:
     one = replace(two_arms(), workload=Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64))))
 
