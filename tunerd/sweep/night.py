@@ -149,6 +149,10 @@ class Night:
         ) + request.n_predict / min(self._decode_tok_s or [_SLOW_DECODE_TOK_S])
         return _REQUEST_SLACK * slow * math.sqrt(max(request.concurrency, 1))
 
+    def usual_request_s(self, arm: Arm, request: Request) -> float:
+        """What a request will take, as far as one can tell."""
+        return self.request_s(arm, request) / _REQUEST_SLACK
+
     def block_s(self, arm: Arm, *, exact: bool) -> float:
         """Time of one block of every class."""
         return sum(
@@ -529,7 +533,9 @@ class Server:
             one = night.workload.classes[text]
             name = observations.prompt_name(block.name, text)
             request = night.request(self.arm, one, name, exact=exact)
-            night.require(night.request_s(self.arm, request))  # those before may have taken longer
+            night.require(
+                night.usual_request_s(self.arm, request)
+            )  # those before may have taken longer
             asked_s = night.now_s
             reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
             is_known = self._cache_of(request) in night.broken_caches
@@ -549,7 +555,7 @@ class Server:
                 if reading is None:
                     night.reads_whole = True
                     request = night.request(self.arm, one, name, exact=exact)
-                    night.require(night.request_s(self.arm, request))
+                    night.require(night.usual_request_s(self.arm, request))
                     reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
             if reading is not None:
                 found[text] = reading
