@@ -42,7 +42,7 @@ from tunerd.sweep.known import Study, law_of
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import Night, PathPoint, TimeUp
-from tunerd.sweep.observations import TOOL
+from tunerd.sweep.observations import TOOL, as_asked, blocks_of, decode_ms
 from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
 from tunerd.words import format_duration
@@ -136,6 +136,16 @@ class ArmReport:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class KindTurn:
+    """Mean time of the turns of a kind with an arm [s], each with its whole prompt and an answer as long as its class says."""
+
+    arm: str
+    kind: str
+    wall_s: float
+    n: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Everything behind an outcome.
@@ -152,6 +162,7 @@ class Evidence:
         time_s: Where the time went.
         n_history: Samples that were known before.
         wanted_tok_s: The speed that challenges were against, where the largest context was looked for.
+        turns: What each kind of request took each arm, in this sweep.
     """
 
     path: tuple[PathPoint, ...]
@@ -168,6 +179,7 @@ class Evidence:
     n_history: int
     reasons: tuple[str, ...]
     wanted_tok_s: float | None = None
+    turns: tuple[KindTurn, ...] = ()
 
     @property
     def won(self) -> tuple[Result, ...]:
@@ -688,6 +700,25 @@ class _Sweep:
             n_history=self.n_history,
             reasons=tuple(reasons),
             wanted_tok_s=self.policy.at_least_tok_s,
+            turns=self._turns(),
+        )
+
+    def _turns(self) -> tuple[KindTurn, ...]:
+        observed, workload = self.learner.observations, self.night.workload
+        known = (*self._history, *self.night.samples)
+        own = {one.process for one in known if not one.is_earlier}
+        taken_s: dict[tuple[Arm, str], list[float]] = defaultdict(list)
+        for process in observed.processes.values():
+            for (arm, _), by_text in blocks_of(process).items():
+                for text, answer in by_text.items():
+                    one = workload.classes[text]
+                    reading = as_asked(process, answer, workload)
+                    if process.name in own and reading and reading.wall_ms:
+                        decoded_ms = decode_ms(answer, one) - (reading.predicted_ms or 0.0)
+                        taken_s[arm, one.kind].append((reading.wall_ms + decoded_ms) / 1000)
+        return tuple(
+            KindTurn(str(arm), kind, fmean(all_s), len(all_s))
+            for (arm, kind), all_s in taken_s.items()
         )
 
     def _arm_reports(self) -> tuple[ArmReport, ...]:
@@ -841,7 +872,7 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
         "arms": [{**one, "text": arm_text(one["arm"])} for one in evidence.get("arms", [])],
         "heat": _heat(evidence.get("arms", [])),
         "margins": _margins(events),
-        "classes": _classes(events),
+        "classes": evidence.get("turns", []),
         "failures": _failures(events),
         "pairs": _pairs(evidence.get("challenges", [])),
         "against": "what serves" if wanted is None else f"turns at {wanted:g} tok/s",
@@ -883,29 +914,6 @@ def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             found.append({"arm": event["arm"], "fit_mib": event["arm"]["fit_mib"],
                           "free_mib": None if has_failed else free, "oom": has_failed})  # fmt: skip
     return found
-
-
-def _classes(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mean turn time of each kind of request by arm [s]; a shorter answer of the search counts at full length."""
-    blocks = [one for one in events if one.get("purpose") == "block"]
-    longest: dict[str, int] = defaultdict(int)
-    for event in blocks:
-        request = event["request"]
-        longest[request["kind"]] = max(longest[request["kind"]], request["n_predict"])
-    walls: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in blocks:
-        answer, request = event.get("answer") or {}, event["request"]
-        if answer.get("wall_ms"):
-            arm = {**event["arm"], "n_max": event["n_max"], "p_min": event["p_min"]}
-            left_ms = answer.get("decode_left_ms") or 0.0
-            taken_ms = (answer.get("predicted_ms") or 0.0) + left_ms
-            longer = (longest[request["kind"]] - 1) / max(request["n_predict"] - 1, 1)
-            turn_ms = answer["wall_ms"] + left_ms + taken_ms * (longer - 1)
-            walls[arm_text(arm), request["kind"]].append(turn_ms / 1000)
-    return [
-        {"arm": arm, "kind": kind, "wall_s": fmean(values), "n": len(values)}
-        for (arm, kind), values in walls.items()
-    ]
 
 
 def _failures(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

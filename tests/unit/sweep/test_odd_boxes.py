@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from benchmarks.simulator.box import QUIET, Life, SimulatedBox
+from benchmarks.simulator.box import QUIET, Life, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
 from tests.support.bench_samples import the_book
 from tests.support.made_sweep import begun_search
@@ -366,6 +366,17 @@ def proved_ms(one: Task, box: Odd) -> float | None:
     night = begun_search(one, box).night
     reading = Server(night, one.incumbent, "verdict").block(exact=True)[0]
     return reading.prompt_ms
+
+
+def test_a_sweep_shows_the_whole_turn_of_a_prompt_that_was_read_in_two_parts() -> None:
+    prompts = LONG, RequestClass(1, "code", 20_000, 600, 64)
+    one = replace(two_arms(), workload=Workload(prompts))
+    outcome = night(one, Odd(one.card, QUIET))
+    shown = {(turn.arm, turn.kind): turn.wall_s for turn in outcome.evidence.turns}
+    truth = Truth(one.card)
+    for asked in prompts:
+        whole_s = truth.turn_ms(one.incumbent, Workload((asked,))) / 1000
+        assert shown[str(one.incumbent), asked.kind] == pytest.approx(whole_s, rel=0.05)
 
 
 def test_a_long_prompt_behind_a_prefix_counts_with_the_time_that_reading_the_prefix_took() -> None:
