@@ -368,7 +368,7 @@ def _check_preamble(cursor: Cursor) -> None:
     if magic != MAGIC:
         raise ModelFileError(
             f"not a GGUF file: `{cursor.source.name}`",
-            cause=f"it does not begin with the bytes {MAGIC!r}",
+            cause=f"it does not begin with `{MAGIC.decode()}`",
             hint="a model in another format has to be converted first",
         )
     raw = cursor.take(4, "the version")

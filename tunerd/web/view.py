@@ -329,7 +329,7 @@ def plan_facts(plan: Mapping[str, Any]) -> Facts:
     said = (
         f"{model['architecture']}, {model['quant']}, {format_mib(model['file_bytes'] // 1024**2)}"
         if model["file_bytes"] is not None
-        else "not here yet"
+        else "no GGUF file there yet"
     )
     return (
         ("profile", f"{plan['profile']} ({', '.join(plan['layers'])})"),
@@ -340,10 +340,10 @@ def plan_facts(plan: Mapping[str, Any]) -> Facts:
 
 
 def without_header(plan: Mapping[str, Any]) -> str:
-    """What can be said of memory before the model file is there."""
+    """What can be said of memory before a model file that can be read is there."""
     published = plan["published_vram_mib"]
     known = f"; published with this model: {format_mib(published)} in use" if published else ""
-    return f"told once the model file is here, from its header{known}"
+    return f"told once the GGUF file is there, from its header{known}"
 
 
 def needs_facts(plan: Mapping[str, Any]) -> Facts:

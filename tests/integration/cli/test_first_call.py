@@ -76,13 +76,21 @@ def test_a_plan_shows_what_would_be_run_before_the_model_is_there(box: Box) -> N
     assert planned["warnings"][0]["code"] == "model-missing"
     assert f"tunerd model new {model}" in planned["warnings"][0]["hint"]
     told = box.call("plan", "cpu-embedded").stdout
-    assert f"{model} (not here yet)" in told
-    assert "told once the model file is here" in told
+    assert f"{model} (no GGUF file there yet)" in told
+    assert "told once the GGUF file is there" in told
 
     assert box.call("model", "new", model).returncode == 0
     then = json.loads(box.call("plan", "cpu-embedded", "--json", "--explain").stdout)
     assert (then["refused"], then["argv"]) == (False, planned["argv"])
     assert then["explain"] == planned["explain"]
+
+
+def test_a_plan_does_not_call_a_file_missing_that_is_no_model(box: Box) -> None:
+    (box.folder / "notes.txt").write_text("no weights")
+    done = box.call("plan", "cpu-embedded", "--set", f"model.path={box.folder}/notes.txt")
+    assert done.returncode == 1
+    assert "notes.txt (no GGUF file there yet)" in done.stdout
+    assert "it does not begin with `GGUF`" in done.stderr
 
 
 def test_a_plan_that_has_neither_model_nor_engine_says_both(box: Box) -> None:
