@@ -277,7 +277,7 @@ def address_of_url(url: str, api_key: str | None = None) -> Address:
     """The address in a URL; a path of `/v1` is what every such server has.
 
     Raises:
-        UsageError: it is none of plain HTTP.
+        UsageError: it is none of plain HTTP, or names an account: a URL is kept with what was measured.
     """
     parts = urlsplit(url if "//" in url else f"http://{url}")
     try:
@@ -285,8 +285,8 @@ def address_of_url(url: str, api_key: str | None = None) -> Address:
     except ValueError:
         port = -1
     is_plain = parts.scheme == "http" and parts.path.rstrip("/") in {"", "/v1"}
-    if not is_plain or not parts.hostname or port == -1:
-        hint = "http://HOST:PORT, with or without /v1"
+    if not is_plain or not parts.hostname or port == -1 or "@" in parts.netloc:
+        hint = "http://HOST:PORT, with or without /v1; a key is taken from OPENAI_API_KEY"
         raise UsageError(f"no address of a server with plain HTTP: `{url}`", hint=hint)
     return Address(parts.hostname, port or 80, api_key)
 

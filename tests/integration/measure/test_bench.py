@@ -197,6 +197,12 @@ def test_options_that_would_do_nothing_are_refused(words: tuple[str, ...]) -> No
     assert CliRunner().invoke(cli, ["--local", "bench", *words]).exit_code == 2
 
 
+def test_an_address_that_would_be_kept_with_its_password_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        BenchBox(tmp_path).bench("http://me:secret@127.0.0.1:1")
+    assert "OPENAI_API_KEY" in str(refused.value.hint)
+
+
 @pytest.mark.parametrize("suite", [Suite.CACHE, Suite.MTP])
 def test_without_published_numbers_nothing_is_measured_against_them(
     tmp_path: Path, suite: Suite
