@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -158,6 +159,7 @@ def main() -> None:
     _collect_seldom()
     _compute_on_one_thread()
     _open_what_is_closed()
+    _write_utf_8()
     try:
         code = _main()
         sys.stdout.flush()
@@ -181,6 +183,12 @@ def _open_what_is_closed() -> None:
     """Streams that the caller closed take everything and keep nothing."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
+def _write_utf_8() -> None:
+    """In every locale, as Python itself from 3.15 on: charts, JSON and names have more than ASCII."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def _unwritable(error: OSError, code: int) -> int:

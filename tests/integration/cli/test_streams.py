@@ -78,6 +78,14 @@ def test_with_both_streams_closed_the_exit_code_is_that_of_the_action() -> None:
     assert call("--fails", closes="2>/dev/full")[0] == 3
 
 
+@pytest.mark.parametrize("locale", ["ascii", "latin-1"])
+def test_a_locale_without_the_characters_of_charts_gets_utf_8(tmp_path: Path, locale: str) -> None:
+    shown = Box(tmp_path, {"PYTHONIOENCODING": locale}).call("workload", "show", "chat")
+
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "\u2588" in shown.stdout
+
+
 @pytest.mark.parametrize("words", [("status",), ("--help",)])
 def test_a_full_disk_behind_standard_output_is_told_in_a_line(
     tmp_path: Path, words: tuple[str, ...]
