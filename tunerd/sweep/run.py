@@ -406,6 +406,10 @@ class _Run:
         except BaseException as error:
             with contextlib.suppress(HostError):  # its disk is full: the run stays without an end
                 keeper.end(RunOutcome.STOPPED, words_of(error))
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                error.add_note(
+                    f"its samples are kept: `tunerd sweep resume {keeper.number}` goes on"
+                )
             raise
         is_over = ended is not None and outcome.verdict == "inconclusive"
         keeper.end(RunOutcome.STOPPED if is_over else RunOutcome.DONE, "; ".join(verdict.reasons))

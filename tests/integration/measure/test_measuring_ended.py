@@ -56,8 +56,14 @@ def has_samples(box: SweepBox) -> bool:
         (("bench", "night", "--set", "serving.metrics=false", *LONG), signal.SIGINT, 130),
         (("compare", "live", "speculation.n_max=2", "--yes", "--json"), signal.SIGTERM, 143),
         (("bench", "night", "--set", "serving.metrics=false", *LONG), None, 1),
+        (("sweep", "run", "--budget", "1h", "--yes", "--json"), signal.SIGTERM, 143),
     ],
-    ids=["bench by Ctrl-C", "compare by SIGTERM", "bench by whoever starts the unit"],
+    ids=[
+        "bench by Ctrl-C",
+        "compare by SIGTERM",
+        "bench by whoever starts the unit",
+        "sweep by SIGTERM",
+    ],
 )
 def test_a_measurement_that_is_ended_by_hand_is_one_object_and_the_unit_serves(
     box: SweepBox, words: tuple[str, ...], number: signal.Signals | None, code: int
@@ -77,12 +83,13 @@ def test_a_measurement_that_is_ended_by_hand_is_one_object_and_the_unit_serves(
     found = json.loads(out)
     kind = "preempted" if number is None else "interrupted"
     assert (found["ok"], found["error"]["code"]) == (False, kind)
-    assert found["command"] == words[0]
+    assert found["command"] == ("sweep run" if words[0] == "sweep" else words[0])
     run = box.json("results", "list")["results"][0]
     assert (run["outcome"], run["samples"] > 0) == ("stopped", True)
     if number is not None:
         assert "llama-server.service serves again" in found["error"]["state"]
-        assert f"`tunerd results show {run['run']}`" in found["error"]["state"]
+        next_step = "sweep resume" if words[0] == "sweep" else "results show"
+        assert f"`tunerd {next_step} {run['run']}`" in found["error"]["state"]
     until(lambda: box.serves, "the unit serves")
 
 
