@@ -387,12 +387,13 @@ def support_bundle_command(call: Call, output: str | None) -> ActionResult:
       tunerd support-bundle --output tunerd-support.json
     """  # noqa: D301
     from tunerd.doctor.doctor import bundle_text, support_bundle
-    from tunerd.machine.files import Files
+    from tunerd.machine.files import Files, destination
 
     found = support_bundle(call.context())
     if output is not None:
+        path = destination(Path(output))
         call.ask(f"Write this to {output}?", (), found.payload)
-        Files().write(Path(output), bundle_text(found.payload).encode(), mode=0o600)
+        Files().write(path, bundle_text(found.payload).encode(), mode=0o600)
         return replace(found, payload={**found.payload, "path": output})
     return found
 

@@ -39,6 +39,22 @@ class Look:
     gid: int
 
 
+def destination(path: Path) -> Path:
+    """Where a file goes that a person names, behind links; `Files.write` puts another in the place of what is there.
+
+    Raises:
+        HostError: there is no such folder, or a device or pipe stands there, which others need.
+    """
+    path = Path(os.path.realpath(path))
+    if not path.parent.is_dir():
+        raise HostError(f"no such folder: `{path.parent}`", hint="make it first, or choose another")
+    if path.exists() and not path.is_file():
+        raise HostError(
+            f"not a plain file: `{path}`", state="nothing was written", hint="name another"
+        )
+    return path
+
+
 class Files:
     """Reads and durably changes files of tunerd and of the service manager."""
 

@@ -13,8 +13,8 @@ from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.emit import DEFAULT_PORT, Flag, Server, Target, emit, flags_of
 from tunerd.engine.serving import read_live_unit, specifiers_of
-from tunerd.errors import HostError, UsageError
-from tunerd.machine.files import Files, real_path
+from tunerd.errors import UsageError
+from tunerd.machine.files import Files, destination, real_path
 from tunerd.machine.host import read_host
 from tunerd.model.memory import Device
 from tunerd.production.checks import explain
@@ -191,15 +191,14 @@ def write_text(path: Path, made: ActionResult, *, replace_it: bool) -> ActionRes
         HostError: it cannot be written.
         UsageError: something stands there by now.
     """
-    if not path.parent.is_dir():
-        raise HostError(f"no such folder: `{path.parent}`", hint="make it first, or choose another")
+    goes_to = destination(path)
     Files().write(
-        path,
+        goes_to,
         str(made.payload["text"]).encode(),
         mode=0o755 if made.payload["target"] == Target.SHELL else 0o644,
         check=lambda: None if replace_it else demand_free(path),
     )
-    return replace(made, payload={**made.payload, "path": str(path.resolve())})
+    return replace(made, payload={**made.payload, "path": str(goes_to)})
 
 
 @dataclass(frozen=True, slots=True)

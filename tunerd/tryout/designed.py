@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.errors import HostError, UsageError
-from tunerd.machine.files import Files
+from tunerd.machine.files import Files, destination
 from tunerd.result import ActionResult
 
 if TYPE_CHECKING:
@@ -543,6 +543,7 @@ def write(made: Design, path: Path, *, force: bool = False) -> DesignedFile:
         UsageError: One of the files is already there, and `force` was not given.
         HostError: The folder cannot be written, or is full.
     """
+    path = destination(path)
     truth_path = truth_path_of(path)
     _demand_free(path, force=force)
     described = json.dumps(_describe(made), separators=(",", ":"))

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import argument_changes, without_secrets
-from tunerd.errors import HostError, UsageError
-from tunerd.machine.files import Files
+from tunerd.errors import UsageError
+from tunerd.machine.files import Files, destination
 from tunerd.measure.answer import Sample, Spread, Summary, spread, summarise
 from tunerd.measure.evidence import (
     AcceptanceByPosition,
@@ -129,11 +129,10 @@ def write_report(path: Path, made: ActionResult) -> ActionResult:
     Raises:
         HostError: it cannot be written.
     """
-    if not path.parent.is_dir():
-        raise HostError(f"no such folder: `{path.parent}`", hint="make it first, or choose another")
+    path = destination(path)
     Files().write(path, str(made.payload["html"]).encode())
     payload = {
-        "path": str(path.resolve()),
+        "path": str(path),
         "bytes": path.stat().st_size,
         "runs": made.payload["runs"],
     }

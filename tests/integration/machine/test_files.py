@@ -21,7 +21,15 @@ import pytest
 from tests.support.folders import ROOT
 from tests.support.programs import ProgramFailed, program
 from tunerd.errors import Busy, HostError
-from tunerd.machine.files import MAX_READ_BYTES, Files, is_full, is_locked, lock, make_private
+from tunerd.machine.files import (
+    MAX_READ_BYTES,
+    Files,
+    destination,
+    is_full,
+    is_locked,
+    lock,
+    make_private,
+)
 
 IS_ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not IS_ROOT, reason="not root; run `sudo ./tests/run`")
@@ -125,6 +133,22 @@ def test_what_cannot_be_done_is_an_error_of_ours_and_leaves_nothing(
 
 
 # Reading.
+
+
+def test_a_file_that_a_person_names_goes_behind_links_and_in_place_of_no_device(
+    tmp_path: Path,
+) -> None:
+    kept, link, pipe = (tmp_path / name for name in ("kept", "link", "pipe"))
+    kept.write_text("old")
+    link.symlink_to(kept)
+    os.mkfifo(pipe)
+    assert destination(link) == kept
+    assert destination(tmp_path / "new") == tmp_path / "new"
+    for other in (pipe, tmp_path, Path("/dev/null")):
+        with pytest.raises(HostError, match="not a plain file"):
+            destination(other)
+    with pytest.raises(HostError, match="no such folder"):
+        destination(kept / "below")
 
 
 def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
