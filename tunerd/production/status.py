@@ -33,6 +33,7 @@ def history(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
     rows: list[dict[str, Any]] = []
     messages = []
     numbers = ctx.generations.numbers()
+    total = len(numbers)
     for number in numbers:
         if len(rows) == limit:
             break
@@ -41,10 +42,12 @@ def history(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
         except HostError:
             text = f"the record of generation {number} cannot be read"
             messages.append(warning("damaged", text, f"`tunerd history show {number}` says why"))
-            continue
+            entry = None
         if entry is not None:
             rows.append(summary_json(entry))
-    return ActionResult("history", {"generations": rows, "total": len(numbers)}, tuple(messages))
+        else:  # damaged, or given up when the disk was full: no older one that --all would show
+            total -= 1
+    return ActionResult("history", {"generations": rows, "total": total}, tuple(messages))
 
 
 def show(ctx: Context, number: int) -> ActionResult:

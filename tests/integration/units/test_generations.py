@@ -136,6 +136,7 @@ def test_a_damaged_record_is_named_until_it_was_put_aside_and_stands_in_nobodys_
         ("damaged", "`tunerd history show 2` says why")
     ]
     assert [row["number"] for row in told.payload["generations"]] == [1]
+    assert told.payload["total"] == 1, "no older one that --all would show"
     folder.rename(folder.with_name("000002.damaged"))
     assert history(ctx).messages == ()
 
