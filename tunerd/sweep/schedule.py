@@ -233,11 +233,17 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
     zone = changed.get("sweep.timezone") or ctx.settings.sweep.timezone
     if window is not None:
         try:
-            parse_window(window, days, zone or local_zone(ctx.environment))
+            parsed = parse_window(window, days, zone or local_zone(ctx.environment))
         except ValueError as error:
             raise UsageError(
                 "that is no window", cause=str(error), state="nothing was changed"
             ) from error
+        now_s = ctx.clock.now_s()
+        if not openings(parsed, Memory(), now_s, missed=Missed.LATE, least_s=_LEAST_NIGHT_S):
+            raise UsageError(
+                f"a night needs at least {format_duration(_LEAST_NIGHT_S)}, and the window is shorter",
+                state="nothing was changed",
+            )
     elif changed.get("schedule.enabled"):
         raise UsageError(
             "nights need a window", state="nothing was changed", hint="--window 01:00-06:30"
@@ -368,6 +374,9 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
                 "no-window", "nights are on, and no window is set", "`tunerd schedule set --window`"
             ),
         )
+    if not next_openings(ctx):
+        text = f"no night begins: the window is shorter than {format_duration(_LEAST_NIGHT_S)}"
+        return (warning("too-short", text, "`tunerd schedule set --window`"),)
     if not is_locked(daemon_lock(ctx)):
         hint = "`systemctl start tunerd`, or `tunerd daemon` in a terminal"
         return (warning("no-daemon", "no night begins: no tunerd daemon runs", hint),)

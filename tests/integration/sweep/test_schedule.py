@@ -249,4 +249,7 @@ def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: P
     assert call(made, "show")["nights"][0]["skipped"] is False  # type: ignore[index]
     before = file.read_text()
     call(made, "set", "--window", "25:00-05:00", code=2)
+    call(made, "set", "--window", "01:00-01:14", code=2)
     assert file.read_text() == before
+    file.write_text(before.replace("23:00-05:00", "01:00-01:14"))
+    assert codes(call(made, "show")) == ["too-short"], "the daemon would begin none"
