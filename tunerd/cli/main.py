@@ -283,4 +283,5 @@ def _as_ours(error: click.ClickException) -> TunerdError:
             with contextlib.suppress(TunerdError):  # which a whole call tells of
                 cause, hint = profiles_for_here(error.ctx.find_root().obj, where)
                 return kind("no profile was named", cause=cause, hint=hint)
-    return kind(error.format_message(), hint=hint)
+    text = " ".join(error.format_message().split())  # choices are on lines of their own
+    return kind(text, hint=hint)

@@ -109,6 +109,7 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line(
         (("aply", "--json"), "Did you mean `apply`"),
         (("apply", "--json"), "no profile was named"),
         (("history", "show", "first", "--json"), "not a valid integer"),
+        (("guard", "set", "oom", "--json"), "Choose from: act, advise, off"),
     ],
 )
 def test_a_wrong_call_is_one_json_object_for_scripts(
