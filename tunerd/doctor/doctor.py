@@ -63,6 +63,7 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
 from tunerd.production.checks import masked
+from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import settings_of
 from tunerd.production.profiles import detect
 from tunerd.production.status import history, status, unsupervised, verify
@@ -237,8 +238,13 @@ def _log(ctx: Context, state: UnitState) -> tuple[str, ...]:
     return ctx.services.log(ctx.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
 
 
-def read_port(server: ServerFacts | None, live: LiveUnit | None) -> PortFacts | None:
-    """Who else listens where the server does or would; without a unit, at tunerd's own default."""
+def read_port(
+    server: ServerFacts | None, live: LiveUnit | None, *, measures: bool
+) -> PortFacts | None:
+    """Who else listens where the server does or would; without a unit, at tunerd's own default.
+
+    While tunerd measures in its place, that is what is measured.
+    """
     port, host, own = DEFAULT_PORT, DEFAULT_HOST, None
     if server is not None and live is not None:
         usual = server.capabilities.default_port if server.capabilities is not None else None
@@ -248,7 +254,7 @@ def read_port(server: ServerFacts | None, live: LiveUnit | None) -> PortFacts | 
         port, host = named, (live.serving.host or DEFAULT_HOST).split(",")[0].strip()
     pids = (listening_pid(port, host),) if own is None else other_listeners(port, host, own)
     names = (f"{process_name(pid) or 'a process'} (process {pid})" for pid in pids if pid)
-    return PortFacts(port, tuple(names))
+    return PortFacts(port, () if measures else tuple(names))
 
 
 _N_RUNS = 200
@@ -366,7 +372,7 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
         frequency=read_cpu_frequency(),
         driver=read_driver_files(),
         server=server,
-        port=read_port(server, live),
+        port=read_port(server, live, measures=read_measurement(ctx) is not None),
         evidence=_evidence(ctx, server, messages),
         own=_own_facts(ctx),
     )

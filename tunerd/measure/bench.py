@@ -58,7 +58,7 @@ from tunerd.measure.results import arm_json, ending, rates_seen, sample_json
 from tunerd.measure.store import EvidenceStore, demand_storable, reading
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device
-from tunerd.production.lease import Candidate, hold, outlook
+from tunerd.production.lease import Candidate, demand_alone, hold, outlook
 from tunerd.production.plan import Plan as DeployPlan
 from tunerd.production.plan import make_plan
 from tunerd.production.unattended import demand_root_for_plan
@@ -490,6 +490,7 @@ class Session:
             programs=[plan.engine.program for plan in plans.values()],
         )
         demand_storable(self.ctx)
+        demand_alone(self.ctx)
         profile = first.resolved.name
         confirm(f"`{profile}` is measured in the place of {self.ctx.unit}: {ahead.text}. Go on?")
         return max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S))
@@ -698,6 +699,7 @@ def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
     """
     session = Session(ctx, asked)
     with EvidenceStore(ctx.paths.evidence) as session.store:
+        demand_alone(ctx)
         target = open_live(ctx)
         published = _published(ctx, asked, target.profile)
         session.on_server(target, LIVE)

@@ -75,7 +75,7 @@ from tunerd.measure.request import (
 from tunerd.measure.results import ending, rates_seen
 from tunerd.measure.store import EvidenceStore, demand_storable, reading
 from tunerd.measure.trust import not_as_meant
-from tunerd.production.lease import Held, Outlook, hold, outlook
+from tunerd.production.lease import Held, Outlook, demand_alone, hold, outlook
 from tunerd.production.plan import Plan, make_plan
 from tunerd.production.unattended import demand_root_for_plan
 from tunerd.profile.files import load_sources, parse_options
@@ -362,6 +362,7 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
     """
     prepared = prepare(ctx, request)
     demand_storable(ctx)
+    demand_alone(ctx)
     confirm(prepared)
     with EvidenceStore(ctx.paths.evidence, check=False) as store:
         keeper = Keeper(ctx, store, prepared)

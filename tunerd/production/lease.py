@@ -487,6 +487,16 @@ def hold(
                 held.close()
 
 
+def demand_alone(ctx: Context) -> None:
+    """See that nobody measures, before a person is asked: what is measured stands in production's place.
+
+    Raises:
+        Busy: another measurement is under way.
+    """
+    with _only_measurement(ctx, "a look"):
+        return
+
+
 @contextlib.contextmanager
 def _only_measurement(ctx: Context, purpose: str) -> Iterator[None]:
     """One at a time: the lock of measurements, and each card, which other STATEs and accounts may measure."""

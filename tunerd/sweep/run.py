@@ -23,7 +23,7 @@ from tunerd.measure.learn import served_requests, workload_for
 from tunerd.measure.life import Texts, prompt_book
 from tunerd.measure.store import EvidenceStore, demand_storable, reading
 from tunerd.operations import JobRequest, Lane
-from tunerd.production.lease import Held, hold
+from tunerd.production.lease import Held, demand_alone, hold
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.plan import Plan
@@ -276,6 +276,7 @@ def run_sweep(
     demand_time(ctx, prepared.deadline, budget_s=request.budget_s, load_s=prepared.load_s)
     demand_room(prepared)
     demand_storable(ctx)
+    demand_alone(ctx)
     confirm(prepared)
     with EvidenceStore(ctx.paths.evidence, check=False) as store:
         known = history_of(store, prepared.basis, prepared.generation.created_s)
@@ -363,6 +364,7 @@ def resume_sweep(
             )
         demand_open(ctx, request.window)
         demand_time(ctx, prepared.deadline, budget_s=left_s, load_s=prepared.load_s)
+        demand_alone(ctx)
         confirm(prepared)
         store.reopen_run(sweep.number)
         keeper = SweepKeeper(ctx, store, sweep.number)

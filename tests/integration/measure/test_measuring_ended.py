@@ -93,6 +93,25 @@ def test_a_measurement_that_is_ended_by_hand_is_one_object_and_the_unit_serves(
     until(lambda: box.serves, "the unit serves")
 
 
+def test_a_second_measurement_is_refused_before_it_asks_or_stores_anything(box: SweepBox) -> None:
+    process = begin(box, "bench", "night", "--set", "serving.metrics=false", *LONG)
+    try:
+        until(lambda: has_samples(box) or process.poll() is not None, "samples are stored")
+        kept = box.json("results", "list")["total"]
+        for words in (("bench", "night"), ("bench",), ("compare", "live", "speculation.n_max=2"),
+                      ("sweep", "run", "--budget", "1h")):  # fmt: skip
+            found = box.json(*words, code=75)["error"]
+            assert "process" in found["cause"], words
+        assert box.json("results", "list")["total"] == kept
+        told = box.json("doctor", code=None)["findings"]
+        assert "port-clash" not in {one["code"] for one in told}, "it is what tunerd measures"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_S)
+        process.kill()
+    until(lambda: box.serves, "the unit serves")
+
+
 def test_a_profile_that_does_not_serve_is_an_error_after_which_the_unit_does(box: SweepBox) -> None:
     found = box.json("bench", "night", "--set", "speculation.n_max=1", "--yes", code=1)
 
