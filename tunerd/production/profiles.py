@@ -19,7 +19,7 @@ from tunerd.machine.host import read_host
 from tunerd.model.files import ModelFiles, ollama_layers
 from tunerd.production.checks import check_machine, lost_lines
 from tunerd.profile.files import config_error, load_profile, load_sources, read_profile
-from tunerd.profile.layers import Layer, Resolved, layers_of, resolve
+from tunerd.profile.layers import Layer, Resolved, chain_of, layers_of, resolve
 from tunerd.profile.schema import check_file
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
@@ -233,6 +233,11 @@ def check_profile(ctx: Context, what: str) -> ActionResult:
         data = read_profile(Path(what), ctx.files)
         problems = [data] if isinstance(data, Problem) else list(check_file(what, data))
         files = [] if isinstance(data, Problem) else [(what, data)]
+        parent = None if isinstance(data, Problem) else data.get("extends")
+        chain = chain_of(parent, load_sources(ctx)[0]) if isinstance(parent, str) else None
+        if isinstance(chain, Problem):
+            is_own = chain.key == "name"
+            problems.append(replace(chain, source=what, key="extends") if is_own else chain)
     else:
         sources, unparsed = load_sources(ctx)
         layers = layers_of(what, sources)

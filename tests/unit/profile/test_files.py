@@ -62,6 +62,18 @@ def test_what_is_no_file_is_named_and_stands_in_nobodys_way(ctx: Context) -> Non
     assert str(stray) in (caught.value.cause or "")
 
 
+def test_a_file_that_extends_what_is_not_there_is_a_problem_before_it_is_installed(
+    ctx: Context, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.toml"
+    new.write_text('extends = "cpu-embeded"')
+    (problem,) = check_profile(ctx, str(new)).payload["problems"]
+    assert (problem["file"], problem["key"]) == (str(new), "extends")
+    assert problem["nearest"] == "cpu-embedded"
+    new.write_text('extends = "cpu-embedded"')
+    assert check_profile(ctx, str(new)).exit_code == 0
+
+
 def test_a_folder_among_the_workloads_is_named_and_the_others_are_listed(ctx: Context) -> None:
     stray = ctx.paths.site_profiles / "workloads" / "stray.toml"
     stray.mkdir(parents=True)
