@@ -439,7 +439,7 @@ def read_bundle(content: bytes, where: str) -> Bundle:
     except ValidationError as problem:
         first = min(problem.errors(), key=lambda one: one["loc"] != ("version",))
         place = ".".join(str(part)[:60] for part in first["loc"])
-        if place == "version":
+        if place == "version" and first["type"] != "missing":
             given = str(first["input"])[:40]
             raise _refused(where, f"it is of version {given!a}, and this tunerd reads version {VERSION}") from problem  # fmt: skip
         raise _refused(where, f"{place or 'the file'}: {first['msg'][:200]}") from problem

@@ -75,6 +75,7 @@ def test_the_schema_is_that_of_the_code_and_says_the_same() -> None:
         (b" " * (MOST_BYTES + 1), "larger than"),
         (b"\xff\xfe", "the file"),
         (json.dumps(a_bundle(version=2)).encode(), "of version '2', and this tunerd reads version 1"),
+        (b'{"some": "json"}', "version: Field required"),
         (json.dumps(a_bundle(version=2, more=1)).encode(), "of version '2'"),
         (json.dumps(a_bundle(host="box")).encode(), "host"),
         (json.dumps(a_bundle(an_entry(figures=[{"case": "x", "tok_s": float("nan")}]))).encode(), "tok_s"),
