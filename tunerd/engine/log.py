@@ -270,8 +270,9 @@ def _time_of(line: str) -> tuple[bool, float] | None:
     return None if found is None else (True, float(found[1]))
 
 
-# Shorter than any work: the generation with which a start is checked, and a client's own probes.
-_LEAST_TOKENS = 48
+# Shorter than any work: the generation with which a start is checked, and a client's own probes; and an answer of a token or two,
+# with which a measurement only reads a prefix.
+_LEAST_TOKENS, _LEAST_ANSWER = 48, 3
 LEAST_REQUESTS = 30
 # Where classes part: prompts by what is read in one go, in some, and in minutes; answers by whether
 # the prompt or the answer decides about the turn.
@@ -325,7 +326,11 @@ def learn(
     answer, and the kind is `mixed`.
     """
     known = [one for one in requests if one.prompt_total_n is not None]
-    work = [one for one in known if _prompt(one) + one.predicted_n >= _LEAST_TOKENS]
+    work = [
+        one
+        for one in known
+        if one.predicted_n >= _LEAST_ANSWER and _prompt(one) + one.predicted_n >= _LEAST_TOKENS
+    ]
     if len(work) < LEAST_REQUESTS:
         return None
     cells = _cells(work)

@@ -150,10 +150,11 @@ def test_rare_requests_join_the_nearest_class_and_none_is_lost() -> None:
     assert sum(learned.histograms["prompt_tokens"].values()) == 100
 
 
-def test_probes_and_requests_of_unknown_length_do_not_count() -> None:
+def test_probes_read_prefixes_and_requests_of_unknown_length_do_not_count() -> None:
     requests = [
         *[logged(300, 100) for _ in range(LEAST_REQUESTS)],
-        *[logged(8, 4) for _ in range(7)],
+        *[logged(8, 4) for _ in range(4)],
+        *[logged(24_000, 1) for _ in range(3)],
         *[logged(300, 100, cached_n=None) for _ in range(5)],
     ]
     learned = learn(requests, name="mine", description="", source="")
