@@ -42,6 +42,7 @@ from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit, standing_text
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
+from tunerd.machine.files import is_locked
 from tunerd.machine.gpu import read_driver_files
 from tunerd.machine.host import (
     memlock_limit_of,
@@ -66,7 +67,7 @@ from tunerd.production.checks import masked
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import settings_of
 from tunerd.production.profiles import detect
-from tunerd.production.status import history, status, unsupervised, verify
+from tunerd.production.status import history, interrupted, status, unsupervised, verify
 from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
@@ -381,7 +382,8 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
 
 def _own_facts(ctx: Context) -> OwnFacts | None:
     try:
-        return OwnFacts(unsupervised(ctx), next(iter(ctx.settings_messages()), None))
+        cut_short = None if is_locked(ctx.paths.lock) else interrupted(ctx)
+        return OwnFacts(unsupervised(ctx), next(iter(ctx.settings_messages()), None), cut_short)
     except TunerdError:  # which the unit's reader told of
         return None
 

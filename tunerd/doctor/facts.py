@@ -410,11 +410,13 @@ class PortFacts:
 class OwnFacts:
     """What is the matter with tunerd itself; each None where nothing is.
 
-    `unsupervised` is that local mode's supervisor does not run, `settings` that others than those written hold.
+    `unsupervised` is that local mode's supervisor does not run, `settings` that others than those written hold,
+    `interrupted` that a swap was cut short.
     """
 
     unsupervised: Message | None = None
     settings: Message | None = None
+    interrupted: Message | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1015,4 +1015,16 @@ def _settings_wrong(facts: Facts) -> Iterator[Seen | Missing]:
         yield _errs(found.text, found.hint or "tunerd settings")
 
 
+@_rule(
+    "swap-cut-short",
+    "a swap that was cut short",
+    "unit and record may differ until the daemon, the next change or `tunerd recover` mends that",
+    _OWN,
+)
+def _interrupted(facts: Facts) -> Iterator[Seen | Missing]:
+    found = need(facts.own, "whether a swap was cut short").interrupted
+    if found is not None:
+        yield _errs(found.text, found.hint or "tunerd recover")
+
+
 ALL_RULES = tuple(_RULES)

@@ -118,6 +118,16 @@ class HandedIn:
     problem: str | None = None
 
 
+def interrupted(ctx: Context) -> Message | None:
+    """A swap that was cut short; while one runs it looks the same."""
+    record = read_record(ctx)
+    if record is not None:
+        return warning("interrupted", cut_short(ctx, record), "tunerd recover")
+    others = others_on_record(ctx)
+    text = f"a swap of {', '.join(others)} was cut short"
+    return warning("interrupted", text, "tunerd recover") if others else None
+
+
 def status(ctx: Context) -> ActionResult:
     """Reads only, and takes no lock: what it shows may be a moment old."""
     state = ctx.services.state(ctx.unit)
@@ -131,7 +141,6 @@ def status(ctx: Context) -> ActionResult:
         http = server.health(timeout_s=1.0)
         props = server.props(timeout_s=1.0) if http is HttpState.READY else None
     drifts = find_drift(ctx, entry, deep=False) if entry is not None else []
-    record = read_record(ctx)
     under_way = is_locked(ctx.paths.lock)
     measurement = read_measurement(ctx)
     gpus = ctx.gpu.read()
@@ -168,11 +177,8 @@ def status(ctx: Context) -> ActionResult:
     messages: list[Message] = []
     if under_way:
         messages.append(warning("busy", "a change is under way right now"))
-    elif record is not None:
-        messages.append(warning("interrupted", cut_short(ctx, record), "tunerd recover"))
-    elif others := others_on_record(ctx):
-        text = f"a swap of {', '.join(others)} was cut short"
-        messages.append(warning("interrupted", text, "tunerd recover"))
+    elif found := interrupted(ctx):
+        messages.append(found)
     elif state.has_failed:
         text = f"the unit has failed ({state.result})"
         messages.append(warning("failed", text, "tunerd rollback"))

@@ -183,6 +183,8 @@ FIRES = [
           Level.ERROR, "it is down"),
     ("settings-wrong", a_box(own=OwnFacts(settings=warning("settings", "no TOML", "correct it"))),
           Level.ERROR, "no TOML"),
+    ("swap-cut-short", a_box(own=OwnFacts(interrupted=warning("interrupted", "of generation 3", "recover"))),
+          Level.ERROR, "of generation 3"),
 ]  # fmt: skip
 
 SILENT = [
@@ -295,6 +297,7 @@ UNKNOWN = [
      "2 ExecStart"),
     ("no-supervisor", a_box(own=None), "supervisor answers"),
     ("settings-wrong", a_box(own=None), "the settings are right"),
+    ("swap-cut-short", a_box(own=None), "was cut short"),
 ]  # fmt: skip
 
 
