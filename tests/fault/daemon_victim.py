@@ -245,8 +245,10 @@ class DaemonVictim:
             self._is_quiet, "no unit of tunerd's runs beside the daemon and its web part"
         )
         assert not machine.exists(RECORD)
-        left = machine.sh(f"find {box.units} {STATE} -name '*.tmp' -o -name '*.damaged*'").stdout
-        assert left == "", f"left over: {left}"
+        look = f"find {box.units} {STATE} -name '*.tmp' -o -name '*.damaged*'"
+        self.box.until(
+            lambda: not machine.sh(look).stdout, lambda: f"gone: {machine.sh(look).stdout}"
+        )
         python = PREFIX / "bin/python"
         files = (f"{STATE}/telemetry.db", f"{STATE}/evidence.db")
         said = machine.run(python, "-S", "-E", "-c", _SOUND, *files).stdout.splitlines()

@@ -53,6 +53,14 @@ def _start_writer(place: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
+def _killed(writer: subprocess.Popen[str]) -> str:
+    """What it said and nobody read yet; `communicate` with a limit would lose what came with the lines before."""
+    writer.send_signal(signal.SIGKILL)
+    assert writer.stdout is not None
+    with writer:
+        return writer.stdout.read()
+
+
 def _acknowledged(said: str) -> dict[int, int]:
     """How many samples of each run the writer was told to be stored; the last line may be cut."""
     found: dict[int, int] = {}
@@ -70,8 +78,7 @@ def test_nothing_that_was_acknowledged_is_lost_by_kills(place: str) -> None:
         assert writer.stdout is not None
         first = writer.stdout.readline()
         time.sleep(chance.uniform(0, 0.15))
-        writer.send_signal(signal.SIGKILL)
-        expected |= _acknowledged(first + writer.communicate(timeout=180)[0])
+        expected |= _acknowledged(first + _killed(writer))
         with open_store(place) as store:  # the quick check of a file finds damage
             stored = {run.number: run.n_samples for run in store.runs()}
         for run, n in expected.items():
@@ -124,8 +131,7 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
         writer = _start_writer(path)
         assert writer.stdout is not None
         said = "".join(writer.stdout.readline() for _ in range(12))
-        writer.send_signal(signal.SIGKILL)
-        said += writer.communicate(timeout=180)[0]
+        said += _killed(writer)
         disk.cut()
         with EvidenceStore(path) as store:
             stored = {run.number: run.n_samples for run in store.runs()}
@@ -187,8 +193,7 @@ def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) ->
     for opener in openers:
         assert opener.stdout is not None
         assert opener.stdout.readline()
-        opener.send_signal(signal.SIGKILL)
-        opener.communicate(timeout=180)
+        _killed(opener)
     versions = queried(path, "select version from schema_versions order by 1")
     assert versions == [(1,), (VERSION,)]
 
