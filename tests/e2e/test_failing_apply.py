@@ -154,8 +154,9 @@ def meanwhile(tunerd: Deployment, words: tuple[str, ...], action: Callable[[], o
             seen += line
         action()
         go_away()
-        out, err = call.communicate(timeout=120)
-    return Said(call.returncode, out.decode(), (seen + err).decode())
+        seen += call.stderr.read()  # where lines were read, `communicate` with a limit loses some
+        out, _ = call.communicate()
+    return Said(call.returncode, out.decode(), seen.decode())
 
 
 def test_recovery_of_a_swap_that_was_killed_ends_though_its_server_drips(
