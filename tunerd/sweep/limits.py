@@ -388,9 +388,8 @@ class Limits:
         """Whether tool calls broke, or nobody could judge any, and nobody knows whether that is so with the incumbent as well."""
         is_broken = any(broken for _, broken in self._seen.tools.values())
         is_untold = self._seen.has_untold_calls and not self._seen.tools
-        return (is_broken or is_untold) and self.own_tool_calls(self._incumbent)[
-            0
-        ] < self._policy.tool_calls
+        n_asked = self.own_tool_calls(self._incumbent)[0]
+        return (is_broken or is_untold) and n_asked < self._policy.tool_calls
 
     def makes_no_calls(self, arm: Arm) -> bool:
         """Whether no tool call of an arm could be judged, where those of the incumbent could."""

@@ -97,9 +97,7 @@ class Process:
     answers: list[Answer] = field(default_factory=list)
     has_spilled: bool = False
     has_refused: bool = False  # a class of the workload, asked with its own drafts
-    has_untold_calls: bool = (
-        False  # tool calls that nobody could judge: none was made, or the request was refused
-    )
+    has_untold_calls: bool = False  # tool calls without a verdict: none made, or refused
 
 
 class Observations:
