@@ -38,11 +38,11 @@ def simulated_night(hours: float = 1.25) -> tuple[Task, Outcome]:
     return one, one.night(hours)
 
 
-def begun_search(one: Task, box: Box, context: int = 131_072) -> Search:
+def begun_search(one: Task, box: Box, context: int = 131_072, n_slots: int = 1) -> Search:
     """A search that has seen nothing yet, for single steps of it."""
     policy = Policy()
     grid = build_grid(one.space, one.incumbent, policy)
-    learner = Learner(grid, one.workload, context)
+    learner = Learner(grid, one.workload, context, n_slots=n_slots)
     night = Night(box, one.workload, learner, _HOUR_S, np.random.default_rng(1), None)
     limits = Limits(learner, grid, policy, one.incumbent)
     return Search(night, grid, limits, policy, one.incumbent)
@@ -56,8 +56,10 @@ def put_sweep(box: LocalBox) -> int:
         return put_night(ctx, store, ctx.clock.now_s() - 4 * _HOUR_S)
 
 
-def put_night(ctx: Context, store: EvidenceStore, started_s: float, *, hours: float = 1.25) -> int:
-    """Store the simulated night once, by the calls by which a real one is; its number."""
+def put_night(
+    ctx: Context, store: EvidenceStore, started_s: float, *, hours: float = 1.25, ends: bool = True
+) -> int:
+    """Store the simulated night once, by the calls by which a real one is, or all of it but its end; its number."""
     one, outcome = simulated_night(hours)
     record = RunRecord(
         kind=KIND, suites=("workload",), started_s=started_s, target="a box", seed=1,
@@ -76,6 +78,8 @@ def put_night(ctx: Context, store: EvidenceStore, started_s: float, *, hours: fl
         keeper.event(sample)
     for arm, samples in measured.items():
         keeper.samples(arm, samples)
+    if not ends:
+        return number
     incumbent = one.incumbent
     keeper.result(outcome, incumbent, "coding-agent")
     keeper.end(RunOutcome.DONE, None)

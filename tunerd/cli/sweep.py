@@ -318,8 +318,8 @@ def render_night(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
     """What runs now."""
-    last = payload["last"]
-    if payload["sweep"] is None:
+    last, number = payload["last"], payload["sweep"] or payload["waits"]
+    if number is None:
         if payload["unit_state"] in {"active", "activating"}:
             yield f"{payload['unit']} runs, but no sweep yet: it gets ready, or compares two builds"
         else:
@@ -328,8 +328,11 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
             said = last["sentence"] or "it did not come to its end"
             yield f"the last one was sweep {last['sweep']}: {said}"
         return
-    yield f"sweep {payload['sweep']} runs; it ends within {format_duration(payload['left_s'])}"
-    if last is not None and last["sweep"] == payload["sweep"]:
+    if payload["sweep"] is None:
+        yield f"sweep {number} gave the card back, and goes on by itself when nobody uses the server"
+    else:
+        yield f"sweep {number} runs; it ends within {format_duration(payload['left_s'])}"
+    if last is not None and last["sweep"] == number:
         yield (
             f"{last['arms']} configurations, {last['starts']} starts, {last['requests']} requests, "
             f"{last['failures']} failures"

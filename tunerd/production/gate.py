@@ -470,20 +470,16 @@ def _address(ctx: Context) -> Address | None:
     return address_of(ctx, read_live_unit(ctx))
 
 
-def _waits(state: UnitState) -> bool:
-    return state.sub_state.startswith("auto-restart")
-
-
 def _is_started_again(state: UnitState, n_before: int) -> bool:
     """Whether its manager starts it again, or has done so since there were so many restarts."""
     runs = state.active_state in {"active", "activating"}
-    return _waits(state) or (runs and (state.n_restarts or 0) > n_before)
+    return state.is_waiting or (runs and (state.n_restarts or 0) > n_before)
 
 
 def _wait_for_restart(ctx: Context, end_s: float) -> bool:
     """Whether the manager did it in time."""
     for left_s in polls(ctx.clock, end_s - ctx.clock.monotonic_s(), every_s=_RETURN_POLL_S):
-        if not left_s or not _waits(ctx.services.state(ctx.unit)):
+        if not left_s or not ctx.services.state(ctx.unit).is_waiting:
             return left_s > 0
         ctx.report(Progress(f"{ctx.unit} ended; its manager starts it again", left_s=left_s))
     return False

@@ -179,7 +179,7 @@ def status(ctx: Context) -> ActionResult:
         messages.append(warning("busy", "a change is under way right now"))
     elif found := interrupted(ctx):
         messages.append(found)
-    elif state.has_failed:
+    elif state.has_failed and not state.is_waiting:
         text = f"the unit has failed ({state.result})"
         messages.append(warning("failed", text, "tunerd rollback"))
     handed = ctx.settings.store.url and ctx.files.recall(HandedIn, ctx.paths.handed_in)
@@ -336,7 +336,10 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
     if state.needs_reload:
         yield warning("not-reloaded", "the unit changed on disk since it was loaded",
                       "systemctl daemon-reload")  # fmt: skip
-    if not state.is_active and read_measurement(ctx) is None:
+    if state.is_waiting:
+        text = f"the server ended ({state.result}), and its manager will start it again"
+        yield warning("restarts", text, "`tunerd doctor` may say why")
+    elif not state.is_active and read_measurement(ctx) is None:
         yield warning("not-running", f"the unit is {state.active_state} ({state.result})",
                       f"{_by_hand(ctx, 'start', generation)}, or `tunerd rollback`")  # fmt: skip
     if state.is_enabled is False:

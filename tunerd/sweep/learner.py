@@ -305,13 +305,14 @@ class Learner:
         workload: Workload,
         context: int,
         known: Mapping[FamilyKey, Known] | None = None,
+        n_slots: int = 1,
     ) -> None:
         self._known = known or {}
         self._told: list[Told] = []
         self.grid = grid
         self.workload = workload
         self.context = context
-        self.observations = Observations(workload)
+        self.observations = Observations(workload, n_slots)
         self.models: dict[tuple[str, str], FamilyModel] = {}
         self.version = 0  # of the beliefs; grows with every refit
         self._names = Names()

@@ -196,7 +196,8 @@ class Night:
 
     def fill_s(self, arm: Arm) -> float:
         """Time that filling the context may take."""
-        return self.request_s(arm, Request("", "", 0, self.learner.context, 1))
+        n_slots = self.learner.observations.n_slots
+        return n_slots * self.request_s(arm, Request("", "", 0, self.learner.context, 1, n_slots))
 
     def _asked_s(self, arm: Arm, *, exact: bool) -> float:
         """Of a process's first block, without anything to spare."""
@@ -567,7 +568,7 @@ class Server:
         return self.arm.engine, request.concurrency > 1
 
     def fill(self, context: int) -> Reading | None:
-        """One prompt that fills the context; None where the server took none that does.
+        """One prompt that fills the context, or as many as share it; None where the server took none that does.
 
         How many tokens a text has is an estimate: it is cut, or made longer, by the server's own count.
 
@@ -579,10 +580,10 @@ class Server:
         kind = night.workload.classes[night.workload.deepest].kind
         slack = min(_FILL_SLACK, context // 64) + _FILL_PREDICT
         name, wanted = night.new_prompt(), max(context - slack, 1)
-        new = wanted
+        new, n_slots = wanted, night.learner.observations.n_slots
         for _ in range(_FILL_TRIES):
-            request = Request(kind, name, 0, new, _FILL_PREDICT)
-            night.require(night.request_s(self.arm, request))
+            request = Request(kind, name, 0, new, _FILL_PREDICT, n_slots)
+            night.require(n_slots * night.request_s(self.arm, request))
             reading = self.ask(request, observations.FILL)
             n_tokens = self._refused.n_prompt_tokens if reading is None else reading.prompt_n
             is_full = n_tokens is None or observations.is_full(n_tokens, context)

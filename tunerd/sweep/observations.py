@@ -103,8 +103,10 @@ class Process:
 class Observations:
     """All samples so far, by process; `add` is the only way in."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, n_slots: int = 1) -> None:
+        """`n_slots`: requests among which a context is shared out, each with as much as `n_ctx` of a process says."""
         self.workload = workload
+        self.n_slots = n_slots
         self.processes: dict[str, Process] = {}
         self.changed: set[tuple[str, str]] = set()
         self.n_samples = 0
@@ -130,7 +132,8 @@ class Observations:
             return
         if sample.failure and sample.failure != "refused":
             process.died_of = sample.failure
-            process.died_at_tokens = request.cached_tokens + request.new_tokens + request.n_predict
+            one = request.cached_tokens + request.new_tokens + request.n_predict
+            process.died_at_tokens = one * request.concurrency
         if sample.failure == "refused" and sample.block:
             own = sample.arm.n_max, sample.arm.p_min
             process.has_refused |= (sample.n_max, sample.p_min) == own
@@ -189,7 +192,7 @@ class Observations:
         """VRAM seen free: after each load, and at the deepest request of each process."""
         rows: list[Free] = []
         for process in self.of_family(family):
-            rows += _memory_rows(process, context)
+            rows += _memory_rows(process, self.n_slots * (process.n_ctx or context))
         return rows
 
 
@@ -336,7 +339,6 @@ def decode_ms(answer: Answer, request_class: RequestClass) -> float:
 
 def _memory_rows(process: Process, context: int) -> list[Free]:
     rows: list[Free] = []
-    context = process.n_ctx or context
 
     def add(share: float, free_mib: float, *, failed: bool = False) -> None:
         rows.append(Free(process.name, process.arm, min(share, 1.0), free_mib, failed))

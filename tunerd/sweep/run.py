@@ -771,6 +771,9 @@ def sweep_status(ctx: Context) -> ActionResult:
         newest = sweeps_in_brief(store, limit=1) if store is not None else ()
         events = store.sweep_events(newest[0].number) if store is not None and newest else ()
     payload["last"] = _last(newest[0], events) if newest else None
+    # Between two leases of one sweep nothing is measured.
+    is_open = any(one.run.outcome is None for one in newest) and bool(events)
+    payload["waits"] = newest[0].number if number is None and is_open and _is_up(ctx) else None
     return ActionResult("sweep status", payload)
 
 

@@ -157,13 +157,13 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
         ) from error
     for dotted, value in changed.items():
         *names, key = dotted.split(".")
+        if value is None:
+            _take_out(document, names, key)
+            continue
         table: Any = document
         for name in names:
             table = table.setdefault(name, tomlkit.table())
-        if value is None:
-            table.pop(key, None)
-        else:
-            table[key] = value
+        table[key] = value
     text = tomlkit.dumps(document)
     try:  # a wrong file would keep every command, and the daemon's next start, from working
         check_settings(text, path)
@@ -176,6 +176,16 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
     hint = f"the daemon takes it over by itself; `{shown_by}`"
     message = note("written", f"`{path}` was changed", hint)
     return ActionResult(command, {"changed": dict(changed)}, (message,), has_acted=True)
+
+
+def _take_out(table: Any, names: Sequence[str], key: str) -> None:
+    """A key, and each table that has nothing left then: an empty `[engines.NAME]` would be an engine without a program."""
+    if not names:
+        table.pop(key, None)
+    elif names[0] in table:
+        _take_out(table[names[0]], names[1:], key)
+        if not table[names[0]].as_string().strip():  # nor a comment
+            table.pop(names[0])
 
 
 # The keys of the settings file behind what `tunerd schedule set` takes.
@@ -409,6 +419,13 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
         HostError: the file cannot be read or written.
     """
     known = sources_of(ctx.paths, ctx.environment)
+    in_file = tomllib.loads((ctx.files.read(ctx.paths.settings_file) or b"").decode())
+    if not words and _at(in_file, key) is None:
+        raise UsageError(
+            f"`{key}` does not stand in `{ctx.paths.settings_file}`",
+            state="nothing was changed",
+            hint="`tunerd settings` shows where each comes from",
+        )
     if words and key not in known and not key.startswith("engines."):
         nearest = nearest_name(key, tuple(known))
         raise UsageError(

@@ -319,7 +319,9 @@ class _Sweep:
         self.grid: Grid = build_grid(space, self.incumbent, self.policy)
         known = _context_of(box, space, self.incumbent, self.policy)
         context = max(known or _USUAL_CONTEXT, _deepest_tokens(self.workload))
-        self.learner = Learner(self.grid, self.workload, context, self.study.known)
+        self.learner = Learner(
+            self.grid, self.workload, context, self.study.known, self.policy.n_slots
+        )
         self.night = Night(box, self.workload, self.learner, budget_s, rng, on_sample)
         self.limits = Limits(self.learner, self.grid, self.policy, self.incumbent)
         self.search = Search(

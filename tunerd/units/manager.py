@@ -55,7 +55,12 @@ class UnitState:
     @property
     def has_failed(self) -> bool:
         """Whether it is failed, or waits to be restarted after a failure."""
-        return self.active_state == "failed" or self.sub_state.startswith("auto-restart")
+        return self.active_state == "failed" or self.is_waiting
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its manager will start it again by itself, after a pause."""
+        return self.sub_state.startswith("auto-restart")
 
     @property
     def is_enabled(self) -> bool | None:

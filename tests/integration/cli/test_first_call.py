@@ -123,8 +123,25 @@ def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) 
     for key in ("swap.keep_engine", "models.dirs"):
         assert box.call("settings", "unset", key).returncode == 0
     left = tomllib.loads(path.read_text())
-    assert "keep_engine" not in left["swap"]
-    assert "dirs" not in left["models"]
+    assert "keep_engine" not in left.get("swap", {})
+    assert "dirs" not in left.get("models", {})
+
+
+def test_what_is_taken_out_leaves_no_half_an_engine_and_what_does_not_stand_there_is_refused(
+    box: Box,
+) -> None:
+    path = box.folder / "config" / "tunerd.toml"
+    assert (
+        box.call("settings", "set", "engines.mine.path", "/opt/mine/llama-server").returncode == 0
+    )
+    assert box.call("settings", "unset", "engines.mine.path").returncode == 0
+    assert "mine" not in tomllib.loads(path.read_text()).get("engines", {})
+
+    before = path.read_bytes()
+    for key in ("engines.mine.path", "sweep.prmote", "sweep.window"):
+        refused = box.call("settings", "unset", key)
+        assert (refused.returncode, f"`{key}` does not stand in" in refused.stderr) == (2, True)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,17 @@ import pytest
 
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box
+from tests.support.made_sweep import put_night
 from tunerd.app import Context
 from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_window
+from tunerd.cli.sweep import render_status
 from tunerd.errors import ServiceError
 from tunerd.machine.files import lock
+from tunerd.measure.store import EvidenceStore
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.probation import daemon_lock
 from tunerd.settings import ScheduleSettings
+from tunerd.sweep.run import sweep_status
 from tunerd.sweep.schedule import ask_tonight, read_memory
 from tunerd.tryout.local_service import Ending
 from tunerd.watch.daemon import LONGEST_WAIT_S, Nights
@@ -206,6 +210,21 @@ def test_a_sweep_that_a_person_began_before_the_window_is_no_night_that_begins(
     told: list[Event] = []
     Nights(ctx, told.append).look()
     assert ["runs already" in event.text for event in told] == [True]
+
+
+def test_a_sweep_that_gave_the_card_back_is_said_to_wait(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    ctx.services.start(SWEEP_UNIT)
+    (said,) = render_status(sweep_status(ctx).payload)
+    assert "it gets ready" in said
+    ctx.files.make_folder(ctx.paths.evidence.parent)
+    with EvidenceStore(ctx.paths.evidence) as store:
+        number = put_night(ctx, store, ctx.clock.now_s(), ends=False)
+    said, *counts = render_status(sweep_status(ctx).payload)
+    assert "starts" in counts[0]
+    assert f"sweep {number} gave the card back" in said
+    ctx.services.stop(SWEEP_UNIT)
+    assert "no sweep runs" in next(render_status(sweep_status(ctx).payload))
 
 
 # The command

@@ -24,6 +24,7 @@ from tunerd.production.status import status, verify
 from tunerd.production.swap import swap
 from tunerd.result import Progress
 from tunerd.settings import BackupSettings
+from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import ServiceManager, UnitState
 from tunerd.words import sha256
@@ -280,6 +281,22 @@ def test_a_unit_of_another_generation_is_told_as_that(world: World) -> None:
     world.unit_path.write_bytes(world.text("mine"))
     world.manager.reload()
     assert "edited by hand" in verify(world.context()).messages[0].text
+
+
+def test_a_server_that_its_manager_starts_again_is_no_failure_to_roll_back_from(
+    world: World,
+) -> None:
+    text = world.text("old").replace(
+        b"Type=exec\n", b"Type=exec\nRestart=on-failure\nRestartSec=5\n"
+    )
+    swap(world.context(), world.request(text, alias="old"))
+    world.manager.end_main(UNIT, Ending(signal=signal.SIGKILL))
+
+    messages = status(world.context()).messages
+    drift = verify(world.context()).payload["drift"]
+    assert "failed" not in {one.code for one in messages}
+    assert {one["code"] for one in drift} == {"restarts"}
+    assert "rollback" not in str([*messages, *drift])
 
 
 def test_each_thing_that_changed_since_is_named(world: World, tmp_path: Path) -> None:

@@ -290,6 +290,28 @@ def test_the_context_that_counts_is_what_serves_gets() -> None:
     assert max(row.share for row in rows if row.arm == faster(one)) > 0.95
 
 
+def test_a_context_that_is_shared_out_is_full_when_all_slots_are() -> None:
+    one = two_arms()
+    context = one.card.context // 2
+
+    def halved(_box: Odd, _arm: Arm, boot: Boot) -> Boot:
+        return replace(boot, n_ctx=context)
+
+    search = begun_search(one, Odd(one.card, QUIET, starts=halved), context, n_slots=2)
+    server = search.start(one.incumbent, "incumbent")
+
+    def fullest() -> float:
+        rows = search.learner.observations.memory_of(one.incumbent.family, context)
+        return max(row.share for row in rows)
+
+    assert server.ask(Request("code", "one", 0, context - 1000, 8), "fill") is not None
+    assert 0.4 < fullest() < 0.6, "of one slot alone"
+    assert search.fill(server) is not None
+    assert fullest() > 0.95
+    asked = [row.request for row in search.night.samples if row.purpose == "fill"]
+    assert [one.concurrency for one in asked if one is not None] == [1, 2]
+
+
 def forgets(engine: str) -> Asked:
     """An engine reads every prefix anew."""
 
