@@ -148,7 +148,8 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serve
     hashes = [arm["fingerprint"]["arguments_sha256"] for arm in found["arms"]]
     assert hashes[0] != hashes[1]
     tools = [row["problem"] for row in found["samples"] if row["case"] == "tool calls"]
-    assert tools == [None] * 3
+    assert set(tools) == {None}, "however often a busy machine has them asked"
+    assert len(tools) >= 3
     # A designed model says the same to the letter, whether it drafts or not; and calls no tools.
     exact, beside = came_to(found, "quality")
     assert (exact["passes"], exact["reference"]) == (None, "speculation off")
