@@ -391,6 +391,7 @@ def _match(host: Host) -> dict[str, Any]:
 def _from_unit(
     ctx: Context, unit: str
 ) -> tuple[dict[str, Any], tuple[Message, ...], list[dict[str, Any]]]:
+    unit = unit if unit.endswith(".service") else f"{unit}.service"  # as systemctl takes it
     live = read_live_unit(ctx, unit)
     if live.text is None:
         nearest = nearest_name(unit, ctx.services.service_units())

@@ -44,7 +44,11 @@ def test_a_router_is_named_and_left_alone(box: Box) -> None:
     assert unit["router"] is True
     seen = Watcher(box.context).look().engine
     assert (seen.is_ready, seen.is_busy) == (True, None), "it has no slots of its own"
-    refused = json.loads(box.call("profiles", "new", "mine", "--from-unit", UNIT, "--json").stdout)
+    refused = json.loads(
+        box.call(
+            "profiles", "new", "mine", "--from-unit", UNIT.removesuffix(".service"), "--json"
+        ).stdout
+    )
     assert "is a router" in refused["error"]["message"]
     unknown = json.loads(box.call("doctor", "--json").stdout)["not_checked"]
     assert any("it is a router" in json.dumps(one) for one in unknown)
