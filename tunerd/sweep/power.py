@@ -224,10 +224,8 @@ def measure_limits(
                     box.check()
                     with limited(watts):
                         box.sleep(_SETTLE_S)
-                        name = f"power {number} {watts:g}"
-                        table.rounds.setdefault((str(arm), watts), []).append(
-                            _round(box, workload, name)
-                        )
+                        found = _round(box, workload, f"power {number} {watts:g}")
+                        table.rounds.setdefault((str(arm), watts), []).append(found)
                     longest_s = max(longest_s, box.now() - began_s)
     except (Preempted, Refused, ServerDied) as end:
         table.reasons.append(f"it ended early: {end}")

@@ -16,7 +16,7 @@ from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti, rtx_4070_super
 from tunerd.app import Context
 from tunerd.errors import ServiceError, UsageError
 from tunerd.machine.facts import Gpu
-from tunerd.profile.arm import Arm, Boot, Preempted, Request
+from tunerd.profile.arm import Arm, Boot, Preempted, Request, ServerDied
 from tunerd.profile.schema import POWER_LIMIT, check_file
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.power import PowerTable, Round, limits_of, measure_limits, power_notes, time_for
@@ -255,3 +255,21 @@ def test_what_was_measured_is_kept_whatever_ends_it() -> None:
     assert {one.case for one in fell.rows} == {str(OTHER)}
     nothing = measured(Card(fails=[ARM]))
     assert [one.level for one in power_notes(nothing.to_json())] == ["warning"]
+
+
+def test_a_server_that_dies_in_the_first_round_of_a_limit_leaves_the_rounds_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Card()
+    answered = card.measure
+
+    def dies(request: Request) -> Mapping[str, Any]:
+        if len(card.asked) == 4:
+            raise ServerDied("oom")
+        return answered(request)
+
+    monkeypatch.setattr(card, "measure", dies)
+    table = measured(card).to_json()
+
+    assert [one["rounds"] for one in table["rows"]] == [1]
+    assert table["reasons"] == ["it ended early: oom"]
