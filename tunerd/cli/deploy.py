@@ -591,7 +591,7 @@ def emit_command(
     if not profile and (options or untuned):
         raise UsageError("--set and --untuned need a PROFILE: what serves now is as it is")
     given = parse_options(options)
-    requests = [PlanRequest(one, given, with_tuned=not untuned) for one in profile]
+    requests = [PlanRequest(one, given, with_tuned=not untuned) for one in dict.fromkeys(profile)]
     return write_down(call.context(), Target(target), requests, image=image)
 
 

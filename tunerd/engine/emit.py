@@ -3,7 +3,7 @@
 The same server gives the same bytes: no clock, and no order of chance. What a language cannot carry is said
 in the text and beside it; a word that it cannot hold is refused, since without it another server would run.
 
-Source: the parsers themselves (tests/integration/engine/test_emit.py, tests/e2e/test_neighbours.py); llama-swap's
+Source: the parsers themselves (tests/integration/production/test_emit.py, tests/e2e/test_neighbours.py); llama-swap's
 config-schema.json, and its loader of August 2026.
 """
 
@@ -206,7 +206,8 @@ def _for_many(
                 _demand_printable(target, flag)
             continue
         name, counts = server.names[0], Counter(flag.name for flag in server.flags)
-        if "]" in name or _UNPRINTABLE.search(name) or name != name.strip():
+        # `[*]` holds what all models have.
+        if name == "*" or "]" in name or _UNPRINTABLE.search(name) or name != name.strip():
             raise _refuse(target, Flag((name,)), "a section cannot be called so")
         for flag in server.flags:
             if counts[flag.name] > 1 and flag.name not in _OF_ROUTERS:

@@ -40,3 +40,8 @@ def test_a_budget_that_is_too_small_is_refused_with_what_is_missing(box: BuildBo
     assert "they do not fit together: 7 MiB are missing" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["one", "two"]
     assert box.box.call("fits", "one", "nobody").returncode == 1
+
+
+def test_a_profile_that_is_named_twice_is_written_once(box: BuildBox) -> None:
+    text = box.json("emit", "llama-swap", "one", "two", "one")["text"]
+    assert text == box.json("emit", "llama-swap", "one", "two")["text"]

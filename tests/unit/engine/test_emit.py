@@ -98,6 +98,7 @@ TWICE = (Flag(("-ot", "a=CPU")), Flag(("--override-tensor", "b=CPU")))
         *((Target.LLAMA_SWAP, server_of(word)) for word in LINES),
         *((Target.MODELS_INI, server_of(names=("designed", name))) for name in ("a;b", "a#b")),
         (Target.MODELS_INI, server_of(flags=TWICE)),
+        (Target.MODELS_INI, server_of(names=("*",))),
     ],
 )
 def test_what_a_target_cannot_hold_is_refused(target: Target, server: Server) -> None:
