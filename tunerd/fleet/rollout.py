@@ -51,9 +51,17 @@ _NEXT = {
     State.WATCHED: "it serves what was deployed; `tunerd fleet resume` goes on watching it",
     State.APPLYING: "how it is, nobody knows: `ssh {box} tunerd status` shows it, `tunerd fleet resume` looks and "
     "goes on",
-    State.RETURNING: "it may serve either: `ssh {box} tunerd status` shows it, `tunerd fleet resume` looks and "
-    "goes on",
 }
+# On the way back, which may be that of a rollout before the one with which `resume` goes on.
+_NEXT_BACK = {
+    State.WATCHED: "it serves what was deployed; `tunerd fleet rollback {number}` returns it",
+    State.STRANDED: _NEXT[State.STRANDED],
+    State.LEFT: "",
+} | dict.fromkeys(
+    (State.APPLYING, State.RETURNING),
+    "it may serve either: `ssh {box} tunerd status` shows it, `tunerd fleet rollback {number}` looks and "
+    "goes on",
+)
 
 
 def roll_out(
@@ -232,11 +240,13 @@ class _Walk:
             try:
                 walk()
             except (KeyboardInterrupt, SystemExit) as end:
-                open_ones = [one for one in self.rollout.boxes if one.state in _NEXT]
+                open_ones = [one for one in self.rollout.boxes if self._next(one)]
                 for one in open_ones:
-                    end.add_note(f"{one.box}: {one.state}; {_NEXT[one.state].format(box=one.box)}")
+                    end.add_note(f"{one.box}: {one.state}; {self._next(one)}")
                 if not open_ones:
-                    end.add_note("between two boxes; `tunerd fleet resume` goes on")
+                    number, is_back = self.rollout.number, self.rollout.is_back
+                    again = f"rollback {number}" if is_back else "resume"
+                    end.add_note(f"between two boxes; `tunerd fleet {again}` goes on")
                 raise
 
     def pick_up(self, agree: Ask) -> None:
@@ -371,14 +381,18 @@ class _Walk:
             left_s += self._longest_s * len(self.rollout.to_do())
         self._ctx.report(Progress(f"{step.box}: {text}", at, len(boxes), left_s=left_s))
 
+    def _next(self, step: Step) -> str | None:
+        """What to do about a box, in the direction that it goes; None where it is where it should be."""
+        text = (_NEXT_BACK if self.rollout.is_back else _NEXT).get(step.state)
+        return None if text is None else text.format(box=step.box, number=self.rollout.number)
+
     def result(self, command: str) -> ActionResult:
         """How it stands, and what to do about each box that is not where it should be."""
-        hints = _NEXT | ({State.LEFT: ""} if self.rollout.is_back else {})
         messages: list[Message] = [
-            error("stopped", f"{one.box}: {one.state}: {one.text}", hints[one.state].format(box=one.box))
+            error("stopped", f"{one.box}: {one.state}: {one.text}", hint)
             for one in self.rollout.boxes
-            if one.state in hints and self.rollout.exit_code_of(one)
-        ]  # fmt: skip
+            if (hint := self._next(one)) is not None and self.rollout.exit_code_of(one)
+        ]
         return ActionResult(
             command,
             payload_of(self.rollout),

@@ -155,6 +155,16 @@ def test_a_box_that_hangs_or_is_cut_off_is_told_of_as_unknown_and_settled_later(
     assert first.swaps == [("apply", "serving")] * 3
 
 
+def test_a_way_back_that_was_cut_is_gone_on_with_by_its_number(one: Fleet) -> None:
+    operator = one.operator()
+    operator.fleet(*UNWATCHED)
+    operator.fleet(*ANOTHER)
+    one.boxes[0].breaks("away")
+    stopped = operator.fleet("rollback", "1", "--yes", code=4)
+    assert "`tunerd fleet rollback 1` looks" in stopped["messages"][0]["hint"]
+    assert operator.fleet("resume", "--yes")["rollout"] == 2, "and `resume` goes on with the newest"
+
+
 def test_ctrl_c_ends_it_and_says_how_it_stands(two: Fleet) -> None:
     first = two.boxes[0]
     first.made.engine.configure(load_s=3.0)
