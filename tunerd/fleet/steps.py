@@ -15,7 +15,7 @@ from tunerd.errors import Interrupted, RolledBack, Stranded, TunerdError
 _Number = Annotated[int, Field(ge=0, le=10**12)]
 _Words = Annotated[str, StringConstraints(max_length=10_000)]
 _Unit = Annotated[str, StringConstraints(max_length=1_000_000)]
-_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9:_.@-]{0,299}$")]
+_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9:_.\\@-]{0,299}$")]
 _SHOWN_CHARACTERS = 500
 _EDITED = "unit-edited"
 _RUNNING = "running"
@@ -361,7 +361,11 @@ def name_of_hosts(listed: Mapping[str, Any]) -> Iterable[str]:
             waiting += table.get("children", ())
     for host in hosts:
         known = facts.get(host, {})
-        if known.get("ansible_port", 22) != 22:  # noqa: PLR2004 -- what ssh takes by itself
+        # Ansible takes the older spelling as well.
+        address, port, user = (
+            known.get(f"ansible_{one}", known.get(f"ansible_ssh_{one}"))
+            for one in ("host", "port", "user")
+        )
+        if str(port or 22) != "22":
             raise ValueError(f"{host} has a port: say it in ~/.ssh/config, where ssh reads it")
-        user = known.get("ansible_user")
-        yield f"{user}@" * bool(user) + str(known.get("ansible_host", host))
+        yield f"{user}@" * bool(user) + str(address or host)

@@ -218,9 +218,24 @@ def test_the_boxes_of_ansible_come_in_its_order() -> None:
         "gpus": {"hosts": ["b", "a"], "children": ["all"]},
     }
     assert list(name_of_hosts(listed)) == ["root@10.0.0.2", "a"]
-    listed["_meta"]["hostvars"]["a"] = {"ansible_port": 2222}
-    with pytest.raises(ValueError, match=r"a has a port"):
-        list(name_of_hosts(listed))
+    listed["_meta"]["hostvars"]["a"] = {
+        "ansible_ssh_host": "10.0.0.1",
+        "ansible_ssh_user": "gpu",
+        "ansible_port": "22",
+    }
+    assert list(name_of_hosts(listed)) == ["root@10.0.0.2", "gpu@10.0.0.1"]
+    for name in ("ansible_port", "ansible_ssh_port"):
+        listed["_meta"]["hostvars"]["a"] = {name: 2222}
+        with pytest.raises(ValueError, match=r"a has a port"):
+            list(name_of_hosts(listed))
+
+
+def test_a_unit_whose_name_systemd_escaped_is_understood() -> None:
+    told = {"messages": [], "generation": 5, "summary": "done"}
+    name = r"llama\x2dserver.service.pre-apply-1"
+    assert Change.model_validate({**told, "backup": name}).backup == name
+    with pytest.raises(ValidationError):
+        Change.model_validate({**told, "backup": "../x"})
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
