@@ -29,6 +29,7 @@ from tunerd.measure.store import (
 from tunerd.production.status import HAND_IN_EVERY_S, HandedIn, status
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
+from tunerd.words import all_known
 
 _SILENT_S = 3 * HAND_IN_EVERY_S
 _CHUNK = 500
@@ -146,7 +147,7 @@ def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:
     row = {
         "name": _name(ctx),
         "card": ", ".join(str(card["name"]) for card in cards) if cards else None,
-        "vram_mib": sum(card["total_mib"] for card in cards) if cards else None,
+        "vram_mib": sum(all_known(card["total_mib"] for card in cards or ())) or None,
         "engine": found.get("engine"),
         "engine_sha256": None if serving is None else serving.engine_sha256,
         "seen_at": sa.func.clock_timestamp(),

@@ -24,7 +24,7 @@ from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.integration.measure.test_store import ARM, RUN, SAMPLE
 from tests.integration.measure.test_store_rows_damaged import COLUMNS, HOSTILE, damage
 from tests.support import nvml_stub
-from tests.support.fake_gpu import rtx_4070_super
+from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
 from tests.support.postgres import Postgres, name_of, password_file, postgres_server
@@ -128,6 +128,14 @@ def test_a_box_is_shown_with_its_card(tmp_path: Path, url: str, nvml_library: Pa
     assert "NVIDIA GeForce RTX 4070 SUPER, 12282 MiB (12.0 GiB)" in shown
     (told,) = fleet_status(a_box(tmp_path / "gpu2", url).context).payload["boxes"]
     assert told["vram_mib"] == rtx_4070_super().total_mib
+
+
+def test_a_card_that_does_not_tell_its_memory_hands_in_as_any_other(box: Box) -> None:
+    card = replace(rtx_4070_super(), total_mib=None)
+    hand_in(replace(box.context, gpu=FakeGpuReader(card)))
+    payload = fleet_status(box.context).payload
+    assert (payload["boxes"][0]["card"], payload["boxes"][0]["vram_mib"]) == (card.name, None)
+    assert f"{card.name}, unknown" in "\n".join(render_boxes(payload))
 
 
 def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: str) -> None:
