@@ -521,6 +521,9 @@ def _values(origins: Sequence[tuple[str, str, str]]) -> Values | None:
             found |= {part: _number(said) for part, _, said in (one.partition("=") for one in inside.split(",")) if part in {"n_max", "p_min"}}  # fmt: skip
         else:
             found[name] = value if name == "kv" else _number(value)
+    of_v = (text.partition(" ")[2] for text, key, _ in origins if key == "serving.cache_type_v")
+    if found.get("kv") != next(of_v, None):  # one word tells of both
+        found.pop("kv", None)
     try:
         if "p_min" in found:
             found["p_min"] = float(found["p_min"])

@@ -144,7 +144,8 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
         origins=(("--model /home/alice/m.gguf", "model.path", "alice.toml"),
                  ("--spec-type mtp:n_max=3,p_min=0.75", "speculation.type", "alice.toml"),
                  ("(left out)", "speculation.n_max", ""), ("--fit-margin 1664", "memory.fit_mib", "x"),
-                 ("--cache-type-k q8_0", "serving.cache_type_k", "x")),
+                 ("--cache-type-k q8_0", "serving.cache_type_k", "x"),
+                 ("--cache-type-v q8_0", "serving.cache_type_v", "x")),
     )  # fmt: skip
     samples = {"live": [sample(case="code"), sample(case="/home/alice/secret text")]}
     made = list(entries_of([arm], samples, "/home/alice/m", (CARD,)))
@@ -160,6 +161,14 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
     assert len(one.figures) == 2
     other = list(entries_of([arm], samples, None, (a_card(),)))
     assert other[0].card is None, "the card that was measured is no longer here"
+
+
+@pytest.mark.parametrize("of_v", [(), (("--cache-type-v q4_0", "serving.cache_type_v", "x"),)])
+def test_a_type_of_k_that_is_not_that_of_v_is_not_told(of_v: tuple[Any, ...]) -> None:
+    origins = (("--cache-type-k q8_0", "serving.cache_type_k", "x"), *of_v)
+    arm = ArmRecord(name="live", fingerprint=Fingerprint(), origins=origins)
+    (one,) = entries_of([arm], {"live": [sample()]}, "m", ())
+    assert one.settings.kv is None
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
