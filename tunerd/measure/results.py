@@ -36,7 +36,8 @@ from tunerd.measure.evidence import (
 from tunerd.measure.learn import workload_sha256_now
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.production.plan import Plan, make_plan
-from tunerd.profile.arm import OFF, Arm
+from tunerd.profile.arm import DRAFT, DRAFT_MODEL, OFF, Arm
+from tunerd.profile.schema import own_kinds
 from tunerd.profile.workload import USUAL_RATES, Rates
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
@@ -513,11 +514,15 @@ def _values(origins: Sequence[tuple[str, str, str]]) -> Values | None:
     for text, key, _who in origins:
         name = keys.get(key)
         flag, _, value = text.partition(" ")
-        if name is None or not flag.startswith("-"):
+        if not flag.startswith("-"):
+            continue
+        if key == DRAFT_MODEL and found["spec"] == OFF:  # older builds draft where one is named
+            found["spec"] = DRAFT
+        if name is None:
             continue
         if name == "spec":
             stage, _, inside = value.partition(":")
-            found["spec"] = stage.removeprefix("draft-") or "mtp"
+            found["spec"] = own_kinds(stage) or "mtp"
             found |= {part: _number(said) for part, _, said in (one.partition("=") for one in inside.split(",")) if part in {"n_max", "p_min"}}  # fmt: skip
         else:
             found[name] = value if name == "kv" else _number(value)

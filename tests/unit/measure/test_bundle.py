@@ -33,6 +33,7 @@ SHIPPED = sorted((ROOT / "profiles/evidence").glob("*.json"))
 SCHEMA = json.loads((ROOT / "docs/reference/results-bundle.schema.json").read_text())
 CARD = a_card("NVIDIA GeForce RTX 5060 Ti", total_mib=16311)
 HERE = Here((CARD,), "Qwen3.6 35B A3B", None, {"main": "mainline", "fork": "ik"})
+MODEL = ("--model-draft /m/d.gguf", "speculation.draft_model", "x")
 BASE = Arm("main", "mtp", 3, 0.0, 1024, "q8_0", 512, 2048, 8)
 
 
@@ -161,6 +162,24 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
     assert len(one.figures) == 2
     other = list(entries_of([arm], samples, None, (a_card(),)))
     assert other[0].card is None, "the card that was measured is no longer here"
+
+
+@pytest.mark.parametrize(
+    ("origins", "kind"),
+    [
+        ((("--spec-type draft-simple", "speculation.type", "x"), MODEL), "draft"),
+        ((("(the draft model alone switches it on)", "speculation.type", "x"), MODEL), "draft"),
+        ((("--spec-type draft-eagle3", "speculation.type", "x"), MODEL), "eagle3"),
+        ((("--multi-token-prediction", "speculation.type", "x"),), "mtp"),
+        ((("--threads 8", "serving.threads", "x"), ("(left out)", MODEL[1], "x")), "off"),
+    ],
+)
+def test_kinds_of_speculation_travel_by_the_names_that_profiles_have(
+    origins: tuple[Any, ...], kind: str
+) -> None:
+    arm = ArmRecord(name="live", fingerprint=Fingerprint(), origins=origins)
+    (one,) = entries_of([arm], {"live": [sample()]}, "m", ())
+    assert one.settings.spec == kind
 
 
 @pytest.mark.parametrize("of_v", [(), (("--cache-type-v q4_0", "serving.cache_type_v", "x"),)])
