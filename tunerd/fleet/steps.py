@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 500
 _EDITED = "unit-edited"
 _RUNNING = "running"
 _STRANDED = "stranded"
-_OVERTAKEN = 1
+_OVERTAKEN = 1  # or what follows a deployment failed
 _BLANK = " \t\\"
 
 
@@ -270,7 +270,8 @@ def deployed(rollout: Rollout, step: Step, done: Change) -> Step:
     wants_none = any(one.code == "no-probation" and one.level == "note" for one in done.messages)
     is_watched = rollout.probation and done.backup is not None and not wants_none
     state = State.WATCHED if is_watched else State.DONE
-    text = done.text_of("no-probation") or done.summary
+    said = map(done.text_of, ("unfinished", "overtaken", "no-probation"))
+    text = next(filter(None, said), done.summary)
     return step.at(
         State.LEFT if done.exit_code else state,
         text,

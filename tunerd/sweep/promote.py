@@ -62,7 +62,8 @@ def promote(
         with_probation: Whether it is watched afterwards.
 
     Returns:
-        Exit code 3 where the winner was taken back, 1 where somebody deployed something else meanwhile.
+        Exit code 3 where the winner was taken back, 1 where somebody deployed something else meanwhile, or
+        what follows the deployment failed.
 
     Raises:
         UsageError: that sweep proved no winner, or it was decided already.
@@ -80,30 +81,40 @@ def promote(
     generation = int(done.payload["generation"])
     # Kept and watched from here on: whoever ends this while it measures leaves nothing half done.
     untried = _Again(None, None, None, "the promotion was cut short")
-    _keep(ctx, proposal, untried, generation)
     messages = list(done.messages)
-    verdict = _measured_again(ctx, proposal)
     payload: dict[str, Any] = {
         **done.payload,
         "sweep": sweep.number,
         "changes": changed(proposal.arm, proposal.prepared.base.arm),
         "tuned": dict(proposal.values),
-        "measured_again": verdict.to_json(),
+        "measured_again": untried.to_json(),
     }
     try:
+        _keep(ctx, proposal, untried, generation)
+        verdict = _measured_again(ctx, proposal)
+        payload["measured_again"] = verdict.to_json()
         _demand_still(ctx, generation)
         if verdict.is_worse:
             return _take_back(ctx, proposal, verdict, payload, messages)
+        _keep(ctx, proposal, verdict, generation)
     except _Overtaken:
         told = warning(
             "overtaken",
             f"something else was deployed while generation {generation} was measured again, and stays",
             "`tunerd history`",
         )
-        return ActionResult("promote", payload, (*messages, told), 1, has_acted=True)
-    _keep(ctx, proposal, verdict, generation)
-    messages.append(note("measured-again", verdict.text))
-    return ActionResult("promote", payload, tuple(messages), has_acted=True)
+    except (Stranded, Interrupted):
+        raise
+    except TunerdError as problem:  # of which nobody may believe that nothing was deployed
+        told = warning(
+            "unfinished",
+            f"generation {generation} was deployed, and what follows that failed: {problem.words}",
+            problem.hint or "`tunerd status`",
+        )
+    else:
+        messages.append(note("measured-again", verdict.text))
+        return ActionResult("promote", payload, tuple(messages), has_acted=True)
+    return ActionResult("promote", payload, (*messages, told), 1, has_acted=True)
 
 
 def preview(ctx: Context, number: int | None) -> ActionResult:

@@ -240,6 +240,19 @@ def test_each_box_promotes_what_its_own_sweep_proved(two: Fleet) -> None:
     assert states(operator.fleet("promote", "--yes")) == ["skipped", "skipped"]
 
 
+def test_a_promotion_that_fails_behind_its_deployment_is_no_box_as_before(one: Fleet) -> None:
+    first, operator = one.boxes[0], one.operator()
+    put_proposal(first.made.box.context)
+    in_the_way = first.made.box.context.paths.tuned_dir / "night.evidence.json/x"
+    in_the_way.mkdir(parents=True)
+    stopped = operator.fleet("promote", "--yes", "--no-probation", code=1)
+    assert first.swaps[-1] == ("promote", "serving")
+    assert states(stopped) == ["left alone"]
+    assert "night.evidence.json" in stopped["boxes"][0]["text"]
+    assert states(operator.fleet("rollback", "--yes")) == ["returned"]
+    assert first.swaps[-1] == ("rollback", "serving")
+
+
 def test_two_at_once_do_not_meet_on_a_box(one: Fleet) -> None:
     box = one.boxes[0]
     box.made.engine.configure(load_s=20.0)
