@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import ArgumentError, DBAPIError, StatementError
 
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.measure.store import (
@@ -164,6 +164,13 @@ class Database:
             json_deserializer=json_value,
         )
         try:
+            _, self._given = self._engine.dialect.create_connect_args(self._url)
+        except ArgumentError as error:
+            raise HostError(
+                f"what store.url says of {self.name} cannot be read", cause=str(error), state=_KEPT,
+                hint="several hosts in store.url are `?host=a:5432&host=b:5432`",
+            ) from error  # fmt: skip
+        try:
             self._check_and_migrate(steps, writable=writable)
         except TunerdError:
             self.close()
@@ -205,9 +212,8 @@ class Database:
     def _connect(self) -> psycopg.Connection[Any]:
         import psycopg
 
-        _, given = self._engine.dialect.create_connect_args(self._url)
-        wanted = {**_CONNECTING, **given}
-        wanted["options"] = f"{self._options} {given.get('options', '')}".rstrip()
+        wanted = {**_CONNECTING, **self._given}
+        wanted["options"] = f"{self._options} {self._given.get('options', '')}".rstrip()
         made = psycopg.connect(**wanted)
         self._connections = [*(one for one in self._connections if not one.closed), made]
         return made
