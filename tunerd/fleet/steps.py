@@ -171,7 +171,8 @@ class Step:
 
     def at(self, state: State, text: str = "", **changes: Any) -> Step:
         """The same box, further on."""
-        line = "; ".join(text[:_SHOWN_CHARACTERS].splitlines())
+        is_cut = len(text) > _SHOWN_CHARACTERS
+        line = "; ".join(text[:_SHOWN_CHARACTERS].splitlines()) + "..." * is_cut
         return replace(self, state=state, text=line, **changes)
 
 
@@ -253,8 +254,11 @@ def planned(step: Step, status: Status, preview: Preview, shown: str) -> Step:
     if not preview.diff:
         return step.at(State.SKIPPED, "serves just that already")
     lines = (line for line in preview.diff.splitlines()[2:] if line[:1] in {"+", "-"})
-    changes = (f"{line[0]} {line[1:].strip(_BLANK)}" for line in lines)
-    return step.at(State.WAITING, "; ".join(changes), shown=shown, newest=status.newest)
+    changes = [f"{line[0]} {line[1:].strip(_BLANK)}" for line in lines]
+    text = "; ".join(changes)
+    if len(text) > _SHOWN_CHARACTERS:  # nobody may take a part for all that is asked about
+        text = f"{len(changes)} lines: {text}"
+    return step.at(State.WAITING, text, shown=shown, newest=status.newest)
 
 
 def deployed(rollout: Rollout, step: Step, done: Change) -> Step:

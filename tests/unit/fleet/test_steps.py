@@ -68,6 +68,15 @@ def test_what_serves_there_already_is_passed_over() -> None:
     assert "--shown=hash" in a_rollout().change(found)
 
 
+def test_a_difference_that_is_too_long_to_be_shown_says_so() -> None:
+    lines = "".join(f"+    --flag-{n:02} value \\\n" for n in range(41))
+    long = Preview(messages=[], diff=f"--- a\n+++ b\n{lines}")
+    text = planned(Step("gpu1"), a_status(), long, "hash").text
+    assert text.startswith("41 lines: + --flag-00 value; ")
+    assert text.endswith("...")
+    assert Step("gpu1").at(State.DONE, "x" * 600).text.endswith("x...")
+
+
 @pytest.mark.parametrize(
     ("status", "preview", "state"),
     [
