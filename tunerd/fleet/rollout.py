@@ -116,7 +116,7 @@ def resume(ctx: Context, *, agree: Ask, past: bool) -> ActionResult:
         if walk.rollout.is_back:
             walk.go(walk.back)
         elif past or not walk.rollout.is_stopped:
-            walk.go(lambda: walk.pick_up(agree))
+            walk.go(lambda: walk.pick_up(agree, past=past))
             walk.go(lambda: walk.forward(past=past))
         return walk.result("fleet resume")
 
@@ -249,11 +249,14 @@ class _Walk:
                     end.add_note(f"between two boxes; `tunerd fleet {again}` goes on")
                 raise
 
-    def pick_up(self, agree: Ask) -> None:
+    def pick_up(self, agree: Ask, *, past: bool) -> None:
         """Find out what came of the box at which it was cut, and plan anew what is not begun."""
         for step in self.rollout.boxes:
             if step.state is State.APPLYING:
                 self._settle(step)
+        ends = {State.APPLYING} if past else {State.APPLYING, *STOPS}
+        if any(one.state in ends for one in self.rollout.boxes):
+            return  # it goes no further than there, so nobody is to be asked about those behind
         self.plan()
         if self.rollout.to_do():
             agree(self.rollout)

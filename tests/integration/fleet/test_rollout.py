@@ -155,6 +155,17 @@ def test_a_box_that_hangs_or_is_cut_off_is_told_of_as_unknown_and_settled_later(
     assert first.swaps == [("apply", "serving")] * 3
 
 
+def test_who_is_behind_a_box_that_stops_it_is_not_asked(two: Fleet) -> None:
+    operator = two.operator(change_s="3")
+    two.boxes[0].breaks("hang")
+    assert states(operator.fleet(*UNWATCHED, code=4)) == ["applying", "waiting"]
+    for one in two.boxes:
+        one.breaks("away")
+    told = operator.fleet("resume", "--yes", code=4)
+    assert states(told) == ["applying", "waiting"]
+    assert "ssh gpu1 tunerd status" in told["messages"][0]["hint"]
+
+
 def test_a_way_back_that_was_cut_is_gone_on_with_by_its_number(one: Fleet) -> None:
     operator = one.operator()
     operator.fleet(*UNWATCHED)
