@@ -129,19 +129,23 @@ def _ticks(axis: _Axis, *, is_ratio: bool = False) -> list[_Tick]:
 
 
 def _time_ticks(axis: _Axis) -> list[_Tick]:
-    """Round times of the machine's own clock; midnight is told by its day."""
-    offset = datetime.fromtimestamp(axis.low).astimezone().utcoffset() or timedelta()
-    ahead = round(offset.total_seconds())
+    """Round times of the machine's own clock, in summer and in winter; midnight is told by its day."""
+    ahead = _ahead_s(axis.low)
     rough = (axis.high - axis.low) / _MOST_TICKS
     step = next((one for one in _TIMES_S if one >= rough), _TIMES_S[-1])
-    return [
-        _Tick(
-            value - ahead, local_time(value - ahead, "%-d %b" if value % _DAY_S == 0 else "%H:%M")
-        )
-        for value in range(
-            ceil((axis.low + ahead) / step) * step, floor(axis.high) + ahead + 1, step
-        )
-    ]
+    found = []
+    for value in range(
+        ceil((axis.low + ahead) / step) * step, floor(axis.high + _ahead_s(axis.high)) + 1, step
+    ):
+        at_s = value - _ahead_s(value - ahead)
+        found.append(_Tick(at_s, local_time(at_s, "%H:%M" if value % _DAY_S else "%-d %b")))
+    return found
+
+
+def _ahead_s(at_s: float) -> int:
+    """How far the machine's own clock is then ahead of UTC."""
+    offset = datetime.fromtimestamp(at_s).astimezone().utcoffset() or timedelta()
+    return round(offset.total_seconds())
 
 
 def _not_beside(axis: _Axis, ticks: Iterable[_Tick], width_px: float) -> set[_Tick]:

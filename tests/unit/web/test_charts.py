@@ -96,6 +96,20 @@ print([tick.text for tick in _time_ticks(_Axis(1790000000, 1790000000 + 86400))]
 """
 
 
+def test_midnight_is_marked_on_both_sides_of_a_change_of_summer_time() -> None:
+    of_a_week = (
+        "from tunerd.web.charts import _Axis, _time_ticks\n"
+        "from tunerd.words import local_time\n"
+        "for end in (1793185200, 1775037600):\n"
+        "    for tick in _time_ticks(_Axis(end - 7 * 86400, end)):\n"
+        "        assert local_time(tick.value, '%-d %b %H:%M') == f'{tick.text} 00:00', tick\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", of_a_week],
+        env={"TZ": "Europe/Berlin", "PYTHONPATH": os.pathsep.join(sys.path)}, check=True,
+    )  # fmt: skip
+
+
 def test_times_are_the_machines_own_and_its_round_hours_are_marked() -> None:
     told = subprocess.run(
         [sys.executable, "-c", _ELSEWHERE],
