@@ -184,7 +184,7 @@ def try_notice(ctx: Context) -> ActionResult:
     """
     event = Event(ctx.clock.now_s(), "test", "note", "this is a test of tunerd's notices")
     _send(ctx, ctx.settings.notify, ctx.unit, event)
-    return ActionResult("notify test", {"webhook": ctx.settings.notify.webhook})
+    return ActionResult("notify test", {})
 
 
 def forget_old_notices(ctx: Context, seen_s: dict[str, float]) -> None:

@@ -17,7 +17,13 @@ from tests.support.receiver import PIECE, Receiver, receiving
 from tunerd.app import Context
 from tunerd.errors import HostError, UsageError
 from tunerd.watch.figures import Event
-from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_notices, send_notice
+from tunerd.watch.notices import (
+    forget_old_notices,
+    leave_notice,
+    send_left_notices,
+    send_notice,
+    try_notice,
+)
 
 EVENT = Event(1_790_000_000.0, "hang", "warning", "the server hangs, and is restarted", "a hint")
 
@@ -44,6 +50,14 @@ def left(ctx: Context, event: Event = EVENT) -> str:
     notice = {"event": asdict(event), "unit": "llama-server.service", "to": to}
     (folder / f"{name}.json").write_text(json.dumps(notice))
     return name
+
+
+def test_a_member_who_tries_a_notice_is_not_told_where_it_went(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    said = try_notice(context(tmp_path, receiver.url)).to_json()
+    assert len(receiver.got) == 1
+    assert receiver.url not in json.dumps(said)
 
 
 def test_a_notice_arrives_as_json_and_is_gone(tmp_path: Path, receiver: Receiver) -> None:
