@@ -34,6 +34,7 @@ from tunerd.watch.drift import Drift
 from tunerd.watch.figures import UNKNOWN, EngineNow, Event, Reading
 from tunerd.watch.findings import Findings, read_findings
 from tunerd.watch.guards import (
+    DECAYED,
     Act,
     Basis,
     Death,
@@ -330,6 +331,7 @@ class Guarding(Teller):
         if is_due and self._decayed == engine.life and self._hang.may_restart(reading.at_s):
             self._decayed = None
             self._hang.restarts_s += (reading.at_s,)
+            self._event(DECAYED, "warning", "the server decays within its life, and is restarted")
             self._restart(engine)
 
     def _generation(self) -> int | None:
@@ -521,7 +523,7 @@ def show_guards(ctx: Context) -> ActionResult:
          (f"health is ok, nobody asks, nothing was generated for {settings.hang_every_s:.0f} s, and two tiny "
          f"generations get no answer in {settings.hang_limit_s:.0f} s"),
          f"restart it, {settings.hang_restarts_per_hour} times an hour at most"),
-        ("drift", settings.drift, ("drift", "drift-over", _BEST),
+        ("drift", settings.drift, ("drift", DECAYED, "drift-over", _BEST),
          ("three stretches of 512 tokens and more in a row below what was measured of this server; or other "
           "settings of drafts, which the newest sweep's laws say to be more than 3 % faster for what is asked now"),
          ("say so with the likely cause; act: restart one that decays within its life, when idle, and have the "

@@ -49,6 +49,8 @@ _HOUR_S = 3600.0
 _LEAST_FAILURES = 2
 _ASK_AGAIN_S = 15.0
 _SILENT_S = 60.0
+# A restart of one that decays, which counts as well.
+DECAYED = "drift-restart"
 # What is told of a restart, and of having given up.
 _RESTARTED, _GAVE_UP = "warning", "error"
 
@@ -81,7 +83,11 @@ class Hang:
             now_s: Seconds since the epoch.
         """
         recent = sorted(
-            (event for event in told if event.kind == "hang" and 0 <= now_s - event.at_s < _HOUR_S),
+            (
+                event
+                for event in told
+                if event.kind in {"hang", DECAYED} and 0 <= now_s - event.at_s < _HOUR_S
+            ),
             key=lambda event: event.at_s,
         )
         self.restarts_s = tuple(event.at_s for event in recent if event.level == _RESTARTED)
