@@ -784,6 +784,9 @@ def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
         return
     traffic = facts.traffic()
     if not traffic.n_drafted:
+        n_could = traffic.n_predicted - 2 * traffic.n_requests
+        if n_could < _ENOUGH_DRAFTS:  # an answer of two tokens, as a guard asks for, has no drafts
+            raise Missing(f"more traffic: {max(0, n_could)} tokens are too few to be drafted")
         yield _warns(
             f"speculation is asked for, and {traffic.n_requests} requests drafted nothing",
             "tunerd engines --prove",

@@ -285,6 +285,9 @@ UNKNOWN = [
     ("mtp-does-not-pay", with_log(traffic=None), "requests in the log"),
     ("mtp-does-not-pay", with_log(traffic=replace(TRAFFIC, n_drafted=120, n_accepted=20)),
      "120 drafted tokens are too few"),
+    # what the guard against hangs asks of a server that rests
+    ("mtp-does-not-pay", with_log(traffic=replace(TRAFFIC, n_requests=500, n_predicted=1000, n_drafted=0,
+                                          n_accepted=0)), "0 tokens are too few"),
     ("mtp-head-quant", replace(with_server(model=IQ4_HEAD), evidence=UNMEASURED),
      "one without speculation"),
     ("mtp-head-quant", with_server(model=replace(model(), mtp_types=(("type 999", 5),))), "types"),
