@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tunerd.engine.flags import (
     SECRET_FLAGS,
     arguments_sha256,
     compared_arguments,
+    is_secret_variable,
     normal_spelling,
     owner_of,
 )
@@ -422,6 +424,7 @@ _TROUBLE = re.compile(
     r"\b(error|warn|fail|fatal|abort|assert|exception|out of memory)", re.IGNORECASE
 )
 _ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b")
+_ADDRESS_6 = re.compile(r"(?<![\w:])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]+(?![\w:])")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f-]{30,40}")
 _LINK = re.compile(r"[a-z][a-z0-9+.-]*://(?!127\.0\.0\.1|localhost)[^\s\"']+")
 _HIDDEN = "[hidden]"
@@ -476,6 +479,15 @@ def _trouble(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if _TROUBLE.search(line)][-_SHOWN_LINES:]
 
 
+def _without_address(found: re.Match[str]) -> str:
+    """Nothing of an address of IPv6; a time of day looks like one, and is none."""
+    try:
+        address = IPv6Address(found[0])
+    except ValueError:
+        return found[0]
+    return found[0] if address.is_loopback or address.is_unspecified else "[address]"
+
+
 def _hider(ctx: Context) -> Callable[[Any], Any]:
     """Takes out of texts, in whatever they stand, who and where this is."""
     names = {home.name for home in account_homes()} | {ctx.environment.get("USER", "")}
@@ -484,7 +496,7 @@ def _hider(ctx: Context) -> Callable[[Any], Any]:
     known = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in words) or r"(?!)")
 
     def hide_text(text: str) -> str:
-        text = masked(text, _HIDDEN)
+        text = _ADDRESS_6.sub(_without_address, masked(text, _HIDDEN))
         text = _UUID.sub(r"\1-[hidden]", _LINK.sub("[link]", _ADDRESS.sub("[address]", text)))
         return known.sub(lambda one: words[one[0]], text)
 
@@ -492,7 +504,10 @@ def _hider(ctx: Context) -> Callable[[Any], Any]:
         if isinstance(value, str):
             return hide_text(value)
         if isinstance(value, Mapping):
-            return {key: hide(one) for key, one in value.items()}
+            return {
+                key: _HIDDEN if isinstance(one, str) and is_secret_variable(key) else hide(one)
+                for key, one in value.items()
+            }
         if isinstance(value, (list, tuple)):
             pairs = zip(["", *map(str, value)], value, strict=False)
             return [

@@ -18,7 +18,7 @@ Environment="HUGGING_TOKEN=geheim4 geheim5" 'A_SECRET=geheim6 geheim7'
 SetCredential=api-key:geheim8
 ExecStartPre=/bin/warm --api_key "geheim9 geheim10" --hf-token \\
   geheim11
-ExecStart=/opt/llama-server -m /home/alice/m.gguf --api-key geheim3 --port 8099 --host 192.168.7.9
+ExecStart=/opt/llama-server -m /home/alice/m.gguf --api-key geheim3 --port 8099 --host 192.168.7.9,fd12:7::9
 """
 
 
@@ -30,6 +30,7 @@ def box(tmp_path: Path) -> Box:
     (tmp_path / "config").mkdir()
     (tmp_path / "config/tunerd.toml").write_text(
         '[notify]\nwebhook = "https://ntfy.sh/my-topic"\n'
+        "[engines.mine]\npath = '/opt/llama-server'\nenvironment = {HF_TOKEN = 'geheim12', LANG = 'C'}\n"
         '[store]\nurl = "postgresql+psycopg://tunerd@db.my-lan/tunerd"\n'
     )
     return made
@@ -40,7 +41,15 @@ def test_names_addresses_links_and_secrets_are_taken_out(box: Box) -> None:
     parts = json.loads(said)
     assert parts["status"]["unit"] == "llama-server.service"
     assert any("--port 8099" in line for line in parts["unit"])
-    for private in ("geheim", "alice", "192.168.7.9", "my-topic", "my-lan", f'"{platform.node()}"'):
+    for private in (
+        "geheim",
+        "alice",
+        "192.168.7.9",
+        "fd12:",
+        "my-topic",
+        "my-lan",
+        f'"{platform.node()}"',
+    ):
         assert private not in said
     assert parts["detect"]["hostname"] == "HOST"
 
