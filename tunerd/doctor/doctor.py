@@ -65,7 +65,7 @@ from tunerd.measure.trust import is_same_command
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
-from tunerd.production.checks import masked
+from tunerd.production.checks import UNIX_SOCKET, masked
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import settings_of
 from tunerd.production.profiles import detect
@@ -255,6 +255,8 @@ def read_port(
         if named is None:
             return None
         port, host = named, (live.serving.host or DEFAULT_HOST).split(",")[0].strip()
+        if host.endswith(UNIX_SOCKET):
+            return None
     pids = (listening_pid(port, host),) if own is None else other_listeners(port, host, own)
     names = (f"{process_name(pid) or 'a process'} (process {pid})" for pid in pids if pid)
     return PortFacts(port, () if measures else tuple(names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,11 +18,14 @@ import pytest
 from tests.support import nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.local_box import Box, deployed
+from tunerd.doctor.doctor import read_port
+from tunerd.doctor.facts import ServerFacts
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.machine.net import free_port
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.units.live import read_live
 
 CODES = {rule.code for rule in ALL_RULES}
 # What this machine itself may be told, whatever serves on it.
@@ -84,6 +88,16 @@ def test_a_unit_that_cannot_be_read_as_one_command_is_said_so(tmp_path: Path) ->
     assert said["unit"] == "llama-server.service"
     missing = {text for row in said["not_checked"] for text in row["missing"]}
     assert any("2 ExecStart= lines" in text for text in missing)
+
+
+def test_whoever_has_the_usual_port_is_no_neighbour_of_a_server_on_a_socket_of_files() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        argv = ("llama-server", "--host", "/run/llama.sock", "--port", str(port))
+        server = ServerFacts(unit="llama-server.service", is_active=True, pid=1, argv=argv)
+        text = f"[Service]\nExecStart={' '.join(argv)}\n"
+        live = read_live(unit=server.unit, text=text, specifiers={})
+        assert read_port(server, live, measures=False) is None
 
 
 @pytest.fixture
