@@ -348,33 +348,32 @@ class TelemetryStore:
             (found,) = self._db.execute("SELECT max(begin_s) FROM points").fetchone()
         return None if found is None else float(found)
 
-    def tidy(self, now_s: float, *, most_share: float = 1.0) -> None:
+    def tidy(self, now_s: float, *, least_s: float = 0.0) -> None:
         """Fold old minutes into longer stretches, and drop what is too old.
 
         Args:
             now_s: What is too old, is so by this [s since the epoch].
-            most_share: Nothing goes where more of the rows than that would.
+            least_s: Nothing goes where the minutes that stay span less than that [s].
 
         Raises:
             HostError: it could not be done.
             DamagedError: the file is broken.
         """
         with self._writing():
-            if self._share_gone(now_s) <= most_share:
+            if self._stays_s(now_s) >= least_s:
                 self._drop(now_s)
         with self._translated("write"):
             # It gives back a page at each step, and `execute` makes one step alone.
             self._db.executescript("PRAGMA incremental_vacuum")
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _share_gone(self, now_s: float) -> float:
-        """What share of the points is too old."""
-        old, total = self._db.execute(
-            "SELECT coalesce(sum((seconds = ? AND begin_s < ?) OR (seconds = ? AND begin_s < ?)), 0),"
-            " count(*) FROM points",
-            (MINUTE_S, _whole(now_s - KEEP_MINUTES_S), COARSE_S, _whole(now_s - _KEEP_COARSE_S)),
+    def _stays_s(self, now_s: float) -> float:
+        """What the minutes that are not too old span."""
+        (found,) = self._db.execute(
+            "SELECT coalesce(max(begin_s) - min(begin_s), 0) FROM points WHERE seconds = ? AND begin_s >= ?",
+            (MINUTE_S, _whole(now_s - KEEP_MINUTES_S)),
         ).fetchone()
-        return old / total if total else 0.0
+        return float(found)
 
     def _drop(self, now_s: float) -> None:
         for kind, table in _TABLES.items():
@@ -546,8 +545,7 @@ def _folded(kind: type, step_s: int) -> tuple[str, str]:
 
 
 _RETRY_S = 300.0
-# More of the history goes at once only by a clock that nobody has set for a day.
-_MOST_SHARE = 0.1
+# History goes only by a clock by which a day was watched, or that nobody has set for a day.
 _HELD_S = 86400.0
 _SET_S = 60.0
 
@@ -653,7 +651,7 @@ class HistoryKeeper(Teller):
         has_held = monotonic_s - self._held_since_s >= _HELD_S
         if self._newest_s is not None and not has_held:
             now_s = min(now_s, self._newest_s + monotonic_s - self._begun_s)
-        store.tidy(now_s, most_share=1.0 if has_held else _MOST_SHARE)
+        store.tidy(now_s, least_s=0.0 if has_held else _HELD_S)
 
     def close(self) -> None:
         """Write what was gathered, and let go of the file."""

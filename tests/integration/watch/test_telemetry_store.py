@@ -234,6 +234,24 @@ def test_of_damaged_histories_the_newest_two_stay(tmp_path: Path) -> None:
     assert last.name.endswith("20261109T000000Z"), "more than 64 MB in all"
 
 
+def test_minutes_of_a_machine_that_is_on_for_an_hour_a_week_are_folded_as_well(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock(BEGIN_S)
+    ctx = replace(Box(tmp_path).context, clock=clock)
+    for week in range(1, 6):
+        keeper = HistoryKeeper(ctx, lambda _event: None)
+        keeper.begin()
+        for _ in range(60):
+            keeper.add(minute(clock.now_s()))
+            clock.advance(MINUTE_S)
+        keeper.tidy()
+        keeper.close()
+        clock.set_wall(BEGIN_S + week * 7 * 86400)
+    first, *_, last = history(ctx, BEGIN_S, clock.now_s()).points
+    assert (first.seconds, last.seconds) == (COARSE_S, MINUTE_S)
+
+
 def test_a_clock_that_is_set_years_ahead_drops_nothing_until_it_held_for_a_day(
     tmp_path: Path,
 ) -> None:
