@@ -488,4 +488,9 @@ def _restarts(readings: Sequence[Reading]) -> int | None:
     known = [one.engine.n_restarts for one in readings if one.engine.n_restarts is not None]
     if not known:
         return None
-    return sum(max(0, late - early) for early, late in pairwise(known))
+    return sum(restarts_between(early, late) for early, late in pairwise(known))
+
+
+def restarts_between(early: int, late: int) -> int:
+    """What a manager's count of its starts has grown by; below what it was it began anew."""
+    return late - early if late >= early else late

@@ -31,7 +31,7 @@ from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch.drift import Drift
-from tunerd.watch.figures import UNKNOWN, EngineNow, Event, Reading
+from tunerd.watch.figures import UNKNOWN, EngineNow, Event, Reading, restarts_between
 from tunerd.watch.findings import Findings, read_findings
 from tunerd.watch.guards import (
     DECAYED,
@@ -476,7 +476,7 @@ def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:
     earlier = before.engine
     n = 0
     if engine.n_restarts is not None and earlier.n_restarts is not None:
-        n = max(0, engine.n_restarts - earlier.n_restarts)
+        n = restarts_between(earlier.n_restarts, engine.n_restarts)
     if has_failed and earlier.active_state != "failed":
         n += 1
     is_dead = has_failed or engine.sub_state.startswith("auto-restart")

@@ -11,7 +11,7 @@ from tests.support.readings import a_reading, an_engine
 from tunerd.engine.health import HttpState
 from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Counters, read_counters
-from tunerd.watch.figures import gpu_now, next_look_s, served_between
+from tunerd.watch.figures import gpu_now, next_look_s, served_between, summarise
 from tunerd.watch.history import Telemetry
 from tunerd.words import MiB
 
@@ -100,6 +100,12 @@ def test_a_server_that_does_not_run_is_not_ready_and_one_without_an_address_is_u
     assert an_engine(active_state="failed", health=None).is_ready is False
     assert an_engine(health=None).is_ready is None
     assert an_engine(health=HttpState.SILENT).is_ready is False
+
+
+def test_restarts_are_counted_on_where_a_start_by_hand_began_the_count_anew() -> None:
+    seen = [a_reading(at_s=float(at), n_restarts=n) for at, n in enumerate((5, 5, 2, 3))]
+    point, _ = summarise(seen, begin_s=0, seconds=60)
+    assert point.restarts == 3
 
 
 def test_busy_is_told_by_slots_and_else_by_counters() -> None:
