@@ -21,7 +21,7 @@ from tunerd.cli.output import (
 )
 from tunerd.operations import Call, Decimal, Question, asked, json_option, operation
 from tunerd.result import ActionResult
-from tunerd.words import format_duration, format_mib, when
+from tunerd.words import UNKNOWN, format_duration, format_mib, when
 
 if TYPE_CHECKING:
     from tunerd.app import Context
@@ -108,7 +108,8 @@ def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
         asleep = ", asleep until somebody asks it" if engine["is_asleep"] else ""
         health = f"{engine['health']}{asleep}"
     yield "health", health
-    slots = f"{engine['slots_busy']} of {engine['slots_total']} at work"
+    busy = UNKNOWN if engine["slots_busy"] is None else engine["slots_busy"]
+    slots = f"{busy} of {engine['slots_total']} at work"
     yield "slots", None if engine["slots_total"] is None else slots
     speeds = payload["speeds"]
     if speeds is None:

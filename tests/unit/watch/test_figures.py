@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.fake_gpu import a_card, rtx_4070_super
 from tests.support.readings import a_reading, an_engine
+from tunerd.cli.watch import render_top
 from tunerd.engine.health import HttpState
 from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Counters, read_counters
@@ -106,6 +107,11 @@ def test_restarts_are_counted_on_where_a_start_by_hand_began_the_count_anew() ->
     seen = [a_reading(at_s=float(at), n_restarts=n) for at, n in enumerate((5, 5, 2, 3))]
     point, _ = summarise(seen, begin_s=0, seconds=60)
     assert point.restarts == 3
+
+
+def test_of_a_server_that_does_not_say_how_many_of_its_slots_work_it_is_unknown() -> None:
+    shown = render_top({**a_reading(slots_total=4, slots_busy=None).to_json(), "speeds": None})
+    assert "unknown of 4 at work" in "\n".join(shown)
 
 
 def test_busy_is_told_by_slots_and_else_by_counters() -> None:
