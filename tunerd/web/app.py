@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import math
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 GROUP = "tunerd"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_PORT = re.compile(r"[0-9]{1,5}")
 _HIGHEST_PORT = 65535
 
 
@@ -85,7 +87,7 @@ def host_is_ours(host: str | None, names: Iterable[str]) -> bool:
     if host is None:
         return False
     name, port = _split(host.strip().lower())
-    if port is not None and not (port.isdecimal() and int(port) <= _HIGHEST_PORT):
+    if port is not None and not (_PORT.fullmatch(port) and int(port) <= _HIGHEST_PORT):
         return False
     return name in {*_LOOPBACK_NAMES, *(one.lower() for one in names)}
 

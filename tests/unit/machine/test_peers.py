@@ -50,6 +50,7 @@ def test_without_a_group_only_root_and_the_owner_may_act() -> None:
         ("127.0.0.1.evil.example:8765", False),
         ("localhost:80:80", False),
         ("localhost:evil", False),
+        ("localhost:" + "1" * 5000, False),
         ("[::1].evil", False),
         ("[::1]@evil", False),
         ("", False),
