@@ -199,8 +199,12 @@ class Reading:
 
     @property
     def free_mib(self) -> int | None:
-        """VRAM that is free on the fullest card; None without cards, or where one does not tell."""
-        known = [gpu.free_mib for gpu in self.gpus or ()]
+        """VRAM that is free on the fullest card of those that the server is seen on, else of all.
+
+        None without cards, or where one does not tell.
+        """
+        used = [gpu for gpu in self.gpus or () if gpu.server_mib]
+        known = [gpu.free_mib for gpu in used or self.gpus or ()]
         if not known or None in known:
             return None
         return min(mib for mib in known if mib is not None)

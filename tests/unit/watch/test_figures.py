@@ -84,6 +84,13 @@ def test_memory_of_others_is_what_the_server_does_not_hold() -> None:
     assert (gpu.server_mib, gpu.others_mib) == (8000, 500)
 
 
+def test_a_card_that_others_have_filled_is_none_on_which_the_server_runs_short() -> None:
+    full = replace(gpu_now(a_card(index=1), []), free_mib=MiB(100))
+    own = replace(gpu_now(a_card(), []), server_mib=8000, free_mib=MiB(4000))
+    assert replace(a_reading(), gpus=(own, full)).free_mib == 4000
+    assert replace(a_reading(), gpus=(replace(own, server_mib=None), full)).free_mib == 100
+
+
 def test_memory_of_others_is_unknown_where_the_driver_names_no_sizes() -> None:
     processes = (GpuProcess(100, None, "compute", "llama-server", None),)
     gpu = gpu_now(a_card(used_mib=8500, processes=processes), [100])
