@@ -11,7 +11,7 @@ from tunerd.engine.builds import dry_arguments, refusal, request_again
 from tunerd.engine.flags import without_secrets
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
-from tunerd.errors import TunerdError
+from tunerd.errors import ConfigError, TunerdError
 from tunerd.machine.files import stamp_of
 from tunerd.measure.answer import Sample
 from tunerd.measure.conditions import FingerprintReader
@@ -200,8 +200,8 @@ def _of_the_program(ctx: Context, live: LiveUnit) -> Sequence[str]:
     found = Found(program, "unit", None, tuple(sorted(live.environment.items())))
     try:
         said = refusal(ctx, found, dry_arguments(live.arguments))
-    except TunerdError as problem:
-        return (problem.words,)
+    except TunerdError:  # it could not be asked, in a closed home or on a machine under load
+        return ()
     return () if said is None else (said,)
 
 
@@ -210,6 +210,8 @@ def _of_the_plan(ctx: Context, generation: Generation | None) -> Sequence[str]:
         return ()
     try:
         made = make_plan(ctx, request_again(generation))
+    except ConfigError:  # its files are other ones by now, or gone, and no start goes by them
+        return ()
     except TunerdError as problem:
         return (problem.cause or problem.message,)
     return [message.text for message in made.messages if message.level is Level.ERROR]

@@ -26,6 +26,7 @@ from tunerd.units.generations import Outcome
 from tunerd.units.systemd import Notifier
 from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import Event
+from tunerd.watch.findings import check
 from tunerd.watch.guarding import CHECK_UNIT, MARGIN_KEY, Guarding
 from tunerd.watch.history import HistoryKeeper, Watcher, history
 from tunerd.words import sha256
@@ -157,6 +158,19 @@ def test_a_library_that_an_upgrade_took_away_for_good_keeps_nobody_from_finding_
         began.append(world.manager.state(CHECK_UNIT).invocation_id)
     assert began[9] is not None
     assert began[19] != began[9], "the guard against upgrades never spoke"
+
+
+def test_neither_a_profile_that_is_gone_nor_a_build_that_cannot_be_asked_says_that_a_start_will_fail(
+    world: World, tmp_path: Path
+) -> None:
+    unit, closed = world.manager.unit_dir / UNIT, tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "server").write_text("#!/bin/sh\n")
+    (closed / "server").chmod(0o755)
+    world.generation(3, profile="gone")
+    for program in ("/bin/true", str(closed / "server")):
+        unit.write_text(SERVER.replace("/bin/server", program))
+        assert check(world.ctx).payload["replanned"]["refusals"] == []
 
 
 def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_daemon(
