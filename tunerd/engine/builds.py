@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -448,7 +449,11 @@ def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder
                         (folder / "bin" / alias.name).symlink_to(f"../lib/{name}")
 
 
-_LEFT_OUT = frozenset({"--api-key-file", "--port"})
+_LEFT_OUT = frozenset(
+    {"--api-key-file", "--port", "-mu", "--model-url", "-dr", "--docker-repo",
+     "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"}
+)  # fmt: skip
+_FETCHES = re.compile(r"--(?!spec-).+-default")
 _MODEL_FLAGS = frozenset({"-m", "--model"})
 
 
@@ -470,18 +475,19 @@ def dry_arguments(arguments: Sequence[str]) -> list[str]:
     """The arguments of a server as a dry run takes them: no model, no key file, a port of its own.
 
     Builds bind their port before they look for the model; a key file is there only while the unit
-    runs.
+    runs. One that is told no model at all would not end: it is a router.
     """
     changed: list[str] = []
     words = iter(arguments)
     for word in words:
         if normal_spelling(word) in _LEFT_OUT:
             next(words, None)
-            continue
-        changed.append(word)
-        if word in _MODEL_FLAGS:
-            changed.append(f"/nonexistent/{Path(next(words, '')).name}")
-    return [*changed, "--port", str(free_port())]
+        elif word in _MODEL_FLAGS:
+            changed += [word, f"/nonexistent/{Path(next(words, '')).name}"]
+        elif not _FETCHES.fullmatch(word):
+            changed.append(word)
+    model = [] if _MODEL_FLAGS & set(changed) else ["--model", "/nonexistent/none.gguf"]
+    return [*changed, *model, "--port", str(free_port())]
 
 
 def read_facts(ctx: Context, path: Path) -> ModelFacts:

@@ -21,11 +21,9 @@ from tunerd.units.text import (
 # What names a model, or where one is fetched from. Source: help of mainline 0.7.0; without any of them it is
 # a router that starts a server for each model.
 _NAMES_A_MODEL = re.compile(
-    r"-m|--model|-mu|--model-url|-hf|-hfr|--hf-repo|-dr|--docker-repo|--.+-default"
+    r"-m|--model|-mu|--model-url|-hf|-hfr|--hf-repo|-dr|--docker-repo|--(?!spec-).+-default"
 )
-_MODEL_VARIABLES = {
-    "LLAMA_ARG_" + name for name in ("MODEL", "MODEL_URL", "HF_REPO", "DOCKER_REPO")
-}
+MODEL_VARIABLES = {"LLAMA_ARG_" + name for name in ("MODEL", "MODEL_URL", "HF_REPO", "DOCKER_REPO")}
 # Of the one program for everything, `llama`; llama-server itself takes nothing but flags.
 _SUBCOMMANDS = {("serve",), ("server",)}
 
@@ -94,9 +92,9 @@ class LiveUnit:
     @property
     def names_a_model(self) -> bool:
         """Whether anything says what it serves; a server that is told nothing is a router."""
-        return any(
-            map(_NAMES_A_MODEL.fullmatch, self.arguments)
-        ) or not _MODEL_VARIABLES.isdisjoint(self.environment)
+        return any(map(_NAMES_A_MODEL.fullmatch, self.arguments)) or not MODEL_VARIABLES.isdisjoint(
+            self.environment
+        )
 
     @property
     def serving(self) -> Serving:

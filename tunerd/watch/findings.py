@@ -21,7 +21,7 @@ from tunerd.profile.arm import Best
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Level
 from tunerd.units.generations import Generation
-from tunerd.units.live import LiveUnit
+from tunerd.units.live import MODEL_VARIABLES, LiveUnit
 from tunerd.watch.drift import Confirmed, confirmed_by, depth_of, slowest_tok_s, usable
 from tunerd.watch.guards import Basis, Replanned, cache_ram_mib
 
@@ -197,7 +197,8 @@ def _of_the_program(ctx: Context, live: LiveUnit) -> Sequence[str]:
     program = Path(live.program)
     if not program.exists():
         return (f"`{program}` is not there",)
-    found = Found(program, "unit", None, tuple(sorted(live.environment.items())))
+    environment = {k: v for k, v in live.environment.items() if k not in MODEL_VARIABLES}
+    found = Found(program, "unit", None, tuple(sorted(environment.items())))
     try:
         said = refusal(ctx, found, dry_arguments(live.arguments))
     except TunerdError:  # it could not be asked, in a closed home or on a machine under load

@@ -102,3 +102,9 @@ def test_the_address_is_what_counts_for_the_server(
 ) -> None:
     found = serving_of(arguments, environment)
     assert (found.port, found.alias) == (port, alias)
+
+
+def test_a_router_with_the_usual_speculation_is_one_still() -> None:
+    text = "[Service]\nExecStart=/usr/bin/llama-server --models-dir /srv --spec-default\n"
+    found = read_live(unit="llama-server.service", text=text, specifiers={})
+    assert not found.names_a_model
