@@ -211,6 +211,8 @@ def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event) -> No
     body, headers = _request_of(event, settings, unit)
     if settings.token_file is not None:
         token = (ctx.files.read(settings.token_file) or b"").decode("ascii", "replace").strip()
+        if not (token.isascii() and token.isprintable()):  # what refuses it would show it
+            raise HostError(f"`{settings.token_file}` holds no token: it is one line of ASCII")
         headers["Authorization"] = f"Bearer {token}"
     problem = None
     for wait_s in _WAITS_S:

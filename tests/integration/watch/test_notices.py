@@ -60,6 +60,17 @@ def test_a_member_who_tries_a_notice_is_not_told_where_it_went(
     assert receiver.url not in json.dumps(said)
 
 
+def test_a_file_of_several_tokens_is_refused_without_a_word_of_them(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("tk_old\ntk_new\n")
+    with pytest.raises(HostError) as refused:
+        try_notice(context(tmp_path, receiver.url, token_file=token))
+    assert "tk_" not in refused.value.words
+    assert receiver.got == []
+
+
 def test_a_notice_arrives_as_json_and_is_gone(tmp_path: Path, receiver: Receiver) -> None:
     ctx = context(tmp_path, receiver.url)
     send_notice(ctx, left(ctx))
