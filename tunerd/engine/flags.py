@@ -216,6 +216,14 @@ DEPTH_FLAGS: tuple[KeyFlag, ...] = (
 )
 
 
+# Until builds had a depth for each kind, this one bounded the drafts of every kind.
+# Source: ngram-simple and ngram-map-k on the builds of April (mainline) and June 2026 (ik).
+_DEPTH_OF_ALL = (
+    _flag("speculation.n_max", "--draft-max"),
+    _flag("speculation.n_min", "--draft-min"),
+)
+
+
 def ngram_flags(kind: str) -> tuple[KeyFlag, ...]:
     """Sizes of an n-gram kind; the older builds have one set of flags for all of them."""
     if kind == "ngram-mod":
@@ -224,10 +232,11 @@ def ngram_flags(kind: str) -> tuple[KeyFlag, ...]:
             _flag("speculation.n_min", "--spec-ngram-mod-n-min", "--draft-min"),
             _flag("speculation.ngram_size_n", "--spec-ngram-mod-n-match", "--spec-ngram-size-n"),
         )
-    return tuple(
+    sizes = tuple(
         _flag(f"speculation.ngram_{name}", f"--spec-{kind}-{word}", f"--spec-ngram-{word}")
         for name, word in (("size_n", "size-n"), ("size_m", "size-m"), ("min_hits", "min-hits"))
     )
+    return (*_DEPTH_OF_ALL, *sizes)
 
 
 # Flags that need more than a spelling, by the key that owns them: `extra_args` may not repeat them.
@@ -583,7 +592,7 @@ LEGACY_LOAD: dict[str, tuple[str, ...]] = {
 }
 KINDS_WITH_PROBABILITY = frozenset(SPEC_WORDS)
 KINDS_WITH_DRAFT_FILE = KINDS_WITH_PROBABILITY - {"mtp"}
-_TYPE = "speculation.type"
+_TYPE, _DEPTH = "speculation.type", "speculation.n_max"
 _DRAFTS = "draft-"
 _WEAKEST_FIRST = tuple(Layer)
 _IN_STAGES = (
@@ -599,6 +608,13 @@ def drafts_with_probability(kinds: Collection[str]) -> bool:
     Of kinds that only the build knows those count that it calls drafts.
     """
     return any(kind in KINDS_WITH_PROBABILITY or kind.startswith(_DRAFTS) for kind in kinds)
+
+
+def has_depth(resolved: Resolved) -> bool:
+    """Whether the profile says how deep to draft: tunerd's own depth is for models, n-grams go far beyond."""
+    origin = resolved.origin(_DEPTH)
+    by_model = drafts_with_probability(resolved.profile.speculation.kinds)
+    return origin is not None and (by_model or origin.layer is not Layer.TUNERD)
 
 
 def by_hand(resolved: Resolved) -> list[str]:
@@ -832,13 +848,20 @@ class _Renderer:
             yield from self.stage(setting, wanted.type, word)
         else:
             yield self.kind(setting, wanted.type, word)
-            for row in DEPTH_FLAGS if by_model else ngram_flags(wanted.type):
+            for row in DEPTH_FLAGS if by_model else self.ngram_rows(wanted.type):
                 yield from self.row(row)
             yield from self.adaptive()
         on_gpu = DRAFT_GPU_FLAGS if self.context.has_gpu else ()
         for draft_row in (*DRAFT_FLAGS, *on_gpu) if by_model else ():
             if draft_row.key != "speculation.draft_model" or needs_file:
                 yield from self.row(draft_row)
+
+    def ngram_rows(self, kind: str) -> Iterator[KeyFlag]:
+        """Those of its rows that mean something here."""
+        for row in ngram_flags(kind):
+            is_none = row in _DEPTH_OF_ALL and self.capabilities.first_of(*row.on) is None
+            if not is_none and (row.key != _DEPTH or has_depth(self.resolved)):
+                yield row
 
     def kind(self, setting: Setting, kind: str, word: str) -> Part:
         if self.capabilities.spec_style is SpecStyle.IK_LEGACY and kind == "mtp":
@@ -864,7 +887,9 @@ class _Renderer:
 
     def stage(self, setting: Setting, kind: str, word: str) -> Iterator[Part]:
         """Ik since June 2026: everything about a stage is inside one value."""
-        names = [name for name in _IN_STAGES if name != "p_min" or kind in KINDS_WITH_PROBABILITY]
+        idle = set() if kind in KINDS_WITH_PROBABILITY else {"p_min"}
+        idle |= set() if has_depth(self.resolved) else {"n_max"}
+        names = [name for name in _IN_STAGES if name not in idle]
         found = {name: self.setting(f"speculation.{name}") for name in names}
         given = {name: one for name, one in found.items() if one is not None}
         words = {name: f"{name}={number(one.value)}" for name, one in given.items()}

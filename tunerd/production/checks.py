@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from tunerd.engine.flags import (
     SECRET_FLAGS,
     CommandLine,
+    has_depth,
     is_secret_variable,
     normal_spelling,
     owner_of,
@@ -96,7 +97,8 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
     """Values that exclude each other or that this machine cannot give."""
     serving, speculation = resolved.profile.serving, resolved.profile.speculation
     if (
-        speculation.kinds
+        has_depth(resolved)
+        and speculation.kinds
         and speculation.n_min is not None
         and speculation.n_max is not None
         and speculation.n_min > speculation.n_max

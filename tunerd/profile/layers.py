@@ -207,7 +207,7 @@ def _pinned(layers: Iterable[LayerFile]) -> Iterator[str]:
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
 
-# Depth and gate are always passed where something drafts: defaults of builds moved between (16, 0.75), (16, 0.0)
+# Depth and gate are always passed where a model drafts: defaults of builds moved between (16, 0.75), (16, 0.0)
 # and (3, 0.0).
 _DEFAULTS: dict[str, tuple[object, str]] = {
     "serving.host": (DEFAULT_HOST, "nobody else is let in unless a profile says so"),

@@ -74,6 +74,12 @@ NO_MARGIN = {"memory.fit": True, "memory.fit_mib": "default"}
         ("ik-now", TINY, "--spec-type mtp:n_max=2,n_min=1,p_min=0.00001", ""),
         ("main-0x", {"speculation.type": "dflash", "speculation.draft_model": "/d.gguf"},
          "--model-draft /d.gguf", ""),
+        # Three tokens are a model's depth; n-gram kinds go to 16 and 64 by themselves.
+        *((dialect, {"speculation.type": "ngram-mod", "speculation.n_min": 8}, said, flag)
+          for dialect, said, flag in (
+              ("main-0x", "--spec-type ngram-mod --spec-ngram-mod-n-min 8", "--spec-ngram-mod-n-max"),
+              ("main-old", "--spec-type ngram-mod --draft-min 8", "--draft-max"),
+              ("ik-now", "--spec-type ngram-mod:n_min=8", ""))),
         ("main-0x", {"memory.fit_mib": 900}, "--fit on --fit-target 900", ""),
         ("ik-now", {"memory.fit_mib": 900}, "--fit --fit-margin 900", ""),
         ("main-0x", {"memory.fit": False}, "--fit off", "--fit-target"),

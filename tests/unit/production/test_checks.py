@@ -135,6 +135,7 @@ def test_what_a_model_cannot_do_is_told(
         ({}, HOST, []),
         ({"speculation__type": "mtp", "speculation__n_min": 4, "speculation__n_max": 3}, HOST,
          [("error", "n-min")]),
+        ({"speculation__type": "ngram-mod", "speculation__n_min": 48}, HOST, []),
         ({"speculation__n_min": 4, "speculation__n_max": 3}, HOST, []),
         ({"serving__n_ubatch": 513, "serving__n_batch": 512}, HOST, [("error", "ubatch")]),
         ({"speculation__type": "mtp", "serving__n_parallel": 2}, HOST, [("warning", "slots")]),
