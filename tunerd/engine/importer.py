@@ -381,7 +381,7 @@ class _Import:
 
     def finish(self, lost: Mapping[str, str]) -> None:
         """Make keys of what several flags say together, and leave the rest to the engine."""
-        keys, style = self.keys, self.capabilities.spec_style
+        keys = self.keys
         if flags := self.parts.get(_LOAD_MODE):
             self._load_mode(flags)
         # ik's fit is off unless it is asked for.
@@ -389,8 +389,10 @@ class _Import:
             keys.setdefault(_FIT, False)
         is_ready_made = any(flag.word == "--spec-default" for flag in self.extra)
         keys.setdefault(_TYPE, LEAVE_TO_ENGINE if is_ready_made else "off")
-        # Older builds speculate as soon as they are given a draft model.
-        by_model = style in {SpecStyle.LEGACY, SpecStyle.IK_LEGACY}
+        # Older builds speculate as soon as they are given a draft model, those with stages never.
+        # Source: builds of April to August 2026; that of May names the type and does so all the same.
+        is_staged = self.capabilities.spec_style is SpecStyle.STAGE
+        by_model = not (self.capabilities.has_load_mode or is_staged)
         if by_model and keys[_TYPE] == "off" and "speculation.draft_model" in keys:
             keys[_TYPE] = "draft"
         for key in lost:

@@ -152,6 +152,11 @@ def test_every_word_of_any_command_line_is_placed_or_named(case: tuple[str, list
         ("ik-now", "--spec-type mtp:p_min=0.75,n_max=3", "speculation.p_min", 0.75),
         ("main-old", "-md /d.gguf --draft-max 5", "speculation.type", "draft"),
         ("main-old", "-md /d.gguf --draft-max 5", "speculation.n_max", 5),
+        # Each was seen to draft, and no deeper than that, on a build of its dialect.
+        ("main-mid", "-md /d.gguf --spec-draft-n-max 5", "speculation.type", "draft"),
+        *((dialect, "--spec-type ngram-simple --draft-max 2", "speculation.n_max", 2)
+          for dialect in ("main-old", "ik-may")),
+        ("main-0x", "-md /d.gguf", "speculation.type", "off"),
         ("main-0x", "", "speculation.type", "off"),
         ("main-0x", "", "serving.port", "default"),
     ],
