@@ -165,11 +165,13 @@ _VERSION = re.compile(
 
 # Digits of an identity that tell builds apart for people, and in names of folders.
 SHORT = 12
-# ik_llama.cpp takes these but does not list them: the first four never, the others not in a build
-# for the CPU. Source: builds of June and August 2026, each flag tried with a missing model file
-# (tests/integration/test_dialects.py tries them again).
+# ik_llama.cpp takes these but does not list them: those of the first line never, the second not before July
+# 2026, the others not in a build for the CPU. Source: builds of June and August 2026, each flag tried with a
+# missing model file (tests/integration/engine/test_golden_engines.py tries them again).
 IK_HIDDEN_FLAGS = frozenset(
-    ("-a", "--alias", "--n-predict", "-to",
+    ("-a", "--alias", "--n-predict", "-to", "--embeddings", "--logit-bias", "-rcache", "--rope-cache",
+     "-ot", "--override-tensor", "-rtr", "-cmoe", "-ncmoe", "-thp",
+     "-op", "--offload-policy", "-no-ooae", "--no-offload-only-active-experts", "--max-gpu",
      "-ngl", "--gpu-layers", "--n-gpu-layers", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft",
      "-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu", "-dev", "--device",
      "-devd", "--device-draft")

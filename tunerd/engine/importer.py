@@ -329,7 +329,8 @@ class _Import:
         option = _option(flag.word, self.capabilities)
         if spelling in SECRET_FLAGS:
             return _SECRET
-        if option is None and owner is None:
+        is_taken = not self.capabilities.flags.isdisjoint((flag.word, spelling))
+        if option is None and owner is None and not is_taken:
             return "this build does not list it"
         if len(flag.values) < _n_values(flag.word, option):
             return "its value is missing"

@@ -11,6 +11,7 @@ from tests.support import needs
 from tests.support.builders import HELP_OF
 from tests.support.golden import NO_MODEL, dry, golden_lines
 from tunerd.engine.health import argument_error
+from tunerd.engine.help import IK_HIDDEN_FLAGS
 from tunerd.engine.probe import EngineProber, Found, own_server
 from tunerd.machine.files import Files
 from tunerd.machine.net import free_port
@@ -77,3 +78,16 @@ def test_what_a_golden_file_refuses_the_build_refuses_too(
     line = [*golden_lines(dialect)["rtx-3090-ti-24gb-baseline"], "--spec-type", kind]
 
     assert words in (complaint(prober, dialect, line) or "")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("dialect", ["ik-may", "ik-now"])
+def test_ik_knows_every_flag_that_its_help_leaves_out(dialect: str, prober: EngineProber) -> None:
+    runs = {
+        flag: prober.run(program_of(dialect), ["-m", NO_MODEL, flag, "0"])
+        for flag in IK_HIDDEN_FLAGS
+    }
+
+    said = {flag: (done.stdout + done.stderr).splitlines() for flag, done in runs.items()}
+    assert [flag for flag in said if f"error: unknown argument: {flag}" in said[flag]] == []
+    assert all(said.values())

@@ -298,6 +298,16 @@ def test_a_chain_of_speculation_is_served_as_it_was(dialect: str, line: str) -> 
     assert set(shlex.split(line)) <= set(again(found, dialect).argv)
 
 
+@pytest.mark.parametrize("dialect", ["ik-may", "ik-now"])
+def test_what_ik_takes_without_listing_it_is_served_as_it_was(dialect: str) -> None:
+    line = "-ngl 99 -rtr -thp -op 27,0 -no-ooae -rcache -ts 3,1"
+    found = imported(f"{line} -ot exps=CPU", dialect)
+
+    assert found.unplaced == ()
+    assert value(found, "memory.override_tensor") == ["exps=CPU"]
+    assert set(line.split()[2:]) <= set(again(found, dialect).argv)
+
+
 def test_a_kind_that_only_the_build_knows_keeps_its_word() -> None:
     text = capabilities_of("main-0x").help.text.replace(
         "draft-mtp,", "draft-mtp,draft-mtp-adaptive,"
