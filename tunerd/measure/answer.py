@@ -557,9 +557,10 @@ class _Collected:
         inner = (choice.get(key) for key in ("delta", "message"))
         parts = next((one for one in inner if isinstance(one, Mapping)), choice)
         has_content = False
-        kept = (("content", self.text), ("text", self.text), ("reasoning_content", self.reasoning))
-        for key, into in kept:
-            piece = parts.get(key)
+        # Thoughts have the second name in Ollama; a proxy may give both, with the same text.
+        thought = parts.get("reasoning_content") or parts.get("reasoning")
+        kept = ((parts.get("content"), self.text), (parts.get("text"), self.text), (thought, self.reasoning))  # fmt: skip
+        for piece, into in kept:
             if isinstance(piece, str) and piece:
                 into.append(piece)
                 has_content = True

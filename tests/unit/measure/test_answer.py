@@ -97,6 +97,14 @@ def test_the_first_token_of_a_conversation_is_not_the_role_and_may_be_a_thought(
     assert (answer.text, answer.reasoning, answer.first_ms) == ("Hi", "hm", 1.0)
 
 
+def test_thoughts_of_ollama_begin_the_clock_as_those_of_llama_server_do() -> None:
+    answer = chat({"content": "", "reasoning": "hm"}, {"content": "Hi"})
+    assert (answer.text, answer.reasoning, answer.first_ms) == ("Hi", "hm", 1.0)
+
+    both = chat({"reasoning": "hm", "reasoning_content": "hm"})
+    assert both.reasoning == "hm", "a proxy that gives both names"
+
+
 def test_a_server_without_timings_still_tells_its_tokens() -> None:
     answer = chat({"content": "Hi"})
 
