@@ -136,24 +136,29 @@ class Sample:
 
     @property
     def n_predicted(self) -> int | None:
-        """Generated tokens, from the server's report."""
-        return self.timings.predicted_n if self.timings is not None else None
+        """Generated tokens, by the server's timings or by its `usage`; None where it says neither."""
+        if self.timings is not None:
+            return self.timings.predicted_n
+        count = self.details.get("usage_completion_n")
+        return count if type(count) is int else None
+
+    @property
+    def client_tok_s(self) -> float | None:
+        """Tokens behind the first, over the time from the first to the end of the stream: of every engine alike."""
+        client, n = self.client, self.n_predicted or 0
+        if client is None or client.ttft_ms is None or n < _LEAST_RATED:
+            return None
+        passed_ms = client.wall_ms - client.ttft_ms
+        return (n - 1) / passed_ms * 1000 if passed_ms > 0 else None
 
     @property
     def decode_left_ms(self) -> float:
         """What generation would have taken longer had the answer not ended before `n_predict` tokens.
 
-        Decoding is linear in tokens over the length of an answer; 0 where the server tells no times.
+        Decoding is linear in tokens over the length of an answer; 0 where its pace is not known.
         """
-        timings = self.timings
-        if (
-            timings is None
-            or timings.predicted_ms is None
-            or (timings.predicted_n or 0) < _LEAST_RATED
-        ):
-            return 0.0
-        n = timings.predicted_n or 0
-        return timings.predicted_ms * max(self.n_predict - n, 0) / (n - 1)
+        rate = self.client_tok_s if self.timings is None else self.timings.decode_tok_s
+        return max(self.n_predict - (self.n_predicted or 0), 0) / rate * 1000 if rate else 0.0
 
     @property
     def turn_ms(self) -> float | None:

@@ -70,16 +70,8 @@ def missing_kinds(samples: Sequence[Sample]) -> tuple[str, ...]:
 
 def _predicted(samples: Sequence[Sample]) -> int | None:
     """Tokens that the usable ones generated, as far as the server says."""
-    known = [n for one in samples if one.is_usable and (n := _n_generated(one)) is not None]
+    known = [n for one in samples if one.is_usable and (n := one.n_predicted) is not None]
     return sum(known) if known else None
-
-
-def _n_generated(sample: Sample) -> int | None:
-    """Generated tokens, by the server's timings or by its `usage`; None where it says neither."""
-    if sample.n_predicted is not None:
-        return sample.n_predicted
-    count = sample.details.get("usage_completion_n")
-    return count if isinstance(count, int) else None
 
 
 def _wall_s(by_kind: Mapping[str, Sequence[Sample]]) -> float | None:
@@ -437,8 +429,10 @@ def _by_client(sample: Sample) -> Parts | None:
     client = sample.client
     if client is None or client.ttft_ms is None:
         return None
-    generation_ms = max(client.wall_ms - client.ttft_ms, 0.0)
-    return Parts(client.wall_ms / 1000, client.ttft_ms / 1000, generation_ms / 1000, None)
+    left_ms = sample.decode_left_ms
+    generation_ms = max(client.wall_ms - client.ttft_ms, 0.0) + left_ms
+    whole_ms = client.wall_ms + left_ms
+    return Parts(whole_ms / 1000, client.ttft_ms / 1000, generation_ms / 1000, None)
 
 
 # The gate for whatever may change what a server says: the answers of two arms to the same questions.
@@ -649,7 +643,8 @@ def figures(measured: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
             samples = [one for one in _of_case(asked, case) if one.suite == suite]
             if not any(one.problem or Mark.WARM_UP not in one.marks for one in samples):
                 continue
-            rates = spread(number(s.details, "client_tok_s") for s in samples if s.is_usable)
+            silent = (s for s in samples if s.is_usable and s.timings is None)
+            rates = spread(one.client_tok_s for one in silent if one.client_tok_s)
             rows.append({"arm": arm, "suite": suite, "case": case,
                          **asdict(summarise(samples)),
                          "client_tok_s": asdict(rates) if rates.n else None})  # fmt: skip

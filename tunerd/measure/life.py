@@ -756,7 +756,7 @@ class Life:
         client = ClientTimes(streamed.wall_ms, answer.first_ms)
         marks = marks_of(request, answer, client, looks=watch.looks, quiet_mib=self.quiet_mib,
                          speculation=target.speculation,
-                         can_forbid_cache=target.is_llama)  # fmt: skip
+                         is_llama=target.is_llama)  # fmt: skip
         marks = (*marks, Mark.PROCESSOR_TAKEN) if is_taken else marks
         sample = Sample(
             suite=str(request.suite),
@@ -838,19 +838,11 @@ def _details(request: Request, answer: Answer) -> dict[str, Any]:
     if request.depth_tokens is not None and timings is not None and timings.prompt_n is not None:
         found["depth"] = timings.prompt_n + (answer.n_cached or 0)
     if timings is None:
-        found |= _client_figures(answer)
+        usage = {"usage_prompt_n": answer.n_prompt, "usage_completion_n": answer.n_completion}
+        found |= {key: n for key, n in usage.items() if n is not None}
     if request.has_tools:
         found["tools"] = [call.name for call in answer.tool_calls]
     return found
-
-
-def _client_figures(answer: Answer) -> dict[str, Any]:
-    """Of a server without timings: its own token counts, and the speed by the client's clock."""
-    n, first, last = answer.n_completion, answer.first_ms, answer.last_ms
-    found: dict[str, Any] = {"usage_prompt_n": answer.n_prompt, "usage_completion_n": n}
-    if n is not None and n > 1 and first is not None and last is not None and last > first:
-        found["client_tok_s"] = (n - 1) / (last - first) * 1000
-    return {key: value for key, value in found.items() if value is not None}
 
 
 # The texts of a mix of requests: the same name gives the same text, whatever was asked before it.

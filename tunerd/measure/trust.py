@@ -156,7 +156,7 @@ def marks_of(
     looks: Sequence[GpuLook],
     quiet_mib: int | None,
     speculation: Speculation,
-    can_forbid_cache: bool = True,
+    is_llama: bool = True,
 ) -> tuple[Mark, ...]:
     """What speaks against a sample by itself; foreign traffic shows only over several.
 
@@ -167,11 +167,11 @@ def marks_of(
         looks: The GPUs meanwhile.
         quiet_mib: What others held when the arm began; only more than that is a disturbance.
         speculation: What the arm is meant to do.
-        can_forbid_cache: False for servers that cannot be told to read a prompt anew: there a chat
-            template may be found again, which all requests begin with.
+        is_llama: False for servers that can be told neither to go on to a length, nor to read a prompt
+            anew: there a chat template may be found again, which all requests begin with.
     """
     found = [
-        *_answer_marks(request, answer, speculation, 0 if can_forbid_cache else TEMPLATE_TOKENS),
+        *_answer_marks(request, answer, speculation, is_llama=is_llama),
         *_clock_marks(request, answer.timings, client),
         *_span_marks(answer),
         *_gpu_marks(looks, quiet_mib),
@@ -180,19 +180,20 @@ def marks_of(
 
 
 def _answer_marks(
-    request: Request, answer: Answer, speculation: Speculation, most_cached: int
+    request: Request, answer: Answer, speculation: Speculation, *, is_llama: bool
 ) -> Iterator[Mark]:
     if answer.has_impossible:
         yield Mark.IMPOSSIBLE
-    if not request.is_warm and (answer.n_cached or 0) > most_cached:
+    if not request.is_warm and (answer.n_cached or 0) > (0 if is_llama else TEMPLATE_TOKENS):
         yield Mark.NOT_COLD
     timings = answer.timings
-    if timings is None:
-        return
-    n_predicted = timings.predicted_n
-    least = request.n_predict if request.is_fixed_length else request.least_tokens
+    n_predicted = answer.n_completion if timings is None else timings.predicted_n
+    is_held = request.is_fixed_length and is_llama
+    least = request.n_predict if is_held else request.least_tokens
     if n_predicted is not None and n_predicted < least:
         yield Mark.SHORT
+    if timings is None:
+        return
     if speculation.drafts is False and timings.draft_n:
         yield Mark.DRAFTED
     is_long = (n_predicted or 0) >= _FEW_DRAFTS_TOKENS

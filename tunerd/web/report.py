@@ -372,7 +372,7 @@ class Measured:
     @property
     def by_client(self) -> Spread:
         """Decode rates by the client's clock, which are known of every engine [tok/s]."""
-        return spread(map(_client_tok_s, self.samples))
+        return spread(one.client_tok_s for one in self.samples)
 
     def middle(self, name: str) -> float | None:
         """The median of a figure of the server's own."""
@@ -473,17 +473,6 @@ def _rate_bar(of: Measured) -> Bar:
     return Bar(one.label, (part,), rate, *_ends(of.found.decode_tok_s))
 
 
-def _client_tok_s(sample: Sample) -> float | None:
-    """Tokens behind the first, over the time from the first to the end of the stream: of every engine alike."""
-    client, counted = sample.client, number(sample.details, "usage_completion_n")
-    n = (
-        counted if sample.n_predicted is None else sample.n_predicted
-    )  # no timings: its usage counts
-    if client is None or client.ttft_ms is None or n is None or client.wall_ms <= client.ttft_ms:
-        return None
-    return (n - 1) / (client.wall_ms - client.ttft_ms) * 1000 if n > 1 else None
-
-
 _KIND: Columns[Measured] = {"~kind of text": lambda m: m.name}
 # By the one clock that all have: an engine may report no speed.
 _BESIDE: Columns[Measured] = {
@@ -496,9 +485,7 @@ _BESIDE: Columns[Measured] = {
 }
 _NO_SPEED: Columns[Measured] = {
     **_KIND,
-    "tok/s": lambda m: figure(
-        spread(number(one.details, "client_tok_s") for one in m.samples).median
-    ),
+    "tok/s": lambda m: figure(m.by_client.median),
     "TTFT [ms]": _BESIDE["TTFT [ms]"],
 }
 

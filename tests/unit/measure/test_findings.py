@@ -281,9 +281,10 @@ def a_class(name: str = "chat", *, reasoning: int | None = None, weight: float =
 
 
 def a_turn(wall_ms: float, *, number: int = 0, **values: Any) -> Sample:
-    usual: dict[str, Any] = {"timings": timings(prompt_ms=100.0, predicted_ms=300.0)}
-    return sample(suite="workload", client=ClientTimes(wall_ms, 150.0),
-                  details={"class": number}, **usual | values)  # fmt: skip
+    usual: dict[str, Any] = {
+        "timings": timings(prompt_ms=100.0, predicted_ms=300.0), "details": {"class": number},
+    }  # fmt: skip
+    return sample(suite="workload", client=ClientTimes(wall_ms, 150.0), **usual | values)
 
 
 def turns(*samples: Sample, classes: tuple[ClassShape, ...] = (a_class(),)) -> list[TurnTime]:
@@ -311,6 +312,17 @@ def test_without_times_of_the_server_the_wall_is_split_at_the_first_token() -> N
     assert [one.prefill_s, one.decode_s] == pytest.approx([0.15, 0.25])
     assert one.waiting_s is None
     assert one.total_s == pytest.approx(0.4)
+
+
+def test_an_answer_that_ended_early_counts_as_a_whole_one_by_the_clients_clock_too() -> None:
+    told = {"class": 0, "usage_completion_n": 51}
+    by_client, by_server = (
+        turns(a_turn(400.0, timings=found, details=told))[0]
+        for found in (None, timings(prompt_ms=150.0, predicted_n=51, predicted_ms=250.0))
+    )
+
+    assert by_client.decode_s == pytest.approx(0.5)
+    assert by_client.total_s == by_server.total_s == pytest.approx(0.65)
 
 
 def test_thoughts_that_cannot_be_told_apart_stay_unknown_and_the_turn_is_known() -> None:

@@ -57,8 +57,8 @@ def test_a_cold_prompt_that_was_found_in_the_cache_is_marked() -> None:
     assert marks(an_answer(n_cached=1), request=a_request(is_warm=True)) == ()
     assert marks(an_answer(n_cached=None)) == ()
     # Of a server that cannot forbid its cache a template may be found again.
-    assert marks(an_answer(n_cached=64), can_forbid_cache=False) == ()
-    assert marks(an_answer(n_cached=65), can_forbid_cache=False) == (Mark.NOT_COLD,)
+    assert marks(an_answer(n_cached=64), is_llama=False) == ()
+    assert marks(an_answer(n_cached=65), is_llama=False) == (Mark.NOT_COLD,)
 
 
 def test_an_answer_that_ended_before_its_fixed_length_is_marked() -> None:
@@ -66,6 +66,17 @@ def test_an_answer_that_ended_before_its_fixed_length_is_marked() -> None:
 
     assert marks(short) == (Mark.SHORT,)
     assert marks(short, request=a_request(is_fixed_length=False)) == ()
+
+
+def test_a_server_that_cannot_be_held_to_a_length_is_void_only_where_an_answer_says_nothing() -> (
+    None
+):
+    for found in (timings(predicted_n=100), None):
+        short = replace(an_answer(), timings=found, n_completion=100)
+        assert marks(short, is_llama=False) == ()
+    few = replace(an_answer(), timings=None, n_completion=31)
+    framed = a_request(is_framed=True, is_fixed_length=False)
+    assert marks(few, request=framed, is_llama=False) == (Mark.SHORT,)
 
 
 def test_drafts_against_what_speculation_is_meant_to_do_are_marked() -> None:
