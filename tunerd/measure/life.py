@@ -775,7 +775,7 @@ class Life:
             energy_j=energy_of(watch.looks) if request.streams == 1 else None,
             marks=() if problem is not None else marks,
             problem=problem,
-            details=_details(request, answer),
+            details=_details(request, prompt, answer),
         )
         is_mute = streamed.timed_out and not streamed.events
         answer_or_none = None if problem else answer
@@ -827,14 +827,14 @@ def _problem(answer: Answer) -> str | None:
     return None
 
 
-def _details(request: Request, answer: Answer) -> dict[str, Any]:
+def _details(request: Request, prompt: Prompt, answer: Answer) -> dict[str, Any]:
     """What else is kept of a sample: figures, and no text."""
     found: dict[str, Any] = dict(request.details or {})
     timings = answer.timings
     if answer.n_cached is not None:
         found["cached"] = answer.n_cached
     if request.shares is not None and request.has_question:
-        found["shared_ratio"] = request.shared_ratio
+        found["shared_ratio"] = prompt.shared_ratio
     if request.depth_tokens is not None and timings is not None and timings.prompt_n is not None:
         found["depth"] = timings.prompt_n + (answer.n_cached or 0)
     if timings is None:

@@ -75,10 +75,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One text as it is sent; `prompt_id` is unlike that of every other one."""
+    """One text as it is sent; `prompt_id` is unlike that of every other one.
+
+    `shared_ratio` is the share of its letters that an earlier text begins with too, where it shares one.
+    """
 
     prompt_id: str
     text: str
+    shared_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +352,10 @@ class Composer:
         question = own.text.partition("\n\n")[2]
         left = letters - len(shared.head) - len(body) - len(question)
         tail = self.stock.filler(max(0, left))
-        text = f"{shared.head}\n\n{body}\n\n{tail}\n\n{question}"
-        return Prompt(f"tail-{own.prompt_id}", text)
+        begin = f"{shared.head}\n\n{body}"
+        text = f"{begin}\n\n{tail}\n\n{question}"
+        # A question that is longer than its part of a short prompt leaves less to share than was asked for.
+        return Prompt(f"tail-{own.prompt_id}", text, len(begin) / len(text))
 
     def _shared_text(self, request: Request) -> _Shared:
         name = request.shares or ""
