@@ -42,6 +42,8 @@ _PARTS: Mapping[str, str] = {
 }
 # Memory depends on neither what is asked of the server nor how fast the card may run.
 _MEMORY = ("engine_sha256", "driver_version", "gpu_names", "model_sha256", "arguments_sha256")
+# Every server has these: where neither of two knows one, they need not be the same.
+_ALWAYS = frozenset({"engine_sha256", "model_sha256"})
 # Another tunerd is worth a remark, but measures what the same server does.
 _REMARKS = frozenset({"tunerd_version"})
 
@@ -111,10 +113,12 @@ def changes(then: Fingerprint, now: Fingerprint) -> tuple[Change, ...]:
     found = []
     for name, part in _PARTS.items():
         before, after = _value(then, name), _value(now, name)
-        if before == after:
+        if before == after and (before is not None or name not in _ALWAYS):
             continue
         old, new = _shown(name, before), _shown(name, after)
-        if after is None:
+        if before is None and after is None:
+            text = f"{part} was not known, and cannot be told now"
+        elif after is None:
             text = f"{part} cannot be told now; it was {old}"
         elif before is None:
             text = f"{part} was not known; it is {new} now"

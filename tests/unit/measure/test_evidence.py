@@ -83,6 +83,13 @@ def test_evidence_holds_until_a_part_that_matters_is_another(
     assert all(one.is_remark for one in changes(FULL, now)) is (still is True)
 
 
+@pytest.mark.parametrize("field", ["engine_sha256", "model_sha256"])
+def test_a_part_that_was_known_neither_then_nor_now_is_not_taken_for_the_same(field: str) -> None:
+    unknown = replace(FULL, **{field: None})
+    assert holds(unknown, unknown) is None
+    assert "was not known, and cannot be told now" in changes(unknown, unknown)[0].text
+
+
 def test_memory_depends_on_neither_power_limit_nor_workload() -> None:
     same = replace(FULL, power_limits_w=None, workload_sha256=None, tunerd_version="9")
     assert same.memory_key == FULL.memory_key
