@@ -19,6 +19,7 @@ from tunerd.profile.workload import MIXED, ClassShape, Rates, Tokens, WorkloadSh
 _PREFIX = re.compile(r"(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d) [A-Z] ")
 _TIMESTAMP = re.compile(r"\btimestamp=(\d+)")
 _TASK = re.compile(r"\| task (\d+) \||\bid_task=(\d+)")
+_SLOT = re.compile(r"\bid +(\d+) \| task|\bid_slot=(\d+)")
 _START = re.compile(r"slot is processing task|processing task, is_child")
 _PROMPT = re.compile(r"prompt eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
 _EVAL = re.compile(r"(?<!prompt )eval time =\s*([\d.]+) ms /\s*(\d+) (?:tokens|runs)")
@@ -140,6 +141,7 @@ class _Reader:
     """Goes through a log line by line."""
 
     tasks: dict[int, _Task] = field(default_factory=dict)
+    by_slot: dict[str, _Task] = field(default_factory=dict)
     timed: int | None = None
     order: list[int] = field(default_factory=list)
     found: list[LoggedRequest] = field(default_factory=list)
@@ -154,13 +156,15 @@ class _Reader:
         if task is not None:
             self.timed = task if _TIMING.search(line) else None
             if _START.search(line):
-                self._start(task)
+                self._start(task, _slot_of(line) or f"of {task}")
         self._take_timing(line)
         self._take_end(line, task)
 
-    def _start(self, task: int) -> None:
-        busy = sum(not other.has_ended and other.generated is None for other in self.tasks.values())
-        self.tasks[task] = _Task(concurrency=busy + 1)
+    def _start(self, task: int, slot: str) -> None:
+        """A slot has one task: the one before has ended, also where that line was lost."""
+        self.by_slot.pop(slot, None)
+        busy = sum(not one.has_ended and one.generated is None for one in self.by_slot.values())
+        self.tasks[task] = self.by_slot[slot] = _Task(concurrency=busy + 1)
         self.order.append(task)
 
     def _take_timing(self, line: str) -> None:
@@ -196,7 +200,7 @@ class _Reader:
         """A server's life is over: its task numbers begin anew."""
         requests = (self.tasks[number].request() for number in self.order)
         self.found += [request for request in requests if request is not None]
-        self.tasks, self.order, self.timed = {}, [], None
+        self.tasks, self.by_slot, self.order, self.timed = {}, {}, [], None
 
 
 def read_requests(lines: Iterable[str]) -> RequestLog:
@@ -226,6 +230,11 @@ def without_newest(lines: Sequence[str], n: int) -> Sequence[str]:
 def _task_of(line: str) -> int | None:
     found = _TASK.search(line)
     return None if found is None else int(found[1] or found[2])
+
+
+def _slot_of(line: str) -> str | None:
+    found = _SLOT.search(line)
+    return None if found is None else found[1] or found[2]
 
 
 def _end_of(line: str) -> tuple[int, bool] | None:

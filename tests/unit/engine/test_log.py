@@ -94,3 +94,11 @@ def test_lost_lines_lose_requests_and_invent_none(name: str, seed: int) -> None:
             (other.prompt_n, other.predicted_n) == (one.prompt_n, one.predicted_n) for other in same
         )
         assert one.cached_n in {None, *(other.cached_n for other in same)}
+
+
+@pytest.mark.parametrize("name", [*MAINLINE, *IK])
+def test_a_request_whose_end_is_lost_is_not_under_way_beside_all_that_follow(name: str) -> None:
+    lines = lines_of(name)
+    starts = [at for at, line in enumerate(lines) if "processing task" in line]
+    found = read_requests([*lines[: starts[0] + 1], *lines[starts[1] :]]).requests
+    assert [one.concurrency for one in found] == [1, 1]
