@@ -122,6 +122,8 @@ def bench_command(
         raise click.UsageError("--set and --start-after need a PROFILE.")
     if given["depth"] is not None and given["suite"] not in {"lengths", "cache"}:
         raise click.UsageError("--depth is for --suite lengths and cache.")
+    if given["repeats"] is not None and given["suite"] == "deep":
+        raise click.UsageError("--repeats is not for --suite deep, which fills the context once.")
     if given["workload"] is not None and given["suite"] != "workload":
         raise click.UsageError("--workload is for --suite workload.")
     given["suite"] = Suite(given["suite"])

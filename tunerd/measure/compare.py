@@ -115,6 +115,14 @@ def sides_of(
         UsageError: they are not two sides.
     """
     given = parse_options(options)
+    whole = {LIVE, *load_sources(ctx)[0].names}
+    is_whole = [word in whole or generation_number(word) is not None for word in words]
+    if base is not None and all(is_whole):
+        raise UsageError(
+            f"`--profile {base}` changes nothing: no side is an engine or a single setting",
+            state="nothing was touched",
+            hint=f"`tunerd compare {base} --set KEY=VALUE`",
+        )
     first = side_of(ctx, words[0] if words else LIVE, base=base)
     if len(words) > 1:
         second = side_of(ctx, words[1], base=base)

@@ -187,6 +187,7 @@ def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box:
     "words",
     [
         ("--depth", "100"),
+        ("--suite", "deep", "--repeats", "3"),
         ("--workload", "chat"),
         ("--set", "speculation.n_max=2"),
         ("--start-after",),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.local_box import Box
 from tunerd.errors import UsageError
-from tunerd.measure.compare import side_of
+from tunerd.measure.compare import side_of, sides_of
 from tunerd.measure.learn import learn_workload
 from tunerd.production.profiles import new_profile
 from tunerd.production.rollback import find_target
@@ -31,6 +31,16 @@ def test_what_is_no_number_of_a_generation_is_refused(tmp_path: Path, number: st
         find_target(Box(tmp_path).context, number)
     with pytest.raises(UsageError):
         side_of(Box(tmp_path).context, number, base=None)
+
+
+@pytest.mark.parametrize("words", [(), ("live",), ("cpu-embedded", "13")])
+def test_a_profile_to_start_from_is_refused_where_no_side_starts_from_it(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError, match="changes nothing"):
+        sides_of(
+            Box(tmp_path).context, words, base="cpu-embedded", options=("speculation.n_max=2",)
+        )
 
 
 def test_a_unit_that_is_not_there_is_refused_with_the_nearest_that_is(tmp_path: Path) -> None:
