@@ -338,7 +338,8 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
                       "systemctl daemon-reload")  # fmt: skip
     if state.is_waiting:
         text = f"the server ended ({state.result}), and its manager will start it again"
-        yield warning("restarts", text, "`tunerd doctor` may say why; `tunerd rollback` if it goes on like that")
+        hint = "`tunerd doctor` may say why; `tunerd rollback` if it goes on like that"
+        yield warning("restarts", text, hint)
     elif not state.is_active and read_measurement(ctx) is None:
         yield warning("not-running", f"the unit is {state.active_state} ({state.result})",
                       f"{_by_hand(ctx, 'start', generation)}, or `tunerd rollback`")  # fmt: skip
