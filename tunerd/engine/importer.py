@@ -284,11 +284,16 @@ class _Import:
     ) -> tuple[Flag, ...]:
         """All flags, weakest first: on mainline the command line wins, on ik the environment."""
         is_ik = self.capabilities.family is Family.IK
-        taken = {self.owner(flag) or flag.word for flag in typed}
-        # `LLAMA_LOG_VERBOSITY` and the like are options too.
-        known = {option.env for option in self.capabilities.help.options}
+        # What adds up does so with its variable too. Source: builds of May and August 2026, each pair tried.
+        adding = _ADDING if self.capabilities.takes_chains else _ADDING - {_TYPE}
+        taken = {self.owner(flag) or flag.word for flag in typed} - adding
+        # `LLAMA_LOG_VERBOSITY` and the like are options too. They are read in the order of the help.
+        known = {option.env: place for place, option in enumerate(self.capabilities.help.options)}
+        places = {
+            name: known.get(name.replace(f"{PREFIX}NO_", PREFIX, 1), 0) for name in environment
+        }
         found: list[Flag] = []
-        for name, value in environment.items():
+        for name, value in sorted(environment.items(), key=lambda one: places[one[0]]):
             is_option = name.startswith(PREFIX) or name in known
             flags = _options(name, value, self.capabilities) if is_option else ()
             if is_secret_variable(name):

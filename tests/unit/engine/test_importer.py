@@ -258,6 +258,26 @@ def test_on_mainline_the_command_line_wins_over_the_environment_and_on_ik_the_ot
     assert found.overridden == overridden
 
 
+@pytest.mark.parametrize(
+    ("dialect", "line", "variables", "key", "expected"),
+    [
+        # As builds of May and August 2026 served them.
+        ("main-mid", "--no-mmap", ["MLOCK=1"], "serving.load_mode", "mlock"),
+        ("main-lm", "--no-mmap", ["MLOCK=1"], "serving.load_mode", "none"),
+        ("main-lm", "", ["NO_MMAP=1", "MLOCK=1"], "serving.load_mode", "none"),
+        ("main-lm", "-ot b=CPU", ["OVERRIDE_TENSOR=a=CPU"], "memory.override_tensor", ["a=CPU", "b=CPU"]),
+        ("main-lm", "--spec-type draft-mtp", ["SPEC_TYPE=ngram-mod"], "speculation.type", "ngram-mod,mtp"),
+    ],
+)  # fmt: skip
+def test_options_that_add_up_do_so_with_their_variables(
+    dialect: str, line: str, variables: Sequence[str], key: str, expected: object
+) -> None:
+    split = (variable.partition("=") for variable in variables)
+    found = imported(line, dialect, {f"LLAMA_ARG_{name}": text for name, _, text in split})
+    assert value(found, key) == expected
+    assert found.overridden == ()
+
+
 def test_other_variables_are_options_where_the_help_says_so() -> None:
     found = imported("", "main-mid", {"LLAMA_LOG_VERBOSITY": "2", "LLAMA_CACHE": "/c", "_X": "1"})
     assert value(found, "serving.log_verbosity") == 2
