@@ -855,6 +855,10 @@ class _Renderer:
         for draft_row in (*DRAFT_FLAGS, *on_gpu) if by_model else ():
             if draft_row.key != "speculation.draft_model" or needs_file:
                 yield from self.row(draft_row)
+            elif wanted.draft_model is not None:
+                yield Note(
+                    draft_row.key, "left out: tunerd serves MTP from the model's own file alone"
+                )
 
     def ngram_rows(self, kind: str) -> Iterator[KeyFlag]:
         """Those of its rows that mean something here."""

@@ -183,6 +183,8 @@ def test_a_flag_becomes_its_key(dialect: str, line: str, key: str, expected: obj
         ("main-0x", "--spec-draft-n-max 5", "--spec-draft-n-max 5", "speculation.type = off"),
         ("main-0x", "--spec-type ngram-mod --spec-draft-n-max 5", "--spec-draft-n-max 5", "beside"),
         ("main-0x", "--spec-type draft-dflash", "--spec-type draft-dflash", "needs a draft model"),
+        *((dialect, "--spec-type draft-mtp -md /mtp.gguf", "-md /mtp.gguf", "own file alone")
+          for dialect in ("main-mid", "main-lm")),
         ("main-mid", "--mlock -dio", "--mlock --direct-io", "one load mode"),
         ("main-0x", "--api-key hunter2", "--api-key ...", "secret"),
         ("main-0x", "--api_key hunter2", "--api_key ...", "secret"),
