@@ -89,7 +89,7 @@ _PATTERNS = tuple(
             r"legacy speculative option|unknown speculative|expected value for argument",
             r"Unsupported cache type|Invalid cache type|requires flash_attn",
             r"cannot be used without flash attention|^sto(i|f|d|l|ul)$",
-            r"limited to a single server slot|cannot be used with --fit",
+            r"limited to a single server slot|cannot be used with --fit|chat template is not supported",
             r"recompile with -DGGML_IQK_FA_ALL_QUANTS",
         ),
         (
