@@ -57,6 +57,7 @@ Host = Annotated[
 ]
 NotNegative = Annotated[float, Field(ge=0)]
 _Json = TypeVar("_Json", dict[str, Any], tuple[Any, ...])
+Variable = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 
 
@@ -300,7 +301,7 @@ class EngineOverride(Table):
     serving: Serving | None = None
     speculation: Speculation | None = None
     memory: Memory | None = None
-    environment: dict[Name, str] | None = None
+    environment: dict[Name, Variable] | None = None
     extra_args: Annotated[tuple[str, ...], Field(strict=False)] | None = None
 
 
@@ -334,7 +335,7 @@ class ProfileFile(Table):
     engines: dict[Name, EngineOverride] = Field(
         default_factory=dict, description="overrides by engine family or name"
     )
-    environment: dict[Name, str] = Field(
+    environment: dict[Name, Variable] = Field(
         default_factory=dict, description="environment of the server"
     )
     extra_args: Annotated[tuple[str, ...], Field(strict=False)] = Field(

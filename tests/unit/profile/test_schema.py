@@ -123,6 +123,7 @@ def test_a_key_may_be_left_to_the_engine_in_every_table() -> None:
     assert problems(text) == {}
     assert not is_left_to_engine("environment.X", "default")
     assert only("[environment]\nX = 5").key == "environment.X"
+    assert only('[engines.ik.environment]\nX = "a\\u0000"').key == "engines.ik.environment.X"
 
 
 @pytest.mark.parametrize(
