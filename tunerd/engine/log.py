@@ -163,7 +163,10 @@ class _Reader:
     def _start(self, task: int, slot: str) -> None:
         """A slot has one task: the one before has ended, also where that line was lost."""
         self.by_slot.pop(slot, None)
-        busy = sum(not one.has_ended and one.generated is None for one in self.by_slot.values())
+        others = list(self.by_slot.values())
+        if task in self.tasks:  # which no server begins twice: somebody else wrote one of both
+            others.append(self.tasks[task])
+        busy = sum(not one.has_ended and one.generated is None for one in others)
         self.tasks[task] = self.by_slot[slot] = _Task(concurrency=busy + 1)
         self.order.append(task)
 
