@@ -66,6 +66,8 @@ systemd_runs() { [ -z "$dest" ] && [ -d /run/systemd/system ]; }
 # --- Python and the environment ---
 
 # Path of the first Python that can do $1. A service cannot use one that lies in somebody's home.
+# Every Python here is asked with -I: without it a file of the folder that this is called in, which
+# may be anybody's, is taken for a module.
 look_for_python() {
     if [ "$mode" = system ]; then
         candidates='/usr/bin/python3 /usr/local/bin/python3'
@@ -74,8 +76,7 @@ look_for_python() {
     fi
     for candidate in $candidates; do
         path=$(command -v "$candidate") || continue
-        "$path" -c "import sys; sys.exit(sys.version_info < (3, 11)); $1" 2>/dev/null || continue
-        "$path" -c "$1" 2>/dev/null || continue
+        "$path" -Ic "import sys; assert sys.version_info >= (3, 11); $1" 2>/dev/null || continue
         say "$path"
         return 0
     done
@@ -108,7 +109,7 @@ find_python() {
 # package does not bring. Without it all else works.
 find_library() {
     has_library='import ctypes; ctypes.CDLL("libgomp.so.1")'
-    if [ -z "$embedded" ] || "$1" -c "$has_library" 2>/dev/null; then
+    if [ -z "$embedded" ] || "$1" -Ic "$has_library" 2>/dev/null; then
         return
     fi
     get='apt-get install --yes --no-install-recommends'
@@ -134,12 +135,12 @@ install_environment() {
     find_library "$python"
     unset PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
     export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-    if ! "$1/bin/python" -m pip --version >/dev/null 2>&1; then
+    if ! "$1/bin/python" -Im pip --version >/dev/null 2>&1; then
         mkdir -p -- "$(dirname -- "$1")"
-        "$python" -m venv --clear "$1" # new, or its Python was replaced by an upgrade
+        "$python" -Im venv --clear "$1" # new, or its Python was replaced by an upgrade
     fi
     say 'installing Python packages ...'
-    "$1/bin/python" -m pip install --quiet "$here$extra"
+    "$1/bin/python" -Im pip install --quiet "$here$extra"
     for shell in bash zsh fish; do
         file=$1/share/$(completion_of $shell)
         mkdir -p -- "$(dirname -- "$file")"
@@ -157,11 +158,9 @@ completion_of() {
 }
 
 # Calls $1, which is `link` or `unlink_ours`, for what of environment $2 is looked for in the folders
-# $3 (programs) and $4 (shared data).
+# $3 (programs) and $4 (shared data), but for its server, which units may need.
 each_link() {
-    for file in tunerd tunerd-llama-server; do
-        "$1" "$2/bin/$file" "$3/$file"
-    done
+    "$1" "$2/bin/tunerd" "$3/tunerd"
     for file in man/man1/tunerd.1 $(completion_of bash) $(completion_of zsh) $(completion_of fish); do
         "$1" "$2/share/$file" "$4/$file"
     done
@@ -256,6 +255,7 @@ install_system() {
     put "$here/units/tunerd.sysusers" "$dest$lib/sysusers.d/tunerd.conf"
     put "$here/units/tunerd.tmpfiles" "$dest$lib/tmpfiles.d/tunerd.conf"
     each_link link "$prefix" "$dest/usr/local/bin" "$dest/usr/local/share"
+    link "$prefix/bin/tunerd-llama-server" "$dest/usr/local/bin/tunerd-llama-server"
     act mkdir -p -- "$dest/etc/tunerd/profiles"
     put_settings "$dest/etc/tunerd/tunerd.toml" "$dest$prefix/share/tunerd/tunerd.toml"
     if [ -n "$dest" ]; then
@@ -306,21 +306,24 @@ start_system() {
     fi
 }
 
-# Units and backups that start a program of this environment, one a line.
+# Units, drop-ins and backups that start a program of environment $1, by a link in folder $2 or not,
+# one a line.
 users_of() {
     for folder in /etc/systemd/system /root/.config/systemd/user /home/*/.config/systemd/user \
         "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user"; do
-        for unit in "$dest$folder"/*.service "$dest$folder"/*.service.pre-*; do
-            if [ -f "$unit" ] && grep -qF -- "$1/bin/" "$unit"; then
+        for unit in "$dest$folder"/*.service "$dest$folder"/*.service.pre-* \
+            "$dest$folder"/*.service.d/*.conf; do
+            if [ -f "$unit" ] && grep -qF -e "$1/bin/" -e "$2/tunerd-llama-server" -- "$unit"; then
                 say "$unit"
             fi
         done
     done | sort -u
 }
 
-# A swap that was cut short is mended with the very program that is about to go.
+# A swap that was cut short is mended with the very program that is about to go. A record that recovery
+# set aside as damaged stays there for people.
 refuse_during_swap() {
-    for record in "$1"/*; do
+    for record in "$1"/*.json; do
         if [ -e "$record" ]; then
             die "a swap was interrupted: $record" 'call tunerd recover, then try again'
         fi
@@ -393,16 +396,17 @@ let_go() {
     exec 8<&- 9<&-
 }
 
-# Removes environment $1, unless a unit or a backup needs it.
+# Removes environment $1 and the link in folder $2 to its server, unless a unit or a backup needs them.
 remove_environment() {
-    needed=$(users_of "$1")
+    needed=$(users_of "$1" "$2")
     if [ -z "$needed" ]; then
+        unlink_ours "$1/bin/tunerd-llama-server" "$dest$2/tunerd-llama-server"
         act rm -rf -- "$dest$1"
         return
     fi
     say "kept $1: the server that it contains is started by"
     printf '%s\n' "$needed" | LC_ALL=C sed 's/[^ -~]/?/g; s/^/  /' # names are of others' choice
-    say "  when none of them is needed any more: rm -r $1"
+    say "  when none of them is needed any more: rm -r $1 $2/tunerd-llama-server"
 }
 
 uninstall_system() {
@@ -424,7 +428,7 @@ uninstall_system() {
         act rm -f -- "$dest$file"
     done
     each_link unlink_ours "$prefix" "$dest/usr/local/bin" "$dest/usr/local/share"
-    remove_environment "$prefix"
+    remove_environment "$prefix" /usr/local/bin
     let_go
     act rm -rf -- "$dest/run/tunerd"
     if systemd_runs; then
@@ -456,6 +460,7 @@ install_user() {
     make_way "$state/tunerd"
     install_environment "$data/tunerd/venv"
     each_link link "$data/tunerd/venv" "$bin" "$data"
+    link "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
     program=$(printf '%s\n' "$data/tunerd/venv/bin/tunerd" | sed 's/%/%%/g; s/[\\|&]/\\&/g')
     for name in tunerd tunerd-sweep; do
         unit=$(mktemp)
@@ -494,7 +499,7 @@ uninstall_user() {
         "$data/systemd/user/tunerd-notify@.service"
     act rm -f -- "$data/tunerd/tunerd.toml"
     each_link unlink_ours "$data/tunerd/venv" "$bin" "$data"
-    remove_environment "$data/tunerd/venv"
+    remove_environment "$data/tunerd/venv" "$bin"
     let_go
     if user_manager_runs; then
         act systemctl --user daemon-reload
@@ -544,7 +549,7 @@ end_try() {
 # A request as any client sends it; how fast it was answered is left in $try_dir/tmp/tok_s.
 ask() {
     printf '\n%s$ POST http://127.0.0.1:%s/v1/chat/completions%s\n' "$bold" "$port" "$plain"
-    "$try_dir/venv/bin/python" - "$port" "$try_dir/tmp/tok_s" <<'EOF'
+    "$try_dir/venv/bin/python" -I - "$port" "$try_dir/tmp/tok_s" <<'EOF'
 import json, pathlib, sys, urllib.request
 request = {"messages": [{"role": "user", "content": "write code"}], "max_tokens": 192}
 url = f"http://127.0.0.1:{sys.argv[1]}/v1/chat/completions"
@@ -680,10 +685,10 @@ classes = [{ kind = "code", prompt_tokens = 16, answer_tokens = 144 }]
 EOF
 }
 
-toml_string() { "$(find_python)" -c 'import json, sys; print(json.dumps(sys.argv[1]))' "$1"; }
+toml_string() { "$(find_python)" -Ic 'import json, sys; print(json.dumps(sys.argv[1]))' "$1"; }
 
 free_port() {
-    "$try_dir/venv/bin/python" -c '
+    "$try_dir/venv/bin/python" -Ic '
 import socket
 with socket.socket() as listener:
     listener.bind(("127.0.0.1", 0))

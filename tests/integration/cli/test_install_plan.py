@@ -39,3 +39,57 @@ def test_an_upgrade_keeps_what_a_shared_store_needs_though_the_python_was_replac
 ) -> None:
     (tmp_path / "opt/tunerd/lib/python3.99/site-packages/psycopg").mkdir(parents=True)
     assert planned(tmp_path) == "tunerd[embedded,fleet]"
+
+
+def uninstall(folder: Path) -> str:
+    done = subprocess.run(
+        ["/bin/sh", ROOT / "install.sh", "--system", "--uninstall", "--dry-run"],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(folder), "HOME": "/nowhere"},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("mine.service", "/opt/tunerd/bin/tunerd-llama-server"),
+        ("mine.service", "/usr/local/bin/tunerd-llama-server"),
+        ("mine.service.d/program.conf", "/opt/tunerd/bin/tunerd-llama-server"),
+        ("mine.service.pre-20260101T000000Z-apply", "/usr/local/bin/tunerd-llama-server"),
+    ],
+)
+def test_uninstalling_leaves_a_unit_its_server_wherever_it_names_it(
+    tmp_path: Path, name: str, program: str
+) -> None:
+    unit, link = tmp_path / "etc/systemd/system" / name, "usr/local/bin/tunerd-llama-server"
+    unit.parent.mkdir(parents=True)
+    (tmp_path / link).parent.mkdir(parents=True)
+    (tmp_path / link).symlink_to("/opt/tunerd/bin/tunerd-llama-server")
+    unit.write_text("[Service]\nExecStart=/usr/bin/other\n")
+    gone = f"would run: rm -rf -- {tmp_path}/opt/tunerd\n", f"would run: rm -f -- {tmp_path / link}"
+    assert all(line in uninstall(tmp_path) for line in gone)
+
+    unit.write_text(f"[Service]\nExecStart={program}\n")
+
+    said = uninstall(tmp_path)
+    assert f"  {unit}\n" in said
+    assert not any(line in said for line in gone)
+
+
+def test_a_record_that_recovery_set_aside_keeps_nobody_from_uninstalling(tmp_path: Path) -> None:
+    journal = tmp_path / "var/lib/tunerd/journal"
+    journal.mkdir(parents=True)
+    (journal / "llama-server.service.json.damaged").write_text("{")
+    assert "nothing was done" in uninstall(tmp_path)
+
+
+def test_no_file_of_the_folder_that_it_is_called_in_is_taken_for_a_module(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    for module in ("ctypes", "ensurepip", "venv"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    subprocess.run(
+        ["/bin/sh", ROOT / "install.sh", "--python", "--without-embedded"],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, cwd=tmp_path, timeout=60, check=True,
+    )  # fmt: skip
+    assert not ran.exists()
