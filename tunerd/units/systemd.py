@@ -34,6 +34,7 @@ from tunerd.units.manager import (
     cut_lines,
     run_scope,
 )
+from tunerd.units.text import relaxed_words
 from tunerd.words import Mode
 
 STATE_PROPERTIES = (
@@ -86,7 +87,7 @@ def to_unit_state(unit: str, shown: Mapping[str, str], *, boot_s: float) -> Unit
         n_restarts=_number(shown.get("NRestarts")),
         invocation_id=shown.get("InvocationID") or None,
         fragment_path=Path(fragment) if fragment else None,
-        drop_ins=tuple(Path(path) for path in shown.get("DropInPaths", "").split()),
+        drop_ins=tuple(Path(path) for path in relaxed_words(shown.get("DropInPaths", ""))),
         needs_reload=shown.get("NeedDaemonReload") == "yes",
         unit_file_state=shown.get("UnitFileState") or None,
         active_since_s=boot_s + entered_us / _PER_SECOND if entered_us else None,
@@ -617,6 +618,8 @@ def take_lease(manager: Systemd, spec: LeaseSpec, *, timeout_s: float) -> System
     bound_to = spec.bound_to or _enter_scope(manager, spec)
     inhibits = _inhibitor(manager, spec)
     last = _folder(manager, spec) / _LAST
+    # systemd-run takes escapes out of a list of units.
+    production = spec.production.replace("\\", r"\\")
     argv = ["sleep", "infinity"]
     if inhibits is not None:
         argv = [*_inhibit(inhibits, spec.why), *argv]
@@ -624,8 +627,8 @@ def take_lease(manager: Systemd, spec: LeaseSpec, *, timeout_s: float) -> System
         ("Description", f"tunerd measures in the place of {spec.production}: {spec.why}"),
         ("Type", "exec"),
         ("CollectMode", "inactive-or-failed"),
-        ("Conflicts", spec.production),
-        ("After", f"{spec.production} {bound_to}"),
+        ("Conflicts", production),
+        ("After", f"{production} {bound_to}"),
         ("BindsTo", bound_to),
         ("RuntimeMaxSec", f"{max(1.0, spec.limit_s):.0f}"),
         ("RuntimeDirectory", last.parent.name),
@@ -635,7 +638,7 @@ def take_lease(manager: Systemd, spec: LeaseSpec, *, timeout_s: float) -> System
         *_confinement(manager),
     ]
     if spec.restores:
-        properties += [("OnSuccess", spec.production), ("OnFailure", spec.production)]
+        properties += [("OnSuccess", production), ("OnFailure", production)]
     manager.run_transient(spec.unit, argv, properties, timeout_s=timeout_s)
     lease = SystemdLease(spec, inhibits, manager)
     lease.restore_when_free(None)

@@ -610,14 +610,17 @@ def _with_variables(argv: list[str], environment: Mapping[str, str]) -> list[str
     expanded: list[str] = []
     for word in argv:
         if word.startswith("$") and word[1:2] not in {"{", "$"}:
-            expanded.extend(_relaxed_words(environment.get(word[1:], "")))
+            expanded.extend(relaxed_words(environment.get(word[1:], "")))
         else:
             expanded.append(_BRACED.sub(replace, word))
     return expanded
 
 
-def _relaxed_words(value: str) -> list[str]:
-    """Words of a variable's value: quotes count, escapes lose their backslash, nothing is refused."""
+def relaxed_words(value: str) -> list[str]:
+    """Words of a variable's value, or of a list that `systemctl show` prints.
+
+    Quotes count, escapes lose their backslash, nothing is refused.
+    """
     words: list[str] = []
     end = -1
     for piece in _PIECE.finditer(value):

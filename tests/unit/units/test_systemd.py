@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from tunerd.machine.process import Completed
+from tunerd.paths import paths_for
+from tunerd.units.manager import LeaseSpec
 from tunerd.units.systemd import (
+    Systemd,
     complaints,
     journal_entries,
     journal_lines,
     to_unit_state,
     unreached,
 )
+from tunerd.words import Mode
 
 
 @pytest.mark.parametrize(
@@ -27,6 +33,42 @@ from tunerd.units.systemd import (
 )
 def test_only_what_starts_at_boot_is_enabled(said: str, starts: bool) -> None:
     assert to_unit_state("x.service", {"UnitFileState": said}, boot_s=0).is_enabled is starts
+
+
+def test_drop_ins_are_found_whatever_they_and_their_unit_are_called() -> None:
+    shown = r'''/d/plain.conf "/d/foo\\x2dbar.service.d/\$dollar.conf" "/d/with space.conf" "/d/q\"t\`(x).conf"'''
+
+    found = to_unit_state("x.service", {"DropInPaths": shown}, boot_s=0).drop_ins
+
+    names = (r"plain.conf", r"foo\x2dbar.service.d/$dollar.conf", "with space.conf", 'q"t`(x).conf')
+    assert found == tuple(Path("/d", name) for name in names)
+
+
+def test_a_lease_stops_and_brings_back_a_unit_whose_name_is_escaped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[list[str]] = []
+
+    def says_yes(argv: list[str], _setting: object, **_limits: float) -> Completed:
+        called.append(argv)
+        out = "systemd 252\nActiveState=active\n"
+        return Completed(tuple(argv), 0, None, out, "", timed_out=False, truncated=False, took_s=0)
+
+    monkeypatch.setattr("tunerd.units.systemd.run", says_yes)
+    manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}), environment={})
+
+    unit, night = r"my\x2dllm.service", "tunerd-sweep.service"
+    manager.lease(LeaseSpec("0123456789ab", unit, True, 60, "bench", bound_to=night))
+
+    # As systemd-run of 252 must be told of a unit in a list for it to be that one.
+    told = r"my\\x2dllm.service"
+    (lease,) = [argv for argv in called if "--unit=tunerd-lease-0123456789ab.service" in argv]
+    assert {
+        f"--property=Conflicts={told}",
+        f"--property=After={told} {night}",
+        f"--property=OnSuccess={told}",
+        f"--property=OnFailure={told}",
+    } <= set(lease)
 
 
 def lines_of(text: str, max_lines: int = 99, of: str | None = None) -> tuple[str, ...]:
