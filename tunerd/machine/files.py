@@ -100,10 +100,13 @@ class Files:
             raise HostError(f"not valid JSON: `{path}`", cause=str(error)) from error
 
     def look(self, path: Path) -> Look | None:
-        """Mode and owner of a file, None if there is no such file."""
+        """Mode and owner of a file, None if there is no such file; of a link the mode where it leads.
+
+        What takes a link's place belongs to whoever made the link: the file behind it may be anybody's.
+        """
         with _told("look at", path), contextlib.suppress(FileNotFoundError):
-            status = path.stat()
-            return Look(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+            mode, own = path.stat().st_mode, path.lstat()
+            return Look(stat.S_IMODE(mode), own.st_uid, own.st_gid)
         return None
 
     def write(

@@ -151,6 +151,25 @@ def test_a_file_that_a_person_names_goes_behind_links_and_in_place_of_no_device(
         destination(kept / "below")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away: run as root")
+def test_what_takes_the_place_of_a_link_is_not_given_to_the_owner_of_what_it_led_to(
+    tmp_path: Path,
+) -> None:
+    files, theirs, unit, backup = Files(), *(tmp_path / name for name in ("theirs", "unit", "pre"))
+    theirs.write_text("old")
+    theirs.chmod(0o640)
+    os.chown(theirs, 1234, 1234)
+    unit.symlink_to(theirs)
+
+    files.copy(unit, backup)
+    files.write(unit, b"new", like=files.look(unit))
+
+    for path in (unit, backup):
+        status = path.lstat()
+        assert (status.st_mode, status.st_uid, status.st_gid) == (0o100640, 0, 0)
+    assert theirs.stat().st_uid == 1234
+
+
 def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
     files = Files()
     assert files.read(tmp_path / "missing") is None
