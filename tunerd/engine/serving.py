@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,12 +54,14 @@ def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
 def file_environment_of(
     ctx: Context, unit: UnitFile, specifiers: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a unit's environment files set together.
+    """What a unit's environment files set together; the name of one may be a pattern for several.
 
     Raises:
         HostError: one of them cannot be read.
     """
-    texts = (_text(ctx, Path(name)) or "" for name in environment_files_of(unit, specifiers))
+    patterns = environment_files_of(unit, specifiers)
+    names = (n for one in patterns for n in sorted(glob.glob(one)) or [one])  # noqa: PTH207
+    texts = (_text(ctx, Path(name)) or "" for name in names)
     return {name: value for text in texts for name, value in parse_environment_file(text).items()}
 
 
@@ -188,6 +191,7 @@ def specifiers_of(ctx: Context, unit: str) -> dict[str, str]:
         "C": "/var/cache" if is_system else f"{home}/.cache",
         "L": "/var/log" if is_system else f"{home}/.local/state/log",
         "t": "/run" if is_system else ctx.environment.get("XDG_RUNTIME_DIR", "/run"),
+        "E": "/etc" if is_system else f"{home}/.config",
         "T": "/tmp",  # noqa: S108 -- systemd's own meaning
     }
 

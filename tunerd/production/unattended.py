@@ -44,6 +44,7 @@ _DATA_VARIABLES = re.compile(r"LLAMA_ARG_(MODEL|MMPROJ|.*_MODEL)|LLAMA_API_KEY.*
 _DATA_DIRECTIVES = re.compile(
     r"LoadCredential|SetCredential|.*Directory|(ReadOnly|ReadWrite|Inaccessible)Paths|DeviceAllow"
 )
+_DEVICE = re.compile("/dev/(?!shm/)")  # what is in memory there is anybody's
 _PATH = re.compile(r"(?<![^\s\"'=:,;@!+-])/(?!/)[^\s\"',;:]*")
 
 
@@ -148,7 +149,7 @@ def _is_data(directive: str) -> bool:
 
 def _paths(text: str) -> list[str]:
     found = [text] if text.startswith("/") else []
-    return [path for path in (*found, *_PATH.findall(text)) if not path.startswith("/dev/")]
+    return [path for path in (*found, *_PATH.findall(text)) if not _DEVICE.match(path)]
 
 
 def demand_root_for(ctx: Context, text: bytes | None, what: str) -> None:

@@ -107,6 +107,7 @@ def test_every_program_of_every_line_counts_and_what_a_drop_in_replaced_does_not
         ("Environment=LD_PRELOAD=/home/alice/x.so\nExecStart=/x", "/home/alice/x.so"),
         ("EnvironmentFile=-/home/alice/env\nExecStart=/x", "/home/alice/env"),
         ("WorkingDirectory=-/home/alice\nExecStart=/x", "/home/alice"),
+        ("Environment=LD_LIBRARY_PATH=/dev/shm/lib\nExecStart=/x", "/dev/shm/lib"),  # noqa: S108
         ("RootDirectory=/home/alice/root\nExecStart=/x", "/home/alice/root"),
         ("BindReadOnlyPaths=/home/alice/bin:/usr/bin\nExecStart=/x", "/home/alice/bin"),
         ("StandardOutput=append:/home/alice/log\nExecStart=/x", "/home/alice/log"),
@@ -119,6 +120,22 @@ def test_every_path_that_a_unit_names_counts(service: str, path: str) -> None:
 def test_what_files_put_into_the_environment_counts() -> None:
     found = named("ExecStart=/x $OPTIONS", {"OPTIONS": "--log-file /home/alice/log"})
     assert "/home/alice/log" in found.paths
+
+
+def test_a_pattern_for_files_and_the_folder_of_settings_are_read_as_systemd_does(
+    world: World,
+) -> None:
+    folder = world.folder / "env.d"
+    folder.mkdir()
+    (folder / "1.env").write_text("LLAMA_ARG_PORT=1\nLLAMA_ARG_HOST=::1\n")
+    (folder / "2.env").write_text("LLAMA_ARG_PORT=2\n")
+    text = f"[Service]\nEnvironmentFile=-{folder}/*.env\nExecStart={ENGINE} -m %E/llama.gguf\n"
+    world.unit_path.write_text(text)
+    world.manager.reload()
+
+    found = read_live_unit(world.context()).serving
+
+    assert (found.host, found.port, found.model) == ("::1", 2, "/etc/llama.gguf")
 
 
 @pytest.mark.parametrize(
