@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.lease import LeaseContract
+from tests.contracts.lease import LeaseContract, Take
 from tests.contracts.service_manager import UNIT, RealProcessesContract, SystemdContract
 from tunerd.errors import ServiceError
 from tunerd.machine.clock import SystemClock
 from tunerd.paths import paths_for
-from tunerd.units.manager import MAX_LINE_CHARS, lease_of
+from tunerd.units.manager import MAX_LINE_CHARS, LeaseSpec, lease_of
 from tunerd.units.systemd import Systemd, has_system_manager, has_user_manager, lingers
 from tunerd.words import Mode
 
@@ -79,7 +79,21 @@ class TestSystemd(RealProcessesContract, SystemdContract):
 
 
 class TestLeasesOfSystemd(LeaseContract):
-    pass
+    def test_a_unit_whose_name_is_escaped_is_stopped_and_comes_back(self, take: Take) -> None:
+        unit = r"toy\x2done.service"
+        text = f"[Service]\nType=exec\nExecStart={self.program} --print up\n"
+        self.put(self.units.unit_dir, unit, text)
+        self.units.reload()
+        self.units.start(unit)
+        lease = take(LeaseSpec(uuid.uuid4().hex[:12], unit, True, 60.0, "contract"))
+        try:
+            assert self.units.state(unit).active_state == "inactive"
+            lease.end()
+            self.until(lambda: self.units.state(unit).is_active, "it is not back")
+        finally:
+            self.units.stop(unit)
+            (self.units.unit_dir / unit).unlink()
+            self.units.reload()
 
 
 def test_the_managers_that_are_there_are_found() -> None:

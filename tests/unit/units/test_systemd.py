@@ -7,18 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.machine.process import Completed
-from tunerd.paths import paths_for
-from tunerd.units.manager import LeaseSpec
 from tunerd.units.systemd import (
-    Systemd,
     complaints,
     journal_entries,
     journal_lines,
     to_unit_state,
     unreached,
 )
-from tunerd.words import Mode
 
 
 @pytest.mark.parametrize(
@@ -42,33 +37,6 @@ def test_drop_ins_are_found_whatever_they_and_their_unit_are_called() -> None:
 
     names = (r"plain.conf", r"foo\x2dbar.service.d/$dollar.conf", "with space.conf", 'q"t`(x).conf')
     assert found == tuple(Path("/d", name) for name in names)
-
-
-def test_a_lease_stops_and_brings_back_a_unit_whose_name_is_escaped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    called: list[list[str]] = []
-
-    def says_yes(argv: list[str], _setting: object, **_limits: float) -> Completed:
-        called.append(argv)
-        out = "systemd 252\nActiveState=active\n"
-        return Completed(tuple(argv), 0, None, out, "", timed_out=False, truncated=False, took_s=0)
-
-    monkeypatch.setattr("tunerd.units.systemd.run", says_yes)
-    manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}), environment={})
-
-    unit, night = r"my\x2dllm.service", "tunerd-sweep.service"
-    manager.lease(LeaseSpec("0123456789ab", unit, True, 60, "bench", bound_to=night))
-
-    # As systemd-run of 252 must be told of a unit in a list for it to be that one.
-    told = r"my\\x2dllm.service"
-    (lease,) = [argv for argv in called if "--unit=tunerd-lease-0123456789ab.service" in argv]
-    assert {
-        f"--property=Conflicts={told}",
-        f"--property=After={told} {night}",
-        f"--property=OnSuccess={told}",
-        f"--property=OnFailure={told}",
-    } <= set(lease)
 
 
 def lines_of(text: str, max_lines: int = 99, of: str | None = None) -> tuple[str, ...]:
