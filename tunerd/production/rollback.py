@@ -116,7 +116,7 @@ def list_targets(ctx: Context) -> ActionResult:
     makers = _makers(ctx)
     rows = []
     for backup in backups(ctx):
-        text = ctx.files.read(ctx.paths.unit_dir / backup.name)
+        text = _backup_text(ctx, backup.name)
         made_by = makers.get(sha256(text) or "")
         rows.append(
             {
@@ -126,7 +126,7 @@ def list_targets(ctx: Context) -> ActionResult:
                 "bytes": backup.size,
                 "made_by_generation": made_by.number if made_by is not None else None,
                 "profile": made_by.profile if made_by is not None else None,
-                "is_live": sha256(text) == live,
+                "is_live": text is not None and sha256(text) == live,
             }
         )
     return ActionResult("rollback", {"backups": rows})
@@ -204,18 +204,26 @@ def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
         if generation.replaced_absent and live is not None:
             return "no unit file", None, generation
         name = generation.replaced_backup
-        content = ctx.files.read(ctx.paths.unit_dir / name) if name is not None else None
+        content = _backup_text(ctx, name) if name is not None else None
         content = content or ctx.generations.replaced_text(generation.number)
         if name is not None and content is not None and sha256(content) != live:
             return name, content, None
     for backup in backups(ctx):
-        content = ctx.files.read(ctx.paths.unit_dir / backup.name)
+        content = _backup_text(ctx, backup.name)
         if content is not None and sha256(content) != live:
             return backup.name, content, None
     raise DeployError(
         f"there is nothing to go back to: no backup of {ctx.unit} in `{ctx.paths.unit_dir}`",
         state="nothing was changed",
     )
+
+
+def _backup_text(ctx: Context, name: str) -> bytes | None:
+    """None also where it cannot be read: one bad file does not stand in the way of all others."""
+    try:
+        return ctx.files.read(ctx.paths.unit_dir / name)
+    except HostError:
+        return None
 
 
 def _passed_over(ctx: Context) -> Iterator[Message]:

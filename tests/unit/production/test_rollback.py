@@ -11,8 +11,8 @@ import pytest
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, UNIT, World, a_generation
 from tunerd.errors import DeployError, RolledBack, UsageError
-from tunerd.machine.files import is_locked
-from tunerd.production.rollback import Target, find_target, rollback
+from tunerd.machine.files import MAX_READ_BYTES, is_locked
+from tunerd.production.rollback import Target, find_target, list_targets, rollback
 from tunerd.units.generations import Ending, Outcome
 from tunerd.units.text import demand_as_shown, shown_hash
 from tunerd.words import sha256
@@ -57,6 +57,20 @@ def test_where_history_is_silent_the_newest_backup_is_offered(world: World) -> N
     os.utime(world.paths.unit_dir / f"{UNIT}.pre-b", (0, 0))
 
     assert _target(world) == world.text("b")
+
+
+def test_a_backup_that_cannot_be_read_keeps_nobody_from_going_back(world: World) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    (backup,) = (path for path in world.backups() if path.read_bytes() == world.text("old"))
+    for path in (backup, world.paths.unit_dir / f"{UNIT}.pre-huge"):
+        with path.open("wb") as file:
+            file.truncate(MAX_READ_BYTES + 1)
+
+    listed = list_targets(world.context()).payload["backups"]
+
+    assert [one["is_live"] for one in listed] == [False] * len(listed)
+    assert _target(world) == world.text("old")
 
 
 def test_what_another_unit_replaced_is_never_offered(world: World) -> None:
