@@ -310,7 +310,7 @@ start_system() {
 # one a line.
 users_of() {
     for folder in /etc/systemd/system /root/.config/systemd/user /home/*/.config/systemd/user \
-        "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user"; do
+        "${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/systemd/user"; do
         for unit in "$dest$folder"/*.service "$dest$folder"/*.service.pre-* \
             "$dest$folder"/*.service.d/*.conf; do
             if [ -f "$unit" ] && grep -qF -e "$1/bin/" -e "$2/tunerd-llama-server" -- "$unit"; then
