@@ -297,11 +297,13 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
         elif wanted is None:
             text = f"a unit file stands where generation {generation.number} had removed it"
         else:
+            from tunerd.production.checks import masked
+
             difference = unified_diff(
                 wanted.decode(errors="replace"), standing.decode(errors="replace"), ctx.unit
             )
             changed = [line for line in difference.splitlines()[2:] if line[:1] in {"+", "-"}]
-            text = f"the unit was edited by hand: {'; '.join(changed[:6])}"
+            text = f"the unit was edited by hand: {masked('; '.join(changed[:6]))}"
         yield warning("unit-edited", text, "`tunerd apply` or `tunerd rollback --to "
                       f"{generation.number}` puts back what was deployed")  # fmt: skip
     if record is not None:

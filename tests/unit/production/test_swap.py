@@ -329,6 +329,16 @@ def test_each_thing_that_changed_since_is_named(world: World, tmp_path: Path) ->
     assert "unit-edited" in found()
 
 
+def test_an_edit_by_hand_is_told_without_the_secrets_in_it(world: World) -> None:
+    deploy(world.context(), world, "old")
+    more = b'\n[Service]\nNice=5\nEnvironment="LLAMA_API_KEY=sk-one"\nEnvironment=HF_TOKEN=sk-two\n'
+    world.put((world.standing or b"") + more)
+
+    (told,) = [one for one in status(world.context()).payload["drift"] if "Nice" in one["text"]]
+
+    assert "sk-" not in told["text"]
+
+
 def test_a_swap_whose_ending_could_not_be_written_is_no_edit_by_hand(world: World) -> None:
     deploy(world.context(), world, "old")
     deploy(world.context(), world, "new")
