@@ -92,15 +92,22 @@ def check_manager(ctx: Context) -> None:
         ) from error
 
 
-def refuse_masked(ctx: Context) -> None:
-    """Leave a masked unit alone: somebody said that it shall not start.
+def demand_replaceable(ctx: Context) -> None:
+    """Leave a masked unit alone, for somebody said that it shall not start, and another name of a unit.
 
     systemd calls an empty file a mask as well; that one is a broken unit, and may be replaced.
 
     Raises:
-        DeployError: it is masked.
+        DeployError: it is masked, or the name is an alias.
     """
     state = ctx.services.state(ctx.unit)
+    if state.unit != ctx.unit:
+        raise DeployError(
+            f"{ctx.unit} is another name of {state.unit}",
+            cause="a file under this name would be a second server beside that one, which would run on",
+            state="nothing was changed",
+            hint=f"`tunerd settings set service.unit {state.unit}`, or remove the other name",
+        )
     is_file = ctx.unit_path.exists() and not _is_mask(ctx)
     if state.load_state == "masked" and not is_file:
         raise DeployError(

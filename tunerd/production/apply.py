@@ -58,7 +58,7 @@ def apply(
 
     Raises:
         Busy: another change is under way.
-        DeployError: the unit is masked, the plan is refused, or the swap failed before anything changed.
+        DeployError: the unit is masked or an alias, the plan is refused, or the swap failed before anything changed.
         RolledBack: the swap failed, and the previous unit serves again.
         Stranded: the swap failed, and so did the way back.
     """

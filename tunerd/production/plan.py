@@ -30,9 +30,9 @@ from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
 from tunerd.engine.serving import (
+    demand_replaceable,
     read_key,
     read_live_unit,
-    refuse_masked,
     serving_now,
     specifiers_of,
     standing_text,
@@ -641,13 +641,13 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
 
     Raises:
         ConfigError: the profile is wrong.
-        DeployError: the unit is masked.
+        DeployError: the unit is masked or an alias.
         ModelFileError: the model file is missing, damaged, or not unique.
         EngineError: no engine can serve the profile.
     """
     # gather
     host = read_host(ctx.gpu)
-    refuse_masked(ctx)
+    demand_replaceable(ctx)
     live = read_live_unit(ctx)
     live_text = standing_text(ctx)
     chosen = choose(ctx, request, host)

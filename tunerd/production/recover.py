@@ -9,7 +9,12 @@ from typing import Protocol, TypeVar
 
 from tunerd.app import Context
 from tunerd.engine.health import FailureKind
-from tunerd.engine.serving import check_manager, drop_ins_in_force, refuse_masked, standing_text
+from tunerd.engine.serving import (
+    check_manager,
+    demand_replaceable,
+    drop_ins_in_force,
+    standing_text,
+)
 from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
@@ -222,12 +227,12 @@ def changing(
 
     Raises:
         Busy: another change is under way.
-        DeployError: the unit is masked, or what would change is no longer what was shown.
+        DeployError: the unit is masked or an alias, or what would change is no longer what was shown.
     """
 
     def prepared() -> T:
         check_manager(ctx)
-        refuse_masked(ctx)
+        demand_replaceable(ctx)
         recovered = recover_locked(ctx)
         if recovered.found is not None:
             messages.append(note("recovered", recovered.text))

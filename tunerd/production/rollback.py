@@ -74,7 +74,7 @@ def rollback(
     Raises:
         Busy: another change is under way.
         UsageError: there is no such backup or generation.
-        DeployError: the unit is masked, there is nothing to go back to, or what it needs is gone.
+        DeployError: the unit is masked or an alias, there is nothing to go back to, or what it needs is gone.
         RolledBack: the older unit does not serve; the present one does again.
         Stranded: neither does.
     """

@@ -20,9 +20,9 @@ from tunerd.engine.server import Address, UnknownListenerError
 from tunerd.engine.serving import (
     address_now,
     check_manager,
+    demand_replaceable,
     drop_ins_in_force,
     read_live_unit,
-    refuse_masked,
     server_now,
     standing_text,
 )
@@ -481,7 +481,7 @@ def swap(ctx: Context, request: SwapRequest) -> SwapDone:
 
 def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDone:
     check_manager(ctx)
-    refuse_masked(ctx)
+    demand_replaceable(ctx)
     old_text = standing_text(ctx)
     if sha256(old_text) != request.old_sha256:
         raise DeployError(

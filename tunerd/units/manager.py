@@ -20,10 +20,10 @@ UP = frozenset({"active", "activating", "deactivating"})
 class UnitState:
     """One reading of one unit, in systemd's own words (`systemctl show`).
 
-    `main_pid` is None while nothing runs. `exit_status` and `exit_kind` (exited, killed, dumped)
-    are of the last main process that ended. `active_since_s` is wall-clock seconds since the epoch.
-    `result` is `success` or the reason of the last failure (exit-code, signal, core-dump,
-    oom-kill, timeout, start-limit-hit, ...).
+    `unit` is its own name, also where an alias was asked for. `main_pid` is None while nothing runs.
+    `exit_status` and `exit_kind` (exited, killed, dumped) are of the last main process that ended.
+    `active_since_s` is wall-clock seconds since the epoch. `result` is `success` or the reason of the
+    last failure (exit-code, signal, core-dump, oom-kill, timeout, start-limit-hit, ...).
     """
 
     unit: str

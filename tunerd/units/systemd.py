@@ -38,6 +38,7 @@ from tunerd.units.text import relaxed_words
 from tunerd.words import Mode
 
 STATE_PROPERTIES = (
+    "Id",
     "LoadState",
     "ActiveState",
     "SubState",
@@ -67,7 +68,7 @@ def to_unit_state(unit: str, shown: Mapping[str, str], *, boot_s: float) -> Unit
     """The state that these properties describe.
 
     Args:
-        unit: Its name.
+        unit: The name that was asked for.
         shown: `STATE_PROPERTIES` as `systemctl show` prints them.
         boot_s: Wall-clock time at which CLOCK_MONOTONIC was 0.
     """
@@ -76,7 +77,7 @@ def to_unit_state(unit: str, shown: Mapping[str, str], *, boot_s: float) -> Unit
     entered_us = _number(shown.get("ActiveEnterTimestampMonotonic"))
     fragment = shown.get("FragmentPath")
     return UnitState(
-        unit=unit,
+        unit=shown.get("Id") or unit,
         load_state=shown.get("LoadState", ""),
         active_state=shown.get("ActiveState", ""),
         sub_state=shown.get("SubState", ""),

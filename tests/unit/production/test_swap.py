@@ -80,6 +80,20 @@ def test_what_the_manager_parsed_is_compared_before_anything_is_restarted(
     assert world.standing == world.text("old")
 
 
+def test_no_second_server_is_put_beside_a_unit_that_has_another_name(world: World) -> None:
+    deploy(world.context(), world, "old")
+    before, pid = world.standing, world.manager.state(UNIT).main_pid
+    # As systemd 252 shows a link in the folder of units to another unit there.
+    manager = _Elsewhere(world.manager, {"unit": "real.service"})
+    manager.reload()
+    ctx = replace(world.context(), services=cast("ServiceManager", manager))
+
+    with pytest.raises(DeployError, match=f"{UNIT} is another name of real.service"):
+        deploy(ctx, world, "new")
+
+    assert (world.standing, world.manager.state(UNIT).main_pid) == (before, pid)
+
+
 def test_a_plan_that_was_made_for_another_text_is_not_deployed(world: World) -> None:
     deploy(world.context(), world, "old")
     request = world.request(world.text("new"), alias="new")
