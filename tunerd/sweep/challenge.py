@@ -30,7 +30,7 @@ from tunerd.measure.pairs import (
     pair_of,
     run_pairs,
 )
-from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Request, Sample, ServerDied
+from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Sample, ServerDied
 from tunerd.profile.workload import Workload
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
@@ -115,12 +115,6 @@ class Challenge:
         self._deaths: dict[Arm, list[str]] = {incumbent: [], candidate: []}
         self._alpha = challenge_alpha(policy.alpha, number)
 
-    def pair_s(self) -> float:
-        """Time of one pair."""
-        return sum(
-            self._night.process_s(arm, exact=True) for arm in (self._incumbent, self._candidate)
-        )
-
     def run(self) -> Result:
         """Pairs until there is a decision, the candidate fails, or time is up.
 
@@ -154,31 +148,29 @@ class Challenge:
         )  # fmt: skip
         return self._verdict.standing is Step.GO_ON
 
-    def _has_time(self) -> bool:
+    @property
+    def _pair_s(self) -> float:
         """By what starts usually take: what takes longer is cut off by the requests' own limits."""
-        arms = (self._incumbent, self._candidate)
-        return sum(map(self._night.usual_process_s, arms)) <= self._night.remaining_s
+        return sum(map(self._night.usual_process_s, (self._incumbent, self._candidate)))
+
+    def _has_time(self) -> bool:
+        return self._pair_s <= self._night.remaining_s
 
     def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
         block = self._night.block(f"v{self._number}.{number}")
         while True:
-            asked = self._asked()
             found = {
-                side: block_of(
-                    self._measure(self._incumbent if side == A else self._candidate, block, number)
+                side: self._measure(
+                    self._incumbent if side == A else self._candidate, block, number
                 )
                 for side in order
             }
-            if self._asked() == asked:  # else its sides were not asked alike, which happens once
-                return found
+            # A pair may show that an engine finds no prefix; then its sides were not asked alike, which happens once.
+            if len({in_parts for _, in_parts in found.values()}) == 1:
+                return {side: block_of(readings) for side, (readings, _) in found.items()}
 
-    def _asked(self) -> list[Request]:
-        """What both sides are asked by now: a pair may show that an engine does not find prefixes."""
-        arms, classes = (self._incumbent, self._candidate), self._night.workload.classes
-        return [self._night.request(arm, one, "", exact=True) for arm in arms for one in classes]
-
-    def _measure(self, arm: Arm, block: Block, number: int) -> list[Reading]:
-        """Readings of every class in a fresh process, in the workload's order."""
+    def _measure(self, arm: Arm, block: Block, number: int) -> tuple[list[Reading], frozenset[int]]:
+        """Readings of every class in a fresh process, in the workload's order, and whose prompts were read in two parts."""
         failure = ""
         for _ in range(_RETRIES):
             try:
@@ -195,7 +187,7 @@ class Challenge:
                 readings = [found.get(text) for text in range(len(self._night.workload.classes))]
                 whole = [one for one in readings if one is not None and one.turn_ms is not None]
                 if len(whole) == len(readings):
-                    return whole
+                    return whole, frozenset(server.in_parts)
                 failure = "no answer to a class"
             if arm == self._candidate and (failure == "oom" or self._is_unreliable):
                 break
@@ -258,7 +250,7 @@ class Challenge:
         return (
             f"the budget ended after {len(self._pairs)} pairs; the evidence is "
             f"{verdict.e_value:.3g} of {verdict.needed:.0f}, by betting {verdict.betting_e_value:.3g} of "
-            f"{verdict.betting_needed:.0f}, and one more pair takes about {self.pair_s():.0f} s"
+            f"{verdict.betting_needed:.0f}, and one more pair takes about {self._pair_s:.0f} s"
         )
 
     def _result(self, outcome: str, *reasons: str) -> Result:

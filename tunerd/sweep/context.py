@@ -57,12 +57,9 @@ class Floor(Challenge):
         nobody = replace(candidate, engine="")  # whatever fails is the candidate's
         super().__init__(night, limits, policy, nobody, candidate, number)
 
-    def pair_s(self) -> float:
-        """Time of one process."""
-        return self._night.process_s(self._candidate, exact=True)
-
-    def _has_time(self) -> bool:
-        return self._night.usual_process_s(self._candidate) <= self._night.remaining_s
+    @property
+    def _pair_s(self) -> float:
+        return self._night.usual_process_s(self._candidate)
 
     @property
     def _wanted_ms(self) -> float:
@@ -71,7 +68,7 @@ class Floor(Challenge):
     def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
         del order  # one side alone is measured
         block = self._night.block(f"v{self._number}.{number}")
-        readings = self._measure(self._candidate, block, number)
+        readings, _ = self._measure(self._candidate, block, number)
         wanted = []
         for one, reading in zip(self._night.workload.classes, readings, strict=True):
             token_ms = _token_ms(reading)

@@ -445,6 +445,8 @@ class Server:
         begin = night.now_s
         boot = night.box.restart(arm)
         self.n_ctx: int | None = getattr(boot, "n_ctx", None)
+        # Classes whose last prompt was read in two parts, its prefix before.
+        self.in_parts: set[int] = set()
         self._refused = Refused()
         sample = night.booted(arm, boot, self.name, purpose, night.now_s - begin)
         if sample.failure:
@@ -560,6 +562,9 @@ class Server:
                     reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
             if reading is not None:
                 found[text] = reading
+            self.in_parts.discard(text)
+            if request.cached_tokens != one.cached_tokens:
+                self.in_parts.add(text)
         if is_first:
             night.note_block(self.arm, night.now_s - begin, exact=exact)
         return found
