@@ -435,6 +435,20 @@ class Learner:
             return None
         return model.costs.at(self._levels.of([place_of(arm)])[0])
 
+    def without_drafts(self, arm: Arm) -> float | None:
+        """Log turn time [ms] of an arm that drafts nothing, by the shortest steps of its engine's families that draft.
+
+        Their drafter's own time is in it, so that it errs to the slow side. None where none of them is known.
+        """
+        levels = self._levels.of([place_of(arm)])
+        workload = self.observations.workload_seen()
+        found = [
+            float(predict([arm], workload, None, model.costs.shared, levels).log_turn[0])
+            for (engine, spec), model in self.models.items()
+            if engine == arm.engine and spec != OFF and model.costs is not None
+        ]
+        return min(found, default=None)
+
     def _predict(self, arms: Sequence[Arm]) -> Prediction | None:
         """Of arms of one family."""
         family = arms[0].family

@@ -22,6 +22,8 @@ _FAMILY_TRIES = 3
 _READING_SD = 12.0
 # Nine of ten builds that break a seventh of their calls break one of so many.
 _SCREENING_CALLS = 16
+# Where so many of what serves were none the model, or its route, makes none.
+TELLING_CALLS = 3
 _BREAKS_MORE_SDS = 2.0
 # A slower prompt is worth a veto where it costs more than this share of the turn.
 _PREFILL_SHARE = 0.1
@@ -67,7 +69,8 @@ class _Seen:
         self.refusals: dict[Arm, int] = defaultdict(int)
         self.tools: dict[Output, list[int]] = defaultdict(lambda: [0, 0])
         self.own_tools: dict[Arm, list[int]] = defaultdict(lambda: [0, 0])
-        self.has_untold_calls = False
+        # Tool calls without a verdict, whatever the margin.
+        self.untold_calls: dict[Arm, int] = defaultdict(int)
         for process in processes:
             self._add(process, context, workload)
 
@@ -82,7 +85,7 @@ class _Seen:
             self.answered_families.add(arm.family)
         if process.is_up:
             self.started_variants.add(variant)
-        self.has_untold_calls |= process.has_untold_calls
+        self.untold_calls[without_margin(arm)] += process.n_untold_calls
         if process.has_spilled:
             self.spilled.add(memory_of(arm))
         if process.has_refused:
@@ -384,12 +387,24 @@ class Limits:
         return judged >= n_calls and self.breaks_tools(arm) is None
 
     @property
+    def judges_no_calls(self) -> bool:
+        """Whether no tool call was judged, with what serves neither: a model that makes none, or a route that takes none."""
+        untold = self._seen.untold_calls.get(without_margin(self._incumbent), 0)
+        return not self._seen.tools and untold >= TELLING_CALLS
+
+    def missing_calls(self, arm: Arm) -> int:
+        """How many tool calls an arm has to be asked before it is deployed; where none is judged one shows that it is so."""
+        wanted = 1 if self.judges_no_calls else self._policy.tool_calls
+        return max(wanted - self.own_tool_calls(arm)[0], 0)
+
+    @property
     def needs_usual_tools(self) -> bool:
         """Whether tool calls broke, or nobody could judge any, and nobody knows whether that is so with the incumbent as well."""
         is_broken = any(broken for _, broken in self._seen.tools.values())
-        is_untold = self._seen.has_untold_calls and not self._seen.tools
+        is_untold = any(self._seen.untold_calls.values()) and not self._seen.tools
         n_asked = self.own_tool_calls(self._incumbent)[0]
-        return (is_broken or is_untold) and n_asked < self._policy.tool_calls
+        is_unknown = is_broken or (is_untold and not self.judges_no_calls)
+        return is_unknown and n_asked < self._policy.tool_calls
 
     def makes_no_calls(self, arm: Arm) -> bool:
         """Whether no tool call of an arm could be judged, where those of the incumbent could."""

@@ -97,7 +97,7 @@ class Process:
     answers: list[Answer] = field(default_factory=list)
     has_spilled: bool = False
     has_refused: bool = False  # a class of the workload, asked with its own drafts
-    has_untold_calls: bool = False  # tool calls without a verdict: none made, or refused
+    n_untold_calls: int = 0  # tool calls without a verdict: none made, or refused
 
 
 class Observations:
@@ -139,7 +139,7 @@ class Observations:
             process.has_refused |= (sample.n_max, sample.p_min) == own
         reading = sample.reading
         if sample.purpose == TOOL and sample.failure in {"", "refused"}:
-            process.has_untold_calls |= reading is None or reading.tool_ok is None
+            process.n_untold_calls += reading is None or reading.tool_ok is None
         if reading is None or sample.failure:
             return
         process.has_spilled |= reading.has_spilled

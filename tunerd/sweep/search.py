@@ -26,7 +26,7 @@ from tunerd.profile.arm import (
 from tunerd.sweep.known import Study, Told
 from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Belief, Learner
-from tunerd.sweep.limits import Limits, without_margin
+from tunerd.sweep.limits import TELLING_CALLS, Limits, without_margin
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
 from tunerd.sweep.space import FamilyGrid, Grid, Left, Variant, first_arms, planes, variant_of
 
@@ -286,7 +286,9 @@ class Search:
             self._probe_families(reserve_s, _PROBING_SHARE * self.night.budget_s)
             self._measure_seeds(reserve_s)
             while self._has_time(reserve_s):
-                if self._improve(reserve_s) or self._probe_families(reserve_s):
+                if self._probe_plain(reserve_s) or self._improve(reserve_s):
+                    continue
+                if self._probe_families(reserve_s):
                     continue
                 if not self._race(reserve_s):
                     self.is_exhausted = all(one.reason != _NO_TIME for one in self.left_out)
@@ -362,10 +364,29 @@ class Search:
                 return
             self.measure(self.incumbent, "incumbent")
 
-    def _probe_families(self, reserve_s: Callable[[], float], until_s: float = math.inf) -> bool:
+    def _probe_plain(self, reserve_s: Callable[[], float]) -> bool:
+        """A process without speculation, where an engine's own steps say that it may lead like that; whether there was any."""
+        leader = self.leader()
+        if leader is None:
+            return False
+        best, hopeful = leader.arm, []
+        for family in self.grid.families.values():
+            if family.spec == OFF and not self.learner.is_known(family.key):
+                arm = family.arm(0, 0.0, best.ubatch, best.fit_mib, variant_of(best))
+                turn = self.learner.without_drafts(arm)
+                if turn is not None and turn < leader.mean + _NEAR_LEADER:
+                    hopeful.append(family)
+        return self._probe_families(reserve_s, families=hopeful)
+
+    def _probe_families(
+        self,
+        reserve_s: Callable[[], float],
+        until_s: float = math.inf,
+        families: Sequence[FamilyGrid] | None = None,
+    ) -> bool:
         """A process of each family that has had none, the likeliest first; whether there was any."""
         is_any = False
-        for family in self._by_cost():
+        for family in self._by_cost() if families is None else families:
             for n_max, p_min in self._unseen_drafts(family):
                 key = family.key, n_max, p_min
                 if self.night.elapsed_s >= until_s or key in self._probed:
@@ -668,6 +689,14 @@ class Search:
         """
         arm = server.arm
         if self.limits.fails(arm) is not None:
+            return
+        if self.limits.judges_no_calls:
+            return
+        if arm.canonical() == self.serves.canonical():
+            # Whether it makes any, before a start is spent on that.
+            for _ in range(TELLING_CALLS):
+                server.tool_calls(1 - self.limits.own_tool_calls(arm)[0])
+                self.learner.refresh()
             return
         judged, _ = self.limits.tool_calls(arm)
         leader, belief = self.leader(), self.learner.beliefs([arm])[0]

@@ -454,7 +454,7 @@ class _Sweep:
                 self._crown(result)
             else:
                 self._learn_from(result)
-        return self._nothing_better()
+        return self._nothing_better(f"{_CHALLENGES} challenges were over")
 
     def _widest(self, wanted_tok_s: float) -> tuple[str, list[str]]:
         """The largest context instead of the fastest arm."""
@@ -595,7 +595,7 @@ class _Sweep:
             return "what serves did not answer every class of the workload in this time"
         return "nothing could be measured in this time"
 
-    def _nothing_better(self) -> tuple[str, list[str]]:
+    def _nothing_better(self, why: str = "the time ended") -> tuple[str, list[str]]:
         most = self._most_missed()
         lost = (
             self.challenges[self.challenges.index(self._won[-1]) + 1 :]
@@ -608,13 +608,7 @@ class _Sweep:
                 if result.gain is not None and result.gain.upper is not None:
                     bound = max(bound, result.gain.upper)
             return KEEP, [f"at 95 %, no arm is more than {max(bound, 0.0):.1%} faster"]
-        reason = "the time ended before everything promising was tried"
-        left_s = self.night.remaining_s
-        if left_s > self.night.process_s(self.incumbent):
-            reason = (
-                "not everything promising was tried: the "
-                f"{format_duration(left_s)} that are left would be needed to prove a winner"
-            )
+        reason = f"{why} before everything promising was tried"
         if most is not None:
             reason += f"; up to {max(most, 0.0):.1%} may be missed"
         return INCONCLUSIVE, [reason]
@@ -647,20 +641,24 @@ class _Sweep:
         return self.night.remaining_s - self._pairs_s(candidate) - self._pair_s(candidate)
 
     def _reserve_s(self) -> float:
-        """Time that finalist and verdict will take, with a pair to spare, as far as one can tell."""
+        """Time that finalist and verdict will take, with a pair to spare, as far as one can tell.
+
+        Before there is anything to prove, and where no proof fits any more, what a least one takes once something was won:
+        the rest could only be searched in. Where nothing was won, none: kept for nobody it would end the search, which may
+        yet find what is so much faster that its pairs are short.
+        """
         leader = self.search.leader()
         arm = self.incumbent if leader is None else leader.arm
-        finalist_s = _FINALIST_STARTS * (self.night.usual_start_s(arm) + self.night.fill_s(arm))
-        has_leader = self._gain() >= self.policy.min_gain
-        n_asked = self.limits.own_tool_calls(arm)[0] if has_leader else 0
-        n_calls = max(self.policy.tool_calls - n_asked, 0)
-        beside_s = (
-            finalist_s + n_calls * self.night.usual_s(arm, TOOL, _TOOL_CALL_S) + self._pair_s(arm)
-        )
-        least_s = LEAST_NAMED * self._pair_s(arm) + beside_s
+        calls_s = self.limits.missing_calls(arm) * self.night.usual_s(arm, TOOL, _TOOL_CALL_S)
+        finalist_s = self.night.usual_start_s(arm) + self.night.fill_s(arm)
+        pairs_s = LEAST_NAMED * self._pair_s(arm)
+        proof_s = finalist_s + calls_s + pairs_s
+        if self._gain() < self.policy.min_gain or proof_s > self.night.remaining_s:
+            return proof_s if self._won else 0.0
+        beside_s = _FINALIST_STARTS * finalist_s + calls_s + self._pair_s(arm)
         most_s = _MOST_RESERVED * self._phase_s
         needed_s = min(self._pairs_s(arm) + beside_s, most_s)
-        return reserved_s(least_s, needed_s, self._phase_s) if has_leader else needed_s
+        return reserved_s(pairs_s + beside_s, needed_s, self._phase_s)
 
     def _most_missed(self) -> float | None:
         """How much faster than the incumbent any allowed arm may still be, at 95 % (ratio)."""

@@ -34,8 +34,9 @@ from tunerd.profile.arm import (
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.box import composed
 from tunerd.sweep.challenge import Challenge, carried
+from tunerd.sweep.limits import TELLING_CALLS
 from tunerd.sweep.night import Server, TimeUp
-from tunerd.sweep.observations import BLOCK, WARM_UP, prompt_name, text_of
+from tunerd.sweep.observations import BLOCK, TOOL, WARM_UP, prompt_name, text_of
 from tunerd.sweep.search import Finalist
 from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome
@@ -128,6 +129,23 @@ def test_a_start_is_asked_for_several_drafts_only_where_steps_do_not_tell_of_oth
         if row.purpose == BLOCK:
             drafts[row.process].add((row.n_max, row.p_min))
     assert max(map(len, drafts.values())) == most
+
+
+def test_an_engine_for_which_drafting_does_not_pay_by_its_own_steps_is_started_without() -> None:
+    """And the other one, whose steps say that it lags without drafts as well, is not."""
+    one = task("16G", "chat", 2)
+    dear = {
+        name: replace(engine, specs={
+            kind: replace(spec, round_ms=8 * spec.round_ms, token_ms=8 * spec.token_ms)
+            for kind, spec in engine.specs.items()
+        })
+        for name, engine in one.card.engines.items()
+    }  # fmt: skip
+    card = replace(one.card, engines=dear)
+    evidence = night(replace(one, card=card), Odd(card, QUIET), 0.4).evidence
+    starts = [row.arm.family for row in evidence.samples if row.event == "boot"]
+    assert ("ik", "off") in starts[:5]
+    assert ("mainline", "off") not in starts
 
 
 # Time
@@ -436,6 +454,21 @@ def test_a_long_prompt_whose_prefix_was_found_and_not_read_is_asked_for_whole() 
     assert any(each.new_tokens == LONG.new_tokens for each in asked)
 
 
+def test_a_pair_whose_first_side_shows_that_prompts_are_asked_whole_is_not_measured_again() -> None:
+    mix = Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64)))
+    one = replace(two_arms(), workload=mix)
+
+    def found(_box: Odd, _life: Life, request: Request, answer: dict[str, Any]) -> dict[str, Any]:
+        return answer if request.new_tokens else {**answer, "prompt_n": 8, "prompt_ms": 5.0}
+
+    search = begun_search(one, Odd(one.card, QUIET, answers=found))
+    result = Challenge(search.night, search.limits, Policy(), one.incumbent, faster(one), 1).run()
+    starts = [row for row in search.night.samples if row.event == "boot"]
+    assert len(starts) == 2 * len(result.pairs)
+    (kept,) = carried(search.night.samples, one.incumbent, mix)
+    assert kept.pairs == result.pairs
+
+
 def test_both_sides_of_a_pair_are_asked_alike_though_one_engine_finds_no_prefix() -> None:
     """That shows in the middle of the first pair, which is measured again; both engines are the same in all else."""
     one = two_arms()
@@ -493,10 +526,11 @@ def test_each_start_of_an_arm_that_may_lead_is_asked_tool_calls_until_it_has_a_w
                 answers=lambda _box, _life, each, answer: {**answer, "tool_ok": True if not each.ignore_eos else None})  # fmt: skip
     search = begun_search(one, whole)
     search.measure(one.incumbent, "incumbent")
-    counts = []
+    n_usual, counts = len([each for each in asked if not each.ignore_eos]), list[int]()
+    assert n_usual == 1, "whether it makes any"
     for _ in range(6):
         search.measure(replace(faster(one), kv="q4_0"), "explore")
-        counts.append(sum(not each.ignore_eos for each in asked))
+        counts.append(sum(not each.ignore_eos for each in asked) - n_usual)
     assert counts == [16, 32, 48, 64, 80, 80]
 
 
@@ -591,6 +625,19 @@ def test_a_build_that_makes_no_tool_call_where_what_serves_does_is_not_promoted(
     outcome = night(one, Odd(one.card, QUIET, answers=told))
     assert outcome.verdict == "keep", outcome.evidence.reasons
     assert made == {one.incumbent}
+
+
+def test_a_model_that_makes_no_tool_calls_costs_a_few_requests_and_no_start() -> None:
+    def told(_box: Odd, _life: Life, _request: Request, answer: dict[str, Any]) -> dict[str, Any]:
+        answer.pop("tool_ok", None)
+        return answer
+
+    one = two_arms()
+    outcome = night(one, Odd(one.card, QUIET, answers=told))
+    assert outcome.arm == faster(one)
+    rows = [row for row in outcome.evidence.samples if row.purpose in {TOOL, "tools"}]
+    finalists = sum(map(len, outcome.evidence.margins))
+    assert len(rows) == TELLING_CALLS + finalists
 
 
 def test_a_model_that_breaks_some_calls_anyway_keeps_no_faster_arm_out() -> None:

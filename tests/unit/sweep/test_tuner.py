@@ -150,14 +150,13 @@ def test_a_budget_that_a_proof_would_just_fill_is_searched_all_the_same(
     assert outcome.evidence.restarts > 3
 
 
-def test_a_night_that_cannot_prove_anything_any_more_says_so() -> None:
-    """Time is left, but a winner found in it could not be proved."""
+def test_no_time_is_kept_for_a_proof_before_there_is_anything_to_prove() -> None:
     one = task("12G", "agent", 2)
     incumbent, _ = best(one)
     incumbent = replace(incumbent, fit_mib=incumbent.fit_mib + 256)
     outcome = tune(one.box(), narrow(one), one.workload, incumbent, 0.2 * HOUR_S, rng())
     assert outcome.verdict == "inconclusive"
-    assert outcome.evidence.elapsed_s < 0.7 * 0.2 * HOUR_S
+    assert outcome.evidence.elapsed_s > 0.8 * 0.2 * HOUR_S
     assert "would be needed to prove a winner" in outcome.evidence.reasons[0]
 
 
