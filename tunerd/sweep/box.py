@@ -381,7 +381,16 @@ class LeaseBox:
         target = open_candidate(self.ctx, candidate, str(arm), reader=self._reader)
         self.on_arm(arm, target.arm)
         self.texts.learn(target.server)
-        self._warm(arm, candidate, target, stack)
+        try:
+            self._warm(arm, candidate, target, stack)
+        except NoAnswer as error:
+            gone = self._gone(candidate, str(error.cause))
+            if isinstance(gone, ServerDied):
+                self.ctx.say(f"{arm} ended in its first requests: {gone.kind}")
+                return Boot(False, self.now() - began_s, gone.kind)
+            if isinstance(gone, Preempted):
+                raise gone from error
+            raise
         return Boot(True, self.now() - began_s, "", candidate.vram_free_mib, target.n_ctx)
 
     def _warm(
@@ -430,17 +439,17 @@ class LeaseBox:
         self.on_samples(process.arm, [one.sample for one in found])
         problem = next((one.sample.problem for one in found if one.sample.problem), None)
         if problem is not None:
-            raise self._gone(process, problem, is_call=sent[0].has_tools)
+            raise self._gone(process.candidate, problem, is_call=sent[0].has_tools)
         return found, frozenset(mark for one in found for mark in one.sample.marks)
 
-    def _gone(self, process: _Process, problem: str, *, is_call: bool) -> Exception:
-        """What a request without an answer means; raises Preempted where the lease is gone.
+    def _gone(self, candidate: Candidate, problem: str, *, is_call: bool = False) -> Exception:
+        """What a request without an answer means, Preempted where the lease is gone.
 
         A model or a template that knows no tools answers a call of one with an error, or with nothing.
         """
         self.check()
         try:
-            fault = self.held.look(process.candidate)
+            fault = self.held.look(candidate)
         except LeaseEnded as ended:
             return self._preempted(ended.cause or ended.message)
         told = problem.startswith(_CALL_REFUSALS if is_call else _HTTP_REFUSAL)

@@ -217,7 +217,8 @@ class Api:
         slot, number = engine.take_slot(gone)
         try:
             self._log_launch(slot, number)
-            if self.failure_at_request is not None:
+            is_due = engine.n_completions >= self.behaviour.fails_after_requests
+            if self.failure_at_request is not None and is_due:
                 self._die(self.failure_at_request)
             return Work(engine, Task(number, slot, body, tokens, gone, is_chat, is_text)).reply()
         except BaseException:
