@@ -7,6 +7,7 @@ checked by `resolve`. Names of llama.cpp's things are llama.cpp's own.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -316,6 +317,51 @@ class Range(Table):
     step: float | None = None
 
 
+_P_MIN = "speculation.p_min"
+_STEPS: Mapping[str, float] = {
+    "speculation.n_max": 1,
+    _P_MIN: 0.05,
+    "memory.fit_mib": 64,
+    "serving.threads": 1,
+}
+_DOUBLING = frozenset({"serving.n_ubatch", "serving.n_batch"})
+_MOST_VALUES = 512
+
+
+def values_of(key: str, given: Range) -> tuple[Any, ...]:
+    """The values of a range, ascending where they are numbers.
+
+    Raises:
+        ValueError: it names none, or too many.
+    """
+    if given.values is not None:
+        if not given.values:
+            raise ValueError("an empty list allows nothing")
+        listed = (tuple(one) if isinstance(one, list) else one for one in given.values)
+        return tuple(dict.fromkeys(listed))
+    if given.min is None or given.max is None or given.max < given.min:
+        raise ValueError("give `values`, or `min` and `max`")
+    if key in _DOUBLING and given.step is None:
+        return tuple(_doubled(given.min, given.max))
+    step = given.step if given.step is not None else _STEPS.get(key)
+    if not step or step < 0:
+        raise ValueError("a range of this key needs a `step` above 0")
+    count = math.floor((given.max - given.min) / step + 1e-9) + 1
+    if count > _MOST_VALUES:
+        raise ValueError(f"{count} values are too many; at most {_MOST_VALUES}")
+    numbers = [given.min + step * at for at in range(count)]
+    if all(float(one).is_integer() for one in (given.min, step)) and key != _P_MIN:
+        return tuple(int(one) for one in numbers)
+    return tuple(round(one, 6) for one in numbers)
+
+
+def _doubled(least: float, most: float) -> Iterator[int]:
+    value = max(1, int(least))
+    while value <= most:
+        yield value
+        value *= 2
+
+
 def _listed(value: Any) -> Any:
     """A list of values is short for a table with them."""
     return {"values": value} if isinstance(value, list | tuple) else value
@@ -368,6 +414,9 @@ def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
     if isinstance(sweep, Mapping):
         keys = [key for key in sweep if key != POWER_LIMIT]
         problems.extend(_unknown_keys(source, "sweep", keys))
+        for key in keys:
+            if key in all_keys():
+                problems.extend(_wrong_values(source, key, sweep[key]))
     pins = data.get("pin", {})
     if not isinstance(pins, Mapping):
         return (*problems, Problem(source, "pin", shown(pins), "a table of keys"))
@@ -379,6 +428,22 @@ def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
         for problem in validate(source, without_defaults(nest(known)))
     )
     return tuple(problems)
+
+
+def _wrong_values(source: str, key: str, given: Any) -> Iterator[Problem]:
+    """What a range holds that the key cannot have."""
+    place = f"sweep.{key}"
+    try:
+        values = values_of(key, Range.model_validate(_listed(given)))
+    except ValidationError:
+        return  # told by the schema
+    except ValueError as error:
+        yield Problem(source, place, shown(given), str(error))
+        return
+    for value in values:
+        one = [value] if key == "engine.prefer" else value
+        for problem in validate(source, without_defaults(nest({key: one}))):
+            yield Problem(source, place, problem.found, problem.allowed, problem.nearest)
 
 
 def _inner_keys(flat: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:

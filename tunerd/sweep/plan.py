@@ -46,7 +46,7 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
-from tunerd.profile.schema import POWER_LIMIT, Range
+from tunerd.profile.schema import POWER_LIMIT, Range, values_of
 from tunerd.profile.workload import Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
@@ -73,7 +73,6 @@ from tunerd.sweep.space import (
     plan_space,
     read_fit,
     spec_of,
-    values_of,
 )
 from tunerd.sweep.tuner import Forecast, forecast
 from tunerd.units.generations import Generation

@@ -25,7 +25,6 @@ from tunerd.profile.arm import (
     placement_of,
     wording_of,
 )
-from tunerd.profile.schema import Range
 
 # The attribute of an arm that a pin speaks of: by its own name, or by the profile's key.
 _PINNED_ATTRIBUTE = {
@@ -377,9 +376,6 @@ USUAL_RANGES: Mapping[str, tuple[Any, ...]] = {
     P_MIN: (0.0, 0.5, 0.75, 0.9),
     FIT: tuple(range(0, 4097, 64)),
 }
-_STEPS: Mapping[str, float] = {N_MAX: 1, P_MIN: 0.05, FIT: 64, THREADS: 1}
-_DOUBLING = frozenset({UBATCH, BATCH})
-_MOST_VALUES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,40 +430,6 @@ def _points(spec: str, family: Family) -> int:
     drafts = 1 if spec == OFF else len(family.n_max) * len(family.p_min)
     others = (family.kv, family.ubatch, family.batch, family.threads, family.extra or ((),))
     return drafts * math.prod(len(values) for values in others)
-
-
-def values_of(key: str, given: Range) -> tuple[Any, ...]:
-    """The values of a range, ascending where they are numbers.
-
-    Raises:
-        ValueError: it names none, or too many.
-    """
-    if given.values is not None:
-        if not given.values:
-            raise ValueError("an empty list allows nothing")
-        listed = (tuple(one) if isinstance(one, list) else one for one in given.values)
-        return tuple(dict.fromkeys(listed))
-    if given.min is None or given.max is None or given.max < given.min:
-        raise ValueError("give `values`, or `min` and `max`")
-    if key in _DOUBLING and given.step is None:
-        return tuple(_doubled(given.min, given.max))
-    step = given.step if given.step is not None else _STEPS.get(key)
-    if not step or step < 0:
-        raise ValueError("a range of this key needs a `step` above 0")
-    count = math.floor((given.max - given.min) / step + 1e-9) + 1
-    if count > _MOST_VALUES:
-        raise ValueError(f"{count} values are too many; at most {_MOST_VALUES}")
-    numbers = [given.min + step * at for at in range(count)]
-    if all(float(one).is_integer() for one in (given.min, step)) and key != P_MIN:
-        return tuple(int(one) for one in numbers)
-    return tuple(round(one, 6) for one in numbers)
-
-
-def _doubled(least: float, most: float) -> Iterator[int]:
-    value = max(1, int(least))
-    while value <= most:
-        yield value
-        value *= 2
 
 
 def plan_space(base: Base, engines: Sequence[EngineFacts], wishes: Wishes) -> SpacePlan:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.support.builders import PROFILES, shipped_sources
 from tunerd.profile.schema import (
     ProfileFile,
+    Range,
     Serving,
     check_file,
     is_left_to_engine,
+    values_of,
 )
 from tunerd.words import Problem
 
@@ -181,3 +183,50 @@ def test_no_file_is_too_odd_to_check(data: dict[str, Any]) -> None:
 )
 def test_what_is_no_number_is_a_mistake_wherever_a_number_stands(table: str, number: str) -> None:
     assert problems(table.format(number))
+
+
+@pytest.mark.parametrize(
+    ("key", "told", "values"),
+    [
+        ("speculation.n_max", Range(min=1, max=4), (1, 2, 3, 4)),
+        ("serving.n_ubatch", Range(min=256, max=2048), (256, 512, 1024, 2048)),
+        ("memory.fit_mib", Range(min=0, max=128), (0, 64, 128)),
+        ("speculation.p_min", Range(min=0.7, max=0.8), (0.7, 0.75, 0.8)),
+        ("serving.threads", Range(values=(2, 1, 2)), (2, 1)),
+    ],
+)
+def test_a_range_is_a_list_of_values(key: str, told: Range, values: tuple[Any, ...]) -> None:
+    assert values_of(key, told) == values
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("serving.reasoning_budget", Range(min=0, max=4096)),
+        ("speculation.n_max", Range(min=4, max=1)),
+        ("speculation.n_max", Range(values=())),
+        ("memory.fit_mib", Range(min=0, max=100_000, step=1)),
+    ],
+)
+def test_a_range_that_gives_no_list_is_a_mistake(key: str, told: Range) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        values_of(key, told)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("'speculation.n_max' = { min = 4, max = 1 }", "`min` and `max`"),
+        ("'serving.reasoning_budget' = { min = 0, max = 64, step = 0 }", "a `step` above 0"),
+        ("'speculation.n_max' = []", "an empty list"),
+        ("'speculation.n_max' = [2, 99]", "64"),
+        ("'speculation.type' = ['mpt']", "mtp"),
+        ("'serving.threads' = { min = 0, max = 4 }", "1"),
+    ],
+)
+def test_a_range_whose_values_its_key_cannot_have_is_a_mistake_of_its_file(
+    line: str, words: str
+) -> None:
+    problem = only(f"[sweep]\n{line}")
+    assert problem.key.startswith("sweep.")
+    assert words in str(problem)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tunerd.profile.arm import Arm, Family, Policy, Space
-from tunerd.profile.schema import Range
 from tunerd.sweep.space import (
     Base,
     EngineFacts,
@@ -20,7 +19,6 @@ from tunerd.sweep.space import (
     changes,
     plan_space,
     spec_of,
-    values_of,
     variant_of,
 )
 from tunerd.sweep.tuner import changed
@@ -259,34 +257,6 @@ def test_what_drafts_now_is_not_named_again() -> None:
 def test_without_a_gpu_there_is_no_margin_to_search() -> None:
     plan = planned(start=base(has_gpu=False), frozen={"memory.fit_mib": "there is no GPU"})
     assert plan.space.families["a", "mtp"].fit_mib == (0,)
-
-
-@pytest.mark.parametrize(
-    ("key", "given", "values"),
-    [
-        ("speculation.n_max", Range(min=1, max=4), (1, 2, 3, 4)),
-        ("serving.n_ubatch", Range(min=256, max=2048), (256, 512, 1024, 2048)),
-        ("memory.fit_mib", Range(min=0, max=128), (0, 64, 128)),
-        ("speculation.p_min", Range(min=0.7, max=0.8), (0.7, 0.75, 0.8)),
-        ("serving.threads", Range(values=(2, 1, 2)), (2, 1)),
-    ],
-)
-def test_a_range_is_a_list_of_values(key: str, given: Range, values: tuple[Any, ...]) -> None:
-    assert values_of(key, given) == values
-
-
-@pytest.mark.parametrize(
-    ("key", "given"),
-    [
-        ("serving.reasoning_budget", Range(min=0, max=4096)),
-        ("speculation.n_max", Range(min=4, max=1)),
-        ("speculation.n_max", Range(values=())),
-        ("memory.fit_mib", Range(min=0, max=100_000, step=1)),
-    ],
-)
-def test_a_range_that_gives_no_list_is_a_mistake(key: str, given: Range) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
-        values_of(key, given)
 
 
 # What an arm changes
