@@ -39,7 +39,24 @@ from tunerd.words import Problem, nearest_name, problem_of, shown, table_in
 
 PREFIX = "TUNERD_"
 
-UnitName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9:_.\\@-]{1,200}\.service$")]
+
+_OWN = frozenset({"tunerd", "tunerd-web", "tunerd-sweep", "tunerd-notify"})
+
+
+def _of_a_server(unit: str) -> str:
+    name = unit.removesuffix(".service")
+    if name in _OWN:
+        raise ValueError("the unit of a server, which this one of tunerd's own is not")
+    if name.endswith("@"):
+        raise ValueError(f"an instance of the template, such as {name}main.service")
+    return unit
+
+
+UnitName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9:_.\\@-]{1,200}\.service$"),
+    AfterValidator(_of_a_server),
+]
 UserName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
 Seconds = Annotated[float, Field(ge=0, le=86400)]
 AtLeastOneSecond = Annotated[float, Field(ge=1, le=86400)]

@@ -232,6 +232,17 @@ def test_a_limit_in_which_nothing_can_start_is_refused_and_a_way_back_has_the_de
 
 
 @pytest.mark.parametrize(
+    ("unit", "words"),
+    [("tunerd.service", "tunerd's own"), ("llama@.service", "such as llama@main.service")],
+)
+def test_a_unit_that_can_serve_nothing_is_refused(paths: Paths, unit: str, words: str) -> None:
+    write(paths, f"[service]\nunit = '{unit}'\n")
+    (line,) = problems(paths)
+    assert "service.unit" in line
+    assert words in line
+
+
+@pytest.mark.parametrize(
     "variable", ["TUNERD_SERVICE__UINT", "TUNERD_MODLES__DIRS", "TUNERD_STATE_DRI", "TUNERD_X"]
 )
 def test_a_misspelt_variable_is_caught(paths: Paths, variable: str) -> None:
