@@ -101,6 +101,7 @@ class Drift:
         self._log = log
         self._life: str | None = None
         self._others_mib: int | None = None
+        self._confirmed: Confirmed | None = None
         self._has_drifted = False
         self._begin_anew()
 
@@ -142,6 +143,8 @@ class Drift:
             self._begin_anew()
         if self._others_mib is None:
             self._others_mib = reading.others_mib
+        if self._confirmed != confirmed:  # what was told was of other figures
+            self._confirmed, self._has_drifted = confirmed, False
         if policy == "off":
             self._has_drifted = False
             self._begin_anew()

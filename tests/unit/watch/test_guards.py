@@ -256,13 +256,14 @@ def live(
     policy: Policy = "advise",
     acceptance: float = 0.7,
     engine_sha256: str | None = "aaa",
+    confirmed: Confirmed = CONFIRMED,
     **changed: Any,
 ) -> tuple[Drift, list[Decision]]:
     state, found = state or Drift(no_log), []
     for speed in speeds:
         work = served(600, speed, n_drafted=400, n_accepted=round(400 * acceptance))
         decision = state.after(
-            drift_look(work, **changed), CONFIRMED, policy, engine_sha256=engine_sha256
+            drift_look(work, **changed), confirmed, policy, engine_sha256=engine_sha256
         )
         found += [] if decision is None else [decision]
     return state, found
@@ -310,6 +311,13 @@ def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None
     state, (_,) = live(30, 30, 30)
     state, found = live(50, 50, 50, 50, 50, state=state, life="life-2")
     assert [one.kind for one in found] == ["drift-over"]
+
+
+def test_what_the_next_deployment_falls_behind_is_told_whatever_was_told_of_the_last() -> None:
+    state, (_,) = live(30, 30, 30)
+    faster = replace(CONFIRMED, floor_tok_s=60.0)
+    _, found = live(50, 50, 50, 50, state=state, life="life-2", confirmed=faster)
+    assert [one.kind for one in found] == ["drift"]
 
 
 # What is held against no server: speeds that requests shared, and those of deep conversations
