@@ -42,7 +42,7 @@ from tunerd.sweep.known import Study, law_of
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import Night, PathPoint, TimeUp
-from tunerd.sweep.observations import TOOL, as_asked, blocks_of, decode_ms
+from tunerd.sweep.observations import FILL, TOOL, as_asked, blocks_of, decode_ms
 from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
 from tunerd.words import format_duration
@@ -919,7 +919,9 @@ def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _failures(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for event in events:
-        if event.get("failure"):
+        # How long a prompt may be, and whether tools are known, is found out by asking.
+        is_question = event.get("failure") == "refused" and event.get("purpose") in {FILL, TOOL}
+        if event.get("failure") and not is_question:
             counts[arm_text(event["arm"]), event["failure"]] += 1
     return [{"arm": arm, "failure": why, "n": n} for (arm, why), n in counts.items()]
 
