@@ -215,6 +215,9 @@ _SEEN_FILTER = 0.5
 # A probe with too much margin teaches as much as any; one with too little teaches nothing but that.
 _PROBE_SDS = 2.0
 _PROBE_MARGIN_STEPS = 3
+# Prompts in batches of so many where that much VRAM is free: 24G deep of the second world, 1 h, boxes 1 to 12 and 25 to 44,
+# ended 1.3 / 5.7 % behind (median / p95, 31 of 32 proved) instead of 4.4 / 19.4 (27); with less room 12G and 16G gained nothing.
+_PROBE_UBATCH, _PLENTY_MIB = 1024, 2048.0
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process.
 _STOP = 0.0003
@@ -484,7 +487,7 @@ class Search:
     def _probe_arm(
         self, family: FamilyGrid, n_max: int, p_min: float, extra_mib: int
     ) -> Arm | None:
-        arm = family.arm(n_max, p_min, family.home_ubatch, family.fit_mib[0])
+        arm = family.arm(n_max, p_min, self._probe_ubatch(family), family.fit_mib[0])
         margin = self.limits.margin_for(arm, _PROBE_SDS)
         if margin is None:
             margin = family.fit_mib[-1]
@@ -498,6 +501,15 @@ class Search:
                 return None
             probe = probe.with_margin(larger)
         return None if self.limits.fails(probe) is not None else probe
+
+    def _probe_ubatch(self, family: FamilyGrid) -> int:
+        """What reads prompts faster than what serves, where VRAM is plenty: a probe may be all that a short night proves."""
+        room = self.limits.headroom(self.incumbent)
+        is_plenty = room is not None and room.free_mib > _PLENTY_MIB
+        if family.key == self.incumbent.family or not is_plenty:
+            return family.home_ubatch
+        larger = [one for one in family.ubatch if family.home_ubatch <= one <= _PROBE_UBATCH]
+        return max(larger, default=family.home_ubatch)
 
     def _measure_seeds(self, reserve_s: Callable[[], float]) -> None:
         for arm in first_arms(self.policy, self.grid):
