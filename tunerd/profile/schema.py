@@ -416,7 +416,7 @@ def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
         problems.extend(_unknown_keys(source, "sweep", keys))
         for key in keys:
             if key in all_keys():
-                problems.extend(_wrong_values(source, key, sweep[key]))
+                problems.extend(wrong_values(source, key, sweep[key]))
     pins = data.get("pin", {})
     if not isinstance(pins, Mapping):
         return (*problems, Problem(source, "pin", shown(pins), "a table of keys"))
@@ -430,7 +430,7 @@ def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-def _wrong_values(source: str, key: str, given: Any) -> Iterator[Problem]:
+def wrong_values(source: str, key: str, given: Any) -> Iterator[Problem]:
     """What a range holds that the key cannot have."""
     place = f"sweep.{key}"
     try:

@@ -46,7 +46,7 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
-from tunerd.profile.schema import POWER_LIMIT, Range, values_of
+from tunerd.profile.schema import POWER_LIMIT, Range, values_of, wrong_values
 from tunerd.profile.workload import Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
@@ -787,16 +787,22 @@ def _typed(option: str) -> tuple[str, tuple[Any, ...]]:
     key, equals, text = option.partition("=")
     key = SHORT_KEYS.get(key.strip(), key.strip())
     hint = "for example --space speculation.n_max=1,2,3"
-    if not equals or not text:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not equals or not words:
         raise UsageError(f"--space {option}: expected KEY=VALUE,VALUE", hint=hint)
     if key not in {*all_keys(), POWER_LIMIT}:
         raise UsageError(f"--space {option}: no profile key is called `{key}`", hint=hint)
-    words = [word.strip() for word in text.split(",") if word.strip()]
     if key == "engine.prefer":
         return key, tuple(words)
     if key == POWER_LIMIT:
         return key, tuple(_watts(option, word) for word in words)
     values = [parse_options([f"{key}={word}"])[key] for word in words]
+    for problem in wrong_values("--space", key, values):
+        raise UsageError(
+            f"--space {option}: `{key}` cannot be {problem.found}",
+            cause=f"allowed: {problem.allowed}",
+            state="nothing was touched",
+        )
     return key, values_of(key, Range(values=tuple(values)))
 
 

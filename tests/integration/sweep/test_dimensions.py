@@ -68,6 +68,16 @@ def test_values_of_a_key_that_are_typed_apart_are_refused(box: SweepBox) -> None
         dry_run(box, "card", "serving.threads=1,2", "serving.threads=3")
 
 
+@pytest.mark.parametrize(
+    "typed", ["serving.threads=x", "speculation.n_max=2,99", "serving.threads=,"]
+)
+def test_values_that_a_key_cannot_have_are_refused_as_they_were_typed(
+    box: SweepBox, typed: str
+) -> None:
+    with pytest.raises(UsageError, match=f"--space {typed}"):
+        dry_run(box, "card", typed)
+
+
 def test_what_fit_chose_is_frozen_for_speculation_on_and_off(box: SweepBox) -> None:
     plan, reasons, said = dry_run(box, "card", "memory.n_cpu_moe=0,3")
     expected = [[], FROZEN, [["memory.n_cpu_moe", 0]], [["memory.n_cpu_moe", 3]]]
