@@ -581,10 +581,15 @@ def suite_plan(
             hint="a larger context, or another suite",
         )
     lost = dict.fromkeys(step.requests[-1].case for step in steps if step not in kept)
-    if lost:
-        told.append(note("no-room", f"a context of {room.n_ctx} has no room for {', '.join(lost)}"))
     plan = Plan(asked.suite, seed, kept)
     real = max(map(room.prompt_tokens, plan.requests))
+    if asked.suite is Suite.LENGTHS:
+        asked_for = {one.n_predict for one in plan.requests}
+        missing = ", ".join(str(n) for n in LENGTHS if n not in asked_for)
+        without = f"; no room for answers of {missing} tokens" if missing else ""
+        told.append(note("depth", f"prompts of about {real} tokens{without}"))
+    elif lost:
+        told.append(note("no-room", f"a context of {room.n_ctx} has no room for {', '.join(lost)}"))
     if asked.depth is not None and real > asked.depth:
         text = f"the question alone has {real} tokens: prompts are so long, and not {asked.depth}"
         told.append(note("question-longer", text))
@@ -598,7 +603,7 @@ def _blocks(
     if asked.suite is Suite.MTP:  # as the community's mtp-bench asks
         return [[_one(Suite.MTP, kind, kind, MTP_TOKENS) for kind in MTP_KINDS]] * asked.n_blocks
     if asked.suite is Suite.LENGTHS:
-        return _lengths(asked, room, told)
+        return _lengths(asked, room)
     if asked.suite is Suite.CACHE:
         return _cache(asked, room)
     if asked.suite is Suite.DEEP:
@@ -613,7 +618,7 @@ def _one(suite: Suite, case: str, kind: str, n_predict: int, **more: Any) -> Ste
     return Step((Request(suite=suite, case=case, kind=kind, n_predict=n_predict, **more),))
 
 
-def _lengths(asked: BenchRequest, room: Room, told: list[Message]) -> list[list[Step]]:
+def _lengths(asked: BenchRequest, room: Room) -> list[list[Step]]:
     """Answers of several lengths after a long cold prompt: 43,000 tokens, or what the context leaves."""
     n_ctx, most, least = room.n_ctx, room.most_tokens, (asked.depth or 0) + _SPARE_TOKENS
     lengths = [
@@ -628,9 +633,6 @@ def _lengths(asked: BenchRequest, room: Room, told: list[Message]) -> list[list[
         )
     left = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - lengths[-1] - _SPARE_TOKENS)
     depth = asked.depth if asked.depth is not None else max(1, min(LENGTHS_DEPTH, left))
-    missing = ", ".join(str(n) for n in LENGTHS if n not in lengths)
-    without = f"; no room for answers of {missing} tokens" if missing else ""
-    told.append(note("depth", f"prompts of about {depth} tokens{without}"))
     kind = "long_code_review"
     block = [_one(Suite.LENGTHS, str(n), kind, n, depth_tokens=depth) for n in lengths]
     return [block] * asked.n_blocks

@@ -124,6 +124,20 @@ def test_answers_that_have_no_room_are_left_out(
     assert {request.depth_tokens for request in plan.requests} == {chosen}
 
 
+def test_how_long_prompts_are_is_told_as_they_are_asked_and_not_as_they_were_wished() -> None:
+    room = Room(
+        BOOK, 768, letters_per_token=1.0
+    )  # the question alone is longer than what was left for it
+    plan, told = suite_plan(BenchRequest(Suite.LENGTHS, repeats=1), 1, None, room)
+
+    (asked,) = plan.requests
+    (depth,) = [one.text for one in told if one.code == "depth"]
+    assert (
+        f"about {room.prompt_tokens(asked)} tokens; no room for answers of 500, 1000, 2000" in depth
+    )
+    assert "no-room" not in [one.code for one in told], "it is said once"
+
+
 def test_a_server_without_room_for_the_shortest_answer_is_refused() -> None:
     with pytest.raises(BenchError, match="no room"):
         planned(Suite.LENGTHS, 300)
