@@ -47,7 +47,10 @@ def overview_command(call: Call) -> ActionResult:
 
 def render_overview(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    engines = [one["name"] for one in payload["engines"]]
+    engines = [
+        f"{one['name']} (not usable)" if one["problem"] else one["name"]
+        for one in payload["engines"]
+    ]
     units = [f"{unit['unit']}: {unit['active']}" for unit in payload["units"]]
     cards = [f"{gpu['name']}, {format_mib(gpu['total_mib'])}" for gpu in payload["gpus"] or ()]
     profiles = [
@@ -549,10 +552,24 @@ def unset_settings(call: Call, key: str) -> ActionResult:
 
 def render_settings(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    rows = ((row["name"], str(row["value"]), row["source"]) for row in payload["settings"])
+    rows = (
+        (name, str(value), row["source"])
+        for row in payload["settings"]
+        for name, value in _by_key(row["name"], row["value"])
+    )
     yield from columns(rows, ("setting", "value", "from"))
     yield ""
     yield from columns(payload["paths"].items())
+
+
+def _by_key(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A setting by the names that `settings set` takes: of engines each key that was set."""
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    for key, inner in value.items():
+        if inner:
+            yield from _by_key(f"{name}.{key}", inner)
 
 
 @click.group(name="model")

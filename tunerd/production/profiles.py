@@ -28,6 +28,7 @@ from tunerd.units.text import render_unit
 from tunerd.words import Mode, Problem, check_name, nearest_name
 
 _ENGINE_WORDS = ("llama-server", "llama_server")
+_MINE = "mine"  # the name that is proposed for what somebody serves by hand
 
 
 def detect(ctx: Context) -> ActionResult:
@@ -45,7 +46,7 @@ def detect(ctx: Context) -> ActionResult:
         "engines": [engine_json(engine) for engine in engines],
         "units": units,
         "profiles": [asdict(one) for one in fitting],
-        "next": _next_step(engines, units, fitting),
+        "next": _next_step(ctx, engines, units, fitting),
     }
     return ActionResult("detect", payload, tuple(_detect_messages(host, engines, linger)))
 
@@ -90,21 +91,26 @@ def fitting_profiles(ctx: Context, host: Host | None = None) -> tuple[Fitting, .
 
 
 def _next_step(
-    engines: tuple[Engine, ...], units: list[Mapping[str, Any]], fitting: tuple[Fitting, ...]
+    ctx: Context,
+    engines: tuple[Engine, ...],
+    units: list[Mapping[str, Any]],
+    fitting: tuple[Fitting, ...],
 ) -> str:
     """The one command that leads on from here."""
     if any(unit["written_by_tunerd"] for unit in units):
         return "tunerd status"
     by_hand = next((unit["unit"] for unit in units), None)
+    if by_hand is not None and (ctx.paths.site_profiles / f"{_MINE}.toml").exists():
+        return f"tunerd plan {_MINE}"
     if by_hand is not None:
-        return f"tunerd profiles new mine --from-unit {by_hand}"
+        return f"tunerd profiles new {_MINE} --from-unit {by_hand}"
     if not any(engine.capabilities is not None for engine in engines):
         return "tunerd engines"
     if fitting and fitting[0].model is not None:
         return f"tunerd plan {fitting[0].name}"
     if fitting and fitting[0].hint is not None:
         return fitting[0].hint.partition(";")[0]
-    return "tunerd profiles new mine --model FILE.gguf"
+    return f"tunerd profiles new {_MINE} --model FILE.gguf"
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:

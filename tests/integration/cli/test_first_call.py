@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 
@@ -125,6 +126,28 @@ def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) 
     left = tomllib.loads(path.read_text())
     assert "keep_engine" not in left.get("swap", {})
     assert "dirs" not in left.get("models", {})
+
+
+def test_an_engine_of_the_settings_is_shown_by_the_names_that_set_it(box: Box) -> None:
+    assert box.call("settings", "set", "engines.mine.path", "/nowhere/llama-server").returncode == 0
+    file = str(box.folder / "config" / "tunerd.toml")
+    shown = [line.split() for line in box.call("settings").stdout.splitlines()]
+    rows = [row for row in shown if row and row[0].startswith("engines")]
+    assert rows == [["engines.mine.path", "/nowhere/llama-server", file]]
+    assert "mine (not usable)" in box.call().stdout
+
+
+def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Box) -> None:
+    model = str(box.folder / "models/designed-tiny.gguf")
+    assert box.call("model", "new", model).returncode == 0
+    box.unit.parent.mkdir(parents=True, exist_ok=True)
+    server = Path(sys.executable).with_name("tunerd-llama-server")
+    box.unit.write_text(f"[Service]\nExecStart={server} -m {model} -c 512\n")
+    proposed = "profiles new mine --from-unit llama-server.service"
+    assert f"next     tunerd {proposed}" in box.call().stdout
+
+    assert box.call(*proposed.split()).returncode == 0
+    assert "next     tunerd plan mine" in box.call().stdout
 
 
 def test_what_is_taken_out_leaves_no_half_an_engine_and_what_does_not_stand_there_is_refused(
