@@ -98,6 +98,7 @@ def _deliver(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[str | N
 # Its unit goes on where these end.
 _WAITS_S = (0.0, 5.0, 20.0)
 _KEEP_S = 86400.0
+_KEPT = "it is kept for the next try"
 
 
 def leave_notice(ctx: Context, event: Event) -> str | None:
@@ -167,7 +168,7 @@ def send_notice(ctx: Context, name: str, *, as_left: bool = False) -> ActionResu
         raise UsageError(f"there is no notice `{name}`")
     settings = NotifySettings(**data["to"]) if as_left else ctx.settings.notify
     try:
-        _send(ctx, settings, str(data["unit"]), read(Event, data["event"]))
+        _send(ctx, settings, str(data["unit"]), read(Event, data["event"]), _KEPT)
     except UsageError:
         ctx.files.remove(_path(ctx, name))
         raise
@@ -183,7 +184,7 @@ def try_notice(ctx: Context) -> ActionResult:
         HostError: it did not arrive.
     """
     event = Event(ctx.clock.now_s(), "test", "note", "this is a test of tunerd's notices")
-    _send(ctx, ctx.settings.notify, ctx.unit, event)
+    _send(ctx, ctx.settings.notify, ctx.unit, event, "nothing of the test is kept")
     return ActionResult("notify test", {})
 
 
@@ -205,7 +206,7 @@ def forget_old_notices(ctx: Context, seen_s: dict[str, float]) -> None:
         return
 
 
-def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event) -> None:
+def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event, then: str) -> None:
     if settings.webhook is None:
         raise UsageError("no webhook is set", hint="notify.webhook in tunerd.toml")
     body, headers = _request_of(event, settings, unit)
@@ -226,7 +227,7 @@ def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event) -> No
             raise UsageError(
                 "the webhook refuses the notice", cause=problem, hint="[notify] of tunerd.toml"
             )
-    raise HostError("the notice did not arrive", cause=problem, state="it is kept for the next try")
+    raise HostError("the notice did not arrive", cause=problem, state=then)
 
 
 def _free_name(ctx: Context) -> str:

@@ -52,6 +52,13 @@ def left(ctx: Context, event: Event = EVENT) -> str:
     return name
 
 
+def test_a_test_that_does_not_arrive_is_not_said_to_be_kept(tmp_path: Path) -> None:
+    with receiving(503) as down, pytest.raises(HostError) as told:
+        try_notice(context(tmp_path, down.url))
+    assert told.value.state == "nothing of the test is kept"
+    assert not (tmp_path / "state/notices").exists()
+
+
 def test_a_member_who_tries_a_notice_is_not_told_where_it_went(
     tmp_path: Path, receiver: Receiver
 ) -> None:
