@@ -115,6 +115,7 @@ _PATTERNS = tuple(
             FailureKind.MODEL_UNSUPPORTED,
             r"unknown model architecture|wrong number of tensors|missing tensor|Oops: got unknown",
             r"key not found in model|unknown pre-tokenizer type|vocabs are not compatible(?! - )",
+            r"check_tensor_dims: tensor ",
         ),
         (FailureKind.MODEL_UNREADABLE, r"failed to open .{0,999}Permission denied"),
         # What the model's loader says; a backtrace and a missing library lack files too.
@@ -138,6 +139,8 @@ _PATTERNS = tuple(
 _ERROR_LINE = re.compile(
     r"\berror\b|failed|fatal|abort|terminate|assert|exception|exiting", re.IGNORECASE
 )
+# Mainline's loader says why, once for each try, and its callers behind it only that it failed.
+_LOADER = re.compile(r"error loading model: ")
 _WARNING = re.compile(r"warning: failed to mlock|RLIMIT_MEMLOCK")
 _USAGE = re.compile(r"usage:")
 _PORT_TAKEN, _BAD_ARGUMENT = (pattern for _, pattern in _PATTERNS[:2])
@@ -240,7 +243,7 @@ def says_port_taken(lines: Sequence[str]) -> bool:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The line that most likely tells a person why: the last error, else the last line.
+    """The line that most likely tells a person why: the loader's, else the last error, else the last line.
 
     What the service manager says of the unit counts only where the program itself said nothing.
     """
@@ -248,7 +251,9 @@ def last_words(lines: Sequence[str]) -> str:
     said = [line for line in said if not _MANAGER_LINE.match(line)] or said
     usage = next((n for n, line in enumerate(said) if n and _USAGE.match(line)), len(said))
     said = said[:usage]  # ik prints all its options after the one that it did not understand
-    errors = [line for line in said if _ERROR_LINE.search(line)]
+    errors = [line for line in said if _LOADER.search(line)] or [
+        line for line in said if _ERROR_LINE.search(line)
+    ]
     telling = errors[-1] if errors else (said[-1] if said else "it said nothing")
     return clean_line(telling)
 

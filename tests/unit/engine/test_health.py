@@ -307,6 +307,12 @@ def exited(status: int) -> dict[str, object]:
          exited(1), FailureKind.BAD_ARGUMENT, "{% if %}"),
         (["llama_model_load: error loading model: key not found in model: qwen35.block_count"], exited(1),
          FailureKind.MODEL_UNSUPPORTED, "block_count"),
+        (["0.00.020.902 E llama_model_load: error loading model: check_tensor_dims: tensor 'blk.4.x' not found",
+          "0.00.026.412 E srv  llama_server: exiting due to model loading error"], exited(1),
+         FailureKind.MODEL_UNSUPPORTED, "'blk.4.x' not found"),
+        (["0.00.020.902 E llama_model_load: error loading model: split state of two models",
+          "0.00.026.412 E srv  llama_server: exiting due to model loading error"], exited(1),
+         FailureKind.UNKNOWN, "split state"),
         (["the target and draft vocabs are not compatible - tokens will be translated between the two",
           "last line"], exited(1), FailureKind.UNKNOWN, "last line"),
         # Memory of a card is not taken for the machine's, nor for a fault that is told before.
