@@ -182,7 +182,8 @@ class Desk:
         except (KeyError, ValueError) as error:
             if name == "number" and look.path:
                 return refused(404, "there is nothing of that number", "/api/openapi.json")
-            return bad_request("a parameter is wrong", str(error))
+            why = "there is no such parameter" if isinstance(error, KeyError) else str(error)
+            return bad_request("a parameter is wrong", f"{name[:100]}: {why}")
         looks: Mapping[str, Callable[..., Mapping[str, Any]]] = {
             "facts": self._facts,
             "metrics": self._metrics,

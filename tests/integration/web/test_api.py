@@ -75,6 +75,20 @@ def test_a_wrong_or_hostile_body_starts_nothing(api: ApiBox, url: str, body: obj
     assert api.ask("/api/jobs").json == before
 
 
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [
+        ("/api/telemetry?hours=x", "hours: is no number"),
+        ("/api/telemetry?days=2", "days: there is no such parameter"),
+        ("/api/history?all=maybe", "all: is no boolean"),
+    ],
+)
+def test_what_is_wrong_with_a_parameter_is_told_with_its_name(
+    api: ApiBox, url: str, cause: str
+) -> None:
+    assert api.ask(url).json["error"]["cause"] == cause
+
+
 def test_a_body_that_is_too_large_is_refused_whatever_its_head_says(api: ApiBox) -> None:
     big = b" " * 70_000
     assert api.post("/api/apply", big).status == 413
