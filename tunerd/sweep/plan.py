@@ -636,9 +636,12 @@ def _choice(
     proves: bool,
 ) -> _Choice:
     resolved, for_context = base_plan.resolved, request.at_least_tok_s is not None
-    ranges = _ranges(resolved, (*ctx.settings.sweep.space, *request.space))
+    ranges = _ranges(resolved) | _typed(_SPACE, ctx.settings.sweep.space)
+    ranges |= _typed("--space", request.space)
     limits = limits_of(ctx, ranges.pop(POWER_LIMIT, ()))
-    pins = _kept(ctx) | {key: str(resolved.origin(key) or "a pin") for key in sorted(resolved.pins)}
+    pins = _kept(ctx.settings.sweep.keep) | {
+        key: str(resolved.origin(key) or "a pin") for key in sorted(resolved.pins)
+    }
     listed = ranges.get(CONTEXT_SIZE, ())
     if for_context:
         ranges[CONTEXT_SIZE] = _sizes(base_plan, ranges, pins, workload)
@@ -756,12 +759,11 @@ def _check_budget(ctx: Context, request: SweepRequest) -> None:
         )
 
 
-def _ranges(resolved: Resolved, space: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Values by key: the profile's table, and what was typed over it.
+def _ranges(resolved: Resolved) -> dict[str, tuple[Any, ...]]:
+    """Values by key, by the profile's table.
 
     Raises:
-        ConfigError: a range of the profile is none.
-        UsageError: a typed one is none.
+        ConfigError: a range is none.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for key, given in resolved.profile.sweep.items():
@@ -771,17 +773,39 @@ def _ranges(resolved: Resolved, space: Sequence[str]) -> dict[str, tuple[Any, ..
             raise ConfigError(
                 f'profile `{resolved.name}`: [sweep] "{key}": {error}', state="nothing was touched"
             ) from error
+    return found
+
+
+_SPACE = "sweep.space"
+
+
+def check_lists(space: Sequence[str], keep: Sequence[str]) -> None:
+    """Whether a sweep could go by `sweep.space` and `sweep.keep`.
+
+    Raises:
+        UsageError, ConfigError: one of them is no list of values or keys.
+    """
+    _typed(_SPACE, space)
+    _kept(keep)
+
+
+def _typed(where: str, space: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Values by key, as they were typed there.
+
+    Raises:
+        UsageError: they are none.
+    """
     typed: dict[str, tuple[Any, ...]] = {}
     for option in space:
-        key, values = _typed(option)
+        key, values = _values(f"{where} {option}", option)
         if key in typed:
-            hint = f"all values of a key together: --space {key}=VALUE,VALUE"
-            raise UsageError(f"--space {option}: `{key}` was given twice", hint=hint)
+            hint = f"all values of a key together: {key}=VALUE,VALUE"
+            raise UsageError(f"{where} {option}: `{key}` was given twice", hint=hint)
         typed[key] = values
-    return found | typed
+    return typed
 
 
-def _typed(option: str) -> tuple[str, tuple[Any, ...]]:
+def _values(place: str, option: str) -> tuple[str, tuple[Any, ...]]:
     from tunerd.profile.schema import all_keys
 
     key, equals, text = option.partition("=")
@@ -789,31 +813,31 @@ def _typed(option: str) -> tuple[str, tuple[Any, ...]]:
     hint = "for example --space speculation.n_max=1,2,3"
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not equals or not words:
-        raise UsageError(f"--space {option}: expected KEY=VALUE,VALUE", hint=hint)
+        raise UsageError(f"{place}: expected KEY=VALUE,VALUE", hint=hint)
     if key not in {*all_keys(), POWER_LIMIT}:
-        raise UsageError(f"--space {option}: no profile key is called `{key}`", hint=hint)
+        raise UsageError(f"{place}: no profile key is called `{key}`", hint=hint)
     if key == "engine.prefer":
         return key, tuple(words)
     if key == POWER_LIMIT:
-        return key, tuple(_watts(option, word) for word in words)
+        return key, tuple(_watts(place, word) for word in words)
     values = [parse_options([f"{key}={word}"])[key] for word in words]
-    for problem in wrong_values("--space", key, values):
+    for problem in wrong_values(place, key, values):
         raise UsageError(
-            f"--space {option}: `{key}` cannot be {problem.found}",
+            f"{place}: `{key}` cannot be {problem.found}",
             cause=f"allowed: {problem.allowed}",
             state="nothing was touched",
         )
     return key, values_of(key, Range(values=tuple(values)))
 
 
-def _watts(option: str, word: str) -> float:
+def _watts(place: str, word: str) -> float:
     try:
         return float(word)
     except ValueError:
-        raise UsageError(f"--space {option}: `{word}` is no number of watts") from None
+        raise UsageError(f"{place}: `{word}` is no number of watts") from None
 
 
-def _kept(ctx: Context) -> dict[str, str]:
+def _kept(wanted: Sequence[str]) -> dict[str, str]:
     """Keys that the settings keep out of every sweep.
 
     Raises:
@@ -821,7 +845,7 @@ def _kept(ctx: Context) -> dict[str, str]:
     """
     from tunerd.profile.schema import all_keys
 
-    known, wanted = all_keys(), ctx.settings.sweep.keep
+    known = all_keys()
     for key in wanted:
         if key not in known:
             raise ConfigError(

@@ -439,6 +439,15 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
     tried: list[Any] = [*map(_as_toml, words), *words] or [None]
     if is_list and words:
         tried = [list(words)]
+    if words and key in {"sweep.space", "sweep.keep"}:
+        from tunerd.sweep.plan import check_lists  # which imports this module
+
+        try:
+            check_lists(words if key == "sweep.space" else (), words if key == "sweep.keep" else ())
+        except (UsageError, ConfigError) as problem:
+            raise UsageError(
+                "that cannot be set", cause=problem.words, state="nothing was changed"
+            ) from problem
     name = "settings set" if words else "settings unset"
     for one in tried[:-1]:
         with contextlib.suppress(UsageError):

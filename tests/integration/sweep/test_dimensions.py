@@ -78,6 +78,27 @@ def test_values_that_a_key_cannot_have_are_refused_as_they_were_typed(
         dry_run(box, "card", typed)
 
 
+def test_what_is_typed_comes_before_what_the_settings_list_for_the_same_key(box: SweepBox) -> None:
+    box.call("settings", "set", "sweep.space", "serving.threads=1", "serving.n_ubatch=128")
+    try:
+        plan, _, _ = dry_run(box, "card", "serving.threads=1,2")
+    finally:
+        box.call("settings", "unset", "sweep.space")
+    assert {tuple(one["threads"]) for one in plan["families"]} == {(1, 2)}
+    assert all(128 in one["ubatch"] for one in plan["families"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("sweep.space", "serving.threads=x"), ("sweep.keep", "serving.thread")]
+)
+def test_a_list_by_which_no_night_could_go_cannot_be_set(
+    box: SweepBox, key: str, value: str
+) -> None:
+    said = box.call("settings", "set", key, value, code=2)
+    assert f"{key}" in said.stderr
+    assert "nothing was changed" in said.stderr
+
+
 def test_what_fit_chose_is_frozen_for_speculation_on_and_off(box: SweepBox) -> None:
     plan, reasons, said = dry_run(box, "card", "memory.n_cpu_moe=0,3")
     expected = [[], FROZEN, [["memory.n_cpu_moe", 0]], [["memory.n_cpu_moe", 3]]]
