@@ -14,7 +14,7 @@ from click.shell_completion import get_completion_class
 from tunerd.cli.complete import names_of, shapes
 from tunerd.cli.deploy import set_option, yes_option
 from tunerd.cli.output import changed, columns, line, or_unknown
-from tunerd.operations import PROFILE, Call, operation
+from tunerd.operations import PROFILE, SEED, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_mib, need_mib
 
@@ -586,7 +586,9 @@ def model_command() -> None:
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--shape", default="tiny", show_default=True, shell_complete=shapes,
               help="tiny, tiny-moe, medium, ...")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, help="Another seed is another text.")
+@click.option(
+    "--seed", default=0, show_default=True, type=SEED, help="Another seed is another text."
+)
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 @operation("render_model")
 def new_model_command(call: Call, path: Path, shape: str, seed: int, force: bool) -> ActionResult:

@@ -62,6 +62,12 @@ def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     assert not box.unit.exists()
 
 
+def test_a_seed_that_is_none_is_refused_before_a_model_is_begun(box: Box) -> None:
+    done = box.call("model", "new", str(box.folder / "models/x.gguf"), "--seed", "-1")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "--seed" in done.stderr
+
+
 def test_without_a_name_wrong_settings_are_no_crash(box: Box) -> None:
     (box.folder / "config" / "tunerd.toml").write_text("[service")
     done = box.call("plan")
