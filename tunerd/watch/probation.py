@@ -331,12 +331,19 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
     The arm is remembered where a sweep proved it.
 
     Raises:
+        UsageError: there is no such generation.
         Busy: somebody changes the server.
         Stranded: neither server came back.
     """
     from tunerd.production.rollback import rollback
 
     ctx = replace(ctx, is_unattended=True)
+    if number not in ctx.generations.numbers():
+        raise UsageError(
+            f"there is no generation {number}",
+            state="nothing was touched",
+            hint="`tunerd history` lists what there is",
+        )
     record = read_probation(ctx, number) or new_record(
         number, sweep, now_s=ctx.clock.now_s(), left_s=0.0, restarts=0, boot_id=boot_id()
     )

@@ -22,11 +22,11 @@ from tests.support.faked import set_to
 from tests.support.fakes import Life
 from tests.support.readings import an_engine
 from tunerd.app import Context, data_dir
-from tunerd.errors import RolledBack
+from tunerd.errors import RolledBack, UsageError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
 from tunerd.production.measurement import write_measurement
-from tunerd.production.probation import begin_probation, daemon_lock
+from tunerd.production.probation import begin_probation, daemon_lock, read_probation
 from tunerd.production.recover import recover
 from tunerd.production.swap import swap
 from tunerd.result import Level
@@ -275,6 +275,13 @@ def test_an_edit_by_hand_ends_it_and_stays(world: World) -> None:
     assert world.standing == edited
     assert take_back(world.context(), 2, "it died", sweep=None).payload["state"] == "ended"
     assert world.standing == edited
+
+
+def test_a_generation_that_was_never_there_is_not_said_to_have_ended(world: World) -> None:
+    begun(world, boot_id=boot_id())
+    with pytest.raises(UsageError, match="there is no generation 3"):
+        take_back(world.context(), 3, "it died", sweep=None)
+    assert read_probation(world.context(), 3) is None
 
 
 def test_nothing_is_looked_at_while_somebody_changes_the_server(world: World) -> None:
