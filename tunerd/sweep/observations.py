@@ -206,7 +206,7 @@ def text_of(workload: Workload, request: Request, block: str) -> int | None:
         for at, one in enumerate(workload.classes)
         if one.kind == request.kind
         and request.n_predict
-        in {one.n_predict, *(searched_tokens(one, drafts=d) for d in (True, False))}
+        in {one.n_predict, *(searched_tokens(one, drafts=d, whole=False) for d in (True, False))}
         and one.concurrency == request.concurrency
         and one.cached_tokens + one.new_tokens == request.cached_tokens + request.new_tokens
     ]
@@ -215,12 +215,13 @@ def text_of(workload: Workload, request: Request, block: str) -> int | None:
     return next(iter(named or exact or same), None)
 
 
-def searched_tokens(one: RequestClass, *, drafts: bool) -> int:
+def searched_tokens(one: RequestClass, *, drafts: bool, whole: bool) -> int:
     """Length of an answer while searching: more texts say more than longer ones, but no beginning is as the whole.
 
     Without drafts each token takes as long as the one before, and a few tell.
     """
-    most = max(_SEARCHED_TOKENS, one.n_predict // 2) if drafts else _PLAIN_TOKENS
+    most = max(one.n_predict if whole else one.n_predict // 2, _SEARCHED_TOKENS)
+    most = most if drafts else _PLAIN_TOKENS
     return min(one.n_predict, most)
 
 

@@ -537,6 +537,19 @@ def test_what_drafts_nothing_is_asked_for_few_tokens_while_searching() -> None:
     assert lengths == [128, 900, 512, 900]
 
 
+def test_a_long_night_asks_for_whole_answers_while_it_searches() -> None:
+    lengths = []
+    for hours in (1.0, 2.0):
+        search = begun_search(task("16G", "chat", 1), Odd(task("16G", "chat", 1).card, QUIET))
+        search.night.budget_s = hours * HOUR_S
+        drafts = replace(search.incumbent, spec="mtp", n_max=4)
+        classes = search.night.workload.classes
+        lengths.append(
+            [search.night.request(drafts, c, "a", exact=False).n_predict for c in classes]
+        )
+    assert lengths == [[512, 600, 512], [c.n_predict for c in classes]]
+
+
 def test_each_start_of_an_arm_that_may_lead_is_asked_tool_calls_until_it_has_a_winners() -> None:
     one, asked = two_arms(), list[Request]()
     whole = Odd(one.card, QUIET, asked=lambda _box, _life, each: asked.append(each),
