@@ -167,6 +167,7 @@ class SharedStudy(Study):
         """Give back what is claimed, and tell what could not be told before."""
         self._ended.set()
         self._beat.join(timeout=_BEAT_S)
+        self.lose()  # it may be back, and what is not told now is told by nobody
         self._put([])
         self._write(lambda connection: connection.execute(claim.delete().where(self._mine())))
 

@@ -194,6 +194,23 @@ def test_without_the_database_a_night_goes_on_and_asks_nobody_for_a_while(
     assert len(postgres.query("select 1 from told", name_of(url))) == 2
 
 
+def test_what_the_database_did_not_take_is_told_when_the_night_ends(
+    boxes: Boxes, postgres: Postgres, url: str
+) -> None:
+    with boxes.meet("one") as one:
+        postgres.stop()
+        try:
+            one.tell(Told(ARM, SERVES, -0.1))
+        finally:
+            postgres.start()
+        one.end({MTP: LAW}, ARM)
+    assert postgres.query("select kind from told order by id", name_of(url)) == [
+        "arm",
+        "law",
+        "winner",
+    ]
+
+
 def test_a_claim_is_renewed_while_its_arm_is_measured_and_not_behind_it(
     boxes: Boxes, postgres: Postgres, url: str
 ) -> None:
