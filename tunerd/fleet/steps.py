@@ -341,7 +341,10 @@ def to_return(step: Step, status: Status) -> Step:
     if status.generation == step.generation and not status.is_edited:
         return step
     swap = status.last_swap
-    if step.state is State.RETURNING and swap is not None and swap.reason == "rollback":
+    is_returned = (
+        swap is not None and swap.reason == "rollback" and swap.number == status.generation
+    )
+    if step.state is State.RETURNING and is_returned:
         return step.at(State.RETURNED)
     if status.is_edited:
         return step.at(State.LEFT, "somebody edited the unit there")

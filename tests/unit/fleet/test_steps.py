@@ -173,6 +173,8 @@ def test_only_what_the_rollout_deployed_is_returned() -> None:
     told = Step("gpu1", State.RETURNING, generation=5)
     assert to_return(told, a_status(6, reason="rollback")).state is State.RETURNED
     assert to_return(told, a_status(5)) is told
+    failed_since = a_status(7, serving=6, reason="rollback", outcome="rolled back")
+    assert to_return(told, failed_since).state is State.LEFT, "what another deployed serves there"
 
 
 def test_the_order_of_return_is_the_other_way_round() -> None:
