@@ -34,6 +34,7 @@ away:*) exit 255 ;;
 cut:*apply*--yes*) setsid sh -c "$SSH_ORIGINAL_COMMAND" >/dev/null 2>&1 </dev/null & exit 255 ;;
 gone:*) sleep 600 ;;
 liar:*) cat {folder}/lie; exit 0 ;;
+closed:*) echo "This account is currently not available."; exit 1 ;;
 esac
 exec sh -c "$SSH_ORIGINAL_COMMAND"
 """

@@ -116,22 +116,22 @@ def ask(ctx: Context, box: str, words: Sequence[str], kind: type[E], *, limit_s:
     command = shlex.join([*ctx.settings.fleet.command, *words])
     done = run([*_SSH, "--", box, command], Setting(ctx.environment), timeout_s=limit_s)
     if done.timed_out:
-        raise _away(box, f"it gave no answer within {limit_s:.0f} s, and ssh was ended")
+        raise _away(ctx, box, f"it gave no answer within {limit_s:.0f} s, and ssh was ended")
     try:
         body = json.loads(done.stdout)
         head = _Head.model_validate(body)
         if head.version != SCHEMA:
             raise _away(
-                box, f"its tunerd speaks JSON of schema {head.version}, this one of {SCHEMA}"
+                ctx, box, f"its tunerd speaks JSON of schema {head.version}, this one of {SCHEMA}"
             )
         if head.error is None:
             answer = kind.model_validate(body)
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, wrong["loc"]))
-        raise _away(box, f"its tunerd speaks otherwise: {place}: {wrong['msg']}") from error
+        raise _away(ctx, box, f"its tunerd speaks otherwise: {place}: {wrong['msg']}") from error
     except (ValueError, RecursionError) as error:
-        raise _away(box, _why_silent(done)) from error
+        raise _away(ctx, box, _why_silent(done)) from error
     if head.error is not None:
         raise error_from_json({"error": head.error.model_dump()})
     answer.exit_code = -1 if done.returncode is None else done.returncode
@@ -142,7 +142,8 @@ def _why_silent(done: Completed) -> str:
     if done.returncode == _NOT_FOUND:
         return "tunerd is not there: install it, or name its path in fleet.command"
     last = _last_of(done.stderr)
-    if done.stdout.strip() and done.returncode == 0:
+    # A shell that greets, and an account that is closed, say so there, whatever their status.
+    if done.stdout.strip() and (done.returncode == 0 or not last):
         return f"what came is no JSON of tunerd: {done.stdout[:80]!r}"
     return last or f"ssh ended with status {done.returncode} and no word"
 
@@ -151,5 +152,15 @@ def _last_of(text: str) -> str:
     return text.strip()[-_LAST_CHARACTERS:]
 
 
-def _away(box: str, cause: str) -> Away:
-    return Away("it cannot be asked over ssh", cause=cause, hint=f"`ssh {box} tunerd status`")
+def by_hand(ctx: Context, box: str, *words: str) -> str:
+    """What a person types to ask a box the same."""
+    all_words = (*ctx.settings.fleet.command, *words)
+    plain = " ".join(all_words)
+    # Two shells read it: the one that it is typed into, and that of the box.
+    command = shlex.join(all_words)
+    return f"ssh {box} {plain if command == plain else shlex.quote(command)}"
+
+
+def _away(ctx: Context, box: str, cause: str) -> Away:
+    hint = f"`{by_hand(ctx, box, 'status')}`"
+    return Away("it cannot be asked over ssh", cause=cause, hint=hint)

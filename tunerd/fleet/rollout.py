@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tunerd.app import Context
 from tunerd.errors import HostError, TunerdError, UsageError
-from tunerd.fleet.boxes import Away, ask
+from tunerd.fleet.boxes import Away, ask, by_hand
 from tunerd.fleet.steps import (
     STOPS,
     TO_DO,
@@ -46,10 +46,10 @@ _NEXT = {
     State.REFUSED: "it is as before; mend that, and `tunerd fleet resume` goes on with it",
     State.WENT_BACK: "what served there before serves; `tunerd fleet rollback` returns the boxes before it, "
     "`tunerd fleet resume --past` goes on without it",
-    State.STRANDED: "`ssh {box} tunerd status` says what serves there, if anything",
+    State.STRANDED: "`{asks}` says what serves there, if anything",
     State.LEFT: "`tunerd fleet resume --past` goes on without it",
     State.WATCHED: "it serves what was deployed; `tunerd fleet resume` goes on watching it",
-    State.APPLYING: "how it is, nobody knows: `ssh {box} tunerd status` shows it, `tunerd fleet resume` looks and "
+    State.APPLYING: "how it is, nobody knows: `{asks}` shows it, `tunerd fleet resume` looks and "
     "goes on",
 }
 # On the way back, which may be that of a rollout before the one with which `resume` goes on.
@@ -59,8 +59,7 @@ _NEXT_BACK = {
     State.LEFT: "",
 } | dict.fromkeys(
     (State.APPLYING, State.RETURNING),
-    "it may serve either: `ssh {box} tunerd status` shows it, `tunerd fleet rollback {number}` looks and "
-    "goes on",
+    "it may serve either: `{asks}` shows it, `tunerd fleet rollback {number}` looks and goes on",
 )
 
 
@@ -207,7 +206,7 @@ class _Walk:
                 f"{len(wrong)} of {len(to_do)} boxes cannot take it",
                 cause="\n".join(wrong),
                 state=f"nothing {'more ' * bool(self.rollout.to_return())}was touched on any box",
-                hint=f"`ssh BOX tunerd {' '.join(self.rollout.preview)}` says more",
+                hint=f"`{by_hand(self._ctx, 'BOX', *self.rollout.preview)}` says more",
             )
 
     def _planned(self, step: Step) -> Step:
@@ -387,7 +386,13 @@ class _Walk:
     def _next(self, step: Step) -> str | None:
         """What to do about a box, in the direction that it goes; None where it is where it should be."""
         text = (_NEXT_BACK if self.rollout.is_back else _NEXT).get(step.state)
-        return None if text is None else text.format(box=step.box, number=self.rollout.number)
+        return (
+            None
+            if text is None
+            else text.format(
+                asks=by_hand(self._ctx, step.box, "status"), number=self.rollout.number
+            )
+        )
 
     def result(self, command: str) -> ActionResult:
         """How it stands, and what to do about each box that is not where it should be."""

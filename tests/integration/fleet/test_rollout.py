@@ -77,6 +77,11 @@ def test_nothing_is_touched_where_one_box_cannot_take_it(two: Fleet) -> None:
     two.boxes[1].lies(b"\x1b]0;owned\x07 {")
     told = operator.fleet(*UNWATCHED, code=1)["error"]
     assert "gpu2: it cannot be asked" in told["cause"]
+    two.boxes[1].breaks("closed")
+    told = operator.fleet(*UNWATCHED, code=1)["error"]
+    assert "what came is no JSON of tunerd: 'This account is currently not av" in told["cause"]
+    told = two.operator("sudoer", command='["sudo", "tunerd"]').fleet(*UNWATCHED, code=1)["error"]
+    assert "`ssh BOX sudo tunerd apply --json --dry-run" in told["hint"]
     two.boxes[1].breaks("")
     told = operator.fleet("apply", "absent", "--yes", code=1)["error"]
     assert told["cause"].count("absent") >= 2
