@@ -6,6 +6,7 @@ outlives a daemon.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,7 +40,7 @@ from tunerd.production.probation import (
     went_down,
 )
 from tunerd.records import plain, read_or_none
-from tunerd.result import ActionResult, note
+from tunerd.result import ActionResult, note, warning
 from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import UP
 from tunerd.watch.drift import DRIFT, Confirmed, Drift
@@ -211,7 +212,7 @@ class Probation:
         restarts = int(earlier.get("restarts", reading.engine.n_restarts or 0))
         left_s = float(earlier.get("left_s", ctx.settings.probation.duration_s))
         basis = read_or_none(Basis, earlier.get("basis")) or Basis()
-        decided = WENT_DOWN if went_down(earlier, boot_id()) else earlier["reason"] or None
+        decided = WENT_DOWN if went_down(earlier, boot_id()) else earlier.get("reason") or None
         record = new_record(
             entry.generation.number, earlier.get("sweep"), now_s=ctx.clock.now_s(), left_s=left_s,
             restarts=restarts, boot_id=boot_id(),
@@ -431,13 +432,35 @@ def _is_swapping(ctx: Context) -> bool:
 def show_probation(ctx: Context) -> ActionResult:
     """Every probation that is known, newest first."""
     rows: list[Mapping[str, Any]] = []
+    messages = []
     for number in ctx.generations.numbers():
-        data = ctx.files.read_json(record_path(ctx, number))
-        if data is not None:
-            is_cut = data["state"] == RUNNING and not _is_watched(ctx, data)
-            rows.append({**data, "state": "cut" if is_cut else data["state"]})
-    messages = () if rows else (note("no-probation", "nothing was watched yet"),)
-    return ActionResult("probation show", {"probations": rows}, messages)
+        path = record_path(ctx, number)
+        if not path.exists():
+            continue
+        data = read_probation(ctx, number)
+        if data is None or not _is_whole(data):
+            text = f"the record of the probation of generation {number} is damaged, or of another version: `{path}`"
+            messages.append(warning("damaged", text, "the others are shown"))
+            continue
+        is_cut = data["state"] == RUNNING and not _is_watched(ctx, data)
+        rows.append({**data, "state": "cut" if is_cut else data["state"]})
+    if not rows and not messages:
+        messages.append(note("no-probation", "nothing was watched yet"))
+    return ActionResult("probation show", {"probations": rows}, tuple(messages))
+
+
+def _is_whole(record: Mapping[str, Any]) -> bool:
+    """Whether it has what is shown of it."""
+    basis, kinds = record.get("basis"), {"generation": int, "state": str, "reason": str}
+    left_s = record.get("left_s")
+    return (
+        all(isinstance(record.get(key), kind) for key, kind in kinds.items())
+        and isinstance(left_s, int | float)
+        and math.isfinite(left_s)
+        and "tok_s" in record
+        and isinstance(basis, Mapping)
+        and "slowest_tok_s" in basis
+    )
 
 
 def _is_watched(ctx: Context, record: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from tests.support.faked import set_to
 from tests.support.fakes import Life
 from tests.support.readings import an_engine
 from tunerd.app import Context, data_dir
+from tunerd.cli.deploy import render_probations
 from tunerd.errors import RolledBack, UsageError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
@@ -236,6 +237,20 @@ def test_a_record_of_an_earlier_version_is_gone_on_with(world: World) -> None:
     daemon = Daemon(world)
     assert daemon.look() is None
     assert (daemon.watch.is_watching(), daemon.record()["left_s"]) == (True, 3600.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[1]", "{bad", '{"generation": 1, "state": "passed", "reason": "x"}']
+)
+def test_a_record_that_cannot_be_read_keeps_none_of_the_others_from_being_shown(
+    world: World, text: str
+) -> None:
+    begin_probation(shipped(world), 2)
+    (world.paths.state_dir / "probation" / "1.json").write_text(text)
+    found = show_probation(world.context())
+    assert [row["generation"] for row in found.payload["probations"]] == [2]
+    assert [one.code for one in found.messages] == ["damaged"]
+    assert len(list(render_probations(found.payload))) == 2
 
 
 def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so(
