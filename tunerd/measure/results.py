@@ -53,11 +53,12 @@ def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
     with reading(ctx) as store:
         if store is None:
             nothing = {"results": [], "total": 0, "imported": _imported(ctx)}
-            return ActionResult("results list", nothing, (_NOTHING,))
+            return ActionResult("results list", nothing, (_NOTHING, *_unreadable(ctx)))
         check = StalenessCheck(ctx)
         rows = [{**run_json(run), "arms": check.rows(run)} for run in store.runs(limit=limit)]
         payload = {"results": rows, "total": _readable(store), "imported": _imported(ctx)}
-        return ActionResult("results list", payload, (*damage_messages(store), *check.messages))
+        told = (*damage_messages(store), *check.messages, *_unreadable(ctx))
+        return ActionResult("results list", payload, told)
 
 
 def _imported(ctx: Context) -> list[dict[str, Any]]:
@@ -632,13 +633,25 @@ def here_now(ctx: Context) -> Here | None:
 
 def imported(ctx: Context) -> dict[str, Bundle]:
     """The bundles that were imported, by their number; one that cannot be read any more is left out."""
-    found = {}
+    return {name: one for name, one in _kept(ctx) if isinstance(one, Bundle)}
+
+
+def _kept(ctx: Context) -> Iterator[tuple[str, Bundle | TunerdError]]:
+    """Each that was imported by its number, or why it cannot be read any more."""
     for path in sorted(ctx.paths.imported_dir.glob("*.json")):
         try:
-            found[path.stem] = read_bundle(ctx.files.read(path) or b"", str(path))
-        except (ConfigError, HostError):
-            continue
-    return found
+            yield path.stem, read_bundle(ctx.files.read(path) or b"", str(path))
+        except (ConfigError, HostError) as problem:
+            yield path.stem, problem
+
+
+def _unreadable(ctx: Context) -> tuple[Message, ...]:
+    """A warning for each that counts no more."""
+    return tuple(
+        warning("damaged-bundle", f"the imported bundle {name} is left out: {one.cause or one.message}",
+                f"`tunerd results forget {name}`, and import it again")
+        for name, one in _kept(ctx) if isinstance(one, TunerdError)
+    )  # fmt: skip
 
 
 def import_bundles(ctx: Context, files: Sequence[Path], here: Here | None) -> ActionResult:

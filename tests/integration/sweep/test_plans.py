@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import ROOT
+from tests.support.local_box import Box
 from tests.support.sweep_box import SweepBox, swept
 from tunerd.fleet.study import class_of, drafts_of, meet
 from tunerd.machine.net import free_port
@@ -89,6 +90,21 @@ def test_a_bundle_gives_a_sweep_its_first_candidates_until_it_is_forgotten(
     mine = box.json("results", "import", str(file))["entries"]
     assert [row["why_not"] for row in mine] == [None]
     assert mine[0]["settings"]["speculation.n_max"] == 4
+
+
+def test_a_bundle_that_cannot_be_read_any_more_is_named(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    ctx = box.context
+    ctx.files.make_folder(ctx.paths.imported_dir)
+    (ctx.paths.imported_dir / "0123456789ab.json").write_text(
+        a_bundle("m", {"speculation.type": "off"})[:-9]
+    )
+    listed = box.json("results", "list")
+    assert listed["imported"] == []
+    (told,) = (one for one in listed["messages"] if one["code"] == "damaged-bundle")
+    assert "bundle 0123456789ab is left out: the file: Invalid JSON" in told["text"]
+    box.json("results", "forget", "0123456789ab")
+    assert [one["code"] for one in box.json("results", "list")["messages"]] == ["nothing-measured"]
 
 
 # The largest context that holds a speed; the stand-in is as fast with any
