@@ -602,12 +602,15 @@ def arm_of(entry: Entry, here: Here, base: Arm) -> Arm:
     return replace(base, engine=base.engine if here.engines.get(base.engine) == family else engine, **given)  # fmt: skip
 
 
-def candidates(entries: Sequence[Entry], here: Here, base: Arm) -> tuple[Arm, ...]:
-    """The fastest few that fit, each once, without what serves."""
+def candidates(
+    entries: Sequence[Entry], here: Here, base: Arm, may_try: Callable[[Arm], bool]
+) -> tuple[Arm, ...]:
+    """The fastest few that fit and may be tried, each once, without what serves."""
     fitting = [entry for entry in entries if entry.figures and why_not(entry, here) is None]
     fitting.sort(key=lambda entry: -fmean(one.tok_s for one in entry.figures))
     arms = dict.fromkeys(arm_of(entry, here, base).canonical() for entry in fitting)
-    return tuple(arm for arm in arms if arm != base.canonical())[:MOST_CANDIDATES]
+    new = (arm for arm in arms if arm != base.canonical() and may_try(arm))
+    return tuple(new)[:MOST_CANDIDATES]
 
 
 def here_of(ctx: Context, made: Plan) -> Here:

@@ -63,10 +63,12 @@ from tunerd.sweep.space import (
     Base,
     EngineFacts,
     Frozen,
+    Grid,
     Left,
     SpacePlan,
     Wishes,
     base_arm,
+    build_grid,
     changes,
     frozen_from_estimate,
     frozen_from_log,
@@ -554,15 +556,15 @@ def prepare(
         headroom_mib=settings.headroom_mib,
         may_change_output=settings.may_change_output,
         context_tokens=context,
-        seeds=(
-            *_seeds(ctx, plan_request, space.base, base_plan),
-            *_imported(ctx, base_plan, space.base.arm),
-        ),
+        seeds=_seeds(ctx, plan_request, space.base, base_plan),
         max_arms=request.max_arms,
         rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
         at_least_tok_s=request.at_least_tok_s,
         n_slots=slots(base_plan),
     )
+    grid = build_grid(space.space, space.base.arm, policy)
+    others = _imported(ctx, base_plan, space.base.arm, grid)
+    policy = replace(policy, seeds=(*policy.seeds, *others))
     load_s = ahead.load_s or _START_S + (base_plan.facts.file_bytes or 0) / _DISK_BYTES_S
     deadline = deadline_of(
         ctx, request.window, load_s=load_s, changes_program=len(_engines(space)) > 1
@@ -895,14 +897,14 @@ def _seeds(ctx: Context, request: PlanRequest, base: Base, plan: Plan) -> tuple[
     return () if arm.canonical() == base.arm.canonical() else (arm,)
 
 
-def _imported(ctx: Context, plan: Plan, base: Arm) -> tuple[Arm, ...]:
-    """What others measured of such a box, the fastest first."""
+def _imported(ctx: Context, plan: Plan, base: Arm, grid: Grid) -> tuple[Arm, ...]:
+    """What others measured of such a box and the space allows, the fastest first."""
     if not ctx.paths.imported_dir.is_dir():
         return ()
     from tunerd.measure.results import candidates, here_of, imported
 
     entries = [entry for bundle in imported(ctx).values() for entry in bundle.entries]
-    return candidates(entries, here_of(ctx, plan), base)
+    return candidates(entries, here_of(ctx, plan), base, grid.contains)
 
 
 def _published(

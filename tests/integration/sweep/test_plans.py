@@ -46,6 +46,10 @@ def test_a_bundle_gives_a_sweep_its_first_candidates_until_it_is_forgotten(
     model = box.json("plan", "night")["model"]["name"]
     file = tmp_path / "friend.json"
     off, deep = {"speculation.type": "off"}, {"speculation.type": "mtp", "speculation.n_max": 2}
+    file.write_text(a_bundle(model, *({"speculation.type": f"x{n}"} for n in range(3))))
+    (never,) = {row["bundle"] for row in box.json("results", "import", str(file))["entries"]}
+    assert box.json("sweep", "run", "--dry-run")["plan"]["seeds"] == before, "none is of the space"
+    box.call("results", "forget", never)
     file.write_text(a_bundle(model, off, deep))
     made = box.json("results", "import", str(file))
     assert [row["fits"] for row in made["entries"]] == [True, True]

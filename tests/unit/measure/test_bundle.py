@@ -129,11 +129,13 @@ def test_the_fastest_few_come_first_and_what_serves_does_not() -> None:
     ]  # fmt: skip
     found += [entry(settings={"speculation.type": "mtp", "speculation.n_max": 3}), found[-1]]
     found.append(entry(settings={"speculation.type": "mtp", "speculation.n_max": 9}, figures=[]))
-    arms = candidates(found, HERE, BASE)
+    arms = candidates(found, HERE, BASE, lambda _arm: True)
     assert [arm.n_max for arm in arms] == [6, 5, 4]
     assert len(arms) == MOST_CANDIDATES
     assert arms[0] == replace(BASE, n_max=6)
-    other = candidates([entry(engine={"family": "ik"}, settings={"speculation.type": "off"})], HERE, BASE)  # fmt: skip
+    some = candidates(found, HERE, BASE, lambda arm: arm.n_max != 6)
+    assert [arm.n_max for arm in some] == [5, 4, 2], "what is not tried takes no place"
+    other = candidates([entry(engine={"family": "ik"}, settings={"speculation.type": "off"})], HERE, BASE, lambda _arm: True)  # fmt: skip
     assert [(arm.engine, arm.spec, arm.n_max, arm.p_min) for arm in other] == [("fork", "off", 0, 0.0)]  # fmt: skip
 
 
