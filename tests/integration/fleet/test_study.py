@@ -176,17 +176,23 @@ def test_what_a_lost_answer_leaves_in_doubt_is_told_once(
     assert rows == ["1", "2", "3", "4", "5"]
 
 
+@contextlib.contextmanager
+def away(postgres: Postgres) -> Iterator[None]:
+    postgres.stop()
+    try:
+        yield
+    finally:
+        postgres.start()
+
+
 def test_without_the_database_a_night_goes_on_and_asks_nobody_for_a_while(
     boxes: Boxes, postgres: Postgres, url: str
 ) -> None:
     with boxes.meet("one") as one:
-        postgres.stop()
-        try:
+        with away(postgres):
             one.tell(Told(ARM, SERVES, -0.1))
             assert list(one.news()) == []
             assert one.claim(ARM) is True
-        finally:
-            postgres.start()
         assert list(one.news()) == [], "not asked again so soon"
         one.lose()
         assert one.news() == []
@@ -198,11 +204,8 @@ def test_what_the_database_did_not_take_is_told_when_the_night_ends(
     boxes: Boxes, postgres: Postgres, url: str
 ) -> None:
     with boxes.meet("one") as one:
-        postgres.stop()
-        try:
+        with away(postgres):
             one.tell(Told(ARM, SERVES, -0.1))
-        finally:
-            postgres.start()
         one.end({MTP: LAW}, ARM)
     assert postgres.query("select kind from told order by id", name_of(url)) == [
         "arm",
