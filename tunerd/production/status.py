@@ -130,6 +130,7 @@ def interrupted(ctx: Context) -> Message | None:
 
 def status(ctx: Context) -> ActionResult:
     """Reads only, and takes no lock: what it shows may be a moment old."""
+    was_under_way = is_locked(ctx.paths.lock)  # one that ends meanwhile is seen in a part only
     state = ctx.services.state(ctx.unit)
     live = read_live_unit(ctx)
     entry = ctx.generations.serving(ctx.unit)
@@ -141,7 +142,7 @@ def status(ctx: Context) -> ActionResult:
         http = server.health(timeout_s=1.0)
         props = server.props(timeout_s=1.0) if http is HttpState.READY else None
     drifts = find_drift(ctx, entry, deep=False) if entry is not None else []
-    under_way = is_locked(ctx.paths.lock)
+    under_way = was_under_way or is_locked(ctx.paths.lock)
     measurement = read_measurement(ctx)
     gpus = ctx.gpu.read()
     payload: dict[str, Any] = {

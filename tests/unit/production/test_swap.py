@@ -19,6 +19,7 @@ from tests.support.fakes import Invocation, Life
 from tunerd.app import Context
 from tunerd.cli.deploy import render_status
 from tunerd.errors import DeployError, HostError, NoSupervisor, RolledBack
+from tunerd.machine.files import lock
 from tunerd.production.rollback import rollback
 from tunerd.production.status import status, verify
 from tunerd.production.swap import swap
@@ -310,6 +311,34 @@ def test_a_server_that_its_manager_starts_again_is_no_failure_to_roll_back_from(
     drift = verify(world.context()).payload["drift"]
     assert "failed" not in {one.code for one in messages}
     assert {one["code"] for one in drift} == {"restarts"}
+
+
+class _Ends:
+    """A manager while whose first look a change comes to its end."""
+
+    def __init__(self, real: ServiceManager, change: contextlib.ExitStack) -> None:
+        self._real = real
+        self._change = change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def state(self, unit: str) -> UnitState:
+        self._change.close()
+        return self._real.state(unit)
+
+
+def test_a_change_that_ends_while_one_looks_counts_as_under_way_so_nobody_takes_a_part_for_all(
+    world: World,
+) -> None:
+    deploy(world.context(), world, "old")
+    change = contextlib.ExitStack()
+    change.enter_context(lock(world.paths.lock, purpose="apply", since="now"))
+    services = cast("ServiceManager", _Ends(world.manager, change))
+
+    assert status(replace(world.context(), services=services)).payload["change_under_way"]
+
+    assert not status(world.context()).payload["change_under_way"]
 
 
 def test_each_thing_that_changed_since_is_named(world: World, tmp_path: Path) -> None:
