@@ -188,6 +188,7 @@ MAY: Mapping[str, Lane] = {
     "verify": Lane.HERE,
     "profiles list": Lane.HERE,
     "profiles show": Lane.HERE,
+    "profiles check": Lane.HERE,
     "schedule show": Lane.HERE,
     "guard show": Lane.HERE,
     "jobs": Lane.HERE,

@@ -49,6 +49,8 @@ class Paths:
     """The lock of whoever measures: one at a time."""
     measurement = _Within("runtime_dir", "measurement.json")
     """What others may know of the measurement under way; a reboot forgets it."""
+    socket = _Within("runtime_dir", "tunerd.sock")
+    """Where members of the group ask the system's daemon."""
     power = _Within("runtime_dir", "power.json")
     """The power limit that a measurement has changed; a reboot forgets it, as it does the limit."""
     reserve = _Within("state_dir", "reserve")

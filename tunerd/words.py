@@ -62,6 +62,11 @@ def check_name(text: str, *, of: str) -> None:
         )
 
 
+def is_profile_file(what: str) -> bool:
+    """Whether a file is meant, and not a profile by its name."""
+    return "/" in what or what.endswith(".toml")
+
+
 def generation_number(text: str) -> int | None:
     """The number of a generation as typed; None for any other word, such as a name."""
     return int(text) if _NUMBER.fullmatch(text) else None

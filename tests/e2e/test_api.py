@@ -77,6 +77,18 @@ def test_an_operator_deploys_and_goes_back_without_root_and_a_stranger_cannot(
     refused = machine.run("tunerd", "--system", "rollback", "--yes", user="bob", check=False)
     assert refused.returncode == 1
     assert "only root and members of group tunerd" in refused.stderr
+    (barred,) = [
+        one
+        for one in told(machine, "status", user="bob")["messages"]
+        if one["code"] == "not-a-member"
+    ]
+    assert "members of group tunerd" in barred["text"]
+    assert "not-a-member" not in str(status["messages"])
+    assert told(machine, "profiles", "check", "plain", user="alice")["problems"] == []
+    machine.write("/home/alice/plain.toml", PROFILE, owner="alice")
+    assert (
+        told(machine, "profiles", "check", "/home/alice/plain.toml", user="alice")["problems"] == []
+    )
 
     evil = machine.run(
         *("tunerd", "apply", "plain", "--set", 'engine.prefer=["/home/alice/evil"]', "--yes"),

@@ -158,7 +158,7 @@ def leaves(group: click.Group, path: str = "") -> list[str]:
 def test_every_command_is_a_members_or_roots_or_of_whoever_types_it() -> None:
     known = {key.partition(" --")[0] for key in (*MAY, *ONLY_ROOT)}
     assert set(leaves(cli)) - known == {
-        "jobs watch", "profiles check", "model new", "daemon", "supervise", "completion",
+        "jobs watch", "model new", "daemon", "supervise", "completion",
         "fleet apply", "fleet promote", "fleet resume", "fleet rollback", "fleet show",
     }  # fmt: skip
     assert known <= set(leaves(cli))

@@ -300,9 +300,14 @@ def show_command(call: Call, profile: str, options: tuple[str, ...]) -> ActionRe
 
 
 @profiles_command.command(name="check", short_help="Every problem of a profile at once.")
-@click.argument("profile_or_file", shell_complete=names_of("profiles", or_files=True))
+@click.argument(
+    "profile",
+    metavar="PROFILE_OR_FILE",
+    type=PROFILE,
+    shell_complete=names_of("profiles", or_files=True),
+)
 @operation("render_check")
-def check_command(call: Call, profile_or_file: str) -> ActionResult:
+def check_command(call: Call, profile: str) -> ActionResult:
     """Every problem of a profile or file: key, found, allowed, nearest name. Exit code 1 if any.
 
     \b
@@ -311,7 +316,7 @@ def check_command(call: Call, profile_or_file: str) -> ActionResult:
     """  # noqa: D301
     from tunerd.production.profiles import check_profile
 
-    return check_profile(call.context(), profile_or_file)
+    return check_profile(call.context(), profile)
 
 
 @profiles_command.command(name="new", short_help="Write one for this machine.")

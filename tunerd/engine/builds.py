@@ -193,7 +193,14 @@ def _refusal(ctx: Context, found: Found, *, is_embedded: bool) -> str | None:
     who = writable_by_others(found.program)
     if who is None:
         return None
-    return f"not run, because {who}; name it in `{ctx.paths.settings_file}` to allow it"
+    if not found.program.is_file():
+        return f"not run, because {who}"
+    allowed = f"`tunerd settings set engines.{found.name}.allow_writable true` allows it"
+    if found.name is None:
+        allowed = (
+            f"`{ctx.paths.settings_file}` can allow it: `engines.NAME.path` with `allow_writable`"
+        )
+    return f"not run, because {who}; {allowed}"
 
 
 def _serving(ctx: Context) -> Iterator[Found]:

@@ -25,7 +25,7 @@ from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
 from tunerd.units.systemd import lingers
 from tunerd.units.text import render_unit
-from tunerd.words import Mode, Problem, check_name, nearest_name
+from tunerd.words import Mode, Problem, check_name, is_profile_file, nearest_name
 
 _ENGINE_WORDS = ("llama-server", "llama_server")
 _MINE = "mine"  # the name that is proposed for what somebody serves by hand
@@ -235,7 +235,7 @@ def check_profile(ctx: Context, what: str) -> ActionResult:
     """Every problem of a file or of a profile's layers; exit code 1 if there is one."""
     problems: list[Problem] = []
     files: list[tuple[str, Mapping[str, Any]]] = []
-    if "/" in what or what.endswith(".toml"):
+    if is_profile_file(what):
         data = read_profile(Path(what), ctx.files)
         problems = [data] if isinstance(data, Problem) else list(check_file(what, data))
         files = [] if isinstance(data, Problem) else [(what, data)]

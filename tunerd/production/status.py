@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,10 +13,11 @@ from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit, standing_text
 from tunerd.errors import HostError, NoSupervisor, ServiceError, UsageError
 from tunerd.machine.files import is_locked
+from tunerd.paths import paths_for
 from tunerd.production.journal import cut_short, others_on_record, read_record
 from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
-from tunerd.result import ActionResult, Message, error, warning
+from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.generations import Generation, HistoryEntry, changed_model_files
 from tunerd.units.manager import lacks_manager
 from tunerd.units.text import unified_diff
@@ -189,12 +191,23 @@ def status(ctx: Context) -> ActionResult:
         messages.append(warning("not-handed-in", text, "tunerd fleet hand-in"))
     if ctx.lacks_manager:
         messages.append(lacks_manager())
-    messages += filter(None, (unsupervised(ctx),))
+    messages += filter(None, (unsupervised(ctx), _not_let_in(ctx)))
     if measurement is not None:
         messages.append(measuring(ctx, measurement))
     if gpus.problem is not None:
         messages.append(warning("gpu", gpus.problem, "`tunerd doctor`"))
     return ActionResult("status", payload, tuple(messages))
+
+
+def _not_let_in(ctx: Context) -> Message | None:
+    """That the system has a server of its own, of which this account is not told."""
+    path = paths_for(Mode.SYSTEM, ctx.environment).socket
+    if ctx.mode is Mode.SYSTEM or not path.exists() or os.access(path, os.R_OK | os.W_OK):
+        return None
+    text = "this is about your own server; the system's is shown to root and to members of group tunerd"
+    return note(
+        "not-a-member", text, "sudo usermod -aG tunerd $USER; it counts from the next login on"
+    )
 
 
 def unsupervised(ctx: Context) -> Message | None:

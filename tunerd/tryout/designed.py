@@ -560,7 +560,7 @@ def write(made: Design, path: Path, *, force: bool = False) -> DesignedFile:
             f"cannot write the model to `{path}`",
             cause=str(error),
             state="no file was left half written",
-            hint="free some space, or name a path in another folder",
+            hint=f"`df -h {path.parent}` shows its space; or name a path in another folder",
         ) from error
 
 

@@ -698,7 +698,6 @@ def diff_lines(diff: str) -> list[tuple[str, str]]:
 
 # The web part as a process: it can do nothing but ask the daemon
 
-SOCKET = "tunerd.sock"
 
 log = structlog.get_logger()
 
@@ -709,21 +708,22 @@ def serve(mode: Mode, environment: Mapping[str, str]) -> None:
     Raises:
         HostError: the daemon does not answer, or the socket cannot be had.
     """
-    folder = paths_for(mode, environment).runtime_dir
+    paths = paths_for(mode, environment)
+    daemon = paths.runtime_dir / DAEMON_SOCKET
     is_system = mode is Mode.SYSTEM
-    facts = read_facts(folder / DAEMON_SOCKET)
+    facts = read_facts(daemon)
     gate = Gate(
         own_uid=0 if is_system else os.geteuid(),
         group=lambda: group_number(GROUP) if is_system else None,
         hosts=facts.hosts,
     )
     sockets = list(inherited_sockets(environment)) or [
-        unix_socket(folder / SOCKET, group=gate.group())
+        unix_socket(paths.socket, group=gate.group())
     ]
     if facts.listen is not None:
         sockets += _page_socket(facts.listen)
     log.info("api.ready", at=[_name(one) for one in sockets])
-    site = build_site(Front(folder / DAEMON_SOCKET, gate, facts))
+    site = build_site(Front(daemon, gate, facts))
     ApiServer(site, sockets, gate.knows).run()
 
 

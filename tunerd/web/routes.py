@@ -35,6 +35,7 @@ READS: Mapping[str, str] = {
     "/api/doctor": "doctor",
     "/api/profiles": "profiles list",
     "/api/profiles/{profile}": "profiles show",
+    "/api/profiles/{profile}/check": "profiles check",
     "/api/engines": "engines",
     "/api/detect": "detect",
     "/api/results": "results list",

@@ -233,7 +233,9 @@ _NONE = "-"
 def status_facts(status: Mapping[str, Any]) -> Facts:
     """What serves now, since when, from which generation."""
     is_absent = not status["exists"] and status["active"] == "inactive"
-    since = f", since {when(status['since_s'])}" if status["since_s"] else ""
+    runs = status["active"] not in {"inactive", "failed"}
+    told = "since" if runs else "last started"
+    since = f", {told} {when(status['since_s'])}" if status["since_s"] else ""
     unit = "there is none" if is_absent else f"{status['active']} ({status['sub_state']}){since}"
     serves = f"{status['alias'] or UNKNOWN} at {status['address'] or UNKNOWN}"
     health = status["health"] or (UNKNOWN if status["active"] == "active" else "not running")
@@ -245,7 +247,10 @@ def status_facts(status: Mapping[str, Any]) -> Facts:
     facts = [
         ("unit", f"{status['unit']}: {unit}"),
         ("health", health),
-        ("serves", "nothing" if is_absent else serves),
+        (
+            "serves",
+            "nothing" if is_absent else serves if runs else f"nothing; once started, {serves}",
+        ),
         ("boot", "nothing to start" if is_absent and status["enabled"] is None else boot),
         ("generation", _generation(status)),
     ]

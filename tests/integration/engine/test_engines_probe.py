@@ -17,7 +17,7 @@ import pytest
 from tests.support import needs
 from tests.support.builders import HELP, HELP_OF, capabilities_of
 from tests.support.local_box import Box
-from tunerd.engine.builds import refusal
+from tunerd.engine.builds import engine_of, refusal
 from tunerd.engine.probe import (
     EMBEDDED_PROGRAM,
     EngineProber,
@@ -32,7 +32,7 @@ from tunerd.errors import EngineError
 from tunerd.machine.files import Files
 from tunerd.machine.process import User
 from tunerd.units.sandbox import Sandbox
-from tunerd.words import Family
+from tunerd.words import Family, Mode
 
 IS_ROOT = os.geteuid() == 0
 NOBODY = User.named("nobody") if IS_ROOT else None
@@ -347,6 +347,24 @@ def test_only_what_root_alone_may_change_is_safe_with_the_folders_above_and_behi
     assert said() is None
     os.chown(folder, 54321, 0)
     assert "user 54321" in str(said(program))
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="the rule is about root's files")
+def test_who_may_not_be_run_is_told_with_the_setting_that_allows_it_unless_none_would(
+    folder: Path,
+) -> None:
+    ctx = replace(Box(folder).context, mode=Mode.SYSTEM)
+    program = good(folder).program
+    program.chmod(0o757)
+
+    def said(path: Path, name: str | None = None) -> str:
+        return str(engine_of(ctx, Found(path, "test", name)).problem)
+
+    assert "engines.mine.allow_writable true` allows" in said(program, "mine")
+    assert "`engines.NAME.path` with `allow_writable`" in said(program)
+    missing = said(program / "llama-server", "mine")
+    assert "Not a directory" in missing
+    assert "allow" not in missing
 
 
 # Where programs are looked for.

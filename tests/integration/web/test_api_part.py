@@ -29,8 +29,9 @@ from tunerd.paths import parse_listen
 from tunerd.result import ignore_progress
 from tunerd.watch.history import Telemetry
 from tunerd.web.app import ask
-from tunerd.web.page import SOCKET
 from tunerd.web.part import Answering, ApiPart, Desk
+
+SOCKET = "tunerd.sock"
 
 LIMIT_S = 180.0
 
