@@ -46,16 +46,19 @@ _NEXT = {
     State.REFUSED: "it is as before; mend that, and `tunerd fleet resume` goes on with it",
     State.WENT_BACK: "what served there before serves; `tunerd fleet rollback` returns the boxes before it, "
     "`tunerd fleet resume --past` goes on without it",
-    State.STRANDED: "`{asks}` says what serves there, if anything",
+    State.STRANDED: "`{asks}` says what serves there, if anything; where it serves again, `tunerd fleet resume` "
+    "looks and goes on",
     State.LEFT: "`tunerd fleet resume --past` goes on without it",
     State.WATCHED: "it serves what was deployed; `tunerd fleet resume` goes on watching it",
     State.APPLYING: "how it is, nobody knows: `{asks}` shows it, `tunerd fleet resume` looks and "
     "goes on",
 }
+# Nobody goes past one of these: there a server may be away.
+_LOOKED_AT_AGAIN = frozenset({State.APPLYING, State.STRANDED})
 # On the way back, which may be that of a rollout before the one with which `resume` goes on.
 _NEXT_BACK = {
     State.WATCHED: "it serves what was deployed; `tunerd fleet rollback {number}` returns it",
-    State.STRANDED: _NEXT[State.STRANDED],
+    State.STRANDED: "`{asks}` says what serves there, if anything",
     State.LEFT: "",
 } | dict.fromkeys(
     (State.APPLYING, State.RETURNING),
@@ -104,7 +107,7 @@ def resume(ctx: Context, *, agree: Ask, past: bool) -> ActionResult:
     Args:
         ctx: From where.
         agree: As for `roll_out`; of what is not begun yet.
-        past: Whether to go on behind boxes that went back or that others changed.
+        past: Whether to go on behind boxes that went back or that others changed; one without a server stops it.
 
     Raises:
         UsageError: there was none.
@@ -114,7 +117,7 @@ def resume(ctx: Context, *, agree: Ask, past: bool) -> ActionResult:
         walk = _Walk(ctx, read_rollout(ctx))
         if walk.rollout.is_back:
             walk.go(walk.back)
-        elif past or not walk.rollout.is_stopped:
+        else:
             walk.go(lambda: walk.pick_up(agree, past=past))
             walk.go(lambda: walk.forward(past=past))
         return walk.result("fleet resume")
@@ -251,9 +254,9 @@ class _Walk:
     def pick_up(self, agree: Ask, *, past: bool) -> None:
         """Find out what came of the box at which it was cut, and plan anew what is not begun."""
         for step in self.rollout.boxes:
-            if step.state is State.APPLYING:
+            if step.state in _LOOKED_AT_AGAIN:
                 self._settle(step)
-        ends = {State.APPLYING} if past else {State.APPLYING, *STOPS}
+        ends = _LOOKED_AT_AGAIN if past else {*_LOOKED_AT_AGAIN, *STOPS}
         if any(one.state in ends for one in self.rollout.boxes):
             return  # it goes no further than there, so nobody is to be asked about those behind
         self.plan()
@@ -265,7 +268,7 @@ class _Walk:
         """Box by box, up to the first that does not get there."""
         for before in self.rollout.boxes:
             step = before
-            if past and step.state in STOPS:
+            if past and step.state in STOPS - _LOOKED_AT_AGAIN:
                 continue
             if step.state in TO_DO:
                 step = self._change(step)

@@ -232,11 +232,6 @@ class Rollout:
         return 0 if self.is_back and step.state in _AS_BEFORE else exit_code(step)
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether a box is where a person has to decide."""
-        return any(one.state in STOPS for one in self.boxes)
-
-    @property
     def exit_code(self) -> int:
         """The gravest of its boxes."""
         return max(map(self.exit_code_of, self.boxes), default=0)
@@ -308,7 +303,7 @@ def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> S
     if swap.outcome == _RUNNING:
         told = "its swap was cut short: its daemon mends that, or `tunerd recover` there"
         return step.at(step.state, told)
-    if swap.outcome == _STRANDED:
+    if swap.outcome == _STRANDED and status.healthy is not True:
         return step.at(State.STRANDED, swap.detail or "no reason is known")
     if status.generation != swap.number:
         return step.at(State.WENT_BACK, f"{swap.outcome}: {swap.detail or 'no reason is known'}")

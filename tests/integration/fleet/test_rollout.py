@@ -117,6 +117,22 @@ def test_it_stops_at_a_box_that_fails_its_gate(two: Fleet) -> None:
     assert back["messages"] == []
 
 
+def test_nobody_goes_past_a_box_without_a_server_until_it_serves_again(one: Fleet) -> None:
+    first, operator = one.boxes[0], one.operator()
+    first.made.engine.configure(fail="oom-weights")  # the one before does not start again either
+    assert states(operator.fleet(*UNWATCHED, code=4)) == ["stranded"]
+    stopped = operator.fleet("resume", "--yes", "--past", code=4)
+    assert states(stopped) == ["stranded"]
+    assert "where it serves again, `tunerd fleet resume`" in stopped["messages"][0]["hint"]
+
+    first.made.engine.configure(fail=None)
+    first.made.call("recover", code=None)
+    first.made.box.context.services.start("llama-server.service")
+    until(lambda: first.made.json("status")["healthy"], "it serves again")
+    assert states(operator.fleet("resume", "--yes", code=3)) == ["went back"]
+    assert states(operator.fleet("resume", "--yes", "--past", code=None)) == ["went back"]
+
+
 def test_it_stops_at_a_box_that_nobody_watches_or_whose_probation_goes_back(two: Fleet) -> None:
     first, second = two.boxes
     operator = two.operator()

@@ -43,13 +43,14 @@ def a_status(
     reason: str = "apply",
     outcome: str = "serving",
     drift: tuple[str, ...] = (),
+    healthy: bool | None = True,
 ) -> Status:
     swap: Any = newest and {
         "number": newest, "reason": reason, "outcome": outcome, "detail": "out of VRAM",
         "replaced": "llama-server.service.pre-apply-1",
     }  # fmt: skip
     return Status.model_validate(
-        {"messages": [], "generation": newest if serving is None else serving, "healthy": True,
+        {"messages": [], "generation": newest if serving is None else serving, "healthy": healthy,
          "change_under_way": False, "last_swap": swap, "drift": [{"code": one} for one in drift]}
     )  # fmt: skip
 
@@ -84,7 +85,9 @@ def test_a_difference_that_is_too_long_to_be_shown_says_so() -> None:
         (a_status(5), SAME, State.WATCHED),
         (a_status(5, serving=4, outcome="rolled back"), NEW, State.WENT_BACK),
         (a_status(5, serving=4, outcome="running"), NEW, State.APPLYING),
-        (a_status(5, serving=4, outcome="stranded"), NEW, State.STRANDED),
+        (a_status(5, serving=4, outcome="stranded", healthy=False), NEW, State.STRANDED),
+        (a_status(5, serving=4, outcome="stranded", healthy=None), NEW, State.STRANDED),
+        (a_status(5, serving=4, outcome="stranded"), NEW, State.WENT_BACK),
         (a_status(5), NEW, State.LEFT),
         (a_status(5, reason="rollback"), SAME, State.LEFT),
         (a_status(5, drift=("unit-edited",)), SAME, State.LEFT),
