@@ -174,8 +174,15 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
     ctx.files.make_folder(path.parent)
     ctx.files.write(path, text.encode(), like=ctx.files.look(path))
     hint = f"the daemon takes it over by itself; `{shown_by}`"
-    message = note("written", f"`{path}` was changed", hint)
-    return ActionResult(command, {"changed": dict(changed)}, (message,), has_acted=True)
+    given = [
+        one for value in changed.values() for one in (value if isinstance(value, list) else [value])
+    ]
+    missing = (one for one in given if str(one).startswith("/") and not Path(one).exists())
+    told = (
+        note("written", f"`{path}` was changed", hint),
+        *(warning("no-such-file", f"there is no `{one}` yet") for one in missing),
+    )
+    return ActionResult(command, {"changed": dict(changed)}, told, has_acted=True)
 
 
 def _take_out(table: Any, names: Sequence[str], key: str) -> None:

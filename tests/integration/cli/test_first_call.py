@@ -116,13 +116,15 @@ def test_a_plan_that_has_neither_model_nor_engine_says_both(box: Box) -> None:
 def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) -> None:
     path = box.folder / "config" / "tunerd.toml"
     before = path.read_text()
-    assert box.call("settings", "set", "models.dirs", "/srv/a", "/srv/b").returncode == 0
+    told = box.call("settings", "set", "models.dirs", "/srv/a", str(box.folder)).stderr
+    assert "there is no `/srv/a` yet" in told
+    assert f"`{box.folder}` yet" not in told
     assert box.call("settings", "set", "sweep.window", "01:00-06:30").returncode == 0
     done = box.call("settings", "set", "swap.keep_engine", "true")
     assert done.stdout == "swap.keep_engine = true\n"
 
     values = {row["name"]: row["value"] for row in json.loads(box.call("settings", "--json").stdout)["settings"]}  # fmt: skip
-    assert values["models.dirs"] == ["/srv/a", "/srv/b"]
+    assert values["models.dirs"] == ["/srv/a", str(box.folder)]
     assert (values["sweep.window"], values["swap.keep_engine"]) == ("01:00-06:30", True)
     comments = [line for line in before.splitlines() if line.startswith("#")]
     assert [line for line in path.read_text().splitlines() if line.startswith("#")] == comments
