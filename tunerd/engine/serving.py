@@ -12,10 +12,16 @@ from tunerd.app import Context
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import DeployError, HostError, ServiceError
 from tunerd.machine.net import listening_ports
+from tunerd.units.generations import Generation
 from tunerd.units.live import LiveUnit, Serving, read_live, with_drop_ins
 from tunerd.units.manager import UnitState
-from tunerd.units.text import UnitFile, environment_files_of, parse_environment_file
-from tunerd.words import Mode
+from tunerd.units.text import (
+    UnitFile,
+    environment_files_of,
+    environment_of,
+    parse_environment_file,
+)
+from tunerd.words import Mode, sha256
 
 
 def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
@@ -63,6 +69,23 @@ def file_environment_of(
     names = (n for one in patterns for n in sorted(glob.glob(one)) or [one])  # noqa: PTH207
     texts = (_text(ctx, Path(name)) or "" for name in names)
     return {name: value for text in texts for name, value in parse_environment_file(text).items()}
+
+
+def environment_with(ctx: Context, text: str) -> dict[str, str]:
+    """What the server of a unit with this text would get, with the drop-ins that are in force.
+
+    Raises:
+        HostError: one of its files cannot be read.
+        ServiceError: the service manager does not answer.
+    """
+    drop_ins = (_text(ctx, path) or "" for path in ctx.services.state(ctx.unit).drop_ins)
+    merged, specifiers = with_drop_ins(text, drop_ins), specifiers_of(ctx, ctx.unit)
+    return environment_of(merged, specifiers) | file_environment_of(ctx, merged, specifiers)
+
+
+def stands(ctx: Context, generation: Generation) -> bool:
+    """Whether the unit is what was deployed; nothing replaces unasked what a person wrote."""
+    return sha256(standing_text(ctx)) == generation.unit_sha256
 
 
 def standing_text(ctx: Context) -> bytes | None:

@@ -20,8 +20,10 @@ from tunerd.engine.flags import (
     argument_changes,
     change_words,
     changes_sampling,
+    compared_environment,
     output_changes,
 )
+from tunerd.engine.serving import environment_with, stands
 from tunerd.errors import BenchError, DeployError, UsageError
 from tunerd.measure.answer import Answer, Sample
 from tunerd.measure.conditions import FingerprintReader
@@ -193,7 +195,30 @@ def plan_side(ctx: Context, side: SideRequest) -> Plan:
             state="nothing was touched",
             hint=f"compare profile `{side.generation.profile}` instead",
         )
+    if side.generation is not None:
+        _demand_as_deployed(ctx, side, side.generation, made)
     return made
+
+
+def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made: Plan) -> None:
+    """The variables are those of then too, and what serves now is what was deployed."""
+    text = ctx.generations.unit_text(then.number)
+    old = compared_environment(environment_with(ctx, (text or b"").decode(errors="replace")))
+    new = compared_environment(environment_with(ctx, made.unit_text))
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    if text is not None and names:
+        raise DeployError(
+            f"`{side.name}` cannot be measured: its profile gives other variables today",
+            cause=", ".join(names),
+            state="nothing was touched",
+            hint=f"`tunerd plan {then.profile}` shows it; `tunerd apply` deploys it",
+        )
+    if side.name == LIVE and not stands(ctx, then):
+        raise DeployError(
+            f"{ctx.unit} was edited by hand, so what serves is not what tunerd would measure",
+            state="nothing was touched",
+            hint="`tunerd verify` shows the difference; `tunerd apply` puts back what the profile says",
+        )
 
 
 def answering(plan: Plan) -> Answering:

@@ -9,12 +9,14 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.engine.builds import PlanRequest
+from tunerd.engine.flags import argument_changes, without_secrets
+from tunerd.engine.serving import environment_with
 from tunerd.errors import BenchError, DeployError, Interrupted, Stranded, TunerdError, UsageError
 from tunerd.measure.life import NoAnswer
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import reading
 from tunerd.production.apply import apply
-from tunerd.production.plan import Plan, plan
+from tunerd.production.plan import Plan, make_plan, plan
 from tunerd.production.rollback import TAKEN_BACK, after_failure, rollback
 from tunerd.profile.arm import LEFT_TO_FIT, Arm, arm_from_json, plain
 from tunerd.profile.files import TunedRecord, forget_failure, read_tuned, write_tuned
@@ -219,14 +221,15 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
             state="nothing was touched",
             hint="`tunerd rollback` to what served then, or `tunerd sweep run` finds out whether it still holds",
         )
-    _demand_valid(ctx, sweep, arm)
     with_tuned = prepared.plan_request.with_tuned
     before = read_tuned(ctx, prepared.plan_request.profile) if with_tuned else None
     known = dict(before.values) if before is not None else {}
     values = known | changes(arm, prepared.base)
     # What only an earlier promotion placed goes back to fit by being named no more.
     values = {key: value for key, value in values.items() if value != LEFT_TO_FIT}
-    return _Proposal(sweep, prepared, arm, values)
+    proposal = _Proposal(sweep, prepared, arm, values)
+    _demand_valid(ctx, proposal)
+    return proposal
 
 
 def _is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:
@@ -238,15 +241,21 @@ def _is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:
     return entry is not None and entry.generation.unit_sha256 == now.unit_sha256
 
 
-def _demand_valid(ctx: Context, sweep: StoredSweep, arm: Arm) -> None:
+def _demand_valid(ctx: Context, proposal: _Proposal) -> None:
+    """What would be deployed is what was measured, and under the conditions of then."""
+    sweep, arm = proposal.sweep, proposal.arm
     record = sweep.run.record.arm(str(arm))
     if record is None:
         raise DeployError(f"sweep {sweep.number} kept no conditions of {arm}")
-    found = StalenessCheck(ctx).of(record, sweep.run.record)
-    if found.holds is not True:
+    made = make_plan(ctx, _request_of(proposal))
+    argv, variables = made.command.argv, environment_with(ctx, made.unit_text)
+    now = replace(record, argv=argv, environment=variables)
+    found = StalenessCheck(ctx).of(now, sweep.run.record)
+    if found.holds is not True or argv[0] != record.program:
+        told = argument_changes(record.argv or (), without_secrets(argv))
         raise DeployError(
             f"what sweep {sweep.number} proved does not hold here any more",
-            cause="\n".join(found.texts) or "its conditions cannot be told",
+            cause="\n".join((*found.texts, *told)) or "its conditions cannot be told",
             state="nothing was touched",
             hint="`tunerd sweep run`",
         )

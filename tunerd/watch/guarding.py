@@ -15,7 +15,7 @@ from tunerd.engine.builds import request_again
 from tunerd.engine.flags import margin_in_force
 from tunerd.engine.health import FailureKind, classify
 from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import standing_text
+from tunerd.engine.serving import stands
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import Confirm, apply
@@ -54,7 +54,6 @@ from tunerd.watch.guards import (
 from tunerd.watch.history import history, life_of, server_log
 from tunerd.watch.notices import Teller
 from tunerd.watch.probation import Probation
-from tunerd.words import sha256
 
 ACT_UNIT = "tunerd-guard.service"
 CHECK_UNIT = "tunerd-guard-check.service"
@@ -591,14 +590,9 @@ def margin_now(ctx: Context) -> Margin:
         fit_mib=None if fit_mib is None else max([fit_mib, *tried]),
         steps_taken=len(raised),
         is_pinned=by_person and not is_raise(generation),
-        left_alone=None if _stands(ctx, generation) else "its unit was edited by hand",
+        left_alone=None if stands(ctx, generation) else "its unit was edited by hand",
         counts_less="--fit-margin" in generation.argv,
     )
-
-
-def _stands(ctx: Context, generation: Generation) -> bool:
-    """Whether the unit is what was deployed; a guard replaces nothing that a person wrote."""
-    return sha256(standing_text(ctx)) == generation.unit_sha256
 
 
 def serving_by_profile(ctx: Context) -> Generation:

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from tunerd.app import Context
-from tunerd.engine.serving import drop_ins_in_force, standing_text
+from tunerd.engine.serving import drop_ins_in_force, stands
 from tunerd.errors import (
     Busy,
     DeployError,
@@ -47,7 +47,6 @@ from tunerd.watch.drift import DRIFT, Confirmed, Drift
 from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.watch.guards import WENT_DOWN, Basis, Look, is_long_enough, judge, look_of
 from tunerd.watch.history import server_log
-from tunerd.words import sha256
 
 _MOST_TRIES = 3
 _EDITED = "somebody edited the unit"
@@ -416,7 +415,7 @@ def _why_over(ctx: Context, entry: HistoryEntry) -> str | None:
 
 def _is_edited(ctx: Context, entry: HistoryEntry) -> bool:
     """Whether the unit's file, or what is laid over it, is another than was deployed."""
-    if sha256(standing_text(ctx)) != entry.generation.unit_sha256:
+    if not stands(ctx, entry.generation):
         return True
     known, now = entry.ending.drop_ins, drop_ins_in_force(ctx)
     return known is not None and now is not None and not set(now) <= set(known)

@@ -75,6 +75,51 @@ def test_what_was_proved_under_other_conditions_is_not_promoted(box: SweepBox) -
     assert serving(box) == 1
 
 
+@pytest.mark.parametrize(
+    ("added", "refused"),
+    [
+        ('[environment]\nGGML_CUDA_FORCE_MMQ = "1"', "other variables today"),
+        ('[pin]\nspeculation.type = "mtp"', "does not hold here any more"),
+    ],
+)
+def test_what_nobody_measured_is_not_deployed_in_the_name_of_a_winner(
+    box: SweepBox, added: str, refused: str
+) -> None:
+    """The profile says more by now than when it was proved."""
+    ctx = box.box.context
+    number = put_proposal(ctx)
+    path = ctx.paths.config_dir / "profiles" / "night.toml"
+    before = path.read_text()
+    path.write_text(f"{before}\n{added}\n")
+    try:
+        with pytest.raises(DeployError, match=refused):
+            deploy(ctx, number)
+        box.call("promote", "--dry-run", code=1)
+    finally:
+        path.write_text(before)
+    assert serving(box) == 1
+
+
+def test_a_unit_that_was_edited_by_hand_is_neither_swept_nor_replaced_by_a_winner(
+    box: SweepBox,
+) -> None:
+    """What would be measured as what serves is not what serves."""
+    ctx = box.box.context
+    number = put_proposal(ctx)
+    before = box.box.unit.read_text()
+    edited = before.replace("--threads 1", "--threads 2")
+    box.box.unit.write_text(edited)
+    try:
+        with pytest.raises(DeployError, match="edited by hand"):
+            deploy(ctx, number)
+        told = box.call("sweep", "run", "--yes", "--budget", "40s", code=1)
+        assert "edited by hand" in told.stderr
+        assert box.box.unit.read_text() == edited
+    finally:
+        box.box.unit.write_text(before)
+    assert serving(box) == 1
+
+
 def test_a_window_that_ends_before_the_load_could_deploys_nothing(box: SweepBox) -> None:
     ctx = box.box.context
     number = put_proposal(ctx)
