@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tunerd.engine.flags import RenderContext
+from tunerd.app import Context
+from tunerd.engine.flags import CommandLine, RenderContext
+from tunerd.engine.help import Engine
+from tunerd.engine.serving import read_live_unit
+from tunerd.production.plan import Plan, unit_spec, unit_template
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
 from tunerd.profile.schema import BuildsWords, KvType, Memory, Serving, Speculation, nest
+from tunerd.units.text import render_unit
 
 # Letters that mean something to a shell, to systemd, to TOML or to a template.
 HOSTILE = st.sampled_from(
@@ -90,3 +96,15 @@ def profile_of(data: dict[str, Any]) -> Resolved:
 def context(*, has_gpu: bool, cores: int | None = 8) -> RenderContext:
     """A machine for which random profiles are rendered."""
     return RenderContext("/usr/bin/llama-server", "/models/m.gguf", has_gpu, cores)
+
+
+def a_plan_for(ctx: Context, program: Path) -> Plan:
+    """What a profile with an engine in a home would deploy; nothing stands against it."""
+    engine = Engine("home", program, "settings", None, None, None, (), None)
+    resolved, live, command = profile_of({}), read_live_unit(ctx), CommandLine(str(program), ())
+    spec = unit_spec(ctx, resolved, engine, command, live)
+    unread: Any = None
+    return Plan(
+        engine, resolved, command, program, (), False, (), render_unit(unit_template(ctx), spec), live,
+        diff="", messages=(), live_sha256=None, facts=unread, memory=unread, host=unread,
+    )  # fmt: skip

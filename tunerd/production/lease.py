@@ -22,7 +22,7 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
-from tunerd.engine.serving import read_live_unit, specifiers_of
+from tunerd.engine.serving import environment_with, read_live_unit
 from tunerd.errors import (
     Busy,
     DeployError,
@@ -80,7 +80,7 @@ from tunerd.units.manager import (
     candidate_unit,
     is_candidate,
 )
-from tunerd.units.text import environment_of, parse_unit, render_unit
+from tunerd.units.text import render_unit
 from tunerd.words import Mode, format_duration
 
 _MODE = 0o644
@@ -221,8 +221,8 @@ def _judged(
     return Candidate(
         unit=unit,
         plan=plan,
-        # By production's own text and name: a candidate's differs in neither.
-        environment=environment_of(parse_unit(plan.unit_text), specifiers_of(ctx, ctx.unit)),
+        # By production's own text, drop-ins and name: a candidate's differs in none.
+        environment=environment_with(ctx, plan.unit_text),
         address=address,
         serving=serving,
         fault=None if isinstance(found, Serving) else found,

@@ -12,8 +12,11 @@ import pytest
 from tests.fault.scenarios import deploy
 from tests.fault.world import ENGINE, UNIT, World, a_world
 from tests.support.fakes import Invocation, Life, Program
+from tests.support.profiles import a_plan_for
+from tunerd.app import data_dir
 from tunerd.engine.health import Failure, FailureKind, Reason
 from tunerd.engine.server import Address
+from tunerd.engine.serving import read_live_unit
 from tunerd.errors import Busy, DeployError, Preempted, ServiceError, Stranded
 from tunerd.machine.files import lock
 from tunerd.production.gate import PortTurns
@@ -29,7 +32,7 @@ from tunerd.production.measurement import (
 )
 from tunerd.production.recover import recover
 from tunerd.records import plain
-from tunerd.result import Progress
+from tunerd.result import Progress, error
 from tunerd.tryout.local_service import Ending
 from tunerd.units.manager import (
     PORT_LIMIT_S,
@@ -193,6 +196,21 @@ def test_a_lease_lasts_no_longer_than_its_budget(world: World) -> None:
 
     assert "ran out" in (learned.value.cause or "")
     assert world.serving_alias() == "one"
+
+
+def test_a_candidate_is_told_with_the_variables_that_drop_ins_of_production_set(
+    world: World,
+) -> None:
+    """What serves is told with them too: evidence of both is of the same conditions, and without one of others."""
+    folder = world.unit_path.with_name(f"{UNIT}.d")
+    folder.mkdir()
+    (folder / "mine.conf").write_text("[Service]\nEnvironment=GGML_CUDA_FORCE_MMQ=1\n")
+    world.manager.reload()
+    ctx = replace(world.context(), data_dir=data_dir())
+    plan = replace(a_plan_for(ctx, Path(ENGINE)), messages=(error("refused", "for a test"),))
+    with hold(ctx, purpose="bench x", budget_s=60) as held, held.serve(plan) as candidate:
+        assert candidate.environment["GGML_CUDA_FORCE_MMQ"] == "1"
+    assert "GGML_CUDA_FORCE_MMQ" in read_live_unit(ctx).environment
 
 
 def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: World) -> None:

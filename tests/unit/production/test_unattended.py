@@ -10,16 +10,13 @@ import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.fault.scenarios import deploy
 from tests.fault.world import ENGINE, UNIT, World
-from tests.support.profiles import profile_of
-from tunerd.app import Context, data_dir
-from tunerd.engine.flags import CommandLine
-from tunerd.engine.help import Engine
+from tests.support.profiles import a_plan_for
+from tunerd.app import data_dir
 from tunerd.engine.probe import libraries_of, writable_by_others
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, DeployError, UsageError
@@ -27,13 +24,12 @@ from tunerd.machine.files import lock
 from tunerd.measure.bench import Session
 from tunerd.measure.request import BenchRequest
 from tunerd.production.lease import hold
-from tunerd.production.plan import Plan, unit_spec, unit_template
 from tunerd.production.probation import begin_probation, daemon_lock
 from tunerd.production.rollback import preview, rollback
 from tunerd.production.unattended import Named, is_shell, named_by, why_root_must
 from tunerd.result import Level
 from tunerd.tryout.local_service import Ending
-from tunerd.units.text import parse_unit, render_unit
+from tunerd.units.text import parse_unit
 from tunerd.watch.daemon import Swaps
 from tunerd.watch.figures import Event
 from tunerd.watch.probation import take_back
@@ -269,18 +265,6 @@ def test_a_guard_goes_back_to_what_nobody_else_may_change(world: World) -> None:
 # Candidates.
 
 
-def _plan(ctx: Context, program: Path) -> Plan:
-    """What a profile with an engine in a home would deploy; nothing stands against it."""
-    engine = Engine("home", program, "settings", None, None, None, (), None)
-    resolved, live, command = profile_of({}), read_live_unit(ctx), CommandLine(str(program), ())
-    spec = unit_spec(ctx, resolved, engine, command, live)
-    unread: Any = None
-    return Plan(
-        engine, resolved, command, program, (), False, (), render_unit(unit_template(ctx), spec), live,
-        diff="", messages=(), live_sha256=None, facts=unread, memory=unread, host=unread,
-    )  # fmt: skip
-
-
 @ROOT_ONLY
 def test_a_member_does_not_get_a_program_of_their_own_measured_as_root(
     world: World, tmp_path: Path
@@ -291,7 +275,7 @@ def test_a_member_does_not_get_a_program_of_their_own_measured_as_root(
     os.chown(program, ALICE, 0)
     world.put(world.text("one").replace(b"Type=exec", b"Type=exec\nUser=root"))
     member = replace(world.context(), data_dir=data_dir(), is_unattended=True)
-    plan = _plan(member, program)
+    plan = a_plan_for(member, program)
 
     with pytest.raises(DeployError, match="root must do this"):
         Session(member, BenchRequest()).ask({"x": plan}, pytest.fail, start_after=False)
