@@ -562,6 +562,7 @@ class Interrupts:
         self._previous: dict[int, Any] = {}
         self._is_held = False
         self._was_raised = False
+        self.late: BaseException | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -578,7 +579,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing is raised within; what arrives is forgotten."""
+        """Nothing is raised within; what arrives first is `late`, for whoever would go on."""
         before, self._is_held = self._is_held, True
         try:
             yield
@@ -586,12 +587,15 @@ class Interrupts:
             self._is_held = before
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._is_held or self._was_raised:
+        if self._was_raised:
+            return
+        is_typed = number == signal.SIGINT
+        end = KeyboardInterrupt() if is_typed else SystemExit(_SHELL_OFFSET + number)
+        if self._is_held:
+            self.late = self.late or end
             return
         self._was_raised = True
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(_SHELL_OFFSET + number)
+        raise end
 
 
 def words_of(error: BaseException) -> str:

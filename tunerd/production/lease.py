@@ -249,7 +249,8 @@ class Held:
     `inhibits` is what the machine is kept from meanwhile (`sleep`, `idle`), None for nothing;
     `notes` is what a person should know of how it began.
     `without_service_s` is known after the end: from production's stop to its next real answer;
-    None if it did not run before or does not afterwards.
+    None if it did not run before or does not afterwards. `late` is what somebody would have ended
+    it by while production came back already.
     """
 
     def __init__(
@@ -268,6 +269,7 @@ class Held:
         self.inhibits = lease.inhibits
         self.notes = notes
         self.without_service_s: float | None = None
+        self.late: BaseException | None = None
         self.until_s = began_s + lease.spec.limit_s
         self._ctx = ctx
         self._lease = lease
@@ -485,6 +487,7 @@ def hold(
         finally:
             with interrupts.held():
                 held.close()
+            held.late = interrupts.late
 
 
 def demand_alone(ctx: Context) -> None:

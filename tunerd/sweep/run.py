@@ -397,6 +397,7 @@ class _Run:
     _found: Outcome | None = None
     _served: tuple[LoggedRequest, ...] = ()
     _power: dict[str, Any] | None = None
+    _late: BaseException | None = None
 
     def go(self) -> ActionResult:
         """All of it."""
@@ -449,8 +450,9 @@ class _Run:
 
     def _next_steps(self, verdict: VerdictRecord, ended: str | None) -> list[Message]:
         number = self.keeper.number
-        if verdict.outcome == "promote" and ended is not None:  # somebody wants the machine now
-            return [note("proposal", f"a winner was proved, and nothing was deployed, since the sweep was ended: {ended}",
+        why = words_of(self._late) if self._late is not None else ended
+        if verdict.outcome == "promote" and why is not None:  # somebody wants the machine now
+            return [note("proposal", f"a winner was proved, and nothing was deployed, since the sweep was ended: {why}",
                          f"`tunerd promote {number}`, or `tunerd decline {number}`")]  # fmt: skip
         if verdict.outcome == "promote":
             return list(follow_policy(self.ctx, number, deadline=self.prepared.deadline,
@@ -489,8 +491,13 @@ class _Run:
             self._restarts += found.restarts
             self._elapsed_s += found.elapsed_s
             self._has_answers |= any(sample.answer is not None for sample in found.samples)
+            self._late = held.late
             yielded = box.yielded
-            if yielded is None or not self._wait_until_quiet(end_s, str(yielded)):
+            if (
+                yielded is None
+                or self._late is not None
+                or not self._wait_until_quiet(end_s, str(yielded))
+            ):
                 break
         if box.ended is not None:
             outcome = _with_reason(outcome, box.ended)

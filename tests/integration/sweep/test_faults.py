@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,6 +63,27 @@ def fresh_box() -> Iterator[SweepBox]:
     """One that no earlier sweep has taught how long a load may take."""
     with swept(free_port()) as found:
         yield found
+
+
+def test_an_end_that_is_asked_for_while_the_server_comes_back_leaves_the_winner_a_proposal(
+    fresh_box: SweepBox,
+) -> None:
+    box = fresh_box
+    by_itself = replace(box.box, variables={"TUNERD_SWEEP__PROMOTE": "auto"})
+    words = ("sweep", "run", "--yes", "--budget", "40s", "--seed", "3")
+    process = by_itself.begin(*words)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("ending the measurement"):
+            break
+    os.kill(process.pid, signal.SIGINT)
+    out, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert out.startswith("promote:")
+    assert "nothing was deployed, since the sweep was ended: ended by Ctrl-C" in told
+    assert box.newest()["decision"] is None
+    assert box.json("status")["generation"] == 1
+    assert box.serves
 
 
 def test_the_end_of_a_window_in_the_middle_of_a_load_puts_production_back_in_time(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import Busy, DeployError, Preempted, ServiceError, Stranded
 from tunerd.machine.files import lock
+from tunerd.machine.process import words_of
 from tunerd.production.gate import PortTurns
 from tunerd.production.lease import demand_return_at_boot, hold, outlook
 from tunerd.production.measurement import (
@@ -196,6 +199,24 @@ def test_a_lease_lasts_no_longer_than_its_budget(world: World) -> None:
 
     assert "ran out" in (learned.value.cause or "")
     assert world.serving_alias() == "one"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
+)
+def test_an_end_that_is_asked_for_while_production_comes_back_is_told(
+    world: World, number: int, words: str
+) -> None:
+    def ask(progress: Progress) -> None:
+        if progress.text.startswith("ending the measurement"):
+            os.kill(os.getpid(), number)
+
+    ctx = replace(world.context(), progress=ask)
+    with hold(ctx, purpose="sweep x", budget_s=60) as held:
+        pass
+    assert world.serving_alias() == "one"
+    assert held.late is not None
+    assert words in words_of(held.late)
 
 
 def test_a_candidate_is_told_with_the_variables_that_drop_ins_of_production_set(
