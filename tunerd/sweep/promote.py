@@ -214,7 +214,7 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     arm = arm_from_json(sweep.verdict.details["arm"])
     request = replace(read(SweepRequest, sweep.plan["request"]), seed=sweep.run.record.seed)
     prepared = prepare(ctx, request, proves=False, for_resume=True)
-    if not _is_start_of(ctx, sweep, prepared.generation):
+    if not is_start_of(ctx, sweep, prepared.generation):
         raise DeployError(
             f"sweep {sweep.number} began from generation {sweep.plan.get('generation')}, and "
             f"{prepared.generation.number} serves now",
@@ -232,7 +232,7 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     return proposal
 
 
-def _is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:
+def is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:
     """Whether what serves is what the sweep began from, be it by way of a rollback."""
     number = sweep.plan.get("generation")
     if number is None or now.number == number:

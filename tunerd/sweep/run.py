@@ -36,7 +36,7 @@ from tunerd.sweep.box import House, LeaseBox
 from tunerd.sweep.known import Study, best_now, compare_drafts, known_by
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
 from tunerd.sweep.power import measure_limits, power_notes, time_for
-from tunerd.sweep.promote import follow_policy
+from tunerd.sweep.promote import follow_policy, is_start_of
 from tunerd.sweep.record import (
     StoredSweep,
     SweepKeeper,
@@ -355,10 +355,11 @@ def resume_sweep(
             )
         request = replace(asked, budget_s=left_s)
         prepared = prepare(ctx, request, proves=True, for_resume=True)
-        if prepared.basis != sweep.plan.get("basis"):
+        is_same = is_start_of(ctx, sweep, prepared.generation)
+        if not is_same or prepared.basis != sweep.plan.get("basis"):
             raise Outdated(
-                f"sweep {sweep.number} cannot go on: an engine, the model, the driver, the workload or "
-                "the profile is no longer what it was",
+                f"sweep {sweep.number} cannot go on: what serves, an engine, the model, the driver, the "
+                "workload or the profile is no longer what it was",
                 state="its samples are kept",
                 hint="`tunerd sweep run` begins anew",
             )

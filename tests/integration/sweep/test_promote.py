@@ -16,6 +16,7 @@ from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import DeployError, UsageError
 from tunerd.machine.net import free_port
+from tunerd.measure.store import EvidenceStore
 from tunerd.profile.files import read_tuned
 from tunerd.result import ActionResult, Progress
 from tunerd.sweep.promote import follow_policy, promote
@@ -199,13 +200,20 @@ def test_what_somebody_deploys_while_a_winner_is_measured_again_stays(
     assert drafts(box)
 
 
-def test_a_winner_over_something_else_than_served_then_is_not_promoted(box: SweepBox) -> None:
+def test_a_winner_over_something_else_than_served_then_is_not_promoted_and_no_sweep_goes_on(
+    box: SweepBox,
+) -> None:
+    """It would prove a winner over what serves now, and `promote` take it for one over what served then."""
     number = put_proposal(box.box.context)
     box.json("apply", "night", "--set", "speculation.n_max=2", "--yes", "--no-probation")
     served = serving(box)
     with pytest.raises(DeployError, match="began from generation"):
         deploy(box.box.context, number)
     assert serving(box) == served
+    with EvidenceStore(box.box.context.paths.evidence) as store:
+        store.reopen_run(number)
+    told = box.call("sweep", "resume", str(number), "--yes", code=2)
+    assert "what serves" in told.stderr
 
 
 def test_a_restart_from_before_it_was_measured_again_is_not_held_against_a_winner(
