@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,8 +11,17 @@ from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import argument_changes, without_secrets
+from tunerd.engine.health import FailureKind
 from tunerd.engine.serving import environment_with
-from tunerd.errors import BenchError, DeployError, Interrupted, Stranded, TunerdError, UsageError
+from tunerd.errors import (
+    BenchError,
+    DeployError,
+    Interrupted,
+    RolledBack,
+    Stranded,
+    TunerdError,
+    UsageError,
+)
 from tunerd.measure.life import NoAnswer
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import reading
@@ -19,7 +29,13 @@ from tunerd.production.apply import apply
 from tunerd.production.plan import Plan, make_plan, plan
 from tunerd.production.rollback import TAKEN_BACK, after_failure, rollback
 from tunerd.profile.arm import LEFT_TO_FIT, Arm, arm_from_json, plain
-from tunerd.profile.files import TunedRecord, forget_failure, read_tuned, write_tuned
+from tunerd.profile.files import (
+    TunedRecord,
+    forget_failure,
+    read_tuned,
+    remember_failure,
+    write_tuned,
+)
 from tunerd.profile.schema import nest
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, note, warning
@@ -34,6 +50,12 @@ from tunerd.units.manager import UnitState
 
 Confirm = Callable[[Plan], None]
 PROMOTED, DECLINED = "promoted", "declined"
+_NOT_ITS_FAULT = {
+    FailureKind.STOPPED,
+    FailureKind.EDITED,
+    FailureKind.INTERRUPTED,
+    FailureKind.PORT_TAKEN,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +98,15 @@ def promote(
         sweep = find_sweep(store, number)
     proposal = _proposal(ctx, sweep)
     request = _request_of(proposal)
-    done = apply(
-        ctx, request, drain=drain, confirm=confirm, ask=ask, reason="promote",
-        probation=with_probation, sweep=sweep.number,
-    )  # fmt: skip
+    try:
+        done = apply(
+            ctx, request, drain=drain, confirm=confirm, ask=ask, reason="promote",
+            probation=with_probation, sweep=sweep.number,
+        )  # fmt: skip
+    except (RolledBack, Stranded):
+        with contextlib.suppress(TunerdError):  # how it ended matters more
+            _leave_out(ctx, proposal)
+        raise
     generation = int(done.payload["generation"])
     # Kept and watched from here on: whoever ends this while it measures leaves nothing half done.
     untried = _Again(None, None, None, "the promotion was cut short")
@@ -181,6 +208,18 @@ def follow_policy(
     if done.exit_code:
         return done.messages
     return (note("promoted", str(done.payload["summary"])), *done.messages)
+
+
+def _leave_out(ctx: Context, proposal: _Proposal) -> None:
+    """It did not come up: the next night would prove it again, and take the server away for it again."""
+    newest = next(iter(ctx.generations.entries(ctx.unit)), None)
+    if newest is None or newest.generation.reason != "promote":
+        return
+    cause = newest.ending.cause
+    if cause is not None and cause not in _NOT_ITS_FAULT:
+        identity = proposal.prepared.seen.identities.get(proposal.arm.engine)
+        profile = proposal.prepared.plan_request.profile
+        remember_failure(ctx, profile, proposal.arm, identity, f"{cause}: {newest.ending.detail}")
 
 
 def _keep(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -> None:

@@ -14,7 +14,7 @@ from tests.support.made_sweep import put_proposal
 from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.app import Context
 from tunerd.calendar import Deadline
-from tunerd.errors import DeployError, UsageError
+from tunerd.errors import DeployError, RolledBack, UsageError
 from tunerd.machine.net import free_port
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.files import read_tuned
@@ -140,6 +140,20 @@ def test_a_winner_that_is_slower_in_service_is_taken_back(box: SweepBox) -> None
     assert read_tuned(ctx, "night") is None
     assert [row["arm"] for row in box.json("sweep", "run", "--dry-run")["plan"]["rejected"]]
     assert "failed in service" in box.newest()["decided"]["text"]
+
+
+def test_a_winner_that_does_not_come_up_in_service_is_not_proposed_again(box: SweepBox) -> None:
+    """Else every night would prove it, deploy it, and go back."""
+    ctx = box.box.context
+    number = put_proposal(ctx)
+    box.engine.configure(rules=[{"when": {"speculative": "off"}, "set": {"fail": "segfault"}}])
+    with pytest.raises(RolledBack):
+        deploy(ctx, number)
+    box.engine.configure(rules=[])
+    (rejected,) = box.json("sweep", "run", "--dry-run")["plan"]["rejected"]
+    assert "no speculation" in rejected["arm"]
+    assert "crash" in rejected["reason"]
+    assert drafts(box)
 
 
 def test_a_winner_that_gives_no_answer_is_taken_back(box: SweepBox) -> None:
