@@ -203,8 +203,9 @@ def follow_policy(
     except (Stranded, Interrupted):  # nothing serves, or somebody wants an end: no line in a list
         raise
     except TunerdError as error:
-        text = f"the winner was not deployed: {error.message}"
-        return (warning("not-promoted", text, error.hint),)
+        text = "; ".join(f"the winner was not deployed: {error.words}".splitlines())
+        state = f" ({error.state})" if error.state else ""
+        return (warning("not-promoted", f"{text}{state}", error.hint),)
     if done.exit_code:
         return done.messages
     return (note("promoted", str(done.payload["summary"])), *done.messages)
