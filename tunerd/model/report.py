@@ -119,7 +119,7 @@ class _Reader:
             loaded = (one.mib for one in self.buffers if one.kind is PartKind.WEIGHTS)
             if not any(loaded):
                 self.buffers.clear()
-            self._context = 0
+                self._context = 0
         self._in_models = kind is PartKind.WEIGHTS
         context = 0 if self._in_models else max(1, self._context)
         if kind is PartKind.COMPUTE:

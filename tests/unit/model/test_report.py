@@ -62,6 +62,24 @@ def test_ik_says_all_its_buffers_in_other_words() -> None:
     assert loaded.n_ctx == 16384
 
 
+def test_a_draft_model_takes_no_buffer_from_the_model_before_it() -> None:
+    lines = """
+        load_tensors:   CPU_Mapped model buffer size =   314.63 MiB
+        llama_context: constructing llama_context
+        llama_kv_cache:        CPU KV buffer size =   128.00 MiB
+        sched_reserve:        CPU compute buffer size =    40.01 MiB
+        load_tensors:   CPU_Mapped model buffer size =    49.96 MiB
+        llama_context: constructing llama_context
+        llama_kv_cache:        CPU KV buffer size =    32.00 MiB
+        sched_reserve:        CPU compute buffer size =    24.01 MiB
+    """.splitlines()
+
+    found = parse_report(lines)
+
+    assert [one.context for one in found.buffers] == [0, 1, 1, 0, 2, 2]
+    assert found.allocated_mib(HOST, PartKind.COMPUTE) == pytest.approx(40.01 + 24.01)
+
+
 def test_weights_repacked_from_a_mapped_file_count_once() -> None:
     lines = [
         "load_tensors:   CPU_Mapped model buffer size =   300.00 MiB",
