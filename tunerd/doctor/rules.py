@@ -935,7 +935,9 @@ def _slots(facts: Facts) -> Iterator[Seen | Missing]:
     if MTP not in settings.speculation.kinds:
         return
     known = (server.n_slots, server.said.n_slots, settings.serving.n_parallel)
-    n_slots = need(next((n for n in known if n is not None), None), "the number of slots")
+    n_slots = next((n for n in known if n is not None), None)
+    if n_slots is None:
+        n_slots = need(facts.capabilities().default_slots, "the number of slots")
     if n_slots > 1:
         yield _warns(
             f"{n_slots} slots with MTP",

@@ -178,6 +178,10 @@ IK_HIDDEN_FLAGS = frozenset(
 )  # fmt: skip
 # ik's help names no types. Source: its parser's list, tried one by one.
 _IK_KV_TYPES = "f32,f16,bf16,q8_0,q4_0,q4_1,iq4_nl,q5_0,q5_1,q6_0,q8_KV"
+# Nor how deep a stage drafts that names no depth. Source: its buffer of states for MTP.
+_IK_N_MAX = 16
+# `n_parallel is set to auto, using n_parallel = 4 and kv_unified = true`.
+_SLOTS_OF_AUTO = 4
 
 
 class SpecStyle(StrEnum):
@@ -238,6 +242,12 @@ class Capabilities:
     default_n_max: int | None
     default_p_min: float | None
     default_port: int | None
+    default_slots: int | None
+
+    @property
+    def chooses_slots(self) -> bool:
+        """Whether it takes several slots by itself; their cache is one then, whatever is said of it."""
+        return self.default_slots == _SLOTS_OF_AUTO
 
     def first_of(self, *spellings: str) -> str | None:
         """The first of these spellings that the build takes."""
@@ -399,9 +409,12 @@ def read_capabilities(help_text: HelpText) -> Capabilities:
         fit_default_on=fit_default_on,
         has_load_mode="--load-mode" in flags,
         lists_gpu_flags="--n-gpu-layers" in help_text.live_spellings,
-        default_n_max=_whole(_number(help_text, "--spec-draft-n-max", "--draft-max")),
+        default_n_max=_IK_N_MAX
+        if spec_style is SpecStyle.STAGE
+        else _whole(_number(help_text, "--spec-draft-n-max", "--draft-max")),
         default_p_min=_number(help_text, "--spec-draft-p-min", "--draft-p-min"),
         default_port=_whole(_number(help_text, "--port")),
+        default_slots=_slots(help_text),
     )
 
 
@@ -506,6 +519,13 @@ def _number(help_text: HelpText, *spellings: str) -> float | None:
     text = live.default if live is not None else None
     is_number = text is not None and re.fullmatch(r"-?\d{1,10}(\.\d{1,20})?", text)
     return float(text) if text is not None and is_number else None
+
+
+def _slots(help_text: HelpText) -> int | None:
+    option = help_text.option("--parallel")
+    if option is not None and (option.default or "").startswith("-1"):
+        return _SLOTS_OF_AUTO
+    return _whole(_number(help_text, "--parallel"))
 
 
 def _whole(value: float | None) -> int | None:

@@ -382,6 +382,10 @@ def settings_of(
     capabilities = engine.capabilities
     if capabilities is not None:
         given["laws"] = laws_of(capabilities)
+        own = {"n_max": capabilities.default_n_max, "n_parallel": capabilities.default_slots}
+        given = {key: value for key, value in own.items() if value is not None} | given
+        if serving.n_parallel is None and capabilities.chooses_slots:
+            given["kv_unified"] = True
     return MemorySettings(
         **given,
         draft=draft,

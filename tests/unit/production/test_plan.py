@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault.world import World
+from tests.support.builders import capabilities_of
 from tests.support.doctor_facts import HOST
 from tests.support.profiles import profile_of
 from tunerd.engine.builds import Choice
@@ -15,10 +16,37 @@ from tunerd.engine.flags import CommandLine
 from tunerd.engine.help import Engine, OffloadDevice
 from tunerd.machine.files import Files
 from tunerd.model.files import ModelFiles
-from tunerd.production.plan import memory_of_plan
+from tunerd.production.plan import memory_of_plan, settings_of
 from tunerd.result import Level
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.words import MiB
+
+
+@pytest.mark.parametrize(
+    ("dialect", "n_slots", "n_max"),
+    [
+        ("main-mid", 4, 16),
+        ("main-lm", 4, 3),
+        ("main-0x", 4, 3),
+        ("bee-01", 4, 16),
+        ("ik-may", 1, 16),
+        ("ik-now", 1, 16),
+    ],
+)
+def test_what_is_left_to_the_build_takes_what_the_build_has_for_it(
+    dialect: str, n_slots: int, n_max: int
+) -> None:
+    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of(dialect))
+    left = {"serving.n_parallel": "default", "speculation.n_max": "default"}
+    asked = profile_of({"speculation.type": "mtp", **left})
+    said = profile_of({"serving.n_parallel": 2, "speculation.n_max": 1, "speculation.type": "mtp"})
+
+    settings = settings_of(asked, engine, None, HOST, has_gpu=True)
+    own = settings_of(said, engine, None, HOST, has_gpu=True)
+
+    assert (settings.n_parallel, settings.kv_unified) == (n_slots, n_slots > 1)
+    assert (settings.n_max, settings.drafts) == (n_max, True)
+    assert (own.n_parallel, own.kv_unified, own.n_max) == (2, False, 1)
 
 
 @pytest.mark.parametrize(
