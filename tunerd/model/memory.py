@@ -103,6 +103,7 @@ class PartKind(StrEnum):
     DRAFT_KV = "draft kv cache"
     DRAFT_STATE = "draft recurrent state"
     DRAFT_COMPUTE = "draft compute buffer"
+    PROJECTOR = "projector weights"
     OUTPUT = "output buffer"
     CHECKPOINTS = "context checkpoints"
     PROMPT_CACHE = "prompt cache"
@@ -366,6 +367,7 @@ class MemorySettings:
         ctx_checkpoints: Most context checkpoints per slot.
         cache_ram_mib: Prompt cache; -1 has no limit.
         moe_cache_mib: GPU cache of experts that are kept in RAM; 0 for none.
+        projector_bytes: Size of the multimodal projector's file; 0 without one, None where it is not known.
     """
 
     ctx_size: int = 0
@@ -394,6 +396,7 @@ class MemorySettings:
     ctx_checkpoints: int = 32
     cache_ram_mib: int = 8192
     moe_cache_mib: int = 0
+    projector_bytes: int | None = 0
     laws: EngineLaws = MAINLINE_NOW
 
     @property
@@ -911,6 +914,7 @@ def estimate(facts: ModelFacts, settings: MemorySettings) -> Estimate:
         *target_work(server),
         *mtp_work(server),
         *_draft(server),
+        Part(PartKind.PROJECTOR, server.worker, settings.projector_bytes, "its file, as a whole"),
         *growing(server),
     ]
     cells = server.cells
@@ -944,6 +948,7 @@ def _draft(server: Server) -> Iterator[Part]:
         speculation="off",
         n_max=0,
         draft=None,
+        projector_bytes=0,
         ctx_checkpoints=0,
         cache_ram_mib=0,
     )
@@ -975,6 +980,8 @@ def _notes(server: Server) -> Iterator[str]:
         one.k_values and not one.v_values for one in facts.blocks
     ):
         yield "ik_llama.cpp's compute buffer for latent attention is some 350 MiB larger than this"
+    if settings.projector_bytes != 0:
+        yield "what the projector computes with comes on top, up to several hundred MiB"
     if facts.architecture == "unknown":
         yield "the file names no architecture: these numbers are a guess"
     if settings.has_gpu and settings.backend is Backend.CUDA:

@@ -18,7 +18,10 @@ _OFFLOADED = re.compile(r"offloaded (?P<on_gpu>\d+)/(?P<all>\d+) layers to GPU")
 _N_CTX = re.compile(r"\bn_ctx\s+= (?P<n_ctx>\d+)")
 # Labels of buffers in RAM: plain, mapped, repacked for the CPU, or pinned for a GPU.
 _HOST_LABEL = re.compile(r"CPU|Host$|.*_Host$")
-_CONTEXT_BEGINS = re.compile(r"constructing llama_context|llama_init_from_model: n_ctx  ")
+# The last is a projector's, which plans a compute buffer of its own.
+_CONTEXT_BEGINS = re.compile(
+    r"constructing llama_context|llama_init_from_model: n_ctx  |clip_ctx: CLIP using"
+)
 
 
 # What a buffer's line calls it, and what that is of an estimate's parts.

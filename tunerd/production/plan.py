@@ -337,7 +337,7 @@ def check_estimate(ctx: Context, made: Plan) -> list[Message]:
     if said is None:
         return []
     settings = settings_of(made.resolved, made.engine, None, made.host, has_gpu=True)
-    plain = replace(settings, speculation="off", n_max=0)
+    plain = replace(settings, speculation="off", n_max=0, projector_bytes=0)
     ours = estimate(made.facts, plain).start_mib(Device.GPU)
     theirs = sum(mib for name, mib in said.items() if device_of(name) is Device.GPU)
     text = (
@@ -379,6 +379,8 @@ def settings_of(
         "n_gpu_layers": _layers(memory.n_gpu_layers),
     }
     given = {key: value for key, value in values.items() if value is not None}
+    if resolved.profile.model.mmproj is not None:
+        given["projector_bytes"] = _size(Path(resolved.profile.model.mmproj).expanduser())
     capabilities = engine.capabilities
     if capabilities is not None:
         given["laws"] = laws_of(capabilities)
@@ -392,6 +394,13 @@ def settings_of(
         has_gpu=has_gpu,
         backend=Backend.CUDA if host.gpus else Backend.VULKAN,
     )
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _drafting(speculation: Speculation) -> str | None:

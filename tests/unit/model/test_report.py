@@ -80,6 +80,18 @@ def test_a_draft_model_takes_no_buffer_from_the_model_before_it() -> None:
     assert found.allocated_mib(HOST, PartKind.COMPUTE) == pytest.approx(40.01 + 24.01)
 
 
+def test_a_projector_takes_no_buffer_from_the_model_before_it() -> None:
+    lines = """
+        load_tensors:   CPU_Mapped model buffer size =   321.20 MiB
+        llama_context: constructing llama_context
+        sched_reserve:        CPU compute buffer size =    37.52 MiB
+        clip_ctx: CLIP using CPU backend
+        reserve_compute_meta:        CPU compute buffer size =    28.00 MiB
+    """.splitlines()
+
+    assert parse_report(lines).allocated_mib(HOST, PartKind.COMPUTE) == pytest.approx(65.52)
+
+
 def test_weights_repacked_from_a_mapped_file_count_once() -> None:
     lines = [
         "load_tensors:   CPU_Mapped model buffer size =   300.00 MiB",

@@ -10,12 +10,15 @@ import pytest
 from tests.fault.world import World
 from tests.support.builders import capabilities_of
 from tests.support.doctor_facts import HOST
+from tests.support.model_headers import facts_of_shape
 from tests.support.profiles import profile_of
+from tests.support.shapes import PlainShape
 from tunerd.engine.builds import Choice
 from tunerd.engine.flags import CommandLine
 from tunerd.engine.help import Engine, OffloadDevice
 from tunerd.machine.files import Files
 from tunerd.model.files import ModelFiles
+from tunerd.model.memory import Device, PartKind, estimate
 from tunerd.production.plan import memory_of_plan, settings_of
 from tunerd.result import Level
 from tunerd.tryout.designed import SHAPES, design, write
@@ -47,6 +50,21 @@ def test_what_is_left_to_the_build_takes_what_the_build_has_for_it(
     assert (settings.n_parallel, settings.kv_unified) == (n_slots, n_slots > 1)
     assert (settings.n_max, settings.drafts) == (n_max, True)
     assert (own.n_parallel, own.kv_unified, own.n_max) == (2, False, 1)
+
+
+def test_a_projector_counts_by_its_file_and_is_unknown_without_it(tmp_path: Path) -> None:
+    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of("main-0x"))
+    asked, file = profile_of({"model.mmproj": str(tmp_path / "mmproj.gguf")}), b"GGUF" * 100
+    facts = facts_of_shape(PlainShape(architecture="llama", n_layer=2, n_vocab=2048))
+
+    missing = estimate(facts, settings_of(asked, engine, None, HOST, has_gpu=True))
+    (tmp_path / "mmproj.gguf").write_bytes(file)
+    found = estimate(facts, settings_of(asked, engine, None, HOST, has_gpu=True))
+
+    assert not missing.is_complete
+    assert found.is_complete
+    assert found.bytes_of(Device.GPU, (PartKind.PROJECTOR,)) == len(file)
+    assert any("projector" in one for one in found.notes)
 
 
 @pytest.mark.parametrize(
