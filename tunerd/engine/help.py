@@ -176,6 +176,8 @@ IK_HIDDEN_FLAGS = frozenset(
      "-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu", "-dev", "--device",
      "-devd", "--device-draft")
 )  # fmt: skip
+# Listed and taken, and the draft's context is as long as the target's. Source: KV caches of the build of August 2026.
+_IK_IDLE_FLAGS = frozenset(("-cd", "--ctx-size-draft"))
 # ik's help names no types. Source: its parser's list, tried one by one.
 _IK_KV_TYPES = "f32,f16,bf16,q8_0,q4_0,q4_1,iq4_nl,q5_0,q5_1,q6_0,q8_KV"
 # Nor how deep a stage drafts that names no depth. Source: its buffer of states for MTP.
@@ -393,6 +395,8 @@ def read_capabilities(help_text: HelpText) -> Capabilities:
         flags |= IK_HIDDEN_FLAGS
     spec_types = _spec_types(help_text.option("--spec-type"))
     spec_style = _spec_style(flags, family)
+    if spec_style is SpecStyle.STAGE:
+        flags -= _IK_IDLE_FLAGS
     fit, fit_default_on = _fit(flags, help_text.option("--fit"))
     return Capabilities(
         family=family,

@@ -359,6 +359,7 @@ class MemorySettings:
         speculation: Kind as in profiles; `off` and the n-gram kinds need no memory.
         n_max: Most tokens drafted per step.
         draft: The draft model, where the kind needs one.
+        draft_ctx_size: Tokens of the draft model's context, 0 as the target's.
         draft_n_gpu_layers: None for all.
         draft_n_ubatch: None as the target's.
         n_gpu_layers: None for all.
@@ -383,6 +384,7 @@ class MemorySettings:
     draft: ModelFacts | None = None
     draft_cache_type_k: str = "f16"
     draft_cache_type_v: str = "f16"
+    draft_ctx_size: int = 0
     draft_n_gpu_layers: int | None = None
     draft_n_ubatch: int | None = None
     n_gpu_layers: int | None = None
@@ -931,13 +933,13 @@ def estimate(facts: ModelFacts, settings: MemorySettings) -> Estimate:
 
 
 def _draft(server: Server) -> Iterator[Part]:
-    """A draft model: a second model with a context as long as the target's."""
+    """A draft model: a second model with a context as long as the target's, or of its own length."""
     settings, draft = server.settings, server.settings.draft
     if draft is None or not settings.drafts:
         return
     own = replace(
         settings,
-        ctx_size=server.cells.total if server.cells is not None else 0,
+        ctx_size=settings.draft_ctx_size or (server.cells.total if server.cells else 0),
         cache_type_k=settings.draft_cache_type_k,
         cache_type_v=settings.draft_cache_type_v,
         n_ubatch=settings.draft_n_ubatch or settings.n_ubatch,

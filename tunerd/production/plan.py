@@ -386,6 +386,11 @@ def settings_of(
         given["laws"] = laws_of(capabilities)
         own = {"n_max": capabilities.default_n_max, "n_parallel": capabilities.default_slots}
         given = {key: value for key, value in own.items() if value is not None} | given
+        if capabilities.first_of("--ctx-size-draft", "--spec-draft-ctx-size") is not None:
+            given["draft_ctx_size"] = speculation.ctx_size or 0
+        if capabilities.family is Family.IK:  # its drafts keep what the target keeps
+            for name in ("cache_type_k", "cache_type_v"):
+                given.setdefault(f"draft_{name}", given.get(name, "f16"))
         if serving.n_parallel is None and capabilities.chooses_slots:
             given["kv_unified"] = True
     return MemorySettings(

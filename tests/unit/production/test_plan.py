@@ -52,6 +52,36 @@ def test_what_is_left_to_the_build_takes_what_the_build_has_for_it(
     assert (own.n_parallel, own.kv_unified, own.n_max) == (2, False, 1)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "n_ctx", "kind"),
+    [
+        ("main-old", 1024, "f16"),
+        ("ik-may", 1024, "q8_0"),
+        ("ik-now", 0, "q8_0"),
+        ("main-0x", 0, "f16"),
+    ],
+)
+def test_the_cache_of_a_draft_model_is_as_the_build_makes_it(
+    dialect: str, n_ctx: int, kind: str
+) -> None:
+    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of(dialect))
+    target = {"serving.cache_type_k": "q8_0", "serving.cache_type_v": "q8_0"}
+    asked = {"speculation.type": "draft", "speculation.ctx_size": 1024, **target}
+    facts = facts_of_shape(PlainShape(architecture="llama", n_layer=2, n_vocab=2048))
+
+    settings = settings_of(profile_of(asked), engine, facts, HOST, has_gpu=True)
+    own = profile_of({**asked, "speculation.cache_type_k": "f16"})
+    need = estimate(facts, replace(settings, ctx_size=8192))
+    whole = estimate(facts, replace(settings, ctx_size=8192, draft_ctx_size=0))
+
+    assert (settings.draft_ctx_size, settings.draft_cache_type_k) == (n_ctx, kind)
+    assert settings_of(own, engine, facts, HOST, has_gpu=True).draft_cache_type_k == "f16"
+    draft = (PartKind.DRAFT_KV,)
+    assert need.bytes_of(Device.GPU, draft) * (8 if n_ctx else 1) == whole.bytes_of(
+        Device.GPU, draft
+    )
+
+
 def test_a_projector_counts_by_its_file_and_is_unknown_without_it(tmp_path: Path) -> None:
     engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of("main-0x"))
     asked, file = profile_of({"model.mmproj": str(tmp_path / "mmproj.gguf")}), b"GGUF" * 100
