@@ -232,6 +232,8 @@ def ngram_flags(kind: str) -> tuple[KeyFlag, ...]:
             _flag("speculation.n_min", "--spec-ngram-mod-n-min", "--draft-min"),
             _flag("speculation.ngram_size_n", "--spec-ngram-mod-n-match", "--spec-ngram-size-n"),
         )
+    if kind == "ngram-cache":  # takes the sizes of the others, and drafts the same
+        return _DEPTH_OF_ALL
     sizes = tuple(
         _flag(f"speculation.ngram_{name}", f"--spec-{kind}-{word}", f"--spec-ngram-{word}")
         for name, word in (("size_n", "size-n"), ("size_m", "size-m"), ("min_hits", "min-hits"))
@@ -593,6 +595,8 @@ LEGACY_LOAD: dict[str, tuple[str, ...]] = {
 KINDS_WITH_PROBABILITY = frozenset(SPEC_WORDS)
 KINDS_WITH_DRAFT_FILE = KINDS_WITH_PROBABILITY - {"mtp"}
 _TYPE, _DEPTH = "speculation.type", "speculation.n_max"
+# Builds take these with MTP too, and the context is as long as the target's all the same.
+_OF_DRAFT_FILE = frozenset({"speculation.draft_model", "speculation.ctx_size"})
 _DRAFTS = "draft-"
 _WEAKEST_FIRST = tuple(Layer)
 _IN_STAGES = (
@@ -853,9 +857,9 @@ class _Renderer:
             yield from self.adaptive()
         on_gpu = DRAFT_GPU_FLAGS if self.context.has_gpu else ()
         for draft_row in (*DRAFT_FLAGS, *on_gpu) if by_model else ():
-            if draft_row.key != "speculation.draft_model" or needs_file:
+            if draft_row.key not in _OF_DRAFT_FILE or needs_file:
                 yield from self.row(draft_row)
-            elif wanted.draft_model is not None:
+            elif self.setting(draft_row.key) is not None:
                 yield Note(
                     draft_row.key, "left out: tunerd serves MTP from the model's own file alone"
                 )
@@ -891,7 +895,14 @@ class _Renderer:
 
     def stage(self, setting: Setting, kind: str, word: str) -> Iterator[Part]:
         """Ik since June 2026: everything about a stage is inside one value."""
-        idle = set() if kind in KINDS_WITH_PROBABILITY else {"p_min"}
+        is_ngram = kind.startswith("ngram-")
+        own = {row.key for row in (ngram_flags(kind) if is_ngram else DEPTH_FLAGS)}
+        is_known = is_ngram or kind in KINDS_WITH_PROBABILITY
+        idle = (
+            {name for name in _IN_STAGES if f"speculation.{name}" not in own}
+            if is_known
+            else {"p_min"}
+        )
         idle |= set() if has_depth(self.resolved) else {"n_max"}
         names = [name for name in _IN_STAGES if name not in idle]
         found = {name: self.setting(f"speculation.{name}") for name in names}

@@ -16,7 +16,7 @@ from tunerd.engine.flags import (
     normal_spelling,
     owner_of,
 )
-from tunerd.engine.help import Capabilities, Effect, Engine, OffloadDevice
+from tunerd.engine.help import Capabilities, Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.importer import PREFIX, TRUE, flag_of
 from tunerd.machine.facts import Host
 from tunerd.model.facts import ModelFacts
@@ -147,6 +147,16 @@ def check_proofs(resolved: Resolved, engine: Engine) -> Iterator[Message]:
     elif mtp.effect is Effect.UNTRIED:
         yield note("mtp-untried", f"whether {engine.name} drafts with MTP has not been tried: "
                    f"{mtp.detail}", "`tunerd engines --prove`")  # fmt: skip
+    serving = resolved.profile.serving
+    pairs = (
+        (speculation.cache_type_k, serving.cache_type_k),
+        (speculation.cache_type_v, serving.cache_type_v),
+    )
+    differs = any(wanted not in {None, target or "f16"} for wanted, target in pairs)
+    if differs and engine.capabilities and not laws_of(engine.capabilities).has_own_mtp_kv_type:
+        yield warning("mtp-cache-type", f"{engine.name} takes speculation.cache_type_k and _v with MTP and "
+                      "gives that cache the types of the model's own",
+                      "set serving.cache_type_k and _v, or use a newer build of mainline")  # fmt: skip
     p_min = engine.proof("p-min")
     if speculation.p_min and p_min.effect is Effect.NO_EFFECT:
         yield warning("p-min-ignored", f"{engine.name} takes p-min and ignores it: {p_min.detail}",

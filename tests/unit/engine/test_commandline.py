@@ -50,6 +50,7 @@ def notes(command: CommandLine) -> dict[str, str]:
 
 DEPTH = {"speculation.n_max": 2, "speculation.p_min": 0.5}
 MTP: dict[str, Any] = {"speculation.type": "mtp", **DEPTH}
+DRAFT: dict[str, Any] = {"speculation.type": "draft", "speculation.draft_model": "/d.gguf"}
 TINY = {**MTP, "speculation.n_min": 1, "speculation.p_min": 0.00001}
 NO_MARGIN = {"memory.fit": True, "memory.fit_mib": "default"}
 
@@ -80,6 +81,19 @@ NO_MARGIN = {"memory.fit": True, "memory.fit_mib": "default"}
               ("main-0x", "--spec-type ngram-mod --spec-ngram-mod-n-min 8", "--spec-ngram-mod-n-max"),
               ("main-old", "--spec-type ngram-mod --draft-min 8", "--draft-max"),
               ("ik-now", "--spec-type ngram-mod:n_min=8", ""))),
+        # What a kind takes no notice of is left out, also where the build takes the word.
+        *((dialect, {"speculation.type": kind, "speculation.ngram_size_n": 4, "speculation.ngram_size_m": 2},
+           said, "--spec-ngram-size-n --spec-ngram-size-m" if kind == "ngram-cache" else "")
+          for dialect, kind, said in (
+              ("ik-now", "ngram-cache", "--spec-type ngram-cache"),
+              ("ik-now", "ngram-mod", "--spec-type ngram-mod:ngram_size_n=4"),
+              ("ik-now", "ngram-simple", "--spec-type ngram-simple:ngram_size_n=4,ngram_size_m=2"),
+              ("main-old", "ngram-cache", "--spec-type ngram-cache"),
+              ("main-0x", "ngram-cache", "--spec-type ngram-cache"))),
+        *((dialect, {**MTP, "speculation.ctx_size": 512}, "", "--ctx-size-draft --spec-draft-ctx-size")
+          for dialect in ("ik-may", "ik-now", "bee-03")),
+        *((dialect, {**DRAFT, "speculation.ctx_size": 512}, "--ctx-size-draft 512", "")
+          for dialect in ("main-old", "ik-may")),
         ("main-0x", {"memory.fit_mib": 900}, "--fit on --fit-target 900", ""),
         ("ik-now", {"memory.fit_mib": 900}, "--fit --fit-margin 900", ""),
         ("main-0x", {"memory.fit": False}, "--fit off", "--fit-target"),
@@ -111,6 +125,7 @@ def test_a_key_is_spelled_as_the_build_wants_it(
            f"this build ({dialect}) cannot speculate with mtp; it has: ngram")
           for dialect in ("main-old", "bee-01")),
         ("main-0x", {"speculation.type": "dflash"}, "speculation.type", "draft_model"),
+        ("ik-now", {**DRAFT, "speculation.ctx_size": 512}, "speculation.ctx_size", "--ctx-size-draft"),
         ("main-0x", {"serving.threads": "physical"}, "serving.threads", "to a number"),
         ("ik-now", {"serving.log_verbosity": 3}, "serving.log_verbosity", "engines.ik"),
         # An argument of the user's own may repeat no key, tell no secret, and is one that the build lists.

@@ -216,6 +216,26 @@ def test_a_probability_that_is_ignored_is_warned_about_where_it_matters() -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("dialect", "types", "is_told"),
+    [
+        ("ik-now", {"speculation__cache_type_k": "q8_0"}, True),
+        ("main-mid", {"speculation__cache_type_v": "q8_0"}, True),
+        ("ik-may", {"serving__cache_type_k": "q8_0", "speculation__cache_type_k": "q8_0"}, False),
+        ("ik-now", {"serving__cache_type_k": "q8_0"}, False),
+        ("main-lm", {"speculation__cache_type_k": "q8_0"}, False),
+    ],
+)
+def test_cache_types_that_mtp_takes_no_notice_of_are_told(
+    dialect: str, types: dict[str, str], is_told: bool
+) -> None:
+    build = replace(engine(Proof("mtp", Effect.PROVED, "x")), capabilities=capabilities_of(dialect))
+
+    found = codes(check_proofs(profile(speculation__type="mtp", **types), build))
+
+    assert found == [("warning", "mtp-cache-type")] * is_told
+
+
 # What serves now.
 
 OLD = "[Service]\nExecStart=/bin/x --alias a --host 127.0.0.1 --port 8080\nNice=5\n"
