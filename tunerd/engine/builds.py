@@ -58,7 +58,7 @@ from tunerd.errors import (
     UsageError,
 )
 from tunerd.machine.facts import Host
-from tunerd.machine.files import lock, sync_folder
+from tunerd.machine.files import lock, real_path, sync_folder
 from tunerd.machine.net import free_port
 from tunerd.machine.process import SERVICE_ACCOUNT, account, account_homes, probe_account
 from tunerd.model.facts import ModelFacts
@@ -450,7 +450,7 @@ def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder
             place = folder / ("bin" if BACKEND.fullmatch(name) else "lib")
             engines.copy(real, component, place / name)
             for alias in component.path.parent.glob("*.so*"):
-                if alias.is_symlink() and alias.resolve() == component.path:
+                if alias.is_symlink() and real_path(alias) == component.path:
                     (place / alias.name).symlink_to(name)
                     if place.name == "lib" and BACKEND.fullmatch(alias.name):
                         (folder / "bin" / alias.name).symlink_to(f"../lib/{name}")

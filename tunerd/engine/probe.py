@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from tunerd.engine.health import last_words
 from tunerd.engine.help import (
     MAX_HELP_CHARS,
     SHORT,
@@ -284,11 +285,7 @@ class EngineProber:
         found = replace(found, subcommand=subcommand)
         help_text = help_run.stdout if "--ctx-size" in help_run.stdout else help_run.stderr
         if not {"--ctx-size", "--port"} <= parse_help(help_text).live_spellings:
-            raise EngineError(
-                f"not a llama-server: `{found.program}`",
-                cause=f"its --help (exit status {help_run.returncode}) lists no --ctx-size and --port",
-                hint="name another program",
-            )
+            raise _no_server(found.program, help_run)
         version_run = self.run(found, ("--version",))
         result = ProbeResult(
             identity=self.identity(found),
@@ -462,6 +459,33 @@ class EngineProber:
 
     def _kept(self, quick: str) -> Path:
         return self.cache_dir / f"probe-{quick[:32]}.json"
+
+
+# Where an ELF file says for which processor it is: its width and byte order, and the machine's number.
+_FOR_PROCESSOR = (slice(4, 6), slice(18, 20))
+
+
+def _no_server(program: Path, done: Completed) -> EngineError:
+    """Why a program's help is not that of a server, by its own words where it failed."""
+    words = last_words(f"{done.stdout}\n{done.stderr}".splitlines())
+    if done.returncode == 0:
+        cause = "its --help lists no --ctx-size and --port"
+        return EngineError(
+            f"not a llama-server: `{program}`", cause=cause, hint="name another program"
+        )
+    if done.returncode is not None:
+        cause = f"exit status {done.returncode}: {words}"
+    else:
+        cause = f"ended by signal {done.signal or '(unknown)'}: {words}"
+    with contextlib.suppress(OSError), program.open("rb") as theirs:
+        head, own = theirs.read(20), Path("/proc/self/exe").read_bytes()[:20]
+        if head[:4] == own[:4] and any(head[at] != own[at] for at in _FOR_PROCESSOR):
+            cause = "it is a program for another kind of processor"
+    return EngineError(
+        f"`{program} --help` shows no options of a llama-server",
+        cause=cause,
+        hint="run it by hand; a build that lacks libraries can be told of them by `environment` in [engines.NAME]",
+    )
 
 
 def embedded_files() -> tuple[Path, ...]:

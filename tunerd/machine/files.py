@@ -479,6 +479,6 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
 def real_path(path: Path) -> Path:
     """Where its links lead; the path itself where that cannot be told."""
     try:
-        return path.resolve(strict=True)
+        return Path(os.path.realpath(path, strict=True))
     except OSError:
         return path

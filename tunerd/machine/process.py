@@ -663,7 +663,7 @@ def may_read(who: User, path: Path) -> bool:
     Access control lists are not looked at, so a file that only they open counts as unreadable.
     """
     try:
-        real = path.resolve(strict=True)
+        real = Path(os.path.realpath(path, strict=True))
         parts = [real, *real.parents]
         return all(_allows(part, who, 0o4 if part is real else 0o1) for part in parts)
     except OSError:

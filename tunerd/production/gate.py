@@ -30,6 +30,7 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, address_of, read_live_unit, server_now
 from tunerd.errors import JobCanceled, ServiceError, TunerdError
 from tunerd.machine.clock import polls
+from tunerd.machine.files import real_path
 from tunerd.machine.host import process_facts
 from tunerd.machine.net import (
     can_bind,
@@ -546,7 +547,7 @@ def address_of_production(ctx: Context, state: UnitState) -> Address | None:
 
 def is_one_program(program: Path, other: Path) -> bool:
     """Whether both are the same file."""
-    return program == other or program.resolve() == other.resolve()
+    return program == other or real_path(program) == real_path(other)
 
 
 _DRAIN_POLL_S = 0.5

@@ -201,6 +201,30 @@ def test_a_program_that_is_no_server_is_refused_in_bounded_time(
     assert str(found.program) in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (b"#!/bin/sh\necho x: error while loading shared libraries: libllama.so >&2; exit 127\n",
+         "exit status 127: x: error while loading shared libraries: libllama.so"),
+        (b"#!/bin/sh\nkill -ILL $$\n", "ended by signal 4: it said nothing"),
+        (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\0\xff\x7f" + bytes(100), "kind of processor"),
+    ],
+    ids=["library", "signal", "processor"],
+)  # fmt: skip
+def test_a_build_that_cannot_run_here_says_why(
+    program: bytes, said: str, folder: Path, prober: EngineProber
+) -> None:
+    path = folder / "llama-server"
+    path.write_bytes(program)
+    path.chmod(0o755)
+
+    with pytest.raises(EngineError) as caught:
+        prober.probe(Found(path, "test"))
+
+    assert said in (caught.value.cause or "")
+    assert "not a llama-server" not in caught.value.message
+
+
 def claiming(folder: Path, *paths: object) -> Found:
     """A program that says by itself what it is made of: the loader's messages come through it."""
     found = good(folder)
@@ -286,7 +310,7 @@ def test_a_program_that_claims_to_be_made_of_many_files_is_refused(
         prober.probe(claiming(folder, *many))
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "no interpreter"])
+@pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "loop", "no interpreter"])
 def test_what_cannot_be_run_is_refused(kind: str, folder: Path, prober: EngineProber) -> None:
     path = folder / "llama-server"
     match kind:
@@ -294,6 +318,8 @@ def test_what_cannot_be_run_is_refused(kind: str, folder: Path, prober: EnginePr
             path.mkdir()
         case "fifo":
             os.mkfifo(path)
+        case "loop":
+            path.symlink_to(path)
         case "no interpreter":
             path.write_text("#!/nonexistent/sh\n")
             path.chmod(0o755)
