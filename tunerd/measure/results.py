@@ -423,7 +423,7 @@ class Bundle(Part):
     """Results of one box or write-up."""
 
     format: Literal["tunerd-results"]
-    version: Annotated[int, Field(ge=VERSION, le=VERSION)]
+    version: Literal[1]
     written_by: Words
     entries: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=1000, strict=False)]
 
