@@ -28,7 +28,14 @@ from tunerd.doctor.facts import (
     with_stages,
 )
 from tunerd.doctor.rules import ALL_RULES
-from tunerd.engine.builds import dry_arguments, engine_of, find_programs, prober, refusal
+from tunerd.engine.builds import (
+    dry_arguments,
+    engine_of,
+    find_programs,
+    found_in_unit,
+    prober,
+    refusal,
+)
 from tunerd.engine.flags import (
     SECRET_FLAGS,
     arguments_sha256,
@@ -128,7 +135,7 @@ def _with_build(
 ) -> ServerFacts:
     """The same with what only the build's help can say: what its command line means."""
     known = (found for found in find_programs(ctx) if found.program == program)
-    found = next(known, Found(program, f"unit {live.unit}"))
+    found = next(known, found_in_unit(live, program))
     engine = engine_of(ctx, found)
     facts = replace(facts, engine=engine)
     if engine.capabilities is None:

@@ -75,6 +75,7 @@ from tunerd.profile.schema import SPEC_WORDS
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Generation
+from tunerd.units.live import LiveUnit
 from tunerd.units.sandbox import BUS, Sandbox
 from tunerd.units.systemd import Systemd
 from tunerd.units.text import CREDENTIAL_PATH
@@ -211,7 +212,18 @@ def _serving(ctx: Context) -> Iterator[Found]:
         except TunerdError:
             continue
         if live.program is not None and Path(live.program).name != "sh":
-            yield Found(Path(live.program), f"unit {unit}")
+            yield found_in_unit(live, Path(live.program))
+
+
+# By these a build finds its own libraries; of a unit's variables it needs no others to be looked at.
+_FINDS_LIBRARIES = ("LD_LIBRARY_PATH", "GGML_BACKEND_PATH")
+
+
+def found_in_unit(live: LiveUnit, program: Path) -> Found:
+    """The program of a unit, with what the unit gives it to find its libraries by."""
+    given = live.environment
+    variables = tuple((name, given[name]) for name in _FINDS_LIBRARIES if name in given)
+    return Found(program, f"unit {live.unit}", environment=variables)
 
 
 def _kept(ctx: Context) -> Iterator[Found]:
@@ -385,8 +397,12 @@ def keep(ctx: Context, name: str) -> ActionResult:
             "the embedded engine is a Python package",
             hint="pin its version with pip to keep it",
         )
+    if engine.problem is not None:
+        raise EngineError(
+            f"cannot keep {engine.name}", cause=engine.problem, state="nothing was kept"
+        )
     with lock(ctx.paths.lock, purpose=f"engines keep {name}", since=ctx.now_text()):
-        identity, program, is_new = keep_program(ctx, str(engine.program))
+        identity, program, is_new = keep_program(ctx, found_of(engine))
     payload = {
         "engine": engine.name,
         "folder": str(program.parents[1]),
@@ -398,7 +414,7 @@ def keep(ctx: Context, name: str) -> ActionResult:
     return ActionResult("engines keep", payload, has_acted=True)
 
 
-def keep_program(ctx: Context, program: str) -> tuple[EngineIdentity, Path, bool]:
+def keep_program(ctx: Context, found: Found) -> tuple[EngineIdentity, Path, bool]:
     """Copy a program and what it maps below STATE; a copy that is there already stays.
 
     Returns:
@@ -408,17 +424,24 @@ def keep_program(ctx: Context, program: str) -> tuple[EngineIdentity, Path, bool
         EngineError: it cannot be probed or read.
         HostError: the copy cannot be written.
     """
-    engines = prober(ctx)
-    identity = engines.identity(Found(Path(program), "kept"))
+    engines, program = prober(ctx), found.program
+    identity = engines.identity(found)
     folder = ctx.paths.engines_dir / identity.short
-    target = folder / "bin" / Path(program).name
+    target = folder / "bin" / program.name
+    started = _started_build(engines, found, identity)
+    if started is not None:
+        raise EngineError(
+            f"a copy of `{program}` would keep nothing: it starts `{started}`",
+            state="nothing was kept",
+            hint="give that program as `path` in [engines.NAME]; a unit may start it without the script",
+        )
     if kept_folder(ctx.paths.engines_dir, identity.sha256):
         return identity, target, False
     ctx.files.make_folder(ctx.paths.engines_dir)
     unfinished = ctx.paths.engines_dir / f".{identity.short}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        _copy(engines, identity, Path(program), unfinished)
+        _copy(engines, identity, program, unfinished)
         ctx.files.write_json(unfinished / KEPT_RECORD, plain(identity))
         unfinished.rename(folder)
         sync_folder(ctx.paths.engines_dir)
@@ -430,6 +453,17 @@ def keep_program(ctx: Context, program: str) -> tuple[EngineIdentity, Path, bool
             f"cannot keep `{program}`", cause=error.strerror or str(error), state="nothing was kept"
         ) from error
     return identity, target, True
+
+
+def _started_build(engines: EngineProber, found: Found, identity: EngineIdentity) -> Path | None:
+    """The build that a script starts, as a copy of the script would too; None where it starts none."""
+    own = real_path(found.program)
+    for part in identity.components:
+        if part.path != own and ".so" not in part.path.name:
+            with contextlib.suppress(EngineError):
+                engines.probe(replace(found, program=part.path, subcommand=None))
+                return part.path
+    return None
 
 
 def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import mmap
 import os
 import re
@@ -226,9 +227,13 @@ _MAX_HASHED_BYTES = 16 * 1024**3
 _MAX_COMPONENTS = 200
 _MAX_OUTPUT_BYTES = 2 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
+_MAX_SHEBANG = 256
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _INITIALISED = re.compile(
     r"^[ \t]{1,20}\d{1,10}:[ \t]{1,4}calling init: (/\S.{0,4095})$", re.MULTILINE
+)
+_STARTED = re.compile(
+    r"^[ \t]{1,20}\d{1,10}:[ \t]{1,4}initialize program: (/\S.{0,4095})$", re.MULTILINE
 )
 # The driver is a part of every fingerprint by itself, and its libraries change with each update.
 BACKEND = re.compile(r"libggml-(?!base)[a-z0-9_-]+\.so")
@@ -300,7 +305,8 @@ class EngineProber:
         """The program and every shared object that a run of it maps, hashed.
 
         The dynamic loader itself says which objects it initialised, so backends that are loaded by
-        hand are among them. Of the GPU's driver nothing is. A static program has only itself.
+        hand are among them, and so are the programs that a script starts by their whole paths. Of the GPU's
+        driver nothing is. A static program has only itself.
 
         Raises:
             EngineError: the program or one of its libraries cannot be read.
@@ -315,7 +321,7 @@ class EngineProber:
             real_path(Path(path))
             for path in _INITIALISED.findall(traced.stderr)
             if not Path(path).name.startswith(_DRIVER_LIBRARIES)
-        }
+        } | _started_by_script(program, traced.stderr)
         folders = {
             program.parent,
             *(path.parent for path in mapped if BACKEND.fullmatch(path.name)),
@@ -499,6 +505,21 @@ def embedded_files() -> tuple[Path, ...]:
     folder = Path(spec.origin).parent
     libraries = [*folder.glob("*.so"), *folder.parent.glob("xllamacpp.libs/*.so*")]
     return (own, *sorted(libraries))
+
+
+def _started_by_script(program: Path, said: str) -> set[Path]:
+    """What a script starts beside its interpreter, as the dynamic loader says; nothing of other programs."""
+    try:
+        with program.open("rb") as opened:
+            mark, words = opened.read(2), opened.readline(_MAX_SHEBANG).split()
+    except OSError:
+        return set()
+    if mark != b"#!" or not words:
+        return set()
+    interpreter = real_path(Path(os.fsdecode(words[0])))
+    started = [real_path(Path(path)) for path in _STARTED.findall(said)]
+    found = itertools.dropwhile(lambda path: path != interpreter, started)
+    return {path for path in found if path != interpreter and _is_program(path)}
 
 
 def _identity(paths: Sequence[Path], reader: User | None) -> EngineIdentity:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
@@ -108,10 +109,10 @@ def with_warning(ctx: Context, made: Plan) -> Plan:
 def _keep_engine(ctx: Context, made: Plan) -> None:
     if not ctx.settings.swap.keep_engine or made.live.program is None:
         return
-    from tunerd.engine.builds import keep_program
+    from tunerd.engine.builds import found_in_unit, keep_program
 
     ctx.say("keeping a copy of the engine that serves now")
-    keep_program(ctx, made.live.program)
+    keep_program(ctx, found_in_unit(made.live, Path(made.live.program)))
 
 
 def _refused(made: Plan) -> DeployError:

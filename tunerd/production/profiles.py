@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import engine_json, engine_of, find_engines, locate, named_by_files
+from tunerd.engine.builds import (
+    engine_json,
+    engine_of,
+    find_engines,
+    found_in_unit,
+    locate,
+    named_by_files,
+)
 from tunerd.engine.help import Engine
 from tunerd.engine.importer import Imported, import_command_line
-from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
@@ -409,7 +415,7 @@ def _from_unit(
         )
     if live.argv is None or live.program is None:
         raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")
-    engine = engine_of(ctx, Found(Path(live.program), f"unit {unit}", allow_writable=False))
+    engine = engine_of(ctx, found_in_unit(live, Path(live.program)))
     if engine.capabilities is None:
         raise EngineError(f"the program of {unit} cannot be probed", cause=engine.problem)
     if not live.names_a_model:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import needs
+from tests.support import needs, programs
 from tests.support.builders import HELP, HELP_OF, capabilities_of
 from tests.support.local_box import Box
-from tunerd.engine.builds import engine_of, refusal
+from tests.support.nvml_stub import compiler
+from tunerd.engine.builds import engine_of, find_engines, keep, keep_program, refusal
 from tunerd.engine.probe import (
     EMBEDDED_PROGRAM,
     EngineProber,
@@ -466,3 +467,69 @@ def test_a_dry_run_that_a_signal_ended_is_tried_once_more(folder: Path, tmp_path
     seen.write_text("")
     assert refusal(ctx, known(script(folder, always)), ("--port", "1")) == "free(): invalid"
     assert seen.read_text() == "x\n" * 2
+
+
+# What it takes to be the same build: the libraries of its variables, and what a script starts.
+
+LINKED = """
+#include <stdio.h>
+#include <string.h>
+int of_library(void);
+int main(int argc, char **argv) {
+    int letter = of_library();
+    if (argc > 1 && !strcmp(argv[1], "--help")) {
+        FILE *help = fopen(HELP, "r");
+        while ((letter = getc(help)) != EOF) putchar(letter);
+        return 0;
+    }
+    return 1;
+}
+"""
+
+
+def linked(folder: Path) -> Path:
+    """A program that finds its library only by LD_LIBRARY_PATH."""
+    (folder / "lib").mkdir()
+    library, text = folder / "lib/libllama.so", folder / "help.txt"
+    shutil.copy(HELP_TEXT, text)
+    (folder / "lib.c").write_text("int of_library(void) { return 0; }")
+    (folder / "main.c").write_text(LINKED)
+    cc, made = compiler() or "cc", folder / "llama-server"
+    programs.program(cc, "-shared", "-fPIC", folder / "lib.c", "-o", library)
+    programs.program(
+        cc, f'-DHELP="{text}"', folder / "main.c", f"-L{folder}/lib", "-lllama", "-o", made
+    )
+    return made
+
+
+def test_a_unit_tells_by_what_its_build_finds_its_libraries(folder: Path, tmp_path: Path) -> None:
+    ctx, made = Box(tmp_path).context, linked(folder)
+    ctx.files.make_folder(ctx.unit_path.parent)
+    ctx.unit_path.write_text(
+        f"[Service]\nEnvironment=LD_LIBRARY_PATH={folder}/lib LLAMA_ARG_THREADS=1\n"
+        f"ExecStart={made} -m /m.gguf\n"
+    )
+
+    (engine,) = [one for one in find_engines(ctx) if one.program == made]
+    kept = keep(ctx, engine.name).payload
+
+    assert (engine.problem, engine.environment) == (None, {"LD_LIBRARY_PATH": f"{folder}/lib"})
+    assert (Path(kept["folder"]) / "lib/libllama.so").is_file()
+
+
+def test_what_a_script_starts_is_a_part_of_it_and_no_copy_is_made_of_that(
+    folder: Path, prober: EngineProber, tmp_path: Path
+) -> None:
+    (folder / "real").mkdir()
+    real = linked(folder / "real")
+    variables = (("LD_LIBRARY_PATH", str(real.parent / "lib")),)
+    found = replace(script(folder, f'exec {real} "$@"'), environment=variables)
+
+    before = prober.probe(found).identity
+    real.write_bytes(real.read_bytes() + b"upgraded")
+    after = prober.probe(found).identity
+
+    assert real in [part.path for part in before.components]
+    assert before.sha256 != after.sha256
+    with pytest.raises(EngineError, match=f"it starts `{real}`"):
+        keep_program(Box(tmp_path).context, found)
