@@ -44,7 +44,16 @@ _COMPANIONS = frozenset(
 # Source: llama.cpp, `set_swa_pattern` in the loaders of these architectures. Others say it in
 # `attention.sliding_window_pattern`, or ignore the window that their metadata names.
 _WINDOW_PATTERN: Mapping[str, int] = MappingProxyType(
-    {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "gpt-oss": 2, "exaone4": 4, "llama4": 4}
+    {
+        "gemma2": 2,
+        "gemma3": 6,
+        "gemma3n": 5,
+        "cohere2": 4,
+        "gpt-oss": 2,
+        "exaone4": 4,
+        "llama4": 4,
+        "olmo2": 4,
+    }
 )
 # Layers alternate by `full_attention_interval` even where the key is left out.
 _INTERVAL_BY_DEFAULT = frozenset({"qwen3next", "qwen35", "qwen35moe"})

@@ -128,6 +128,7 @@ def test_kv_heads_may_differ_by_layer() -> None:
 
 def test_windowed_layers_follow_the_pattern_of_the_architecture() -> None:
     gemma = facts_of_shape(PlainShape(architecture="gemma3", n_layer=12, sliding_window=512))
+    olmo = facts_of_bytes(small("olmo2", {"block_count": 8, "attention.sliding_window": 512}))
     ignored = facts_of_bytes(
         small("qwen2", {"block_count": 4, "attention.sliding_window": 512})
     )  # fmt: skip
@@ -143,6 +144,7 @@ def test_windowed_layers_follow_the_pattern_of_the_architecture() -> None:
     )
 
     assert [block.index for block in gemma.blocks if not block.is_windowed] == [5, 11]
+    assert [block.index for block in olmo.blocks if not block.is_windowed] == [3, 7]
     assert gemma.sliding_window == 512
     assert not any(block.is_windowed for block in ignored.blocks)
     assert ignored.sliding_window is None
