@@ -298,6 +298,11 @@ class EngineProber:
             help_text=help_text[:MAX_HELP_CHARS],
             subcommand=subcommand,
         )
+        if self._quick_key(found) != quick:
+            raise EngineError(
+                f"`{found.program}` changed while it was looked at",
+                hint="wait until it is installed, and call again",
+            )
         self.files.remember(self._kept(quick), result, schema=PROBE_SCHEMA)
         return result
 
@@ -461,7 +466,7 @@ class EngineProber:
 
     def _remembered(self, quick: str) -> ProbeResult | None:
         known = self.files.recall(ProbeResult, self._kept(quick), schema=PROBE_SCHEMA)
-        return known if known is not None and _unchanged(known.identity) else None
+        return known if known is not None and is_unchanged(known.identity) else None
 
     def _kept(self, quick: str) -> Path:
         return self.cache_dir / f"probe-{quick[:32]}.json"
@@ -550,7 +555,8 @@ def _is_same(path: Path, sha256: str) -> bool:
         return False
 
 
-def _unchanged(identity: EngineIdentity) -> bool:
+def is_unchanged(identity: EngineIdentity) -> bool:
+    """Whether all its files still have the size and time that they had."""
     try:
         stands = [component.path.stat() for component in identity.components]
     except OSError:

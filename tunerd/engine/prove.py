@@ -13,7 +13,7 @@ from tunerd.engine.builds import sandbox
 from tunerd.engine.flags import CommandLine, RenderContext, render
 from tunerd.engine.health import Completion, HttpState, classify
 from tunerd.engine.help import Effect, Engine, Proof
-from tunerd.engine.probe import BARE_ENVIRONMENT, remember_proofs
+from tunerd.engine.probe import BARE_ENVIRONMENT, is_unchanged, remember_proofs
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import HostError, ServiceError
 from tunerd.machine.clock import polls
@@ -121,6 +121,9 @@ def prove_engine(ctx: Context, engine: Engine) -> Engine:
     model, expected = _designed_model(ctx, has_mtp=has_mtp)
     trials = dict(_trials(ctx, engine, model, has_mtp=has_mtp))
     proofs = judge_trials(trials, expected)
+    if not is_unchanged(engine.identity):
+        ctx.say(f"{engine.name} was replaced meanwhile: what was tried is not kept")
+        return engine
     remember_proofs(ctx.paths.cache_dir, ctx.files, engine.identity, proofs)
     return replace(engine, proofs=proofs)
 

@@ -27,8 +27,10 @@ from tunerd.engine.probe import (
     is_own_server,
     path_folders,
     programs_in,
+    read_proofs,
     writable_by_others,
 )
+from tunerd.engine.prove import prove_engine
 from tunerd.errors import EngineError
 from tunerd.machine.files import Files
 from tunerd.machine.process import User
@@ -533,3 +535,31 @@ def test_what_a_script_starts_is_a_part_of_it_and_no_copy_is_made_of_that(
     assert before.sha256 != after.sha256
     with pytest.raises(EngineError, match=f"it starts `{real}`"):
         keep_program(Box(tmp_path).context, found)
+
+
+def test_a_build_that_is_replaced_while_it_is_looked_at_is_looked_at_again(
+    folder: Path, prober: EngineProber
+) -> None:
+    found = good(folder)
+    text = found.program.read_text()
+    found.program.write_text(text.replace("--version) ", f"--version) echo >> {found.program}; "))
+    found.program.chmod(0o777)
+
+    with pytest.raises(EngineError, match="changed while it was looked at"):
+        prober.probe(found)
+
+    found.program.write_text(text)
+    assert prober.probe(found).version is not None
+
+
+def test_what_was_tried_of_a_build_that_was_replaced_meanwhile_is_not_kept(
+    folder: Path, tmp_path: Path
+) -> None:
+    ctx, found = Box(tmp_path).context, good(folder)
+    engine = engine_of(ctx, found)
+    assert engine.identity is not None
+    found.program.write_text(found.program.read_text() + "# another")
+
+    assert prove_engine(ctx, engine).proofs == ()
+    assert read_proofs(ctx.paths.cache_dir, ctx.files, engine.identity) == ()
+    assert prove_engine(ctx, engine_of(ctx, found)).proofs != ()
