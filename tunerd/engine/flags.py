@@ -761,6 +761,11 @@ class _Renderer:
         if setting is None:
             return
         if self.capabilities.has_load_mode:
+            option = self.capabilities.help.option("--load-mode")
+            modes = option.description if option is not None else ""
+            if setting.value == "auto" and "- mmap:" in modes and "- auto:" not in modes:
+                yield Note(setting.key, NO_FLAG_NEEDED)  # its word for that is the default, `mmap`
+                return
             yield _said(setting, "--load-mode", str(setting.value))
             return
         switches = LEGACY_LOAD[str(setting.value)]

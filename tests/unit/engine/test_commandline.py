@@ -60,6 +60,8 @@ NO_MARGIN = {"memory.fit": True, "memory.fit_mib": "default"}
     [
         *(("main-0x", {"serving.load_mode": mode}, f"--load-mode {mode}", "--no-mmap --mlock")
           for mode in ("none", "mlock", "mmap+mlock", "dio", "mmap", "auto")),
+        ("main-lm", {"serving.load_mode": "auto"}, "", "--load-mode"),
+        ("main-lm", {"serving.load_mode": "mmap"}, "--load-mode mmap", ""),
         ("main-mid", {"serving.load_mode": "none"}, "--no-mmap", "--mlock --load-mode"),
         ("main-mid", {"serving.load_mode": "mlock"}, "--no-mmap --mlock", "--load-mode"),
         ("main-mid", {"serving.load_mode": "mmap+mlock"}, "--mlock", "--no-mmap"),
