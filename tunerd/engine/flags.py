@@ -190,7 +190,8 @@ DRAFT_GPU_FLAGS: tuple[KeyFlag, ...] = (
     ),
     _flag(
         "speculation.cpu_moe",
-        "--spec-draft-cpu-moe -cmoed --cpu-moe-draft",
+        "--spec-draft-cpu-moe -cmoed",
+        "--cpu-moe-draft",
         off="",
         default=False,
     ),
@@ -550,6 +551,10 @@ class Refusal:
 Part = Argument | Note | Refusal
 
 
+_NO_CORES = "the number of physical cores could not be told"
+# Of builds that take no words for it, as ik: any number beyond the last layer means all of them.
+_COUNTS_OF_LAYERS = frozenset({"memory.n_gpu_layers", "speculation.n_gpu_layers"})
+_EVERY_LAYER = 999
 _COUNTS_OF_CORES = frozenset({"serving.threads", "serving.threads_batch"})
 
 
@@ -725,10 +730,13 @@ class _Renderer:
         if row.off is None:
             flag, value = flags.first_of(*row.on), setting.value
             value = self.context.substitute(row.key, value)
+            if row.key in _COUNTS_OF_LAYERS and isinstance(value, str) and not self.takes_all(flag):
+                value = _EVERY_LAYER if value == "all" else None
             if flag is None:
                 yield self.missing(setting, row.on)
             elif value is None:
-                why = "the number of physical cores could not be told"
+                is_layers = row.key in _COUNTS_OF_LAYERS
+                why = f"{self.build} wants a number" if is_layers else _NO_CORES
                 yield _refused(setting, why, f"set {row.key} to a number")
             else:
                 yield _said(setting, flag, row.show(value))
@@ -745,6 +753,11 @@ class _Renderer:
             yield Note(row.key, NO_FLAG_NEEDED)
         else:
             yield self.missing(setting, spellings)
+
+    def takes_all(self, flag: str | None) -> bool:
+        """Whether a number of layers may be a word, as the help of such builds says."""
+        option = self.capabilities.help.option(flag) if flag is not None else None
+        return option is not None and "'all'" in option.description
 
     def missing(self, setting: Setting, spellings: Sequence[str]) -> Part:
         """A refusal for what somebody asked for, a note for what only tunerd suggested."""

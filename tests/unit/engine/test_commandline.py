@@ -103,6 +103,12 @@ NO_MARGIN = {"memory.fit": True, "memory.fit_mib": "default"}
         ("main-0x", NO_MARGIN, "--fit on", "--fit-target"),
         ("ik-now", NO_MARGIN, "--fit", "--fit-margin"),
         ("main-0x", {"serving.threads": "physical"}, "--threads 8", ""),
+        *((dialect, {"memory.n_gpu_layers": "all"}, f"--n-gpu-layers {said}", "")
+          for dialect, said in (("main-old", "all"), ("main-0x", "all"), ("bee-01", "all"),
+                                ("ik-may", "999"), ("ik-now", "999"))),
+        ("ik-now", {**DRAFT, "speculation.n_gpu_layers": "all"}, "--n-gpu-layers-draft 999", ""),
+        ("main-old", {**DRAFT, "speculation.cpu_moe": True}, "--cpu-moe-draft", ""),
+        ("main-0x", {**DRAFT, "speculation.cpu_moe": True}, "--spec-draft-cpu-moe", ""),
         *(("main-0x", {"serving.temp": value}, f"--temp {shown}", "")
           for value, shown in ((0.0, "0.0"), (1, "1"), (0.1234567, "0.1234567"), (1e-05, "0.00001"))),
         # ik's `--verbosity` is another scale than `--log-verbosity`, which ik has not.
@@ -129,6 +135,7 @@ def test_a_key_is_spelled_as_the_build_wants_it(
         ("main-0x", {"speculation.type": "dflash"}, "speculation.type", "draft_model"),
         ("ik-now", {**DRAFT, "speculation.ctx_size": 512}, "speculation.ctx_size", "--ctx-size-draft"),
         ("main-0x", {"serving.threads": "physical"}, "serving.threads", "to a number"),
+        ("ik-now", {"memory.n_gpu_layers": "auto"}, "memory.n_gpu_layers", "wants a number"),
         ("ik-now", {"serving.log_verbosity": 3}, "serving.log_verbosity", "engines.ik"),
         # An argument of the user's own may repeat no key, tell no secret, and is one that the build lists.
         *(("main-lm", {"extra_args": words.split()}, "extra_args", f"the key {key} renders")
