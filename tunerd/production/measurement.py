@@ -170,7 +170,7 @@ def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str
         HostError: a file cannot be removed.
         ServiceError: the service manager refused, or a power limit cannot be given back.
     """
-    if not is_mine and (is_locked(ctx.paths.measure_lock) or not has_leftovers(ctx)):
+    if not is_mine and is_locked(ctx.paths.measure_lock):
         return ()
     dead = [
         unit

@@ -12,7 +12,7 @@ from typing import SupportsIndex
 import pytest
 
 from tests.fault.scenarios import deploy
-from tests.fault.world import ENGINE, UNIT, World, a_world
+from tests.fault.world import BROKEN, ENGINE, UNIT, World, a_world
 from tests.support.fakes import Invocation, Life, Program
 from tests.support.profiles import a_plan_for
 from tunerd.app import data_dir
@@ -131,6 +131,20 @@ def test_what_a_killed_measurement_left_is_cleared_by_recover(world: World) -> N
     assert not has_leftovers(ctx)
     assert world.serving_alias() == "one"
     assert recover(ctx).payload["cleared"] == []
+
+
+def test_a_lease_that_was_killed_as_it_began_leaves_no_failed_unit(world: World) -> None:
+    ctx = world.context()
+    unit = lease_unit(ID)
+    world.manager.programs[BROKEN] = lambda _: Life(ends_after_s=0.0, ending=Ending(code=1))
+    (world.manager.runtime_unit_dir / unit).write_text(f"[Service]\nExecStart={BROKEN}\n")
+    world.manager.start(unit)
+    assert world.manager.state(unit).has_failed
+    assert not has_leftovers(ctx), "nothing was written of it yet"
+
+    assert recover(ctx).payload["cleared"] == [unit]
+
+    assert not world.manager.state(unit).has_failed
 
 
 def test_what_somebody_measures_now_is_left_alone(world: World) -> None:
