@@ -16,7 +16,7 @@ from tunerd.measure.answer import ClientTimes, Sample, Timings
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord, SummaryRecord
 from tunerd.measure.store import EvidenceStore
-from tunerd.profile.arm import Arm, Boot, Box, Policy, Request
+from tunerd.profile.arm import Arm, Boot, Box, Policy, Request, Space
 from tunerd.profile.arm import Sample as SweepSample
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits
@@ -36,6 +36,12 @@ def simulated_night(hours: float = 1.25) -> tuple[Task, Outcome]:
     """A night on a simulated box, and what it came to."""
     one = task("12G", "agent", 1)
     return one, one.night(hours)
+
+
+def narrow(one: Task) -> Space:
+    """The space of a box without cache types and threads, which is searched in a second or two."""
+    families = one.space.families.items()
+    return Space({key: replace(one_of, kv=("q8_0",), threads=(8,)) for key, one_of in families})
 
 
 def begun_search(one: Task, box: Box, context: int = 131_072, n_slots: int = 1) -> Search:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
 from typing import Any, Protocol
 
@@ -288,10 +288,9 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What may be tried: families by (engine, spec), and what the user pinned, by name."""
+    """What may be tried: families by (engine, spec)."""
 
-    families: Mapping[tuple[str, str], Any]
-    pinned: Mapping[str, Any] = field(default_factory=dict)
+    families: Mapping[tuple[str, str], Family]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,24 +26,6 @@ from tunerd.profile.arm import (
     wording_of,
 )
 
-# The attribute of an arm that a pin speaks of: by its own name, or by the profile's key.
-_PINNED_ATTRIBUTE = {
-    name: attribute
-    for attribute, names in {
-        "engine": ("engine", "engine.name", "engine.prefer"),
-        "spec": ("spec", "speculation.type", "type"),
-        "n_max": ("n_max", "speculation.n_max"),
-        "p_min": ("p_min", "speculation.p_min"),
-        "fit_mib": ("fit_mib", "memory.fit_mib"),
-        "kv": ("kv", "cache_type_k", "cache_type_v", "serving.cache_type_k", "serving.cache_type_v"),
-        "ubatch": ("ubatch", "n_ubatch", "serving.n_ubatch", "serving.ubatch"),
-        "batch": ("batch", "n_batch", "serving.n_batch", "serving.batch"),
-        "threads": ("threads", "serving.threads"),
-    }.items()
-    for name in names
-}  # fmt: skip
-CONTEXT_NAMES = ("context_tokens", "ctx_size", "serving.ctx_size", "n_ctx", "context", "ctx")
-
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -145,57 +127,25 @@ class Grid:
 
 def build_grid(space: Space, incumbent: Arm, policy: Policy) -> Grid:
     """The grid of a space for a sweep that starts from this incumbent."""
-    pinned = {key: value for key, value in (space.pinned or {}).items() if value is not None}
-    pins = {_PINNED_ATTRIBUTE[key]: pinned[key] for key in _PINNED_ATTRIBUTE if key in pinned}
-    others = {key: value for key, value in pinned.items() if key not in _PINNED_ATTRIBUTE}
-    families: dict[tuple[str, str], FamilyGrid] = {}
-    left_out: list[Left] = []
-    for (engine, spec), family in space.families.items():
-        name = f"{engine}, {spec}"
-        pinned_away = [
-            f"{key} is pinned to {pins[key]}"
-            for key, value in (("engine", engine), ("spec", spec))
-            if key in pins and pins[key] != value
-        ]
-        if pinned_away:
-            left_out.append(Left(name, pinned_away[0]))
-            continue
-        if spec != OFF and "n_max" in pins and int(pins["n_max"]) < 1:
-            left_out.append(Left(name, f"n_max is pinned to {pins['n_max']}"))
-            continue
-        extra = _grid_extras(family, incumbent, others, policy)
-        families[engine, spec] = _grid_family(engine, spec, family, extra, incumbent, pins, policy)
-    left_out += [Left(key, f"pinned to {value}") for key, value in pins.items()]
-    if not policy.may_change_output:
-        left_out.append(Left("KV types and other keys", "they can change what the model says"))
-    return Grid(families, tuple(left_out))
+    families = {
+        key: _grid_family(key, family, incumbent, policy) for key, family in space.families.items()
+    }
+    left_out = (Left("KV types and other keys", "they can change what the model says"),)
+    return Grid(families, () if policy.may_change_output else left_out)
 
 
-def _grid_family(
-    engine: str,
-    spec: str,
-    given: Any,
-    extra: tuple[Extra, ...],
-    incumbent: Arm,
-    pins: Mapping[str, Any],
-    policy: Policy,
-) -> FamilyGrid:
-    def values(name: str, fallback: Any, *, frozen: bool = False) -> tuple[Any, ...]:
-        if name in pins:
-            return (pins[name],)
-        if frozen:
-            return (fallback,)
-        allowed = tuple(getattr(given, name, None) or ())
-        return tuple(sorted(set(allowed))) if allowed else (fallback,)
+def _grid_family(key: tuple[str, str], given: Family, incumbent: Arm, policy: Policy) -> FamilyGrid:
+    def values(name: str, fallback: Any) -> tuple[Any, ...]:
+        return tuple(sorted(set(getattr(given, name)))) or (fallback,)
 
-    kv = values("kv", incumbent.kv, frozen=not policy.may_change_output)
+    kv = values("kv", incumbent.kv) if policy.may_change_output else (incumbent.kv,)
     threads = values("threads", incumbent.threads)
     batch = values("batch", incumbent.batch)
     ubatch = values("ubatch", incumbent.ubatch)
+    extra = _grid_extras(given, incumbent, policy)
+    engine, spec = key
     drafts = spec != OFF
     n_max = values("n_max", incumbent.n_max)
-    home_ubatch = _nearest(ubatch, incumbent.ubatch)
-    home_batch = incumbent.batch if incumbent.batch in batch else _nearest(batch, incumbent.batch)
     return FamilyGrid(
         engine=engine,
         spec=spec,
@@ -209,26 +159,23 @@ def _grid_family(
         extra=extra,
         home=Variant(
             incumbent.kv if incumbent.kv in kv else kv[0],
-            home_batch,
+            _nearest(batch, incumbent.batch),
             incumbent.threads if incumbent.threads in threads else threads[0],
             incumbent.extra if incumbent.extra in extra else extra[0],
         ),
-        home_ubatch=home_ubatch,
+        home_ubatch=_nearest(ubatch, incumbent.ubatch),
     )
 
 
-def _grid_extras(
-    given: Any, incumbent: Arm, pinned: Mapping[str, Any], policy: Policy
-) -> tuple[Extra, ...]:
-    """Alternatives of other keys; without those that break a pin, unless all of them do."""
-    listed = dict.fromkeys(frozenset(option) for option in getattr(given, "extra", None) or ())
-    options = tuple(
+def _grid_extras(given: Family, incumbent: Arm, policy: Policy) -> tuple[Extra, ...]:
+    """Alternatives of other keys."""
+    options = dict.fromkeys(frozenset(option) for option in given.extra)
+    kept = (
         option
-        for option in listed
+        for option in options
         if policy.may_change_output or wording_of(option) == incumbent.wording
-    ) or (incumbent.extra,)
-    kept = (one for one in options if all(pinned.get(key, value) == value for key, value in one))
-    return tuple(kept) or options
+    )
+    return tuple(kept) or (incumbent.extra,)
 
 
 def _bits(kv: str) -> int:
@@ -454,7 +401,6 @@ def plan_space(base: Base, engines: Sequence[EngineFacts], wishes: Wishes) -> Sp
                 left.append(Left(f"{engine.name}, {kind}", f"one sweep tries one kind of {spec}: {known}"))  # fmt: skip
                 continue
             families[engine.name, spec] = _space_family(engine, spec, base, wishes, left)
-    pinned = {key: base.values.get(key) for key in wishes.pins}
     left += [
         Left(key, f"pinned to {base.values.get(key)} by {who}") for key, who in wishes.pins.items()
     ]
@@ -463,9 +409,8 @@ def plan_space(base: Base, engines: Sequence[EngineFacts], wishes: Wishes) -> Sp
         named = [key for key in wishes.ranges if _changes_output(key)]
         left += [Left(key, "it can change what the model says, and sweep.may_change_output is false")
                  for key in named]  # fmt: skip
-    arm_pins = {key: value for key, value in pinned.items() if key not in ARM_KEYS}
     whole = Base(base.arm, base.values, spec_types)
-    return SpacePlan(Space(families, arm_pins), whole, tuple(dict.fromkeys(left)))
+    return SpacePlan(Space(families), whole, tuple(dict.fromkeys(left)))
 
 
 def _engine_out(engine: EngineFacts, base: Base, wishes: Wishes) -> str | None:

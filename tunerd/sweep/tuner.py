@@ -44,7 +44,7 @@ from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import Night, PathPoint, TimeUp
 from tunerd.sweep.observations import FILL, TOOL, as_asked, blocks_of, decode_ms
 from tunerd.sweep.search import Finalist, MarginStep, Search
-from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
+from tunerd.sweep.space import Grid, Left, build_grid
 from tunerd.words import format_duration
 
 Array = NDArray[np.float64]
@@ -317,8 +317,13 @@ class _Sweep:
             raise ValueError("the workload has no classes")
         self.workload = workload
         self.grid: Grid = build_grid(space, self.incumbent, self.policy)
-        known = _context_of(box, space, self.incumbent, self.policy)
-        context = max(known or _USUAL_CONTEXT, _deepest_tokens(self.workload))
+        known = (
+            self.policy.context_tokens
+            or self.incumbent.context_size
+            or getattr(box, "context_tokens", None)
+        )
+        deepest = self.workload.classes[self.workload.deepest]
+        context = max(known or _USUAL_CONTEXT, deepest.depth_tokens)
         self.learner = Learner(
             self.grid, self.workload, context, self.study.known, self.policy.n_slots
         )
@@ -814,24 +819,6 @@ def _in_words(result: Result) -> str:
         interval = f", 95 % interval {gain.lower:.1%} to {gain.upper:.1%}"
     before = f" ({result.n_carried} from before it was cut short)" if result.n_carried else ""
     return f"{gain.estimate:.1%} faster over {gain.n_pairs} pairs{before}{interval}"
-
-
-def _deepest_tokens(workload: Workload) -> int:
-    return workload.classes[workload.deepest].depth_tokens
-
-
-def _context_of(box: Box, space: Space, incumbent: Arm, policy: Policy) -> int | None:
-    """The full context, wherever it is told: policy, space, pins, the arm's other keys, the box."""
-    if policy.context_tokens:
-        return int(policy.context_tokens)
-    pinned, extra = dict(space.pinned or {}), dict(incumbent.extra)
-    for name in CONTEXT_NAMES:
-        for found in (
-            getattr(space, name, None), pinned.get(name), extra.get(name), getattr(box, name, None)
-        ):  # fmt: skip
-            if isinstance(found, int) and found > 0:
-                return found
-    return None
 
 
 _NAMES = ("engine", "spec", "n_max", "p_min", "fit_mib", "kv", "ubatch", "batch", "threads")

@@ -60,7 +60,7 @@ def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealBox]:
 
 
 def night(box: RealBox, workload: Workload = WORKLOAD) -> Night:
-    grid = build_grid(Space({}, {}), OFF, Policy())
+    grid = build_grid(Space({}), OFF, Policy())
     learner = Learner(grid, workload, N_CTX)
     return Night(box, workload, learner, 3600.0, np.random.default_rng(1), None)
 

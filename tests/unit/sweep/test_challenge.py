@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.simulator.box import QUIET, SimulatedBox
 from benchmarks.simulator.tasks import Task, task
-from tests.support.made_sweep import begun_search
+from tests.support.made_sweep import begun_search, narrow
 from tunerd.measure.pairs import challenge_alpha, class_ms
 from tunerd.profile.arm import Arm, Boot, Family, Policy, Preempted, Request, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
@@ -240,9 +240,9 @@ def test_what_was_decided_is_spent(cut: Outcome) -> None:
 def first_hour() -> tuple[Task, Outcome]:
     """A night on one engine that found a winner, without cache types and threads."""
     one = task("16G", "chat", 2)
-    one = replace(one, space=replace(one.space, pinned={"kv": "q8_0", "threads": 8}))
+    one = replace(one, space=narrow(one))
     few = {key: family for key, family in one.space.families.items() if key[0] == "mainline"}
-    return one, replace(one, space=replace(one.space, families=few)).night(1.0)
+    return one, replace(one, space=Space(few)).night(1.0)
 
 
 def test_the_search_goes_on_from_a_winner_and_proves_the_next_against_it() -> None:

@@ -16,9 +16,9 @@ from benchmarks.simulator.box import Truth
 from benchmarks.simulator.tasks import Task, task
 from tests.support.bench_samples import logged
 from tests.support.folders import DATA, ROOT
-from tests.support.made_sweep import simulated_night
+from tests.support.made_sweep import narrow, simulated_night
 from tunerd.engine.log import LoggedRequest
-from tunerd.profile.arm import Arm, Policy, Request, Sample, Space
+from tunerd.profile.arm import Arm, Policy, Request, Sample
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.known import (
     Known,
@@ -263,10 +263,6 @@ class Meeting(Study):
 
     def end(self, laws: Mapping[tuple[str, str], Law], winner: Arm | None) -> None:
         self.laws, self.winner = laws, winner
-
-
-def narrow(one: Task) -> Space:
-    return replace(one.space, pinned={"kv": "q8_0", "threads": 8})
 
 
 def learned(

@@ -38,7 +38,6 @@ from tunerd.sweep.limits import TELLING_CALLS
 from tunerd.sweep.night import Server, TimeUp
 from tunerd.sweep.observations import BLOCK, TOOL, WARM_UP, prompt_name, text_of
 from tunerd.sweep.search import Finalist
-from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome
 
 HOUR_S = 3600.0
@@ -700,9 +699,6 @@ def test_an_engine_without_a_cache_of_prompts_leaves_the_others_their_warm_ones(
     assert outcome.arm == faster(one)
 
 
-# Pins
-
-
 class OwnSlots(SimulatedBox):
     """Requests at once are answered by slots that share nothing."""
 
@@ -735,22 +731,3 @@ def test_slots_that_share_nothing_do_not_cost_single_requests_their_warm_prefix(
         if row.request is not None and row.request.concurrency > 1
     ]
     assert sum(crowded) == 1
-
-
-def grid(pinned: Mapping[str, Any], **changed: Any) -> Any:
-    family = Family((1, 2), (0.0,), (0,), ("f16",), (512,), (2048,), (4,), **changed)
-    space = Space({("a", "off"): family, ("a", "mtp"): family}, pinned)
-    return build_grid(space, replace(OFF, engine="a"), Policy())
-
-
-def test_a_pin_of_no_drafts_leaves_kinds_that_draft_out() -> None:
-    found = grid({"speculation.n_max": 0})
-    assert list(found.families) == [("a", "off")]
-    assert any("n_max is pinned to 0" in one.reason for one in found.left_out)
-
-
-def test_alternatives_of_other_keys_that_break_a_pin_are_left_out() -> None:
-    extra = (frozenset({("x.y", 1)}), frozenset({("x.y", 2)}))
-    found = grid({"x.y": 2}, extra=extra).families["a", "off"]
-    assert found.extra == (extra[1],)
-    assert found.home.extra == extra[1]

@@ -152,7 +152,7 @@ def test_a_cache_type_is_left_for_the_next_size_up_or_down(present: str, near: s
     types = ("q8_0", "f16", "q4_0", "bf16", "iq4_nl")
     family = Family((3,), (0.0,), (0, 1024), types, (512,), (2048,), (4,))
     incumbent = Arm("a", "mtp", 3, 0.0, 0, present, 512, 2048, 4)
-    grid = build_grid(Space({("a", "mtp"): family}, {}), incumbent, Policy())
+    grid = build_grid(Space({("a", "mtp"): family}), incumbent, Policy())
     found = grid.families["a", "mtp"].variants_near(variant_of(incumbent))
     assert {variant.kv for variant in found} == {present, *near}
 

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
+from tests.support.made_sweep import narrow
 from tunerd.measure.pairs import LEAST_NAMED
 from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Space, plain
 from tunerd.sweep.learner import Learner
@@ -24,11 +25,6 @@ HOUR_S = 3600.0
 
 def rng(seed: int = 1) -> np.random.Generator:
     return np.random.default_rng(seed)
-
-
-def narrow(one: Task) -> Space:
-    """The space of a box without cache types and threads, which is searched in a second or two."""
-    return replace(one.space, pinned={"kv": "q8_0", "threads": 8})
 
 
 class Recording(SimulatedBox):
@@ -129,11 +125,15 @@ def test_with_the_best_already_serving_nothing_is_promoted() -> None:
     assert outcome.arm == incumbent
 
 
-def test_a_pin_of_the_user_is_never_overridden() -> None:
+def test_nothing_outside_the_space_is_ever_started() -> None:
     one = task("12G", "agent", 1)
-    space = replace(one.space, pinned={"speculation.n_max": 3, "engine": "mainline"})
+    families = {
+        (engine, spec): replace(family, n_max=(3,))
+        for (engine, spec), family in one.space.families.items()
+        if engine == "mainline"
+    }
     box = Recording(one.card)
-    tune(box, space, one.workload, one.incumbent, 0.5 * HOUR_S, rng())
+    tune(box, Space(families), one.workload, one.incumbent, 0.5 * HOUR_S, rng())
     started = box.started
     assert {arm.engine for arm in started} == {"mainline"}
     assert {arm.n_max for arm in started if arm.drafts} == {3}
