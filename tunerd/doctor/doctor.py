@@ -125,7 +125,7 @@ def read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None
 def _own(ctx: Context) -> tuple[Timings, ...]:
     """tunerd's own requests; none where the store cannot be read, which its own reader tells of."""
     try:
-        return own_requests(ctx).timings
+        return tuple(own_requests(ctx)[0])
     except TunerdError:
         return ()
 

@@ -55,7 +55,7 @@ from tunerd.measure.request import (
     warm_up,
 )
 from tunerd.measure.results import arm_json, ending, rates_seen, sample_json
-from tunerd.measure.store import EvidenceStore, demand_storable, reading
+from tunerd.measure.store import EvidenceStore, demand_storable
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device
 from tunerd.production.lease import Candidate, demand_alone, hold, outlook
@@ -176,7 +176,11 @@ class BenchRun:
         n_done = 0
         while queue:
             item = queue.popleft()
-            self._report(item, n_done, len(queue), done, todo, began_s)
+            request, took_s = item.step.requests[0], self._ctx.clock.monotonic_s() - began_s
+            name = f", {item.target.name}" if len(self._targets) > 1 else ""
+            text, steps = f"{request.suite}: {request.case}{name}", n_done + len(queue) + 1
+            left_s = took_s / done * (todo - done) if done else None
+            self._ctx.report(Progress(text, step=n_done + 1, steps=steps, left_s=left_s))
             goes_on = self._take(item)
             done, n_done = done + item.step.weight, n_done + 1
             if not goes_on:
@@ -185,22 +189,6 @@ class BenchRun:
                 again = self._settle()
                 queue.extend(again if goes_on else ())
                 todo += sum(one.step.weight for one in again)
-
-    def _report(
-        self, item: _Item, n_done: int, n_left: int, done: float, todo: float, began_s: float
-    ) -> None:
-        took_s = self._ctx.clock.monotonic_s() - began_s
-        left_s = took_s / done * (todo - done) if done else None
-        case = item.step.requests[0].case
-        name = f", {item.target.name}" if len(self._targets) > 1 else ""
-        self._ctx.report(
-            Progress(
-                f"{item.step.requests[0].suite}: {case}{name}",
-                step=n_done + 1,
-                steps=n_done + n_left + 1,
-                left_s=left_s,
-            )
-        )
 
     # The first requests of a life
 
@@ -547,8 +535,7 @@ class Session:
         letters = self._letters_now(made)
         room = Room(self.book, context_tokens(made), letters_per_token=letters)
         plan, _ = suite_plan(self.asked, self.seed, self.shape, room)
-        with reading(self.ctx) as store:
-            rates = rates_seen(store, made.resolved.name)
+        rates = rates_seen(self.ctx, made.resolved.name) or USUAL_RATES
         return n_arms * (_LOAD_S + expected_s(plan, rates))
 
     def _letters_now(self, made: DeployPlan) -> float | None:

@@ -13,18 +13,11 @@ from typing import Any
 
 from tunerd import __version__
 from tunerd.app import Context
+from tunerd.engine import flags
 from tunerd.engine.builds import PlanRequest, find_engines, request_again
-from tunerd.engine.flags import (
-    Answering,
-    OutputChange,
-    argument_changes,
-    change_words,
-    changes_sampling,
-    compared_environment,
-    output_changes,
-)
 from tunerd.engine.serving import environment_with, stands
 from tunerd.errors import BenchError, DeployError, UsageError
+from tunerd.measure import pairs
 from tunerd.measure.answer import Answer, Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import (
@@ -44,27 +37,6 @@ from tunerd.measure.life import (
     open_candidate,
     prompt_book,
 )
-from tunerd.measure.pairs import (
-    LEAST_NAMED,
-    SIDES,
-    Asked,
-    BootFailed,
-    Comparing,
-    Comparison,
-    Decision,
-    End,
-    Gain,
-    LifeEnded,
-    Limits,
-    Pair,
-    Side,
-    Turn,
-    Unusable,
-    advise,
-    part_sentence,
-    reasons,
-    sentence,
-)
 from tunerd.measure.request import (
     BenchRequest,
     Prompt,
@@ -75,7 +47,7 @@ from tunerd.measure.request import (
     suite_plan,
 )
 from tunerd.measure.results import ending, rates_seen
-from tunerd.measure.store import EvidenceStore, demand_storable, reading
+from tunerd.measure.store import EvidenceStore, demand_storable
 from tunerd.measure.trust import not_as_meant
 from tunerd.production.lease import Held, Outlook, demand_alone, hold, outlook
 from tunerd.production.plan import Plan, make_plan
@@ -188,7 +160,7 @@ def plan_side(ctx: Context, side: SideRequest) -> Plan:
             hint=next((message.hint for message in errors if message.hint), None),
         )
     if side.generation is not None and side.generation.argv != made.command.argv:
-        changed = argument_changes(side.generation.argv, made.command.argv)
+        changed = flags.argument_changes(side.generation.argv, made.command.argv)
         raise DeployError(
             f"`{side.name}` cannot be measured: its profile gives another command line today",
             cause="; ".join(changed) or "only the order of arguments differs",
@@ -203,8 +175,8 @@ def plan_side(ctx: Context, side: SideRequest) -> Plan:
 def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made: Plan) -> None:
     """The variables are those of then too, and what serves now is what was deployed."""
     text = ctx.generations.unit_text(then.number)
-    old = compared_environment(environment_with(ctx, (text or b"").decode(errors="replace")))
-    new = compared_environment(environment_with(ctx, made.unit_text))
+    old = flags.compared_environment(environment_with(ctx, (text or b"").decode(errors="replace")))
+    new = flags.compared_environment(environment_with(ctx, made.unit_text))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     if text is not None and names:
         raise DeployError(
@@ -221,9 +193,9 @@ def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made:
         )
 
 
-def answering(plan: Plan) -> Answering:
+def answering(plan: Plan) -> flags.Answering:
     """What of a plan decides how it answers."""
-    return Answering(plan.engine.name, plan.command.argv, plan.resolved.profile.environment)
+    return flags.Answering(plan.engine.name, plan.command.argv, plan.resolved.profile.environment)
 
 
 def context_tokens(plan: Plan) -> int | None:
@@ -278,7 +250,7 @@ def _plain(value: Any) -> str:
 
 DEFAULT_BUDGET_S = 1800.0
 # What a prompt has beside the tokens that were asked for: its reference number, its question.
-_FRAME_TOKENS = 192
+FRAME_TOKENS = 192
 # Time to end the last pair in, so that the loop and not the lease ends it.
 _SLACK_S = 120.0
 _SEED_BITS = 32
@@ -297,7 +269,7 @@ class CompareRequest:
     base: str | None = None
     options: tuple[str, ...] = ()
     workload: str | None = None
-    limits: Limits = field(default_factory=lambda: Limits(budget_s=DEFAULT_BUDGET_S))
+    limits: pairs.Limits = field(default_factory=lambda: pairs.Limits(budget_s=DEFAULT_BUDGET_S))
     seed: int | None = None
     start_after: bool = False
 
@@ -307,14 +279,14 @@ class Prepared:
     """Everything that is known before production is stopped."""
 
     request: CompareRequest
-    sides: Mapping[Side, SideRequest]
-    plans: Mapping[Side, Plan]
+    sides: Mapping[pairs.Side, SideRequest]
+    plans: Mapping[pairs.Side, Plan]
     shape: WorkloadShape
     workload: Workload
     seed: int
     outlook: Outlook
     messages: tuple[Message, ...]
-    changes: tuple[OutputChange, ...] = ()
+    changes: tuple[flags.OutputChange, ...] = ()
 
     @property
     def question(self) -> str:
@@ -345,7 +317,7 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
         DeployError: one of them would be refused, or production would not come back by itself.
     """
     first, second = sides_of(ctx, request.words, base=request.base, options=request.options)
-    plans: dict[Side, Plan] = {"A": plan_side(ctx, first), "B": plan_side(ctx, second)}
+    plans: dict[pairs.Side, Plan] = {"A": plan_side(ctx, first), "B": plan_side(ctx, second)}
     for plan in plans.values():
         demand_root_for_plan(ctx, plan)
     ahead = outlook(
@@ -358,8 +330,8 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
     contexts = [context_tokens(plan) for plan in plans.values()]
     known = [tokens for tokens in contexts if tokens is not None]
     most = min(known) if known else _ANY_CONTEXT
-    workload, cut = fitted(shape.plain(), most, margin_tokens=_FRAME_TOKENS)
-    changes = output_changes(answering(plans["A"]), answering(plans["B"]))
+    workload, cut = fitted(shape.plain(), most, margin_tokens=FRAME_TOKENS)
+    changes = flags.output_changes(answering(plans["A"]), answering(plans["B"]))
     messages = [
         told,
         *_short(ctx, request.limits, workload, ahead, plans["A"]),
@@ -373,7 +345,7 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
             if one.level is Level.WARNING
         ]
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
-    sides: dict[Side, SideRequest] = {"A": first, "B": second}
+    sides: dict[pairs.Side, SideRequest] = {"A": first, "B": second}
     return Prepared(request, sides, plans, shape, workload, seed, ahead, tuple(messages), changes)
 
 
@@ -403,12 +375,12 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
             found, quality, held, told = _measure(ctx, prepared, keeper)
             verdict = keeper.verdict(found, quality)
             joules = store.joules_per_token(keeper.number)
-            if found.end is End.FAILED or not found.pairs:
+            if found.end is pairs.End.FAILED or not found.pairs:
                 problems.append(found.problem or str(found.end))
     payload = {
         **payload_of(prepared, found, verdict, quality),
         "run": keeper.number,
-        "joules_per_token": {side: joules.get(side) for side in SIDES},
+        "joules_per_token": {side: joules.get(side) for side in pairs.SIDES},
         "without_service_s": held.without_service_s,
     }
     messages = (*prepared.messages, *told)
@@ -417,10 +389,10 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
 
 def _measure(
     ctx: Context, prepared: Prepared, keeper: Keeper
-) -> tuple[Comparison, Quality | None, Held, tuple[Message, ...]]:
+) -> tuple[pairs.Comparison, Quality | None, Held, tuple[Message, ...]]:
     limits = prepared.request.limits
 
-    def on_pair(pair: Pair, decision: Decision, left_s: float) -> None:
+    def on_pair(pair: pairs.Pair, decision: pairs.Decision, left_s: float) -> None:
         text = f"pair {pair.number}: {decision.standing}"
         ctx.report(Progress(text, pair.number, limits.max_pairs, left_s=left_s))
 
@@ -448,7 +420,7 @@ def _measure(
             keeper.answers(quality)
         limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
         with sink.muted():
-            found = Comparing(stand, prepared.workload, limits, rng, on_pair).run()
+            found = pairs.Comparing(stand, prepared.workload, limits, rng, on_pair).run()
         # Kept before production comes back: should that fail, the result is not lost.
         keeper.result(found)
     notes = tuple(note("lease", text) for text in held.notes)
@@ -456,22 +428,20 @@ def _measure(
 
 
 def _short(
-    ctx: Context, limits: Limits, workload: Workload, ahead: Outlook, plan: Plan
+    ctx: Context, limits: pairs.Limits, workload: Workload, ahead: Outlook, plan: Plan
 ) -> Iterator[Message]:
     """That the time has no room for the pairs that a verdict needs at least, by what is known.
 
     Raises:
         UsageError: not even both sides of one pair can be loaded in it.
     """
-    with reading(ctx) as store:
-        rates = rates_seen(store, plan.resolved.name)
     load_s = ahead.load_s or 0.0
-    pair_s = 2 * workload.process_s(load_s, rates)
+    pair_s = 2 * workload.process_s(load_s, rates_seen(ctx, plan.resolved.name))
     text = (
         f"a pair of fresh servers takes about {format_duration(pair_s)} or more, and a verdict needs "
-        f"{LEAST_NAMED} of them at least"
+        f"{pairs.LEAST_NAMED} of them at least"
     )
-    hint = f"--budget {math.ceil(LEAST_NAMED * pair_s / 60) + 1}min"
+    hint = f"--budget {math.ceil(pairs.LEAST_NAMED * pair_s / 60) + 1}min"
     if limits.budget_s <= 2 * load_s:
         raise UsageError(
             f"nothing can be compared in {format_duration(limits.budget_s)}",
@@ -479,18 +449,20 @@ def _short(
             state="nothing was touched",
             hint=hint,
         )
-    if limits.budget_s < LEAST_NAMED * pair_s:
+    if limits.budget_s < pairs.LEAST_NAMED * pair_s:
         yield warning("short", text, hint)
 
 
-def _between(plans: Mapping[Side, Plan], changes: Sequence[OutputChange]) -> Iterator[Message]:
+def _between(
+    plans: Mapping[pairs.Side, Plan], changes: Sequence[flags.OutputChange]
+) -> Iterator[Message]:
     """What should be known of the two before anything is measured."""
     a, b = plans["A"], plans["B"]
     if a.command.argv == b.command.argv and a.unit_text == b.unit_text:
         text = "A and B are the same command line: whatever is found between them is chance"
         yield warning("same", text)
     if changes:
-        words = change_words(changes)
+        words = flags.change_words(changes)
         text = f"B may answer otherwise than A, so their answers are compared too: {words}"
         yield warning("changes-answers", text)
 
@@ -514,9 +486,6 @@ def _cut_messages(
 _PREFIX_ANSWER_TOKENS = 2
 _WARM_SHARE = 0.5
 
-OnArm = Callable[[Side, ArmRecord], None]
-OnSamples = Callable[[Side, Sequence[Sample]], None]
-
 
 @dataclass
 class SideFacts:
@@ -539,11 +508,11 @@ class CandidateStand:
 
     ctx: Context
     held: Held
-    plans: Mapping[Side, Plan]
+    plans: Mapping[pairs.Side, Plan]
     texts: Texts
-    on_arm: OnArm
-    on_samples: OnSamples
-    facts: dict[Side, SideFacts] = field(
+    on_arm: Callable[[pairs.Side, ArmRecord], None]
+    on_samples: Callable[[pairs.Side, Sequence[Sample]], None]
+    facts: dict[pairs.Side, SideFacts] = field(
         default_factory=lambda: {"A": SideFacts(), "B": SideFacts()}
     )
     _reader: FingerprintReader | None = None
@@ -552,7 +521,7 @@ class CandidateStand:
         """Seconds."""
         return self.ctx.clock.monotonic_s()
 
-    def boot(self, side: Side) -> CandidateLife:
+    def boot(self, side: pairs.Side) -> CandidateLife:
         """A fresh process of this side, its first request answered and discarded.
 
         Raises:
@@ -575,7 +544,7 @@ class CandidateStand:
                 return life
         except BenchError as error:
             self.held.check()
-            raise BootFailed(error.words) from error
+            raise pairs.BootFailed(error.words) from error
 
     def told(self) -> tuple[Message, ...]:
         """What should be said of the sides, beside the verdict."""
@@ -594,7 +563,7 @@ class CandidateStand:
 class CandidateLife:
     """One process of a side; `process` ends it once it is closed."""
 
-    def __init__(self, stand: CandidateStand, side: Side, target: Target) -> None:
+    def __init__(self, stand: CandidateStand, side: pairs.Side, target: Target) -> None:
         """Warmed up: the first process of a side proves what it is meant to do.
 
         `check` judges all that later ones answered.
@@ -609,7 +578,7 @@ class CandidateLife:
         self._facts.is_proved = True
         self._asked = life.open()
 
-    def request(self, asked: Asked) -> Turn:
+    def request(self, asked: pairs.Asked) -> pairs.Turn:
         """One request of a class, behind the prefix that it expects to be cached.
 
         Raises:
@@ -633,8 +602,8 @@ class CandidateLife:
         turns = all_known(sample.turn_ms for sample in samples)
         firsts = all_known(sample.client.ttft_ms if sample.client else None for sample in samples)
         if not turns or not firsts:
-            raise Unusable("the first token was not seen")
-        return Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts))
+            raise pairs.Unusable("the first token was not seen")
+        return pairs.Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts))
 
     def answer(self, request: Request, prompt: Prompt) -> Answer | None:
         """The answer to a question; None where there was none.
@@ -647,7 +616,7 @@ class CandidateLife:
         if found.sample.problem is not None:
             self._stand.held.check()
             if (why := self._life.target.why_ended()) is not None:
-                raise LifeEnded(why)
+                raise pairs.LifeEnded(why)
         return found.answer
 
     def check(self) -> None:
@@ -660,7 +629,7 @@ class CandidateLife:
         drafted = [one.draft_n if one else None for one in timings]
         problem = not_as_meant(self._life.target.speculation.drafts, drafted)
         if problem is not None:
-            raise LifeEnded(problem)
+            raise pairs.LifeEnded(problem)
         self._facts.messages |= {one.text: one for one in self._life.crowded()}
 
     def close(self) -> None:
@@ -679,7 +648,7 @@ class CandidateLife:
         problem = next((sample.problem for sample in samples if sample.problem), None)
         if problem is not None:
             self._stand.held.check()
-            raise LifeEnded(self._life.target.why_ended() or problem)
+            raise pairs.LifeEnded(self._life.target.why_ended() or problem)
         for sample in samples:
             cached = sample.details.get("cached")
             if is_warm_class(one) and one.new_tokens and isinstance(cached, int):
@@ -687,7 +656,7 @@ class CandidateLife:
                 self._facts.found_cached += min(cached, one.cached_tokens)
         marks = {str(mark) for sample in samples for mark in sample.marks}
         if marks:
-            raise Unusable(", ".join(sorted(marks)))
+            raise pairs.Unusable(", ".join(sorted(marks)))
         return samples
 
 
@@ -699,7 +668,7 @@ _SHARE = 0.5
 
 
 def judge_answers(
-    stand: CandidateStand, changes: Sequence[OutputChange], *, budget_s: float
+    stand: CandidateStand, changes: Sequence[flags.OutputChange], *, budget_s: float
 ) -> Quality:
     """Whether B answers as A does; questions that one side was never asked say nothing.
 
@@ -711,18 +680,18 @@ def judge_answers(
     Raises:
         Preempted: the lease is gone.
     """
-    asked = BenchRequest(Suite.QUALITY, _REPEATS, with_own_sampling=changes_sampling(changes))
+    asked = BenchRequest(Suite.QUALITY, _REPEATS, with_own_sampling=flags.changes_sampling(changes))
     plan, _ = suite_plan(asked, stand.texts.seed, None, Room(stand.texts.book))
     stock = stand.texts.stock("questions")
     questions = [(request, stock.take(request.kind)) for request in plan.requests]
     answers: list[list[Replies]] = []
     end_s = stand.now_s() + budget_s
-    for side in SIDES:
+    for side in pairs.SIDES:
         if stand.now_s() >= end_s:  # the start of the other took it all
             return Quality(None, (f"there was no time for the questions to {side}",), ())
         try:
-            answers.append(_ask(stand, side, questions, budget_s * _SHARE / len(SIDES)))
-        except BootFailed as error:
+            answers.append(_ask(stand, side, questions, budget_s * _SHARE / len(pairs.SIDES)))
+        except pairs.BootFailed as error:
             return Quality(None, (f"{side} did not start: {error}",), ())
     found = judge_quality(
         [pair(request.case, one, other)
@@ -737,7 +706,7 @@ def judge_answers(
 
 def _ask(
     stand: CandidateStand,
-    side: Side,
+    side: pairs.Side,
     questions: Sequence[tuple[Request, Prompt]],
     limit_s: float,
 ) -> list[Replies]:
@@ -759,7 +728,7 @@ def _ask(
             if not has_ended:
                 try:
                     answer = life.answer(request, prompt)
-                except LifeEnded:
+                except pairs.LifeEnded:
                     has_ended = True  # what is left has no answer, and that counts
             answers.append({prompt.prompt_id: answer})
     finally:
@@ -794,16 +763,16 @@ class Keeper:
             )
         )
 
-    def arm(self, side: Side, arm: ArmRecord) -> None:
+    def arm(self, side: pairs.Side, arm: ArmRecord) -> None:
         """A side has served for the first time."""
         arm = arm.under(workload_sha256=self._prepared.shape.sha256)
         self._store.add_arm(self.number, replace(arm, name=side))
 
-    def samples(self, side: Side, samples: Sequence[Sample]) -> None:
+    def samples(self, side: pairs.Side, samples: Sequence[Sample]) -> None:
         """What one process was asked."""
         self._store.add_samples(self.number, samples, arm=side)
 
-    def result(self, found: Comparison) -> None:
+    def result(self, found: pairs.Comparison) -> None:
         """Turn times of both sides, whole and by class."""
         for part in found.parts():
             what = part.name if part.class_index is None else f"class {part.class_index + 1}"
@@ -816,19 +785,19 @@ class Keeper:
         """B's answers held against A's."""
         self._store.add_summary(self.number, quality.to_record("B", "A"))
 
-    def verdict(self, found: Comparison, quality: Quality | None) -> VerdictRecord:
+    def verdict(self, found: pairs.Comparison, quality: Quality | None) -> VerdictRecord:
         """The verdict, stored."""
         record = _verdict(self._prepared, found, quality)
         self._store.add_verdict(self.number, record)
         return record
 
 
-def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> VerdictRecord:
+def _verdict(prepared: Prepared, found: pairs.Comparison, quality: Quality | None) -> VerdictRecord:
     gain, decision = found.gain, found.decision
     ratio, low, high = (None, None, None) if gain is None else gain.ratios
     names = {side: one.name for side, one in prepared.sides.items()}
-    advice = advise(found.standing, prepared.changes, quality)
-    said = sentence(found, f"A ({names['A']})", f"B ({names['B']})", prepared.shape.name)
+    advice = pairs.advise(found.standing, prepared.changes, quality)
+    said = pairs.sentence(found, f"A ({names['A']})", f"B ({names['B']})", prepared.shape.name)
     return VerdictRecord(
         outcome=advice.outcome,
         sentence=said if advice.remark is None else f"{said}; {advice.remark}",
@@ -839,7 +808,7 @@ def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> 
         ratio_low=low,
         ratio_high=high,
         n_pairs=len(found.pairs),
-        reasons=(*reasons(found), *advice.reasons),
+        reasons=(*pairs.reasons(found), *advice.reasons),
         details={
             "speed": str(found.standing),
             "recommended": advice.recommended,
@@ -852,17 +821,17 @@ def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> 
     )
 
 
-def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
+def turn_times(shape: WorkloadShape, found: pairs.Comparison) -> list[TurnTime]:
     """The turn of each class and the expected one, on both sides, by part."""
     rows: list[TurnTime] = []
-    for side in SIDES if found.pairs else ():
+    for side in pairs.SIDES if found.pairs else ():
         parts = [Parts(*(found.seconds(side, part, at) for part in ("turn", "prefill", "decode")))
                  for at in range(len(shape.classes))]  # fmt: skip
         rows += turns_of(side, shape, parts)
     return rows
 
 
-def _gain_json(gain: Gain) -> dict[str, Any]:
+def _gain_json(gain: pairs.Gain) -> dict[str, Any]:
     """The ratio of times, B over A, and how much faster that makes B, each with its interval."""
     ratio, low, high = gain.ratios
     return {
@@ -877,7 +846,7 @@ def _gain_json(gain: Gain) -> dict[str, Any]:
 
 
 def payload_of(
-    prepared: Prepared, found: Comparison, verdict: VerdictRecord, quality: Quality | None
+    prepared: Prepared, found: pairs.Comparison, verdict: VerdictRecord, quality: Quality | None
 ) -> dict[str, Any]:
     """As scripts read it."""
     gain, parts = found.gain, []
@@ -885,7 +854,7 @@ def payload_of(
         at = part.class_index
         name = None if at is None else prepared.shape.classes[at].name
         parts.append({"part": part.name, "class": name, "a_s": part.a_s, "b_s": part.b_s,
-                      **_gain_json(part.gain), "sentence": part_sentence(part, name or "")})  # fmt: skip
+                      **_gain_json(part.gain), "sentence": pairs.part_sentence(part, name or "")})  # fmt: skip
     return {
         "a": prepared.sides["A"].name,
         "b": prepared.sides["B"].name,

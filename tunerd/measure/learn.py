@@ -26,19 +26,10 @@ from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.measure.answer import Timings, read_counters
 from tunerd.measure.evidence import RunRecord
 from tunerd.measure.store import reading
-from tunerd.measure.trust import OwnRequests, of_others
+from tunerd.measure.trust import of_others
+from tunerd.profile import workload
 from tunerd.profile.files import load_profile, load_sources
 from tunerd.profile.layers import Layer, Resolved
-from tunerd.profile.workload import (
-    Rates,
-    WorkloadShape,
-    WorkloadTable,
-    expected_parts,
-    mean_parts,
-    parts_json,
-    shape_of,
-    to_toml,
-)
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.words import check_name, format_duration, is_name, nearest_name, problem_of
 
@@ -58,7 +49,7 @@ _WHOLE = 0.9  # of the counted tokens; the rest may be under way
 class WorkloadFile:
     """A workload with the file that it stands in, and who wrote that."""
 
-    shape: WorkloadShape
+    shape: workload.WorkloadShape
     path: Path
     layer: str
     learned: Mapping[str, Any] | None = None
@@ -162,7 +153,7 @@ def learn_workload(
     }
     if write:
         ctx.files.make_folder(path.parent)
-        ctx.files.write(path, to_toml(learned.shape, seen).encode())
+        ctx.files.write(path, workload.to_toml(learned.shape, seen).encode())
     file = WorkloadFile(learned.shape, path, LEARNED, seen)
     payload = {**workload_json(file, learned.rates), "written": write}
     if n_own:
@@ -191,7 +182,7 @@ def find_workload(ctx: Context, name: str) -> WorkloadFile:
 
 def workload_for(
     ctx: Context, name: str | None, resolved: Resolved | None
-) -> tuple[WorkloadShape, Message]:
+) -> tuple[workload.WorkloadShape, Message]:
     """What to measure with: as named, else the profile's own, else the one that was learned, else chat.
 
     What was learned of the requests that come here goes before what a shipped profile was made for.
@@ -202,8 +193,8 @@ def workload_for(
     if name is not None:
         return find_workload(ctx, name).shape, note("workload", f"workload `{name}`, as asked for")
     own = None if resolved is None else resolved.profile.workload
-    if isinstance(own, WorkloadTable) and resolved is not None:
-        shape = shape_of(resolved.name, own)
+    if isinstance(own, workload.WorkloadTable) and resolved is not None:
+        shape = workload.shape_of(resolved.name, own)
         return shape, note("workload", f"workload of profile `{resolved.name}`")
     is_learned = LEARNED in _files(ctx)
     said = None if resolved is None else resolved.settings.get("workload")
@@ -245,7 +236,7 @@ def workload_sha256_now(ctx: Context, run: RunRecord, then: str | None) -> str |
     return found[0] if found else NO_WORKLOAD
 
 
-def _own_table(ctx: Context, profile: str) -> WorkloadShape | None:
+def _own_table(ctx: Context, profile: str) -> workload.WorkloadShape | None:
     """The workload that a profile of this name describes by itself.
 
     Raises:
@@ -255,13 +246,13 @@ def _own_table(ctx: Context, profile: str) -> WorkloadShape | None:
     if profile not in sources.names:
         return None
     own = load_profile(ctx, profile, options={}).profile.workload
-    return shape_of(profile, own) if isinstance(own, WorkloadTable) else None
+    return workload.shape_of(profile, own) if isinstance(own, workload.WorkloadTable) else None
 
 
-def workload_json(file: WorkloadFile, rates: Rates) -> dict[str, Any]:
+def workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
     """As scripts read it; times are None where the server's speed is not known."""
     shape = file.shape
-    parts = expected_parts(shape, rates)
+    parts = workload.expected_parts(shape, rates)
     classes = [
         {
             **one.to_json(),
@@ -275,7 +266,7 @@ def workload_json(file: WorkloadFile, rates: Rates) -> dict[str, Any]:
                 else round(one.reasoning_tokens.mean),
                 "answer_tokens": round(one.answer_tokens.mean),
             },
-            "turn": None if parts is None else parts_json(parts[index]),
+            "turn": None if parts is None else workload.parts_json(parts[index]),
         }
         for index, (one, plain, share) in enumerate(
             zip(shape.classes, shape.plain().classes, shape.shares, strict=True)
@@ -290,7 +281,7 @@ def workload_json(file: WorkloadFile, rates: Rates) -> dict[str, Any]:
         "sha256": shape.sha256,
         "classes": classes,
         "rates": {"prompt_tok_s": rates.prompt_tok_s, "decode_tok_s": rates.decode_tok_s},
-        "turn": None if parts is None else parts_json(mean_parts(shape, parts)),
+        "turn": None if parts is None else workload.parts_json(workload.mean_parts(shape, parts)),
         "learned": None if file.learned is None else dict(file.learned),
     }
 
@@ -321,16 +312,16 @@ def _toml_files(folder: Path) -> Iterator[Path]:
 def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
     try:
         data = tomllib.loads((ctx.files.read(path) or b"").decode())
-        table = WorkloadTable.model_validate(data)
+        table = workload.WorkloadTable.model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        places = (str(problem_of(WorkloadTable, path.name, dict(one))) for one in found)
+        places = (str(problem_of(workload.WorkloadTable, path.name, dict(one))) for one in found)
         raise _wrong(path, "\n".join(places)) from error
     except (ValueError, RecursionError) as error:
         raise _wrong(path, str(error)) from error
     except HostError as error:  # a folder of that name, or a file that may not be read
         raise _wrong(path, error.cause or error.message) from error
-    return WorkloadFile(shape_of(path.stem, table), path, layer, table.learned)
+    return WorkloadFile(workload.shape_of(path.stem, table), path, layer, table.learned)
 
 
 def _wrong(path: Path, cause: str) -> ConfigError:
@@ -380,26 +371,22 @@ def _days(days: int) -> str:
     return f"{days} day{'s' if days > 1 else ''}"
 
 
-def own_requests(ctx: Context) -> OwnRequests:
-    """Requests of the newest measurements, whatever server they were put to.
+def own_requests(ctx: Context) -> tuple[list[Timings], int]:
+    """Requests of the newest measurements, whatever server they were put to, and how many more have no counts to find them by.
 
     Raises:
         HostError: the store is damaged or cannot be read.
     """
-    timings: list[Timings] = []
-    n_unknown = 0
     with reading(ctx) as store:
         if store is None:
-            return OwnRequests()
-        for run in store.runs(limit=_N_RUNS):
-            for sample in store.samples(run.number):
-                one = sample.timings
-                if one is None or one.prompt_ms is None or one.predicted_ms is None:
-                    n_unknown += 1
-                else:
-                    timings.append(one)
-        n_unknown += sum(one.n_rows for one in store.damage)
-    return OwnRequests(tuple(timings), n_unknown)
+            return [], 0
+        runs = store.runs(limit=_N_RUNS)
+        told = [one.timings for run in runs for one in store.samples(run.number)]
+        n_damaged = sum(one.n_rows for one in store.damage)
+    found = [
+        one for one in told if one is not None and None not in (one.prompt_ms, one.predicted_ms)
+    ]
+    return found, len(told) - len(found) + n_damaged
 
 
 def _theirs(
@@ -407,21 +394,21 @@ def _theirs(
 ) -> tuple[tuple[LoggedRequest, ...], int, list[Message]]:
     """Requests of others, how many were tunerd's own, and a warning where some cannot be told apart."""
     try:
-        own = own_requests(ctx)
+        own, n_unknown = own_requests(ctx)
     except TunerdError as problem:
         text = f"tunerd's own measurements cannot be told from traffic: {problem.message}"
         return tuple(logged), 0, [warning("own-requests-unknown", text, problem.hint)]
-    theirs, messages = of_others(logged, own.timings), list[Message]()
-    if own.n_unknown:
+    theirs, messages = of_others(logged, own), list[Message]()
+    if n_unknown:
         text = (
-            f"{own.n_unknown} requests of tunerd's own have no counts to find them by; those that this "
+            f"{n_unknown} requests of tunerd's own have no counts to find them by; those that this "
             "server was asked are taken for traffic"
         )
         messages.append(warning("own-requests-unknown", text))
     return theirs, len(logged) - len(theirs), messages
 
 
-def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
+def _live_rates(ctx: Context) -> tuple[workload.Rates, tuple[Message, ...]]:
     """How fast the live server was with its people's requests, from its own log.
 
     Unknown where it has answered none; tunerd's own requests, of which some have prompts that nobody
@@ -430,9 +417,9 @@ def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
     try:
         logged = _read_log(ctx, ctx.unit).requests
     except TunerdError:  # a picture without seconds is better than none
-        return Rates(None, None), ()
+        return workload.Rates(None, None), ()
     if not logged:
-        return Rates(None, None), ()
+        return workload.Rates(None, None), ()
     theirs, n_own, messages = _theirs(ctx, logged)
     if n_own:
         text = f"left out of the server's speed: {n_own} requests of tunerd's own"
@@ -444,10 +431,10 @@ def served_requests(ctx: Context, since_s: float) -> tuple[LoggedRequest, ...]:
     """What production answered to others since then, by its log, oldest first; nothing where that cannot be read."""
     try:
         span = ctx.services.log_since(ctx.unit, since_s, max_lines=_MAX_LINES)
-        own = own_requests(ctx)
+        own, _ = own_requests(ctx)
     except TunerdError:  # nothing is decided by it
         return ()
-    return of_others(read_requests(span.lines).requests, own.timings)
+    return of_others(read_requests(span.lines).requests, own)
 
 
 def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tuple[Message, ...]:

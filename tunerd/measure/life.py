@@ -21,6 +21,7 @@ from tunerd.errors import BenchError, UsageError
 from tunerd.machine.clock import polls
 from tunerd.machine.host import cpu_seconds, process_cpu_s, process_facts
 from tunerd.machine.proc import family_of
+from tunerd.measure import trust
 from tunerd.measure.answer import (
     Answer,
     ClientTimes,
@@ -51,20 +52,6 @@ from tunerd.measure.request import (
     read_prompts,
     warm_up,
 )
-from tunerd.measure.trust import (
-    GpuLook,
-    ProcessorLook,
-    Speculation,
-    Traffic,
-    energy_of,
-    is_processor_taken,
-    is_same_command,
-    judge_traffic,
-    look_at,
-    marks_of,
-    quiet_mib,
-    speculation_of,
-)
 from tunerd.production.checks import explain
 from tunerd.production.gate import why_it_ended
 from tunerd.production.lease import Candidate
@@ -83,7 +70,7 @@ _SAID = "what-a-user-says"
 _MOST_FRAME = 1 << 16  # letters; a template that says more is none
 _LETTERS_PER_TOKEN = (0.5, 50.0)
 _OK = 200
-_UNKNOWN = Speculation(None)
+_UNKNOWN = trust.Speculation(None)
 # Each look at the counters is work for the server, and resets gauges that others may read.
 SCRAPE_S = 5.0
 
@@ -126,7 +113,7 @@ class Target:
     model: str | None = None
     n_ctx: int | None = None
     most_tokens: int | None = None
-    speculation: Speculation = _UNKNOWN
+    speculation: trust.Speculation = _UNKNOWN
     overrides: Mapping[str, Any] = field(default_factory=dict)
     frame: Frame | None = None
     messages: tuple[Message, ...] = ()
@@ -225,7 +212,7 @@ def _of_unit(
         life=lambda: _life(ctx, unit),
         why_ended=lambda: _why_ended(ctx, unit, pid),
         pids=(pid,),
-        speculation=speculation_of(argv),
+        speculation=trust.speculation_of(argv),
         messages=tuple(warning("cannot-tell", problem) for problem in problems),
         unit=ctx.unit,
         profile=profile,
@@ -353,7 +340,7 @@ def letters_per_token(server: LlamaServer, book: PromptBook) -> float:
 def _runs_with(argv: Sequence[str], pid: int) -> bool | None:
     """Whether a process has exactly these arguments; None where they cannot be read."""
     facts = process_facts(pid)
-    return is_same_command(argv, facts.cmdline if facts is not None else None)
+    return trust.is_same_command(argv, facts.cmdline if facts is not None else None)
 
 
 def _life(ctx: Context, unit: str) -> str | None:
@@ -392,7 +379,7 @@ class GpuWatch:
 
     ctx: Context
     pids: tuple[int, ...]
-    looks: list[GpuLook] = field(default_factory=list)
+    looks: list[trust.GpuLook] = field(default_factory=list)
 
     def look(self) -> None:
         """Read now, if the last reading is old enough."""
@@ -402,7 +389,7 @@ class GpuWatch:
     def look_now(self) -> None:
         """Read in any case."""
         gpus = self.ctx.gpu.read().gpus
-        self.looks.append(look_at(gpus, self.pids, at_s=self.ctx.clock.monotonic_s()))
+        self.looks.append(trust.look_at(gpus, self.pids, at_s=self.ctx.clock.monotonic_s()))
 
     @property
     def free_mib(self) -> int | None:
@@ -438,7 +425,7 @@ class Silence:
         return before == self._counted
 
 
-def look_at_processors(server_pids: Sequence[int]) -> ProcessorLook | None:
+def look_at_processors(server_pids: Sequence[int]) -> trust.ProcessorLook | None:
     """None where the server's own processes are not known, or nothing can be read of them."""
     machine = cpu_seconds()
     pids = (os.getpid(), *server_pids)
@@ -447,7 +434,7 @@ def look_at_processors(server_pids: Sequence[int]) -> ProcessorLook | None:
         return None
     # What they started counts as theirs, such as the servers of a router.
     own_s += [process_cpu_s(one) or 0.0 for pid in pids for one in family_of(pid) if one != pid]
-    return ProcessorLook(machine.total_s, machine.busy_s, sum(own_s))
+    return trust.ProcessorLook(machine.total_s, machine.busy_s, sum(own_s))
 
 
 class TrafficWatch:
@@ -481,7 +468,7 @@ class TrafficWatch:
         """Begin a stretch; waits until the counters may be read."""
         self._before = self._read()
 
-    def close(self, own: list[Timings | None]) -> tuple[Traffic, tuple[int, ...] | None]:
+    def close(self, own: list[Timings | None]) -> tuple[trust.Traffic, tuple[int, ...] | None]:
         """End a stretch in which these requests were made, and begin the next.
 
         Returns:
@@ -489,11 +476,11 @@ class TrafficWatch:
         """
         before = self._before
         if before is None and not self.is_due:
-            return Traffic(None), None  # nothing to wait for where nothing was counted
+            return trust.Traffic(None), None  # nothing to wait for where nothing was counted
         after = self._before = self._read()
         if before is None or after is None:
-            return Traffic(None), None
-        return judge_traffic(before, after, own), gained(before, after)
+            return trust.Traffic(None), None
+        return trust.judge_traffic(before, after, own), gained(before, after)
 
     def wait_until_idle(self, limit_s: float | None = None) -> bool:
         """Wait until nothing is answered, by default as long as a swap would; whether that came true.
@@ -554,7 +541,7 @@ class Answered:
     prompt: Prompt
     sample: Sample
     answer: Answer | None
-    looks: tuple[GpuLook, ...]
+    looks: tuple[trust.GpuLook, ...]
     is_mute: bool = False
 
     @property
@@ -588,7 +575,7 @@ class Life:
         self.asked: list[Answered] = []
         self.quiet_mib: int | None = None
         self.accepted: tuple[int, ...] | None = None
-        self._looks: list[GpuLook] = []
+        self._looks: list[trust.GpuLook] = []
         self._processors = look_at_processors(target.pids)
 
     # The first requests of a life
@@ -631,7 +618,7 @@ class Life:
                 raise NoAnswer("the server gave no answer", cause=asked.sample.problem)
             seen.append(asked)
             self._looks += asked.looks
-            self.quiet_mib = quiet_mib(self._looks)
+            self.quiet_mib = trust.quiet_mib(self._looks)
             if asked.has_drafted and drafts is False:
                 raise BenchError("it is meant not to draft, and drafted")
             if asked.has_drafted:
@@ -749,12 +736,12 @@ class Life:
             meanwhile=watch.look,
             gives_up=Silence(self.ctx, target).is_over,
         )
-        is_taken = is_processor_taken(processors, look_at_processors(target.pids))
+        is_taken = trust.is_processor_taken(processors, look_at_processors(target.pids))
         watch.look_now()
         answer = read_answer(streamed.events, is_whole=streamed.is_whole)
         problem = streamed.problem or _problem(answer)
         client = ClientTimes(streamed.wall_ms, answer.first_ms)
-        marks = marks_of(request, answer, client, looks=watch.looks, quiet_mib=self.quiet_mib,
+        marks = trust.marks_of(request, answer, client, looks=watch.looks, quiet_mib=self.quiet_mib,
                          speculation=target.speculation,
                          is_llama=target.is_llama)  # fmt: skip
         marks = (*marks, Mark.PROCESSOR_TAKEN) if is_taken else marks
@@ -772,7 +759,7 @@ class Life:
             client=client,
             vram_free_min_mib=watch.free_mib,
             # What several at once take together is nobody's own.
-            energy_j=energy_of(watch.looks) if request.streams == 1 else None,
+            energy_j=trust.energy_of(watch.looks) if request.streams == 1 else None,
             marks=() if problem is not None else marks,
             problem=problem,
             details=_details(request, prompt, answer),
@@ -789,7 +776,7 @@ class Life:
         self.traffic.open()
         return before
 
-    def settle(self, *, was_busy: bool = False) -> tuple[list[Answered], Traffic]:
+    def settle(self, *, was_busy: bool = False) -> tuple[list[Answered], trust.Traffic]:
         """What was asked since the last look at the counters, marked where others were served meanwhile.
 
         Args:
@@ -803,7 +790,7 @@ class Life:
 
     def crowded(self) -> tuple[Message, ...]:
         """A warning where others kept the processors busy all the while; a short request cannot show that."""
-        if not is_processor_taken(self._processors, look_at_processors(self.target.pids)):
+        if not trust.is_processor_taken(self._processors, look_at_processors(self.target.pids)):
             return ()
         text = "other work kept the processors busy meanwhile, so requests took longer than they do alone"
         return (warning("processors-taken", text, "measure again when nothing else runs"),)
@@ -910,8 +897,9 @@ class Texts:
         """
         kind = random.Random(name).choice(_ANY_KIND) if one.kind == MIXED else one.kind  # noqa: S311 -- no secret
         held = is_held or not one.new_tokens
-        request = class_request(one, name, shares=self.shared, kind=kind, is_fixed_length=held)
-        request = replace(request, **told)
+        request = class_request(
+            one, name, shares=self.shared, kind=kind, is_fixed_length=held, **told
+        )
         composer = self._prepared(one.cached_tokens if request.is_warm else 0)
         composer.stock = self.stock(name)
         requests = (request,) * one.concurrency

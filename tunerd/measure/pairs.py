@@ -524,7 +524,6 @@ _ROUND_SHARE = 1.0
 
 # Which attempt a text of a pair stands at, by block and class.
 _Texts = dict[tuple[str, int], int]
-OnPair = Callable[[Pair, Decision, float], object]
 
 
 class End(StrEnum):
@@ -627,7 +626,7 @@ class Comparing:
     workload: Workload
     limits: Limits
     rng: random.Random
-    on_pair: OnPair | None = None
+    on_pair: Callable[[Pair, Decision, float], object] | None = None
     pairs: list[Pair] = field(default_factory=list)
     decision: Decision | None = None
     n_rounds: int | None = None

@@ -19,20 +19,9 @@ from tunerd.engine.flags import argument_changes
 from tunerd.errors import ConfigError, HostError, Preempted, TunerdError, UsageError
 from tunerd.machine.facts import Gpu
 from tunerd.machine.process import words_of
+from tunerd.measure import evidence
 from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems, summarise
 from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import (
-    ArmRecord,
-    Fingerprint,
-    RunOutcome,
-    RunRecord,
-    StoredRun,
-    SummaryRecord,
-    Validity,
-    VerdictRecord,
-    changes,
-    holds,
-)
 from tunerd.measure.learn import workload_sha256_now
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.production.plan import Plan, make_plan
@@ -56,7 +45,9 @@ def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
             return ActionResult("results list", nothing, (_NOTHING, *_unreadable(ctx)))
         check = StalenessCheck(ctx)
         rows = [{**run_json(run), "arms": check.rows(run)} for run in store.runs(limit=limit)]
-        payload = {"results": rows, "total": _readable(store), "imported": _imported(ctx)}
+        n_damaged = sum(one.n_rows for one in store.damage if one.table == "runs")
+        total = store.count_runs() - n_damaged
+        payload = {"results": rows, "total": total, "imported": _imported(ctx)}
         told = (*damage_messages(store), *check.messages, *_unreadable(ctx))
         return ActionResult("results list", payload, told)
 
@@ -114,10 +105,10 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
 
 
 def _in_full(
-    run: StoredRun,
+    run: evidence.StoredRun,
     samples: Iterable[tuple[str, Sample]],
-    summaries: Sequence[SummaryRecord],
-    verdicts: Sequence[VerdictRecord],
+    summaries: Sequence[evidence.SummaryRecord],
+    verdicts: Sequence[evidence.VerdictRecord],
 ) -> dict[str, Any]:
     """Everything that is kept of a run beside its head."""
     return {
@@ -166,7 +157,7 @@ class StalenessCheck:
         self._ctx = ctx
         self.reader = FingerprintReader(ctx)
         self._live = ctx.deployed()
-        self._live_print: Fingerprint | None = None
+        self._live_print: evidence.Fingerprint | None = None
         self.messages: tuple[Message, ...] = ()
         if self._live is not None:
             now = self.reader.of_generation(self._live)
@@ -175,32 +166,32 @@ class StalenessCheck:
                 warning("cannot-tell", f"of what serves now: {problem}") for problem in now.problems
             )
 
-    def of(self, arm: ArmRecord, run: RunRecord) -> Validity:
+    def of(self, arm: evidence.ArmRecord, run: evidence.RunRecord) -> evidence.Validity:
         """Whether what an arm of a run showed still holds."""
         if arm.argv is None:
             text = "it was measured by its address alone, so what ran there is not known"
-            return Validity(None, (text,), (), None)
+            return evidence.Validity(None, (text,), (), None)
         then = arm.fingerprint
         workload = workload_sha256_now(self._ctx, run, then.workload_sha256)
         now = self.reader.of(arm.argv, arm.environment, workload_sha256=workload)
-        found = changes(then, now.fingerprint)
-        return Validity(
-            holds=holds(then, now.fingerprint),
+        found = evidence.changes(then, now.fingerprint)
+        return evidence.Validity(
+            holds=evidence.holds(then, now.fingerprint),
             texts=(*(one.text for one in found if not one.is_remark), *now.problems),
             remarks=tuple(one.text for one in found if one.is_remark),
             differs_from_live=self._differences(arm),
         )
 
-    def rows(self, run: StoredRun) -> list[dict[str, Any]]:
+    def rows(self, run: evidence.StoredRun) -> list[dict[str, Any]]:
         """The same of each arm of a run, as scripts read it."""
         return [{"arm": arm.name, **plain(self.of(arm, run.record))} for arm in run.record.arms]
 
-    def _differences(self, arm: ArmRecord) -> tuple[str, ...] | None:
+    def _differences(self, arm: evidence.ArmRecord) -> tuple[str, ...] | None:
         """What the serving command line has otherwise; empty where it is the very same server."""
         if self._live is None or self._live_print is None or arm.argv is None:
             return None
         found = list(argument_changes(arm.argv, self._live.argv))
-        then = replace(arm.fingerprint, workload_sha256=None)
+        then = arm.fingerprint
         engines = (then.engine_sha256, self._live_print.engine_sha256)
         if None not in engines and engines[0] != engines[1]:
             found.insert(0, f"engine {arm.engine or 'unknown'} -> {self._live.engine or 'unknown'}")
@@ -210,7 +201,7 @@ class StalenessCheck:
         return tuple(found)
 
 
-def run_json(run: StoredRun) -> dict[str, Any]:
+def run_json(run: evidence.StoredRun) -> dict[str, Any]:
     """A run as scripts read it."""
     head = plain(replace(run.record, arms=(), host={}))
     head["model"] = head.pop("model_name")
@@ -227,7 +218,7 @@ def run_json(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def arm_json(arm: ArmRecord) -> dict[str, Any]:
+def arm_json(arm: evidence.ArmRecord) -> dict[str, Any]:
     """An arm as scripts read it."""
     return {
         **plain(arm),
@@ -255,15 +246,15 @@ def ending(
         number: Of the run; None where none was begun.
     """
     problems: list[str] = []
-    outcome, reason = RunOutcome.FAILED, None
+    outcome, reason = evidence.RunOutcome.FAILED, None
     try:
         yield problems
-        outcome = RunOutcome.FAILED if problems else RunOutcome.DONE
+        outcome = evidence.RunOutcome.FAILED if problems else evidence.RunOutcome.DONE
         reason = problems[0] if problems else None
     except BaseException as error:
         is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         if is_stopped or isinstance(error, Preempted):
-            outcome = RunOutcome.STOPPED
+            outcome = evidence.RunOutcome.STOPPED
         if is_stopped and (run := number()) is not None:
             error.add_note(f"what was measured until then is kept: `tunerd results show {run}`")
         reason = words_of(error)
@@ -273,16 +264,17 @@ def ending(
             store.end_run(run, outcome, ended_s=ctx.clock.now_s(), reason=reason)
 
 
-def rates_seen(store: EvidenceStore | None, profile: str | None) -> Rates:
-    """How fast the profile was when it was measured last; usual speeds where it never was."""
-    if store is None:
-        return USUAL_RATES
-    for run in store.runs(limit=_LOOK_BACK):
-        if profile is None or run.record.profile != profile or not run.n_samples:
-            continue
-        found = summarise(store.samples(run.number))
-        if found.decode.tok_s is not None:
-            return Rates(found.prompt.tok_s, found.decode.tok_s)
+def rates_seen(ctx: Context, profile: str) -> Rates | None:
+    """How fast the profile was when it was measured last; usual speeds where it never was, None without a store."""
+    with reading(ctx) as store:
+        if store is None:
+            return None
+        for run in store.runs(limit=_LOOK_BACK):
+            if run.record.profile != profile or not run.n_samples:
+                continue
+            found = summarise(store.samples(run.number))
+            if found.decode.tok_s is not None:
+                return Rates(found.prompt.tok_s, found.decode.tok_s)
     return USUAL_RATES
 
 
@@ -300,7 +292,7 @@ def damage_messages(store: EvidenceStore) -> tuple[Message, ...]:
     return tuple(warning("damaged-rows", one.text) for one in store.damage)
 
 
-def run_of(store: EvidenceStore, number: int) -> StoredRun:
+def run_of(store: EvidenceStore, number: int) -> evidence.StoredRun:
     """The run of this number.
 
     Raises:
@@ -322,11 +314,6 @@ def run_of(store: EvidenceStore, number: int) -> StoredRun:
 
 def _unknown(number: int) -> UsageError:
     return UsageError(f"there is no run {number}", hint="`tunerd results list` lists what there is")
-
-
-def _readable(store: EvidenceStore) -> int:
-    """How many runs there are without those that were found damaged."""
-    return store.count_runs() - sum(one.n_rows for one in store.damage if one.table == "runs")
 
 
 def _left_out(by_arm: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
@@ -459,7 +446,7 @@ def _refused(where: str, why: str) -> ConfigError:
 # What a run of this box becomes
 
 
-def entries_of(arms: Sequence[ArmRecord], samples: Mapping[str, Sequence[Sample]], model: str | None, cards: Sequence[Gpu]) -> Iterator[Entry]:  # fmt: skip
+def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequence[Sample]], model: str | None, cards: Sequence[Gpu]) -> Iterator[Entry]:  # fmt: skip
     """Entries of the arms whose flags are known, and that have figures.
 
     Args:

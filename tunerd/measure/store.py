@@ -825,23 +825,23 @@ _CHUNK = 1000
 _JSON = {"suites", "host", "argv", "environment", "origins", "parts", "accepted_by_position", "marks",
          "details", "figures", "reasons", "event"}  # fmt: skip
 _KINDS: Mapping[EntryKind, type[Any]] = {
-    EntryKind.ARM: ArmRecord,
-    EntryKind.SAMPLE: Sample,
-    EntryKind.SUMMARY: SummaryRecord,
-    EntryKind.VERDICT: VerdictRecord,
+    _ARM: ArmRecord,
+    _SAMPLE: Sample,
+    _SUMMARY: SummaryRecord,
+    _VERDICT: VerdictRecord,
 }
 # Children first. Version 1 lacked the last three.
 _TABLES = ("verdicts", "summaries", "samples", "arms", "runs", "memory_observations",
            "memory_loads", "sweep_events", "fingerprints")  # fmt: skip
 _ENTRIES: Mapping[EntryKind, str] = {
-    EntryKind.ARM: "SELECT arms.*, parts FROM arms LEFT JOIN fingerprints"
+    _ARM: "SELECT arms.*, parts FROM arms LEFT JOIN fingerprints"
     " ON fingerprints.id = fingerprint_id ORDER BY arms.id",
-    EntryKind.SAMPLE: "SELECT samples.*, arms.name AS arm FROM samples LEFT JOIN arms"
+    _SAMPLE: "SELECT samples.*, arms.name AS arm FROM samples LEFT JOIN arms"
     " ON arms.id = arm_id ORDER BY samples.id",
-    EntryKind.SUMMARY: "SELECT summaries.*, arms.name AS arm FROM summaries LEFT JOIN arms"
+    _SUMMARY: "SELECT summaries.*, arms.name AS arm FROM summaries LEFT JOIN arms"
     " ON arms.id = arm_id ORDER BY summaries.id",
-    EntryKind.VERDICT: "SELECT * FROM verdicts ORDER BY id",
-    EntryKind.EVENT: "SELECT * FROM sweep_events ORDER BY id",
+    _VERDICT: "SELECT * FROM verdicts ORDER BY id",
+    _EVENT: "SELECT * FROM sweep_events ORDER BY id",
 }
 _Values = dict[str, Any]
 
@@ -851,7 +851,7 @@ def _take_over(connection: sa.Connection) -> None:
     known = set(sa.inspect(connection).get_table_names())
     _insert(connection, run, map(_run, _rows(connection, "SELECT * FROM runs")))
     for kind, query in _ENTRIES.items():
-        if kind is not EntryKind.EVENT or "sweep_events" in known:
+        if kind is not _EVENT or "sweep_events" in known:
             _insert(connection, entry, (_entry(kind, row) for row in _rows(connection, query)))
     for name in _TABLES:
         if name in known:
@@ -890,21 +890,21 @@ def _run(row: _Values) -> _Values:
 
 
 def _entry(kind: EntryKind, row: _Values) -> _Values:
-    name = row["arm"] if kind is EntryKind.SAMPLE else row.get("name")
+    name = row["arm"] if kind is _SAMPLE else row.get("name")
     return {
         "run_id": row["run_id"],
         "kind": kind,
         "name": None if name is None else str(name),
         "is_usable": bool(row.get("is_usable", True)),
-        "body": row["event"] if kind is EntryKind.EVENT else _only(_KINDS[kind], _named(kind, row)),
+        "body": row["event"] if kind is _EVENT else _only(_KINDS[kind], _named(kind, row)),
     }
 
 
 def _named(kind: EntryKind, row: _Values) -> _Values:
     """The columns under the names of today's fields."""
-    if kind is EntryKind.ARM:
+    if kind is _ARM:
         return {**row, "fingerprint": row["parts"]}
-    if kind is not EntryKind.SAMPLE:
+    if kind is not _SAMPLE:
         return row
     client = None if row["wall_ms"] is None else _only(ClientTimes, row)
     timings = _only(Timings, row) if row["has_timings"] else None

@@ -385,17 +385,6 @@ def is_same_command(argv: Sequence[str], cmdline: Sequence[str] | None) -> bool 
 _DECIMALS_MS = 0.011  # of two decimals, rounded or cut
 
 
-@dataclass(frozen=True, slots=True)
-class OwnRequests:
-    """What is stored of tunerd's own requests.
-
-    `n_unknown` were asked and have no counts that a log could be searched for.
-    """
-
-    timings: tuple[Timings, ...] = ()
-    n_unknown: int = 0
-
-
 def of_others(
     requests: Sequence[LoggedRequest], own: Iterable[Timings]
 ) -> tuple[LoggedRequest, ...]:

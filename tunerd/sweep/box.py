@@ -60,11 +60,6 @@ _HTTP_REFUSAL = "status 4"
 _TOO_LONG = "exceeds the available context size"  # of ik with status 500
 _CALL_REFUSALS = ("status ", "the answer is empty", "the answer was cut")
 
-PlanArm = Callable[[Arm], Plan]
-OnArm = Callable[[Arm, ArmRecord], None]
-OnSamples = Callable[[Arm, Sequence[Sample]], None]
-
-
 # The machine around it: what a sweep waits for, what it gives way to, what it stops at
 
 # A sweep of a night writes some 20 MiB of evidence; what is kept for its end is the verdict's.
@@ -231,11 +226,11 @@ class LeaseBox:
 
     ctx: Context
     held: Held
-    plan_arm: PlanArm
+    plan_arm: Callable[[Arm], Plan]
     texts: Texts
     per_request: Collection[str]
-    on_arm: OnArm
-    on_samples: OnSamples
+    on_arm: Callable[[Arm, ArmRecord], None]
+    on_samples: Callable[[Arm, Sequence[Sample]], None]
     patience_s: float
     house: House
     deadline: Deadline | None = None

@@ -19,11 +19,10 @@ from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked
-from tunerd.measure.compare import SideRequest, context_tokens, plan_side, slots
+from tunerd.measure.compare import FRAME_TOKENS, SideRequest, context_tokens, plan_side, slots
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import LIVE
-from tunerd.measure.results import rates_seen
-from tunerd.measure.store import reading
+from tunerd.measure.results import candidates, here_of, imported, rates_seen
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device
 from tunerd.operations import SHORT_KEYS
@@ -46,7 +45,7 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
-from tunerd.profile.schema import POWER_LIMIT, Range, values_of, wrong_values
+from tunerd.profile.schema import POWER_LIMIT, Range, all_keys, values_of, wrong_values
 from tunerd.profile.workload import Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
@@ -130,7 +129,7 @@ def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | Non
     try:
         path = locate(ctx, name, base.resolved)
         facts = models.read_facts(path)
-        apart = models.why_vocabularies_differ(_model_path(base), path)
+        apart = models.why_vocabularies_differ(base.facts.identity.files[0].path, path)
     except ModelFileError as error:
         return (error.cause or error.message).splitlines()[0], None
     if facts.is_companion:
@@ -140,10 +139,6 @@ def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | Non
     if facts.file_bytes >= base.facts.file_bytes:
         return "it is no smaller than the model that it would draft for", None
     return None, facts.identity.sha256
-
-
-def _model_path(base: Plan) -> Path:
-    return base.facts.identity.files[0].path
 
 
 WHAT = "frozen placement"
@@ -456,7 +451,6 @@ def _pointless(key: str, base: Plan) -> str | None:
     return None
 
 
-_FRAME_TOKENS = 192
 _LEAST_RUNS = 2  # what serves now and one more
 _SEED_BITS = 32
 # Of a load that nobody saw yet: a start, and a disk that reads so many bytes a second.
@@ -548,7 +542,7 @@ def prepare(
     context = context_tokens(base_plan)
     workload, cut = shape.plain(), tuple[int, ...]()
     if context is not None:
-        workload, cut = fitted(workload, context, margin_tokens=_FRAME_TOKENS)
+        workload, cut = fitted(workload, context, margin_tokens=FRAME_TOKENS)
     choice = _choice(ctx, request, plan_request, base_plan, workload, proves=proves)
     settings, space = ctx.settings.sweep, choice.space
     policy = Policy(
@@ -576,10 +570,8 @@ def prepare(
     ahead = beside_others(
         ctx, ahead, [programs[name] for name in sorted(_engines(space)) if name in programs]
     )
-    with reading(ctx) as store:
-        rates = None if store is None else rates_seen(store, base_plan.resolved.name)
     predicted = forecast(
-        workload, ahead.measuring_s, load_s=load_s, rates=rates,
+        workload, ahead.measuring_s, load_s=load_s, rates=rates_seen(ctx, base_plan.resolved.name),
         n_families=len(space.space.families), min_gain=settings.min_gain,
     )  # fmt: skip
     known, published_by = _published(ctx, base_plan, space, workload)
@@ -808,8 +800,6 @@ def _typed(where: str, space: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 
 
 def _values(place: str, option: str) -> tuple[str, tuple[Any, ...]]:
-    from tunerd.profile.schema import all_keys
-
     key, equals, text = option.partition("=")
     key = SHORT_KEYS.get(key.strip(), key.strip())
     hint = "for example --space speculation.n_max=1,2,3"
@@ -845,8 +835,6 @@ def _kept(wanted: Sequence[str]) -> dict[str, str]:
     Raises:
         ConfigError: one of them is no key.
     """
-    from tunerd.profile.schema import all_keys
-
     known = all_keys()
     for key in wanted:
         if key not in known:
@@ -901,8 +889,6 @@ def _imported(ctx: Context, plan: Plan, base: Arm, grid: Grid) -> tuple[Arm, ...
     """What others measured of such a box and the space allows, the fastest first."""
     if not ctx.paths.imported_dir.is_dir():
         return ()
-    from tunerd.measure.results import candidates, here_of, imported
-
     entries = [entry for bundle in imported(ctx).values() for entry in bundle.entries]
     return candidates(entries, here_of(ctx, plan), base, grid.contains)
 
@@ -959,7 +945,7 @@ def _sizes(
         UsageError: there is no choice.
     """
     own, n_slots = _context_size(plan), slots(plan)
-    least = n_slots * (max(one.depth_tokens for one in workload.classes) + _FRAME_TOKENS)
+    least = n_slots * (max(one.depth_tokens for one in workload.classes) + FRAME_TOKENS)
     listed = ranges.get(CONTEXT_SIZE)
     if CONTEXT_SIZE in pins:
         raise UsageError(

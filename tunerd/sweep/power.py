@@ -18,9 +18,6 @@ from tunerd.profile.workload import Workload
 from tunerd.result import Message, note, warning
 from tunerd.words import Mode, all_known
 
-Limited = Callable[[float], AbstractContextManager[None]]
-"""Lets the card draw so much [W] for a body."""
-
 _MOST_LIMITS = 8
 _ROUNDS = 3
 # The driver averages over a second what it holds to the limit, and clocks follow.
@@ -185,7 +182,7 @@ def measure_limits(
     workload: Workload,
     arms: Sequence[Arm],
     limits: Sequence[float],
-    limited: Limited,
+    limited: Callable[[float], AbstractContextManager[None]],
     *,
     own_w: float,
     end_s: float,
@@ -200,7 +197,7 @@ def measure_limits(
         workload: What is asked.
         arms: Which, the one that matters first.
         limits: Which [W].
-        limited: Sets a limit for a body, and gives back the one before.
+        limited: Lets the card draw so much [W] for a body, and gives back the limit before.
         own_w: The limit in force [W].
         end_s: When there is no more time, on the box's clock.
         seed: Of the orders.
