@@ -14,16 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError, StatementError
 
 from tunerd.errors import Busy, HostError, TunerdError
-from tunerd.measure.store import (
-    METADATA,
-    ForeignText,
-    check_version,
-    json_text,
-    json_value,
-    run,
-    set_version,
-    version_of,
-)
+from tunerd.measure import store
 
 if TYPE_CHECKING:
     import psycopg
@@ -34,10 +25,10 @@ box = sa.Table(
     "box",
     SHARED,
     sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("name", ForeignText, nullable=False),
-    sa.Column("card", ForeignText),
+    sa.Column("name", store.ForeignText, nullable=False),
+    sa.Column("card", store.ForeignText),
     sa.Column("vram_mib", sa.BigInteger),
-    sa.Column("engine", ForeignText),
+    sa.Column("engine", store.ForeignText),
     sa.Column("engine_sha256", sa.Text),
     sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
     sa.Column("status", sa.JSON, nullable=False),
@@ -46,7 +37,7 @@ box = sa.Table(
 origin = sa.Table(
     "origin",
     SHARED,
-    sa.Column("run_id", sa.ForeignKey(run.c.id, ondelete="CASCADE"), primary_key=True),
+    sa.Column("run_id", sa.ForeignKey(store.run.c.id, ondelete="CASCADE"), primary_key=True),
     sa.Column("box_id", sa.ForeignKey(box.c.id), nullable=False),
     sa.Column("local_id", sa.Text, nullable=False),
     sa.Column("last_entry", sa.BigInteger, nullable=False),
@@ -78,7 +69,7 @@ Step = Callable[[sa.Connection], None]
 
 
 def _begin(connection: sa.Connection) -> None:
-    METADATA.create_all(connection)
+    store.METADATA.create_all(connection)
     SHARED.create_all(connection, tables=[box, origin])
 
 
@@ -160,8 +151,8 @@ class Database:
             creator=self._connect,
             pool_pre_ping=True,
             hide_parameters=True,
-            json_serializer=json_text,
-            json_deserializer=json_value,
+            json_serializer=store.json_text,
+            json_deserializer=store.json_value,
         )
         try:
             _, self._given = self._engine.dialect.create_connect_args(self._url)
@@ -221,18 +212,18 @@ class Database:
     def _check_and_migrate(self, steps: Mapping[int, Step], *, writable: bool) -> None:
         newest = max(steps)
         with self.reading() as connection:
-            version = version_of(connection)
-        check_version(version, newest, self.name, writable=writable)
+            version = store.version_of(connection)
+        store.check_version(version, newest, self.name, writable=writable)
         if version == newest:
             return
         with self.writing() as connection:
             # Asked again: another box may have done it before the lock was ours.
-            version = version_of(connection)
-            check_version(version, newest, self.name, writable=True)
+            version = store.version_of(connection)
+            store.check_version(version, newest, self.name, writable=True)
             for number in sorted(steps):
                 if version is None or number > version:
                     steps[number](connection)
-                    set_version(connection, number)
+                    store.set_version(connection, number)
 
     @contextlib.contextmanager
     def _bounded(self, verb: str) -> Iterator[None]:

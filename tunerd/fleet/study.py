@@ -49,7 +49,8 @@ def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
         ctx.say("this box sweeps alone: what card it has cannot be told")
         yield Study(prepared.known)
         return
-    drafts, engines = drafts_of(ctx, prepared), _identities(prepared)
+    drafts, builds = drafts_of(ctx, prepared), prepared.seen.identities
+    engines = {name: sha for name, sha in builds.items() if sha is not None}
     try:
         database = opened(ctx, writable=True)
     except TunerdError as problem:
@@ -101,11 +102,6 @@ def drafts_of(ctx: Context, prepared: PreparedSweep) -> dict[str, str]:
         except TunerdError:
             found[name] = Path(name).name
     return found
-
-
-def _identities(prepared: PreparedSweep) -> dict[str, str]:
-    """The build behind each name of an engine here, where it is known."""
-    return {name: sha for name, sha in prepared.seen.identities.items() if sha is not None}
 
 
 class SharedStudy(Study):
