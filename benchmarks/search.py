@@ -77,7 +77,7 @@ def _ours(
 ) -> dict[str, Any]:
     one = judge.one
     outcome = tune(box, one.space, one.workload, one.incumbent, hours * 3600, rng)
-    path = [judge.point(*at) for at in outcome.evidence.path]
+    path = [judge.point(at.seconds, at.restarts, at.arm) for at in outcome.evidence.path]
     pairs, arm = [len(result.pairs) for result in outcome.evidence.challenges], outcome.arm
     return {
         "path": path, "verdict": outcome.verdict, "pairs": pairs,

@@ -111,7 +111,7 @@ def play(part: Part) -> dict[str, Any]:
             )  # fmt: skip
         finally:
             study.close()
-    path = [judge.point(*at) for at in outcome.evidence.path]
+    path = [judge.point(at.seconds, at.restarts, at.arm) for at in outcome.evidence.path]
     reached = None
     for seconds, starts, regret, runs in path:
         reached = (reached or (starts, seconds / 3600)) if regret <= WITHIN and runs else None

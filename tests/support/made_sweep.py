@@ -48,7 +48,7 @@ def begun_search(one: Task, box: Box, context: int = 131_072, n_slots: int = 1) 
     """A search that has seen nothing yet, for single steps of it."""
     policy = Policy()
     grid = build_grid(one.space, one.incumbent, policy)
-    learner = Learner(grid, one.workload, context, n_slots=n_slots)
+    learner = Learner(one.workload, context, n_slots=n_slots)
     night = Night(box, one.workload, learner, _HOUR_S, np.random.default_rng(1), None)
     limits = Limits(learner, grid, policy, one.incumbent)
     return Search(night, grid, limits, policy, one.incumbent)

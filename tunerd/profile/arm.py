@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Real
 from typing import Any, Protocol
 
@@ -346,8 +346,8 @@ class Box(Protocol):
         """Engines that take n_max and p_min with a request."""
         ...
 
-    def restart(self, arm: Arm, /) -> Any:
-        """Starts a fresh process with exactly this arm; what comes back reads like `Boot`."""
+    def restart(self, arm: Arm, /) -> Boot:
+        """Starts a fresh process with exactly this arm."""
         ...
 
     def measure(self, request: Request, /, arm: Arm | None = None) -> Mapping[str, Any]:
@@ -622,9 +622,9 @@ def as_samples(history: Iterable[Sample | Mapping[str, Any]]) -> tuple[Sample, .
 
 
 def plain(value: Any) -> Any:
-    """JSON values of arms, requests, families, numpy numbers and containers of them; sets are sorted."""
-    if isinstance(value, (Arm, Request, Family)):
-        value = asdict(value)
+    """JSON values of records, numpy numbers and containers of them; sets are sorted."""
+    if is_dataclass(value):
+        value = {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):

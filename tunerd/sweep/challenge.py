@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunerd.measure.pairs import (
+    SIDES,
     A,
     Gain,
     Pair,
@@ -30,7 +31,7 @@ from tunerd.measure.pairs import (
     pair_of,
     run_pairs,
 )
-from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Sample, ServerDied
+from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Sample, ServerDied, plain
 from tunerd.profile.workload import Workload
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
@@ -51,6 +52,13 @@ def pair_json(pair: Pair) -> dict[str, Any]:
         "candidate_prefill_ms": list(class_ms(pair.b, "prefill")),
         "log_ratio": pair.log_ratio,
     }
+
+
+def mean_ms(pairs: Sequence[Pair], side: Side, part: str) -> list[float]:
+    """What each class took a side in the mean of its pairs [ms]: its turn, or its prefill."""
+    blocks = (pair.a if side == A else pair.b for pair in pairs)
+    columns = zip(*(class_ms(block, part) for block in blocks), strict=True)
+    return [sum(column) / len(column) for column in columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,10 @@ class Result:
     by_kind: tuple[KindGain, ...]
     pairs: tuple[Pair, ...] = field(default=())
     n_carried: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {**plain(self), "pairs": [pair_json(one) for one in self.pairs]}
 
 
 class Ended(Exception):
@@ -226,20 +238,13 @@ class Challenge:
 
     def _gates(self) -> str | None:
         """Which limit the measured pairs break, if any."""
-        count = len(self._pairs)
-
-        def means(blocks: Sequence[PairBlock], part: str) -> list[float]:
-            columns = zip(*(class_ms(block, part) for block in blocks), strict=True)
-            return [sum(column) / count for column in columns]
-
-        before, after = [pair.a for pair in self._pairs], [pair.b for pair in self._pairs]
-        broken = worse(
-            means(before, "turn"), means(after, "turn"), means(before, "prefill"),
-            means(after, "prefill"), self._night.workload.deepest, self._policy,
-        )  # fmt: skip
-        if broken is not None:
-            return broken
-        return self._limits.shrinks(self._candidate) or self._limits.breaks_tools(self._candidate)
+        times = (mean_ms(self._pairs, side, part) for part in ("turn", "prefill") for side in SIDES)
+        broken = worse(*times, deepest=self._night.workload.deepest, policy=self._policy)
+        return (
+            broken
+            or self._limits.shrinks(self._candidate)
+            or self._limits.breaks_tools(self._candidate)
+        )
 
     @property
     def _too_little(self) -> str:

@@ -141,14 +141,11 @@ class Seen:
 class Widest:
     """Looks for the largest context of one night; `prove` challenges the wanted speed with an arm."""
 
-    def __init__(
-        self, search: Search, policy: Policy, family: FamilyGrid, prove: Callable[[Arm], Result]
-    ) -> None:
+    def __init__(self, search: Search, family: FamilyGrid, prove: Callable[[Arm], Result]) -> None:
         self._search = search
-        self._policy = policy
         self._family = family
         self._prove = prove
-        self._wanted = policy.at_least_tok_s or 0.0
+        self._wanted = search.policy.at_least_tok_s or 0.0
         self._seen: dict[Arm, Seen] = {}
 
     @property
@@ -253,7 +250,7 @@ class Widest:
             if speed < (1 - LUCK) * self._wanted:
                 return Seen(arm, speed, "too slow")
             if limits.changes_output(arm):
-                server.tool_calls(self._policy.tool_calls)
+                server.tool_calls(search.policy.tool_calls)
             full = server.fill(server.n_ctx or arm.context_size)
         except CannotStart as failed:
             return _dead(arm, speed, "does not start", failed.failure)

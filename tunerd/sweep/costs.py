@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -29,6 +29,7 @@ from tunerd.sweep.laws import (
     StepTable,
     fit_prompts,
     fit_steps,
+    numbered,
     room_gib,
 )
 from tunerd.sweep.observations import (
@@ -120,17 +121,14 @@ class Levels:
         """Expected log factors of step and prompt, shape (P, 2)."""
         unknown = [one for one in dict.fromkeys(places) if one not in self._kept]
         if unknown:
-            found = self._expected(unknown, with_family=True).tolist()
+            found = self.expected(unknown, with_family=True).tolist()
             self._kept.update(
                 (one, (step, prompt)) for one, (step, prompt) in zip(unknown, found, strict=True)
             )
         return np.array([self._kept[one] for one in places]).reshape(-1, 2)
 
-    def beside_family(self, places: Sequence[Place]) -> Array:
-        """The same without what is a family's own, which its law has."""
-        return self._expected(places, with_family=False)
-
-    def _expected(self, places: Sequence[Place], *, with_family: bool) -> Array:
+    def expected(self, places: Sequence[Place], *, with_family: bool) -> Array:
+        """Log factors of places; without what is a family's own where its law has it."""
         features = _Features(places, self._names)
         columns = []
         for part in self._parts:
@@ -146,15 +144,14 @@ class _Features:
     """Places as arrays for the kernel."""
 
     def __init__(self, places: Sequence[Place], names: dict[Hashable, int]) -> None:
-        def numbers(found: Iterable[Hashable]) -> NDArray[np.int64]:
-            return np.array([names.setdefault(one, len(names)) for one in found], dtype=np.int64)
-
         variants = [one.variant for one in places]
-        self.family = numbers(one.family for one in places)
-        self.engine = numbers(("engine", one.family[0]) for one in places)
-        self.variant = numbers(variants)
-        self.kv = numbers(("kv", one.kv) for one in variants)
-        self.extra = numbers(("extra", one.extra - placement_of(one.extra)) for one in variants)
+        self.family = numbered((one.family for one in places), names)
+        self.engine = numbered((("engine", one.family[0]) for one in places), names)
+        self.variant = numbered(variants, names)
+        self.kv = numbered((("kv", one.kv) for one in variants), names)
+        self.extra = numbered(
+            (("extra", one.extra - placement_of(one.extra)) for one in variants), names
+        )
         self.placement = [placement_of(one.extra) for one in variants]
         self.threads = np.log2([max(one.threads, 1) / _USUAL_THREADS for one in variants])
         self.batch = np.log2([max(one.batch, 1) for one in variants])
@@ -222,7 +219,6 @@ class _Seen(Generic[Row]):
     ms: float
     terms: Array
     text: int | None
-    process: str
     is_alone: bool
 
 
@@ -268,30 +264,28 @@ class Rows:
             relatives: Laws of families that are like this one, steps and prompts.
         """
         names = list(self.places)
-        beside = dict(zip(names, levels.beside_family(list(self.places.values())), strict=True))
+        beside = dict(
+            zip(names, levels.expected(list(self.places.values()), with_family=False), strict=True)
+        )
         # What brings each row to level 0.
         step_scales, prompt_scales = (
-            np.array([math.exp(-beside[one.process][which]) for one in self._alone[which]])
+            np.array([math.exp(-beside[one.row.process][which]) for one in self._alone[which]])
             for which in (0, 1)
         )
-        own = (
-            fit_steps(self._step_table, step_scales),
-            fit_prompts(self._prompt_rows, prompt_scales),
-        )
-        if own[0] is None or own[1] is None:
+
+        def fits(kin: Sequence[Relative]) -> Relative:
+            steps = [step for step, _ in kin if step is not None]
+            prompts = [prompt for _, prompt in kin if prompt is not None]
+            return (
+                fit_steps(self._step_table, step_scales, steps),
+                fit_prompts(self._prompt_rows, prompt_scales, prompts),
+            )
+
+        own_step, own_prompt = fits(())
+        if own_step is None or own_prompt is None:
             return None
-        step, prompt = own[0].mean, own[1].mean
-        if relatives:
-            like = fit_steps(
-                self._step_table, step_scales, [one for one, _ in relatives if one is not None]
-            )
-            read = fit_prompts(
-                self._prompt_rows, prompt_scales, [one for _, one in relatives if one is not None]
-            )
-            step, prompt = (
-                (step if like is None else like.mean),
-                (prompt if read is None else read.mean),
-            )
+        like_step, like_prompt = fits(relatives) if relatives else (None, None)
+        step, prompt = (like_step or own_step).mean, (like_prompt or own_prompt).mean
         beyond = _beyond(self.steps, step), _beyond(self.prompts, prompt)
         found = self._levels(beyond)
         logs = {name: one.logs for name, one in zip(names, found, strict=True)}
@@ -300,7 +294,7 @@ class Rows:
             _factors(self.prompts, beyond[1], workload, {name: one[1] for name, one in logs.items()}),
             np.full(len(workload.classes), self._overhead_ms),
         )  # fmt: skip
-        return FamilyCosts(shared, own[0], own[1], found)
+        return FamilyCosts(shared, own_step, own_prompt, found)
 
     def _levels(self, beyond: tuple[Sequence[float], Sequence[float]]) -> tuple[Level, ...]:
         logs: tuple[dict[str, list[float]], ...] = (defaultdict(list), defaultdict(list))
@@ -309,7 +303,7 @@ class Rows:
             is_any_alone = any(one.is_alone for one in seen)
             for one, value in zip(seen, values, strict=True):
                 if one.is_alone or not is_any_alone:
-                    of_kind[one.process].append(value)
+                    of_kind[one.row.process].append(value)
         found = []
         for name, place in self.places.items():
             own = [of_kind.get(name, []) for of_kind in logs]
@@ -329,39 +323,20 @@ def _beyond(seen: Sequence[_Seen[Any]], law: Array) -> list[float]:
 
 
 def _steps(answers: Sequence[Answer], acceptance: Acceptance | None) -> list[_Seen[StepRow]]:
-    found = []
-    for answer in answers:
-        if is_timed(answer):
-            row = step_row(answer, acceptance)
-            found.append(
-                _Seen(
-                    row,
-                    row.step_ms,
-                    row.terms,
-                    answer.text,
-                    answer.process,
-                    answer.request.concurrency == 1,
-                )
-            )
-    return found
+    rows = ((one, step_row(one, acceptance)) for one in answers if is_timed(one))
+    return [
+        _Seen(row, row.step_ms, row.terms, one.text, one.request.concurrency == 1)
+        for one, row in rows
+    ]
 
 
 def _prompts(answers: Sequence[Answer]) -> list[_Seen[PromptRow]]:
-    found = []
-    for answer in answers:
-        if is_prompt_timed(answer):
-            row = prompt_row(answer)
-            found.append(
-                _Seen(
-                    row,
-                    row.prompt_ms,
-                    terms_of_prompt(row),
-                    None if answer.is_stand_in else answer.text,
-                    answer.process,
-                    answer.request.concurrency == 1,
-                )
-            )
-    return found
+    rows = ((one, prompt_row(one)) for one in answers if is_prompt_timed(one))
+    return [
+        _Seen(row, row.prompt_ms, terms_of_prompt(row), None if one.is_stand_in else one.text,
+              one.request.concurrency == 1)
+        for one, row in rows
+    ]  # fmt: skip
 
 
 def _factors(
@@ -370,7 +345,7 @@ def _factors(
     """What each class takes beyond the law, and beyond the levels of its processes."""
     logs: list[list[float]] = [[] for _ in workload.classes]
     for one, value in zip(seen, beyond, strict=True):
-        level = levels.get(one.process)
+        level = levels.get(one.row.process)
         if one.text is not None and level is not None:
             logs[one.text].append(value - level)
     factors = []

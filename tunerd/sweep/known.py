@@ -21,6 +21,7 @@ import numpy as np
 from tunerd.engine.log import LoggedRequest
 from tunerd.profile.arm import NGRAM, OFF, REQUEST, Arm, Best, Request, Sample
 from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep import observations
 from tunerd.sweep.costs import Levels, Rows
 from tunerd.sweep.laws import (
     N_PROMPT_TERMS,
@@ -33,14 +34,6 @@ from tunerd.sweep.laws import (
     fit_acceptance,
     n_parameters,
     predict,
-)
-from tunerd.sweep.observations import (
-    BLOCK,
-    Observations,
-    acceptance_of,
-    is_timed,
-    pool,
-    prompt_name,
 )
 
 # What was asked longest ago is least like what is asked now, and a fit takes time with each.
@@ -119,8 +112,8 @@ def samples_of(requests: Sequence[LoggedRequest], arm: Arm, workload: Workload) 
         text = min(classes, key=lambda text: _apart(one, workload.classes[text]))
         like, block = workload.classes[text], f"served {at}"
         yield Sample(
-            event=REQUEST, process="served", arm=arm, purpose=BLOCK, at_s=0.0, seconds=0.0,
-            request=Request(like.kind, prompt_name(block, text), like.cached_tokens, like.new_tokens,
+            event=REQUEST, process="served", arm=arm, purpose=observations.BLOCK, at_s=0.0, seconds=0.0,
+            request=Request(like.kind, observations.prompt_name(block, text), like.cached_tokens, like.new_tokens,
                             like.n_predict),
             n_max=arm.n_max, p_min=arm.p_min, block=block,
             answer={"cache_n": one.cached_n, "prompt_n": one.prompt_n, "prompt_ms": one.prompt_ms,
@@ -166,15 +159,17 @@ def known_by(
     """
     if arm.drafts and not any(one.drafted_n for one in requests):
         return before  # a log without drafts says nothing of them, and nothing of steps
-    observed = Observations(workload)
+    observed = observations.Observations(workload)
     for sample in samples_of(requests, arm, workload):
         observed.add(sample)
     processes = list(observed.of_family(arm.family))
-    if not any(is_timed(answer) for process in processes for answer in process.answers):
+    if not any(
+        observations.is_timed(answer) for process in processes for answer in process.answers
+    ):
         return before
     before, n_texts = before or Known(), len(workload.classes)
     acceptance = before.acceptance
-    counts = pool(answer for process in processes for answer in process.answers)
+    counts = observations.pool(answer for process in processes for answer in process.answers)
     if counts:
         spread = np.full(n_parameters(n_texts), np.inf) if acceptance is None else acceptance.spread
         known = np.broadcast_to(spread, n_parameters(n_texts)).copy()
@@ -193,7 +188,7 @@ def compare_drafts(
     """Whether drafts of what serves were as often right in the sweep as for its people; None where that is unknown."""
     told = [one for one in requests if one.drafted_n and one.accepted_n is not None]
     drafted = sum(one.drafted_n or 0 for one in told)
-    here = acceptance_of(samples, arm, workload)
+    here = observations.acceptance_of(samples, arm, workload)
     if here is None or drafted < _LEAST_DRAFTED:
         return None
     there = sum(one.accepted_n or 0 for one in told) / drafted

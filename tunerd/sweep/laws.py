@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -309,11 +309,7 @@ class StepRow:
     @property
     def terms(self) -> Array:
         """What the coefficients of `fit_steps` are multiplied with."""
-        return self.terms_with(self.drafted, self.refused)
-
-    def terms_with(self, drafted: Array, refused: float) -> Array:
-        """The same of steps that draft otherwise."""
-        return np.array([1.0, *drafted, refused, self.depth_k])
+        return np.array([1.0, *self.drafted, self.refused, self.depth_k])
 
 
 class StepTable:
@@ -327,7 +323,7 @@ class StepTable:
         counts = np.array([len(row.table) or 1 for row in rows], int)
         self.rows = np.repeat(np.arange(len(rows)), counts)
         """The row that each entry is of."""
-        self.lives = _numbered([row.process for row in rows])[self.rows]
+        self.lives = numbered((row.process for row in rows), {})[self.rows]
         self.is_of_length = np.repeat(np.array([bool(row.table) for row in rows], bool), counts)
         told = [row.table or ((0, row.n_steps, row.step_ms),) for row in rows]
         self.ms = np.array([ms for table in told for *_, ms in table], float)
@@ -345,9 +341,9 @@ class StepTable:
         self.terms[:, -1] = np.repeat(np.array([row.depth_k for row in rows], float), counts)
 
 
-def _numbered(names: Sequence[str]) -> NDArray[np.int64]:
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(one, len(numbers)) for one in names], np.int64)
+def numbered(names: Iterable[Hashable], known: dict[Hashable, int]) -> NDArray[np.int64]:
+    """Numbers for names, the same wherever `known` is."""
+    return np.array([known.setdefault(one, len(known)) for one in names], np.int64)
 
 
 @lru_cache(maxsize=4096)
@@ -450,9 +446,8 @@ def fit_prompts(
     rows_of_prior = np.diag(1.0 / (scale * _PROMPT_SPREAD))
     noise = times * _NOISE + _PROMPT_NOISE_MS
     prior = rows_of_prior, _PROMPT_PRIOR / _PROMPT_SPREAD
-    return _solve(
-        terms, times, noise, scale, prior, relatives, _numbered([row.process for row in rows])
-    )
+    lives = numbered((row.process for row in rows), {})
+    return _solve(terms, times, noise, scale, prior, relatives, lives)
 
 
 def _solve(

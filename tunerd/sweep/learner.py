@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tunerd.profile.arm import NGRAM, OFF, Arm, Extra, Request, Sample, shape_of
 from tunerd.profile.workload import Workload
+from tunerd.sweep import observations
 from tunerd.sweep.costs import FamilyCosts, FamilyKey, Levels, Relative, Rows, place_of
 from tunerd.sweep.known import ARM_SD, LEVEL_SD, Known, Told
 from tunerd.sweep.laws import (
@@ -25,26 +26,13 @@ from tunerd.sweep.laws import (
     fit_acceptance,
     fit_memory,
     jitter_of,
+    numbered,
     predict,
     spread_drafted,
 )
-from tunerd.sweep.observations import (
-    PREFIX,
-    Answer,
-    Observations,
-    Process,
-    as_asked,
-    blocks_of,
-    decode_ms,
-    is_prompt_timed,
-    pool,
-    prompt_row,
-    terms_of_prompt,
-)
-from tunerd.sweep.space import Grid, variant_of
+from tunerd.sweep.space import variant_of
 
 Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 # Relative errors of the parts of a prediction (laws.PARTS), in the same order.
 _PART_SD = np.array([0.30, 0.08, 0.05, 0.13, 0.13, 0.02, 0.04, 0.25, 0.04])
@@ -85,39 +73,25 @@ class Points:
         arms: Sequence[Arm],
         predicted: Array,
         errors: Array,
-        names: Names,
+        names: dict[Hashable, int],
     ) -> None:
         """Of arms with errors that their predictions have in common, by part of a turn."""
         if errors.shape != (len(arms), len(PARTS)):
             raise ValueError(f"errors must have the shape {(len(arms), len(PARTS))}")
         self.predicted = predicted
         self.errors = errors
-        self.family = names.indices(arm.family for arm in arms)
-        self.kv = names.indices(("kv", arm.kv) for arm in arms)
-        self.extra = names.indices(("extra", arm.extra) for arm in arms)
-        self.variant = names.indices(("variant", variant_of(arm)) for arm in arms)
-        self.plane = names.indices(("plane", arm.canonical().with_margin(0)) for arm in arms)
-        self.exact = names.indices(("exact", arm.canonical()) for arm in arms)
+        self.family = numbered((arm.family for arm in arms), names)
+        self.kv = numbered((("kv", arm.kv) for arm in arms), names)
+        self.extra = numbered((("extra", arm.extra) for arm in arms), names)
+        self.variant = numbered((("variant", variant_of(arm)) for arm in arms), names)
+        self.plane = numbered((("plane", arm.canonical().with_margin(0)) for arm in arms), names)
+        self.exact = numbered((("exact", arm.canonical()) for arm in arms), names)
         self.threads = np.array([_log2(arm.threads) for arm in arms])
         self.batch = np.array([_log2(arm.batch) for arm in arms])
         self.n_max = np.array([_log2(arm.n_max) if arm.drafts else -2.0 for arm in arms])
         self.p_min = np.array([arm.p_min if arm.drafts else 0.0 for arm in arms])
         self.ubatch = np.array([_log2(arm.ubatch) for arm in arms])
         self.margin = np.array([arm.fit_mib / 1024 for arm in arms])
-
-
-class Names:
-    """Numbers for hashable names, the same for all points of one learner."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, int] = {}
-
-    def indices(self, names: Iterable[Hashable]) -> Indices:
-        """One number for each name."""
-        return np.array(
-            [self._known.setdefault(name, len(self._known)) for name in names],
-            dtype=np.int64,
-        )
 
 
 class Posterior:
@@ -169,7 +143,7 @@ def _log2(value: float) -> float:
 
 
 def _same(names: Sequence[Hashable]) -> Array:
-    numbers = Names().indices(names)
+    numbers = numbered(names, {})
     return np.equal(numbers[:, None], numbers).astype(np.float64)
 
 
@@ -217,12 +191,12 @@ def _prior_variance(points: Points) -> Array:
     return np.asarray(within + across + (points.errors**2).sum(axis=1), float)
 
 
-def observe(processes: Iterable[Process], learner: Learner) -> list[Observed]:
+def observe(processes: Iterable[observations.Process], learner: Learner) -> list[Observed]:
     """Every whole block of every process that did not spill."""
     sound = [process for process in processes if not process.has_spilled]
     found = []
     for process in sound:
-        for (arm, block), answers in blocks_of(process).items():
+        for (arm, block), answers in observations.blocks_of(process).items():
             times = _times(process, answers, learner)
             if times is None:
                 continue
@@ -231,26 +205,30 @@ def observe(processes: Iterable[Process], learner: Learner) -> list[Observed]:
     return found
 
 
-def _times(process: Process, answers: dict[int, Answer], learner: Learner) -> list[float] | None:
+def _times(
+    process: observations.Process, answers: dict[int, observations.Answer], learner: Learner
+) -> list[float] | None:
     """Turn time of each class [ms]; None if a class is missing."""
     times = []
     for text, one in enumerate(learner.workload.classes):
         answer = answers.get(text)
         if answer is None or answer.reading.turn_ms is None:
             return None
-        reading = as_asked(process, answer, learner.workload)
+        reading = observations.as_asked(process, answer, learner.workload)
         if reading is not None and reading.turn_ms is not None:
-            left = decode_ms(answer, one) - (reading.predicted_ms or 0.0)
+            left = observations.decode_ms(answer, one) - (reading.predicted_ms or 0.0)
             times.append(reading.turn_ms - reading.decode_left_ms + left)
             continue
         whole_ms = _whole_prompt_ms(process, answer, learner)
         if whole_ms is None or answer.reading.predicted_ms is None:
             return None
-        times.append(whole_ms + decode_ms(answer, one))
+        times.append(whole_ms + observations.decode_ms(answer, one))
     return times
 
 
-def _whole_prompt_ms(process: Process, answer: Answer, learner: Learner) -> float | None:
+def _whole_prompt_ms(
+    process: observations.Process, answer: observations.Answer, learner: Learner
+) -> float | None:
     """What the prompt of a class would have taken that was cached to measure its decoding alone.
 
     From the prefixes that this process read, by the law for what differs in length.
@@ -259,18 +237,18 @@ def _whole_prompt_ms(process: Process, answer: Answer, learner: Learner) -> floa
     if costs is None or answer.text is None:
         return None
     rows = [
-        prompt_row(other)
+        observations.prompt_row(other)
         for other in process.answers
-        if other.purpose == PREFIX and is_prompt_timed(other)
+        if other.purpose == observations.PREFIX and observations.is_prompt_timed(other)
     ]
     taken = sum(row.prompt_ms for row in rows)  # long ones count most
-    expected = sum(float(terms_of_prompt(row) @ costs.prompt) for row in rows)
+    expected = sum(float(observations.terms_of_prompt(row) @ costs.prompt) for row in rows)
     if not expected:
         return None
     one = learner.observations.workload_seen().classes[answer.text]
     depth_k = (one.cached_tokens + one.new_tokens / 2) / 1000
     whole = PromptRow(process.name, 0.0, one.new_tokens, max(answer.arm.ubatch, 1), depth_k)
-    return taken / expected * float(terms_of_prompt(whole) @ costs.prompt)
+    return taken / expected * float(observations.terms_of_prompt(whole) @ costs.prompt)
 
 
 _UNKNOWN_SD = 0.1
@@ -301,7 +279,6 @@ class Learner:
 
     def __init__(
         self,
-        grid: Grid,
         workload: Workload,
         context: int,
         known: Mapping[FamilyKey, Known] | None = None,
@@ -309,13 +286,12 @@ class Learner:
     ) -> None:
         self._known = known or {}
         self._told: list[Told] = []
-        self.grid = grid
         self.workload = workload
         self.context = context
-        self.observations = Observations(workload, n_slots)
+        self.observations = observations.Observations(workload, n_slots)
         self.models: dict[tuple[str, str], FamilyModel] = {}
         self.version = 0  # of the beliefs; grows with every refit
-        self._names = Names()
+        self._names: dict[Hashable, int] = {}
         self._posterior: Posterior | None = None
         self._observed: list[Observed] = []
         self._counts: dict[Arm, set[str]] = {}
@@ -533,11 +509,14 @@ class Learner:
         return Rows([process for process in processes if not process.has_spilled], acceptance)
 
     def _fit_acceptance(
-        self, family: tuple[str, str], processes: Sequence[Process], previous: FamilyModel | None
+        self,
+        family: tuple[str, str],
+        processes: Sequence[observations.Process],
+        previous: FamilyModel | None,
     ) -> Acceptance | None:
         if family[1] == OFF:
             return None
-        counts = pool(answer for process in processes for answer in process.answers)
+        counts = observations.pool(answer for process in processes for answer in process.answers)
         return fit_acceptance(
             counts,
             len(self.workload.classes),

@@ -343,8 +343,8 @@ class Limits:
             seen = self._seen.prompts_ms.get(_prompt_of(one))
             prefill[deepest] = sum(seen) / len(seen) if seen else prefill[deepest]
         return worse(
-            before.class_ms[:, 0].tolist(), after.class_ms[:, 0].tolist(), first, second, deepest,
-            self._policy,
+            before.class_ms[:, 0].tolist(), after.class_ms[:, 0].tolist(), first, second,
+            deepest=deepest, policy=self._policy,
         )  # fmt: skip
 
     def reject(self, arm: Arm, reason: str) -> None:
@@ -449,6 +449,7 @@ def worse(
     after_ms: Sequence[float],
     prefill_before_ms: Sequence[float],
     prefill_after_ms: Sequence[float],
+    *,
     deepest: int,
     policy: Policy,
 ) -> str | None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tunerd.profile.arm import (
     BOOT,
     REQUEST,
     Arm,
+    Boot,
     Box,
     Reading,
     Refused,
@@ -41,7 +42,6 @@ _LEAST_PACE, _MOST_PACE = 0.3, 10.0
 # Kept free at the end, whatever is planned; less of a night that is short itself.
 _END_S = 20.0
 _END_RATIO = 0.05
-CHECKPOINT_S = 1800.0
 
 # Processes that begin with the same block of prompts: enough to tell the prompts from the arm, few
 # enough that a night sees many texts.
@@ -60,7 +60,8 @@ class TimeUp(Exception):
     """What comes next would not end before the budget does."""
 
 
-class PathPoint(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PathPoint:
     """What would have been recommended from here on: seconds and starts since the sweep began."""
 
     seconds: float
@@ -254,14 +255,11 @@ class Night:
         shared = max((c.cached_tokens for c in classes if c.cached_tokens < total), default=0)
         if total - shared < _LONG_PROMPT_TOKENS and not one.cached_tokens:
             # Which engine it is does not matter in a proof: both sides of a pair are asked alike.
-            is_whole = self.reads_whole or (exact and self._is_any_cache_broken)
+            is_broken = any(not of_several for _, of_several in self.broken_caches)
+            is_whole = self.reads_whole or (exact and is_broken)
             return None if is_whole else (shared, total - shared)
         is_alone = sum(c.new_tokens >= _LONG_PROMPT_TOKENS for c in classes) == 1
         return None if is_alone or exact else (total - _TAIL_TOKENS, _TAIL_TOKENS)
-
-    @property
-    def _is_any_cache_broken(self) -> bool:
-        return any(not of_several for _, of_several in self.broken_caches)
 
     def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
         """A request of a class; if not exact, one that decodes at the same depth for less."""
@@ -283,10 +281,6 @@ class Night:
             order = tuple(int(at) for at in self.rng.permutation(len(self.workload.classes)))
             self._blocks[name] = Block(f"{self._tag}-{name}", order)
         return self._blocks[name]
-
-    def search_block(self, process_number: int, position: int) -> Block:
-        """The n-th block of a process: neighbours share most of theirs, none repeats one."""
-        return self.block(f"s{process_number // _SHARE_BLOCKS + position}")
 
     def _new_tag(self) -> str:
         return f"{int(self.rng.integers(2**40)):010x}"
@@ -326,15 +320,13 @@ class Night:
         if is_second and name not in disturbed and observations.is_cold(request, reading):
             self.broken_caches.add((sample.arm.engine, request.concurrency > 1))
 
-    def booted(self, arm: Arm, boot: Any, process: str, purpose: str, seconds: float) -> Sample:
+    def booted(self, arm: Arm, boot: Boot, process: str, purpose: str, seconds: float) -> Sample:
         """Files a start."""
-        free = getattr(boot, "vram_free_mib", None)
-        failure = "" if boot.ok else str(boot.failure or "crash")
+        free, failure = boot.vram_free_mib, "" if boot.ok else boot.failure or "crash"
         sample = Sample(
             event=BOOT, process=process, arm=arm, purpose=purpose, at_s=self.now_s,
-            seconds=seconds, failure=failure,
+            seconds=seconds, failure=failure, n_ctx=boot.n_ctx,
             vram_free_mib=None if free is None else float(free),
-            n_ctx=getattr(boot, "n_ctx", None),
         )  # fmt: skip
         self.restarts += 1
         self.spent_s["load" if boot.ok else "failed starts"] += seconds
@@ -450,7 +442,7 @@ class Server:
         night.box.check()
         begin = night.now_s
         boot = night.box.restart(arm)
-        self.n_ctx: int | None = getattr(boot, "n_ctx", None)
+        self.n_ctx = boot.n_ctx
         # Classes whose last prompt was read in two parts, its prefix before.
         self.in_parts: set[int] = set()
         self._refused = Refused()
@@ -531,8 +523,8 @@ class Server:
             TimeUp: The block would not end in time.
         """
         night = self._night
-        if block is None:
-            block = night.search_block(self.number, self._n_blocks)
+        if block is None:  # neighbours share most of theirs, none repeats one
+            block = night.block(f"s{self.number // _SHARE_BLOCKS + self._n_blocks}")
         is_first = not self._n_blocks
         before_s = night.prefix_s(self.arm, exact=exact) if is_first else 0.0
         self._n_blocks += 1

@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 
 from tunerd.profile.arm import BOOT, Arm, Reading, Request, Sample, StepsSeen
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep.laws import (
-    Acceptance,
-    Counts,
-    Free,
-    PromptRow,
-    StepRow,
-    by_length,
-    spread_drafted,
-)
+from tunerd.sweep import laws
 
 WARM_UP = "warm-up"
 PREFIX = "prefix"
@@ -110,9 +102,6 @@ class Observations:
         self.processes: dict[str, Process] = {}
         self.changed: set[tuple[str, str]] = set()
         self.n_samples = 0
-        self.tells_steps: set[str] = (
-            set()
-        )  # engines whose answers with drafts say what each step took
         self._prompts: list[list[int]] = [[] for _ in workload.classes]
 
     def add(self, sample: Sample) -> None:
@@ -143,8 +132,6 @@ class Observations:
         if reading is None or sample.failure:
             return
         process.has_spilled |= reading.has_spilled
-        if reading.n_drafted and reading.steps:
-            self.tells_steps.add(sample.arm.engine)
         arm = sample.arm.with_draft(sample.n_max, sample.p_min)
         text = text_of(self.workload, request, sample.block) if sample.block else None
         classes = self.workload.classes
@@ -188,9 +175,9 @@ class Observations:
         """Processes of one family."""
         return [one for one in self.processes.values() if one.arm.family == family]
 
-    def memory_of(self, family: tuple[str, str], context: int) -> list[Free]:
+    def memory_of(self, family: tuple[str, str], context: int) -> list[laws.Free]:
         """VRAM seen free: after each load, and at the deepest request of each process."""
-        rows: list[Free] = []
+        rows: list[laws.Free] = []
         for process in self.of_family(family):
             rows += _memory_rows(process, self.n_slots * (process.n_ctx or context))
         return rows
@@ -338,14 +325,14 @@ def decode_ms(answer: Answer, request_class: RequestClass) -> float:
     return taken * (request_class.n_predict - 1) / max(answer.request.n_predict - 1, 1)
 
 
-def _memory_rows(process: Process, context: int) -> list[Free]:
-    rows: list[Free] = []
+def _memory_rows(process: Process, context: int) -> list[laws.Free]:
+    rows: list[laws.Free] = []
 
     def add(share: float, free_mib: float, *, failed: bool = False) -> None:
-        rows.append(Free(process.name, process.arm, min(share, 1.0), free_mib, failed))
+        rows.append(laws.Free(process.name, process.arm, min(share, 1.0), free_mib, failed))
 
     if process.failure == "oom":
-        add(0.0, -150.0, failed=True)
+        add(0.0, laws.OOM_FREE_MIB, failed=True)
         return rows
     if process.is_up and process.vram_free_mib is not None:
         is_none_left = process.vram_free_mib <= _NOTHING_FREE_MIB
@@ -366,21 +353,22 @@ def _memory_rows(process: Process, context: int) -> list[Free]:
     if deepest is not None:
         add(deepest[0], deepest[1], failed=deepest[2])
     if process.died_of == "oom":
-        add((process.died_at_tokens or context) / context, -150.0, failed=True)
+        share = (process.died_at_tokens or context) / context
+        add(share, laws.OOM_FREE_MIB, failed=True)
     return rows
 
 
 Array = NDArray[np.float64]
 
 
-def pool(answers: Iterable[Answer]) -> list[Counts]:
+def pool(answers: Iterable[Answer]) -> list[laws.Counts]:
     """Counts of answers that drafted alike, by class."""
     groups: dict[tuple[int, int, float], list[Reading]] = defaultdict(list)
     for answer in answers:
         if answer.text is not None and answer.arm.drafts and is_timed(answer):
             groups[answer.text, answer.arm.n_max, answer.arm.p_min].append(answer.reading)
     return [
-        Counts(
+        laws.Counts(
             text=text,
             n_max=n_max,
             p_min=p_min,
@@ -402,12 +390,12 @@ def _by_position(steps: tuple[StepsSeen, ...]) -> Array:
     return drafted
 
 
-def step_row(answer: Answer, acceptance: Acceptance | None) -> StepRow:
+def step_row(answer: Answer, acceptance: laws.Acceptance | None) -> laws.StepRow:
     """An answer's decoding, as the step law takes it."""
     reading, arm = answer.reading, answer.arm
     depth = answer.depth_start + (reading.prompt_n or 0) + (reading.predicted_n or 0) / 2
     drafted, refused, table = _drafting(answer, acceptance)
-    return StepRow(
+    return laws.StepRow(
         process=answer.process,
         step_ms=reading.step_ms or 0.0,
         n_steps=float(reading.n_steps or 1),
@@ -420,32 +408,32 @@ def step_row(answer: Answer, acceptance: Acceptance | None) -> StepRow:
 
 
 def _drafting(
-    answer: Answer, acceptance: Acceptance | None
+    answer: Answer, acceptance: laws.Acceptance | None
 ) -> tuple[Array, float, tuple[tuple[int, int, float], ...]]:
     """Share of steps by position drafted, share whose draft was cut short, and the steps by length."""
     reading, arm = answer.reading, answer.arm
     if not arm.drafts or not arm.n_max:
-        return spread_drafted(0.0), 0.0, ()
+        return laws.spread_drafted(0.0), 0.0, ()
     if reading.steps:
         n_steps = sum(one.n_steps for one in reading.steps)
         cut = sum(one.n_steps for one in reading.steps if one.n_drafted < arm.n_max)
         table = tuple((one.n_drafted, one.n_steps, one.ms) for one in reading.steps)
-        return by_length(_by_position(reading.steps) / n_steps), cut / n_steps, table
+        return laws.by_length(_by_position(reading.steps) / n_steps), cut / n_steps, table
     mean = reading.n_drafted / (reading.n_steps or 1)
     if acceptance is None:
-        return spread_drafted(mean), 0.0, ()
+        return laws.spread_drafted(mean), 0.0, ()
     drafts = acceptance.drafts(arm.n_max, arm.p_min).drafted
     rows = drafts if answer.text is None else drafts[answer.text : answer.text + 1]
     expected = rows.mean(axis=0)
     share = np.minimum(expected * mean / max(float(expected.sum()), 1e-6), 1.0)
-    return by_length(share), 1.0 - float(share[-1]), ()
+    return laws.by_length(share), 1.0 - float(share[-1]), ()
 
 
-def prompt_row(answer: Answer) -> PromptRow:
+def prompt_row(answer: Answer) -> laws.PromptRow:
     """An answer's prompt, as the prompt law takes it."""
     reading = answer.reading
     n_tokens = reading.prompt_n or 1
-    return PromptRow(
+    return laws.PromptRow(
         process=answer.process,
         prompt_ms=max(reading.prompt_ms or 0.0, _LEAST_MS),
         n_tokens=n_tokens,
@@ -454,7 +442,7 @@ def prompt_row(answer: Answer) -> PromptRow:
     )
 
 
-def terms_of_prompt(row: PromptRow) -> Array:
+def terms_of_prompt(row: laws.PromptRow) -> Array:
     """What the coefficients of `fit_prompts` are multiplied with."""
     batches = math.ceil(row.n_tokens / row.ubatch)
     return np.array([batches, row.n_tokens, row.n_tokens * row.depth_k])

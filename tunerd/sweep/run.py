@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from tunerd.app import Context
 from tunerd.engine.builds import find_engines, request_again
 from tunerd.engine.help import SHORT
+from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now
 from tunerd.errors import Busy, HostError, Stranded, TunerdError, UsageError
 from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import is_locked
 from tunerd.machine.process import words_of
+from tunerd.measure import compare
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, RunOutcome, StoredRun, VerdictRecord
 from tunerd.measure.learn import served_requests, workload_for
 from tunerd.measure.life import Texts, prompt_book
+from tunerd.measure.pairs import Limits
 from tunerd.measure.store import EvidenceStore, demand_storable, reading
 from tunerd.operations import JobRequest, Lane
 from tunerd.production.lease import Held, demand_alone, hold
@@ -58,11 +63,6 @@ from tunerd.sweep.tuner import PROMOTE, Outcome, arm_text, changed, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
 from tunerd.words import format_duration
-
-if TYPE_CHECKING:
-    from tunerd.engine.log import LoggedRequest
-    from tunerd.measure.compare import Prepared
-
 
 _LOOK_BACK = 100
 # What the lease lasts longer than the comparison that ends by itself.
@@ -169,18 +169,15 @@ def _serves_now(sweep: StoredSweep, generation: Generation) -> Arm | None:
     return None
 
 
-def prepare_builds(ctx: Context, builds: Builds, *, budget_s: float) -> Prepared | None:
+def prepare_builds(ctx: Context, builds: Builds, *, budget_s: float) -> compare.Prepared | None:
     """The comparison as it would be; None where it cannot be, which is said."""
-    from tunerd.measure.compare import CompareRequest, prepare
-    from tunerd.measure.pairs import Limits
-
-    request = CompareRequest(
+    request = compare.CompareRequest(
         words=(str(builds.kept), str(builds.engine)),
         workload=ctx.settings.sweep.workload,
         limits=Limits(budget_s=budget_s),
     )
     try:
-        return prepare(ctx, request)
+        return compare.prepare(ctx, request)
     except TunerdError as problem:
         cause = f": {problem.cause}" if problem.cause else ""
         ctx.say(f"old and new build cannot be compared: {problem.message}{cause}")
@@ -204,8 +201,6 @@ def compare_builds(
         Preempted: the measurement was ended from outside.
         Stranded: production does not serve afterwards.
     """
-    from tunerd.measure.compare import run_compare
-
     demand_open(ctx, window)
     House(ctx).settle()
     prepared = prepare_builds(ctx, builds, budget_s=budget_s)
@@ -221,11 +216,8 @@ def compare_builds(
         return None
     ctx.say(f"the engine is another build than was deployed: {builds.kept} is compared with it")
     limits = replace(prepared.request.limits, budget_s=budget_s)
-    return run_compare(
-        ctx,
-        replace(prepared.request, limits=limits),
-        confirm=lambda _prepared: None,
-    )
+    request = replace(prepared.request, limits=limits)
+    return compare.run_compare(ctx, request, confirm=lambda _prepared: None)
 
 
 # Time for the last request to end in, so that the loop and not the lease ends the night.
@@ -347,7 +339,8 @@ def resume_sweep(
             )
         own = store.sweep_events(sweep.number)
         asked = replace(read(SweepRequest, sweep.plan["request"]), seed=sweep.run.record.seed)
-        left_s = asked.budget_s - (0.0 if has_whole_budget else _spent_s(own))
+        spent_s = sum(float(event.get("seconds") or 0.0) for event in own)
+        left_s = asked.budget_s - (0.0 if has_whole_budget else spent_s)
         if left_s < _LEAST_S and left_s < asked.budget_s / 10:
             raise UsageError(
                 f"sweep {sweep.number} has used its time",
@@ -372,11 +365,6 @@ def resume_sweep(
         since_s = prepared.generation.created_s
         known = [*history_of(store, prepared.basis, since_s, but=sweep.number), *own]
         return _Run(ctx, prepared, keeper, known, "sweep resume", house, meet).go()
-
-
-def _spent_s(events: Iterable[dict[str, Any]]) -> float:
-    """Time that starts and requests took."""
-    return sum(float(event.get("seconds") or 0.0) for event in events)
 
 
 @dataclass
@@ -500,8 +488,8 @@ class _Run:
                 or not self._wait_until_quiet(end_s, str(yielded))
             ):
                 break
-        if box.ended is not None:
-            outcome = _with_reason(outcome, box.ended)
+        if box.ended is not None and outcome.verdict == "inconclusive":  # the real reason
+            outcome = replace(outcome, evidence=replace(outcome.evidence, reasons=(box.ended,)))
         base, workload = self.prepared.base.arm, self.prepared.workload
         told = compare_drafts(as_samples(samples), self._served, base, workload)
         if told is not None:
@@ -529,7 +517,6 @@ class _Run:
     def _once(self, left_s: float, known: list[dict[str, Any]]) -> tuple[Outcome, LeaseBox, Held]:
         """One lease: from production's stop to its return."""
         ctx, prepared = self.ctx, self.prepared
-        import numpy as np
 
         sink = Muted(ctx.progress)
         quiet = replace(ctx, progress=sink)
@@ -649,13 +636,6 @@ class _Run:
         return False
 
 
-def _with_reason(outcome: Outcome, why: str) -> Outcome:
-    """The outcome with the real reason of its end in the place of a general one."""
-    if outcome.verdict != "inconclusive":
-        return outcome
-    return replace(outcome, evidence=replace(outcome.evidence, reasons=(why,)))
-
-
 def _is_busy(ctx: Context) -> bool:
     server = server_now(ctx, ctx.services.state(ctx.unit))
     return server is not None and bool(server.n_busy())
@@ -675,7 +655,6 @@ def _added(total: float | None, more: float | None) -> float | None:
 _STOP_S = 1800.0
 _UNIT_POLL_S = 1.0
 _START_S = 120.0
-_LOG_LINES = 20
 
 
 def start_sweep(
@@ -703,7 +682,7 @@ def start_sweep(
 
 
 def start_night(
-    ctx: Context, *, confirm: Callable[[Prepared | PreparedSweep], None]
+    ctx: Context, *, confirm: Callable[[compare.Prepared | PreparedSweep], None]
 ) -> ActionResult:
     """Begin what a night would do as a job, at once and whatever the window says: a sweep, or two builds that are compared.
 

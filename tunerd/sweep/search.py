@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,8 @@ from tunerd.sweep.known import Study, Told
 from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Belief, Learner
 from tunerd.sweep.limits import TELLING_CALLS, Limits, without_margin
-from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
-from tunerd.sweep.space import FamilyGrid, Grid, Left, Variant, first_arms, planes, variant_of
+from tunerd.sweep.night import CannotStart, Night, Server, TimeUp
+from tunerd.sweep.space import FamilyGrid, Grid, Left, Variant, variant_of
 
 Array = NDArray[np.float64]
 
@@ -143,7 +144,7 @@ class Planes:
             if not family.allows_batches(ubatch, variant.batch):
                 continue
             margins: dict[int, int | None] = {}
-            for n_max, p_min in planes(family):
+            for n_max, p_min in product(family.n_max, family.p_min):
                 if n_max not in margins:
                     first = family.arm(n_max, p_min, ubatch, family.fit_mib[0], variant)
                     margins[n_max] = self._limits.margin_for(first, _EXPLORING_SDS)
@@ -267,6 +268,8 @@ class Search:
         self._probed: set[tuple[tuple[str, str], int, float]] = set()
         self._has_asked_usual_tools = False
         self._contenders: tuple[tuple[int, int], list[Belief]] | None = None
+        # How much of the night to leave, as far as one can tell now.
+        self._reserve_s: Callable[[], float] = lambda: 0.0
 
     @property
     def learner(self) -> Learner:
@@ -281,28 +284,28 @@ class Search:
         Args:
             reserve_s: How much of the night to leave, as far as one can tell now.
         """
-        self.is_exhausted = False
+        self.is_exhausted, self._reserve_s = False, reserve_s
         try:
             self._measure_incumbent()
             if self.study.seeds:  # what others found first, and then what they know too
-                self._measure_seeds(reserve_s)
-            self._probe_families(reserve_s, _PROBING_SHARE * self.night.budget_s)
-            self._measure_seeds(reserve_s)
-            while self._has_time(reserve_s):
-                if self._probe_plain(reserve_s) or self._improve(reserve_s):
+                self._measure_seeds()
+            self._probe_families(_PROBING_SHARE * self.night.budget_s)
+            self._measure_seeds()
+            while self._has_time():
+                if self._probe_plain() or self._improve():
                     continue
-                if self._probe_families(reserve_s):
+                if self._probe_families():
                     continue
-                if not self._race(reserve_s):
+                if not self._race():
                     self.is_exhausted = all(one.reason != _NO_TIME for one in self.left_out)
                     break
         except TimeUp:
             return
 
-    def _has_time(self, reserve_s: Callable[[], float]) -> bool:
+    def _has_time(self) -> bool:
         leader = self.leader()
         arm = self.incumbent if leader is None else leader.arm
-        return self.night.remaining_s - self.night.process_s(arm) > reserve_s()
+        return self.night.remaining_s - self.night.process_s(arm) > self._reserve_s()
 
     def leader(self) -> Belief | None:
         """The measured arm that is believed to be fastest, of those that may be recommended."""
@@ -331,8 +334,12 @@ class Search:
         known.sort(key=lambda belief: belief.mean)
         found: list[Belief] = []
         for belief in known:
-            is_incumbent = belief.arm == self.incumbent.canonical()
-            if is_incumbent or (len(found) < _CONTENDERS and self._may_lead(belief.arm)):
+            arm, is_full = belief.arm, len(found) >= _CONTENDERS
+            if arm == self.incumbent.canonical() or (
+                not is_full
+                and self._may_lead_if_proven(arm)
+                and self.limits.is_output_screened(arm)
+            ):
                 found.append(belief)
         return found
 
@@ -342,11 +349,6 @@ class Search:
             return arm
         margin = self.limits.margin_for(arm, _EXPLORING_SDS)
         return arm if margin is None else arm.with_margin(max(margin, arm.fit_mib))
-
-    def _may_lead(self, arm: Arm) -> bool:
-        if arm == self.incumbent.canonical():
-            return True
-        return self._may_lead_if_proven(arm) and self.limits.is_output_screened(arm)
 
     def _may_lead_if_proven(self, arm: Arm) -> bool:
         """Whether nothing is against an arm but that its output may have to be proven first."""
@@ -367,7 +369,7 @@ class Search:
                 return
             self.measure(self.incumbent, "incumbent")
 
-    def _probe_plain(self, reserve_s: Callable[[], float]) -> bool:
+    def _probe_plain(self) -> bool:
         """A process without speculation, where an engine's own steps say that it may lead like that; whether there was any."""
         leader = self.leader()
         if leader is None:
@@ -379,13 +381,10 @@ class Search:
                 turn = self.learner.without_drafts(arm)
                 if turn is not None and turn < leader.mean + _NEAR_LEADER:
                     hopeful.append(family)
-        return self._probe_families(reserve_s, families=hopeful)
+        return self._probe_families(families=hopeful)
 
     def _probe_families(
-        self,
-        reserve_s: Callable[[], float],
-        until_s: float = math.inf,
-        families: Sequence[FamilyGrid] | None = None,
+        self, until_s: float = math.inf, families: Sequence[FamilyGrid] | None = None
     ) -> bool:
         """A process of each family that has had none, the likeliest first; whether there was any."""
         is_any = False
@@ -395,12 +394,12 @@ class Search:
                 if self.night.elapsed_s >= until_s or key in self._probed:
                     continue
                 put_off = Left(", ".join(family.key), _NO_TIME)
-                if not self._has_time(reserve_s):  # there may be some after a challenge
+                if not self._has_time():  # there may be some after a challenge
                     self.left_out.append(put_off)
                     continue
                 self.left_out = [one for one in self.left_out if one != put_off]
                 self._probed.add(key)
-                self._probe(family, n_max, p_min, reserve_s)
+                self._probe(family, n_max, p_min)
                 is_any = True
         return is_any
 
@@ -426,12 +425,10 @@ class Search:
             found.append((most, family.p_min[0]))
         filtered = min(family.p_min, key=lambda p: abs(p - _PROBE_P_MIN))
         is_filtered = any(arm.p_min >= _SEEN_FILTER for arm in measured)
-        if filtered >= _SEEN_FILTER and not is_filtered and not self._takes_drafts(family.engine):
+        takes_drafts = family.engine in self.night.box.per_request
+        if filtered >= _SEEN_FILTER and not is_filtered and not takes_drafts:
             found.append((most, filtered))
         return found
-
-    def _takes_drafts(self, engine: str) -> bool:
-        return engine in self.night.box.per_request
 
     def _has_all_arms(self) -> bool:
         """Whether as many arms were measured as are allowed."""
@@ -449,9 +446,7 @@ class Search:
 
         return sorted(self.grid.families.values(), key=distance)
 
-    def _probe(
-        self, family: FamilyGrid, n_max: int, p_min: float, reserve_s: Callable[[], float]
-    ) -> None:
+    def _probe(self, family: FamilyGrid, n_max: int, p_min: float) -> None:
         """One process with these drafts; with more margin if it runs out of memory or spills."""
         extra = 0
         for _ in range(2 * _PROBE_MARGIN_STEPS):
@@ -470,7 +465,7 @@ class Search:
                 )
                 self.left_out.append(Left(", ".join(family.key), why))
                 return
-            if not self._has_time(reserve_s):
+            if not self._has_time():
                 self.left_out.append(Left(", ".join(family.key), _NO_TIME))
                 return
             if self._has_all_arms():
@@ -511,14 +506,14 @@ class Search:
         larger = [one for one in family.ubatch if family.home_ubatch <= one <= _PROBE_UBATCH]
         return max(larger, default=family.home_ubatch)
 
-    def _measure_seeds(self, reserve_s: Callable[[], float]) -> None:
-        for arm in first_arms(self.policy, self.grid):
+    def _measure_seeds(self) -> None:
+        for arm in filter(self.grid.contains, self.policy.seeds):
             if self.learner.n_processes(arm) == 0 and self.limits.fails(arm) is None:
-                if not self._has_time(reserve_s) or self._has_all_arms():
+                if not self._has_time() or self._has_all_arms():
                     return
                 self.measure(arm, "seed")
 
-    def _improve(self, reserve_s: Callable[[], float]) -> bool:
+    def _improve(self) -> bool:
         """Another process for what it is expected to pay most for; False when nothing is worth it.
 
         New points and measured ones stand in one list: a leader that owes its place to luck is found
@@ -536,7 +531,7 @@ class Search:
                 continue
             if belief.n_processes and leader.n_processes < belief.n_processes:
                 belief = leader
-            if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
+            if self.night.process_s(belief.arm) + self._reserve_s() > self.night.remaining_s:
                 return False
             if not belief.n_processes and not self.study.claim(belief.arm):
                 continue  # another box tries it just now, and will tell
@@ -544,7 +539,7 @@ class Search:
             return True
         return False
 
-    def _race(self, reserve_s: Callable[[], float]) -> bool:
+    def _race(self) -> bool:
         """Another process for a leader that was measured least; False when the race is over.
 
         It decides who challenges: one that leads alone has nobody to race with.
@@ -560,7 +555,7 @@ class Search:
         if len(near) <= 1 or not racers:
             return False
         belief = min(racers, key=lambda one: one.n_processes)
-        if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
+        if self.night.process_s(belief.arm) + self._reserve_s() > self.night.remaining_s:
             return False
         self.measure(belief.arm, _RACE)
         return True
@@ -590,7 +585,11 @@ class Search:
         (expected,) = self.learner.beliefs([arm])
         try:
             server = self.start(arm, purpose)
-            server.block(self._race_block(arm) if purpose == _RACE else None)
+            # Prompts that all racers answer in the same round, so that their luck cancels.
+            race = (
+                self.night.block(f"r{self.learner.n_processes(arm)}") if purpose == _RACE else None
+            )
+            server.block(race)
             self.learner.refresh()
             self.planes.note_surprise(expected, server.name)
             self._tell(server)
@@ -642,10 +641,6 @@ class Search:
             return
         finally:
             self.learner.refresh()
-
-    def _race_block(self, arm: Arm) -> Block:
-        """Prompts that all racers answer in the same round, so that their luck cancels."""
-        return self.night.block(f"r{self.learner.n_processes(arm)}")
 
     def _inner(self, server: Server, purpose: str) -> None:
         """Other settings of the draft in the same process, where the engine takes them."""
@@ -801,10 +796,9 @@ class Finalist:
     left over the wanted headroom comes off the margin; a step that fails goes half way back.
     """
 
-    def __init__(self, search: Search, policy: Policy, spare_s: Callable[[], float]) -> None:
+    def __init__(self, search: Search, spare_s: Callable[[], float]) -> None:
         """`spare_s` says how much of the night the proof will not need."""
         self._search = search
-        self._policy = policy
         self._spare_s = spare_s
         self.steps: list[MarginStep] = []
 
@@ -871,7 +865,7 @@ class Finalist:
     def _ask_tools(self, server: Server) -> None:
         judged, broken = self._limits.own_tool_calls(server.arm)
         if not broken:
-            server.tool_calls(self._policy.tool_calls - judged)
+            server.tool_calls(self._search.policy.tool_calls - judged)
 
     def _is_broken(self, arm: Arm) -> bool:
         """Whether it breaks tool calls, or has less context; what may change the output has to prove that it does not."""

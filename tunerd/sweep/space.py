@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 from tunerd.model.facts import ModelFacts
@@ -185,16 +184,6 @@ def _bits(kv: str) -> int:
 
 def _nearest(values: Sequence[int], wanted: int) -> int:
     return min(values, key=lambda value: (abs(value - wanted), value))
-
-
-def first_arms(policy: Policy, grid: Grid) -> Iterable[Arm]:
-    """Arms known from elsewhere that the space allows."""
-    return [arm for arm in policy.seeds if grid.contains(arm)]
-
-
-def planes(family: FamilyGrid) -> Iterator[tuple[int, float]]:
-    """Every (n_max, p_min) of a family; a single one where nothing is drafted."""
-    yield from product(family.n_max, family.p_min)
 
 
 TYPE = "speculation.type"
@@ -406,7 +395,9 @@ def plan_space(base: Base, engines: Sequence[EngineFacts], wishes: Wishes) -> Sp
     ]
     left += [Left(key, reason) for key, reason in wishes.frozen.items()]
     if not wishes.may_change_output:
-        named = [key for key in wishes.ranges if _changes_output(key)]
+        named = (
+            key for key in wishes.ranges if key in KV_KEYS or key not in ARM_KEYS | SAME_TEXT_KEYS
+        )
         left += [Left(key, "it can change what the model says, and sweep.may_change_output is false")
                  for key in named]  # fmt: skip
     whole = Base(base.arm, base.values, spec_types)
@@ -509,10 +500,6 @@ def _kv_types(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -
         return (arm.kv,)
     listed = dict.fromkeys((arm.kv, *map(str, wishes.ranges.get(key, ()))))
     return _deployable(engine, key, listed, arm.kv, left)
-
-
-def _changes_output(key: str) -> bool:
-    return key in KV_KEYS or key not in ARM_KEYS | SAME_TEXT_KEYS
 
 
 def _space_extras(

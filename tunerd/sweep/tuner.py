@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -15,11 +14,11 @@ from numpy.typing import NDArray
 
 from tunerd.measure.pairs import (
     LEAST_NAMED,
+    SIDES,
     Gain,
     Pair,
     Step,
     challenge_alpha,
-    class_ms,
     judge_challenge,
     pairs_needed,
 )
@@ -36,7 +35,7 @@ from tunerd.profile.arm import (
     plain,
 )
 from tunerd.profile.workload import Rates, Workload
-from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_json
+from tunerd.sweep.challenge import Carried, Challenge, Result, carried, mean_ms
 from tunerd.sweep.context import Floor, Widest
 from tunerd.sweep.known import Study, law_of
 from tunerd.sweep.learner import Learner
@@ -45,7 +44,7 @@ from tunerd.sweep.night import Night, PathPoint, TimeUp
 from tunerd.sweep.observations import FILL, TOOL, as_asked, blocks_of, decode_ms
 from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import Grid, Left, build_grid
-from tunerd.words import format_duration
+from tunerd.words import all_known, format_duration
 
 Array = NDArray[np.float64]
 
@@ -197,22 +196,17 @@ class Evidence:
         if len(known) < len(gains) or not known:
             return None
 
-        def product(of: Callable[[Gain], float | None]) -> float | None:
-            ratios = [of(one) for one in known]
-            return (
-                math.prod(1 + one for one in ratios if one is not None) - 1
-                if None not in ratios
-                else None
-            )
+        def product(name: str) -> float | None:
+            ratios = all_known(getattr(one, name) for one in known)
+            return math.prod(1 + one for one in ratios) - 1 if ratios else None
 
-        return Gain(
-            product(lambda one: one.estimate) or 0.0, product(lambda one: one.lower),
-            product(lambda one: one.upper), sum(one.n_pairs for one in known),
-        )  # fmt: skip
+        estimate, lower, upper = map(product, ("estimate", "lower", "upper"))
+        return Gain(estimate or 0.0, lower, upper, sum(one.n_pairs for one in known))
 
     def to_json(self, *, with_samples: bool = True) -> dict[str, Any]:
         """JSON values only."""
-        found = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+        found: dict[str, Any] = plain(self)
+        found["challenges"] = [one.to_json() for one in self.challenges]
         if not with_samples:
             del found["samples"]
         return found
@@ -228,24 +222,6 @@ class Outcome:
     verdict: str
     arm: Arm
     evidence: Evidence
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Sample):
-        return value.to_json()
-    if isinstance(value, Pair):
-        return pair_json(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, PathPoint):
-        return {"seconds": value.seconds, "restarts": value.restarts, "arm": plain(value.arm)}
-    if isinstance(value, Arm) or not is_dataclass(value):
-        if isinstance(value, Mapping):
-            return {str(key): _plain(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [_plain(item) for item in value]
-        return plain(value)
-    return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
 
 
 # Where nobody says how long the context is: what the published configurations serve.
@@ -324,9 +300,7 @@ class _Sweep:
         )
         deepest = self.workload.classes[self.workload.deepest]
         context = max(known or _USUAL_CONTEXT, deepest.depth_tokens)
-        self.learner = Learner(
-            self.grid, self.workload, context, self.study.known, self.policy.n_slots
-        )
+        self.learner = Learner(self.workload, context, self.study.known, self.policy.n_slots)
         self.night = Night(box, self.workload, self.learner, budget_s, rng, on_sample)
         self.limits = Limits(self.learner, self.grid, self.policy, self.incumbent)
         self.search = Search(
@@ -358,7 +332,8 @@ class _Sweep:
             self._recall_challenge(one)
         self.learner.refresh()
         for one in tuple(self._cut_short):
-            if one in self._cut_short and self._has_won(one) and self._is_sound(one.candidate):
+            has_won = not one.is_earlier and self._standing(one) is Step.PROMOTE
+            if has_won and one in self._cut_short and self._is_sound(one.candidate):
                 result = self._challenge(one.candidate)  # its pairs have decided already
                 if result.outcome == PROMOTE:
                     self._crown(result)
@@ -371,9 +346,6 @@ class _Sweep:
             [pair.log_ratio for pair in one.pairs], margin=self.policy.min_gain,
             alpha=challenge_alpha(self.policy.alpha, one.number), max_pairs=self.policy.max_pairs,
         ).standing  # fmt: skip
-
-    def _has_won(self, one: Carried) -> bool:
-        return not one.is_earlier and self._standing(one) is Step.PROMOTE
 
     def _is_sound(self, arm: Arm) -> bool:
         """Whether nothing that was seen keeps an arm from being deployed."""
@@ -466,7 +438,7 @@ class _Sweep:
         family, speed = self.grid.of(self.incumbent), f"{wanted_tok_s:g} tok/s"
         if family is None or not self.grid.contains(self.incumbent):
             return INCONCLUSIVE, ["what serves is not in the space"]
-        widest = self._contexts = Widest(self.search, self.policy, family, self._prove_floor)
+        widest = self._contexts = Widest(self.search, family, self._prove_floor)
         try:
             found = widest.find(self.incumbent)
         except TimeUp:
@@ -537,13 +509,16 @@ class _Sweep:
         steps = (*self._won, result)
 
         def ends(part: str) -> tuple[list[float], list[float]]:
-            before = [np.mean([class_ms(p.a, part) for p in one.pairs], axis=0) for one in steps]
-            after = [np.mean([class_ms(p.b, part) for p in one.pairs], axis=0) for one in steps]
-            ratio = np.prod(np.array(after) / np.maximum(before, 1e-9), axis=0)
+            before, after = (
+                np.array([mean_ms(one.pairs, side, part) for one in steps]) for side in SIDES
+            )
+            ratio = np.prod(after / np.maximum(before, 1e-9), axis=0)
             return before[0].tolist(), (before[0] * ratio).tolist()
 
         (turn, turn_now), (prefill, prefill_now) = ends("turn"), ends("prefill")
-        return worse(turn, turn_now, prefill, prefill_now, self.workload.deepest, self.policy)
+        return worse(
+            turn, turn_now, prefill, prefill_now, deepest=self.workload.deepest, policy=self.policy
+        )
 
     def _to_go_on(self) -> Arm | None:
         """The candidate of a challenge that was cut short, where it is what would be challenged with."""
@@ -558,7 +533,7 @@ class _Sweep:
         return None
 
     def _finalist(self, leader: Arm) -> Arm | None:
-        finalist = Finalist(self.search, self.policy, lambda: self._spare_s(leader))
+        finalist = Finalist(self.search, lambda: self._spare_s(leader))
         try:
             return finalist.prepare(leader)
         finally:
@@ -602,17 +577,12 @@ class _Sweep:
 
     def _nothing_better(self, why: str = "the time ended") -> tuple[str, list[str]]:
         most = self._most_missed()
-        lost = (
-            self.challenges[self.challenges.index(self._won[-1]) + 1 :]
-            if self._won
-            else self.challenges
-        )
+        n_decided = self.challenges.index(self._won[-1]) + 1 if self._won else 0
         if self.search.is_exhausted and (most is not None or self.challenges):
-            bound = 0.0 if most is None else most
-            for result in lost:
-                if result.gain is not None and result.gain.upper is not None:
-                    bound = max(bound, result.gain.upper)
-            return KEEP, [f"at 95 %, no arm is more than {max(bound, 0.0):.1%} faster"]
+            gains = (one.gain for one in self.challenges[n_decided:])
+            uppers = (one.upper for one in gains if one is not None and one.upper is not None)
+            bound = max(most or 0.0, 0.0, *uppers)
+            return KEEP, [f"at 95 %, no arm is more than {bound:.1%} faster"]
         reason = f"{why} before everything promising was tried"
         if most is not None:
             reason += f"; up to {max(most, 0.0):.1%} may be missed"

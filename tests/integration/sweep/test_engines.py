@@ -30,12 +30,11 @@ from tunerd.measure.life import (
 )
 from tunerd.measure.pairs import Asked, Unusable
 from tunerd.production.lease import Held
-from tunerd.profile.arm import Arm, Policy, Sample, Space
+from tunerd.profile.arm import Arm, Sample
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.box import live_turn
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
-from tunerd.sweep.space import build_grid
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 ENGINES = ("ik-2026-08", "mainline-2026-08-18")
@@ -60,8 +59,7 @@ def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealBox]:
 
 
 def night(box: RealBox, workload: Workload = WORKLOAD) -> Night:
-    grid = build_grid(Space({}), OFF, Policy())
-    learner = Learner(grid, workload, N_CTX)
+    learner = Learner(workload, N_CTX)
     return Night(box, workload, learner, 3600.0, np.random.default_rng(1), None)
 
 

@@ -18,7 +18,7 @@ from tests.support.bench_samples import logged
 from tests.support.folders import DATA, ROOT
 from tests.support.made_sweep import narrow, simulated_night
 from tunerd.engine.log import LoggedRequest
-from tunerd.profile.arm import Arm, Policy, Request, Sample
+from tunerd.profile.arm import Arm, Request, Sample
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.known import (
     Known,
@@ -46,7 +46,6 @@ from tunerd.sweep.laws import (
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 from tunerd.sweep.observations import acceptance_of
-from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import tune
 
 SERVES = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
@@ -269,8 +268,7 @@ def learned(
     one: Task, *, known: Mapping[tuple[str, str], Known] | None = None, tells_steps: bool = True
 ) -> Learner:
     """What a box knows that has measured what serves, and nothing else."""
-    grid = build_grid(narrow(one), one.incumbent, Policy())
-    learner = Learner(grid, one.workload, 131_072, known)
+    learner = Learner(one.workload, 131_072, known)
     it = Night(
         one.box(tells_steps=tells_steps),
         one.workload,

@@ -629,7 +629,7 @@ def test_the_context_of_a_finalist_that_is_known_to_break_tool_calls_is_not_fill
     search.learner.refresh()
     search.learn_usual_tools()
 
-    assert Finalist(search, Policy(), lambda: 0.0).prepare(arm) is None
+    assert Finalist(search, lambda: 0.0).prepare(arm) is None
     assert [row for row in search.night.samples if row.purpose == "fill"] == []
 
 

@@ -13,7 +13,6 @@ from tests.unit.sweep.test_challenge import WORKLOAD
 from tunerd.measure.answer import read_answer
 from tunerd.profile.arm import (
     Arm,
-    Policy,
     Request,
     Sample,
     as_kept,
@@ -24,7 +23,6 @@ from tunerd.sweep.laws import StepRow, StepTable, fit_steps, spread_drafted
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night
 from tunerd.sweep.observations import Answer, Observations, decode_ms, pool
-from tunerd.sweep.space import build_grid
 
 STEPS = [(20.0, 0, 0), (31.0, 2, 2), (29.0, 2, 0), (25.0, 1, 1)]
 MTP = Arm("it", "mtp", 2, 0.5, 1024, "q8_0", 512, 2048, 8)
@@ -140,8 +138,8 @@ def test_the_time_of_every_length_is_read_from_one_answer_whatever_its_shape(sha
     law = fit_steps(StepTable([row]))
     assert law is not None
     for n_drafted, ms in zip(drafted, times, strict=True):
-        terms = row.terms_with(spread_drafted(int(n_drafted)), float(n_drafted < 8))
-        assert float(terms @ law.mean) == pytest.approx(ms, rel=0.05)
+        at = replace(row, drafted=spread_drafted(int(n_drafted)), refused=float(n_drafted < 8))
+        assert float(at.terms @ law.mean) == pytest.approx(ms, rel=0.05)
 
 
 def test_the_luck_of_a_start_is_not_taken_for_what_longer_drafts_cost() -> None:
@@ -157,7 +155,8 @@ def test_the_luck_of_a_start_is_not_taken_for_what_longer_drafts_cost() -> None:
         )
     law = fit_steps(StepTable(rows))
     assert law is not None
-    told = [float(rows[3].terms_with(spread_drafted(n), float(n < 8)) @ law.mean) for n in range(9)]
+    of_all = [replace(rows[3], drafted=spread_drafted(n), refused=float(n < 8)) for n in range(9)]
+    told = [float(row.terms @ law.mean) for row in of_all]
     ratios = (np.array(told) / times)[1:]
     assert ratios.max() / ratios.min() < 1.02
 
@@ -165,7 +164,7 @@ def test_the_luck_of_a_start_is_not_taken_for_what_longer_drafts_cost() -> None:
 def test_what_an_engine_tells_of_its_steps_is_not_forgotten_with_a_tool_call() -> None:
     """A tool call, a request beside others, another engine: answers without steps say nothing of this one."""
     box = task("12G", "agent", 1)
-    learner = Learner(build_grid(box.space, box.incumbent, Policy()), box.workload, 8192)
+    learner = Learner(box.workload, 8192)
     night = Night(box.box(), box.workload, learner, 3600.0, np.random.default_rng(1), None)
     assert not night.tells_steps("it")
     request = Request("code", "a", 0, 500, 100)

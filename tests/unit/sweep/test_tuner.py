@@ -162,8 +162,10 @@ def test_no_time_is_kept_for_a_proof_before_there_is_anything_to_prove() -> None
 
 def test_a_slower_prompt_is_no_veto_where_it_is_little_of_the_turn() -> None:
     before, after = [20_000.0, 8_000.0], [15_000.0, 6_000.0]
-    assert worse(before, after, [500.0, 300.0], [1_100.0, 300.0], 0, Policy()) is None
-    told = worse(before, after, [4_000.0, 300.0], [8_800.0, 300.0], 0, Policy())
+    assert (
+        worse(before, after, [500.0, 300.0], [1_100.0, 300.0], deepest=0, policy=Policy()) is None
+    )
+    told = worse(before, after, [4_000.0, 300.0], [8_800.0, 300.0], deepest=0, policy=Policy())
     assert told == "the prompt of the deepest class gets 120% slower, allowed are 50%"
 
 
@@ -179,13 +181,14 @@ def test_a_prompt_that_was_seen_to_be_slow_rules_its_neighbours_out_as_the_gate_
         and row.request and row.request.new_tokens == deepest.new_tokens
     )  # fmt: skip
     assert row.answer is not None
-    learner = Learner(build_grid(narrow(one), one.incumbent, Policy()), one.workload, 131_072)
+    grid = build_grid(narrow(one), one.incumbent, Policy())
+    learner = Learner(one.workload, 131_072)
     learner.add(outcome.evidence.samples)
     learner.refresh()
     neighbour = row.arm.with_draft(row.arm.n_max - 1, row.arm.p_min)
 
     def told() -> str:
-        return Limits(learner, learner.grid, Policy(), one.incumbent).worsens(neighbour) or ""
+        return Limits(learner, grid, Policy(), one.incumbent).worsens(neighbour) or ""
 
     assert "prompt" not in told()
     slow = {**row.answer, "prompt_ms": 90_000.0}
