@@ -35,7 +35,7 @@ from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Sample, ServerDied
 from tunerd.profile.workload import Workload
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
-from tunerd.sweep.observations import Observations, as_asked
+from tunerd.sweep.observations import Answer, Observations, as_asked
 
 _RETRIES = 2
 _STARTS_FORGIVEN = 1
@@ -303,22 +303,13 @@ class Carried:
     is_earlier: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """What one class of a pair took, and whether its prompt was read in two parts."""
-
-    text: int
-    reading: Reading
-    is_in_parts: bool
-
-
 @dataclass
 class _Attempt:
     """One attempt at a pair: what counts by arm, process and class, in the order in which it came."""
 
     number: int
     is_earlier: bool
-    counted: dict[tuple[Arm, str], dict[int, _Counted]] = field(default_factory=dict)
+    counted: dict[tuple[Arm, str], dict[int | None, Answer]] = field(default_factory=dict)
     has_died: set[Arm] = field(default_factory=set)
 
 
@@ -354,7 +345,7 @@ def _attempts(
     kept, known = incumbent.canonical(), list(history)
     proving = {sample.process for sample in known if sample.pair is not None}
     observed = Observations(workload)
-    of_block: dict[tuple[str, int], list[tuple[Sample, _Counted | None]]] = {}
+    of_block: dict[tuple[str, int], list[tuple[Sample, Answer | None]]] = {}
     for sample in known:
         if sample.process in proving:
             observed.add(sample)
@@ -371,7 +362,7 @@ def _attempts(
     return found
 
 
-def _counted(observed: Observations, sample: Sample) -> _Counted | None:
+def _counted(observed: Observations, sample: Sample) -> Answer | None:
     """The newest sample of a process as it counted then; None if it did not."""
     if sample.request is None or sample.reading is None or sample.failure:
         return None
@@ -380,10 +371,10 @@ def _counted(observed: Observations, sample: Sample) -> _Counted | None:
     reading = as_asked(process, answer, observed.workload)
     if answer.text is None or reading is None or reading.turn_ms is None:
         return None
-    return _Counted(answer.text, reading, answer.is_stand_in)
+    return replace(answer, reading=reading)
 
 
-def _attempt(samples: Sequence[tuple[Sample, _Counted | None]]) -> _Attempt:
+def _attempt(samples: Sequence[tuple[Sample, Answer | None]]) -> _Attempt:
     first, _ = samples[0]
     block = _Attempt(first.pair[1] if first.pair else 0, first.is_earlier)
     for sample, told in samples:
@@ -397,14 +388,14 @@ def _attempt(samples: Sequence[tuple[Sample, _Counted | None]]) -> _Attempt:
 
 def _pair(block: _Attempt, incumbent: Arm, candidate: Arm, workload: Workload) -> Pair | None:
     """The pair, if both sides answered every class, asked alike; of several processes the last counts."""
-    sides: dict[Arm, list[_Counted]] = {}
+    sides: dict[Arm, list[Answer]] = {}
     for (arm, _), by_text in block.counted.items():
         if len(by_text) == len(workload.classes):
             sides[arm] = [by_text[text] for text in range(len(workload.classes))]
     before, after = sides.get(incumbent.canonical()), sides.get(candidate)
     if before is None or after is None:
         return None
-    if [one.is_in_parts for one in before] != [one.is_in_parts for one in after]:
+    if [one.is_stand_in for one in before] != [one.is_stand_in for one in after]:
         return None
     a, b = (block_of([one.reading for one in side]) for side in (before, after))
     return pair_of(workload, block.number, a, b)

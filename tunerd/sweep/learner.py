@@ -76,8 +76,6 @@ class Points:
         names: dict[Hashable, int],
     ) -> None:
         """Of arms with errors that their predictions have in common, by part of a turn."""
-        if errors.shape != (len(arms), len(PARTS)):
-            raise ValueError(f"errors must have the shape {(len(arms), len(PARTS))}")
         self.predicted = predicted
         self.errors = errors
         self.family = numbered((arm.family for arm in arms), names)

@@ -46,7 +46,6 @@ class Answer:
     """
 
     arm: Arm  # with the draft in force
-    started: Arm
     process: str
     purpose: str
     block: str
@@ -83,7 +82,6 @@ class Process:
     failure: str = ""
     died_of: str = ""
     died_at_tokens: int | None = None
-    boot_seconds: float = 0.0
     vram_free_mib: float | None = None
     n_ctx: int | None = None
     answers: list[Answer] = field(default_factory=list)
@@ -112,7 +110,6 @@ class Observations:
         if sample.event == BOOT:
             process.is_up = not sample.failure
             process.failure = sample.failure
-            process.boot_seconds = sample.seconds
             process.vram_free_mib = sample.vram_free_mib
             process.n_ctx = sample.n_ctx
             return
@@ -137,7 +134,6 @@ class Observations:
         classes = self.workload.classes
         answer = Answer(
             arm=arm if sample.arm.drafts else sample.arm,
-            started=sample.arm,
             process=sample.process,
             purpose=sample.purpose,
             block=sample.block,

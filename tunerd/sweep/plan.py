@@ -726,7 +726,7 @@ def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
         "rejected": [
             {"arm": str(arm), "reason": reason} for arm, reason in prepared.policy.rejected
         ],
-        "forecast": prepared.forecast.to_json(),
+        "forecast": asdict(prepared.forecast),
         "outlook": prepared.outlook.to_json(),
         "basis": prepared.basis,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -70,10 +70,6 @@ class Forecast:
     can_decide: bool
     is_measured: bool
     text: str
-
-    def to_json(self) -> dict[str, Any]:
-        """For scripts."""
-        return asdict(self)
 
 
 def forecast(
@@ -310,7 +306,6 @@ class _Sweep:
             self.limits.reject(arm, reason)
         self.challenges: list[Result] = []
         self.margins: list[tuple[MarginStep, ...]] = []
-        self.n_history = 0
         self._next_challenge = 1
         self._phase_s = budget_s
         self._won: list[Result] = []
@@ -320,7 +315,7 @@ class _Sweep:
 
     def recall(self, history: tuple[Sample, ...]) -> None:
         """Starts from what is known already."""
-        self.n_history, self._history = len(history), history
+        self._history = history
         self.night.recall(history)
         self._next_challenge += max((one.pair[0] for one in history if one.pair), default=0)
         self._recall_challenges()
@@ -672,7 +667,7 @@ class _Sweep:
             time_s={name: round(seconds, 1) for name, seconds in self.night.spent_s.items()},
             elapsed_s=self.night.elapsed_s,
             restarts=self.night.restarts,
-            n_history=self.n_history,
+            n_history=len(self._history),
             reasons=tuple(reasons),
             wanted_tok_s=self.policy.at_least_tok_s,
             turns=self._turns(),

@@ -188,11 +188,11 @@ def test_a_shorter_answer_counts_at_the_length_of_its_class(
     asked: int, predicted_ms: float, left_ms: float, whole_ms: float
 ) -> None:
     reading = read({"predicted_n": 9, "predicted_ms": predicted_ms, "decode_left_ms": left_ms})
-    answer = Answer(MTP, MTP, "a/1", "block", "b", 0, Request("code", "", 0, 9, asked), reading)
+    answer = Answer(MTP, "a/1", "block", "b", 0, Request("code", "", 0, 9, asked), reading)
     assert decode_ms(answer, RequestClass(1, "code", 0, 9, 201)) == whole_ms
 
 
 def test_an_answer_of_one_token_takes_what_it_took() -> None:
     reading = read({"predicted_n": 1, "predicted_ms": 40.0})
-    answer = Answer(MTP, MTP, "a/1", "block", "b", 0, Request("code", "", 0, 9, 1), reading)
+    answer = Answer(MTP, "a/1", "block", "b", 0, Request("code", "", 0, 9, 1), reading)
     assert decode_ms(answer, RequestClass(1, "code", 0, 9, 1)) == 40.0
