@@ -9,59 +9,41 @@ from typing import Any, TypeVar
 
 from tunerd.app import Context
 from tunerd.errors import HostError, TunerdError, UsageError
+from tunerd.fleet import steps
 from tunerd.fleet.boxes import Away, ask, by_hand
-from tunerd.fleet.steps import (
-    STOPS,
-    TO_DO,
-    Change,
-    Envelope,
-    Preview,
-    Probations,
-    Rollout,
-    State,
-    Status,
-    Step,
-    deployed,
-    exit_code,
-    failed,
-    judged,
-    planned,
-    settled,
-    to_return,
-)
 from tunerd.machine.files import lock
 from tunerd.machine.process import Interrupts
 from tunerd.records import Unreadable, plain, read
 from tunerd.result import ActionResult, Message, Progress, error
 from tunerd.units.text import shown_hash
 
-Ask = Callable[[Rollout], None]
-E = TypeVar("E", bound=Envelope)
+Ask = Callable[[steps.Rollout], None]
+E = TypeVar("E", bound=steps.Envelope)
 _SCHEMA = 1
 _SHOWN_CHARACTERS = 2000  # of what a box says
 # A probation stands still while its box is measured, as in a night; longer than this somebody should know.
 _STILL_S = 1800.0
 _STATUS = ("status", "--json")
 _NEXT = {
-    State.REFUSED: "it is as before; mend that, and `tunerd fleet resume` goes on with it",
-    State.WENT_BACK: "what served there before serves; `tunerd fleet rollback` returns the boxes before it, "
+    steps.State.REFUSED: "it is as before; mend that, and `tunerd fleet resume` goes on with it",
+    steps.State.WENT_BACK: "what served there before serves; `tunerd fleet rollback` returns the boxes before it, "
     "`tunerd fleet resume --past` goes on without it",
-    State.STRANDED: "`{asks}` says what serves there, if anything; where it serves again, `tunerd fleet resume` "
+    steps.State.STRANDED: "`{asks}` says what serves there, if anything; where it serves again, `tunerd fleet resume` "
     "looks and goes on",
-    State.LEFT: "`tunerd fleet resume --past` goes on without it",
-    State.WATCHED: "it serves what was deployed; `tunerd fleet resume` goes on watching it",
-    State.APPLYING: "how it is, nobody knows: `{asks}` shows it, `tunerd fleet resume` looks and "
+    steps.State.LEFT: "`tunerd fleet resume --past` goes on without it",
+    steps.State.WATCHED: "it serves what was deployed; `tunerd fleet resume` goes on watching it",
+    steps.State.APPLYING: "how it is, nobody knows: `{asks}` shows it, `tunerd fleet resume` looks and "
     "goes on",
 }
 # Nobody goes past one of these: there a server may be away.
-_LOOKED_AT_AGAIN = frozenset({State.APPLYING, State.STRANDED})
+_LOOKED_AT_AGAIN = frozenset({steps.State.APPLYING, steps.State.STRANDED})
 # On the way back, which may be that of a rollout before the one with which `resume` goes on.
 _NEXT_BACK = {
-    State.WATCHED: "it serves what was deployed; `tunerd fleet rollback {number}` returns it",
-    State.STRANDED: "`{asks}` says what serves there, if anything",
-    State.LEFT: "",
+    steps.State.WATCHED: "it serves what was deployed; `tunerd fleet rollback {number}` returns it",
+    steps.State.STRANDED: "`{asks}` says what serves there, if anything",
+    steps.State.LEFT: "",
 } | dict.fromkeys(
-    (State.APPLYING, State.RETURNING),
+    (steps.State.APPLYING, steps.State.RETURNING),
     "it may serve either: `{asks}` shows it, `tunerd fleet rollback {number}` looks and goes on",
 )
 
@@ -91,8 +73,10 @@ def roll_out(
     """
     with _alone(ctx, f"fleet {what}"):
         number = max(_numbers(ctx), default=0) + 1
-        began_s, steps = ctx.clock.now_s(), tuple(Step(box) for box in boxes)
-        walk = _Walk(ctx, Rollout(number, what, tuple(words), began_s, steps, probation=probation))
+        began_s, waiting = ctx.clock.now_s(), tuple(steps.Step(box) for box in boxes)
+        walk = _Walk(
+            ctx, steps.Rollout(number, what, tuple(words), began_s, waiting, probation=probation)
+        )
         walk.plan()
         if walk.rollout.to_do():
             agree(walk.rollout)
@@ -139,7 +123,7 @@ def roll_back(ctx: Context, number: int | None, *, agree: Ask) -> ActionResult:
         return walk.result("fleet rollback")
 
 
-def read_rollout(ctx: Context, number: int | None = None) -> Rollout:
+def read_rollout(ctx: Context, number: int | None = None) -> steps.Rollout:
     """The journal of a rollout; the newest without a number.
 
     Raises:
@@ -151,14 +135,14 @@ def read_rollout(ctx: Context, number: int | None = None) -> Rollout:
     if data is None:
         raise UsageError("there is no such rollout", hint="`tunerd fleet apply PROFILE` begins one")
     try:
-        return read(Rollout, data, schema=_SCHEMA)
+        return read(steps.Rollout, data, schema=_SCHEMA)
     except Unreadable as problem:
         raise HostError(
             f"the journal cannot be read: `{_path(ctx, number)}`", cause=str(problem)
         ) from problem
 
 
-def payload_of(rollout: Rollout) -> dict[str, Any]:
+def payload_of(rollout: steps.Rollout) -> dict[str, Any]:
     """A rollout as scripts read it."""
     return {
         "rollout": rollout.number,
@@ -189,7 +173,7 @@ def _alone(ctx: Context, purpose: str) -> Iterator[None]:
 class _Walk:
     """A rollout under way: each step is in the journal before and after it is made."""
 
-    def __init__(self, ctx: Context, rollout: Rollout) -> None:
+    def __init__(self, ctx: Context, rollout: steps.Rollout) -> None:
         self.rollout = rollout
         self._ctx = ctx
         self._longest_s = 0.0
@@ -212,7 +196,7 @@ class _Walk:
                 hint=f"`{by_hand(self._ctx, 'BOX', *self.rollout.preview)}` says more",
             )
 
-    def _planned(self, step: Step) -> Step:
+    def _planned(self, step: steps.Step) -> steps.Step:
         status = self._status(step)
         if status.change_under_way:
             raise HostError("a change is under way there")
@@ -222,9 +206,9 @@ class _Walk:
             raise HostError("; ".join(told) or f"it would be refused ({preview.exit_code})")
         if not preview.diff and preview.nothing is None and not status.healthy:
             raise HostError("it serves just that already, but it is not well")
-        return planned(step, status, preview, shown_hash(preview.diff))
+        return steps.planned(step, status, preview, shown_hash(preview.diff))
 
-    def keep(self, step: Step) -> Step:
+    def keep(self, step: steps.Step) -> steps.Step:
         """Write of a box that it is further on, before anything is done that this tells of."""
         self.rollout = self.rollout.with_step(step)
         self.write()
@@ -256,7 +240,7 @@ class _Walk:
         for step in self.rollout.boxes:
             if step.state in _LOOKED_AT_AGAIN:
                 self._settle(step)
-        ends = _LOOKED_AT_AGAIN if past else {*_LOOKED_AT_AGAIN, *STOPS}
+        ends = _LOOKED_AT_AGAIN if past else {*_LOOKED_AT_AGAIN, *steps.STOPS}
         if any(one.state in ends for one in self.rollout.boxes):
             return  # it goes no further than there, so nobody is to be asked about those behind
         self.plan()
@@ -268,41 +252,43 @@ class _Walk:
         """Box by box, up to the first that does not get there."""
         for before in self.rollout.boxes:
             step = before
-            if past and step.state in STOPS - _LOOKED_AT_AGAIN:
+            if past and step.state in steps.STOPS - _LOOKED_AT_AGAIN:
                 continue
-            if step.state in TO_DO:
+            if step.state in steps.TO_DO:
                 step = self._change(step)
-            if step.state is State.WATCHED:
+            if step.state is steps.State.WATCHED:
                 step = self._watch(step)
-            if exit_code(step):
+            if steps.exit_code(step):
                 return
 
     def back(self) -> None:
         """Box by box in reverse; one that cannot return does not keep the others from it."""
         for before in self.rollout.to_return():
-            step = self._settle(before) if before.state is State.APPLYING else before
-            if step.state in {State.WATCHED, State.DONE, State.RETURNING}:
+            step = self._settle(before) if before.state is steps.State.APPLYING else before
+            if step.state in {steps.State.WATCHED, steps.State.DONE, steps.State.RETURNING}:
                 self._return(step)
 
-    def _change(self, step: Step) -> Step:
+    def _change(self, step: steps.Step) -> steps.Step:
         self._say(step, "deploying")
-        step = self.keep(step.at(State.APPLYING))
+        step = self.keep(step.at(steps.State.APPLYING))
         limit_s = self._ctx.settings.fleet.change_s
         try:
-            done = ask(self._ctx, step.box, self.rollout.change(step), Change, limit_s=limit_s)
+            done = ask(
+                self._ctx, step.box, self.rollout.change(step), steps.Change, limit_s=limit_s
+            )
         except Away as problem:
-            step = self._settle(self.keep(step.at(State.APPLYING, problem.words)))
-            if step.state is State.REFUSED:  # what it was told it may only be about to do
+            step = self._settle(self.keep(step.at(steps.State.APPLYING, problem.words)))
+            if step.state is steps.State.REFUSED:  # what it was told it may only be about to do
                 told = f"nothing was done there so far; {problem.words}"
-                step = self.keep(step.at(State.APPLYING, told))
+                step = self.keep(step.at(steps.State.APPLYING, told))
             return step
         except TunerdError as problem:
-            step = self.keep(failed(step, problem))
-            return self._settle(step) if step.state is State.APPLYING else step
-        step = self.keep(deployed(self.rollout, step, done))
-        return self._settle(step) if step.state is State.APPLYING else step
+            step = self.keep(steps.failed(step, problem))
+            return self._settle(step) if step.state is steps.State.APPLYING else step
+        step = self.keep(steps.deployed(self.rollout, step, done))
+        return self._settle(step) if step.state is steps.State.APPLYING else step
 
-    def _settle(self, step: Step) -> Step:
+    def _settle(self, step: steps.Step) -> steps.Step:
         """Find out what came of a box that was told to; the same where it cannot be asked."""
         ctx = self._ctx
         end_s = ctx.clock.monotonic_s() + ctx.settings.fleet.change_s
@@ -312,20 +298,20 @@ class _Walk:
                 if ctx.clock.monotonic_s() > end_s:
                     return self.keep(step.at(step.state, "a change is still under way there"))
                 ctx.clock.sleep(ctx.settings.fleet.every_s)
-            return self.keep(settled(self.rollout, step, status, self._preview(step)))
+            return self.keep(steps.settled(self.rollout, step, status, self._preview(step)))
         except TunerdError as problem:
             return self.keep(step.at(step.state, problem.words))
 
-    def _watch(self, step: Step) -> Step:
+    def _watch(self, step: steps.Step) -> steps.Step:
         ctx, words = self._ctx, ("probation", "show", "--json")
         settings, left_s, was_missing = ctx.settings.fleet, None, False
         moved_s = seen_s = ctx.clock.monotonic_s()
         while True:
             try:
-                found = ask(ctx, step.box, words, Probations, limit_s=settings.limit_s)
+                found = ask(ctx, step.box, words, steps.Probations, limit_s=settings.limit_s)
             except TunerdError as problem:  # it may be on its way through a reboot
                 if ctx.clock.monotonic_s() - seen_s > settings.away_s:
-                    return self.keep(step.at(State.WATCHED, problem.words))
+                    return self.keep(step.at(steps.State.WATCHED, problem.words))
                 self._say(step, f"{problem.words}; asked again")
                 ctx.clock.sleep(settings.every_s)
                 continue
@@ -335,49 +321,49 @@ class _Walk:
                 was_missing = True
                 ctx.clock.sleep(settings.every_s)
                 continue
-            after = judged(step, watched)
-            if watched is None or after.state is not State.WATCHED:
+            after = steps.judged(step, watched)
+            if watched is None or after.state is not steps.State.WATCHED:
                 return self.keep(after)
             if watched.state == "cut":
                 told = "no daemon runs there: `systemctl start tunerd`, or `tunerd daemon` in a terminal"
-                return self.keep(step.at(State.WATCHED, told))
+                return self.keep(step.at(steps.State.WATCHED, told))
             if watched.left_s != left_s:
                 left_s, moved_s = watched.left_s, seen_s
             elif seen_s - moved_s > _STILL_S:
-                return self.keep(step.at(State.WATCHED, "its probation stands still"))
+                return self.keep(step.at(steps.State.WATCHED, "its probation stands still"))
             self._say(step, f"generation {step.generation} on probation", left_s)
             ctx.clock.sleep(settings.every_s)
 
-    def _return(self, step: Step) -> None:
+    def _return(self, step: steps.Step) -> None:
         self._say(step, "going back")
         limit_s = self._ctx.settings.fleet.change_s
         try:
             status = self._status(step)
-            step = to_return(step, status)
-            if step.state in {State.LEFT, State.RETURNED}:
+            step = steps.to_return(step, status)
+            if step.state in {steps.State.LEFT, steps.State.RETURNED}:
                 self.keep(step)
                 return
             to = () if step.backup is None else (f"--to={step.backup}",)
             words = ("rollback", "--json", "--dry-run", *to)
-            preview = self._ask(step, words, Preview)
-            step = self.keep(step.at(State.RETURNING))
+            preview = self._ask(step, words, steps.Preview)
+            step = self.keep(step.at(steps.State.RETURNING))
             words = ("rollback", "--json", "--yes", f"--shown={shown_hash(preview.diff)}", *to)
-            done = ask(self._ctx, step.box, words, Change, limit_s=limit_s)
+            done = ask(self._ctx, step.box, words, steps.Change, limit_s=limit_s)
         except TunerdError as problem:
-            self.keep(step.at(State.RETURNING, problem.words))
+            self.keep(step.at(steps.State.RETURNING, problem.words))
         else:
-            self.keep(step.at(State.RETURNED, done.summary))
+            self.keep(step.at(steps.State.RETURNED, done.summary))
 
-    def _status(self, step: Step) -> Status:
-        return self._ask(step, _STATUS, Status)
+    def _status(self, step: steps.Step) -> steps.Status:
+        return self._ask(step, _STATUS, steps.Status)
 
-    def _preview(self, step: Step) -> Preview:
-        return self._ask(step, self.rollout.preview, Preview)
+    def _preview(self, step: steps.Step) -> steps.Preview:
+        return self._ask(step, self.rollout.preview, steps.Preview)
 
-    def _ask(self, step: Step, words: Sequence[str], kind: type[E]) -> E:
+    def _ask(self, step: steps.Step, words: Sequence[str], kind: type[E]) -> E:
         return ask(self._ctx, step.box, words, kind, limit_s=self._ctx.settings.fleet.limit_s)
 
-    def _say(self, step: Step, text: str, left_s: float | None = None) -> None:
+    def _say(self, step: steps.Step, text: str, left_s: float | None = None) -> None:
         """How far it is; what is left is that of this box, and as long for each that follows."""
         boxes = self.rollout.boxes
         at = next(index for index, one in enumerate(boxes, 1) if one.box == step.box)
@@ -386,7 +372,7 @@ class _Walk:
             left_s += self._longest_s * len(self.rollout.to_do())
         self._ctx.report(Progress(f"{step.box}: {text}", at, len(boxes), left_s=left_s))
 
-    def _next(self, step: Step) -> str | None:
+    def _next(self, step: steps.Step) -> str | None:
         """What to do about a box, in the direction that it goes; None where it is where it should be."""
         text = (_NEXT_BACK if self.rollout.is_back else _NEXT).get(step.state)
         return (

@@ -19,19 +19,7 @@ from numpy.typing import NDArray
 
 from tunerd.profile.arm import EXPERTS, Arm, Extra, placement_of
 from tunerd.profile.workload import Workload
-from tunerd.sweep.laws import (
-    WIDTH,
-    Acceptance,
-    Costs,
-    Fitted,
-    PromptRow,
-    StepRow,
-    StepTable,
-    fit_prompts,
-    fit_steps,
-    numbered,
-    room_gib,
-)
+from tunerd.sweep import laws
 from tunerd.sweep.observations import (
     Answer,
     Process,
@@ -44,7 +32,7 @@ from tunerd.sweep.observations import (
 from tunerd.sweep.space import Variant, variant_of
 
 Array = NDArray[np.float64]
-Row = TypeVar("Row", StepRow, PromptRow)
+Row = TypeVar("Row", laws.StepRow, laws.PromptRow)
 
 _PROCESS_SD = 0.03
 _ROW_SD = 0.04  # of one answer within its process
@@ -71,7 +59,7 @@ _OF_ENGINE, _OF_FAMILY = 0.3, 0.3
 
 FamilyKey = tuple[str, str]
 # Laws of steps and prompts of a family that is like another one, as far as they are known.
-Relative = tuple[Fitted | None, Fitted | None]
+Relative = tuple[laws.Fitted | None, laws.Fitted | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +74,7 @@ class Place:
 
 def place_of(arm: Arm) -> Place:
     """Of one arm."""
-    return Place(arm.family, variant_of(arm), room_gib(arm), max(arm.ubatch, 1))
+    return Place(arm.family, variant_of(arm), laws.room_gib(arm), max(arm.ubatch, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +133,18 @@ class _Features:
 
     def __init__(self, places: Sequence[Place], names: dict[Hashable, int]) -> None:
         variants = [one.variant for one in places]
-        self.family = numbered((one.family for one in places), names)
-        self.engine = numbered((("engine", one.family[0]) for one in places), names)
-        self.variant = numbered(variants, names)
-        self.kv = numbered((("kv", one.kv) for one in variants), names)
-        self.extra = numbered(
+        self.family = laws.numbered((one.family for one in places), names)
+        self.engine = laws.numbered((("engine", one.family[0]) for one in places), names)
+        self.variant = laws.numbered(variants, names)
+        self.kv = laws.numbered((("kv", one.kv) for one in variants), names)
+        self.extra = laws.numbered(
             (("extra", one.extra - placement_of(one.extra)) for one in variants), names
         )
         self.placement = [placement_of(one.extra) for one in variants]
         self.threads = np.log2([max(one.threads, 1) / _USUAL_THREADS for one in variants])
         self.batch = np.log2([max(one.batch, 1) for one in variants])
         self.room = np.array([one.room_gib for one in places])
-        self.width = np.array([one.ubatch / WIDTH for one in places])
+        self.width = np.array([one.ubatch / laws.WIDTH for one in places])
 
     @property
     def usual(self) -> Array:
@@ -226,12 +214,12 @@ class _Seen(Generic[Row]):
 class FamilyCosts:
     """The law of one family, what it says by itself (for others that are like it), and the levels of its processes."""
 
-    shared: Costs
-    step: Fitted
-    prompt: Fitted
+    shared: laws.Costs
+    step: laws.Fitted
+    prompt: laws.Fitted
     levels: tuple[Level, ...]
 
-    def at(self, level: Sequence[float]) -> Costs:
+    def at(self, level: Sequence[float]) -> laws.Costs:
         """The law at a level."""
         step, prompt = level
         return replace(
@@ -244,12 +232,12 @@ class FamilyCosts:
 class Rows:
     """What the processes of one family show of steps and prompts."""
 
-    def __init__(self, processes: Sequence[Process], acceptance: Acceptance | None) -> None:
+    def __init__(self, processes: Sequence[Process], acceptance: laws.Acceptance | None) -> None:
         self.answers = [answer for one in processes for answer in one.answers]
         self.steps, self.prompts = _steps(self.answers, acceptance), _prompts(self.answers)
         self.places = {one.name: place_of(one.arm) for one in processes if one.answers}
         self._alone = _single(self.steps), _single(self.prompts)
-        self._step_table = StepTable([one.row for one in self._alone[0]])
+        self._step_table = laws.StepTable([one.row for one in self._alone[0]])
         self._prompt_rows = [one.row for one in self._alone[1]]
         self._overhead_ms = _overhead_ms(self.answers)
 
@@ -277,8 +265,8 @@ class Rows:
             steps = [step for step, _ in kin if step is not None]
             prompts = [prompt for _, prompt in kin if prompt is not None]
             return (
-                fit_steps(self._step_table, step_scales, steps),
-                fit_prompts(self._prompt_rows, prompt_scales, prompts),
+                laws.fit_steps(self._step_table, step_scales, steps),
+                laws.fit_prompts(self._prompt_rows, prompt_scales, prompts),
             )
 
         own_step, own_prompt = fits(())
@@ -289,7 +277,7 @@ class Rows:
         beyond = _beyond(self.steps, step), _beyond(self.prompts, prompt)
         found = self._levels(beyond)
         logs = {name: one.logs for name, one in zip(names, found, strict=True)}
-        shared = Costs(
+        shared = laws.Costs(
             step, prompt, _factors(self.steps, beyond[0], workload, {name: one[0] for name, one in logs.items()}),
             _factors(self.prompts, beyond[1], workload, {name: one[1] for name, one in logs.items()}),
             np.full(len(workload.classes), self._overhead_ms),
@@ -322,7 +310,9 @@ def _beyond(seen: Sequence[_Seen[Any]], law: Array) -> list[float]:
     return [math.log(one.ms / max(float(one.terms @ law), 1e-6)) for one in seen]
 
 
-def _steps(answers: Sequence[Answer], acceptance: Acceptance | None) -> list[_Seen[StepRow]]:
+def _steps(
+    answers: Sequence[Answer], acceptance: laws.Acceptance | None
+) -> list[_Seen[laws.StepRow]]:
     rows = ((one, step_row(one, acceptance)) for one in answers if is_timed(one))
     return [
         _Seen(row, row.step_ms, row.terms, one.text, one.request.concurrency == 1)
@@ -330,7 +320,7 @@ def _steps(answers: Sequence[Answer], acceptance: Acceptance | None) -> list[_Se
     ]
 
 
-def _prompts(answers: Sequence[Answer]) -> list[_Seen[PromptRow]]:
+def _prompts(answers: Sequence[Answer]) -> list[_Seen[laws.PromptRow]]:
     rows = ((one, prompt_row(one)) for one in answers if is_prompt_timed(one))
     return [
         _Seen(row, row.prompt_ms, terms_of_prompt(row), None if one.is_stand_in else one.text,

@@ -12,24 +12,9 @@ from numpy.typing import NDArray
 
 from tunerd.profile.arm import NGRAM, OFF, Arm, Extra, Request, Sample, shape_of
 from tunerd.profile.workload import Workload
-from tunerd.sweep import observations
+from tunerd.sweep import laws, observations
 from tunerd.sweep.costs import FamilyCosts, FamilyKey, Levels, Relative, Rows, place_of
 from tunerd.sweep.known import ARM_SD, LEVEL_SD, Known, Told
-from tunerd.sweep.laws import (
-    PARTS,
-    USUAL,
-    Acceptance,
-    Costs,
-    MemoryLaw,
-    Prediction,
-    PromptRow,
-    fit_acceptance,
-    fit_memory,
-    jitter_of,
-    numbered,
-    predict,
-    spread_drafted,
-)
 from tunerd.sweep.space import variant_of
 
 Array = NDArray[np.float64]
@@ -78,12 +63,14 @@ class Points:
         """Of arms with errors that their predictions have in common, by part of a turn."""
         self.predicted = predicted
         self.errors = errors
-        self.family = numbered((arm.family for arm in arms), names)
-        self.kv = numbered((("kv", arm.kv) for arm in arms), names)
-        self.extra = numbered((("extra", arm.extra) for arm in arms), names)
-        self.variant = numbered((("variant", variant_of(arm)) for arm in arms), names)
-        self.plane = numbered((("plane", arm.canonical().with_margin(0)) for arm in arms), names)
-        self.exact = numbered((("exact", arm.canonical()) for arm in arms), names)
+        self.family = laws.numbered((arm.family for arm in arms), names)
+        self.kv = laws.numbered((("kv", arm.kv) for arm in arms), names)
+        self.extra = laws.numbered((("extra", arm.extra) for arm in arms), names)
+        self.variant = laws.numbered((("variant", variant_of(arm)) for arm in arms), names)
+        self.plane = laws.numbered(
+            (("plane", arm.canonical().with_margin(0)) for arm in arms), names
+        )
+        self.exact = laws.numbered((("exact", arm.canonical()) for arm in arms), names)
         self.threads = np.array([_log2(arm.threads) for arm in arms])
         self.batch = np.array([_log2(arm.batch) for arm in arms])
         self.n_max = np.array([_log2(arm.n_max) if arm.drafts else -2.0 for arm in arms])
@@ -107,7 +94,7 @@ class Posterior:
         told = LEVEL_SD**2 * _same([one.box for one in observed]) + ARM_SD**2 * np.eye(
             len(observed)
         )
-        luck = USUAL.covariance(process, block) + told * np.outer(is_told, is_told)
+        luck = laws.USUAL.covariance(process, block) + told * np.outer(is_told, is_told)
         self._factor = cho_factor(kernel + luck, lower=True)
         self._weights = self._solved(residual)
 
@@ -141,7 +128,7 @@ def _log2(value: float) -> float:
 
 
 def _same(names: Sequence[Hashable]) -> Array:
-    numbers = numbered(names, {})
+    numbers = laws.numbered(names, {})
     return np.equal(numbers[:, None], numbers).astype(np.float64)
 
 
@@ -245,7 +232,7 @@ def _whole_prompt_ms(
         return None
     one = learner.observations.workload_seen().classes[answer.text]
     depth_k = (one.cached_tokens + one.new_tokens / 2) / 1000
-    whole = PromptRow(process.name, 0.0, one.new_tokens, max(answer.arm.ubatch, 1), depth_k)
+    whole = laws.PromptRow(process.name, 0.0, one.new_tokens, max(answer.arm.ubatch, 1), depth_k)
     return taken / expected * float(observations.terms_of_prompt(whole) @ costs.prompt)
 
 
@@ -257,9 +244,9 @@ _ROUNDS = 2  # in which laws and levels are fitted in turns
 class FamilyModel:
     """Laws of one family."""
 
-    acceptance: Acceptance | None
+    acceptance: laws.Acceptance | None
     costs: FamilyCosts | None
-    memory: MemoryLaw
+    memory: laws.MemoryLaw
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +282,7 @@ class Learner:
         self._counts: dict[Arm, set[str]] = {}
         self._levels = Levels(())
         self._jitter = 30.0
-        self._placed: dict[tuple[FamilyKey, Extra], tuple[int, MemoryLaw]] = {}
+        self._placed: dict[tuple[FamilyKey, Extra], tuple[int, laws.MemoryLaw]] = {}
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Files samples; beliefs follow when they are asked for."""
@@ -314,7 +301,7 @@ class Learner:
         if not self.observations.changed:
             return
         self.version += 1
-        self._jitter = jitter_of(
+        self._jitter = laws.jitter_of(
             [
                 (process.arm, process.vram_free_mib)
                 for process in self.observations.processes.values()
@@ -356,14 +343,14 @@ class Learner:
         """Arms that answered a whole block as they would be deployed."""
         return list(self._counts)
 
-    def memory(self, family: tuple[str, str]) -> MemoryLaw:
+    def memory(self, family: tuple[str, str]) -> laws.MemoryLaw:
         """Memory law of a family, from its relatives where nothing was seen of it."""
         model = self.models.get(family)
         if model is not None:
             return model.memory
-        return fit_memory((), relative=self._memory_relative(family), jitter_mib=self._jitter)
+        return laws.fit_memory((), relative=self._memory_relative(family), jitter_mib=self._jitter)
 
-    def memory_of(self, arm: Arm) -> MemoryLaw:
+    def memory_of(self, arm: Arm) -> laws.MemoryLaw:
         """Memory law that holds for an arm: its family's, or that of its placement by hand."""
         shape = shape_of(arm)
         if shape is None:
@@ -377,17 +364,17 @@ class Learner:
         return kept[1]
 
     def _placed_law(
-        self, family: FamilyKey, shape: Extra, relative: MemoryLaw | None = None
-    ) -> MemoryLaw:
+        self, family: FamilyKey, shape: Extra, relative: laws.MemoryLaw | None = None
+    ) -> laws.MemoryLaw:
         rows = self.observations.memory_of(family, self.context)
         own = [row for row in rows if shape_of(row.arm) == shape]
-        law = fit_memory(own, relative=relative, jitter_mib=self._jitter)
+        law = laws.fit_memory(own, relative=relative, jitter_mib=self._jitter)
         return replace(law, is_binding=False)
 
     def predictions(self, arms: Sequence[Arm]) -> tuple[Array, Array]:
         """Log turn times of arms of any families, NaN where nothing is known, and the errors of their parts."""
         log_turn = np.full(len(arms), np.nan)
-        errors = np.zeros((len(arms), len(PARTS)))
+        errors = np.zeros((len(arms), len(laws.PARTS)))
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for at, arm in enumerate(arms):
             groups[arm.family].append(at)
@@ -398,11 +385,11 @@ class Learner:
                 errors[members] = prediction.parts * _PART_SD
         return log_turn, errors
 
-    def prediction_of(self, arm: Arm) -> Prediction | None:
+    def prediction_of(self, arm: Arm) -> laws.Prediction | None:
         """Prediction of one arm by class; None where nothing is known."""
         return self._predict([arm])
 
-    def costs_of(self, arm: Arm) -> Costs | None:
+    def costs_of(self, arm: Arm) -> laws.Costs | None:
         """Laws at an arm's level; None where nothing is known."""
         model = self.models.get(arm.family)
         if model is None or model.costs is None:
@@ -417,13 +404,13 @@ class Learner:
         levels = self._levels.of([place_of(arm)])
         workload = self.observations.workload_seen()
         found = [
-            float(predict([arm], workload, None, model.costs.shared, levels).log_turn[0])
+            float(laws.predict([arm], workload, None, model.costs.shared, levels).log_turn[0])
             for (engine, spec), model in self.models.items()
             if engine == arm.engine and spec != OFF and model.costs is not None
         ]
         return min(found, default=None)
 
-    def _predict(self, arms: Sequence[Arm]) -> Prediction | None:
+    def _predict(self, arms: Sequence[Arm]) -> laws.Prediction | None:
         """Of arms of one family."""
         family = arms[0].family
         model = self.models.get(family)
@@ -431,7 +418,7 @@ class Learner:
             return None
         levels = self._levels.of([place_of(arm) for arm in arms])
         workload = self.observations.workload_seen()
-        return predict(arms, workload, model.acceptance, model.costs.shared, levels)
+        return laws.predict(arms, workload, model.acceptance, model.costs.shared, levels)
 
     def beliefs(self, arms: Sequence[Arm]) -> list[Belief | None]:
         """What is believed of each arm; None where its family was never measured."""
@@ -463,7 +450,7 @@ class Learner:
             by_text = model.acceptance.drafts(arm.n_max, arm.p_min).per_step(arm.n_max)
             drafted, accepted = (float(tokens.mean()) for tokens in by_text)
         depth += request.new_tokens / 2000
-        step = np.array([1.0, *spread_drafted(drafted), 0.0, depth])
+        step = np.array([1.0, *laws.spread_drafted(drafted), 0.0, depth])
         factor = 1.0
         if request.concurrency > 1:
             factor = float(costs.step_factors.max())
@@ -496,7 +483,7 @@ class Learner:
         processes = list(self.observations.of_family(family))
         previous = self.models.get(family)
         rows = self.observations.memory_of(family, self.context)
-        memory = fit_memory(
+        memory = laws.fit_memory(
             [row for row in rows if not row.arm.is_placed],
             relative=self._memory_relative(family),
             jitter_mib=self._jitter,
@@ -511,11 +498,11 @@ class Learner:
         family: tuple[str, str],
         processes: Sequence[observations.Process],
         previous: FamilyModel | None,
-    ) -> Acceptance | None:
+    ) -> laws.Acceptance | None:
         if family[1] == OFF:
             return None
         counts = observations.pool(answer for process in processes for answer in process.answers)
-        return fit_acceptance(
+        return laws.fit_acceptance(
             counts,
             len(self.workload.classes),
             is_lookup=family[1] == NGRAM,
@@ -523,7 +510,7 @@ class Learner:
             start=None if previous is None else previous.acceptance,
         )
 
-    def _acceptance_relative(self, family: tuple[str, str]) -> Acceptance | None:
+    def _acceptance_relative(self, family: tuple[str, str]) -> laws.Acceptance | None:
         if family in self._known and (known := self._known[family].acceptance) is not None:
             return known
         others = [
@@ -533,7 +520,7 @@ class Learner:
         ]
         return others[0] if others else None
 
-    def _memory_relative(self, family: tuple[str, str]) -> MemoryLaw | None:
+    def _memory_relative(self, family: tuple[str, str]) -> laws.MemoryLaw | None:
         same_engine = [
             model.memory
             for other, model in self.models.items()
@@ -541,12 +528,12 @@ class Learner:
         ]
         return max(same_engine, key=lambda law: law.n_processes) if same_engine else None
 
-    def _placed_relative(self, key: tuple[FamilyKey, Extra]) -> MemoryLaw | None:
+    def _placed_relative(self, key: tuple[FamilyKey, Extra]) -> laws.MemoryLaw | None:
         """The law of the same placement with another kind of speculation on the same engine."""
         family, shape = key
         others = [one for one in self.models if one != family and one[0] == family[0]]
-        laws = [self._placed_law(one, shape) for one in others]
-        known = [law for law in laws if law.n_processes]
+        placed = (self._placed_law(one, shape) for one in others)
+        known = [law for law in placed if law.n_processes]
         return max(known, key=lambda law: law.n_processes, default=None)
 
     def _relatives(self, family: FamilyKey) -> list[Relative]:
