@@ -21,20 +21,8 @@ import numpy as np
 from tunerd.engine.log import LoggedRequest
 from tunerd.profile.arm import NGRAM, OFF, REQUEST, Arm, Best, Request, Sample
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep import observations
+from tunerd.sweep import laws, observations
 from tunerd.sweep.costs import Levels, Rows
-from tunerd.sweep.laws import (
-    N_PROMPT_TERMS,
-    N_STEP_TERMS,
-    POSITIONS,
-    Acceptance,
-    Array,
-    Costs,
-    Fitted,
-    fit_acceptance,
-    n_parameters,
-    predict,
-)
 
 # What was asked longest ago is least like what is asked now, and a fit takes time with each.
 _MOST = 500
@@ -59,15 +47,15 @@ ARM_SD = 0.03
 class Known:
     """The laws of one family as they are known from elsewhere; None where nobody told."""
 
-    acceptance: Acceptance | None = None
-    step: Array | None = None
-    prompt: Array | None = None
+    acceptance: laws.Acceptance | None = None
+    step: laws.Array | None = None
+    prompt: laws.Array | None = None
 
     @property
-    def relative(self) -> tuple[Fitted | None, Fitted | None]:
+    def relative(self) -> tuple[laws.Fitted | None, laws.Fitted | None]:
         """Steps and prompts as a prior: how sure others were of them did not travel."""
         step, prompt = (
-            None if one is None else Fitted(one, _TOLD_SHARE * one)
+            None if one is None else laws.Fitted(one, _TOLD_SHARE * one)
             for one in (self.step, self.prompt)
         )
         return step, prompt
@@ -91,11 +79,11 @@ def published(
         alpha = law["alpha"]
         texts = [alpha.get(one.kind, fmean(alpha.values())) for one in workload.classes]
         others = np.array([*texts, *law["others"]])
-        acceptance = Acceptance(others, len(texts), spread=table["spread"])
+        acceptance = laws.Acceptance(others, len(texts), spread=table["spread"])
         step = None
         if any(fnmatch(card.casefold(), law["card"].casefold()) for card in cards):
             base, *drafted = law["step"]
-            drafted += [drafted[-1]] * (POSITIONS - len(drafted))
+            drafted += [drafted[-1]] * (laws.POSITIONS - len(drafted))
             step = np.array([base, *drafted, *law["beside"]])
         found[engine, table["spec"]] = Known(acceptance, step)
     return found
@@ -171,10 +159,14 @@ def known_by(
     acceptance = before.acceptance
     counts = observations.pool(answer for process in processes for answer in process.answers)
     if counts:
-        spread = np.full(n_parameters(n_texts), np.inf) if acceptance is None else acceptance.spread
-        known = np.broadcast_to(spread, n_parameters(n_texts)).copy()
+        spread = (
+            np.full(laws.n_parameters(n_texts), np.inf) if acceptance is None else acceptance.spread
+        )
+        known = np.broadcast_to(spread, laws.n_parameters(n_texts)).copy()
         known[[one.text for one in counts]] = _CLASS_SPREAD
-        fitted = fit_acceptance(counts, n_texts, is_lookup=arm.spec == NGRAM, relative=acceptance)
+        fitted = laws.fit_acceptance(
+            counts, n_texts, is_lookup=arm.spec == NGRAM, relative=acceptance
+        )
         acceptance = replace(fitted, spread=known)
     costs = Rows(processes, acceptance).fit(workload, Levels(()), [before.relative])
     if costs is None:
@@ -247,11 +239,11 @@ def _stored(data: Mapping[str, Any] | None, spec: str, n_texts: int) -> Known | 
     acceptance = None
     if drafter is not None:
         parameters = np.array(drafter["parameters"])
-        if len(parameters) != n_parameters(n_texts):
+        if len(parameters) != laws.n_parameters(n_texts):
             return None
-        acceptance = Acceptance(parameters, n_texts, spec == NGRAM)
+        acceptance = laws.Acceptance(parameters, n_texts, spec == NGRAM)
     step, prompt = np.array(costs["step_ms"]), np.array(costs["prompt_ms"])
-    if (len(step), len(prompt)) != (N_STEP_TERMS, N_PROMPT_TERMS):
+    if (len(step), len(prompt)) != (laws.N_STEP_TERMS, laws.N_PROMPT_TERMS):
         return None  # of a version with other laws
     return Known(acceptance, step, prompt)
 
@@ -274,13 +266,13 @@ def _fastest(
 
 
 def _log_turns(
-    acceptance: Acceptance | None, of: Known, arms: Sequence[Arm], workload: Workload
-) -> Array:
+    acceptance: laws.Acceptance | None, of: Known, arms: Sequence[Arm], workload: Workload
+) -> laws.Array:
     if of.step is None or of.prompt is None:
         return np.zeros(len(arms))
     one = np.ones(len(workload.classes))
-    costs = Costs(of.step, of.prompt, one, one, 0.0 * one)
-    return predict(arms, workload, acceptance, costs, np.zeros((len(arms), 2))).log_turn
+    costs = laws.Costs(of.step, of.prompt, one, one, 0.0 * one)
+    return laws.predict(arms, workload, acceptance, costs, np.zeros((len(arms), 2))).log_turn
 
 
 # What boxes of one class tell each other: laws, arms with their gain over a control, and who tries what
@@ -297,42 +289,42 @@ class Law:
 
     def is_sound(self, n_texts: int) -> bool:
         """Whether these can be laws for so many classes of text."""
-        lengths = (len(self.step), len(self.prompt)) == (N_STEP_TERMS, N_PROMPT_TERMS)
+        lengths = (len(self.step), len(self.prompt)) == (laws.N_STEP_TERMS, laws.N_PROMPT_TERMS)
         values = np.array([*self.step, *self.prompt, *self.acceptance])
         return (
             lengths
-            and len(self.acceptance) in {0, n_parameters(n_texts)}
+            and len(self.acceptance) in {0, laws.n_parameters(n_texts)}
             and bool(np.isfinite(values).all() and (np.abs(values) < _LARGEST).all())
             and min(*self.step, *self.prompt) >= 0.0
         )
 
 
 def known_of(
-    laws: Iterable[tuple[tuple[str, str], Law]], n_texts: int
+    told: Iterable[tuple[tuple[str, str], Law]], n_texts: int
 ) -> dict[tuple[str, str], Known]:
     """What the laws of several boxes say together: their mean, and their spread."""
     of_family: dict[tuple[str, str], list[Law]] = defaultdict(list)
-    for family, law in laws:
+    for family, law in told:
         if law.is_sound(n_texts):
             of_family[family].append(law)
     return {family: _together(found, n_texts) for family, found in of_family.items()}
 
 
-def _together(laws: Sequence[Law], n_texts: int) -> Known:
+def _together(found: Sequence[Law], n_texts: int) -> Known:
     step, prompt = (
-        np.mean(one, axis=0) for one in ([law.step for law in laws], [law.prompt for law in laws])
+        np.mean(one, axis=0) for one in ([law.step for law in found], [law.prompt for law in found])
     )
-    drafters = [law for law in laws if law.acceptance]
+    drafters = [law for law in found if law.acceptance]
     if not drafters:
         return Known(None, step, prompt)
     parameters = np.array([law.acceptance for law in drafters])
     spread = float(np.clip(parameters.std(axis=0).max(), _LEAST_SPREAD, _MOST_SPREAD))
     mean, first = parameters.mean(axis=0), drafters[0]
-    drafter = Acceptance(mean, n_texts, first.is_lookup, spread)
+    drafter = laws.Acceptance(mean, n_texts, first.is_lookup, spread)
     return Known(drafter, step, prompt)
 
 
-def law_of(acceptance: Acceptance | None, costs: Costs) -> Law:
+def law_of(acceptance: laws.Acceptance | None, costs: laws.Costs) -> Law:
     """What a box tells of a family."""
     step, prompt = tuple(map(float, costs.step)), tuple(map(float, costs.prompt))
     if acceptance is None:
