@@ -10,19 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunerd import calendar
 from tunerd.app import Context
-from tunerd.calendar import (
-    Deadline,
-    Memory,
-    Missed,
-    Opening,
-    Window,
-    open_span,
-    openings,
-    parse_window,
-    reserve_s,
-    spans,
-)
 from tunerd.engine.serving import is_asleep, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.machine.clock import local_zone
@@ -43,7 +32,7 @@ _LEAST_STARTS = 4  # what serves now and one more, each started twice
 _LEAST_S = 30.0
 
 
-def window_of(ctx: Context, text: str | None) -> Window | None:
+def window_of(ctx: Context, text: str | None) -> calendar.Window | None:
     """The window of `01:00-06:30` on the days and by the clock of the settings; None for always.
 
     Raises:
@@ -54,7 +43,7 @@ def window_of(ctx: Context, text: str | None) -> Window | None:
     settings = ctx.settings.sweep
     zone = settings.timezone or local_zone(ctx.environment)
     try:
-        return parse_window(text, settings.days, zone)
+        return calendar.parse_window(text, settings.days, zone)
     except ValueError as error:
         raise UsageError(
             f"`{text}` is no window that a sweep could keep to", cause=str(error)
@@ -68,7 +57,7 @@ def demand_open(ctx: Context, text: str | None) -> None:
         UsageError: it is closed, and when it opens.
     """
     window = window_of(ctx, text)
-    if window is not None and open_span(window, ctx.clock.now_s()) is None:
+    if window is not None and calendar.open_span(window, ctx.clock.now_s()) is None:
         raise UsageError(
             closed_text(ctx, window, str(text)),
             state="nothing was touched",
@@ -76,9 +65,9 @@ def demand_open(ctx: Context, text: str | None) -> None:
         )
 
 
-def closed_text(ctx: Context, window: Window, text: str) -> str:
+def closed_text(ctx: Context, window: calendar.Window, text: str) -> str:
     """That the window is closed, and when it opens."""
-    following = next(spans(window, ctx.clock.now_s()), None)
+    following = next(calendar.spans(window, ctx.clock.now_s()), None)
     if following is None:
         return f"the window {text} is closed, and does not open soon"
     opens = datetime.fromtimestamp(following.begin_s, window.zone).strftime("%a %d %b %H:%M")
@@ -87,22 +76,24 @@ def closed_text(ctx: Context, window: Window, text: str) -> str:
 
 def deadline_of(
     ctx: Context, text: str | None, *, load_s: float, changes_program: bool
-) -> Deadline | None:
+) -> calendar.Deadline | None:
     """When the window under way ends; None where there is none, or it is closed."""
     window = window_of(ctx, text)
-    span = None if window is None else open_span(window, ctx.clock.now_s())
+    span = None if window is None else calendar.open_span(window, ctx.clock.now_s())
     if window is None or span is None:
         return None
-    kept_s = reserve_s(
+    kept_s = calendar.reserve_s(
         load_s,
         drain_s=ctx.settings.service.drain_s,
         deploys=ctx.settings.sweep.promote == "auto",
         changes_program=changes_program,
     )
-    return Deadline(span.end_s, kept_s, str(text))
+    return calendar.Deadline(span.end_s, kept_s, str(text))
 
 
-def demand_time(ctx: Context, deadline: Deadline | None, *, budget_s: float, load_s: float) -> None:
+def demand_time(
+    ctx: Context, deadline: calendar.Deadline | None, *, budget_s: float, load_s: float
+) -> None:
     """So much of the window is left that something can come of it.
 
     Raises:
@@ -126,7 +117,7 @@ def least_time_s(budget_s: float, load_s: float) -> float:
     return min(budget_s, _LEAST_S + _LEAST_STARTS * load_s)
 
 
-def ends_text(deadline: Deadline) -> str:
+def ends_text(deadline: calendar.Deadline) -> str:
     """Why something ends now, for people."""
     end = local_time(deadline.end_s, "%H:%M %Z")
     return f"the window {deadline.text} ends ({end}), and production must serve again by then"
@@ -250,13 +241,15 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
     zone = changed.get("sweep.timezone") or ctx.settings.sweep.timezone
     if window is not None:
         try:
-            parsed = parse_window(window, days, zone or local_zone(ctx.environment))
+            parsed = calendar.parse_window(window, days, zone or local_zone(ctx.environment))
         except ValueError as error:
             raise UsageError(
                 "that is no window", cause=str(error), state="nothing was changed"
             ) from error
         now_s = ctx.clock.now_s()
-        if not openings(parsed, Memory(), now_s, missed=Missed.LATE, least_s=_LEAST_NIGHT_S):
+        if not calendar.openings(
+            parsed, calendar.Memory(), now_s, missed=calendar.Missed.LATE, least_s=_LEAST_NIGHT_S
+        ):
             raise UsageError(
                 f"a night needs at least {format_duration(_LEAST_NIGHT_S)}, and the window is shorter",
                 state="nothing was changed",
@@ -312,7 +305,7 @@ def ask_tonight(ctx: Context) -> bool:
     return True
 
 
-def next_openings(ctx: Context, *, most: int = 1) -> tuple[Opening, ...]:
+def next_openings(ctx: Context, *, most: int = 1) -> tuple[calendar.Opening, ...]:
     """The next openings of the window; none where nights are not begun, or there is no window.
 
     Raises:
@@ -321,11 +314,13 @@ def next_openings(ctx: Context, *, most: int = 1) -> tuple[Opening, ...]:
     window = window_of(ctx, ctx.settings.sweep.window)
     if window is None or not ctx.settings.schedule.enabled:
         return ()
-    return openings(
+    return calendar.openings(
         window,
         read_memory(ctx),
         ctx.clock.now_s(),
-        missed=Missed.LATE if _waits_for_sleep(ctx) else Missed(ctx.settings.schedule.missed),
+        missed=calendar.Missed.LATE
+        if _waits_for_sleep(ctx)
+        else calendar.Missed(ctx.settings.schedule.missed),
         least_s=_LEAST_NIGHT_S,
         most=most,
     )
@@ -340,7 +335,7 @@ def _waits_for_sleep(ctx: Context) -> bool:
     return ctx.settings.schedule.begin == "asleep"
 
 
-def begin_night(ctx: Context, opening: Opening) -> bool:
+def begin_night(ctx: Context, opening: calendar.Opening) -> bool:
     """Start the sweep's unit, once for an opening; False where it runs already.
 
     Raises:
@@ -362,16 +357,16 @@ def begin_night(ctx: Context, opening: Opening) -> bool:
     return True
 
 
-def read_memory(ctx: Context) -> Memory:
+def read_memory(ctx: Context) -> calendar.Memory:
     """What is remembered of nights; nothing where that cannot be read."""
     try:
         data = ctx.files.read_json(_path(ctx))
     except TunerdError:
-        return Memory()
-    return read_or_none(Memory, data) or Memory()
+        return calendar.Memory()
+    return read_or_none(calendar.Memory, data) or calendar.Memory()
 
 
-def _write_memory(ctx: Context, memory: Memory) -> None:
+def _write_memory(ctx: Context, memory: calendar.Memory) -> None:
     ctx.files.make_folder(ctx.paths.state_dir)
     ctx.files.write_json(_path(ctx), plain(memory))
 
