@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Real
 from typing import Any, Protocol
 
@@ -288,9 +288,18 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What may be tried: families by (engine, spec)."""
+    """What may be tried: families by (engine, spec); what is pinned is a range of one value.
+
+    Raises:
+        ValueError: something stands in `pinned`, which drivers of other searches may have.
+    """
 
     families: Mapping[tuple[str, str], Family]
+    pinned: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.pinned:
+            raise ValueError(f"{', '.join(self.pinned)}: what is pinned is a range of one value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,8 +60,7 @@ class TimeUp(Exception):
     """What comes next would not end before the budget does."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathPoint:
+class PathPoint(NamedTuple):
     """What would have been recommended from here on: seconds and starts since the sweep began."""
 
     seconds: float
@@ -325,7 +324,7 @@ class Night:
         free, failure = boot.vram_free_mib, "" if boot.ok else boot.failure or "crash"
         sample = Sample(
             event=BOOT, process=process, arm=arm, purpose=purpose, at_s=self.now_s,
-            seconds=seconds, failure=failure, n_ctx=boot.n_ctx,
+            seconds=seconds, failure=failure, n_ctx=getattr(boot, "n_ctx", None),  # foreign boxes tell less
             vram_free_mib=None if free is None else float(free),
         )  # fmt: skip
         self.restarts += 1
@@ -442,11 +441,11 @@ class Server:
         night.box.check()
         begin = night.now_s
         boot = night.box.restart(arm)
-        self.n_ctx = boot.n_ctx
         # Classes whose last prompt was read in two parts, its prefix before.
         self.in_parts: set[int] = set()
         self._refused = Refused()
         sample = night.booted(arm, boot, self.name, purpose, night.now_s - begin)
+        self.n_ctx = sample.n_ctx
         if sample.failure:
             raise CannotStart(sample.failure)
 

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -100,6 +101,23 @@ def night(one: Task, box: SimulatedBox, hours: float = 1.0, **options: Any) -> O
 
 def faster(one: Task) -> Arm:
     return replace(one.incumbent, threads=8)
+
+
+def test_a_driver_written_elsewhere_needs_no_names_of_this_package() -> None:
+    """Another object with the attributes of a Boot that it knows, steps of a path as triples, a space with nothing pinned."""
+    told = ("ok", "seconds", "failure", "vram_free_mib")
+
+    def starts(_box: Odd, _arm: Arm, boot: Boot) -> Any:
+        return SimpleNamespace(**{name: getattr(boot, name) for name in told})
+
+    one = two_arms()
+    one = replace(one, space=Space(families=one.space.families, pinned={}))
+    outcome = night(one, Odd(one.card, starts=starts))
+    assert outcome.arm == faster(one)
+    seconds, starts_until, arm = outcome.evidence.path[-1]
+    assert (seconds > 0, starts_until > 0, arm) == (True, True, faster(one))
+    with pytest.raises(ValueError, match=r"speculation.n_max: what is pinned is a range of one"):
+        replace(one.space, pinned={"speculation.n_max": 2})
 
 
 def test_one_that_leads_alone_is_challenged_with_races_with_nobody_and_is_promoted() -> None:
