@@ -325,7 +325,7 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield "no sweep runs"
         if last is not None:
-            said = last["sentence"] or "it did not come to its end"
+            said = last["sentence"] or "it has not come to its end"
             yield f"the last one was sweep {last['sweep']}: {said}"
         return
     if payload["sweep"] is None:
@@ -357,7 +357,7 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
 
     yield from columns((("sweep", str(payload["sweep"])), *sweep_facts(payload)))
     yield f"starts from: {payload['plan'].get('incumbent_text', UNKNOWN)}"
-    yield payload["sentence"] or f"no verdict: {payload['reason'] or 'it did not come to its end'}"
+    yield payload["sentence"] or f"no verdict: {payload['reason'] or 'it has not come to its end'}"
     yield from (f"  {reason}" for reason in payload["reasons"])
     for one in payload["challenges"]:
         yield from _challenge(one)

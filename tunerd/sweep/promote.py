@@ -233,6 +233,11 @@ def _keep(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -
 
 def _demand_open(sweep: StoredSweep) -> None:
     if sweep.verdict is None or sweep.verdict.outcome != "promote":
+        if sweep.run.outcome is None:
+            raise UsageError(
+                f"sweep {sweep.number} has not come to its end, and proved no winner so far",
+                hint=f"`tunerd sweep status`; `tunerd sweep resume {sweep.number}` goes on with one that was cut",
+            )
         said = sweep.verdict.sentence if sweep.verdict is not None else sweep.run.reason
         raise UsageError(
             f"sweep {sweep.number} proved no winner", cause=said, hint="`tunerd sweep list`"

@@ -16,10 +16,13 @@ from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import DeployError, UsageError
 from tunerd.machine.net import free_port
+from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.files import read_tuned
 from tunerd.result import ActionResult, Progress
+from tunerd.sweep.plan import SweepRequest, prepare
 from tunerd.sweep.promote import follow_policy, promote
+from tunerd.sweep.record import SweepKeeper
 
 # Each test leaves the box as it found it: with drafts, and nothing tuned.
 pytestmark = pytest.mark.timeout(540)
@@ -63,6 +66,19 @@ def test_what_was_not_proved_is_not_promoted(box: SweepBox) -> None:
     with pytest.raises(UsageError, match="proved no winner"):
         deploy(box.box.context, number)
     assert serving(box) == 1
+
+
+def test_a_sweep_under_way_is_not_said_to_have_proved_nothing(box: SweepBox) -> None:
+    ctx = box.box.context
+    with EvidenceStore(ctx.paths.evidence) as store:
+        prepared = prepare(ctx, SweepRequest(budget_s=600.0, seed=3), proves=False)
+        keeper = SweepKeeper.begin(ctx, store, prepared)
+        for words in (("promote",), ("decline",)):
+            said = box.call(*words, code=2).stderr
+            assert f"sweep {keeper.number} has not come to its end" in said
+            assert "`tunerd sweep status`" in said
+        assert "it has not come to its end" in box.call("sweep", "show").stdout
+        keeper.end(RunOutcome.STOPPED, "enough")
 
 
 def test_a_promotion_is_shown_before_anything_is_touched(box: SweepBox) -> None:
