@@ -219,7 +219,8 @@ def opened(ctx: Context, prepared: PreparedSweep, minutes: float) -> Iterator[Le
         box = LeaseBox(
             ctx=ctx, held=held, plan_arm=lambda arm: plan_arm(ctx, prepared, arm),
             texts=Texts(prompt_book(ctx), 1), per_request=(), on_arm=lambda _arm, _record: None,
-            on_samples=lambda _arm, _samples: None, patience_s=60.0, house=House(ctx),
+            on_samples=lambda _arm, _samples: None, tell=ctx.say, patience_s=60.0,
+            house=House(ctx),
         )  # fmt: skip
         try:
             yield box

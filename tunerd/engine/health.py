@@ -28,6 +28,7 @@ class FailureKind(StrEnum):
     CANNOT_START = "program cannot be started"
     DRIVER = "GPU driver fault"
     CRASH = "crash"
+    KILLED = "killed"
     HANG = "hang"
     GARBAGE = "garbage instead of text"
     WRONG_MODEL = "another server answers"
@@ -39,11 +40,13 @@ class FailureKind(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a candidate did not come up, as the search tells such starts apart."""
+    """Why a candidate did not come up or was given up, as the search tells such ends apart."""
 
     OOM = "oom"
     HANG = "hang"
     CRASH = "crash"
+    KILLED = "killed"
+    ERROR = "error"  # it runs, and answers with one
     REFUSED = "refused"
 
 
@@ -53,6 +56,7 @@ _REASONS = {
     FailureKind.HANG: Reason.HANG,
     FailureKind.DRIVER: Reason.CRASH,
     FailureKind.CRASH: Reason.CRASH,
+    FailureKind.KILLED: Reason.KILLED,
     FailureKind.STOPPED: Reason.CRASH,
     FailureKind.EDITED: Reason.CRASH,
     FailureKind.INTERRUPTED: Reason.CRASH,
@@ -194,6 +198,7 @@ _HINTS: dict[FailureKind, str] = {
         "check that the program is there, finds its libraries (`ldd PROGRAM`) and may be run by the "
         "unit's user"
     ),
+    FailureKind.KILLED: "`journalctl -k` says whether the kernel did it, for want of memory",
     FailureKind.DRIVER: "`nvidia-smi` and `journalctl -k` show the state of the driver",
 }
 
@@ -229,9 +234,11 @@ def classify(
         if words is not None:
             return Failure(kind, clean_line(words), _HINTS.get(kind))
     words = last_words(lines)
-    if result == "oom-kill" or (exit_kind == "killed" and exit_status == _SIGKILL):
-        words = words if result != "oom-kill" else "killed by the kernel: out of memory"
+    if result == "oom-kill":
+        words = "killed by the kernel: out of memory"
         return Failure(FailureKind.OUT_OF_MEMORY, words, _HINTS[FailureKind.OUT_OF_MEMORY])
+    if exit_kind == "killed" and exit_status == _SIGKILL:  # by whom, it does not say
+        return Failure(FailureKind.KILLED, f"signal 9; {words}", _HINTS[FailureKind.KILLED])
     if exit_kind in {"killed", "dumped"}:
         return Failure(FailureKind.CRASH, f"signal {exit_status}; {words}", None)
     return Failure(FailureKind.UNKNOWN, words, None)

@@ -109,7 +109,7 @@ def _told(event: dict[str, Any]) -> str:
 
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
-_NOT_IN_TIME = "no answer in time"
+NOT_IN_TIME = "no answer in time"
 _TOO_LARGE = "the answer is too large"
 _EVENTS = "text/event-stream"
 _HEALTH = "/health"
@@ -377,7 +377,7 @@ class LlamaServer:
                     if meanwhile is not None:
                         meanwhile()
         except NoAnswerInTimeError:
-            problem, timed_out = _NOT_IN_TIME, True
+            problem, timed_out = NOT_IN_TIME, True
         except NoAnswerError as error:
             problem = str(error)
         if status is not None and problem is None:
@@ -404,7 +404,7 @@ class LlamaServer:
                     if len(content) > MAX_REPLY_BYTES:
                         return Reply(status, None, _TOO_LARGE)
         except NoAnswerInTimeError:
-            return Reply(None, None, _NOT_IN_TIME, timed_out=True)
+            return Reply(None, None, NOT_IN_TIME, timed_out=True)
         except NoAnswerError as error:
             return Reply(None, None, str(error))
         return Reply(status, content, None, had_key=key is not None)

@@ -53,7 +53,7 @@ _END_S = 1.0
 _LOG_READS = 3
 _LOG_LAG_S = 0.2
 _NO_STEP = Progress("")
-_VAGUE = (FailureKind.UNKNOWN, FailureKind.CRASH)
+_VAGUE = (FailureKind.UNKNOWN, FailureKind.CRASH, FailureKind.KILLED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class Refused(Exception):
 
 
 class ServerDied(Exception):
-    """The server ended while it was measured; `kind` is oom, hang or crash."""
+    """The server ended, or was given up, while it was measured; `kind` is oom, hang, crash, killed or error."""
 
     def __init__(self, kind: str = "crash") -> None:
         super().__init__(kind)
@@ -260,7 +260,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """How a start went: `failure` is oom, hang, crash, refused or empty; `n_ctx` what one request may fill."""
+    """How a start went: `failure` is oom, hang, crash, killed, error, refused or empty; `n_ctx` what one request may fill."""
 
     ok: bool
     seconds: float
@@ -561,7 +561,7 @@ class Sample:
         purpose: What it was for: warm-up, prefix, block, fill, tool, ...
         at_s: End of it on the box's clock [s].
         seconds: How long it took [s].
-        failure: oom, hang, crash, refused, or empty.
+        failure: oom, hang, crash, killed, error, refused, or empty.
         vram_free_mib: After a boot.
         n_ctx: What one request may fill, after a boot [tok].
         request: What was asked; None of a boot.

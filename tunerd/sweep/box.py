@@ -16,6 +16,8 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.calendar import Deadline
+from tunerd.engine.health import Reason
+from tunerd.engine.server import NOT_IN_TIME
 from tunerd.errors import BenchError, Busy, ConfigError, DeployError, EngineError, HostError
 from tunerd.errors import Preempted as LeaseEnded
 from tunerd.machine.clock import polls
@@ -219,7 +221,7 @@ class LeaseBox:
     """A `sweep.Box` over the lease that is held.
 
     `plan_arm` gives what would be deployed for an arm, `on_arm` hears of each that serves, `on_samples`
-    of every request, void ones included. `patience_s` is how long a disturbance is waited out, but not past
+    of every request, void ones included, `tell` of why one ended. `patience_s` is how long a disturbance is waited out, but not past
     `until_s` on the clock of `now`;
     `yielded` says why the sweep gave way after that, `ended` why it ended before its time.
     """
@@ -231,6 +233,7 @@ class LeaseBox:
     per_request: Collection[str]
     on_arm: Callable[[Arm, ArmRecord], None]
     on_samples: Callable[[Arm, Sequence[Sample]], None]
+    tell: Callable[[str], None]
     patience_s: float
     house: House
     deadline: Deadline | None = None
@@ -278,7 +281,7 @@ class LeaseBox:
         try:
             plan = self.plan_arm(arm)
         except (ConfigError, DeployError, EngineError) as error:
-            self.ctx.say(f"{arm}: {error.cause or error.message}")
+            self.tell(f"{arm}: {error.cause or error.message}")
             return Boot(False, self.now() - began_s, "refused")
         while True:
             boot = self._try_to_boot(arm, plan, began_s)
@@ -294,7 +297,7 @@ class LeaseBox:
             raise self._preempted(self._why_over() or ended.cause or ended.message) from ended
         except BenchError as error:
             self.check()
-            self.ctx.say(f"{arm}: {error.cause or error.message}")
+            self.tell(f"{arm}: {error.cause or error.message}")
             return Boot(False, self.now() - began_s, "refused")
 
     def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
@@ -370,7 +373,7 @@ class LeaseBox:
         candidate = stack.enter_context(self.held.serve(plan))
         if candidate.fault is not None:
             fault = candidate.fault
-            self.ctx.say(f"{arm} does not start: {fault.words}")
+            self.tell(f"{arm} does not start: {fault.words}")
             return Boot(False, self.now() - began_s, str(fault.reason))
         self._reader = self._reader or FingerprintReader(self.ctx)
         target = open_candidate(self.ctx, candidate, str(arm), reader=self._reader)
@@ -379,9 +382,8 @@ class LeaseBox:
         try:
             self._warm(arm, candidate, target, stack)
         except NoAnswer as error:
-            gone = self._gone(candidate, str(error.cause))
+            gone = self._gone(arm, candidate, str(error.cause))
             if isinstance(gone, ServerDied):
-                self.ctx.say(f"{arm} ended in its first requests: {gone.kind}")
                 return Boot(False, self.now() - began_s, gone.kind)
             if isinstance(gone, Preempted):
                 raise gone from error
@@ -434,10 +436,12 @@ class LeaseBox:
         self.on_samples(process.arm, [one.sample for one in found])
         problem = next((one.sample.problem for one in found if one.sample.problem), None)
         if problem is not None:
-            raise self._gone(process.candidate, problem, is_call=sent[0].has_tools)
+            raise self._gone(process.arm, process.candidate, problem, is_call=sent[0].has_tools)
         return found, frozenset(mark for one in found for mark in one.sample.marks)
 
-    def _gone(self, candidate: Candidate, problem: str, *, is_call: bool = False) -> Exception:
+    def _gone(
+        self, arm: Arm, candidate: Candidate, problem: str, *, is_call: bool = False
+    ) -> Exception:
         """What a request without an answer means, Preempted where the lease is gone.
 
         A model or a template that knows no tools answers a call of one with an error, or with nothing.
@@ -451,7 +455,11 @@ class LeaseBox:
         if fault is None and (told or _TOO_LONG in problem):
             return Refused(problem)
         self.close()
-        return ServerDied("hang" if fault is None else str(fault.reason))
+        if fault is not None:
+            self.tell(f"{arm} ended: {fault.words}")
+            return ServerDied(str(fault.reason))
+        self.tell(f"{arm} is given up: {problem}")
+        return ServerDied(str(Reason.HANG if problem == NOT_IN_TIME else Reason.ERROR))
 
     # Reading
 

@@ -287,5 +287,5 @@ def _dead(arm: Arm, speed: float | None, how: str, failure: str) -> Seen:
     short_mib = _OOM_STEP_MIB if failure == "oom" else 0.0
     return Seen(
         arm, speed, f"it {how}: {failure}", short_mib=short_mib, is_refused=failure == "refused",
-        may_pass=failure in {"crash", "hang"},
+        may_pass=failure not in {"oom", "refused"},
     )  # fmt: skip

@@ -418,7 +418,7 @@ _BROKEN = 2
 
 
 class CannotStart(Exception):
-    """A process did not come up; `failure` is oom, hang, crash or refused."""
+    """A process did not come up; `failure` is oom, hang, crash, killed, error or refused."""
 
     def __init__(self, failure: str) -> None:
         super().__init__(failure)

@@ -612,6 +612,7 @@ class _Run:
             per_request=prepared.seen.per_request,
             on_arm=lambda arm, record: self.keeper.arm(arm, record, prepared.shape.sha256),
             on_samples=self.keeper.samples,
+            tell=self.ctx.say,
             patience_s=ctx.settings.sweep.patience_s,
             house=self.house,
             deadline=prepared.deadline,

@@ -48,6 +48,22 @@ def test_arms_that_run_out_of_memory_or_crash_are_results_with_reasons(box: Swee
     assert box.serves
 
 
+def test_why_a_candidate_was_given_up_is_told_by_what_was_seen_of_it() -> None:
+    """Status 500 is no hang, and a signal that anybody may send is no want of memory; the words are told as it happens."""
+    rules = [
+        {"when": {"speculative": "off"}, "set": {"reply": ["normal", "normal", "error"]}},
+        {"when": {"n_max": "2"}, "set": {"exit_after_requests": 2, "exit_signal": 9}},
+    ]
+    with swept(free_port(), rules=rules) as box:
+        words = ("--space", "speculation.n_max=2,4", "--budget", "30s", "--seed", "3")
+        done = box.call("sweep", "run", "--yes", *words)
+        rows = box.newest()["page"]["failures"]
+        assert {row["failure"] for row in rows if "no speculation" in row["arm"]} == {"error"}
+        assert {row["failure"] for row in rows if "mtp 2/0" in row["arm"]} == {"killed"}
+        assert "is given up: status 500: " in done.stderr
+        assert "ended: signal 9; " in done.stderr
+
+
 class Shifted(SystemClock):
     """The machine's clock, its wall time moved."""
 

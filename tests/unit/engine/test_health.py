@@ -225,7 +225,7 @@ CAUSES: dict[str, tuple[FailureKind, str]] = {
     "mlock-refused-then-illegal-access": (FailureKind.DRIVER, "illegal memory access"),
     "vulkan-weights": (FailureKind.OUT_OF_VRAM, "OutOfDeviceMemory"),
     "ik-cuda-weights": (FailureKind.OUT_OF_VRAM, "allocating 9216.00 MiB"),
-    "killed-by-the-kernel": (FailureKind.OUT_OF_MEMORY, "loading model"),
+    "killed": (FailureKind.KILLED, "signal 9; srv    load_model: loading model"),
 }
 # What a build did differently, for good reasons of its own.
 EXCEPTIONS = {
@@ -284,7 +284,8 @@ def exited(status: int) -> dict[str, object]:
     ("lines", "ending", "kind", "words"),
     [
         # Where the log tells nothing the ending does.
-        (TWO_LINES, {"exit_kind": "killed", "exit_status": 9}, FailureKind.OUT_OF_MEMORY, "last line"),
+        # Anybody may have sent it: only the kernel's own word is one of memory.
+        (TWO_LINES, {"exit_kind": "killed", "exit_status": 9}, FailureKind.KILLED, "signal 9; last line"),
         (TWO_LINES, {"exit_kind": "killed", "exit_status": 9, "result": "oom-kill"},
          FailureKind.OUT_OF_MEMORY, "killed by the kernel"),
         (TWO_LINES, {"exit_kind": "dumped", "exit_status": 11}, FailureKind.CRASH, "signal 11"),

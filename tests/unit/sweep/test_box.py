@@ -66,7 +66,7 @@ def box(ctx: Context, held: Held, house: House, deadline: Deadline | None = None
     return LeaseBox(
         ctx=ctx, held=held, plan_arm=never, texts=cast("Texts", None), per_request=(),
         on_arm=lambda _arm, _record: None, on_samples=lambda _arm, _samples: None,
-        patience_s=PATIENCE_S, house=house, deadline=deadline,
+        tell=ctx.say, patience_s=PATIENCE_S, house=house, deadline=deadline,
     )  # fmt: skip
 
 
