@@ -588,6 +588,20 @@ def _check_parsed(ctx: Context) -> None:
         raise DeployError(f"another file is in force: `{state.fragment_path}`")
 
 
+def _write_ending(ctx: Context, record: SwapRecord, ending: Ending) -> None:
+    """Say how the swap ended; without it nobody knows what serves, so a full disk is no reason.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    try:
+        ctx.generations.end(record.generation, ending)
+    except HostError as error:
+        if not (is_full(error) and release_reserve(ctx)):
+            raise
+        ctx.generations.end(record.generation, ending)
+
+
 def _commit(
     ctx: Context, record: SwapRecord, serving: Serving | None, without_s: float | None
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
@@ -609,7 +623,7 @@ def _commit(
     notes: list[str] = []
     is_said = True
     try:
-        ctx.generations.end(record.generation, ending)
+        _write_ending(ctx, record, ending)
     except TunerdError as error:
         is_said = False
         notes.append(f"how the swap ended could not be written: {error.words}")
@@ -768,7 +782,7 @@ def _say_ending(
 ) -> None:
     ending = Ending(outcome, ctx.clock.now_s(), without_s, str(failure.kind), failure.words)
     with contextlib.suppress(TunerdError):  # going back matters more than its record
-        ctx.generations.end(record.generation, ending)
+        _write_ending(ctx, record, ending)
 
 
 def _was_stopped(error: BaseException) -> bool:

@@ -162,6 +162,23 @@ def test_how_a_swap_ended_is_written_before_its_record_goes(world: World) -> Non
     assert steps.index("sync folder of outcome.json") < steps.index(f"remove {UNIT}.json")
 
 
+def test_how_a_swap_ended_is_written_on_a_disk_that_filled_up_meanwhile(world: World) -> None:
+    """The unit served, and `status` said that the one before it does: its ending had found no room."""
+    deploy(world.context(), world, "old")
+    assert world.paths.reserve.exists()
+
+    def fill(step: Step) -> None:
+        if step.text == "create temporary for outcome.json" and world.paths.reserve.exists():
+            full_disk(step)
+
+    deploy(world.context(Fuse(0, fill, until=1000)), world, "new")
+
+    assert world.outcomes()[0] is Outcome.SERVING
+    made = world.context().deployed()
+    assert made is not None
+    assert made.unit_sha256 == sha256(world.standing)
+
+
 # On the way back.
 
 
