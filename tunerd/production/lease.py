@@ -249,8 +249,8 @@ class Held:
     `inhibits` is what the machine is kept from meanwhile (`sleep`, `idle`), None for nothing;
     `notes` is what a person should know of how it began.
     `without_service_s` is known after the end: from production's stop to its next real answer;
-    None if it did not run before or does not afterwards. `late` is what somebody would have ended
-    it by while production came back already.
+    None if it did not run before or does not afterwards. `afterwards` is what became of it, in words.
+    `late` is what somebody would have ended it by while production came back already.
     """
 
     def __init__(
@@ -270,6 +270,7 @@ class Held:
         self.notes = notes
         self.without_service_s: float | None = None
         self.late: BaseException | None = None
+        self.afterwards = "serves again" if self.restores else "does not run, as before"
         self.until_s = began_s + lease.spec.limit_s
         self._ctx = ctx
         self._lease = lease
@@ -425,7 +426,8 @@ class Held:
         try:
             ctx.services.start(ctx.unit)  # joins the start that the manager has begun
         except JobCanceled:
-            return  # somebody stopped it just now
+            self.afterwards = "was left to who stopped it just now, or to the next boot"
+            return
         except ServiceError as error:
             if not ctx.services.state(ctx.unit).has_failed:
                 raise self._not_back(error.message, error.cause) from error
@@ -478,16 +480,18 @@ def hold(
         wait_for_dead_measurement(ctx)
         spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after)
         held = _begin(ctx, spec, before, purpose)
+        interrupted: BaseException | None = None
         try:
             yield held
         except (KeyboardInterrupt, SystemExit) as end:
-            again = "serves again" if held.restores else "does not run, as before"
-            end.add_note(f"{ctx.unit} {again}")  # once the lease was closed without an error
+            interrupted = end
             raise
         finally:
             with interrupts.held():
                 held.close()
             held.late = interrupts.late
+            if interrupted is not None:
+                interrupted.add_note(f"{ctx.unit} {held.afterwards}")
 
 
 def demand_alone(ctx: Context) -> None:

@@ -159,6 +159,23 @@ def unreached(stderr: str, *, is_user: bool) -> str | None:
     return None
 
 
+def gave_way(stderr: str) -> bool:
+    """Whether a job was given up for one of somebody else, or of the machine that goes down.
+
+    The job's result has no exit status of its own; in the C locale these words are stable.
+    """
+    return "canceled" in stderr or "is destructive" in stderr
+
+
+def why_it_failed(done: Completed) -> str:
+    """What one of systemd's tools said, or else how it ended."""
+    if said := _first_line(done.stderr):
+        return said
+    if done.returncode is not None:
+        return f"exit {done.returncode}"
+    return f"a signal ended `{done.argv[0]}`"
+
+
 def complaints(stderr: str, unit: str, folder: str) -> tuple[str, ...]:
     """Lines of `systemd-analyze verify` that are about `unit`, without the folder it stood in.
 
@@ -496,8 +513,7 @@ class Systemd:
         done = self._systemctl(verb, *options, "--", unit, timeout_s=timeout_s)
         if verb == "stop" and done.returncode == _NOT_INSTALLED:
             return
-        # The job's result has no exit status of its own; in the C locale this word is stable.
-        if not done.is_ok and not done.timed_out and "canceled" in done.stderr:
+        if not done.is_ok and not done.timed_out and gave_way(done.stderr):
             raise JobCanceled(
                 f"the {verb} of {unit} was cancelled",
                 cause=_first_line(done.stderr),
@@ -517,7 +533,7 @@ class Systemd:
         hint = unreached(done.stderr, is_user=self.mode is Mode.USER)
         raise ServiceError(
             message,
-            cause=_first_line(done.stderr) or f"exit {done.returncode}",
+            cause=why_it_failed(done),
             state=None if hint is None else "nothing was changed: systemd was not reached",
             hint=hint,
         )

@@ -11,6 +11,7 @@ from typing import SupportsIndex
 
 import pytest
 
+from tests.fault.fuse import Fuse, Step, fused_services
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, World, a_world
 from tests.support.fakes import Invocation, Life, Program
@@ -19,7 +20,7 @@ from tunerd.app import data_dir
 from tunerd.engine.health import Failure, FailureKind, Reason
 from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit
-from tunerd.errors import Busy, DeployError, Preempted, ServiceError, Stranded
+from tunerd.errors import Busy, DeployError, JobCanceled, Preempted, ServiceError, Stranded
 from tunerd.machine.files import lock
 from tunerd.machine.process import words_of
 from tunerd.production.gate import PortTurns
@@ -359,6 +360,22 @@ def test_a_server_that_was_still_on_its_way_up_is_restored(world: World) -> None
         assert held.restores
 
     assert world.serving_alias() == "one"
+
+
+def test_a_machine_that_goes_down_in_a_measurement_is_not_said_to_serve_again(world: World) -> None:
+    """systemd starts nothing any more then; the next boot does."""
+
+    def going_down(step: Step) -> None:
+        if step.text == "start":
+            raise JobCanceled(f"the start of {UNIT} was cancelled")
+
+    services = fused_services(world.manager, Fuse(0, going_down, until=1000))
+    ctx = replace(world.context(), services=services)
+    with pytest.raises(SystemExit) as ended, hold(ctx, purpose="bench x", budget_s=60):
+        raise SystemExit(143)
+    assert ended.value.__notes__ == [
+        f"{UNIT} was left to who stopped it just now, or to the next boot"
+    ]
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

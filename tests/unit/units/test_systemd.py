@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tunerd.machine.process import Completed
 from tunerd.units.systemd import (
     complaints,
+    gave_way,
     journal_entries,
     journal_lines,
     to_unit_state,
     unreached,
+    why_it_failed,
 )
 
 
@@ -104,6 +107,38 @@ def test_where_no_manager_was_reached_it_is_said_what_to_do(
     stderr: str, is_user: bool, expected: str
 ) -> None:
     assert expected in (unreached(stderr, is_user=is_user) or "")
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        ("Job for x.service canceled.", True),
+        # 252, of a start while the machine goes down.
+        (("Failed to start x.service: Transaction for x.service/start is destructive "
+         "(systemd-remount-fs.service has 'stop' job queued, but 'start' is included in transaction)."), True),
+        ("Job for x.service failed because the control process exited with error code.", False),
+    ],
+)  # fmt: skip
+def test_a_job_that_gave_way_to_somebody_else_or_to_a_shutdown_did_not_fail(
+    stderr: str, expected: bool
+) -> None:
+    assert gave_way(stderr) is expected
+
+
+@pytest.mark.parametrize(
+    ("stderr", "returncode", "expected"),
+    [
+        ("Unit x.service not found.\n", 5, "Unit x.service not found."),
+        ("", 1, "exit 1"),
+        ("", None, "a signal ended `systemctl`"),
+    ],
+)
+def test_a_tool_that_says_nothing_is_told_by_how_it_ended(
+    stderr: str, returncode: int | None, expected: str
+) -> None:
+    done = Completed(("systemctl",), returncode, None, "", stderr,
+                     timed_out=False, truncated=False, took_s=0.1)  # fmt: skip
+    assert why_it_failed(done) == expected
 
 
 OLD, NEW = "a" * 32, "b" * 32
