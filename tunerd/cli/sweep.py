@@ -277,10 +277,12 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
     if plan.get("power_limits_w"):
         shown = ", ".join(f"{watts:g} W" for watts in plan["power_limits_w"])
         yield f"then the winner and what serves at {shown}; the card's limit stays as it is"
-    if plan["left_out"]:
+    left_out = [(one["what"], one["reason"]) for one in plan["left_out"]]
+    left_out += [(one["arm"], one["reason"]) for one in plan["rejected"]]
+    if left_out:
         yield ""
         yield "stays as it is, or is left out:"
-        yield from columns([(f"  {one['what']}", one["reason"]) for one in plan["left_out"]])
+        yield from columns([(f"  {what}", reason) for what, reason in left_out])
     yield ""
     yield plan["forecast"]["text"]
     yield plan["outlook"]["text"]

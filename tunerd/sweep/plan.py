@@ -681,11 +681,21 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
 
 
 def demand_room(prepared: PreparedSweep) -> None:
-    """There is time for what serves and one other: with less, production would stop for nothing.
+    """There is something to try, and time for it: without, production would stop for nothing.
 
     Raises:
         UsageError: there is not.
     """
+    if _is_exhausted(prepared):
+        raise UsageError(
+            "there is nothing to try",
+            cause="\n".join(
+                ["no configuration is left beside what serves",
+                 *(f"{arm}: {reason}" for arm, reason in prepared.policy.rejected)]
+            ),
+            state="nothing was touched",
+            hint="more values in [sweep] of the profile, or --space; `tunerd sweep run --dry-run` shows what is left out",
+        )  # fmt: skip
     predicted, left_s = prepared.forecast, prepared.outlook.measuring_s
     if predicted.starts >= _LEAST_RUNS:
         return
@@ -700,6 +710,18 @@ def demand_room(prepared: PreparedSweep) -> None:
         hint="a longer sweep.window, or a later night" if is_cut
         else f"--budget {least}min measures a little, {whole}min can prove something",
     )  # fmt: skip
+
+
+def _is_exhausted(prepared: PreparedSweep) -> bool:
+    """Whether all that could be tried serves already, or was turned down for good."""
+    families = prepared.space.space.families.values()
+    if prepared.request.at_least_tok_s is not None or prepared.power_limits_w:
+        return False
+    if any(len(family.fit_mib) > 1 for family in families):  # margins are no points of the space
+        return False
+    grid = build_grid(prepared.space.space, prepared.space.base.arm, prepared.policy)
+    known = {prepared.space.base.arm, *(arm.canonical() for arm, _ in prepared.policy.rejected)}
+    return prepared.space.n_points <= sum(grid.contains(arm) for arm in known)
 
 
 def plan_json(prepared: PreparedSweep) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tunerd.errors import DeployError, UsageError
 from tunerd.machine.net import free_port
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
-from tunerd.profile.files import read_tuned
+from tunerd.profile.files import read_tuned, remember_failure
 from tunerd.result import ActionResult, Progress
 from tunerd.sweep.plan import SweepRequest, prepare
 from tunerd.sweep.promote import follow_policy, promote
@@ -175,6 +175,24 @@ def test_a_winner_that_does_not_come_up_in_service_is_not_proposed_again(box: Sw
     assert "no speculation" in rejected["arm"]
     assert "crash" in rejected["reason"]
     assert drafts(box)
+
+
+def test_a_sweep_of_which_all_was_turned_down_stops_nothing(box: SweepBox) -> None:
+    """Each night would stop the server, measure nothing, and start it again."""
+    ctx = box.box.context
+    space = ("--space", "speculation.n_max=4")
+    request = SweepRequest(budget_s=600.0, space=("speculation.n_max=4",))
+    prepared = prepare(ctx, request, proves=False)
+    off = replace(prepared.space.base.arm, spec="off")
+    remember_failure(ctx, "night", off, prepared.seen.identities[off.engine], "it died")
+    before = len(box.engine.served())
+
+    refused = box.call("sweep", "run", "--yes", "--budget", "10m", *space, code=2).stderr
+
+    assert "there is nothing to try" in refused
+    assert "failed in service: it died" in refused
+    assert len(box.engine.served()) == before
+    assert "failed in service: it died" in box.call("sweep", "run", "--dry-run", *space).stdout
 
 
 def test_a_winner_that_gives_no_answer_is_taken_back(box: SweepBox) -> None:
