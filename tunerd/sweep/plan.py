@@ -754,12 +754,20 @@ def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
     }
 
 
+def _without_profile(made: Generation | None) -> str:
+    if made is None:
+        return "nothing was deployed"
+    if made.unit_sha256 is None:
+        return f"generation {made.number} ({made.reason}) took the unit away, and nothing serves"
+    return "what serves was adopted as it was"
+
+
 def _serving(ctx: Context) -> Generation:
     made = ctx.deployed()
     if made is None or made.profile is None:
         raise UsageError(
             "tunerd has deployed no profile here that a sweep could start from",
-            cause="nothing was deployed" if made is None else "what serves was adopted as it was",
+            cause=_without_profile(made),
             hint="`tunerd apply PROFILE` first; `tunerd profiles new` writes a profile",
         )
     return made

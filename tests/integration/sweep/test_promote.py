@@ -294,3 +294,11 @@ def test_a_restart_from_before_it_was_measured_again_is_not_held_against_a_winne
     assert done.exit_code == 0, done.payload["measured_again"]
     assert "could not be measured undisturbed" in done.payload["measured_again"]["text"]
     box.json("rollback", "--yes")
+
+
+def test_where_a_rollback_took_the_unit_away_a_sweep_says_so() -> None:
+    """It was said that what serves had been adopted, and nothing served."""
+    with swept(free_port()) as box:
+        box.call("rollback", "--yes")
+        refused = box.call("sweep", "run", "--yes", "--budget", "10m", code=2).stderr
+    assert "generation 2 (rollback) took the unit away, and nothing serves" in refused
