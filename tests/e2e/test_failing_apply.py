@@ -48,7 +48,7 @@ CASES = [
     Case("crash-loop", "crash", "signal 6", {"fail": "assert"}),
     Case("oom-weights", "out of VRAM", "cudaMalloc failed", {"fail": "oom-weights"}),
     Case("oom-first-request", "out of VRAM", "out of memory", {"fail": "oom-first-request"}),
-    Case("oom-of-the-host", "out of memory", "", {"fail": "host-oom"}),
+    Case("killed-in-its-load", "killed", "signal 9", {"fail": "killed"}),
     Case("drips", "hang", "no sign of progress", {"drips": True}),
     Case("hang-at-first-generation", "hang", "no answer within", {"reply": "hang"}),
     Case("other-model-answers", "another server answers", "stranger", {"alias": "stranger"}),

@@ -83,7 +83,7 @@ FAILURES: dict[str, Failure] = {
             "llama_model_load_from_file: failed to load model",
         ),
     ),
-    "host-oom": Failure("load", -signal.SIGKILL, ()),
+    "killed": Failure("load", -signal.SIGKILL, ()),
     "segfault": Failure("load", -signal.SIGSEGV, ()),
     "assert": Failure(
         "load", -signal.SIGABRT, ("src/llama-model.cpp:3501: GGML_ASSERT(ok) failed",)
