@@ -111,6 +111,23 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
 
 
 @pytest.mark.timeout(900)
+def test_a_machine_that_is_rebooted_in_a_sweep_serves_and_is_not_said_to_be_stranded(
+    host_machine: Machine,
+) -> None:
+    """systemd refuses to start the server while it goes down, and the sweep took that for one that does not serve."""
+    box = deployed(host_machine)
+    box.systemctl("start", SWEEP)
+    until(box, lambda: bool(candidates(box)), "a candidate")
+    host_machine.reboot()
+    until(box, lambda: is_back(box), "production serves")
+    last = box.json("sweep", "show")
+    assert "does not serve" not in (last["reason"] or "")
+    told = "\n".join(host_machine.journal("--boot=-1", f"--unit={SWEEP}"))
+    assert "Deactivated successfully" in told
+    assert "does not serve" not in told
+
+
+@pytest.mark.timeout(900)
 def test_a_night_outside_of_its_window_says_when_it_opens_and_stops_nothing(
     host_machine: Machine,
 ) -> None:
