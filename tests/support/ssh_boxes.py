@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.support.local_box import Box
 from tests.support.needs import missing
+from tests.support.preloaded import tunerd
 from tests.support.supervised import processes_with
 from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.machine.net import free_port
@@ -59,6 +60,7 @@ Host {name}
     IdentitiesOnly yes
     UserKnownHostsFile {folder}/known
     StrictHostKeyChecking yes
+    KexAlgorithms curve25519-sha256
 """
 
 
@@ -138,7 +140,7 @@ def _session(box: SweepBox) -> Path:
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     program = bin_folder / "tunerd"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tunerd "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(tunerd(box.box.environment))} "$@"\n')
     program.chmod(0o755)
     here = {**box.box.environment, "PATH": f"{bin_folder}:{box.box.environment['PATH']}"}
     exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in here.items())
