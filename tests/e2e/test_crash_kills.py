@@ -8,7 +8,7 @@ from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.fault.victim import Victim
 from tests.support.machine import Machine
 
-KILLS = ("SIGKILL",) * 3
+KILLS = ("SIGKILL",) * 2
 SEED = 20261121
 
 

@@ -11,7 +11,7 @@ from tests.fault.victim import Victim
 from tests.support.overlay import Root
 
 SEED = 20261127
-FAULTS = (Fault.COMMAND, Fault.LEASE, Fault.START)
+FAULTS = (Fault.LEASE, Fault.START)
 
 
 @pytest.mark.timeout(TIMEOUT_S)

@@ -261,7 +261,7 @@ def test_samples_are_handed_in_once_each_whatever_becomes_of_the_server_meanwhil
     url = own_postgres.database()
     box = a_box(tmp_path / "gpu1", url)
     hand_in(box.context)
-    moments, failures, cases = chance(5), 0, faults(["crash"] * 4)
+    moments, failures, cases = chance(5), 0, faults(["crash"] * 2)
     for at in range(len(cases)):
         child = begun(box, own_postgres, url, 1500 * at, moments)
         own_postgres.stop("immediate")
@@ -279,7 +279,7 @@ def test_samples_are_handed_in_once_each_by_commands_that_are_killed(
     box: Box, postgres: Postgres, url: str
 ) -> None:
     hand_in(box.context)
-    moments, cases = chance(6), faults(["kill"] * 4)
+    moments, cases = chance(6), faults(["kill"] * 2)
     for at in range(len(cases)):
         child = begun(box, postgres, url, 1500 * at, moments)
         child.send_signal(signal.SIGKILL)
