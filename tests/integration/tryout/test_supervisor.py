@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.lease import LeaseContract
+from tests.contracts.service_manager import UNIT as CONTRACT_UNIT
 from tests.contracts.service_manager import RealProcessesContract
 from tests.support.fakes import FakeClock
 from tests.support.folders import ROOT, SUPPORT
@@ -82,11 +83,32 @@ def toy(tmp_path: Path) -> str:
     return str(shutil.copy(TOY, tmp_path / "toy"))
 
 
-class TestLeasesOfLocal(LeaseContract):
+class OneSupervisor:
+    """One for a whole contract, of which every test leaves no unit."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+        with supervised(tmp_path_factory.mktemp("contract")) as paths:
+            yield Local(paths, may_start=True)
+
+    @pytest.fixture
+    def manager(self, shared: Local) -> Iterator[Local]:
+        yield shared
+        for unit in {CONTRACT_UNIT, *shared.service_units()}:
+            shared.stop(unit)
+            shared.disable(unit)
+            for folder in (shared.unit_dir, shared.runtime_unit_dir):
+                (folder / unit).unlink(missing_ok=True)
+            shared.reset_failed(unit)
+        shared.reload()
+
+
+class TestLeasesOfLocal(OneSupervisor, LeaseContract):
     pass
 
 
-class TestLocal(RealProcessesContract):
+class TestLocal(OneSupervisor, RealProcessesContract):
     pass
 
 
