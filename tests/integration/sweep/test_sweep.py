@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.sweep_box import SweepBox, swept, until
-from tunerd.app import Context
 from tunerd.machine.net import free_port
-from tunerd.result import Progress
-from tunerd.sweep.promote import promote
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
@@ -160,33 +156,11 @@ def test_a_winner_that_a_person_rolls_back_stays_away_until_it_is_promoted_again
     assert "--spec" not in " ".join(box.engine.served()[-1])
 
 
-def while_measured_again(box: SweepBox, do: Callable[[], object]) -> Context:
-    """A context in which something happens as soon as the winner is measured through the unit."""
-
-    def sink(progress: Progress) -> None:
-        if "once more" in progress.text:
-            do()
-
-    return replace(box.box.context, progress=sink)
-
-
-def test_what_a_person_deploys_while_the_winner_is_measured_again_stays(
-    box: SweepBox, found: dict[str, Any]
-) -> None:
-    number = int(found["sweep"])
-    box.json("rollback", "--yes")
-    ctx = while_measured_again(box, lambda: box.json("rollback", "--yes"))
-    done = promote(ctx, number, drain=False, confirm=lambda _plan: None)
-    assert done.exit_code == 1
-    assert "overtaken" in {one.code for one in done.messages}
-    assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
-    assert "--spec-draft-n-max 4" in " ".join(box.json("plan", "night")["argv"])
-
-
 def test_a_winner_that_dies_in_service_is_taken_back_and_not_proposed_again(
     box: SweepBox, found: dict[str, Any]
 ) -> None:
     """The daemon watches it; nothing of the command that promoted runs any more."""
+    box.json("rollback", "--yes")
     box.json("promote", str(found["sweep"]), "--yes")
     assert box.json("sweep", "show", str(found["sweep"]))["decision"] == "promoted"
     services = box.box.context.services
