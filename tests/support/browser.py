@@ -144,7 +144,6 @@ class Chromium:
             java_script_enabled=javascript,
             has_touch=touch,
             is_mobile=touch,
-            device_scale_factor=2 if touch else 1,
             reduced_motion="reduce",
         )
         context.set_default_timeout(_TIMEOUT_MS)
