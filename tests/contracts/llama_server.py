@@ -60,10 +60,10 @@ class EngineUnderTest:
     bad_json_status: int = 500
     metrics_wake: bool | None = True
 
-    def command(self, *more: str, model: Path | None = None) -> list[str]:
+    def command(self, *more: str) -> list[str]:
         return [
             *self.argv,
-            *("-m", str(model or self.model), "-a", "the-alias", "-c", str(N_CTX), "-np", "1"),
+            *("-m", str(self.model), "-a", "the-alias", "-c", str(N_CTX), "-np", "1"),
             *self.extra,
             *more,
         ]

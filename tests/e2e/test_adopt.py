@@ -111,8 +111,8 @@ def start_packaged(tunerd: Deployment) -> None:
     wait_for(tunerd, "packaged", DEBIAN_PORT)
 
 
-def start_by_hand(tunerd: Deployment, text: str = BY_HAND, *, mode: int = 0o644) -> UnitFile:
-    tunerd.write_unit(text, mode=mode)
+def start_by_hand(tunerd: Deployment, *, mode: int = 0o644) -> UnitFile:
+    tunerd.write_unit(BY_HAND, mode=mode)
     tunerd.machine.write("/etc/default/my-llama", "LLAMA_ARG_N_PREDICT=77\n")
     tunerd.machine.run("chgrp", "tunerd", f"{tunerd.units}/{UNIT}")
     tunerd.systemctl("enable", "--now", UNIT)

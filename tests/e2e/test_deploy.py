@@ -44,9 +44,9 @@ def last_word(region: str) -> tuple[int, str]:
     return token, WORDS.decode([token])
 
 
-def drafted(box: Deployment, region: str = "code") -> tuple[int, int]:
+def drafted(box: Deployment) -> tuple[int, int]:
     """Drafted and accepted tokens of one completion by the deployed server."""
-    _, prompt = last_word(region)
+    _, prompt = last_word("code")
     answer = box.generate(prompt, n=N_PREDICT, route="/v1/completions")
     timings = answer["timings"]
     return timings["draft_n"], timings["draft_n_accepted"]

@@ -61,9 +61,9 @@ class Page:
     requests: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
 
-    def screenshot(self, path: Path, *, whole: bool = True) -> Path:
-        """A picture of the page, or of what is in view."""
-        self.inner.screenshot(path=str(path), full_page=whole)
+    def screenshot(self, path: Path) -> Path:
+        """A picture of the page."""
+        self.inner.screenshot(path=str(path), full_page=True)
         return path
 
     def js(self, expression: str) -> Any:
@@ -121,7 +121,6 @@ class Chromium:
         target: Path | str,
         *,
         width: int = 1440,
-        height: int = 900,
         dark: bool = False,
         javascript: bool = True,
         touch: bool = False,
@@ -132,14 +131,13 @@ class Chromium:
         Args:
             target: A file, or an address.
             width: Of the window [CSS px].
-            height: Of the window [CSS px].
             dark: Whether the reader's system prefers dark.
             javascript: Whether scripts run.
             touch: Whether it is a phone.
             allow: Beginning of addresses that the page may ask for; None for no network at all.
         """
         context = self._inner.new_context(
-            viewport={"width": width, "height": height},
+            viewport={"width": width, "height": 900},
             color_scheme="dark" if dark else "light",
             java_script_enabled=javascript,
             has_touch=touch,

@@ -149,14 +149,9 @@ class Deployment:
         assert "Traceback" not in said.err, f"tunerd {told}: {said}"
         return said
 
-    def json(
-        self,
-        *words: str | Path,
-        expect: int | None = 0,
-        limit_s: float = 400.0,
-    ) -> Any:
+    def json(self, *words: str | Path, expect: int | None = 0) -> Any:
         """What `tunerd WORDS --json` prints."""
-        return self(*words, "--json", expect=expect, limit_s=limit_s).json
+        return self(*words, "--json", expect=expect).json
 
     def apply(self, profile: str, *words: str, expect: int = 0) -> Any:
         """What `tunerd apply PROFILE --yes --json` prints."""

@@ -60,11 +60,11 @@ def model() -> ModelFacts:
 
 
 @functools.cache
-def estimated(ctx_size: int = 32768, load_mode: str = "mlock") -> Estimate:
+def estimated(ctx_size: int = 32768) -> Estimate:
     return estimate(
         model(),
         MemorySettings(ctx_size=ctx_size, cache_type_k="q8_0", cache_type_v="q8_0",
-                       speculation="mtp", n_max=3, load_mode=load_mode, cache_ram_mib=1024),
+                       speculation="mtp", n_max=3, load_mode="mlock", cache_ram_mib=1024),
     )  # fmt: skip
 
 

@@ -43,10 +43,10 @@ def url(postgres: Postgres) -> str:
     return postgres.database()
 
 
-def refused(url: str, *, writable: bool = True, limit_s: float = 15.0) -> HostError | Busy:
+def refused(url: str) -> HostError | Busy:
     """How an address is refused; no password is in any of it."""
     with pytest.raises((HostError, Busy)) as caught:
-        Database(url, writable=writable, limit_s=limit_s).close()
+        Database(url, writable=True, limit_s=15.0).close()
     error = caught.value
     said = f"{error.message} {error.cause} {error.state} {error.hint} {error.__cause__}"
     assert PASSWORD not in said

@@ -59,12 +59,12 @@ def a_box(folder: Path, url: str, **more: str) -> Box:
     return Box(folder, {"TUNERD_STORE__URL": url, "TUNERD_STORE__BOX": folder.name, **more})
 
 
-def measure(box: Box, n: int, *, first: int = 0, batch: int = 40) -> int:
+def measure(box: Box, n: int, *, first: int = 0) -> int:
     """A run of so many samples, no two of them alike; its number."""
     with EvidenceStore(box.context.paths.evidence) as store:
         run = store.add_run(replace(RUN, target=box.folder.name))
-        for at in range(first, first + n, batch):
-            names = range(at, min(at + batch, first + n))
+        for at in range(first, first + n, 40):
+            names = range(at, min(at + 40, first + n))
             store.add_samples(
                 run, [replace(SAMPLE, prompt_id=f"{box.folder.name}-{name}") for name in names]
             )

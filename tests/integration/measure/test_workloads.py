@@ -126,14 +126,14 @@ def test_turn_times_are_shown_at_the_speed_of_the_log_and_unknown_without_one(
 DAY_S = 86400
 
 
-def lived(context: Context, *days_ago: float, name: str = "mainline-2026-08-18") -> None:
+def lived(context: Context, *days_ago: float) -> None:
     """The log of servers that were started so many days ago, twenty requests-logs each."""
     log = UnitLog(context.paths, context.unit)
     for number, days in enumerate(days_ago):
         clock = FakeClock(now_s=context.clock.now_s() - days * DAY_S)
         log.note(clock, f"{number:032x}", "Started")
         with log.path.open("a") as file:
-            file.write((LOGS / f"{name}.log").read_text() * 20)
+            file.write((LOGS / "mainline-2026-08-18.log").read_text() * 20)
 
 
 def test_so_many_days_are_read_and_no_more(context: Context) -> None:

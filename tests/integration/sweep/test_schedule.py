@@ -48,8 +48,8 @@ def begins(*found: Opening) -> list[str]:
 
 
 def upcoming(now: str, memory: Memory = Memory(), *, window: Window = WINDOW,  # noqa: B008
-             missed: Missed = Missed.LATE, most: int = 2) -> list[str]:  # fmt: skip
-    return begins(*openings(window, memory, at(now), missed=missed, least_s=900, most=most))
+             missed: Missed = Missed.LATE) -> list[str]:  # fmt: skip
+    return begins(*openings(window, memory, at(now), missed=missed, least_s=900, most=2))
 
 
 def test_each_opening_has_one_night() -> None:

@@ -36,15 +36,17 @@ def report_on(folder: Path, *runs: MadeRun) -> Sections:
     return sections_of(evidence_of(folder, runs), {})
 
 
-def a_run(*samples: Sample, suite: str = "mtp") -> MadeRun:
-    record = RunRecord(kind="bench", suites=(suite,), started_s=START_S, target="made up, not measured",
+def a_run(*samples: Sample) -> MadeRun:
+    record = RunRecord(kind="bench", suites=("mtp",), started_s=START_S, target="made up, not measured",
                        arms=(BOX.arm(),))  # fmt: skip
     return MadeRun(record, {BOX.name: samples})
 
 
-def a_sample(timings: Timings | None, *, kind: str = "translation", suite: str = "mtp",
-             marks: tuple[Mark, ...] = (), problem: str | None = None) -> Sample:  # fmt: skip
-    made = BOX.sample(suite, kind, kind, 1, n_predict=192, marks=marks, problem=problem)
+def a_sample(
+    timings: Timings | None, *, marks: tuple[Mark, ...] = (), problem: str | None = None
+) -> Sample:
+    kind = "translation"
+    made = BOX.sample("mtp", kind, kind, 1, n_predict=192, marks=marks, problem=problem)
     return replace(made, timings=timings, client=None, vram_free_min_mib=None)
 
 

@@ -57,16 +57,14 @@ def answer(
                           draft_n_accepted=accepted))  # fmt: skip
 
 
-def drafting(
-    n: int = 12, *, step_ms: float = 20.0, draft_ms: float = 4.0, tax: float = 1.3
-) -> list[Sample]:
+def drafting(n: int = 12, *, tax: float = 1.3) -> list[Sample]:
     """Answers of 400 steps; drafts per step differ between texts."""
     rng = random.Random(3)
     found = []
     for _ in range(n):
         drafted = round(rng.uniform(0.6, 2.6) * 400)
         accepted = round(drafted * rng.uniform(0.3, 0.9))
-        n_prompt, took_ms = rng.choice((1024, 2048, 4096)), 400 * step_ms + draft_ms * drafted
+        n_prompt, took_ms = rng.choice((1024, 2048, 4096)), 400 * 20.0 + 4.0 * drafted
         found.append(answer(n_prompt, 401 + accepted, took_ms, tax=tax, drafted=drafted, accepted=accepted))  # fmt: skip
     return found
 
@@ -81,10 +79,8 @@ def found_of(on: Iterable[Sample], off: Iterable[Sample]) -> BreakEven:
     return found
 
 
-def traffic(*, per_step: float, n_prompt: int, n_predicted: int = 10_000) -> Traffic:
-    return Traffic(
-        20, n_prompt, n_predicted, round(per_step * (n_predicted - 3020)), n_accepted=3000
-    )
+def traffic(*, per_step: float, n_prompt: int) -> Traffic:
+    return Traffic(20, n_prompt, 10_000, round(per_step * (10_000 - 3020)), n_accepted=3000)
 
 
 def test_the_costs_of_step_and_prompt_are_recovered() -> None:

@@ -57,8 +57,8 @@ def with_host(box: Facts, **changes: object) -> Facts:
     return replace(box, host=replace(box.host, **changes))  # type: ignore[arg-type]
 
 
-def unreadable_cards(box: Facts | None = None) -> Facts:
-    return with_host(box or a_box(), gpus=None, gpu_problem="no driver")
+def unreadable_cards() -> Facts:
+    return with_host(a_box(), gpus=None, gpu_problem="no driver")
 
 
 def filled(used_mib: int) -> Facts:

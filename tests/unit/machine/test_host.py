@@ -40,9 +40,9 @@ def plant_pid_namespace(root: Path, name: str) -> None:
     link.symlink_to(name)
 
 
-def cpuinfo(n_cpus: int, *, flags: str = "fpu pni avx avx2 fma f16c", name: str = "Ryzen") -> str:
+def cpuinfo(n_cpus: int, *, flags: str = "fpu pni avx avx2 fma f16c") -> str:
     block = "processor\t: {}\nmodel name\t: {}\nphysical id\t: 0\ncore id\t: {}\nflags\t\t: {}\n\n"
-    return "".join(block.format(cpu, name, cpu // 2, flags) for cpu in range(n_cpus))
+    return "".join(block.format(cpu, "Ryzen", cpu // 2, flags) for cpu in range(n_cpus))
 
 
 def topology(siblings: list[str]) -> dict[str, str]:

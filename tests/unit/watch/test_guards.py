@@ -134,8 +134,8 @@ def test_the_least_that_was_free_is_that_of_one_life() -> None:
 # Hang
 
 
-def a_hang(policy: Policy = "act") -> Hang:
-    return Hang(policy, every_s=900.0, restarts_per_hour=2)
+def a_hang() -> Hang:
+    return Hang("act", every_s=900.0, restarts_per_hour=2)
 
 
 def rests(
