@@ -34,6 +34,7 @@ from tunerd.measure.life import (
     Target,
     Texts,
     count_tokens,
+    look_at_processors,
     open_candidate,
     open_live,
     prompt_book,
@@ -41,7 +42,7 @@ from tunerd.measure.life import (
 )
 from tunerd.measure.request import Prompt
 from tunerd.measure.request import Request as BenchRequest
-from tunerd.measure.trust import OTHERS_SLACK_MIB
+from tunerd.measure.trust import OTHERS_SLACK_MIB, ProcessorLook, is_processor_taken
 from tunerd.production.lease import Candidate, Held
 from tunerd.production.measurement import measuring_pids
 from tunerd.production.plan import Plan
@@ -162,6 +163,10 @@ class House:
             return None
         return heat(gpus) or crowd(gpus, self._own(), self.known)
 
+    def processors(self) -> ProcessorLook | None:
+        """Who has worked until now: the server, or others; None where nobody can tell."""
+        return look_at_processors(tuple(self._own() - {os.getpid()}))
+
     def full(self, least_mib: int = END_DISK_MIB) -> str | None:
         """Why nothing more may be written but the end; None while there is room, or where nobody knows."""
         folder = self.ctx.paths.state_dir
@@ -175,6 +180,20 @@ class House:
         ctx = self.ctx
         serving = ctx.services.state(ctx.unit).main_pid
         return measuring_pids(ctx) | {os.getpid()} | ({serving} if serving is not None else set())
+
+
+@dataclass
+class Quiet:
+    """For how long nobody has used the machine, by one look at it after the other."""
+
+    since_s: float
+    processors: ProcessorLook | None
+
+    def for_s(self, now_s: float, processors: ProcessorLook | None, *, is_used: bool) -> float:
+        """The time until this look [s]; others who take the processors use it as well."""
+        if is_used or is_processor_taken(self.processors, processors):
+            self.since_s, self.processors = now_s, processors
+        return now_s - self.since_s
 
 
 # The box

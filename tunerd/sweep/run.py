@@ -37,7 +37,7 @@ from tunerd.profile.arm import Arm, Best, Builds, Sample, arm_from_json, as_samp
 from tunerd.profile.files import load_profile
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
-from tunerd.sweep.box import House, LeaseBox
+from tunerd.sweep.box import House, LeaseBox, Quiet
 from tunerd.sweep.known import Study, best_now, compare_drafts, known_by
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
 from tunerd.sweep.power import measure_limits, power_notes, time_for
@@ -626,12 +626,12 @@ class _Run:
         quiet_s = ctx.settings.sweep.quiet_s
         ctx.say(f"the sweep yielded: {why}; it goes on when nobody was served for "
                 f"{format_duration(quiet_s)}")  # fmt: skip
-        give_up_s = ctx.clock.monotonic_s() + self._left_s(end_s) - _LEAST_S - quiet_s
-        idle_since_s = ctx.clock.monotonic_s()
-        while ctx.clock.monotonic_s() < give_up_s:
-            if _is_busy(ctx) or self.house.trouble() is not None:
-                idle_since_s = ctx.clock.monotonic_s()
-            elif ctx.clock.monotonic_s() - idle_since_s >= quiet_s:
+        now_s = ctx.clock.monotonic_s()
+        give_up_s = now_s + self._left_s(end_s) - _LEAST_S - quiet_s
+        quiet = Quiet(now_s, self.house.processors())
+        while (now_s := ctx.clock.monotonic_s()) < give_up_s:
+            is_used = _is_busy(ctx) or self.house.trouble() is not None
+            if quiet.for_s(now_s, self.house.processors(), is_used=is_used) >= quiet_s:
                 return True
             ctx.clock.sleep(min(_QUIET_POLL_S, max(0.1, quiet_s / 4)))
         return False

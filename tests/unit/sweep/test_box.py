@@ -15,10 +15,11 @@ from tunerd.calendar import Deadline
 from tunerd.errors import Busy, UsageError
 from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
 from tunerd.measure.life import Texts
+from tunerd.measure.trust import ProcessorLook
 from tunerd.production.lease import Held, hold
 from tunerd.profile.arm import Arm, Preempted
 from tunerd.settings import SweepSettings
-from tunerd.sweep.box import House, LeaseBox, crowd, heat
+from tunerd.sweep.box import House, LeaseBox, Quiet, crowd, heat
 from tunerd.sweep.schedule import deadline_of, demand_open, demand_time
 from tunerd.words import MiB
 
@@ -224,3 +225,15 @@ def test_a_night_that_deploys_keeps_time_for_one_more_load(world: World) -> None
         assert deadline is not None
         found.append(deadline.reserve_s)
     assert found[1] >= found[0] + 60.0
+
+
+def test_a_machine_whose_processors_others_take_is_not_quiet() -> None:
+    """A sweep that yielded to them would stop production only to yield again."""
+    quiet = Quiet(100.0, ProcessorLook(total_s=1000.0, busy_s=400.0, own_s=50.0))
+    rests = ProcessorLook(1120.0, 410.0, 51.0)
+    assert quiet.for_s(160.0, rests, is_used=False) == 60.0
+    assert quiet.for_s(161.0, rests, is_used=True) == 0.0
+    taken = ProcessorLook(1140.0, 430.0, 51.0)
+    assert quiet.for_s(171.0, taken, is_used=False) == 0.0
+    assert quiet.for_s(181.0, ProcessorLook(1160.0, 432.0, 51.0), is_used=False) == 10.0
+    assert quiet.for_s(191.0, None, is_used=False) == 20.0
