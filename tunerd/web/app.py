@@ -12,8 +12,9 @@ import math
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -280,9 +281,6 @@ _BEGUN = 202
 _KEEP_ALIVE_S = 15.0
 _BODY_S = 20.0
 
-Handler = Callable[[Request], Awaitable[Response]]
-
-
 # Longer than two that look for something take, one after the other.
 _LIMIT_S = 600.0
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
@@ -351,11 +349,15 @@ def _asked(path: Path, question: Mapping[str, Any]) -> Answer:
 
 @dataclass
 class Front:
-    """Asks the daemon for everything, and holds each account to its share; `path` is where it is asked."""
+    """Asks the daemon for everything, and holds each account to its share; `path` is where it is asked.
+
+    `followed` are jobs by their number, each for as long as somebody reads what it tells.
+    """
 
     path: Path
     gate: Gate
     facts: Facts
+    followed: WeakValueDictionary[str, _Followed] = field(default_factory=WeakValueDictionary)
     _shares: dict[str, anyio.CapacityLimiter] = field(default_factory=dict)
     _slow: anyio.CapacityLimiter | None = None
 
@@ -447,12 +449,12 @@ def build_app(
         return response
 
     routes = [
-        *(Route(path, _reading(front, path), methods=["GET"]) for path in (*READS, *LOOK_PATHS)),
-        *(Route(path, _beginning(front, kind), methods=["POST"]) for path, kind in BEGINS.items()),
-        Route(RUN, _running(front), methods=["POST"]),
-        Route("/api/jobs/{number}/events", _events(front), methods=["GET"]),
+        *(Route(at, partial(_read, front, at), methods=["GET"]) for at in (*READS, *LOOK_PATHS)),
+        *(Route(at, partial(_begin, front, kind), methods=["POST"]) for at, kind in BEGINS.items()),
+        Route(RUN, partial(_run, front), methods=["POST"]),
+        Route("/api/jobs/{number}/events", partial(_follow, front), methods=["GET"]),
         Route("/api/openapi.json", _openapi, methods=["GET"]),
-        Route("/metrics", _metrics(front), methods=["GET"]),
+        Route("/metrics", partial(_metrics, front), methods=["GET"]),
         *pages,
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
@@ -460,37 +462,28 @@ def build_app(
     return GateMiddleware(app, front.gate)
 
 
-def _reading(front: Front, path: str) -> Handler:
-    async def handle(request: Request) -> Response:
-        asked = request.query_params
-        several = {key: asked.getlist(key) for key in asked}
-        query = {key: found if len(found) > 1 else found[0] for key, found in several.items()}
-        return respond(await front.read(path, _visitor(request), request.path_params, query))
-
-    return handle
+async def _read(front: Front, path: str, request: Request) -> Response:
+    asked = request.query_params
+    several = {key: asked.getlist(key) for key in asked}
+    query = {key: found if len(found) > 1 else found[0] for key, found in several.items()}
+    return respond(await front.read(path, visitor_of(request), request.path_params, query))
 
 
-def _beginning(front: Front, kind: str) -> Handler:
-    async def handle(request: Request) -> Response:
-        body = await _body(request)
-        if isinstance(body, Response):
-            return body
-        return _begun(await front.begin(kind, body, _visitor(request)))
-
-    return handle
+async def _begin(front: Front, kind: str, request: Request) -> Response:
+    body = await _body(request)
+    if isinstance(body, Response):
+        return body
+    return _begun(await front.begin(kind, body, visitor_of(request)))
 
 
-def _running(front: Front) -> Handler:
-    async def handle(request: Request) -> Response:
-        body = await _body(request)
-        if isinstance(body, Response):
-            return body
-        argv = body.get("argv")
-        if set(body) != {"argv"} or not isinstance(argv, list) or not all(map(_is_word, argv)):
-            return respond(bad_request("the body is wrong", "argv: is no list of texts"))
-        return _begun(await front.run(argv, _visitor(request)))
-
-    return handle
+async def _run(front: Front, request: Request) -> Response:
+    body = await _body(request)
+    if isinstance(body, Response):
+        return body
+    argv = body.get("argv")
+    if set(body) != {"argv"} or not isinstance(argv, list) or not all(map(_is_word, argv)):
+        return respond(bad_request("the body is wrong", "argv: is no list of texts"))
+    return _begun(await front.run(argv, visitor_of(request)))
 
 
 def _is_word(word: object) -> bool:
@@ -504,23 +497,18 @@ def _begun(answer: Answer) -> Response:
     return response
 
 
-def _events(front: Front) -> Handler:
-    followed: WeakValueDictionary[str, _Followed] = WeakValueDictionary()  # as long as some read
-
-    async def handle(request: Request) -> Response:
-        visitor, number = _visitor(request), request.path_params["number"]
-        job = followed.setdefault(number, _Followed())
-        await job.look(front, visitor, number)
-        if job.refused is not None:
-            return respond(job.refused)
-        seen = generation_number(request.headers.get("last-event-id", "")) or 0
-        return StreamingResponse(
-            _stream(front, job, visitor, number, seen),
-            media_type="text/event-stream",
-            headers={"x-accel-buffering": "no"},
-        )
-
-    return handle
+async def _follow(front: Front, request: Request) -> Response:
+    visitor, number = visitor_of(request), request.path_params["number"]
+    job = front.followed.setdefault(number, _Followed())
+    await job.look(front, visitor, number)
+    if job.refused is not None:
+        return respond(job.refused)
+    seen = generation_number(request.headers.get("last-event-id", "")) or 0
+    return StreamingResponse(
+        _stream(front, job, visitor, number, seen),
+        media_type="text/event-stream",
+        headers={"x-accel-buffering": "no"},
+    )
 
 
 @dataclass
@@ -571,22 +559,20 @@ async def _stream(
         await job.look(front, visitor, number)
 
 
-def _metrics(front: Front) -> Handler:
-    async def handle(request: Request) -> Response:
-        answer = await front.look("metrics", _visitor(request), {})
-        if answer.is_error:
-            return respond(answer)
-        return Response(answer.envelope["text"], media_type=_METRICS_KIND)
-
-    return handle
+async def _metrics(front: Front, request: Request) -> Response:
+    answer = await front.look("metrics", visitor_of(request), {})
+    if answer.is_error:
+        return respond(answer)
+    return Response(answer.envelope["text"], media_type=_METRICS_KIND)
 
 
 async def _openapi(_request: Request) -> Response:
     return JSONResponse(describe_api())
 
 
-def _visitor(request: Request) -> Visitor:
-    found: Visitor = request.scope["tunerd.visitor"]
+def visitor_of(request: Request) -> Visitor:
+    """Who asks, as the gate has noted."""
+    found: Visitor = request.scope[VISITOR]
     return found
 
 
@@ -670,7 +656,8 @@ class _Protocol(H11Protocol):
         self.origin = (self.place, peer.uid)
         most = self.limits.connections if is_known else self.limits.strangers
         if self._n_like("place") > most or self._n_like("origin") > self.limits.of_one:
-            self._turn_away()
+            self.transport.write(_FULL)
+            self.transport.close()
             return
 
         async def with_peer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -707,10 +694,6 @@ class _Protocol(H11Protocol):
         self._unheard = None
         if not self._is_at_work():
             self.transport.close()
-
-    def _turn_away(self) -> None:
-        self.transport.write(_FULL)
-        self.transport.close()
 
 
 class ApiServer:

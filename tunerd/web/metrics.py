@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from tunerd import __version__
-from tunerd.watch.figures import UNKNOWN, EngineNow, Reading
+from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.words import BYTES_PER_MIB
 
 _MHZ = 1e6
@@ -79,14 +79,6 @@ def _families(reading: Reading) -> Iterator[Metric]:
             yield _family(kind, f"{prefix}_{name}", text, [(by, take(one)) for by, one in ones])
 
 
-def _is_ready(engine: EngineNow) -> float | None:
-    return _flag(engine.is_ready if engine.is_expected else engine.is_ready or None)
-
-
-def _is_active(engine: EngineNow) -> float | None:
-    return None if engine.active_state == UNKNOWN else float(engine.is_active)
-
-
 def _bytes(mib: float | None) -> float | None:
     return _scaled(mib, BYTES_PER_MIB)
 
@@ -111,8 +103,10 @@ _READING: tuple[_Row, ...] = (
      lambda r: _scaled(r.host.cpu_percent, 0.01)),
 )  # fmt: skip
 _ENGINE: tuple[_Row, ...] = (
-    ("gauge", "active", "Whether the unit's main process runs.", _is_active),
-    ("gauge", "ready", "Whether the server says that it serves.", _is_ready),
+    ("gauge", "active", "Whether the unit's main process runs.",
+     lambda e: None if e.active_state == UNKNOWN else float(e.is_active)),
+    ("gauge", "ready", "Whether the server says that it serves.",
+     lambda e: _flag(e.is_ready if e.is_expected else e.is_ready or None)),
     ("gauge", "start_time_seconds", "When this life of the server began.", lambda e: e.since_s),
     ("counter", "restarts", "Starts by the service manager on its own, since one by hand.", lambda e: e.n_restarts),
     ("gauge", "slots", "Requests that it can work on at once.", lambda e: e.slots_total),

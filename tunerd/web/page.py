@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -39,6 +39,7 @@ from tunerd.paths import FROM_ELSEWHERE, parse_listen, paths_for
 from tunerd.units.text import shown_hash
 from tunerd.web.app import (
     GROUP,
+    VISITOR,
     ApiServer,
     Front,
     Gate,
@@ -47,6 +48,7 @@ from tunerd.web.app import (
     build_app,
     read_body,
     read_facts,
+    visitor_of,
 )
 from tunerd.web.html import environment, static_text, style
 from tunerd.web.routes import Answer, refused
@@ -189,7 +191,7 @@ def build_site(front: Front) -> GateMiddleware:
     pages = Pages(front)
 
     def page_error(request: Request, status: int, text: str) -> Response:
-        visitor = request.scope.get("tunerd.visitor")
+        visitor = request.scope.get(VISITOR)
         error = refused(status, text).envelope["error"]
         return pages.show("error", visitor, "", status, error=error)
 
@@ -199,7 +201,7 @@ def build_site(front: Front) -> GateMiddleware:
 def page_routes(pages: Pages) -> list[Route]:
     """Every route of the page."""
     shown: dict[str, Page] = {
-        **{path: _looking(place) for path, place in _LOOKS.items()},
+        **{path: partial(_look, place) for path, place in _LOOKS.items()},
         "/": _overview,
         "/live": _live,
         "/generations/{number}": _generation,
@@ -207,9 +209,9 @@ def page_routes(pages: Pages) -> list[Route]:
         "/sweeps/{sweep}/decline": _declining,
     }
     return [
-        *(Route(path, pages.handler(page)) for path, page in shown.items()),
+        *(Route(path, partial(pages.answer, page)) for path, page in shown.items()),
         *(
-            Route(f"/do/{name}", pages.handler(_doing(kind)), methods=["POST"])
+            Route(f"/do/{name}", partial(pages.answer, partial(_do, kind)), methods=["POST"])
             for name, kind in FORMS.items()
         ),
         Route("/static/{name}", static_file),
@@ -222,17 +224,13 @@ class Pages:
 
     front: Front
 
-    def handler(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(self, page: Page, request: Request) -> Response:
         """The page with its errors shown."""
-
-        async def handle(request: Request) -> Response:
-            visitor: Visitor = request.scope["tunerd.visitor"]
-            try:
-                return await page(self, request, visitor)
-            except NotShownError as problem:
-                return self.show("error", visitor, "", problem.status, error=problem.error)
-
-        return handle
+        visitor = visitor_of(request)
+        try:
+            return await page(self, request, visitor)
+        except NotShownError as problem:
+            return self.show("error", visitor, "", problem.status, error=problem.error)
 
     async def ask(self, path: str, visitor: Visitor, query: Mapping[str, Any] | None = None,
                   **parts: Any) -> dict[str, Any]:  # fmt: skip
@@ -297,23 +295,15 @@ def _text(value: Any) -> str:
 # Looking
 
 
-def _looking(look: _Look) -> Page:
-    async def handle(pages: Pages, request: Request, visitor: Visitor) -> Response:
-        found: dict[str, Any] = {}
-        given = {
-            name: request.query_params[name]
-            for name in look.passes
-            if request.query_params.get(name)
-        }
-        for name, asked in look.asks.items():
-            path, _, query = asked.partition("?")
-            parts = {key: text for key, text in request.path_params.items() if f"{{{key}}}" in path}
-            found[name] = await pages.ask(
-                path, visitor, {**dict(parse_qsl(query)), **given}, **parts
-            )
-        return pages.show(look.template, visitor, look.here, query=request.query_params, **found)
-
-    return handle
+async def _look(look: _Look, pages: Pages, request: Request, visitor: Visitor) -> Response:
+    found: dict[str, Any] = {}
+    told = request.query_params
+    given = {name: told[name] for name in look.passes if told.get(name)}
+    for name, asked in look.asks.items():
+        path, _, query = asked.partition("?")
+        parts = {key: text for key, text in request.path_params.items() if f"{{{key}}}" in path}
+        found[name] = await pages.ask(path, visitor, {**dict(parse_qsl(query)), **given}, **parts)
+    return pages.show(look.template, visitor, look.here, query=told, **found)
 
 
 async def _overview(pages: Pages, request: Request, visitor: Visitor) -> Response:
@@ -383,22 +373,18 @@ async def _declining(pages: Pages, request: Request, visitor: Visitor) -> Respon
 # Changing
 
 
-def _doing(kind: str) -> Page:
+async def _do(kind: str, pages: Pages, request: Request, visitor: Visitor) -> Response:
     """A form that begins a job, and leads to it."""
-
-    async def handle(pages: Pages, request: Request, visitor: Visitor) -> Response:
-        fields = await form_of(request)
-        if not pages.front.gate.is_form_token(visitor, fields.get("token", "")):
-            text = "the form is not from this page, or from before a restart"
-            raise NotShownError(refused(403, text))
-        answer = await pages.front.begin(kind, values_of(kind, fields), visitor, is_text=True)
-        if answer.is_error:
-            if answer.status is not None:
-                raise NotShownError(refused(answer.status, "a field of the form is wrong"))
-            raise NotShownError(answer)
-        return RedirectResponse(f"/jobs/{answer.envelope['job']['job']}", 303)
-
-    return handle
+    fields = await form_of(request)
+    if not pages.front.gate.is_form_token(visitor, fields.get("token", "")):
+        text = "the form is not from this page, or from before a restart"
+        raise NotShownError(refused(403, text))
+    answer = await pages.front.begin(kind, values_of(kind, fields), visitor, is_text=True)
+    if answer.is_error:
+        if answer.status is not None:
+            raise NotShownError(refused(answer.status, "a field of the form is wrong"))
+        raise NotShownError(answer)
+    return RedirectResponse(f"/jobs/{answer.envelope['job']['job']}", 303)
 
 
 # The overview: now, the last hour, days; values in, values out
