@@ -81,13 +81,6 @@ def _field(name: str, value: object) -> bytes:
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
-def _with_priority(
-    _logger: object, method: str, event: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
-    event["_priority"] = _PRIORITY.get(method, 6)
-    return event
-
-
 class _JournalRenderer:
     """`<6>swap.applied generation=14 ...`: journald removes the prefix and keeps the priority.
 
@@ -99,7 +92,7 @@ class _JournalRenderer:
         self._render = structlog.processors.KeyValueRenderer(key_order=["event"], drop_missing=True)
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
-        priority = event.pop("_priority", 6)
+        priority = _PRIORITY.get(method, 6)
         name = event.pop("event", "")
         fields = {field_name(key): value for key, value in event.items() if value is not None}
         rest = self._render(logger, method, event)
@@ -110,22 +103,18 @@ class _JournalRenderer:
         return f"<{priority}>{line}"
 
 
-def configure(*, level: str = "info", journal: bool | None = None, is_native: bool = False) -> None:
+def configure(*, level: str, is_unit: bool) -> None:
     """Set up logging to standard error.
 
     Args:
         level: debug, info, warning or error; another word is info.
-        journal: Whether lines go to journald; None looks whether standard error is a terminal.
-        is_native: Whether journald is spoken to by its own protocol, with every field.
+        is_unit: Whether journald is spoken to by its own protocol, with every field.
     """
-    to_journal = not sys.stderr.isatty() if journal is None else journal
-    native = Journal() if to_journal and is_native else None
-    renderer: Any = _JournalRenderer(native) if to_journal else structlog.dev.ConsoleRenderer()
     processors: list[Any] = [structlog.contextvars.merge_contextvars]
-    if to_journal:
-        processors.append(_with_priority)
-    else:
+    renderer: Any = _JournalRenderer(Journal() if is_unit else None)
+    if sys.stderr.isatty() and not is_unit:
         processors += [structlog.processors.add_log_level, structlog.processors.TimeStamper("iso")]
+        renderer = structlog.dev.ConsoleRenderer()
     structlog.configure(
         processors=[*processors, structlog.processors.format_exc_info, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(

@@ -443,11 +443,7 @@ def _log() -> None:
     from tunerd.log import configure
 
     is_unit = bool(os.environ.get("JOURNAL_STREAM"))
-    configure(
-        level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
-        journal=True if is_unit else None,
-        is_native=is_unit,
-    )
+    configure(level=os.environ.get("TUNERD_LOG_LEVEL", "info"), is_unit=is_unit)
 
 
 @click.command(name="daemon")
