@@ -188,9 +188,10 @@ def set_(call: Call, guard: str, policy: str) -> ActionResult:
     Example:
       tunerd guard set hang advise
     """  # noqa: D301
-    from tunerd.watch.guarding import set_guard
+    from tunerd.sweep.schedule import set_keys
 
-    return set_guard(call.context(), guard, policy)
+    ctx, keys = call.context(), {f"guards.{guard}": policy}
+    return set_keys(ctx, "guard set", keys, "tunerd guard show")
 
 
 @guard_command.command(name="check", short_help="Find out anew what the guards judge by.")

@@ -63,7 +63,7 @@ from tunerd.machine.host import (
 from tunerd.machine.net import listening_pid, other_listeners
 from tunerd.machine.proc import process_name
 from tunerd.machine.process import account_homes
-from tunerd.measure.answer import Sample, Timings
+from tunerd.measure.answer import Timings
 from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, holds
 from tunerd.measure.learn import own_requests
 from tunerd.measure.results import StalenessCheck
@@ -303,8 +303,8 @@ def _of_what_serves(
         """Without speculation; also of its own command line: an engine may leave it out by request."""
         return _is_same(arm, now) or (arm.argv is not None and _base(arm.argv) == base)
 
-    drafting = _samples(store, runs, lambda arm: _is_same(arm, now) and _counts(arm, now))
-    plainly = _samples(store, runs, lambda arm: is_plain(arm) and _counts(arm, now))
+    drafting = store.samples_of(runs, lambda arm: _is_same(arm, now) and _counts(arm, now))
+    plainly = store.samples_of(runs, lambda arm: is_plain(arm) and _counts(arm, now))
     return replace(
         _newest(check, runs, now),
         break_even=break_even(drafting, plainly, n_ubatch or DEFAULT_UBATCH),
@@ -325,19 +325,6 @@ def _newest(check: StalenessCheck, runs: Sequence[StoredRun], now: Fingerprint) 
 def _is_same(arm: ArmRecord, now: Fingerprint) -> bool:
     own = arguments_sha256(arm.argv, arm.environment) if arm.argv is not None else None
     return own is not None and own == now.arguments_sha256
-
-
-def _samples(
-    store: EvidenceStore, runs: Sequence[StoredRun], counts: Callable[[ArmRecord], bool]
-) -> list[Sample]:
-    """Those of the arms that count."""
-    return [
-        sample
-        for run in runs
-        for arm in run.record.arms
-        if counts(arm)
-        for sample in store.samples(run.number, arm=arm.name)
-    ]
 
 
 def _base(argv: Sequence[str]) -> list[list[str]]:
@@ -452,7 +439,11 @@ def support_bundle(ctx: Context) -> ActionResult:
         "verify": lambda: verify(ctx).payload,
         "doctor": lambda: doctor(ctx).payload,
         "history": lambda: history(ctx).payload,
-        "settings": lambda: _changed(show_settings(ctx).payload["settings"]),
+        "settings": lambda: [
+            dict(row)
+            for row in show_settings(ctx).payload["settings"]
+            if row["source"] != "default"
+        ],
         "unit": lambda: masked(
             (standing_text(ctx) or b"").decode(errors="replace"), _HIDDEN
         ).splitlines(),
@@ -478,10 +469,6 @@ def _release() -> dict[str, str]:
         return {"release": platform.freedesktop_os_release().get("PRETTY_NAME", "")}
     except OSError:
         return {}
-
-
-def _changed(settings: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [dict(row) for row in settings if row["source"] != "default"]
 
 
 def _trouble(lines: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ import os
 import shlex
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -607,6 +607,18 @@ class EvidenceStore:
     def samples(self, number: int, *, arm: str | None = None) -> tuple[Sample, ...]:
         """The samples of a run (of one arm if given), in the order in which they were measured."""
         return tuple(sample for name, sample in self.arm_samples(number) if arm in {None, name})
+
+    def samples_of(
+        self, runs: Iterable[StoredRun], counts: Callable[[ArmRecord], bool]
+    ) -> list[Sample]:
+        """The samples of all arms that count, run by run."""
+        return [
+            sample
+            for one in runs
+            for arm in one.record.arms
+            if counts(arm)
+            for sample in self.samples(one.number, arm=arm.name)
+        ]
 
     def arm_samples(self, number: int) -> Iterator[tuple[str, Sample]]:
         """The samples of a run in order, each with the name of its arm; none of a damaged arm."""

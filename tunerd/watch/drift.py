@@ -153,7 +153,9 @@ class Drift:
         if not self._has_grown(reading):
             return None
         decision = self._judged(reading, known, policy, engine_sha256)
-        if decision is None or decision.kind != DRIFT or not self._is_of_speed(known):
+        # Speed falls with the depth of a conversation as well.
+        is_slow = all(_is_slow(one, known) for one in self.stretches[-_STRETCHES:])
+        if decision is None or decision.kind != DRIFT or not is_slow:
             return decision
         requests = self._requests(None if engine.counters is None else engine.counters.generated)
         decision = look_closer(decision, requests, known, demands_log=demands_log)
@@ -210,10 +212,6 @@ class Drift:
             else "`tunerd doctor`; `tunerd bench` measures it anew"
         )
         return Decision(DRIFT, act, "warning", text, evidence, hint)
-
-    def _is_of_speed(self, confirmed: Confirmed) -> bool:
-        """Whether it is the speed that is off, which falls with the depth of a conversation as well."""
-        return all(_is_slow(one, confirmed) for one in self.stretches[-_STRETCHES:])
 
     def _requests(self, counted: Tally | None) -> Sequence[LoggedRequest]:
         """Those of the stretches that were judged, by the server's own log.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -81,10 +82,9 @@ def _best(ctx: Context, generation: Generation | None) -> Best | None:
         return None
     from tunerd.sweep.run import predicted_best  # which takes numpy
 
-    try:
+    with contextlib.suppress(TunerdError):
         return predicted_best(ctx, generation)
-    except TunerdError:
-        return None
+    return None
 
 
 def _fingerprint(ctx: Context, live: LiveUnit) -> Fingerprint:
@@ -113,16 +113,9 @@ def _samples(ctx: Context, counts: Callable[[ArmRecord], bool]) -> list[Sample]:
     """Those of the arms that count, the newest run first; none where the store cannot be read."""
     from tunerd.measure.store import reading  # which takes SQLAlchemy
 
-    found: list[Sample] = []
-    try:
-        with reading(ctx) as store:
-            for run in () if store is None else store.runs(limit=_LOOK_BACK):
-                for arm in run.record.arms:
-                    if store is not None and counts(arm):
-                        found += store.samples(run.number, arm=arm.name)
-    except TunerdError:
-        return []
-    return found
+    with contextlib.suppress(TunerdError), reading(ctx) as store:
+        return [] if store is None else store.samples_of(store.runs(limit=_LOOK_BACK), counts)
+    return []
 
 
 def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> Basis:

@@ -26,7 +26,7 @@ from tunerd.profile.arm import Best
 from tunerd.profile.files import load_profile
 from tunerd.profile.layers import Layer
 from tunerd.result import ActionResult, note
-from tunerd.sweep.schedule import ask_tonight, set_keys
+from tunerd.sweep.schedule import ask_tonight
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
@@ -549,23 +549,8 @@ def show_guards(ctx: Context) -> ActionResult:
     return ActionResult("guard show", payload)
 
 
-def set_guard(ctx: Context, guard: str, policy: str) -> ActionResult:
-    """Write the switch of one guard into tunerd.toml.
-
-    Args:
-        ctx: Where.
-        guard: oom, hang, drift or upgrade.
-        policy: act, advise or off.
-
-    Raises:
-        UsageError: there is no such switch.
-        HostError: the file cannot be read or written.
-    """
-    return set_keys(ctx, "guard set", {f"guards.{guard}": policy}, "tunerd guard show")
-
-
 MARGIN_KEY = "memory.fit_mib"
-_MARGIN_FLAGS = ("--fit-target", "--fit-margin")
+_MARGIN_FLAGS = frozenset({"--fit-target", "--fit-margin"})
 BY_GUARD = "guard"
 
 
@@ -583,7 +568,8 @@ def margin_now(ctx: Context) -> Margin:
         engine_names=() if generation.engine is None else (generation.engine,),
     )  # fmt: skip
     setting = resolved.settings.get(MARGIN_KEY)
-    fit_mib = margin_in_force(resolved) if _has_margin(generation.argv) else None
+    has_margin = not _MARGIN_FLAGS.isdisjoint(generation.argv)
+    fit_mib = margin_in_force(resolved) if has_margin else None
     tried = [int(one.pins[MARGIN_KEY]) for one in raised]
     by_person = setting is not None and setting.origin.layer in {Layer.PIN, Layer.SET}
     return Margin(
@@ -721,15 +707,9 @@ def _without_margin(argv: Sequence[str]) -> list[str]:
     return [word for before, word in pairwise(("", *argv)) if before not in _MARGIN_FLAGS]
 
 
-def _has_margin(argv: Sequence[str]) -> bool:
-    return any(word in _MARGIN_FLAGS for word in argv)
-
-
 def _start_anyway(ctx: Context) -> None:
     """A server that dies again and again still serves in between; stopped it never would."""
-    try:
+    with contextlib.suppress(TunerdError):
         if not ctx.services.state(ctx.unit).is_active:
             ctx.services.reset_failed(ctx.unit)
             ctx.services.start(ctx.unit)
-    except TunerdError:
-        return

@@ -110,10 +110,9 @@ class Watcher:
         return None if self._found is None else LlamaServer(self._found.address, self._ctx.clock)
 
     def _state(self) -> UnitState | None:
-        try:
+        with contextlib.suppress(TunerdError):
             return self._ctx.services.state(self._ctx.unit)
-        except TunerdError:
-            return None
+        return None
 
     def _is_expected(self, state: UnitState | None) -> bool:
         if state is None or state.is_enabled:
