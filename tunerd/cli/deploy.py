@@ -473,7 +473,7 @@ def render_probations(payload: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         (row["generation"], row["state"],
          format_duration(row["left_s"]) if row["state"] == "running" else "",
-         figure(row["tok_s"]) or "", figure(row["basis"]["slowest_tok_s"]) or "", row["reason"])
+         figure(row["tok_s"]) or "", figure(row["basis"].get("slowest_tok_s")) or "", row["reason"])
         for row in payload["probations"]
     ]  # fmt: skip
     if rows:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, ClassVar
 
 from tunerd.app import Context
 from tunerd.engine.serving import standing_text
 from tunerd.errors import DeployError, HostError, TunerdError
 from tunerd.machine.files import is_locked
 from tunerd.production.unattended import demand_root_for
+from tunerd.records import plain
 from tunerd.result import Message, note, warning
 from tunerd.words import format_duration
 
@@ -20,6 +20,35 @@ from tunerd.words import format_duration
 RUNNING, PAUSED = "running", "paused"
 _BY_ITSELF = "goes back by itself if it dies, stops answering, leaks, runs short of VRAM or decodes slower than measured"
 _UNMEASURED = "; where nothing was measured of it, its speed is not judged"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbationRecord:
+    """A probation as it stands on disk, at first before its first look.
+
+    `restarts` is how often the server was started again until it began.
+    """
+
+    __pydantic_config__: ClassVar = {"allow_inf_nan": False}
+
+    generation: int
+    sweep: int | None
+    state: str
+    reason: str
+    began_s: float
+    looked_s: float
+    left_s: float
+    restarts: int
+    boot_id: str | None
+    basis: dict[str, Any] = field(default_factory=lambda: {"slowest_tok_s": None})
+    looks: int = 0
+    tok_s: float | None = None
+    last: dict[str, Any] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has no end, so that somebody must go on with it."""
+        return self.state in {RUNNING, PAUSED}
 
 
 def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> tuple[Message, ...]:
@@ -44,13 +73,13 @@ def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> 
             return (note("no-probation", "no probation: what served before is the same"),)
         # Whoever watches says of which boot it is: in a container systemd 252 shows what it confines
         # the host's.
-        record = new_record(
-            generation, sweep, now_s=ctx.clock.now_s(), left_s=settings.duration_s,
-            restarts=ctx.services.state(ctx.unit).n_restarts or 0, boot_id=None,
-        )  # fmt: skip
-        path = record_path(ctx, generation)
-        ctx.files.make_folder(path.parent)
-        ctx.files.write_json(path, record)
+        now_s, restarts = ctx.clock.now_s(), ctx.services.state(ctx.unit).n_restarts or 0
+        _write(
+            ctx,
+            ProbationRecord(
+                generation, sweep, RUNNING, "", now_s, now_s, settings.duration_s, restarts, None
+            ),
+        )
         why_root = _why_root_must(ctx, before)
     except TunerdError as error:  # the swap is done, and this is only about what follows it
         text = f"the probation could not be started: {error.message}"
@@ -77,65 +106,26 @@ def _why_root_must(ctx: Context, backup: bytes | None) -> str | None:
     return None
 
 
-def new_record(
-    generation: int,
-    sweep: int | None,
-    *,
-    now_s: float,
-    left_s: float,
-    restarts: int,
-    boot_id: str | None,
-) -> dict[str, Any]:
-    """A probation before its first look; `restarts` is how often it was started again until then."""
-    return {
-        "generation": generation,
-        "sweep": sweep,
-        "state": RUNNING,
-        "reason": "",
-        "began_s": now_s,
-        "looked_s": now_s,
-        "left_s": left_s,
-        "restarts": restarts,
-        "boot_id": boot_id,
-        "basis": {"slowest_tok_s": None},
-        "looks": 0,
-        "tok_s": None,
-        "last": None,
-    }
-
-
-def is_open(record: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    """Whether it was begun and has no end, so that somebody must go on with it."""
-    return isinstance(record, Mapping) and record.get("state") in {RUNNING, PAUSED}
-
-
-def went_down(record: Mapping[str, Any] | None, boot_id: str | None) -> bool:
-    """Whether the machine did, without an order to, while it was watched."""
-    if not is_open(record) or record["state"] != RUNNING or boot_id is None:
-        return False
-    return record.get("boot_id") not in {None, boot_id}
-
-
 def record_path(ctx: Context, generation: int) -> Path:
     """Where the record of a probation is."""
     return ctx.paths.state_dir / "probation" / f"{generation}.json"
 
 
-def read_probation(ctx: Context, generation: int) -> dict[str, Any] | None:
+def read_probation(ctx: Context, generation: int) -> ProbationRecord | None:
     """A record; None where there is none, or it cannot be read."""
-    try:
-        record = ctx.files.read_json(record_path(ctx, generation))
-    except HostError:
-        return None
-    return record if isinstance(record, dict) else None
+    return ctx.files.recall(ProbationRecord, record_path(ctx, generation))
 
 
-def keep_probation(ctx: Context, record: Mapping[str, Any]) -> None:
+def keep_probation(ctx: Context, record: ProbationRecord) -> None:
     """Write a record; where that fails, as on a full disk, what watches goes on."""
-    path = record_path(ctx, record["generation"])
     with contextlib.suppress(HostError):
-        ctx.files.make_folder(path.parent)
-        ctx.files.write_json(path, record)
+        _write(ctx, record)
+
+
+def _write(ctx: Context, record: ProbationRecord) -> None:
+    path = record_path(ctx, record.generation)
+    ctx.files.make_folder(path.parent)
+    ctx.files.write_json(path, plain(record))
 
 
 def forget_probation(ctx: Context, generation: int) -> None:
@@ -144,8 +134,9 @@ def forget_probation(ctx: Context, generation: int) -> None:
     Raises:
         HostError: it could not be removed.
     """
-    if read_probation(ctx, generation) is not None:
-        ctx.files.remove(record_path(ctx, generation))
+    path = record_path(ctx, generation)
+    if path.exists():
+        ctx.files.remove(path)
 
 
 def daemon_lock(ctx: Context) -> Path:

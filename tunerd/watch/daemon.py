@@ -317,15 +317,15 @@ class Swaps(Teller):
         """What the probation of what it replaced found; empty where that cannot be read."""
         taken = self._ctx.generations.serving(made.unit, before=made.number)
         record = None if taken is None else read_probation(self._ctx, taken.generation.number)
-        return f": {record['reason']}" if record is not None and record.get("reason") else ""
+        return f": {record.reason}" if record is not None and record.reason else ""
 
     def _stays_worse(self) -> tuple[int, str] | None:
         """What serves although its probation found it worse, and why it was not taken back."""
         serving = self._ctx.deployed()
         record = None if serving is None else read_probation(self._ctx, serving.number)
-        if serving is None or record is None or record.get("state") != "worse":
+        if serving is None or record is None or record.state != "worse":
             return None
-        return serving.number, str(record["reason"])
+        return serving.number, record.reason
 
 
 def _runs(entry: HistoryEntry) -> bool:

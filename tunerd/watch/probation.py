@@ -6,7 +6,6 @@ outlives a daemon.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,13 +30,11 @@ from tunerd.production.own import OwnUnit, probation_unit, start_own_unit
 from tunerd.production.probation import (
     PAUSED,
     RUNNING,
+    ProbationRecord,
     daemon_lock,
-    is_open,
     keep_probation,
-    new_record,
     read_probation,
     record_path,
-    went_down,
 )
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, note, warning
@@ -63,7 +60,7 @@ class _Watch:
     """The probation of one generation, as it stands."""
 
     entry: HistoryEntry
-    record: dict[str, Any]
+    record: ProbationRecord
     drift: Drift
     left_s: float
     restarts: int
@@ -147,7 +144,7 @@ class Probation:
     def pause(self) -> None:
         """Somebody ends who looks, as a reboot does: that is no failure of what is watched."""
         if self._watch is not None and not self._watch.is_being_taken:
-            self._write(self._watch, PAUSED, self._watch.record["reason"])
+            self._write(self._watch, PAUSED, self._watch.record.reason)
 
     def begin_taking_back(self, reason: str) -> bool:
         """Have it taken back by a unit of its own; whether that began."""
@@ -158,7 +155,7 @@ class Probation:
         # A power cut now must not end the watch.
         self._write(watch, RUNNING, reason)
         words = ["probation", "take-back", str(number), "--reason", reason]
-        words += [] if watch.record["sweep"] is None else ["--sweep", str(watch.record["sweep"])]
+        words += [] if watch.record.sweep is None else ["--sweep", str(watch.record.sweep)]
         unit = OwnUnit(
             probation_unit(number), f"takes generation {number} back", words, is_told=True
         )
@@ -177,13 +174,13 @@ class Probation:
         if ctx.services.state(probation_unit(number)).active_state in UP:
             return False
         record = read_probation(ctx, number)
-        if record is not None and not is_open(record):
+        if record is not None and not record.is_open:
             self._watch = None
             return False
         watch.is_being_taken, watch.tries = False, watch.tries + 1
         if watch.tries < _MOST_TRIES or self._why_over(watch) is not None:
             return True
-        self._end("worse", f"{watch.record['reason']}; it could not be taken back")
+        self._end("worse", f"{watch.record.reason}; it could not be taken back")
         return False
 
     def _watched(self, reading: Reading) -> _Watch | None:
@@ -194,7 +191,7 @@ class Probation:
             return self._watch
         number = entry.generation.number
         record = read_probation(ctx, number)
-        if not is_open(record):
+        if record is None or not record.is_open:
             return None
         if ctx.services.state(probation_unit(number)).active_state in UP:
             return None  # what another daemon began takes it back
@@ -205,23 +202,17 @@ class Probation:
         log.info("probation.watches", generation=number, left_s=round(watch.left_s))
         return watch
 
-    def _begun(self, entry: HistoryEntry, earlier: Mapping[str, Any], reading: Reading) -> _Watch:
-        ctx = self._ctx
-        # An earlier version kept less.
-        restarts = int(earlier.get("restarts", reading.engine.n_restarts or 0))
-        left_s = float(earlier.get("left_s", ctx.settings.probation.duration_s))
-        basis = read_or_none(Basis, earlier.get("basis")) or Basis()
-        decided = WENT_DOWN if went_down(earlier, boot_id()) else earlier.get("reason") or None
-        record = new_record(
-            entry.generation.number, earlier.get("sweep"), now_s=ctx.clock.now_s(), left_s=left_s,
-            restarts=restarts, boot_id=boot_id(),
+    def _begun(self, entry: HistoryEntry, earlier: ProbationRecord, reading: Reading) -> _Watch:
+        ctx, now_s, boot = self._ctx, self._ctx.clock.now_s(), boot_id()
+        basis = self._basis_of(entry.generation) or read_or_none(Basis, earlier.basis) or Basis()
+        is_other_boot = boot is not None and earlier.boot_id not in {None, boot}
+        went_down = is_other_boot and earlier.state == RUNNING  # without an order to
+        record = replace(earlier, reason="", began_s=now_s, looked_s=now_s, boot_id=boot)
+        return _Watch(
+            entry, record, Drift(server_log(ctx)), record.left_s, record.restarts, basis,
+            reading.engine.life, ctx.clock.monotonic_s(),
+            decided=WENT_DOWN if went_down else earlier.reason or None,
         )  # fmt: skip
-        watch = _Watch(
-            entry, record, Drift(server_log(ctx)), left_s, restarts, basis, reading.engine.life,
-            ctx.clock.monotonic_s(), decided=decided,
-        )  # fmt: skip
-        watch.basis = self._basis_of(watch.generation) or basis
-        return watch
 
     def _why_over(self, watch: _Watch) -> str | None:
         if not self._ctx.settings.probation.enabled:
@@ -308,16 +299,17 @@ class Probation:
 
     def _write(self, watch: _Watch, state: str, reason: str) -> None:
         ctx = self._ctx
-        watch.record |= {
-            "state": state,
-            "reason": reason,
-            "looked_s": ctx.clock.now_s(),
-            "left_s": max(0.0, watch.left_s),
-            "basis": plain(watch.basis),
-            "looks": len(watch.looks),
-            "tok_s": watch.drift.tok_s,
-            "last": plain(watch.looks[-1]) if watch.looks else None,
-        }
+        watch.record = replace(
+            watch.record,
+            state=state,
+            reason=reason,
+            looked_s=ctx.clock.now_s(),
+            left_s=max(0.0, watch.left_s),
+            basis=plain(watch.basis),
+            looks=len(watch.looks),
+            tok_s=watch.drift.tok_s,
+            last=plain(watch.looks[-1]) if watch.looks else None,
+        )
         keep_probation(ctx, watch.record)
 
 
@@ -344,8 +336,9 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
             state="nothing was touched",
             hint="`tunerd history` lists what there is",
         )
-    record = read_probation(ctx, number) or new_record(
-        number, sweep, now_s=ctx.clock.now_s(), left_s=0.0, restarts=0, boot_id=boot_id()
+    now_s = ctx.clock.now_s()
+    record = read_probation(ctx, number) or ProbationRecord(
+        number, sweep, RUNNING, "", now_s, now_s, left_s=0.0, restarts=0, boot_id=boot_id()
     )
     entry = ctx.generations.serving(ctx.unit)
     if entry is None or entry.generation.number != number:
@@ -356,7 +349,7 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
         if _why_over(ctx, entry) is not None:
             raise _Overtaken
 
-    keep_probation(ctx, {**record, "state": RUNNING, "reason": reason})
+    keep_probation(ctx, replace(record, state=RUNNING, reason=reason))
     state, told, exit_code = "taken back", reason, 3
     try:
         rollback(ctx, to=_back(ctx, entry), drain=True, confirm=demand_still, reason="guard")
@@ -369,18 +362,18 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
     except (DeployError, UsageError) as error:
         state, exit_code = "worse", 1
         told = f"{reason}; it could not be taken back: {error.message}"
-    sweep = record.get("sweep") if sweep is None else sweep
+    sweep = record.sweep if sweep is None else sweep
     if sweep is not None:
         _remember(ctx, entry.generation, sweep, reason)
     return _closed(ctx, record, state, told, exit_code)
 
 
 def _closed(
-    ctx: Context, record: Mapping[str, Any], state: str, reason: str, exit_code: int
+    ctx: Context, record: ProbationRecord, state: str, reason: str, exit_code: int
 ) -> ActionResult:
-    ended = {**record, "state": state, "reason": reason, "left_s": 0.0}
+    ended = replace(record, state=state, reason=reason, left_s=0.0)
     keep_probation(ctx, ended)
-    return ActionResult("probation take-back", ended, (), exit_code, has_acted=True)
+    return ActionResult("probation take-back", plain(ended), (), exit_code, has_acted=True)
 
 
 def _back(ctx: Context, entry: HistoryEntry) -> str | None:
@@ -436,36 +429,22 @@ def show_probation(ctx: Context) -> ActionResult:
         path = record_path(ctx, number)
         if not path.exists():
             continue
-        data = read_probation(ctx, number)
-        if data is None or not _is_whole(data):
+        record = read_probation(ctx, number)
+        if record is None:
             text = f"the record of the probation of generation {number} is damaged, or of another version: `{path}`"
             messages.append(warning("damaged", text, "the others are shown"))
             continue
-        is_cut = data["state"] == RUNNING and not _is_watched(ctx, data)
-        rows.append({**data, "state": "cut" if is_cut else data["state"]})
+        is_cut = record.state == RUNNING and not _is_watched(ctx, record)
+        rows.append(plain(replace(record, state="cut") if is_cut else record))
     if not rows and not messages:
         messages.append(note("no-probation", "nothing was watched yet"))
     return ActionResult("probation show", {"probations": rows}, tuple(messages))
 
 
-def _is_whole(record: Mapping[str, Any]) -> bool:
-    """Whether it has what is shown of it."""
-    basis, kinds = record.get("basis"), {"generation": int, "state": str, "reason": str}
-    left_s = record.get("left_s")
-    return (
-        all(isinstance(record.get(key), kind) for key, kind in kinds.items())
-        and isinstance(left_s, int | float)
-        and math.isfinite(left_s)
-        and "tok_s" in record
-        and isinstance(basis, Mapping)
-        and "slowest_tok_s" in basis
-    )
-
-
-def _is_watched(ctx: Context, record: Mapping[str, Any]) -> bool:
+def _is_watched(ctx: Context, record: ProbationRecord) -> bool:
     """Whether a daemon looks at what serves, or did just now: it may be on its way back."""
     serving = ctx.deployed()
-    if serving is None or serving.number != record["generation"]:
+    if serving is None or serving.number != record.generation:
         return False
-    age_s = ctx.clock.now_s() - record["looked_s"]
+    age_s = ctx.clock.now_s() - record.looked_s
     return is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s

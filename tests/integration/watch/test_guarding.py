@@ -21,7 +21,8 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import lock
 from tunerd.machine.net import free_port
 from tunerd.measure.answer import Counters
-from tunerd.production.probation import new_record
+from tunerd.production.probation import ProbationRecord
+from tunerd.records import plain
 from tunerd.sweep.schedule import read_memory
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Outcome
@@ -290,7 +291,7 @@ def watched(world: World, **changed: Any) -> Path:
     world.ctx.paths.unit_dir.mkdir(parents=True, exist_ok=True)
     (world.ctx.paths.unit_dir / UNIT).write_bytes(text)
     world.generation(3, unit_sha256=sha256(text))
-    record = new_record(3, 7, now_s=0.0, left_s=900.0, restarts=0, boot_id=None) | changed
+    record = plain(ProbationRecord(3, 7, "running", "", 0.0, 0.0, 900.0, 0, None)) | changed
     path = world.ctx.paths.state_dir / "probation" / "3.json"
     path.parent.mkdir()
     path.write_text(json.dumps(record))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.fault.fuse import Fuse, Kind, Life
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, World
 from tunerd.errors import RolledBack
+from tunerd.production.probation import ProbationRecord, keep_probation
 from tunerd.production.rollback import rollback
 from tunerd.watch.daemon import Swaps
 from tunerd.watch.figures import Event
@@ -53,9 +52,11 @@ def test_a_probation_that_takes_back_is_told_with_what_it_found(world: World) ->
     with pytest.raises(RolledBack):  # which ends no probation
         deploy(world.context(), world, "bad", program=BROKEN)
     swaps, told = watching(world)
-    folder = world.paths.state_dir / "probation"
-    folder.mkdir()
-    (folder / "2.json").write_text(json.dumps({"reason": "20 tok/s in service, 40 were measured"}))
+    why = "20 tok/s in service, 40 were measured"
+    keep_probation(
+        world.context(),
+        ProbationRecord(2, None, "running", why, 0.0, 0.0, left_s=900.0, restarts=0, boot_id=None),
+    )
     rollback(world.context(), to=None, drain=False, confirm=lambda _: None, reason="guard")
     swaps.look()
     assert [(one.kind, one.level) for one in told] == [("taken-back", "warning")]

@@ -227,18 +227,6 @@ def test_who_watches_says_of_which_boot_it_is_before_its_first_look(world: World
     assert (record["state"], record["looks"], record["boot_id"]) == ("running", 0, boot_id())
 
 
-def test_a_record_of_an_earlier_version_is_gone_on_with(world: World) -> None:
-    begin_probation(shipped(world), 2)
-    path = world.paths.state_dir / "probation" / "2.json"
-    record = json.loads(path.read_text())
-    for key in ("restarts", "left_s", "boot_id"):
-        del record[key]
-    path.write_text(json.dumps(record))
-    daemon = Daemon(world)
-    assert daemon.look() is None
-    assert (daemon.watch.is_watching(), daemon.record()["left_s"]) == (True, 3600.0)
-
-
 @pytest.mark.parametrize(
     "text", ["{}", "[1]", "{bad", '{"generation": 1, "state": "passed", "reason": "x"}']
 )
