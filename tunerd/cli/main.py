@@ -156,10 +156,19 @@ def cli(ctx: click.Context, system: bool, user: bool, local: bool) -> None:
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    _collect_seldom()
-    _compute_on_one_thread()
-    _open_what_is_closed()
-    _write_utf_8()
+    # Walking through pydantic's and click's objects while they are imported, and again at the end,
+    # takes a fifth of the CPU time of `tunerd status` (docs/benchmarks.md).
+    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, 10, 10)
+    atexit.register(gc.freeze)
+    # numpy's threads wait in circles: the matrices of a night are small. With two threads on a busy
+    # machine of two processors it took 2.5 times the CPU time, and 2.3 times as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Streams that the caller closed take everything and keep nothing.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # In every locale, as Python itself from 3.15 on: charts, JSON and names have more than ASCII.
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         code = _main()
         sys.stdout.flush()
@@ -171,26 +180,6 @@ def main() -> None:
     sys.exit(code)
 
 
-def _compute_on_one_thread() -> None:
-    """Keep numpy's threads from waiting in circles: the matrices of a night are small.
-
-    With two threads on a busy machine of two processors it took 2.5 times the CPU time, and 2.3 times as long.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-def _open_what_is_closed() -> None:
-    """Streams that the caller closed take everything and keep nothing."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-
-
-def _write_utf_8() -> None:
-    """In every locale, as Python itself from 3.15 on: charts, JSON and names have more than ASCII."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-
-
 def _unwritable(error: OSError, code: int) -> int:
     from tunerd.cli.output import print_unwritable, silence_stdout
 
@@ -198,16 +187,6 @@ def _unwritable(error: OSError, code: int) -> int:
     if error.errno != errno.EPIPE:
         print_unwritable(error, "the result cannot be shown")
     return code
-
-
-def _collect_seldom() -> None:
-    """Spend less on looking for garbage, of which a short program makes little.
-
-    Walking through pydantic's and click's objects while they are imported, and again at the end,
-    takes a fifth of the CPU time of `tunerd status` (docs/benchmarks.md).
-    """
-    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, 10, 10)
-    atexit.register(gc.freeze)
 
 
 def _main() -> int:

@@ -59,11 +59,6 @@ _EXIT_KINDS = {"1": "exited", "2": "killed", "3": "dumped"}
 _PER_SECOND = 1_000_000
 
 
-def parse_show(text: str) -> dict[str, str]:
-    """Properties by name."""
-    return dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
-
-
 def to_unit_state(unit: str, shown: Mapping[str, str], *, boot_s: float) -> UnitState:
     """The state that these properties describe.
 
@@ -289,7 +284,7 @@ class Systemd:
         """Raw properties; unknown ones are absent."""
         done = self._systemctl("show", f"--property={','.join(names)}", "--", unit)
         self._demand(done, f"the state of {unit} cannot be read")
-        return parse_show(done.stdout)
+        return dict(line.split("=", 1) for line in done.stdout.split("\n") if "=" in line)
 
     def log(
         self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
@@ -743,13 +738,9 @@ class Notifier:
             return None
         return int(self._watchdog_us) / 1_000_000 / 2
 
-    def ready(self, status: str | None = None) -> None:
-        """Starting is done."""
-        self._send("READY=1", *_status(status), wait_s=_WAIT_S)
-
-    def status(self, text: str) -> None:
-        """What this process is doing, for people."""
-        self._send(*_status(text))
+    def ready(self, status: str) -> None:
+        """Starting is done; what this process does from now on, for people, in one line."""
+        self._send("READY=1", f"STATUS={status}", wait_s=_WAIT_S)
 
     def alive(self) -> None:
         """Feed the watchdog."""
@@ -788,7 +779,3 @@ def _address(name: str) -> str | bytes | None:
     if name.startswith("@") and len(name) > 1:
         return b"\0" + os.fsencode(name[1:])
     return None
-
-
-def _status(text: str | None) -> tuple[str, ...]:
-    return () if text is None else ("STATUS=" + " ".join(text.split()),)

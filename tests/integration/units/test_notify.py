@@ -29,14 +29,12 @@ def test_every_state_arrives(listening: tuple[str, socket.socket]) -> None:
     name, receiver = listening
     notifier = Notifier({"NOTIFY_SOCKET": name})
 
-    notifier.ready("serving\ngeneration 3")
-    notifier.status("idle")
+    notifier.ready("serving generation 3")
     notifier.alive()
     notifier.stopping()
 
-    assert [receiver.recv(1000).decode() for _ in range(4)] == [
+    assert [receiver.recv(1000).decode() for _ in range(3)] == [
         "READY=1\nSTATUS=serving generation 3",
-        "STATUS=idle",
         "WATCHDOG=1",
         "STOPPING=1",
     ]
@@ -45,7 +43,7 @@ def test_every_state_arrives(listening: tuple[str, socket.socket]) -> None:
 def test_a_manager_that_is_none_gone_or_deaf_disturbs_nobody(tmp_path: Path) -> None:
     name = str(tmp_path / "notify")
     for environment in ({}, {"NOTIFY_SOCKET": "nonsense"}, {"NOTIFY_SOCKET": name}):
-        Notifier(environment).ready()
+        Notifier(environment).ready("watching")
 
 
 def test_readiness_is_not_lost_in_a_queue_that_is_full_for_a_moment(tmp_path: Path) -> None:
@@ -56,10 +54,10 @@ def test_readiness_is_not_lost_in_a_queue_that_is_full_for_a_moment(tmp_path: Pa
         notifier = Notifier({"NOTIFY_SOCKET": name})
         for _ in range(10_000):
             notifier.alive()
-        ready = threading.Thread(target=notifier.ready)
+        ready = threading.Thread(target=notifier.ready, args=["watching"])
         ready.start()
         heard = b""
-        while heard != b"READY=1":
+        while not heard.startswith(b"READY=1"):
             heard = receiver.recv(1000)
         ready.join()
 
