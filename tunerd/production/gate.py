@@ -341,7 +341,7 @@ def _of_invocation(ctx: Context, state: UnitState) -> tuple[str, ...]:
     return ctx.services.log(state.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
 
 
-def check_as_it_stands(ctx: Context, *, old_invocation: str | None) -> Serving | NotServing:
+def check_as_it_stands(ctx: Context, old_invocation: str | None) -> Serving | NotServing:
     """Whether the unit that stands on disk serves, judged by what its own text says.
 
     It gets the time of a way back: what a new server may take says nothing of one that served before.
@@ -460,10 +460,7 @@ def come_back(ctx: Context) -> Serving | NotServing:
 
 def start_as_it_stands(ctx: Context, *, has_served: bool = True) -> Serving | NotServing:
     """Restart what stands on disk and watch it by its own text, as `start_again` does."""
-
-    def watch(old_invocation: str | None) -> Serving | NotServing:
-        return check_as_it_stands(ctx, old_invocation=old_invocation)
-
+    watch = partial(check_as_it_stands, ctx)
     return start_again(ctx, watch, partial(_address, ctx), has_served=has_served)
 
 
@@ -473,8 +470,7 @@ def _address(ctx: Context) -> Address | None:
 
 def _is_started_again(state: UnitState, n_before: int) -> bool:
     """Whether its manager starts it again, or has done so since there were so many restarts."""
-    runs = state.active_state in {"active", "activating"}
-    return state.is_waiting or (runs and (state.n_restarts or 0) > n_before)
+    return state.is_waiting or (state.runs and (state.n_restarts or 0) > n_before)
 
 
 def _wait_for_restart(ctx: Context, end_s: float) -> bool:

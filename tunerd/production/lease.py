@@ -537,11 +537,10 @@ def _prepare(
 ) -> tuple[LeaseSpec, UnitState]:
     before = ctx.services.state(ctx.unit)
     demand_return_at_boot(ctx, before)
-    runs = before.is_active or before.active_state == "activating"
     spec = LeaseSpec(
         id=secrets.token_hex(6),
         production=ctx.unit,
-        restores=before.exists and (runs or start_after),
+        restores=before.exists and (before.runs or start_after),
         limit_s=budget_s,
         why=purpose,
         bound_to=ctx.own_unit,
@@ -595,7 +594,7 @@ def _take(ctx: Context, spec: LeaseSpec, before: UnitState) -> Lease:
 def _is_begun(ctx: Context, now: UnitState, before: UnitState) -> bool:
     """Whether somebody has production started: it is up again, on its way, or about to be."""
     is_another = now.invocation_id != before.invocation_id
-    if is_another and (now.is_active or now.active_state == "activating"):
+    if is_another and now.runs:
         return True
     return bool(ctx.services.properties(ctx.unit, "Job").get("Job"))
 
@@ -719,12 +718,11 @@ def outlook(
     """
     state = ctx.services.state(ctx.unit)
     demand_return_at_boot(ctx, state)
-    runs = state.is_active or state.active_state == "activating"
     ahead = Outlook(
         unit=ctx.unit,
         is_there=state.exists,
-        runs=runs,
-        runs_afterwards=state.exists and (runs or start_after),
+        runs=state.runs,
+        runs_afterwards=state.exists and (state.runs or start_after),
         measuring_s=measuring_s,
         load_s=_last_load_s(ctx),
     )

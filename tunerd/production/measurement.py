@@ -58,7 +58,7 @@ def wait_for_dead_measurement(ctx: Context) -> None:
         return
     gone_s: float | None = None
     for left_s in polls(ctx.clock, _ENDING_S, every_s=_POLL_S):
-        if ctx.services.state(ctx.unit).active_state in {"active", "activating"}:
+        if ctx.services.state(ctx.unit).runs:
             return
         if ctx.services.state(record.unit).active_state in UP:
             gone_s = None
@@ -200,7 +200,7 @@ def owe(ctx: Context, record: LeaseRecord) -> bool:
         ServiceError: what was mended does not start.
     """
     state = ctx.services.state(record.production)
-    if not record.restores or record.ended_by or state.active_state in {"active", "activating"}:
+    if not record.restores or record.ended_by or state.runs:
         return False
     if not state.exists or state.load_state == "masked":
         write_measurement(ctx, replace(record, is_owed=True))

@@ -268,7 +268,7 @@ def _is_known_to_serve(ctx: Context) -> bool:
 def _set_aside(ctx: Context) -> Recovered:
     """A record that cannot be read says nothing; what stands served before, so it is to serve now."""
     state = ctx.services.state(ctx.unit)
-    if state.is_enabled and not state.is_active and state.active_state != "activating":
+    if state.is_enabled and not state.runs:
         ctx.services.reload()
         ctx.services.reset_failed(ctx.unit)
         ctx.services.start(ctx.unit)
@@ -305,7 +305,7 @@ def _judge(ctx: Context, record: SwapRecord) -> Recovered:
     """
     state = ctx.services.state(ctx.unit)
     was_started = state.invocation_id != record.old_invocation and not state.needs_reload
-    if was_started and (state.is_active or state.active_state == "activating"):
+    if was_started and state.runs:
         found = check_as_it_stands(ctx, old_invocation=record.old_invocation)
         if isinstance(found, Serving):
             _see_that_it_starts_at_boot(ctx, record)

@@ -206,7 +206,7 @@ def _record(
         backup=generation.replaced_backup,
         boot_id=boot_id() or "unknown",
         started_s=ctx.clock.now_s(),
-        was_active=before.is_active or before.active_state == "activating",
+        was_active=before.runs,
         was_healthy=was_healthy,
         was_enabled=before.is_enabled,
         old_invocation=before.invocation_id,
@@ -284,7 +284,7 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
     if record.was_enabled and state.is_enabled is False:  # a removal had disabled it
         ctx.services.enable(ctx.unit)
     if not record.was_active:
-        if state.is_active or state.active_state == "activating":
+        if state.runs:
             ctx.services.stop(ctx.unit)
         if has_supervisor:
             ctx.services.reset_failed(ctx.unit)

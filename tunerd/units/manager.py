@@ -53,6 +53,11 @@ class UnitState:
         return self.active_state == "active"
 
     @property
+    def runs(self) -> bool:
+        """Whether its main process runs, or it is being started."""
+        return self.active_state in {"active", "activating"}
+
+    @property
     def has_failed(self) -> bool:
         """Whether it is failed, or waits to be restarted after a failure."""
         return self.active_state == "failed" or self.is_waiting
