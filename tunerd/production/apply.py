@@ -74,8 +74,20 @@ def apply(
         messages=messages,
     ) as made:
         _keep_engine(ctx, made)
-        asked = _swap_request(ctx, request, made, drain=drain, reason=reason)
-        done = swap(ctx, replace(asked, wants_probation=probation, sweep=sweep))
+        text = made.unit_text.encode("utf-8", "surrogateescape")
+        asked = SwapRequest(
+            text=text,
+            old_sha256=made.live_sha256,
+            generation=_generation(ctx, request, made, reason=reason, text=text),
+            address=address_of_plan(ctx, made),
+            expected=expectation_of_plan(made),
+            drain=drain,
+            enable=True,
+            model_bytes=made.facts.file_bytes,
+            wants_probation=probation,
+            sweep=sweep,
+        )
+        done = swap(ctx, asked)
         remarks = remember_live_load(ctx)
     messages += [message for message in made.messages if message.level is Level.WARNING]
     messages += [*(note("swap", text) for text in done.notes), *remarks, *done.watched]
@@ -121,22 +133,6 @@ def _refused(made: Plan) -> DeployError:
         cause="\n".join(one.text for one in made.errors),
         state="nothing was touched",
         hint="; ".join(dict.fromkeys(one.hint for one in made.errors if one.hint)) or None,
-    )
-
-
-def _swap_request(
-    ctx: Context, request: PlanRequest, made: Plan, *, drain: bool, reason: str
-) -> SwapRequest:
-    text = made.unit_text.encode("utf-8", "surrogateescape")
-    return SwapRequest(
-        text=text,
-        old_sha256=made.live_sha256,
-        generation=_generation(ctx, request, made, reason=reason, text=text),
-        address=address_of_plan(ctx, made),
-        expected=expectation_of_plan(made),
-        drain=drain,
-        enable=True,
-        model_bytes=made.facts.file_bytes,
     )
 
 
