@@ -325,13 +325,6 @@ def confirm(question: str, *, yes: bool) -> None:
         raise Declined
 
 
-def ask_or_tell(question: str, *, yes: bool) -> None:
-    """As `confirm`; where the answer was given beforehand, what would have been asked is told."""
-    if yes:
-        print(harmless(question.removesuffix(" Go on?"), keep="\n"), file=sys.stderr)
-    confirm(question, yes=yes)
-
-
 def progress_sink(*, as_json: bool = False) -> ProgressSink:
     """Where progress goes: one changing line on a terminal, one line a step elsewhere."""
     if as_json:

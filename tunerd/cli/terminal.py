@@ -10,15 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunerd.cli.output import (
-    ask_or_tell,
-    confirm,
-    finish,
-    harmless,
-    print_message,
-    progress_sink,
-    show,
-)
+from tunerd.cli.output import confirm, finish, harmless, print_message, progress_sink, show
 from tunerd.errors import HostError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.http import HttpRequest, NoAnswerError, NoAnswerInTimeError
@@ -275,9 +267,11 @@ class Typed(Call):
         shown: Mapping[str, Any] | None = None,
     ) -> None:
         """Show what would be done and ask, unless the answer was given; then what is asked is told."""
-        if not self.yes:
+        if self.yes:
+            print(harmless(question.removesuffix(" Go on?"), keep="\n"), file=sys.stderr)
+        else:
             _preview(self.operation, shown, messages)
-        ask_or_tell(question, yes=self.yes)
+            confirm(question, yes=False)
 
 
 def _asked(

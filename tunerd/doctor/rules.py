@@ -17,7 +17,7 @@ from tunerd.doctor.facts import (
 )
 from tunerd.engine.flags import drafts_with_probability
 from tunerd.engine.help import Effect
-from tunerd.machine.facts import POWER_CAP, Gpu
+from tunerd.machine.facts import Gpu
 from tunerd.measure.trust import MTP, stages_of
 from tunerd.model.gguf import TYPES_BY_NAME
 from tunerd.model.memory import Device, PartKind
@@ -138,12 +138,11 @@ def _mig(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
 )
 @_of_each_card
 def _throttled(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
-    known = need(gpu.throttle_reasons, f"what holds the clocks of GPU {gpu.index} down")
-    reasons = [reason for reason in known if reason != POWER_CAP]
-    if reasons:
+    need(gpu.throttle_reasons, f"what holds the clocks of GPU {gpu.index} down")
+    if gpu.held_back_by:
         heat = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
         yield _warns(
-            f"GPU {gpu.index}: its clocks are held down by {', '.join(reasons)}{heat}",
+            f"GPU {gpu.index}: its clocks are held down by {', '.join(gpu.held_back_by)}{heat}",
             "look at fans, dust and the air in the case, and at the cables of its power; "
             f"less power is less heat: nvidia-smi -i {gpu.index} -pl WATTS",
         )

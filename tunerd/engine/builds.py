@@ -62,13 +62,7 @@ from tunerd.machine.files import lock, real_path, sync_folder
 from tunerd.machine.net import free_port
 from tunerd.machine.process import SERVICE_ACCOUNT, account, account_homes, probe_account
 from tunerd.model.facts import ModelFacts
-from tunerd.model.files import (
-    FoundModel,
-    ModelFiles,
-    cached_models,
-    find_models,
-    hub_cache,
-)
+from tunerd.model.files import FoundModel, ModelFiles, cached_models, find_models, hub_cache
 from tunerd.profile.files import load_profile, load_sources
 from tunerd.profile.layers import Resolved, layers_of, set_layer
 from tunerd.profile.schema import SPEC_WORDS
@@ -265,7 +259,8 @@ def engines(ctx: Context, *, prove: bool = False) -> ActionResult:
     if prove:
         found = tuple(prove_engine(ctx, engine) for engine in found)
     messages: list[Message] = []
-    if any(_untried(engine) for engine in found):
+    known = [engine for engine in found if engine.capabilities is not None]
+    if any(engine.proof("mtp").effect is Effect.UNTRIED for engine in known):
         messages.append(
             note(
                 "untried",
@@ -326,10 +321,6 @@ def _lacks(capabilities: Capabilities) -> tuple[str, ...]:
         f"speculation.type={kind}" for kind in SPEC_WORDS if capabilities.spec_word(kind) is None
     ]
     return tuple(missing)
-
-
-def _untried(engine: Engine) -> bool:
-    return engine.capabilities is not None and engine.proof("mtp").effect is Effect.UNTRIED
 
 
 def _per_request(engine: Engine) -> str:

@@ -11,13 +11,7 @@ from typing import TypeVar
 import psutil
 
 from tunerd.machine.facts import Cpu, CpuFrequency, GpuReader, Host, HostMemory
-from tunerd.machine.proc import (
-    is_in_container,
-    kib_field,
-    read_fields,
-    read_line,
-    read_text,
-)
+from tunerd.machine.proc import is_in_container, kib_field, read_fields, read_line, read_text
 from tunerd.words import MiB, have_mib, need_mib
 
 _CPU_FOLDER = "sys/devices/system/cpu"
@@ -247,7 +241,7 @@ def read_memory(root: Path = Path("/")) -> HostMemory:
         if swap_total_bytes is None or swap_free_bytes is None
         else swap_total_bytes - swap_free_bytes
     )
-    memlock = _memlock_limit(root / "proc/self/limits")
+    memlock = memlock_limit_of("self", root=root)
     return HostMemory(
         total_mib=_have(total_bytes),
         available_mib=_have(available_bytes),
@@ -277,13 +271,20 @@ def process_cpu_s(pid: int) -> float | None:
     return None if times is None else float(times.user + times.system)
 
 
-def memlock_limit_of(pid: int, *, root: Path = Path("/")) -> MemlockLimit | None:
+def memlock_limit_of(pid: int | str, *, root: Path = Path("/")) -> MemlockLimit | None:
     """The limit that a running process really has, whatever its unit says; None if unreadable.
 
     A user manager clamps what a unit asks for to its own limit and still shows the unit's wish,
     so this is the only way to know.
     """
-    return _memlock_limit(root / "proc" / str(pid) / "limits")
+    for line in (read_text(root / "proc" / str(pid) / "limits") or "").splitlines():
+        if line.startswith(_MEMLOCK_LABEL):
+            soft = line.removeprefix(_MEMLOCK_LABEL).split()[:1]
+            if soft == ["unlimited"]:
+                return MemlockLimit(mib=None, is_unlimited=True)
+            if soft and soft[0].isdecimal():
+                return MemlockLimit(mib=have_mib(int(soft[0])), is_unlimited=False)
+    return None
 
 
 def memory_of(pid: int, *, root: Path = Path("/")) -> ProcessMemory | None:
@@ -320,17 +321,6 @@ def _ask(call: Callable[[], _T]) -> _T | None:
         return call()
     except (psutil.AccessDenied, psutil.ZombieProcess):
         return None
-
-
-def _memlock_limit(path: Path) -> MemlockLimit | None:
-    for line in (read_text(path) or "").splitlines():
-        if line.startswith(_MEMLOCK_LABEL):
-            soft = line.removeprefix(_MEMLOCK_LABEL).split()[:1]
-            if soft == ["unlimited"]:
-                return MemlockLimit(mib=None, is_unlimited=True)
-            if soft and soft[0].isdecimal():
-                return MemlockLimit(mib=have_mib(int(soft[0])), is_unlimited=False)
-    return None
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from tunerd.engine.health import HttpState
-from tunerd.machine.facts import POWER_CAP, Gpu, HostMemory
+from tunerd.machine.facts import Gpu, HostMemory
 from tunerd.measure.answer import Counters, step_of
 from tunerd.words import ratio
 
@@ -38,9 +38,7 @@ class GpuNow(Gpu):
     @property
     def is_throttled(self) -> bool | None:
         """Whether something other than the owner's power limit holds its clocks down."""
-        if self.throttle_reasons is None:
-            return None
-        return any(reason != POWER_CAP for reason in self.throttle_reasons)
+        return None if self.throttle_reasons is None else bool(self.held_back_by)
 
 
 @dataclass(frozen=True, slots=True)

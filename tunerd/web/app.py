@@ -40,7 +40,6 @@ from tunerd.web.routes import (
     READS,
     RUN,
     Answer,
-    answer_of,
     bad_request,
     describe_api,
     is_slow,
@@ -342,7 +341,7 @@ def _silent(path: Path, why: str) -> HostError:
 
 def _asked(path: Path, question: Mapping[str, Any]) -> Answer:
     try:
-        return answer_of(ask(path, json.dumps(question).encode()))
+        return Answer(*json.loads(ask(path, json.dumps(question).encode())))
     except HostError as problem:
         return Answer.failed(problem)
 

@@ -10,15 +10,7 @@ from typing import Any, Self
 
 from tunerd import __version__
 from tunerd.errors import TunerdError, UsageError
-from tunerd.operations import (
-    MAY,
-    MOST_NUMBER,
-    Lane,
-    command_of,
-    has_question,
-    schema_of,
-    takes,
-)
+from tunerd.operations import MAY, MOST_NUMBER, Lane, command_of, has_question, schema_of, takes
 from tunerd.result import ActionResult, error_json
 
 # GET. Parts of a path are arguments of the command, the query has the rest.
@@ -284,11 +276,6 @@ class Answer:
     def to_line(self) -> bytes:
         """As it goes from the daemon to the web part."""
         return json.dumps([self.envelope, self.exit_code, self.status]).encode()
-
-
-def answer_of(line: bytes) -> Answer:
-    """The answer that `to_line` wrote."""
-    return Answer(*json.loads(line))
 
 
 def bad_request(message: str, cause: str | None = None) -> Answer:
