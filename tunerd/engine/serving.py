@@ -15,12 +15,7 @@ from tunerd.machine.net import listening_ports
 from tunerd.units.generations import Generation
 from tunerd.units.live import LiveUnit, Serving, read_live, with_drop_ins
 from tunerd.units.manager import UnitState
-from tunerd.units.text import (
-    UnitFile,
-    environment_files_of,
-    environment_of,
-    parse_environment_file,
-)
+from tunerd.units.text import UnitFile, environment_files_of, environment_of, parse_environment_file
 from tunerd.words import Mode, sha256
 
 

@@ -149,16 +149,13 @@ class ByteSource(Protocol):
     @property
     def name(self) -> str:
         """What it is called in errors."""
-        ...
 
     @property
     def size(self) -> int:
         """Bytes in all."""
-        ...
 
     def read_at(self, offset: int, count: int) -> bytes:
         """So many bytes from there, fewer at the end."""
-        ...
 
 
 class ValueType(IntEnum):

@@ -41,13 +41,7 @@ from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import real_path
 from tunerd.machine.host import process_facts, read_host
-from tunerd.machine.net import (
-    is_listened_on,
-    n_connections,
-    own_host,
-    who_listens,
-    why_no_listener,
-)
+from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
 from tunerd.machine.proc import process_name
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
 from tunerd.model.facts import ModelFacts

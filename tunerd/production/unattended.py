@@ -19,13 +19,7 @@ from tunerd.engine.serving import file_environment_of, specifiers_of, standing_t
 from tunerd.errors import ConfigError, DeployError
 from tunerd.machine.process import account
 from tunerd.units.live import with_drop_ins
-from tunerd.units.text import (
-    Directive,
-    UnitFile,
-    environment_of,
-    expand_specifiers,
-    parse_exec,
-)
+from tunerd.units.text import Directive, UnitFile, environment_of, expand_specifiers, parse_exec
 from tunerd.words import Mode
 
 if TYPE_CHECKING:

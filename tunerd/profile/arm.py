@@ -353,11 +353,9 @@ class Box(Protocol):
     @property
     def per_request(self) -> Collection[str]:
         """Engines that take n_max and p_min with a request."""
-        ...
 
     def restart(self, arm: Arm, /) -> Boot:
-        """Starts a fresh process with exactly this arm."""
-        ...
+        """Starts a fresh process with exactly this arm; what comes back may be another object that reads like a Boot."""
 
     def measure(self, request: Request, /, arm: Arm | None = None) -> Mapping[str, Any]:
         """Asks once and returns llama-server's `timings` keys and what else was seen.
@@ -371,15 +369,12 @@ class Box(Protocol):
             Refused: The override is beyond what the process was started with.
             ServerDied: The process is gone.
         """
-        ...
 
     def now(self) -> float:
         """Seconds on the box's own clock."""
-        ...
 
     def sleep(self, seconds: float, /) -> None:
         """Waits."""
-        ...
 
     def check(self) -> None:
         """Called before every restart and request.
@@ -387,7 +382,6 @@ class Box(Protocol):
         Raises:
             Preempted: The user wants the machine.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError
 
 from tunerd.profile.workload import Table, Text, WorkloadTable
 from tunerd.words import NAME_PATTERN, Problem, nearest_name, problem_of, shown, table_in

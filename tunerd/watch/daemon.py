@@ -432,15 +432,12 @@ class Part(Protocol):
 
     def start(self) -> None:
         """Begin; returns at once."""
-        ...
 
     def take_over(self, ctx: Context) -> None:
         """Go by other settings from now on."""
-        ...
 
     def stop(self) -> None:
         """End within some seconds."""
-        ...
 
 
 MakePart = Callable[[Context, Telemetry], Part]
