@@ -52,7 +52,7 @@ class RealBox(LeaseBox):
             texts=Texts(prompt_book(ctx), seed=1), per_request=(),
             on_arm=lambda _arm, _record: None,
             on_samples=lambda _arm, samples: self.samples.extend(samples),
-            patience_s=20.0, house=House(ctx), **told,
+            tell=ctx.say, patience_s=20.0, house=House(ctx), **told,
         )  # fmt: skip
         self._program, self._more, self._folder = program, more, folder
 
