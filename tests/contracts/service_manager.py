@@ -103,10 +103,11 @@ class ServiceManagerContract(Contract):
         return found
 
     def eventually_logs(self, line: str, invocation_id: str | None = None) -> tuple[str, ...]:
-        """Logs are collected beside the program that writes them, and may come late."""
+        """By this life of the unit, or another. Logs are collected beside the program that writes them, and may come late."""
+        life = invocation_id or self.units.state(UNIT).invocation_id
 
         def look() -> tuple[str, ...]:
-            lines = self.units.log(UNIT, invocation_id=invocation_id)
+            lines = self.units.log(UNIT, invocation_id=life)
             return lines if line in lines else ()
 
         return self.until(look, f"not printed: {line}")
