@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -60,12 +60,16 @@ class TimeUp(Exception):
     """What comes next would not end before the budget does."""
 
 
-class PathPoint(NamedTuple):
-    """What would have been recommended from here on: seconds and starts since the sweep began."""
+@dataclass(frozen=True, slots=True)
+class PathPoint:
+    """What would have been recommended from here on: seconds and starts since the sweep began; it unpacks to the three."""
 
     seconds: float
     restarts: int
     arm: Arm
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.seconds, self.restarts, self.arm))
 
 
 @dataclass(frozen=True, slots=True)
