@@ -407,17 +407,18 @@ class LlamaServerContract:
         help_status, help_text = run("--help")
         version_status, version_text = run("--version")
         unknown = run("-m", "/nonexistent.gguf", "--no-such-flag")
-        missing, missing_text = run("-m", "/nonexistent.gguf", *self.tested.extra)
+        # The log comes from a thread that the end of the process may cut, at any byte.
+        runs = (run("-m", "/nonexistent.gguf", *self.tested.extra) for _ in range(3))
+        missing = next((one for one in runs if "failed to load model" in one[1]), (None, "cut"))
 
         assert help_status == (1 if is_ik else 0)
         assert "--ctx-size" in help_text
         assert version_status == 0
         assert VERSION.search(version_text)
-        assert unknown[0] == missing == 1
+        assert unknown[0] == missing[0] == 1, missing[1]
         word = "unknown" if is_ik else "invalid"
         assert f"error: {word} argument: --no-such-flag" in unknown[1]
-        assert "/nonexistent.gguf" in missing_text
-        assert "failed to load model" in missing_text
+        assert "/nonexistent.gguf" in missing[1], missing[1]
 
     def test_a_port_that_another_program_holds_ends_it(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
