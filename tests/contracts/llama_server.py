@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.server_process import Server, serving, start
-from tunerd.machine.net import free_port
 
 VERSION = re.compile(
     r"^version: (\d+\.\d+\.\d+\S* \(build \d+, commit \S+\)|\d+ \(\S+\))$", re.MULTILINE

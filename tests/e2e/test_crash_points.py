@@ -13,7 +13,7 @@ from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.lossy import LAYOUTS, Layout, Story
 from tests.fault.scenarios import SCENARIOS, Scenario
 from tests.fault.world import in_memory
-from tunerd.machine.net import free_port
+from tests.support.ports import free_port
 
 MOST = 200
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

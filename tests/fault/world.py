@@ -24,11 +24,11 @@ from tests.support.fake_llama.connection import accept, listen, stop
 from tests.support.fake_llama.engine import Engine
 from tests.support.fake_llama.records import Log, Record
 from tests.support.fakes import FakeClock, FakeServiceManager, Invocation, Life
+from tests.support.ports import free_port
 from tunerd.app import Context
 from tunerd.engine.health import Expectation
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import Files, Look, sync_folder
-from tunerd.machine.net import free_port
 from tunerd.machine.proc import boot_id
 from tunerd.paths import Paths
 from tunerd.production.journal import SwapRecord

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 
 from tests.support.local_box import Box
+from tests.support.ports import free_port
 from tests.support.server_process import CLIENT
-from tunerd.machine.net import free_port
 from tunerd.paths import Paths, paths_for
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.tryout.local_state import PID_NAME

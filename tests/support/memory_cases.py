@@ -19,9 +19,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from tests.support.folders import ROOT
+from tests.support.ports import free_port
 from tests.support.shapes import PlainShape, write_hollow
 from tunerd.machine.files import Files
-from tunerd.machine.net import free_port
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import (
     IK,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import ssl
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any, Self
 import httpx
 
 from tests.support.folders import ROOT
-from tunerd.machine.net import free_port
+from tests.support.ports import free_port
 
 # `httpx.get` reads all certificates of this machine first: 16 ms of processor time for each request.
 CLIENT = httpx.Client(
@@ -52,6 +53,14 @@ class Server:
 
     def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_logged(self, pattern: str, timeout_s: float = 20.0) -> re.Match[str]:
+        """A thread of the server writes its log, on a busy machine after what it says was done."""
+        until_s = time.monotonic() + timeout_s
+        while (found := re.search(pattern, self.log_text())) is None:
+            assert time.monotonic() < until_s, f"no {pattern} in:\n{self.log_text()[-4000:]}"
+            time.sleep(0.02)
+        return found
 
     def wait_ready(self, timeout_s: float = 240.0) -> Self:
         """Return when `/health` is 200; ServerEndedError if the process ends first."""

@@ -18,10 +18,10 @@ from typing import Any
 
 from tests.support.local_box import Box
 from tests.support.needs import missing
+from tests.support.ports import free_port
 from tests.support.preloaded import tunerd
 from tests.support.supervised import processes_with
 from tests.support.sweep_box import SweepBox, swept, until
-from tunerd.machine.net import free_port
 from tunerd.production.status import history
 
 # What a box does with a command; `fault` holds one of the words before the colon.

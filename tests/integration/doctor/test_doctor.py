@@ -18,10 +18,10 @@ import pytest
 from tests.support import nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.local_box import Box, deployed
+from tests.support.ports import free_port
 from tunerd.doctor.doctor import read_port
 from tunerd.doctor.facts import ServerFacts
 from tunerd.doctor.rules import ALL_RULES
-from tunerd.machine.net import free_port
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.tryout.designed import SHAPES, design, write

@@ -12,10 +12,11 @@ import pytest
 
 from tests.support import needs
 from tests.support.build_box import build_box
+from tests.support.ports import free_port
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.net import can_bind, free_port
+from tunerd.machine.net import can_bind
 
 IK = "ik-2026-08"
 MAINLINE = "mainline-2026-08-18"

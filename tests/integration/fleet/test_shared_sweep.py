@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.postgres import Postgres, name_of
 from tests.support.sweep_box import SweepBox, swept
-from tunerd.machine.net import free_port
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.arm import OFF
 

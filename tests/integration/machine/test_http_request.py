@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from tests.support.ports import free_port
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import MAX_REPLY_BYTES, Address, LlamaServer
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.net import free_port
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"status":"ok"}'
 PATIENT_S = 20.0

@@ -15,11 +15,11 @@ from tests.support.bench_box import BenchBox, came_to
 from tests.support.bench_samples import REGION
 from tests.support.designed import encode, read_truth
 from tests.support.local_box import Box, deployed, settings
+from tests.support.ports import free_port
 from tests.support.server_process import serving
 from tunerd.cli.main import cli
 from tunerd.cli.measure import render_bench
 from tunerd.errors import UsageError
-from tunerd.machine.net import free_port
 from tunerd.measure.request import Suite
 from tunerd.measure.store import EvidenceStore
 from tunerd.tryout.designed import SHAPES, design, write

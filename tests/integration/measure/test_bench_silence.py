@@ -17,11 +17,11 @@ import pytest
 
 from tests.support.bench_box import BenchBox, answering
 from tests.support.fakes import FakeClock
+from tests.support.ports import free_port
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.host import process_cpu_s
-from tunerd.machine.net import free_port
 from tunerd.machine.proc import family_of
 from tunerd.machine.process import start
 from tunerd.measure.bench import Session

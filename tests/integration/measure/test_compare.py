@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.local_box import Box, deployed
+from tests.support.ports import free_port
 from tunerd.cli.measure import render_compare
 from tunerd.errors import ConfigError, TunerdError, UsageError
-from tunerd.machine.net import free_port
 from tunerd.measure.compare import CompareRequest, prepare
 from tunerd.measure.pairs import Limits
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.sweep_box import SweepBox, swept, until
-from tunerd.machine.net import free_port
 from tunerd.measure.store import open_to_read
 
 LIMIT_S = 240

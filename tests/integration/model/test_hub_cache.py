@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tunerd.model.files import cached_models, hub_cache
 from tunerd.tryout.designed import SHAPES, design, write
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LOADED = re.compile(r"from (\S+\.gguf) \(version")
+LOADED = r"from (\S+\.gguf) \(version"
 REPOSITORIES = {
     "maker/usual": ("x-Q8_0.gguf", "x-Q4_K_M.gguf", "x-UD-Q4_K_XL.gguf", "imatrix-x.gguf"),
     "maker/eight": ("x-Q8_0.gguf", "x-Q6_K.gguf", "mtp-x-Q4_K_M.gguf"),
@@ -65,6 +64,6 @@ def test_the_file_behind_a_repository_is_the_one_that_a_server_loads(
     options = ("-hf", *words, "--offline", "-lv", "4", "-t", "1", "-c", "512", "-np", "1")
     argv, environment = (str(needs.engine(build)), *options), {"HF_HOME": str(home)}
     with serving(argv, home / "log", environment=environment) as server:
-        loaded = {Path(path) for path in LOADED.findall(server.log_text())}
+        loaded = server.wait_logged(LOADED)
 
-    assert loaded == {found}
+    assert Path(loaded[1]) == found

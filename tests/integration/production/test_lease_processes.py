@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_box import Box, deployed
+from tests.support.ports import free_port
 from tests.support.supervised import is_alive, supervisor_pid
 from tunerd.app import Context, build_context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.health import Reason
 from tunerd.engine.server import LlamaServer
 from tunerd.errors import Preempted
-from tunerd.machine.net import free_port
 from tunerd.production.lease import Held, hold
 from tunerd.production.plan import Plan, make_plan
 from tunerd.production.recover import recover

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fault.world import a_record
 from tests.support.build_box import BuildBox, build_box
-from tunerd.machine.net import free_port
+from tests.support.ports import free_port
 from tunerd.model.memory import Device
 from tunerd.model.report import parse_report
 from tunerd.production.journal import SCHEMA

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.support.build_box import BuildBox, build_box
+from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tests.support.sweep_box import for_everybody
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
-from tunerd.machine.net import free_port
 from tunerd.production.gate import NotServing, port_will_be_free
 from tunerd.production.rollback import preview
 

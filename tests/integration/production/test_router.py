@@ -13,7 +13,7 @@ import pytest
 from tests.integration.conftest import started_by_hand
 from tests.support import needs
 from tests.support.local_box import Box
-from tunerd.machine.net import free_port
+from tests.support.ports import free_port
 from tunerd.production.status import status
 from tunerd.watch.history import Watcher
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.sweep_box import swept, until
-from tunerd.machine.net import free_port
 
 pytestmark = pytest.mark.timeout(900)
 

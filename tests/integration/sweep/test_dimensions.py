@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.sweep_box import PROFILE, SweepBox, swept
 from tunerd.errors import UsageError
-from tunerd.machine.net import free_port
 from tunerd.profile.files import TunedRecord, write_tuned
 from tunerd.sweep.plan import SweepRequest
 from tunerd.sweep.run import sweep_plan

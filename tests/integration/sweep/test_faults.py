@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.app import build_context
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.net import free_port
 from tunerd.production.measurement import read_measurement
 from tunerd.result import Progress
 from tunerd.sweep.plan import SweepRequest

@@ -14,9 +14,9 @@ import pytest
 
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
+from tests.support.ports import free_port
 from tests.support.sweep_box import SweepBox, swept
 from tunerd.fleet.study import class_of, drafts_of, meet
-from tunerd.machine.net import free_port
 from tunerd.profile.arm import DRAFT_MODEL, Space
 from tunerd.sweep.known import Study
 from tunerd.sweep.plan import SweepRequest, prepare

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from tests.support.made_sweep import put_proposal
+from tests.support.ports import free_port
 from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import DeployError, UsageError
-from tunerd.machine.net import free_port
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.files import read_tuned, remember_failure

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.sweep_box import SweepBox, swept, until
-from tunerd.machine.net import free_port
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]

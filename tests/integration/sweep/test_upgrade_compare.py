@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 
+from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept
-from tunerd.machine.net import free_port
 from tunerd.sweep.run import due_comparison
 
 SETTINGS = """

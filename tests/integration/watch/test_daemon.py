@@ -17,9 +17,9 @@ import pytest
 from tests.integration.conftest import started_by_hand
 from tests.support.fakes import FakeClock
 from tests.support.local_box import Box, deployed
+from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tunerd.engine.health import HttpState
-from tunerd.machine.net import free_port
 from tunerd.watch.figures import Reading
 from tunerd.watch.history import Watcher, history
 

@@ -11,9 +11,9 @@ import pytest
 from tests.support.build_box import build_box
 from tests.support.deployment import profile
 from tests.support.local_box import Box
+from tests.support.ports import free_port
 from tests.support.stand_in import RTX_4070_SUPER, install
 from tests.support.sweep_box import for_everybody
-from tunerd.machine.net import free_port
 from tunerd.measure.compare import plan_side, side_of
 from tunerd.sweep.plan import SweepRequest, prepare
 from tunerd.units.generations import Generation

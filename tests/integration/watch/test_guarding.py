@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tests.support.faked import SERVER, UNIT, FakedBox, set_to
+from tests.support.ports import free_port
 from tests.support.readings import a_reading, an_engine, served
 from tests.support.receiver import receiving
 from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import lock
-from tunerd.machine.net import free_port
 from tunerd.measure.answer import Counters
 from tunerd.production.probation import ProbationRecord
 from tunerd.records import plain

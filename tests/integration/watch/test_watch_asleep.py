@@ -16,9 +16,9 @@ from tests.support import needs
 from tests.support.faked import set_to
 from tests.support.fakes import FakeClock
 from tests.support.local_box import Box
+from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tunerd.app import Context
-from tunerd.machine.net import free_port
 from tunerd.production.gate import drain
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.tryout.designed import SHAPES, design, write

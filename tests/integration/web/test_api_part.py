@@ -20,10 +20,10 @@ import pytest
 from tests.support.api_box import STRANGER, needs_root
 from tests.support.faked import set_to
 from tests.support.local_box import Box
+from tests.support.ports import free_port
 from tunerd.cli.terminal import Remote
 from tunerd.errors import HostError
 from tunerd.jobs import list_jobs
-from tunerd.machine.net import free_port
 from tunerd.machine.peers import inherited_sockets, peer_of, unix_socket
 from tunerd.paths import parse_listen
 from tunerd.result import ignore_progress

@@ -10,8 +10,8 @@ from tests.support.api_box import ApiBox, serving
 from tests.support.browser import Chromium
 from tests.support.local_box import deployed
 from tests.support.made_sweep import put_sweep
+from tests.support.ports import free_port
 from tests.support.readings import a_reading, served, watched_hours
-from tunerd.machine.net import free_port
 
 pytestmark = pytest.mark.llama
 

@@ -9,8 +9,8 @@ import pytest
 from tests.support.api_box import ApiBox, serving
 from tests.support.browser import Chromium
 from tests.support.made_sweep import put_proposal
+from tests.support.ports import free_port
 from tests.support.sweep_box import SweepBox, swept
-from tunerd.machine.net import free_port
 
 pytestmark = pytest.mark.browser
 

@@ -15,8 +15,8 @@ from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.fuse import Burn, Fuse, Kind, Life, Step, ctrl_c, full_disk
 from tests.fault.scenarios import SCENARIOS, Scenario
 from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
+from tests.support.ports import free_port
 from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
-from tunerd.machine.net import free_port
 from tunerd.production.recover import recover
 from tunerd.units.generations import Outcome
 
