@@ -129,19 +129,7 @@ def learn_workload(
         source=f"log of {unit}, {ctx.now_text()}; lengths only, no text",
     )
     if learned is None:
-        raise ConfigError(
-            f"the log of {unit} shows {len(log.requests)} requests; {LEAST_REQUESTS} that are no "
-            "mere probes are needed",
-            cause="; ".join(
-                [
-                    *([f"{n_own} more were tunerd's own measurements"] if n_own else []),
-                    *(message.text for message in missing),
-                ]
-            )
-            or None,
-            state="nothing was written",
-            hint="let it serve for some days; or choose one of `tunerd workload list`",
-        )
+        raise _too_few(unit, len(log.requests), n_own, missing)
     path = _folder(ctx) / f"{name}.toml"
     seen = {
         **learned.to_json(),
@@ -160,6 +148,16 @@ def learn_workload(
         messages.append(note("own-requests", f"left out: {n_own} requests of tunerd's own"))
     messages += missing or _coverage(ctx, unit, whole, days)
     return ActionResult("workload learn", payload, tuple(messages))
+
+
+def _too_few(unit: str, n_requests: int, n_own: int, missing: Sequence[Message]) -> ConfigError:
+    own = [f"{n_own} more were tunerd's own measurements"] if n_own else []
+    return ConfigError(
+        f"the log of {unit} shows {n_requests} requests; {LEAST_REQUESTS} that are no mere probes are needed",
+        cause="; ".join([*own, *(message.text for message in missing)]) or None,
+        state="nothing was written",
+        hint="let it serve for some days; or choose one of `tunerd workload list`",
+    )
 
 
 def find_workload(ctx: Context, name: str) -> WorkloadFile:

@@ -19,7 +19,7 @@ from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.generations import Generation, HistoryEntry, changed_model_files
-from tunerd.units.manager import lacks_manager
+from tunerd.units.manager import LeaseRecord, UnitState, lacks_manager
 from tunerd.units.text import unified_diff
 from tunerd.words import Mode, sha256
 
@@ -177,8 +177,20 @@ def status(ctx: Context) -> ActionResult:
         "gpu_problem": gpus.problem,
         "drift": _rows(drifts),
     }
+    messages = _messages(ctx, state, measurement, gpus.problem, is_under_way=under_way)
+    return ActionResult("status", payload, tuple(messages))
+
+
+def _messages(
+    ctx: Context,
+    state: UnitState,
+    measurement: LeaseRecord | None,
+    gpu_problem: str | None,
+    *,
+    is_under_way: bool,
+) -> list[Message]:
     messages: list[Message] = []
-    if under_way:
+    if is_under_way:
         messages.append(warning("busy", "a change is under way right now"))
     elif found := interrupted(ctx):
         messages.append(found)
@@ -194,9 +206,9 @@ def status(ctx: Context) -> ActionResult:
     messages += filter(None, (unsupervised(ctx), _not_let_in(ctx)))
     if measurement is not None:
         messages.append(measuring(ctx, measurement))
-    if gpus.problem is not None:
-        messages.append(warning("gpu", gpus.problem, "`tunerd doctor`"))
-    return ActionResult("status", payload, tuple(messages))
+    if gpu_problem is not None:
+        messages.append(warning("gpu", gpu_problem, "`tunerd doctor`"))
+    return messages
 
 
 def _not_let_in(ctx: Context) -> Message | None:

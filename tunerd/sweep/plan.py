@@ -544,35 +544,12 @@ def prepare(
     if context is not None:
         workload, cut = fitted(workload, context, margin_tokens=FRAME_TOKENS)
     choice = _choice(ctx, request, plan_request, base_plan, workload, proves=proves)
-    settings, space = ctx.settings.sweep, choice.space
-    policy = Policy(
-        min_gain=settings.min_gain,
-        headroom_mib=settings.headroom_mib,
-        may_change_output=settings.may_change_output,
-        context_tokens=context,
-        seeds=_seeds(ctx, plan_request, space.base, base_plan),
-        max_arms=request.max_arms,
-        rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
-        at_least_tok_s=request.at_least_tok_s,
-        n_slots=slots(base_plan),
-    )
-    grid = build_grid(space.space, space.base.arm, policy)
-    others = _imported(ctx, base_plan, space.base.arm, grid)
-    policy = replace(policy, seeds=(*policy.seeds, *others))
-    load_s = ahead.load_s or _START_S + (base_plan.facts.file_bytes or 0) / _DISK_BYTES_S
-    deadline = deadline_of(
-        ctx, request.window, load_s=load_s, changes_program=len(_engines(space)) > 1
-    )
-    left_s = request.budget_s if deadline is None else deadline.measuring_s(ctx.clock.now_s())
-    if left_s < request.budget_s:
-        ahead = outlook(ctx, measuring_s=left_s, start_after=request.start_after)
-    programs = choice.seen.programs
-    ahead = beside_others(
-        ctx, ahead, [programs[name] for name in sorted(_engines(space)) if name in programs]
-    )
+    space = choice.space
+    policy = _policy(ctx, request, generation, plan_request, base_plan, choice, context)
+    ahead, deadline, load_s = _time_for(ctx, request, ahead, base_plan, choice)
     predicted = forecast(
         workload, ahead.measuring_s, load_s=load_s, rates=rates_seen(ctx, base_plan.resolved.name),
-        n_families=len(space.space.families), min_gain=settings.min_gain,
+        n_families=len(space.space.families), min_gain=ctx.settings.sweep.min_gain,
     )  # fmt: skip
     known, published_by = _published(ctx, base_plan, space, workload)
     messages = [
@@ -607,6 +584,45 @@ def prepare(
         power_limits_w=choice.power_limits_w,
         known=known,
     )
+
+
+def _policy(
+    ctx: Context,
+    request: SweepRequest,
+    generation: Generation,
+    plan_request: PlanRequest,
+    base_plan: Plan,
+    choice: _Choice,
+    context: int | None,
+) -> Policy:
+    settings, base = ctx.settings.sweep, choice.space.base
+    policy = Policy(
+        min_gain=settings.min_gain,
+        headroom_mib=settings.headroom_mib,
+        may_change_output=settings.may_change_output,
+        context_tokens=context,
+        seeds=_seeds(ctx, plan_request, base, base_plan),
+        max_arms=request.max_arms,
+        rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
+        at_least_tok_s=request.at_least_tok_s,
+        n_slots=slots(base_plan),
+    )
+    others = _imported(ctx, base_plan, base.arm, build_grid(choice.space.space, base.arm, policy))
+    return replace(policy, seeds=(*policy.seeds, *others))
+
+
+def _time_for(
+    ctx: Context, request: SweepRequest, ahead: Outlook, base_plan: Plan, choice: _Choice
+) -> tuple[Outlook, Deadline | None, float]:
+    """What lies ahead of production, when the sweep must have ended, and what a start takes [s]."""
+    load_s = ahead.load_s or _START_S + (base_plan.facts.file_bytes or 0) / _DISK_BYTES_S
+    engines, programs = _engines(choice.space), choice.seen.programs
+    deadline = deadline_of(ctx, request.window, load_s=load_s, changes_program=len(engines) > 1)
+    left_s = request.budget_s if deadline is None else deadline.measuring_s(ctx.clock.now_s())
+    if left_s < request.budget_s:
+        ahead = outlook(ctx, measuring_s=left_s, start_after=request.start_after)
+    used = [programs[name] for name in sorted(engines) if name in programs]
+    return beside_others(ctx, ahead, used), deadline, load_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,13 +107,18 @@ def promote(
         with contextlib.suppress(TunerdError):  # how it ended matters more
             _leave_out(ctx, proposal)
         raise
+    return _deployed(ctx, proposal, done)
+
+
+def _deployed(ctx: Context, proposal: _Proposal, done: ActionResult) -> ActionResult:
+    """Measures once more what serves now, keeps it or takes it back."""
     generation = int(done.payload["generation"])
     # Kept and watched from here on: whoever ends this while it measures leaves nothing half done.
     untried = _Again(None, None, None, "the promotion was cut short")
     messages = list(done.messages)
     payload: dict[str, Any] = {
         **done.payload,
-        "sweep": sweep.number,
+        "sweep": proposal.sweep.number,
         "changes": changed(proposal.arm, proposal.prepared.base.arm),
         "tuned": dict(proposal.values),
         "measured_again": untried.to_json(),
