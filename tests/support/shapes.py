@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -88,7 +89,8 @@ def pair_of(key: str, value: float | Sequence[int]) -> bytes:
     return number(key, value)
 
 
-def _vocabulary(n_vocab: int) -> Iterator[bytes]:
+@cache
+def _vocabulary(n_vocab: int) -> tuple[bytes, ...]:
     """The bytes as a GPT-2 vocabulary writes them, then words that no text contains."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(one) for one in shown]
@@ -96,14 +98,16 @@ def _vocabulary(n_vocab: int) -> Iterator[bytes]:
     words = ["<|end|>", *letters, *(f"<|{n}|>" for n in range(n_vocab))][:n_vocab]
     kinds = [3] + [1] * (n_vocab - 1)
     packed = struct.pack(f"<{n_vocab}i", *kinds)
-    yield text("tokenizer.ggml.model", "gpt2")
-    yield text("tokenizer.ggml.pre", "llama-bpe")
-    yield pair("tokenizer.ggml.tokens", ValueType.ARRAY, (ValueType.STRING, words))
     head = pair("tokenizer.ggml.token_type", ValueType.ARRAY, (ValueType.INT32, []))
-    yield head[:-8] + struct.pack("<Q", n_vocab) + packed
-    yield pair("tokenizer.ggml.merges", ValueType.ARRAY, (ValueType.STRING, ["a b"]))
-    yield number("tokenizer.ggml.eos_token_id", 0)
-    yield text("tokenizer.chat_template", "{{ messages[0]['content'] }}")
+    return (
+        text("tokenizer.ggml.model", "gpt2"),
+        text("tokenizer.ggml.pre", "llama-bpe"),
+        pair("tokenizer.ggml.tokens", ValueType.ARRAY, (ValueType.STRING, words)),
+        head[:-8] + struct.pack("<Q", n_vocab) + packed,
+        pair("tokenizer.ggml.merges", ValueType.ARRAY, (ValueType.STRING, ["a b"])),
+        number("tokenizer.ggml.eos_token_id", 0),
+        text("tokenizer.chat_template", "{{ messages[0]['content'] }}"),
+    )
 
 
 def _metadata(shape: PlainShape) -> Mapping[str, float | list[int]]:
