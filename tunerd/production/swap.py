@@ -238,10 +238,10 @@ def abandon(ctx: Context, number: int | None, backup: str | None, error: BaseExc
     with contextlib.suppress(TunerdError):
         ctx.files.remove(record_path(ctx))
     with contextlib.suppress(TunerdError):
-        ctx.generations.end(number, ending)
-    with contextlib.suppress(TunerdError):
         if backup is not None:
             ctx.files.remove(ctx.paths.unit_dir / backup)
+    with contextlib.suppress(TunerdError):
+        ctx.generations.end_or_forget(number, ending)
 
 
 class ForeignEditError(DeployError):

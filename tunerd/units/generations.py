@@ -166,6 +166,13 @@ class Generations:
         """Write how the swap of a generation ended."""
         self._files.write_json(self._folder_of(number) / _ENDING, plain(ending))
 
+    def end_or_forget(self, number: int, ending: Ending) -> None:
+        """Write how a swap ended that changed nothing; where a full disk takes no word, it never was."""
+        try:
+            self.end(number, ending)
+        except HostError:
+            self._files.remove(self._folder_of(number) / _RECORD)
+
     def has_ended(self, number: int) -> bool:
         """Whether it is written how its swap ended; also where nothing of it was written at all."""
         folder = self._folder_of(number)

@@ -179,6 +179,26 @@ def test_how_a_swap_ended_is_written_on_a_disk_that_filled_up_meanwhile(world: W
     assert made.unit_sha256 == sha256(world.standing)
 
 
+def test_a_swap_that_could_not_begin_on_a_full_disk_does_not_stay_under_way_in_history(
+    world: World,
+) -> None:
+    """`history` said "running" of it until the next recovery, however long ago it had failed."""
+    deploy(world.context(), world, "old")
+
+    def fill(step: Step) -> None:
+        if step.text.startswith("create temporary for ") and UNIT in step.text:  # its intent record
+            full_disk(step)
+        if step.text == "create temporary for outcome.json":
+            full_disk(step)
+
+    with pytest.raises(DeployError, match="could not be started"):
+        deploy(world.context(Fuse(0, fill, until=1000)), world, "new")
+
+    assert world.outcomes() == [Outcome.SERVING]
+    assert world.paths.reserve.exists(), "it is for ways back"
+    assert world.serving_alias() == "old"
+
+
 # On the way back.
 
 
