@@ -47,6 +47,8 @@ class Paths:
     """The one lock."""
     measure_lock = _Within("state_dir", "measure.lock")
     """The lock of whoever measures: one at a time."""
+    sweep_lock = _Within("state_dir", "sweep.lock")
+    """The lock of a sweep, which holds it too while it has yielded and measures nothing."""
     measurement = _Within("runtime_dir", "measurement.json")
     """What others may know of the measurement under way; a reboot forgets it."""
     socket = _Within("runtime_dir", "tunerd.sock")

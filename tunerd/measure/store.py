@@ -588,7 +588,7 @@ class EvidenceStore:
             kind: Only those of this command.
             with_arms: Whether to read their arms, of which a sweep has hundreds.
         """
-        chosen = run.select().order_by(run.c.started_s.desc(), run.c.id.desc()).limit(limit)
+        chosen = run.select().order_by(run.c.id.desc()).limit(limit)
         if kind is not None:
             chosen = chosen.where(run.c.kind == kind)
         return self._read_runs(chosen, with_arms=with_arms)

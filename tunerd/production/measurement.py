@@ -139,7 +139,7 @@ def measuring(ctx: Context, record: LeaseRecord) -> Message:
         if record.restores:
             text += f"; {ctx.unit} starts once its port is free, within {PORT_LIMIT_S:.0f} s"
         return note("measuring", text)
-    left_s = max(0.0, record.until_s - ctx.clock.now_s())
+    left_s = record.left_s(ctx.clock.now_s())
     then = f"then {ctx.unit} serves again" if record.restores else f"{ctx.unit} stays stopped"
     return note(
         "measuring",

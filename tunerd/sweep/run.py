@@ -18,7 +18,7 @@ from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now
 from tunerd.errors import Busy, HostError, Stranded, TunerdError, UsageError
 from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
-from tunerd.machine.files import is_locked
+from tunerd.machine.files import holder_of, is_locked, lock
 from tunerd.machine.process import words_of
 from tunerd.measure import compare
 from tunerd.measure.conditions import FingerprintReader
@@ -270,7 +270,7 @@ def run_sweep(
     demand_storable(ctx)
     demand_alone(ctx)
     confirm(prepared)
-    with EvidenceStore(ctx.paths.evidence, check=False) as store:
+    with _only_sweep(ctx), EvidenceStore(ctx.paths.evidence, check=False) as store:
         known = history_of(store, prepared.basis, prepared.generation.created_s)
         keeper = SweepKeeper.begin(ctx, store, prepared)
         return _Run(ctx, prepared, keeper, known, "sweep run", house, meet).go()
@@ -360,11 +360,17 @@ def resume_sweep(
         demand_time(ctx, prepared.deadline, budget_s=left_s, load_s=prepared.load_s)
         demand_alone(ctx)
         confirm(prepared)
-        store.reopen_run(sweep.number)
-        keeper = SweepKeeper(ctx, store, sweep.number)
-        since_s = prepared.generation.created_s
-        known = [*history_of(store, prepared.basis, since_s, but=sweep.number), *own]
-        return _Run(ctx, prepared, keeper, known, "sweep resume", house, meet).go()
+        with _only_sweep(ctx):
+            store.reopen_run(sweep.number)
+            keeper = SweepKeeper(ctx, store, sweep.number)
+            since_s = prepared.generation.created_s
+            known = [*history_of(store, prepared.basis, since_s, but=sweep.number), *own]
+            return _Run(ctx, prepared, keeper, known, "sweep resume", house, meet).go()
+
+
+def _only_sweep(ctx: Context) -> contextlib.AbstractContextManager[None]:
+    """One at a time, also while it has yielded; Busy where another is under way."""
+    return lock(ctx.paths.sweep_lock, purpose="sweep", since=ctx.now_text())
 
 
 @dataclass
@@ -630,11 +636,16 @@ class _Run:
         give_up_s = now_s + self._left_s(end_s) - _LEAST_S - quiet_s
         quiet = Quiet(now_s, self.house.processors())
         while (now_s := ctx.clock.monotonic_s()) < give_up_s:
-            is_used = _is_busy(ctx) or self.house.trouble() is not None
+            is_used = _is_taken(ctx) or _is_busy(ctx) or self.house.trouble() is not None
             if quiet.for_s(now_s, self.house.processors(), is_used=is_used) >= quiet_s:
                 return True
             ctx.clock.sleep(min(_QUIET_POLL_S, max(0.1, quiet_s / 4)))
         return False
+
+
+def _is_taken(ctx: Context) -> bool:
+    """Whether somebody measures, or changes the unit: the place is not to be had."""
+    return any(map(is_locked, (ctx.paths.measure_lock, ctx.paths.lock)))
 
 
 def _is_busy(ctx: Context) -> bool:
@@ -734,10 +745,14 @@ def stop_sweep(ctx: Context) -> ActionResult:
     elif _is_up(ctx):
         ctx.say("ending the sweep; production comes back")
         ctx.services.stop(SWEEP_UNIT, timeout_s=_STOP_S)
-    elif number is None:
-        raise UsageError(f"{SWEEP_UNIT} does not run", hint="`tunerd sweep list`")
+    elif is_locked(ctx.paths.sweep_lock):
+        pid = holder_of(ctx.paths.sweep_lock)
+        raise UsageError(
+            "the sweep under way runs in a terminal",
+            hint=f"end it there with Ctrl-C, or `kill -INT {pid}`",
+        )
     else:
-        raise UsageError(f"sweep {number} runs in a terminal", hint="end it there with Ctrl-C")
+        raise UsageError(f"{SWEEP_UNIT} does not run", hint="`tunerd sweep list`")
     payload = {"unit": SWEEP_UNIT if job is None else job_unit(job), "sweep": number}
     kept = note("kept", "its samples are kept", "`tunerd sweep resume` goes on")
     return ActionResult("sweep stop", payload, (kept,))
@@ -761,7 +776,8 @@ def sweep_status(ctx: Context) -> ActionResult:
     payload["last"] = _last(newest[0], events) if newest else None
     # Between two leases of one sweep nothing is measured.
     is_open = any(one.run.outcome is None for one in newest) and bool(events)
-    payload["waits"] = newest[0].number if number is None and is_open and _is_up(ctx) else None
+    is_under_way = is_locked(ctx.paths.sweep_lock)
+    payload["waits"] = newest[0].number if number is None and is_open and is_under_way else None
     return ActionResult("sweep status", payload)
 
 
@@ -820,11 +836,11 @@ def _is_up(ctx: Context) -> bool:
 
 
 def _demand_none(ctx: Context) -> None:
-    if _is_up(ctx) or is_locked(ctx.paths.measure_lock):
+    if _is_up(ctx) or is_locked(ctx.paths.sweep_lock) or is_locked(ctx.paths.measure_lock):
         record = read_measurement(ctx)
         raise Busy(
             "another measurement is under way",
-            cause=SWEEP_UNIT if record is None else record.purpose,
+            cause="a sweep" if record is None else record.purpose,
             state="nothing was changed",
             hint="`tunerd sweep status`; `tunerd sweep stop` ends a sweep",
         )

@@ -251,6 +251,10 @@ class LeaseRecord:
         """The lease's own unit."""
         return lease_unit(self.id)
 
+    def left_s(self, now_s: float) -> float:
+        """How much longer it lasts at most: never longer than all of it, though a clock was set back."""
+        return min(max(0.0, self.until_s - now_s), self.until_s - self.since_s)
+
 
 class Lease(Protocol):
     """Production's place, held by this process.

@@ -431,7 +431,7 @@ class TelemetryStore:
         """
         with self._translated("read"):
             rows = self._db.execute(
-                "SELECT at_s, kind, level, text, hint FROM events ORDER BY at_s DESC, rowid DESC LIMIT ?",
+                "SELECT at_s, kind, level, text, hint FROM events ORDER BY rowid DESC LIMIT ?",
                 (limit,),
             ).fetchall()
         return tuple(Event(*row) for row in rows)

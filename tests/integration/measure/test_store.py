@@ -123,9 +123,11 @@ def test_a_run_comes_back_with_its_arms_and_how_it_ended(store: EvidenceStore) -
 
 
 def test_runs_are_listed_newest_first_with_their_counts(store: EvidenceStore) -> None:
+    """By their numbers: a clock that had been ahead made the run of that night the newest for as long."""
     made: list[MadeRun] = list(made_runs(repeats=1))
     numbers = [run.put(store) for run in made]
-    newest = sorted(zip(numbers, made, strict=True), key=lambda pair: -pair[1].record.started_s)
+    assert sorted(run.record.started_s for run in made) != [run.record.started_s for run in made]
+    newest = list(zip(numbers, made, strict=True))[::-1]
     listed = store.runs()
     assert [run.number for run in listed] == [number for number, _ in newest]
     for run, (_, original) in zip(listed, newest, strict=True):

@@ -91,6 +91,19 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
+def test_that_a_card_is_back_is_told_once_though_the_clock_was_ahead_when_it_was_lost(
+    world: World,
+) -> None:
+    """Each daemon told of it anew, until the clock came to where it had been."""
+    world.clock.set_wall(world.clock.now_s() + 86400.0)
+    world.look(gpu_problem="the card fell off the bus")
+    world.clock.set_wall(world.clock.now_s() - 86400.0)
+    for _ in range(3):
+        world.look(gpu_problem=None)
+        world.watch()
+    assert world.kinds == ["gpu", "gpu-back"]
+
+
 def test_a_server_without_vram_is_told_of_once_where_no_margin_can_be_raised(world: World) -> None:
     world.look()
     for _ in range(5):

@@ -54,6 +54,12 @@ ID = "0123456789ab"
 RECORD = LeaseRecord(ID, UNIT, "bench x", 4711, 1_790_000_000.0, 1_790_000_600.0, restores=True)
 
 
+def test_a_clock_that_was_set_back_makes_no_measurement_longer() -> None:
+    """`status` said of a sweep of two minutes that production would serve in fourteen hours."""
+    moments = {-50_400.0: 600.0, 0.0: 600.0, 540.0: 60.0, 4000.0: 0.0}
+    assert {at_s: RECORD.left_s(RECORD.since_s + at_s) for at_s in moments} == moments
+
+
 def spec() -> LeaseSpec:
     """A lease that gives its place back."""
     return LeaseSpec(ID, UNIT, restores=True, limit_s=600.0, why="bench x")

@@ -1,0 +1,62 @@
+"""A sweep in a terminal that has given the place back, for others use the server, and waits until nobody does."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.ports import free_port
+from tests.support.sweep_box import SweepBox, kill, swept, until
+from tunerd.machine.files import lock
+
+pytestmark = pytest.mark.timeout(540)
+
+
+@contextlib.contextmanager
+def somebody_else(box: SweepBox) -> Iterator[None]:
+    """Asks whoever serves, again and again."""
+    ends = threading.Event()
+
+    def ask() -> None:
+        while not ends.is_set():
+            box.ask(n_predict=60)
+
+    client = threading.Thread(target=ask)
+    client.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        client.join()
+
+
+def test_a_sweep_that_has_yielded_is_known_and_waits_until_nobody_else_measures() -> None:
+    """`status` said that no sweep runs, `start` began another, and the first ended with an error for it."""
+    with swept(free_port()) as box:
+        sweep = box.begin("run", "--budget", "120s")
+        try:
+            with somebody_else(box):
+                until(lambda: box.json("sweep", "status")["waits"] == 1, "it waits")
+                assert f"kill -INT {sweep.pid}" in box.call("sweep", "stop", code=None).stderr
+                refused = box.call("sweep", "start", "--budget", "30s", "--yes", code=None)
+                assert "another measurement is under way" in refused.stderr
+                paths = box.box.context.paths
+                bench = lock(paths.measure_lock, purpose="bench", since="now")
+                bench.__enter__()
+            until(lambda: box.serves, "production serves")
+            before = starts(box)
+            for _ in range(5):
+                assert box.json("sweep", "status")["waits"] == 1
+            bench.__exit__(None, None, None)
+            until(lambda: starts(box) > before, "it goes on")
+        finally:
+            kill(sweep, 2)
+        until(lambda: box.serves, "production serves")
+
+
+def starts(box: SweepBox) -> int:
+    found: int = box.json("sweep", "status")["last"]["starts"]
+    return found
