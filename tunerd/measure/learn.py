@@ -30,7 +30,7 @@ from tunerd.measure.trust import of_others
 from tunerd.profile import workload
 from tunerd.profile.files import load_profile, load_sources
 from tunerd.profile.layers import Layer, Resolved
-from tunerd.result import ActionResult, Message, note, warning
+from tunerd.result import ActionResult, Level, Message, note, warning
 from tunerd.words import check_name, format_duration, is_name, nearest_name, problem_of
 
 FOLDER = "workloads"
@@ -128,8 +128,10 @@ def learn_workload(
         description=f"learned from {unit}: {len(log.requests)} requests in {covered}",
         source=f"log of {unit}, {ctx.now_text()}; lengths only, no text",
     )
+    missing = missing or _coverage(ctx, unit, whole, days)
+    short = [message for message in missing if message.level is Level.WARNING]
     if learned is None:
-        raise _too_few(unit, len(log.requests), n_own, missing)
+        raise _too_few(unit, len(log.requests), n_own, short)
     path = _folder(ctx) / f"{name}.toml"
     seen = {
         **learned.to_json(),
@@ -146,17 +148,20 @@ def learn_workload(
     payload = {**workload_json(file, learned.rates), "written": write}
     if n_own:
         messages.append(note("own-requests", f"left out: {n_own} requests of tunerd's own"))
-    messages += missing or _coverage(ctx, unit, whole, days)
+    messages += missing
     return ActionResult("workload learn", payload, tuple(messages))
 
 
-def _too_few(unit: str, n_requests: int, n_own: int, missing: Sequence[Message]) -> ConfigError:
+def _too_few(unit: str, n_requests: int, n_own: int, short: Sequence[Message]) -> ConfigError:
     own = [f"{n_own} more were tunerd's own measurements"] if n_own else []
     return ConfigError(
         f"the log of {unit} shows {n_requests} requests; {LEAST_REQUESTS} that are no mere probes are needed",
-        cause="; ".join([*own, *(message.text for message in missing)]) or None,
+        cause="; ".join([*own, *(message.text for message in short)]) or None,
         state="nothing was written",
-        hint="let it serve for some days; or choose one of `tunerd workload list`",
+        hint=next(
+            (message.hint for message in short if message.hint),
+            "let it serve for some days; or choose one of `tunerd workload list`",
+        ),
     )
 
 
@@ -333,7 +338,7 @@ def _refuse_taken(ctx: Context, name: str) -> None:
 
 
 def _read_log(ctx: Context, unit: str) -> RequestLog:
-    return read_requests(ctx.services.log(unit, max_lines=_MAX_LINES))
+    return read_requests(ctx.services.log_since(unit, 0.0, max_lines=_MAX_LINES).lines)
 
 
 def _read_days(
@@ -455,9 +460,10 @@ def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tup
     if logged < _WHOLE * counted:
         text = (
             f"{unit} has generated {counted} tokens since it started, and its log shows "
-            f"{logged} of them: older lines are gone"
+            f"{logged} of them: the others are gone, never came there, or are more than is read at once"
         )
-        return (warning("log-is-short", text, "a larger journal (SystemMaxUse=) keeps more"),)
+        hint = "journald keeps more with a larger SystemMaxUse= and RateLimitBurst=; an engine that logs less needs less"
+        return (warning("log-is-short", text, hint),)
     return ()
 
 

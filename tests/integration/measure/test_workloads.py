@@ -12,7 +12,9 @@ from tests.support.bench_samples import sample
 from tests.support.builders import resolved as shipped
 from tests.support.fakes import FakeClock
 from tests.support.folders import DATA
-from tests.support.local_box import Box
+from tests.support.local_box import Box, deployed
+from tests.support.ports import free_port
+from tests.support.server_process import CLIENT
 from tunerd.app import Context
 from tunerd.engine.log import read_requests
 from tunerd.measure.answer import Timings
@@ -58,6 +60,26 @@ def test_a_workload_is_learned_from_the_servers_own_log(context: Context, name: 
     assert only["cached_share"] == pytest.approx(116 / 330, abs=0.01)
     assert find_workload(context, "learned").shape.classes[0].prompt_tokens.median == 120
     assert workload_for(context, None, None)[0].name == "learned"
+
+
+@pytest.mark.llama
+def test_that_the_log_lacks_what_the_server_answered_is_said_where_too_little_is_left(
+    tmp_path: Path,
+) -> None:
+    """It said to let the server serve for some days, whose lines never reached a log, and never would."""
+    port = free_port()
+    with deployed(tmp_path, port) as box:
+        for _ in range(3):
+            asked = {"prompt": "go on", "n_predict": 32, "ignore_eos": True}
+            CLIENT.post(f"http://127.0.0.1:{port}/completion", json=asked, timeout=60)
+        log = box.context.paths.log_dir / f"{box.context.unit}.log"
+        log.write_text("")
+
+        done = box.call("workload", "learn")
+
+    assert "its log shows 0 of them" in done.stderr
+    assert "RateLimitBurst=" in done.stderr
+    assert "for some days" not in done.stderr
 
 
 def told(context: Context) -> list[Timings]:
