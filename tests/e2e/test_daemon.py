@@ -62,3 +62,19 @@ def test_wrong_settings_do_not_keep_production_down_after_a_swap_that_was_cut_sh
     journal = f"journalctl {'--user ' if user else ''}--unit=tunerd --grep=settings-mended"
     machine.sh(f"until {journal}; do sleep 0.2; done", user=user)
     assert box.show("NRestarts", DAEMON) == "0"
+
+
+def test_a_daemon_that_began_while_journald_was_down_is_heard_once_it_is_back(
+    box: Deployment,
+) -> None:
+    """It wrote into nothing for as long as it ran."""
+    machine = box.machine
+    machine.systemctl("stop", "systemd-journald.socket", "systemd-journald-dev-log.socket",
+                      "systemd-journald.service")  # fmt: skip
+    box.systemctl("restart", DAEMON)
+    machine.systemctl("start", "systemd-journald.service")
+    pid = box.show("MainPID", DAEMON)
+
+    box.systemctl("stop", DAEMON)
+
+    machine.sh(f"until journalctl _PID={pid} --grep=daemon.stopped; do sleep 0.1; done", limit_s=20)

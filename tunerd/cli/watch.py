@@ -443,7 +443,8 @@ def _log() -> None:
     """Set logging up as the environment says: a unit speaks to the journal."""
     from tunerd.log import configure
 
-    is_unit = bool(os.environ.get("JOURNAL_STREAM"))
+    # The first is missing where journald was down as the unit began.
+    is_unit = any(os.environ.get(name) for name in ("JOURNAL_STREAM", "NOTIFY_SOCKET"))
     configure(level=os.environ.get("TUNERD_LOG_LEVEL", "info"), is_unit=is_unit)
 
 
