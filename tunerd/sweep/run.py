@@ -15,7 +15,7 @@ from tunerd.engine.builds import find_engines, request_again
 from tunerd.engine.help import SHORT
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
-from tunerd.engine.serving import read_live_unit, server_now
+from tunerd.engine.serving import read_live_unit, server_now, stands
 from tunerd.errors import Busy, HostError, Stranded, TunerdError, UsageError
 from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import holder_of, is_locked, lock
@@ -488,11 +488,7 @@ class _Run:
             self._has_answers |= any(sample.answer is not None for sample in found.samples)
             self._late = held.late
             yielded = box.yielded
-            if (
-                yielded is None
-                or self._late is not None
-                or not self._wait_until_quiet(end_s, str(yielded))
-            ):
+            if yielded is None or self._late is not None or not self._wait_until_quiet(end_s, box):
                 break
         if box.ended is not None and outcome.verdict == "inconclusive":  # the real reason
             outcome = replace(outcome, evidence=replace(outcome.evidence, reasons=(box.ended,)))
@@ -626,17 +622,27 @@ class _Run:
             until_s=until_s,
         )
 
-    def _wait_until_quiet(self, end_s: float, why: str) -> bool:
-        """Production serves meanwhile; whether there is time left and nobody uses it."""
+    def _serves_still(self) -> bool:
+        """Whether nobody deployed or edited anything while it had yielded."""
+        ctx, begun = self.ctx, self.prepared.generation
+        now = ctx.deployed()
+        return now is not None and now.number == begun.number and stands(ctx, begun)
+
+    def _wait_until_quiet(self, end_s: float, box: LeaseBox) -> bool:
+        """Production serves meanwhile; whether there is time left, nobody uses it, and it is still what it was."""
         ctx = self.ctx
         quiet_s = ctx.settings.sweep.quiet_s
-        ctx.say(f"the sweep yielded: {why}; it goes on when nobody was served for "
+        ctx.say(f"the sweep yielded: {box.yielded}; it goes on when nobody was served for "
                 f"{format_duration(quiet_s)}")  # fmt: skip
         now_s = ctx.clock.monotonic_s()
         give_up_s = now_s + self._left_s(end_s) - _LEAST_S - quiet_s
         quiet = Quiet(now_s, self.house.processors())
         while (now_s := ctx.clock.monotonic_s()) < give_up_s:
-            is_used = _is_taken(ctx) or _is_busy(ctx) or self.house.trouble() is not None
+            is_taken = _is_taken(ctx)
+            if not is_taken and not self._serves_still():
+                box.ended = "what serves is no longer what it began with"
+                return False
+            is_used = is_taken or _is_busy(ctx) or self.house.trouble() is not None
             if quiet.for_s(now_s, self.house.processors(), is_used=is_used) >= quiet_s:
                 return True
             ctx.clock.sleep(min(_QUIET_POLL_S, max(0.1, quiet_s / 4)))
@@ -768,7 +774,7 @@ def sweep_status(ctx: Context) -> ActionResult:
         "sweep": number,
         "since_s": None if record is None else record.since_s,
         "until_s": None if record is None else record.until_s,
-        "left_s": None if record is None else max(0.0, record.until_s - ctx.clock.now_s()),
+        "left_s": None if record is None else record.left_s(ctx.clock.now_s()),
     }
     with reading(ctx) as store:
         newest = sweeps_in_brief(store, limit=1) if store is not None else ()

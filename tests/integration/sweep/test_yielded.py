@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 
@@ -33,6 +34,7 @@ def somebody_else(box: SweepBox) -> Iterator[None]:
         client.join()
 
 
+@pytest.mark.alone
 def test_a_sweep_that_has_yielded_is_known_and_waits_until_nobody_else_measures() -> None:
     """`status` said that no sweep runs, `start` began another, and the first ended with an error for it."""
     with swept(free_port()) as box:
@@ -60,3 +62,19 @@ def test_a_sweep_that_has_yielded_is_known_and_waits_until_nobody_else_measures(
 def starts(box: SweepBox) -> int:
     found: int = box.json("sweep", "status")["last"]["starts"]
     return found
+
+
+def test_a_sweep_that_has_yielded_does_not_stop_what_was_deployed_meanwhile() -> None:
+    """It went on from what had served before, and stopped the new server for a winner that nobody could deploy."""
+    with swept(free_port()) as box:
+        sweep = box.begin("run", "--budget", "120s")
+        try:
+            with somebody_else(box):
+                until(lambda: box.json("sweep", "status")["waits"] == 1, "it waits")
+                box.call("apply", "night", "--set", "serving.alias=other", "--yes")
+            told = json.loads(sweep.communicate(timeout=60)[0])
+        finally:
+            sweep.kill()
+        assert "what serves is no longer what it began with" in str(told["messages"])
+        assert "other" in box.call("status").stdout
+        assert box.serves
