@@ -782,7 +782,7 @@ def sweep_status(ctx: Context) -> ActionResult:
     payload["last"] = _last(newest[0], events) if newest else None
     # Between two leases of one sweep nothing is measured.
     is_open = any(one.run.outcome is None for one in newest) and bool(events)
-    is_under_way = is_locked(ctx.paths.sweep_lock)
+    is_under_way = _is_up(ctx) or is_locked(ctx.paths.sweep_lock)
     payload["waits"] = newest[0].number if number is None and is_open and is_under_way else None
     return ActionResult("sweep status", payload)
 
