@@ -25,6 +25,8 @@ _LOOK_S = 2.0
 _PIECE_BYTES = 64 * 1024
 _MOST_LINE_BYTES = 64 * 1024 * 1024
 _MOST_HEAD_BYTES = 16 * 1024
+# Python 3.14's own buffers take 128 KiB at once: a body that came with its head would count as head.
+_BUFFER_BYTES = 8 * 1024
 # Closed with a reset. Who closes first is remembered for a minute (TIME_WAIT), in which no other build can
 # bind the port, and servers do close first: ik after a stream, mainline while it loads. A reset ends it
 # there and then.
@@ -188,7 +190,7 @@ class _Wire(io.RawIOBase):
         self._socket.sendall(content)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
+        return io.BufferedReader(self, _BUFFER_BYTES)
 
 
 def _connection(where: tuple[str, int] | Path, wire: _Wire) -> http.client.HTTPConnection:

@@ -31,7 +31,9 @@ needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can become another user: run as root"
 )
 FACTS = """
-import ctypes, json, os, resource, signal, sys
+import os
+fds = sorted(int(n) for n in os.listdir("/proc/self/fd"))
+import ctypes, json, resource, signal, sys  # Python 3.14's ctypes keeps a file open
 print(json.dumps({
     "env": dict(os.environ), "cwd": os.getcwd(), "ids": [*os.getresuid(), *os.getresgid()],
     "groups": os.getgroups(), "umask": os.umask(0), "argv": sys.argv[1:],
@@ -39,7 +41,7 @@ print(json.dumps({
                for n in ("CPU", "DATA", "FSIZE", "NOFILE", "CORE", "MEMLOCK")},
     "no_new_privs": [l.split()[1] for l in open("/proc/self/status") if l.startswith("NoNewPrivs")],
     "session": os.getsid(0), "pid": os.getpid(),
-    "fds": sorted(int(n) for n in os.listdir("/proc/self/fd")),
+    "fds": fds,
 }))
 """
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
