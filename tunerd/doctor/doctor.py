@@ -48,7 +48,7 @@ from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.importer import import_command_line, unlisted_flags
 from tunerd.engine.probe import Found
 from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import address_now, read_live_unit, standing_text
+from tunerd.engine.serving import address_now, hides_words, read_live_unit, standing_text
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_locked
@@ -145,6 +145,8 @@ def _with_build(
         foreign_flags=_foreign(ctx, found, live.arguments, engine.capabilities),
         devices=_devices(ctx, found, engine.capabilities, live),
     )
+    if not live.names_a_model and hides_words(live):
+        return replace(facts, settings_problem=f"`{live.program}` says them, and not the unit")
     if not live.names_a_model:
         problem = "it is a router, which starts a server for each model that it is asked for"
         return replace(facts, settings_problem=problem)
@@ -401,8 +403,8 @@ def _evidence(
 def _edited(ctx: Context) -> Message:
     return note(
         "edited",
-        f"{ctx.unit} was edited since its server was started: what is said is of the text, and what "
-        "only a running server shows is unknown",
+        f"{ctx.unit} runs with other arguments than its text has, by an edit since its start or by a script "
+        "that it starts: what is said is of the text, and what only a running server shows is unknown",
         f"tunerd verify; systemctl restart {ctx.unit}",
     )
 

@@ -69,7 +69,7 @@ from tunerd.profile.schema import SPEC_WORDS
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Generation
-from tunerd.units.live import LiveUnit
+from tunerd.units.live import LiveUnit, is_shell
 from tunerd.units.sandbox import BUS, Sandbox
 from tunerd.units.systemd import Systemd
 from tunerd.units.text import CREDENTIAL_PATH
@@ -205,7 +205,7 @@ def _serving(ctx: Context) -> Iterator[Found]:
             live = read_live_unit(ctx, unit)
         except TunerdError:
             continue
-        if live.program is not None and Path(live.program).name != "sh":
+        if live.program is not None and not is_shell(live.program):
             yield found_in_unit(live, Path(live.program))
 
 

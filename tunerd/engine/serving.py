@@ -13,7 +13,7 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import DeployError, HostError, ServiceError
 from tunerd.machine.net import listening_ports
 from tunerd.units.generations import Generation
-from tunerd.units.live import LiveUnit, Serving, read_live, with_drop_ins
+from tunerd.units.live import LiveUnit, Serving, is_shell, read_live, with_drop_ins
 from tunerd.units.manager import UnitState
 from tunerd.units.text import UnitFile, environment_files_of, environment_of, parse_environment_file
 from tunerd.words import Mode, sha256
@@ -64,6 +64,15 @@ def file_environment_of(
     names = (n for one in patterns for n in sorted(glob.glob(one)) or [one])  # noqa: PTH207
     texts = (_text(ctx, Path(name)) or "" for name in names)
     return {name: value for text in texts for name, value in parse_environment_file(text).items()}
+
+
+def hides_words(live: LiveUnit) -> bool:
+    """Whether the unit starts a shell or a script, which may tell its server more than stands in the unit."""
+    try:
+        with Path(live.program or "").open("rb") as file:
+            return is_shell(live.program or "") or file.read(2) == b"#!"
+    except OSError:
+        return False
 
 
 def environment_with(ctx: Context, text: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import Address, LlamaServer
-from tunerd.engine.serving import address_now, read_live_unit
+from tunerd.engine.serving import address_now, hides_words, read_live_unit
 from tunerd.errors import BenchError, UsageError
 from tunerd.machine.clock import polls
 from tunerd.machine.host import cpu_seconds, process_cpu_s, process_facts
@@ -144,10 +144,13 @@ def open_live(ctx: Context) -> Target:
     # What runs must be what the unit says: it may have been edited since it was started.
     is_same = _runs_with(live.argv, state.main_pid)
     if is_same is False:
+        cause = "it was edited after the server was started"
+        hint = f"`systemctl restart {live.unit}`, or `tunerd verify`"
+        if hides_words(live):
+            cause = f"`{live.program}`, which it starts, is a script and gives its server others"
+            hint = f'let it end with the flags that it is given, "$@"; `systemctl status {live.unit}` shows them'
         raise BenchError(
-            f"{live.unit} runs with other arguments than its file has",
-            cause="it was edited after the server was started",
-            hint=f"`systemctl restart {live.unit}`, or `tunerd verify`",
+            f"{live.unit} runs with other arguments than its file has", cause=cause, hint=hint
         )
     server = LlamaServer(address, ctx.clock)
     state_now = server.health(timeout_s=_ASK_S)

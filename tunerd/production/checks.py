@@ -355,6 +355,9 @@ def lost_lines(live: LiveUnit, planned: str, argv: Sequence[str]) -> tuple[str, 
         return ()
     old, new = parse_unit(live.text), parse_unit(planned)
     found = [*_directives(old, new), *_variables(live, new, argv), *_files(live, new, argv)]
+    if live.prefix:
+        other = "which a drop-in says by CPUAffinity=, NUMAPolicy=, Nice= and the like"
+        found.append(f"ExecStart={' '.join(live.prefix)} ..., {other}")
     return tuple(dict.fromkeys(found))
 
 

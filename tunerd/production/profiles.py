@@ -18,7 +18,7 @@ from tunerd.engine.builds import (
 )
 from tunerd.engine.help import Engine
 from tunerd.engine.importer import Imported, import_command_line
-from tunerd.engine.serving import read_live_unit
+from tunerd.engine.serving import hides_words, read_live_unit
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.host import read_host
@@ -152,7 +152,7 @@ def serving_units(ctx: Context) -> list[Mapping[str, Any]]:
                 "program": live.program,
                 "alias": live.serving.alias,
                 "port": live.serving.port,
-                "router": live.argv is not None and not live.names_a_model,
+                "router": live.argv is not None and not (live.names_a_model or hides_words(live)),
                 "written_by_tunerd": live.is_ours,
                 "drop_ins": [str(path) for path in live.drop_ins],
             }
@@ -415,9 +415,21 @@ def _from_unit(
         )
     if live.argv is None or live.program is None:
         raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")
+    itself = f"let its ExecStart= name the server itself, with the flags that `systemctl status {unit}` shows"
+    if not live.names_a_model and hides_words(live):
+        raise ConfigError(
+            f"{unit} does not say what it serves: `{live.program}`, which it starts, does",
+            state="nothing was written",
+            hint=itself,
+        )
     engine = engine_of(ctx, found_in_unit(live, Path(live.program)))
     if engine.capabilities is None:
-        raise EngineError(f"the program of {unit} cannot be probed", cause=engine.problem)
+        raise EngineError(
+            f"the program of {unit} cannot be probed",
+            cause=engine.problem,
+            state="nothing was written",
+            hint=itself,
+        )
     if not live.names_a_model:
         raise ConfigError(
             f"{unit} is a router: it starts a server for each model that it is asked for",

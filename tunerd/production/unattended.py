@@ -18,7 +18,7 @@ from tunerd.engine.probe import libraries_of, writable_by_others
 from tunerd.engine.serving import file_environment_of, specifiers_of, standing_text
 from tunerd.errors import ConfigError, DeployError
 from tunerd.machine.process import account
-from tunerd.units.live import with_drop_ins
+from tunerd.units.live import is_shell, with_drop_ins
 from tunerd.units.text import Directive, UnitFile, environment_of, expand_specifiers, parse_exec
 from tunerd.words import Mode
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _ROOT = frozenset({"", "root", "0"})
 _TRUE = frozenset({"1", "yes", "y", "true", "t", "on"})
-_SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi)?sh|busybox")
 # What gives a service more than its account has.
 _PRIVILEGES = frozenset({"Group", "SupplementaryGroups", "AmbientCapabilities", "PAMName"})
 # Paths behind these are read as data, or only shown.
@@ -93,11 +92,6 @@ def named_by(
         programs=tuple(dict.fromkeys(command.path for command in commands)),
         paths=tuple(dict.fromkeys(path for text in texts for path in _paths(text))),
     )
-
-
-def is_shell(program: str) -> bool:
-    """Whether what a program of this name runs cannot be told from its command line."""
-    return _SHELLS.fullmatch(program.rpartition("/")[2]) is not None
 
 
 def why_root_must(meant: Named, present: Named | None, changeable: Sequence[str]) -> str | None:

@@ -24,6 +24,10 @@ _NAMES_A_MODEL = re.compile(
     r"-m|--model|-mu|--model-url|-hf|-hfr|--hf-repo|-dr|--docker-repo|--(?!spec-).+-default"
 )
 MODEL_VARIABLES = {"LLAMA_ARG_" + name for name in ("MODEL", "MODEL_URL", "HF_REPO", "DOCKER_REPO")}
+# What sets something up for itself and then becomes the program that is named behind its options.
+_BECOMES = {"chrt", "env", "ionice", "nice", "nohup", "numactl", "prlimit", "setpriv", "stdbuf", "taskset"}  # fmt: skip
+_SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi)?sh|busybox")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Of the one program for everything, `llama`; llama-server itself takes nothing but flags.
 _SUBCOMMANDS = {("serve",), ("server",)}
 
@@ -55,7 +59,8 @@ class LiveUnit:
     `own_environment` and `own_environment_files` are what the unit file alone names, and
     `file_environment` what the files set. `drop_in_exec` are drop-ins that replace the command line.
     `credential` is the file
-    behind the credential `api-key`. A masked unit has no text. `link_to` is where the file leads if
+    behind the credential `api-key`. `prefix` is what starts the server for the unit, such as `taskset -c 0`,
+    without the variables that `env` sets, which are in `environment`. A masked unit has no text. `link_to` is where the file leads if
     it is a link. `shadowed_by` is where tunerd would write its own file, if this one, of a package,
     stands in another folder and is left there.
     """
@@ -71,6 +76,7 @@ class LiveUnit:
     user: str | None = None
     group: str | None = None
     credential: str | None = None
+    prefix: tuple[str, ...] = ()
     own_environment: Mapping[str, str] = field(default_factory=dict)
     own_environment_files: tuple[str, ...] = ()
     file_environment: Mapping[str, str] = field(default_factory=dict)
@@ -138,6 +144,7 @@ def read_live(
     environment = environment_of(merged, specifiers) | of_files
     program: str | None = None
     argv: tuple[str, ...] | None = None
+    prefix: tuple[str, ...] = ()
     problem: str | None = None
     commands = merged.values("Service", "ExecStart")
     if len(commands) != 1:
@@ -145,7 +152,12 @@ def read_live(
     else:
         try:
             command = parse_exec(commands[0].value, environment, specifiers)
-            program, argv = command.path, command.argv
+            before, argv = _split(command.argv)
+            program = argv[0] if before else command.path
+            sets = [word for word in before if _ASSIGNMENT.fullmatch(word)]
+            environment |= dict(word.split("=", 1) for word in sets)
+            prefix = tuple(word for word in before if word not in sets)
+            prefix = () if len(prefix) == 1 and _name(prefix[0]) == "env" else prefix
         except ConfigError as error:
             problem = error.message
     return LiveUnit(
@@ -160,12 +172,34 @@ def read_live(
         user=merged.value("Service", "User"),
         group=merged.value("Service", "Group"),
         credential=_credential(merged),
+        prefix=prefix,
         own_environment=environment_of(own, specifiers),
         own_environment_files=environment_files_of(own, specifiers),
         file_environment=of_files,
         drop_in_exec=tuple(path for path, drop_in in drop_ins if _sets_command(drop_in)),
         problem=problem,
     )
+
+
+def _split(argv: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What only starts another program, and that program's own command line, if its whole path stands there."""
+    begin = 0
+    while _name(argv[begin]) in _BECOMES:
+        paths = (n for n in range(begin + 1, len(argv)) if argv[n].startswith("/"))
+        found = next(paths, None)
+        if found is None:
+            return (), argv
+        begin = found
+    return argv[:begin], argv[begin:]
+
+
+def is_shell(program: str) -> bool:
+    """Whether what a program of this name runs cannot be told from its command line."""
+    return _SHELLS.fullmatch(_name(program)) is not None
+
+
+def _name(program: str) -> str:
+    return program.rpartition("/")[2]
 
 
 def serving_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Serving:

@@ -436,6 +436,12 @@ def test_an_environment_file_is_named_with_what_it_would_have_set() -> None:
     assert lost_lines(by_hand("EnvironmentFile=-/e"), PLANNED, ARGV) == ("EnvironmentFile=/e",)
 
 
+def test_what_starts_the_server_for_the_unit_is_named() -> None:
+    old = replace(by_hand(""), prefix=("/usr/bin/taskset", "-c", "0"))
+    (found,) = lost_lines(old, PLANNED, ARGV)
+    assert found.startswith("ExecStart=/usr/bin/taskset -c 0 ...")
+
+
 def test_no_secret_is_shown() -> None:
     service = """
 Environment=LLAMA_API_KEY=hunter2 HF_TOKEN=hunter2

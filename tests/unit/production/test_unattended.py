@@ -26,9 +26,10 @@ from tunerd.measure.request import BenchRequest
 from tunerd.production.lease import hold
 from tunerd.production.probation import begin_probation, daemon_lock
 from tunerd.production.rollback import preview, rollback
-from tunerd.production.unattended import Named, is_shell, named_by, why_root_must
+from tunerd.production.unattended import Named, named_by, why_root_must
 from tunerd.result import Level
 from tunerd.tryout.local_service import Ending
+from tunerd.units.live import is_shell
 from tunerd.units.text import parse_unit
 from tunerd.watch.daemon import Swaps
 from tunerd.watch.figures import Event

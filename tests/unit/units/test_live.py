@@ -53,6 +53,30 @@ def test_a_hand_written_unit_is_read_as_systemd_does() -> None:
     assert serving.model == "/home/me/models/q.gguf"
 
 
+@pytest.mark.parametrize(
+    ("before", "prefix"),
+    [
+        ("/usr/bin/taskset -c 0", ("/usr/bin/taskset", "-c", "0")),
+        ("/usr/bin/env FOO=bar LLAMA_ARG_PORT=9001", ()),
+        ("/usr/bin/numactl -m 0 /usr/bin/env FOO=bar", ("/usr/bin/numactl", "-m", "0", "/usr/bin/env")),
+    ],
+)  # fmt: skip
+def test_what_only_starts_the_server_is_not_taken_for_it(
+    before: str, prefix: tuple[str, ...]
+) -> None:
+    """`taskset` was probed as an engine, and the server ran "with other arguments than its file has"."""
+    found = live(f"[Service]\nExecStart={before} /opt/llama-server -m /q.gguf --alias mine\n")
+    assert found.program == "/opt/llama-server"
+    assert found.argv == ("/opt/llama-server", "-m", "/q.gguf", "--alias", "mine")
+    assert found.prefix == prefix
+    assert found.environment.get("FOO") == ("bar" if "env" in before else None)
+
+
+def test_a_starter_without_the_whole_path_of_a_server_is_left_as_it_is() -> None:
+    found = live("[Service]\nExecStart=/usr/bin/nice -n 5 llama-server -m q.gguf\n")
+    assert (found.program, found.prefix) == ("/usr/bin/nice", ())
+
+
 def test_a_drop_in_that_replaces_the_command_is_named() -> None:
     drop_in = "[Service]\nExecStart=\nExecStart=/bin/other --port 1\n"
     found = live(BY_HAND, ("/d/10.conf", "[Service]\nNice=1\n"), ("/d/20.conf", drop_in))

@@ -1,0 +1,77 @@
+"""Units that start their server by another program or a script: nothing wrong is said of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import started_by_hand
+from tests.support import needs
+from tests.support.local_box import Box
+from tests.support.ports import free_port
+from tunerd.production.status import status
+from tunerd.tryout.designed import SHAPES, design, write
+
+UNIT = "llama-server.service"
+LIMIT_S = 60.0
+pytestmark = pytest.mark.engine
+
+
+@contextmanager
+def served(folder: Path, command: str, script: str | None = None) -> Iterator[Box]:
+    """A unit by hand serves by this command; `ENGINE`, `WORDS` and `START` in it are filled in."""
+    box = Box(folder)
+    write(design(SHAPES["tiny"]), box.model)
+    words = f"-m {box.model} -t 1 -np 1 -c 2048 --alias mine --port {free_port()} --metrics"
+    filled = {"ENGINE": str(needs.engine("mainline-2026-08-18")), "WORDS": words, "START": f"{folder}/start.sh"}  # fmt: skip
+    for name, value in filled.items():
+        command, script = command.replace(name, value), (script or "").replace(name, value)
+    (folder / "start.sh").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "start.sh").chmod(0o755)
+    with started_by_hand(box, command):
+        end_s = time.monotonic() + LIMIT_S
+        while not status(box.context).payload["healthy"]:
+            assert time.monotonic() < end_s, status(box.context).payload
+            time.sleep(0.1)
+        yield box
+
+
+def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(tmp_path: Path) -> None:
+    env, taskset = shutil.which("env"), shutil.which("taskset")
+    with served(tmp_path, f"{taskset} -c 0 {env} FOO=bar ENGINE WORDS") as box:
+        made = box.json("profiles", "new", "mine", "--from-unit", UNIT)
+
+        profile = tomllib.loads((box.context.paths.site_profiles / "mine.toml").read_text())
+        assert profile["engine"]["prefer"] == [str(needs.engine("mainline-2026-08-18"))]
+        assert profile["environment"] == {"FOO": "bar"}
+        (lost,) = [one for one in made["messages"] if one["code"] == "foreign-directives"]
+        assert "taskset -c 0" in lost["text"]
+        assert box.json("bench", "--repeats", "1")["messages"] is not None
+        assert "edited" not in {one["code"] for one in box.json("doctor")["messages"]}
+
+
+def test_a_script_that_says_what_is_served_is_no_router(tmp_path: Path) -> None:
+    with served(tmp_path, "START", "exec ENGINE WORDS") as box:
+        (unit,) = box.json("detect")["units"]
+        refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
+        unknown = json.dumps(box.json("doctor")["not_checked"])
+
+    assert unit["router"] is False
+    assert "does not say what it serves" in refused["message"]
+    assert "ExecStart=" in refused["hint"]
+    assert "router" not in unknown
+
+
+def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(tmp_path: Path) -> None:
+    with served(tmp_path, "START WORDS", 'exec ENGINE "$@" -c 1024') as box:
+        refused = box.json("bench", code=None)["error"]
+
+    assert "is a script and gives its server others" in refused["cause"]
+    assert "edited" not in json.dumps(refused)
