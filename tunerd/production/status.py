@@ -20,6 +20,7 @@ from tunerd.records import plain
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.generations import Generation, HistoryEntry, changed_model_files
 from tunerd.units.manager import LeaseRecord, UnitState, lacks_manager
+from tunerd.units.systemd import lingers
 from tunerd.units.text import unified_diff
 from tunerd.words import Mode, sha256
 
@@ -145,6 +146,8 @@ def status(ctx: Context) -> ActionResult:
         props = server.props(timeout_s=1.0) if http is HttpState.READY else None
     drifts = find_drift(ctx, entry, deep=False) if entry is not None else []
     under_way = was_under_way or is_locked(ctx.paths.lock)
+    if under_way:  # its record looks like that of one that was cut short
+        drifts = [one for one in drifts if one.code != "interrupted"]
     measurement = read_measurement(ctx)
     gpus = ctx.gpu.read()
     payload: dict[str, Any] = {
@@ -157,6 +160,7 @@ def status(ctx: Context) -> ActionResult:
         "pid": state.main_pid,
         "restarts": state.n_restarts,
         "enabled": state.is_enabled,
+        "lingers": lingers(ctx.environment) if ctx.mode is Mode.USER else None,
         "health": None if http is None else str(http),
         "healthy": None if http is None else http is HttpState.READY,
         "asleep": None if props is None else props.is_asleep,

@@ -22,7 +22,8 @@ from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings import check_settings, sources_of
 from tunerd.units.manager import UP
-from tunerd.words import format_duration, local_time, nearest_name
+from tunerd.units.systemd import lingers
+from tunerd.words import Mode, format_duration, local_time, nearest_name
 
 if TYPE_CHECKING:
     from tunerd.sweep.plan import SweepRequest
@@ -258,7 +259,9 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
         raise UsageError(
             "nights need a window", state="nothing was changed", hint="--window 01:00-06:30"
         )
-    return set_keys(ctx, "schedule set", changed, "tunerd schedule show")
+    done = set_keys(ctx, "schedule set", changed, "tunerd schedule show")
+    told = _until_logout(ctx) if changed.get("schedule.enabled") else ()
+    return replace(done, messages=(*done.messages, *told))
 
 
 def configured_request(ctx: Context, *, at_once: bool = False) -> SweepRequest:
@@ -390,13 +393,22 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
         text = f"no night begins: the window is shorter than {format_duration(_LEAST_NIGHT_S)}"
         return (warning("too-short", text, "`tunerd schedule set --window`"),)
     if not is_locked(daemon_lock(ctx)):
-        hint = "`systemctl start tunerd`, or `tunerd daemon` in a terminal"
+        user = "--user " if ctx.mode is Mode.USER else ""
+        hint = f"`systemctl {user}start tunerd`, or `tunerd daemon` in a terminal"
         return (warning("no-daemon", "no night begins: no tunerd daemon runs", hint),)
     if _waits_for_sleep(ctx) and not read_live_unit(ctx).serving.sleeps:
         text = "nights wait for the server's sleep, and this one never falls asleep"
         hint = "`serving.sleep_idle_s` in its profile, or `tunerd schedule set --begin open`"
         return (warning("never-asleep", text, hint),)
-    return ()
+    return _until_logout(ctx)
+
+
+def _until_logout(ctx: Context) -> tuple[Message, ...]:
+    """That nights end with the last session of a user who does not linger."""
+    if ctx.mode is not Mode.USER or lingers(ctx.environment) is not False:
+        return ()
+    text = "no night begins once you have logged out: your units end then, without lingering"
+    return (warning("no-linger", text, "loginctl enable-linger"),)
 
 
 def show_settings(ctx: Context) -> ActionResult:

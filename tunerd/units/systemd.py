@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -152,6 +153,15 @@ def unreached(stderr: str, *, is_user: bool) -> str | None:
             )
         return "systemd does not answer; `systemctl status` must work first; or --local"
     return None
+
+
+def reads(unit_path: str, folder: Path) -> bool:
+    """Whether a folder is among those in which a manager looks for units; also where its answer has none."""
+    try:
+        folders = shlex.split(unit_path)
+    except ValueError:
+        folders = []
+    return not folders or folder.resolve() in {Path(one).resolve() for one in folders}
 
 
 def gave_way(stderr: str) -> bool:
@@ -394,8 +404,16 @@ class Systemd:
     # Changing
 
     def check_ready(self) -> None:
-        """The manager answers."""
-        self._demand(self._systemctl("show", "--property=Version"), "systemd does not answer")
+        """The manager answers, and reads units where they are written."""
+        done = self._systemctl("show", "--value", "--property=UnitPath")
+        self._demand(done, "systemd does not answer")
+        if not reads(done.stdout, self.unit_dir):
+            raise ServiceError(
+                f"systemd does not read the units in `{self.unit_dir}`",
+                cause="its own environment names other folders: `systemctl "
+                f"{' '.join((*self._scope, 'show'))} --property=UnitPath`",
+                hint="unset XDG_CONFIG_HOME and TUNERD_UNIT_DIR, which were set for this command alone",
+            )
 
     def reload(self) -> None:
         """Make the manager read the unit files again."""

@@ -242,6 +242,7 @@ def status_facts(status: Mapping[str, Any]) -> Facts:
     health += ", asleep until somebody asks it" if status["asleep"] else ""
     health += ", a router that starts a server for each model" if status["router"] else ""
     at = "with tunerd's supervisor" if status["mode"] == Mode.LOCAL else "at boot"
+    at = "when you log in" if status["lingers"] is False else at
     boot = {True: f"starts {at}", False: f"does not start {at}", None: UNKNOWN}[status["enabled"]]
     measurement, last = status["measurement"], status["last_swap"]
     facts = [

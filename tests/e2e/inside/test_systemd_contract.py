@@ -55,6 +55,15 @@ def toy() -> str:
     return str(TOY)
 
 
+def test_a_folder_that_the_manager_does_not_read_is_told_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    """XDG_CONFIG_HOME of a shell alone: the unit was written, and the swap undone at the reload."""
+    paths = paths_for(MODE, {**os.environ, "TUNERD_UNIT_DIR": str(tmp_path / "user")})
+    with pytest.raises(ServiceError, match="does not read the units in"):
+        Systemd(MODE, paths).check_ready()
+
+
 class TestSystemd(RealProcessesContract, SystemdContract):
     wanted_by = "multi-user.target" if MODE is Mode.SYSTEM else "default.target"
 

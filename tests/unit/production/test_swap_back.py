@@ -387,6 +387,20 @@ def test_a_server_that_wants_a_key_which_nobody_may_tell_it_serves(world: World)
     assert world.manager.state(UNIT).is_active
 
 
+def test_a_swap_under_way_is_not_told_as_one_that_was_cut_short(world: World) -> None:
+    world.put(world.text("old"))
+    swap(world.context(), world.request(world.text("new"), alias="new"))
+    _interrupted(world, old_invocation=None)
+    ctx = world.context()
+
+    with lock(world.paths.lock, purpose="apply", since="now"):
+        under_way = status(ctx)
+
+    assert under_way.payload["drift"] == []
+    assert [one.code for one in under_way.messages] == ["busy"]
+    assert [one["code"] for one in status(ctx).payload["drift"]] == ["interrupted"]
+
+
 def test_a_recovery_that_is_ended_says_what_stands_and_what_goes_on_with_it(world: World) -> None:
     world.put(world.text("old"))
     _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)

@@ -13,6 +13,7 @@ from tunerd.units.systemd import (
     gave_way,
     journal_entries,
     journal_lines,
+    reads,
     to_unit_state,
     unreached,
     why_it_failed,
@@ -75,6 +76,17 @@ def test_the_newest_lines_come_last_and_are_kept_and_long_ones_are_cut() -> None
     assert lines_of("") == ()
     for message in ("x" * 48_000, list(b"x" * 48_000), ["a", "x" * 48_000]):
         assert lines_of(json.dumps({"MESSAGE": message}))[-1] == "x" * 2000
+
+
+def test_the_folders_that_a_manager_reads_are_found_behind_their_quotes(tmp_path: Path) -> None:
+    """As systemd 252 prints `UnitPath`."""
+    said = (
+        f'/run/user/1/systemd/transient "{tmp_path}/my 100% home/.config/systemd/user" /usr/lib\n'
+    )
+    assert reads(said, tmp_path / "my 100% home/.config/systemd/user")
+    assert reads(said, Path("/usr/lib"))
+    assert not reads(said, tmp_path / "cfg/systemd/user")
+    assert reads("\n", tmp_path), "what is not told forbids nothing"
 
 
 def test_only_lines_about_the_unit_are_complaints() -> None:

@@ -1,0 +1,54 @@
+"""A user whose units end with the last session: what is said then, and what a shell of its own changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.deployment import MODEL, Deployment, profile
+from tests.support.machine import Machine
+
+BY_HAND = f"""\
+[Service]
+ExecStart=/usr/bin/llama-server -m {MODEL} --alias mine -c 1024 -np 1 -t 1 --port 8080
+[Install]
+WantedBy=default.target
+"""
+USER = "bob"
+
+
+@pytest.fixture
+def tunerd(sid_machine: Machine) -> Deployment:
+    """bob has a session, serves by a unit of his own, and does not linger."""
+    sid_machine.start("su", "--login", USER, "--command", "exec sleep 86399")
+    sid_machine.sh(f"until [ -S /run/user/$(id -u {USER})/systemd/private ]; do sleep 0.1; done")
+    profiles = {"plain": profile("/usr/bin/llama-server", serving__alias="plain")}
+    made = Deployment(sid_machine, user=USER, profiles=profiles)
+    made.write_unit(BY_HAND)
+    made.systemctl("enable", "--now", "llama-server")
+    made.until(lambda: made.alias() == "mine", "it serves")
+    return made
+
+
+def test_what_ends_with_a_session_is_said(tunerd: Deployment) -> None:
+    assert "starts when you log in" in tunerd("status").out
+    assert (
+        "once you have logged out"
+        in tunerd("schedule", "set", "--window", "01:00-06:30", "--on").err
+    )
+
+
+def test_a_shell_whose_folders_the_manager_does_not_read_deploys_nothing(
+    tunerd: Deployment,
+) -> None:
+    elsewhere = {"XDG_CONFIG_HOME": f"/home/{USER}/cfg"}
+    tunerd.machine.sh(
+        f"mkdir ~{USER}/cfg; cp -r ~{USER}/.config/tunerd ~{USER}/cfg; chown -R {USER}: ~{USER}/cfg"
+    )
+    before = tunerd.show("InvocationID", "llama-server.service")
+
+    refused = tunerd("apply", "plain", "--yes", expect=1, env=elsewhere)
+
+    assert "does not read the units in" in refused.err
+    assert "XDG_CONFIG_HOME" in refused.err
+    assert tunerd.machine.files(f"/home/{USER}/cfg/systemd/user") == []
+    assert tunerd.show("InvocationID", "llama-server.service") == before
