@@ -27,6 +27,7 @@ from tunerd.units.manager import lacks_manager
 from tunerd.units.text import UnitFile, environment_of, parse_unit
 from tunerd.words import Mode, format_mib
 
+_KEY_VARIABLES = {"LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE"}
 _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
 UNIX_SOCKET = ".sock"
 
@@ -185,6 +186,12 @@ def check_live(
         if before is not None and after is not None and before != after:
             yield warning(f"{what}-changes", f"the {what} changes from {before} to {after}: clients "
                           "that use the old one break", f"--set serving.{what}={before}")  # fmt: skip
+    files = live.file_environment if live.own_environment_files else {}
+    stays = set(live.environment) - {*live.own_environment, *files}  # of drop-ins
+    has_key = new.api_key or new.api_key_file or stays & _KEY_VARIABLES
+    if (old.api_key or old.api_key_file) and not has_key:
+        yield warning("key-gone", f"{live.unit} names a key for its clients, and the new server will "
+                      "answer without one", "put the key into a file and set serving.api_key_file")  # fmt: skip
     if live.drop_in_exec:
         paths = ", ".join(f"`{path}`" for path in live.drop_in_exec)
         yield error("drop-in-exec", f"a drop-in sets ExecStart= and would replace the new command: "

@@ -259,6 +259,26 @@ def test_what_changes_for_clients_is_warned_about() -> None:
     assert codes(check_live(serving("x", 1, "y"), live(None))) == [], "nothing stood before"
 
 
+@pytest.mark.parametrize(
+    ("text", "drop_in", "key_file", "is_told"),
+    [
+        ("ExecStart=/bin/x --api-key hunter2", "Nice=1", None, True),
+        ("ExecStart=/bin/x\nEnvironment=LLAMA_API_KEY=hunter2", "Nice=1", None, True),
+        ("ExecStart=/bin/x --api-key-file /k", "Nice=1", None, True),
+        ("ExecStart=/bin/x --api-key-file /k", "Nice=1", "/k", False),
+        ("ExecStart=/bin/x", "Environment=LLAMA_API_KEY=hunter2", None, False),
+        ("ExecStart=/bin/x", "Nice=1", None, False),
+    ],
+)
+def test_a_server_that_will_ask_for_no_key_any_more_is_told(
+    text: str, drop_in: str, key_file: str | None, is_told: bool
+) -> None:
+    """A key in an environment file went with the file, and the new server answered everybody."""
+    old = live(f"[Service]\n{text}\n", (Path("/d/x.conf"), f"[Service]\n{drop_in}\n"))
+    new = replace(serving(None, None, None), api_key_file=key_file)
+    assert (("warning", "key-gone") in codes(check_live(new, old))) is is_told
+
+
 def test_a_hand_written_unit_is_adopted_and_its_lines_are_shown() -> None:
     found = list(check_live(serving("127.0.0.1", 8080, "a"), live(OLD), lost=("Nice=5",)))
     assert codes(found) == [("note", "adopted"), ("warning", "foreign-directives")]
