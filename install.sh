@@ -474,7 +474,9 @@ install_user() {
     put_settings "$config/tunerd/tunerd.toml" "$data/tunerd/tunerd.toml"
     if user_manager_runs; then
         act systemctl --user daemon-reload
-        act systemctl --user --quiet enable tunerd.service
+        act systemctl --user --quiet enable tunerd.service ||
+            die "your service manager does not look for units in $data/systemd/user" \
+                'call this again without XDG_DATA_HOME, which only this shell has'
         act systemctl --user restart tunerd.service || die 'tunerd.service did not start' "$why"
     else
         say 'your service manager does not run: tunerd.service was not enabled'

@@ -220,6 +220,18 @@ def test_files_staged_below_destdir_work_where_they_belong(
     assert machine.run("tunerd", "--version").stdout.startswith("tunerd ")
 
 
+def test_a_shell_whose_data_the_manager_does_not_read_is_told_so(bare_machine: Machine) -> None:
+    environment = OFFLINE_PIP | NOT_COMPILED | {"XDG_DATA_HOME": "/home/alice/data"}
+
+    refused = bare_machine.run(
+        INSTALL, "--user", user="alice", env=environment, check=False, limit_s=400.0
+    )
+
+    assert refused.returncode == 1
+    assert "does not look for units in /home/alice/data/systemd/user" in refused.stderr
+    assert "XDG_DATA_HOME" in refused.stderr
+
+
 def test_a_user_installs_and_uninstalls_without_root(bare_machine: Machine) -> None:
     before = files_of(bare_machine, "/home/alice")
 

@@ -68,7 +68,6 @@ from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, holds
 from tunerd.measure.learn import own_requests
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import EvidenceStore, reading
-from tunerd.measure.trust import is_same_command
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
@@ -81,7 +80,7 @@ from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.schedule import show_settings
-from tunerd.units.live import LiveUnit
+from tunerd.units.live import LiveUnit, is_same_command
 from tunerd.units.manager import UnitState
 
 # Enough to reach back to the load on most days; a build that logs each token does not.

@@ -57,6 +57,7 @@ from tunerd.production.gate import why_it_ended
 from tunerd.production.lease import Candidate
 from tunerd.profile.workload import MIXED, RequestClass
 from tunerd.result import Message, note, warning
+from tunerd.units.live import is_same_command
 from tunerd.words import all_known
 
 # What a bench measures: the live unit, a candidate, or a server that is known by its address alone.
@@ -343,7 +344,7 @@ def letters_per_token(server: LlamaServer, book: PromptBook) -> float:
 def _runs_with(argv: Sequence[str], pid: int) -> bool | None:
     """Whether a process has exactly these arguments; None where they cannot be read."""
     facts = process_facts(pid)
-    return trust.is_same_command(argv, facts.cmdline if facts is not None else None)
+    return is_same_command(argv, facts.cmdline if facts is not None else None)
 
 
 def _life(ctx: Context, unit: str) -> str | None:

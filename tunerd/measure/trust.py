@@ -369,19 +369,6 @@ def _number(text: str) -> float | None:
         return None
 
 
-def is_same_command(argv: Sequence[str], cmdline: Sequence[str] | None) -> bool | None:
-    """Whether a process runs with exactly these arguments; None where its own are not known.
-
-    The program itself may be a script, and stand behind its interpreter.
-    """
-    if not cmdline:
-        return None
-    arguments = tuple(argv[1:])
-    if not arguments:
-        return None
-    return tuple(cmdline[-len(arguments) :]) == arguments
-
-
 _DECIMALS_MS = 0.011  # of two decimals, rounded or cut
 
 

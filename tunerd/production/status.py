@@ -13,12 +13,14 @@ from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit, standing_text
 from tunerd.errors import HostError, NoSupervisor, ServiceError, UsageError
 from tunerd.machine.files import is_locked
+from tunerd.machine.host import process_facts
 from tunerd.paths import paths_for
 from tunerd.production.journal import cut_short, others_on_record, read_record
 from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.generations import Generation, HistoryEntry, changed_model_files
+from tunerd.units.live import is_same_command
 from tunerd.units.manager import LeaseRecord, UnitState, lacks_manager
 from tunerd.units.systemd import lingers
 from tunerd.units.text import unified_diff
@@ -285,7 +287,7 @@ def find_drift(ctx: Context, entry: HistoryEntry, *, deep: bool) -> list[Message
     if generation.unit_sha256 is not None:
         drifts += _model_drift(generation)
         if deep:
-            drifts += _engine_drift(generation)
+            drifts += [*_engine_drift(generation), *_words_drift(ctx)]
     return drifts
 
 
@@ -304,6 +306,15 @@ def _engine_drift(generation: Generation) -> Iterator[Message]:
     text = f"the engine changed: {'; '.join(changes[:_SHOWN])}{more}"
     hint = "`tunerd plan` shows whether the profile still works on it"
     yield warning("engine-changed", text, hint)
+
+
+def _words_drift(ctx: Context) -> Iterator[Message]:
+    live, pid = read_live_unit(ctx), ctx.services.state(ctx.unit).main_pid
+    process = process_facts(pid) if pid is not None else None
+    if process and live.argv and is_same_command(live.argv, process.cmdline) is False:
+        text = "the server runs with other arguments than its unit has"
+        hint = f"`systemctl status {ctx.unit}` shows them; a restart, or a script without flags of its own"
+        yield warning("other-arguments", text, hint)
 
 
 def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:

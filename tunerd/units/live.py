@@ -198,6 +198,19 @@ def is_shell(program: str) -> bool:
     return _SHELLS.fullmatch(_name(program)) is not None
 
 
+def is_same_command(argv: Sequence[str], cmdline: Sequence[str] | None) -> bool | None:
+    """Whether a process runs with exactly these arguments; None where its own are not known.
+
+    The program itself may be a script, and stand behind its interpreter.
+    """
+    if not cmdline:
+        return None
+    arguments = tuple(argv[1:])
+    if not arguments:
+        return None
+    return tuple(cmdline[-len(arguments) :]) == arguments
+
+
 def _name(program: str) -> str:
     return program.rpartition("/")[2]
 

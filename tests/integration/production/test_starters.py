@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -24,10 +25,18 @@ LIMIT_S = 60.0
 pytestmark = pytest.mark.engine
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the account of probes may enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory(prefix="tunerd-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @contextmanager
 def served(folder: Path, command: str, script: str | None = None) -> Iterator[Box]:
     """A unit by hand serves by this command; `ENGINE`, `WORDS` and `START` in it are filled in."""
-    box = Box(folder)
+    box = Box(folder, {"TUNERD_SERVICE__SETTLE_S": "0.2"})
     write(design(SHAPES["tiny"]), box.model)
     words = f"-m {box.model} -t 1 -np 1 -c 2048 --alias mine --port {free_port()} --metrics"
     filled = {"ENGINE": str(needs.engine("mainline-2026-08-18")), "WORDS": words, "START": f"{folder}/start.sh"}  # fmt: skip
@@ -43,9 +52,9 @@ def served(folder: Path, command: str, script: str | None = None) -> Iterator[Bo
         yield box
 
 
-def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(tmp_path: Path) -> None:
+def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(folder: Path) -> None:
     env, taskset = shutil.which("env"), shutil.which("taskset")
-    with served(tmp_path, f"{taskset} -c 0 {env} FOO=bar ENGINE WORDS") as box:
+    with served(folder, f"{taskset} -c 0 {env} FOO=bar ENGINE WORDS") as box:
         made = box.json("profiles", "new", "mine", "--from-unit", UNIT)
 
         profile = tomllib.loads((box.context.paths.site_profiles / "mine.toml").read_text())
@@ -57,8 +66,8 @@ def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(tmp_path:
         assert "edited" not in {one["code"] for one in box.json("doctor")["messages"]}
 
 
-def test_a_script_that_says_what_is_served_is_no_router(tmp_path: Path) -> None:
-    with served(tmp_path, "START", "exec ENGINE WORDS") as box:
+def test_a_script_that_says_what_is_served_is_no_router(folder: Path) -> None:
+    with served(folder, "START", "exec ENGINE WORDS") as box:
         (unit,) = box.json("detect")["units"]
         refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
         unknown = json.dumps(box.json("doctor")["not_checked"])
@@ -69,9 +78,13 @@ def test_a_script_that_says_what_is_served_is_no_router(tmp_path: Path) -> None:
     assert "router" not in unknown
 
 
-def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(tmp_path: Path) -> None:
-    with served(tmp_path, "START WORDS", 'exec ENGINE "$@" -c 1024') as box:
+def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(folder: Path) -> None:
+    with served(folder, "START WORDS", 'exec ENGINE "$@" -c 1024') as box:
         refused = box.json("bench", code=None)["error"]
+        box.json("profiles", "new", "mine", "--from-unit", UNIT)
+        box.json("apply", "mine", "--yes")
+        (drift,) = box.json("verify", code=6)["drift"]
 
     assert "is a script and gives its server others" in refused["cause"]
     assert "edited" not in json.dumps(refused)
+    assert drift["code"] == "other-arguments"

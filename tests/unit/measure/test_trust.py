@@ -18,7 +18,6 @@ from tunerd.measure.trust import (
     Speculation,
     energy_of,
     is_processor_taken,
-    is_same_command,
     judge_traffic,
     look_at,
     marks_of,
@@ -303,15 +302,6 @@ def test_whether_it_drafts_is_told_from_every_dialects_flags(
     words: str, drafts: bool | None, always: bool
 ) -> None:
     assert speculation_of(["llama-server", *words.split()]) == Speculation(drafts, always)
-
-
-def test_a_process_behind_its_interpreter_runs_the_same_command() -> None:
-    argv = ("/usr/bin/llama-server", "-c", "4096")
-
-    assert is_same_command(argv, ("python3", "/x/llama-server", "-c", "4096")) is True
-    assert is_same_command(argv, ("/usr/bin/llama-server", "-c", "8192")) is False
-    assert is_same_command(argv, ("llama-server", "-c", "4096", "--verbose")) is False
-    assert is_same_command(argv, None) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.units.live import LiveUnit, read_live, serving_of
+from tunerd.units.live import LiveUnit, is_same_command, read_live, serving_of
 
 UNIT = "llama-server.service"
 SPECIFIERS = {"h": "/home/me", "%": "%", "d": "/run/credentials/llama-server.service"}
@@ -132,3 +132,12 @@ def test_a_router_with_the_usual_speculation_is_one_still() -> None:
     text = "[Service]\nExecStart=/usr/bin/llama-server --models-dir /srv --spec-default\n"
     found = read_live(unit="llama-server.service", text=text, specifiers={})
     assert not found.names_a_model
+
+
+def test_a_process_behind_its_interpreter_runs_the_same_command() -> None:
+    argv = ("/usr/bin/llama-server", "-c", "4096")
+
+    assert is_same_command(argv, ("python3", "/x/llama-server", "-c", "4096")) is True
+    assert is_same_command(argv, ("/usr/bin/llama-server", "-c", "8192")) is False
+    assert is_same_command(argv, ("llama-server", "-c", "4096", "--verbose")) is False
+    assert is_same_command(argv, None) is None
