@@ -10,7 +10,7 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import address_now, read_live_unit, standing_text
+from tunerd.engine.serving import address_now, hides_words, read_live_unit, standing_text
 from tunerd.errors import HostError, NoSupervisor, ServiceError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.machine.host import process_facts
@@ -310,10 +310,12 @@ def _engine_drift(generation: Generation) -> Iterator[Message]:
 
 def _words_drift(ctx: Context) -> Iterator[Message]:
     live, pid = read_live_unit(ctx), ctx.services.state(ctx.unit).main_pid
-    process = process_facts(pid) if pid is not None else None
+    process = process_facts(pid) if pid is not None and hides_words(live) else None
     if process and live.argv and is_same_command(live.argv, process.cmdline) is False:
-        text = "the server runs with other arguments than its unit has"
-        hint = f"`systemctl status {ctx.unit}` shows them; a restart, or a script without flags of its own"
+        text = (
+            f"`{live.program}` is a script and gives its server other arguments than the unit has"
+        )
+        hint = f'let it end with the flags that it is given, "$@"; `systemctl status {ctx.unit}` shows them'
         yield warning("other-arguments", text, hint)
 
 
