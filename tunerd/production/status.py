@@ -13,7 +13,6 @@ from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, hides_words, read_live_unit, standing_text
 from tunerd.errors import HostError, NoSupervisor, ServiceError, UsageError
 from tunerd.machine.files import is_locked
-from tunerd.machine.host import process_facts
 from tunerd.paths import paths_for
 from tunerd.production.journal import cut_short, others_on_record, read_record
 from tunerd.production.measurement import measuring, read_measurement
@@ -309,6 +308,8 @@ def _engine_drift(generation: Generation) -> Iterator[Message]:
 
 
 def _words_drift(ctx: Context) -> Iterator[Message]:
+    from tunerd.machine.host import process_facts  # brings psutil
+
     live, pid = read_live_unit(ctx), ctx.services.state(ctx.unit).main_pid
     process = process_facts(pid) if pid is not None and hides_words(live) else None
     if process and live.argv and is_same_command(live.argv, process.cmdline) is False:
