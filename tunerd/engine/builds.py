@@ -39,6 +39,7 @@ from tunerd.engine.probe import (
     EngineProber,
     Found,
     build_folders,
+    by_own_path,
     distinct,
     is_own_server,
     kept_folder,
@@ -118,6 +119,7 @@ def find_programs(ctx: Context) -> tuple[Found, ...]:
 
 def engine_of(ctx: Context, found: Found) -> Engine:
     """The engine behind a program; one that cannot be probed is an engine with a problem."""
+    found = by_own_path(found)
     is_embedded = is_own_server(found.program)
     blank = Engine(
         name=found.name or ("embedded" if is_embedded else found.program.name),

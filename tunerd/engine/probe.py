@@ -93,10 +93,17 @@ def own_server() -> Path | None:
 def is_own_server(program: Path) -> bool:
     """Whether a program is this tunerd's embedded server, which runs with our rights.
 
-    By its place: a program that only has its name is as foreign as any other.
+    By its place: a program that only has its name is as foreign as any other, and so is a link to it, which
+    may lead elsewhere by the time that it is run.
     """
+    return program == own_server()
+
+
+def by_own_path(found: Found) -> Found:
+    """The embedded server by its own path, where a link leads to it; any other program as it was found."""
     own = own_server()
-    return own is not None and real_path(program) == real_path(own)
+    is_own = own is not None and real_path(found.program) == real_path(own)
+    return replace(found, program=own) if own is not None and is_own else found
 
 
 def _is_program(path: Path) -> bool:
@@ -317,7 +324,7 @@ class EngineProber:
             EngineError: the program or one of its libraries cannot be read.
         """
         program = real_path(found.program)
-        if is_own_server(program):
+        if is_own_server(found.program):
             return _identity(embedded_files(), None)
         # Backends are loaded before a model is looked for, but not for --version.
         nowhere = ("--model", "/nonexistent/none.gguf", "--port", str(free_port()))
@@ -451,7 +458,7 @@ class EngineProber:
         try:
             parts = [f"{PROBE_SCHEMA}", str(program)]
             libraries = [path for path in sorted(program.parent.glob("lib*.so*")) if path.exists()]
-            own = embedded_files() if is_own_server(program) else ()
+            own = embedded_files() if is_own_server(found.program) else ()
             for path in (program, *libraries, *own):
                 status = path.stat()
                 parts.append(f"{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}")

@@ -25,6 +25,7 @@ from tunerd.engine.probe import (
     Found,
     build_folders,
     is_own_server,
+    own_server,
     path_folders,
     programs_in,
     read_proofs,
@@ -140,6 +141,19 @@ def test_a_program_that_has_only_the_name_of_ours_is_no_more_trusted(
 
 
 # What a probe finds, and how long it is believed.
+
+
+@pytest.mark.llama
+def test_a_link_to_our_own_server_is_not_what_is_run_with_our_rights(
+    folder: Path, tmp_path: Path
+) -> None:
+    own, link = own_server(), folder / "llama-server"
+    assert own is not None
+    link.symlink_to(own)  # of somebody who lets it lead elsewhere a moment later
+    engine = engine_of(Box(tmp_path).context, Found(link, "build folder"))
+    assert engine.is_embedded
+    assert engine.program == own
+    assert not is_own_server(link)
 
 
 def test_a_program_is_probed_again_only_when_it_changed(folder: Path, prober: EngineProber) -> None:
