@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import mmap
 import os
 import re
 import stat
@@ -64,6 +63,8 @@ _BUILD_FOLDERS = (
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NEEDED, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 5, 15, 29
 _DT_PATHS = (_DT_NEEDED, _DT_RPATH, _DT_RUNPATH)
+# Of a list of what a library needs, and of a path in it.
+_MOST_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,35 +193,43 @@ def libraries_of(program: Path) -> list[Path]:
 
 
 def _run_paths(file: Path) -> list[Path]:
-    """DT_RPATH, DT_RUNPATH and needed paths of a 64-bit ELF file; empty for what is none."""
-    try:
-        with file.open("rb") as opened:  # mapped: a library for CUDA has a gigabyte
-            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        if data[:6] != b"\x7fELF\x02\x01":
-            return []
-        (offset,) = struct.unpack_from("<Q", data, 0x20)
-        size, count = struct.unpack_from("<HH", data, 0x36)
-        headers = [struct.unpack_from("<IIQQQQ", data, offset + at * size) for at in range(count)]
-        entries = [
-            struct.unpack_from("<qQ", data, at)
-            for kind, _, start, _, _, length in headers
-            if kind == _PT_DYNAMIC
-            for at in range(start, start + length, 16)
-        ]
-        table = dict(entries)[_DT_STRTAB]
-        strings = next(
-            start + table - address
-            for kind, _, start, address, _, length in headers
-            if kind == _PT_LOAD and address <= table < address + length
-        )
-        begins = [strings + at for tag, at in entries if tag in _DT_PATHS]
-        words = [data[at : data.find(b"\0", at)] for at in begins]
-    except (OSError, ValueError, struct.error, KeyError, StopIteration):
-        return []
+    """DT_RPATH, DT_RUNPATH and needed paths of a 64-bit ELF file; empty for what is none.
+
+    It may be anybody's, and another one in a moment: no more of it is read than a real one has.
+    """
+    words: list[bytes] = []
+    with (
+        contextlib.suppress(EngineError, OSError, ValueError, OverflowError, struct.error,
+                            KeyError, StopIteration),
+        _opened(real_path(file), None) as (descriptor, _),
+    ):  # fmt: skip
+        words = _dynamic_words(descriptor)
     texts = [os.fsdecode(part) for word in words for part in word.split(b":")]
     own = str(file.parent)
     told = [text.replace("$ORIGIN", own).replace("${ORIGIN}", own) for text in texts]
     return [Path(text) for text in told if text.startswith("/")]
+
+
+def _dynamic_words(descriptor: int) -> list[bytes]:
+    def rows(form: str, offset: int, n_bytes: int) -> list[tuple[int, ...]]:
+        return list(struct.iter_unpack(form, os.pread(descriptor, n_bytes, offset)))
+
+    head = os.pread(descriptor, 64, 0)
+    if head[:6] != b"\x7fELF\x02\x01":
+        return []
+    (offset,) = struct.unpack_from("<Q", head, 0x20)
+    (count,) = struct.unpack_from("<H", head, 0x38)
+    headers = rows("<IIQQQQ16x", offset, count * 56)
+    begin, size = next((row[2], row[5]) for row in headers if row[0] == _PT_DYNAMIC)
+    entries = rows("<qQ", begin, min(size, _MOST_BYTES))
+    table = dict(entries)[_DT_STRTAB]
+    strings = next(
+        start + table - address
+        for kind, _, start, address, _, length in headers
+        if kind == _PT_LOAD and address <= table < address + length
+    )
+    begins = [strings + at for tag, at in entries if tag in _DT_PATHS]
+    return [os.pread(descriptor, _MOST_BYTES, at).partition(b"\0")[0] for at in begins]
 
 
 PROBE_SCHEMA = 2
@@ -495,10 +504,9 @@ def _no_server(program: Path, done: Completed) -> EngineError:
         cause = f"exit status {done.returncode}: {words}"
     else:
         cause = f"ended by signal {done.signal or '(unknown)'}: {words}"
-    with contextlib.suppress(OSError), program.open("rb") as theirs:
-        head, own = theirs.read(20), Path("/proc/self/exe").read_bytes()[:20]
-        if head[:4] == own[:4] and any(head[at] != own[at] for at in _FOR_PROCESSOR):
-            cause = "it is a program for another kind of processor"
+    head, own = first_bytes(program, 20), first_bytes(Path("/proc/self/exe"), 20)
+    if head[:4] == own[:4] and any(head[at] != own[at] for at in _FOR_PROCESSOR):
+        cause = "it is a program for another kind of processor"
     return EngineError(
         f"`{program} --help` shows no options of a llama-server",
         cause=cause,
@@ -521,17 +529,32 @@ def embedded_files() -> tuple[Path, ...]:
 
 def _started_by_script(program: Path, said: str) -> set[Path]:
     """What a script starts beside its interpreter, as the dynamic loader says; nothing of other programs."""
-    try:
-        with program.open("rb") as opened:
-            mark, words = opened.read(2), opened.readline(_MAX_SHEBANG).split()
-    except OSError:
+    words = shebang(program)
+    if not words:
         return set()
-    if mark != b"#!" or not words:
-        return set()
-    interpreter = real_path(Path(os.fsdecode(words[0])))
+    interpreter = real_path(Path(words[0]))
     started = [real_path(Path(path)) for path in _STARTED.findall(said)]
     found = itertools.dropwhile(lambda path: path != interpreter, started)
     return {path for path in found if path != interpreter and _is_program(path)}
+
+
+def shebang(program: Path) -> list[str]:
+    """What a script says that runs it; empty for any other program."""
+    line = first_bytes(program, _MAX_SHEBANG).partition(b"\n")[0]
+    return [os.fsdecode(word) for word in line[2:].split()] if line[:2] == b"#!" else []
+
+
+def first_bytes(path: Path, n_bytes: int) -> bytes:
+    """The beginning of a plain file; empty where it is none, or cannot be read.
+
+    Whoever put something else there can keep nobody waiting (a pipe), and have no device opened.
+    """
+    with (
+        contextlib.suppress(EngineError, OSError),
+        _opened(real_path(path), None) as (descriptor, _),
+    ):
+        return os.pread(descriptor, n_bytes, 0)
+    return b""
 
 
 def _identity(paths: Sequence[Path], reader: User | None) -> EngineIdentity:

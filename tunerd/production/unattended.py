@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunerd.app import Context
-from tunerd.engine.probe import libraries_of, writable_by_others
+from tunerd.engine.probe import libraries_of, shebang, writable_by_others
 from tunerd.engine.serving import file_environment_of, specifiers_of, standing_text
 from tunerd.errors import ConfigError, DeployError
 from tunerd.machine.process import account
@@ -188,7 +188,7 @@ def _changeable(meant: Named) -> Iterator[str]:
     uid = 0 if who is None else who.uid
     for word in meant.programs:
         program = Path(word)
-        if is_shell(word) or _is_script_of_shell(program):
+        if is_shell(word) or any(map(is_shell, shebang(program))):
             yield f"what `{word}` runs cannot be told"
         paths = [program, *libraries_of(program)] if program.is_absolute() else []
         yield from _changed_by(paths, uid)
@@ -201,13 +201,3 @@ def _changed_by(paths: list[Path], uid: int) -> Iterator[str]:
         who = writable_by_others(there, trusted=uid)
         if who is not None:
             yield who
-
-
-def _is_script_of_shell(program: Path) -> bool:
-    try:
-        with program.open("rb") as file:
-            first = file.readline(256)
-    except OSError:
-        return False
-    words = first[2:].split() if first.startswith(b"#!") else []
-    return any(is_shell(word.decode("utf-8", "replace")) for word in words)

@@ -6,7 +6,9 @@ import grp
 import os
 import pwd
 import shutil
+import struct
 import subprocess
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -216,6 +218,21 @@ def test_libraries_are_looked_for_where_the_program_says(tmp_path: Path) -> None
     assert libraries_of(source) == [source]
 
 
+def test_a_library_whose_list_has_no_end_is_read_no_further_than_a_real_one(tmp_path: Path) -> None:
+    head = bytearray(64)
+    head[:6], head[0x20:0x28] = b"\x7fELF\x02\x01", struct.pack("<Q", 64)
+    head[0x36:0x3A] = struct.pack("<HH", 56, 1)
+    dynamic, a_terabyte = 2, 1 << 40
+    library = tmp_path / "libx.so"
+    library.write_bytes(
+        head + struct.pack("<IIQQQQQQ", dynamic, 0, 4096, 4096, 4096, a_terabyte, a_terabyte, 8)
+    )
+    os.truncate(library, a_terabyte)
+    began_s = time.process_time()
+    assert libraries_of(library) == [library]
+    assert time.process_time() - began_s < 1
+
+
 # Rollback.
 
 
@@ -250,6 +267,20 @@ def test_a_member_does_not_get_a_program_of_their_own_run_as_root(
     rollback(world.context(), to=None, drain=False, confirm=lambda _: None)
 
     assert world.serving_alias() == "old"
+
+
+@ROOT_ONLY
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["llama-server", "libx.so"])
+def test_a_pipe_in_the_place_of_a_program_or_library_keeps_nobody_waiting(
+    world: World, tmp_path: Path, name: str
+) -> None:
+    _alices_root_unit(world, tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name, 0o755)
+    os.chown(tmp_path / name, ALICE, 0)
+    with pytest.raises(DeployError, match="root must do this"):
+        preview(world.context(), None)
 
 
 @ROOT_ONLY
