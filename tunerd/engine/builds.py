@@ -59,7 +59,7 @@ from tunerd.errors import (
     UsageError,
 )
 from tunerd.machine.facts import Host
-from tunerd.machine.files import lock, real_path, sync_folder
+from tunerd.machine.files import is_gone, lock, real_path, sync_folder
 from tunerd.machine.net import free_port
 from tunerd.machine.process import SERVICE_ACCOUNT, account, account_homes, probe_account
 from tunerd.model.facts import ModelFacts
@@ -559,7 +559,7 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
     """
     if wanted is not None and wanted.startswith(("/", "~")):
         path = Path(wanted).expanduser()
-        if not path.exists():
+        if is_gone(path):
             raise ModelFileError(
                 f"model file is missing: `{path}`",
                 state="nothing was touched",

@@ -35,7 +35,7 @@ from tunerd.engine.help import (
     read_capabilities,
 )
 from tunerd.errors import EngineError, HostError, ServiceError
-from tunerd.machine.files import Files, real_path
+from tunerd.machine.files import Files, is_gone, real_path
 from tunerd.machine.net import free_port
 from tunerd.machine.process import Completed, Limits, User, is_alone_in, may_read_open
 from tunerd.records import plain
@@ -173,7 +173,7 @@ def _way_to(path: Path) -> list[Path]:
             if part in seen:
                 continue
             seen.append(part)
-            if part.is_symlink():
+            if os.path.islink(part):  # noqa: PTH114 -- pathlib raises where a folder is closed
                 todo.append(part.parent / part.readlink())
     return seen
 
@@ -581,8 +581,10 @@ def _identity(paths: Sequence[Path], reader: User | None) -> EngineIdentity:
 def _is_same(path: Path, sha256: str) -> bool:
     try:
         return _component(path).sha256 == sha256
-    except EngineError:  # a folder stands there now, or something that may not be read
-        return False
+    except (
+        EngineError
+    ) as error:  # a folder stands there now; or nobody can tell, as in a closed home
+        return isinstance(error.__cause__, PermissionError)
 
 
 def is_unchanged(identity: EngineIdentity) -> bool:
@@ -655,7 +657,7 @@ def _hashed(
 def changed_files(components: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """What of a recorded engine (paths with hashes) is no longer the file that it was, in words."""
     return tuple(
-        f"{path} was replaced" if Path(path).exists() else f"{path} is gone"
+        f"{path} is gone" if is_gone(Path(path)) else f"{path} was replaced"
         for path, digest in components
         if not _is_same(Path(path), digest)
     )

@@ -476,6 +476,15 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
+def is_gone(path: Path) -> bool:
+    """Whether nothing is there; what may not be looked at, as in a closed home, may be there."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+    return False
+
+
 def real_path(path: Path) -> Path:
     """Where its links lead; the path itself where that cannot be told."""
     try:

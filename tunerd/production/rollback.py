@@ -12,6 +12,7 @@ from tunerd.engine.health import Expectation, FailureKind
 from tunerd.engine.probe import changed_files, kept_folder
 from tunerd.engine.serving import address_of, read_live_unit, specifiers_of, standing_text
 from tunerd.errors import DeployError, HostError, UsageError
+from tunerd.machine.files import is_gone
 from tunerd.production.journal import backups
 from tunerd.production.recover import changing
 from tunerd.production.swap import SwapRequest, swap, without_service
@@ -267,7 +268,7 @@ def _check(
         raise DeployError(
             f"`{name}` cannot be read as a unit: {old.problem}", state="nothing was changed"
         )
-    gone = [path for path in (old.program, old.serving.model) if path and not Path(path).exists()]
+    gone = [path for path in (old.program, old.serving.model) if path and is_gone(Path(path))]
     if gone:
         raise DeployError(
             f"`{name}` cannot serve any more",
@@ -298,7 +299,7 @@ def _check(
 def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
     """What to do where the old unit's program or model is gone."""
     model = old.serving.model
-    if model is not None and not Path(model).exists():  # without it a kept engine is no help
+    if model is not None and is_gone(Path(model)):  # without it a kept engine is no help
         return f"put the model back to `{model}`; `tunerd rollback --list` shows what else there is"
     if made_by is not None:
         kept = kept_folder(ctx.paths.engines_dir, made_by.engine_sha256)

@@ -17,6 +17,7 @@ from tunerd.app import Context
 from tunerd.engine.probe import libraries_of, shebang, writable_by_others
 from tunerd.engine.serving import file_environment_of, specifiers_of, standing_text
 from tunerd.errors import ConfigError, DeployError
+from tunerd.machine.files import is_gone
 from tunerd.machine.process import account
 from tunerd.units.live import is_shell, with_drop_ins
 from tunerd.units.text import Directive, UnitFile, environment_of, expand_specifiers, parse_exec
@@ -197,7 +198,7 @@ def _changeable(meant: Named) -> Iterator[str]:
 
 def _changed_by(paths: list[Path], uid: int) -> Iterator[str]:
     for path in paths:
-        there = next(one for one in (path, *path.parents) if one.exists())
+        there = next(one for one in (path, *path.parents) if not is_gone(one))
         who = writable_by_others(there, trusted=uid)
         if who is not None:
             yield who

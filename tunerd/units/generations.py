@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError
-from tunerd.machine.files import Files
+from tunerd.machine.files import Files, is_gone
 from tunerd.records import Unreadable, plain, read
 from tunerd.words import sha256
 
@@ -273,7 +273,8 @@ def changed_model_files(generation: Generation) -> Iterator[tuple[Path, bool]]:
         try:
             status = path.stat()
         except OSError:
-            yield path, True
+            if is_gone(path):
+                yield path, True
             continue
         if (status.st_size, status.st_mtime_ns) != (file["size_bytes"], file["mtime_ns"]):
             yield path, False

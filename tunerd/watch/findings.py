@@ -13,7 +13,7 @@ from tunerd.engine.flags import without_secrets
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, TunerdError
-from tunerd.machine.files import stamp_of
+from tunerd.machine.files import is_gone, stamp_of
 from tunerd.measure.answer import Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, holds
@@ -188,7 +188,7 @@ def _of_the_program(ctx: Context, live: LiveUnit) -> Sequence[str]:
     if live.argv is None or live.program is None:
         return ()
     program = Path(live.program)
-    if not program.exists():
+    if is_gone(program):
         return (f"`{program}` is not there",)
     environment = {k: v for k, v in live.environment.items() if k not in MODEL_VARIABLES}
     found = Found(program, "unit", None, tuple(sorted(environment.items())))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import grp
 import os
 import pwd
@@ -10,6 +12,7 @@ import struct
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from tests.fault.scenarios import deploy
 from tests.fault.world import ENGINE, UNIT, World
 from tests.support.profiles import a_plan_for
 from tunerd.app import data_dir
-from tunerd.engine.probe import libraries_of, writable_by_others
+from tunerd.engine.probe import changed_files, libraries_of, writable_by_others
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, DeployError, UsageError
 from tunerd.machine.files import lock
@@ -281,6 +284,36 @@ def test_a_pipe_in_the_place_of_a_program_or_library_keeps_nobody_waiting(
     os.chown(tmp_path / name, ALICE, 0)
     with pytest.raises(DeployError, match="root must do this"):
         preview(world.context(), None)
+
+
+@contextlib.contextmanager
+def _as_in_the_daemon() -> Iterator[None]:
+    """Root without a capability, as its unit has it; of this thread alone (capset(2), version 3)."""
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(0x20080522, 0)
+    kept, without = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, kept) == 0
+    without[1], without[4] = kept[1], kept[4]  # permitted ones stay, to be taken up again
+    assert libc.capset(header, without) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, kept) == 0
+
+
+@ROOT_ONLY
+def test_what_lies_in_a_closed_home_is_not_gone_and_left_to_root(
+    world: World, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    _alices_root_unit(world, home)
+    os.chown(home, ALICE, 0)
+    with _as_in_the_daemon():
+        with pytest.raises(DeployError, match="root must do this") as caught:
+            preview(world.context(), None)
+        assert changed_files([(f"{home}/llama-server", "0" * 64)]) == ()
+        assert changed_files([("/nowhere/llama-server", "0" * 64)]) != ()
+    assert "Permission denied" in (caught.value.cause or "")
 
 
 @ROOT_ONLY
