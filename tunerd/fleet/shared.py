@@ -7,9 +7,10 @@ import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import sqlalchemy as sa
+from pydantic import Field
 from sqlalchemy.dialects.postgresql import insert
 
 from tunerd import __version__
@@ -45,7 +46,7 @@ class BoxStatus:
     health: str | None = None
     profile: str | None = None
     generation: int | None = None
-    up_s: float | None = None
+    up_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     drift: tuple[str, ...] | None = None
     problem: str | None = None
     tunerd_version: str | None = None
@@ -300,6 +301,6 @@ def _boxes(database: Database) -> list[dict[str, Any]]:
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     told = read_or_none(BoxStatus, row.pop("status")) or BoxStatus(problem="damaged")
-    since_s = None if told.up_s is None else row["seen_s"] - min(max(0.0, told.up_s), row["seen_s"])
+    since_s = None if told.up_s is None else row["seen_s"] - min(told.up_s, row["seen_s"])
     is_silent = row["seen_age_s"] > _SILENT_S
     return {**row, "is_silent": is_silent, **plain(told), "serving_since_s": since_s}

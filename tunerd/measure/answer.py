@@ -624,6 +624,8 @@ _LINE = re.compile(r'^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{position="(\d{1,3})"\})? (\
 # Source: seen on builds of May to November 2026; std::ostream's default precision.
 _DIGITS = 6
 _WHOLE_BELOW = 10**_DIGITS
+# What no server comes to; and SQLite keeps no whole number beyond 2^63.
+_MOST_COUNTED = 2**53
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 
 
@@ -719,7 +721,7 @@ def _value(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None  # no counter goes below zero
+    return value if 0 <= value < _MOST_COUNTED else None  # nor is any below zero, or no number
 
 
 # Why requests had no answer.

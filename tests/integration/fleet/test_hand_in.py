@@ -322,6 +322,17 @@ def test_only_the_clock_of_the_database_counts(box: Box, postgres: Postgres, url
     assert [one.code for one in result.messages] == ["silent"]
 
 
+@pytest.mark.parametrize("up_s", ['"nan"', '"inf"', "-1", "1e300"])
+def test_what_another_box_says_of_its_age_is_a_number_that_can_be_shown(
+    box: Box, postgres: Postgres, url: str, up_s: str
+) -> None:
+    hand_in(box.context)
+    postgres.query(f"update box set status = '{{\"up_s\": {up_s}}}'", name_of(url))
+    (one,) = fleet_status(box.context).payload["boxes"]
+    json.dumps(one, allow_nan=False)
+    assert one["serving_since_s"] is None or 0 <= one["serving_since_s"] <= one["seen_s"]
+
+
 class Ahead(SystemClock):
     """The machine's clock, set wrong by so many seconds."""
 

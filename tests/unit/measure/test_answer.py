@@ -166,6 +166,8 @@ def test_counters_are_read_from_the_servers_text_and_what_it_lacks_is_unknown() 
     for position in ("4000000000", "9" * 5000):  # a draft of a length that cannot be
         row = f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} 4\n'
         assert read_counters(METRICS + row).accepted_by_position == (8, 0, 4)
+    for much in ("1e20", "1e308", "inf", "nan", "-1"):  # which no store can keep, or nobody counts
+        assert read_counters(f"llamacpp:prompt_tokens_total {much}\n").n_prompt is None
     bare = read_counters("llamacpp:prompt_tokens_total 240\n")
     assert (bare.n_predicted, bare.n_drafted, bare.accepted_by_position) == (None, None, None)
 
