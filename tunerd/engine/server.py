@@ -19,6 +19,7 @@ from tunerd.machine.http import HttpRequest, NoAnswerError, NoAnswerInTimeError
 from tunerd.machine.net import own_host
 
 MAX_STREAM_BYTES = 64 * 1024 * 1024
+MAX_PIECES = 1024 * 1024  # a byte that comes alone takes a hundred here
 _DATA = b"data:"
 _ERROR = b"error:"
 _DONE = b"[DONE]"
@@ -52,7 +53,7 @@ class Arrivals:
         """Note a piece; False where the answer has grown too large to be one."""
         self.pieces.append((at_ms, piece))
         self.n_bytes += len(piece)
-        return self.n_bytes <= MAX_STREAM_BYTES
+        return self.n_bytes <= MAX_STREAM_BYTES and len(self.pieces) <= MAX_PIECES
 
     @property
     def body(self) -> bytes:
@@ -61,13 +62,15 @@ class Arrivals:
 
     def lines(self) -> Iterator[tuple[float, bytes]]:
         """Whole lines, each with the time of the piece that ended it."""
-        rest = b""
+        begun: list[bytes] = []  # of a line that has not ended; never joined before that
         for at_ms, piece in self.pieces:
-            *lines, rest = (rest + piece).split(b"\n")
+            *lines, rest = piece.split(b"\n")
             for line in lines:
-                yield at_ms, line.rstrip(b"\r")
-        if rest and self.pieces:
-            yield self.pieces[-1][0], rest
+                yield at_ms, b"".join((*begun, line)).rstrip(b"\r")
+                begun.clear()
+            begun.append(rest)
+        if last := b"".join(begun):
+            yield self.pieces[-1][0], last
 
 
 def read_events(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.engine.server import MAX_STREAM_BYTES, Arrivals, read_events
+from tunerd.engine.server import MAX_PIECES, MAX_STREAM_BYTES, Arrivals, read_events
 
 
 def arrived(*pieces: bytes) -> Arrivals:
@@ -76,3 +77,13 @@ def test_a_stream_without_end_is_noticed() -> None:
 
     assert found.add(1.0, b"x" * MAX_STREAM_BYTES)
     assert not found.add(2.0, b"x")
+    found = Arrivals()
+    assert all(found.add(1.0, b"") for _ in range(MAX_PIECES))
+    assert not found.add(2.0, b"")
+
+
+def test_a_line_without_end_costs_no_more_than_it_is_long() -> None:
+    found = arrived(*[b"x" * 16] * 65536)
+    began_s = time.process_time()
+    assert [len(line) for _, line in found.lines()] == [1024 * 1024]
+    assert time.process_time() - began_s < 1
