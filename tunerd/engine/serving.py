@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tunerd.app import Context
+from tunerd.engine.probe import writable_by_others
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import DeployError, HostError, ServiceError
 from tunerd.machine.net import listening_ports
+from tunerd.machine.process import account
 from tunerd.units.generations import Generation
 from tunerd.units.live import LiveUnit, Serving, is_shell, read_live, with_drop_ins
 from tunerd.units.manager import UnitState
@@ -194,13 +196,20 @@ def _address(ctx: Context, serving: Serving, live: LiveUnit) -> Address | None:
 
 
 def read_key(ctx: Context, path: str | None, live: LiveUnit | None = None) -> str | None:
-    """The first key of an API key file, to ask the server with; None if there is none to be read."""
+    """The first key of an API key file, to ask the server with; None if there is none to be read.
+
+    A file that the server opens by itself is read with its account's rights, unless root alone says where its
+    path leads: whoever else does would be told what stands there.
+    """
     if path is None:
         return None
+    reader = None
     if live is not None and path.endswith("/api-key") and live.credential is not None:
         path = live.credential
+    elif live is not None and live.user is not None and ctx.mode is Mode.SYSTEM:
+        reader = None if writable_by_others(Path(path)) is None else account(live.user)
     try:
-        content = ctx.files.read(Path(path))
+        content = ctx.files.read(Path(path), reader=reader)
     except HostError:
         return None
     lines = (content or b"").decode("utf-8", "replace").splitlines()

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from tunerd.errors import Busy, HostError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.proc import read_mounts, read_text
+from tunerd.machine.process import User, may_read_open
 from tunerd.records import plain, read_or_none
 
 T = TypeVar("T")
@@ -61,8 +62,14 @@ class Files:
     def __init__(self, before: Callable[[str], object] = lambda _step: None) -> None:
         self._before = before
 
-    def read(self, path: Path) -> bytes | None:
+    def read(self, path: Path, *, reader: User | None = None) -> bytes | None:
         """The content, None if there is no such file.
+
+        It is looked at before it is opened, for opening a device may do something.
+
+        Args:
+            path: Links are followed.
+            reader: Who must be able to read what was found, where others say where the path leads.
 
         Raises:
             HostError: it is no regular file, too large, or cannot be read.
@@ -70,15 +77,17 @@ class Files:
         with (
             _told("read", path),
             contextlib.suppress(FileNotFoundError),
-            _opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor,
+            _opened(path, os.O_PATH) as found,
         ):
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            if not stat.S_ISREG(os.fstat(found).st_mode):
                 raise HostError(
                     f"not a regular file: `{path}`",
                     state="nothing of it was read",
                     hint="give the path of a plain file",
                 )
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
+            if reader is not None and not may_read_open(reader, found):
+                raise HostError(f"cannot read `{path}`", cause="whoever it is for could not")
+            with Path(f"/proc/self/fd/{found}").open("rb") as file:
                 content = file.read(MAX_READ_BYTES + 1)
             if len(content) > MAX_READ_BYTES:
                 raise HostError(f"file is larger than {MAX_READ_BYTES} bytes: `{path}`")

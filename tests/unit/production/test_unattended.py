@@ -23,7 +23,7 @@ from tests.fault.world import ENGINE, UNIT, World
 from tests.support.profiles import a_plan_for
 from tunerd.app import data_dir
 from tunerd.engine.probe import changed_files, libraries_of, writable_by_others
-from tunerd.engine.serving import read_live_unit
+from tunerd.engine.serving import address_of, read_live_unit
 from tunerd.errors import ConfigError, DeployError, UsageError
 from tunerd.machine.files import lock
 from tunerd.measure.bench import Session
@@ -325,6 +325,43 @@ def test_a_guard_goes_back_to_what_nobody_else_may_change(world: World) -> None:
     rollback(guard, to=None, drain=False, confirm=lambda _: None, reason="guard")
 
     assert world.serving_alias() == "old"
+
+
+# What is read for it.
+
+
+@ROOT_ONLY
+def test_an_account_is_not_told_by_its_key_file_what_it_may_not_read(
+    world: World, tmp_path: Path
+) -> None:
+    """Its server is asked with the first line of what stands there."""
+    nobody = pwd.getpwnam("nobody")
+    key, secret, home = tmp_path / "home/key", tmp_path / "secret", tmp_path / "home"
+    home.mkdir()
+    secret.write_text("root:$y$secret\n")
+    secret.chmod(0o600)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    unit = f"[Service]\nUser=nobody\nExecStart={ENGINE} --port 1 --api-key-file {key}\n"
+    world.unit_path.write_text(unit)
+    world.manager.reload()
+
+    def told(path: Path = key) -> str | None:
+        world.unit_path.write_text(unit.replace(str(key), str(path)))
+        address = address_of(world.context(), read_live_unit(world.context()))
+        return None if address is None else address.api_key
+
+    assert (
+        told(secret) == "root:$y$secret"
+    )  # root's own word, by whatever group it may be read there
+    os.chown(home, nobody.pw_uid, nobody.pw_gid)
+    key.write_text("its own\n")
+    key.chmod(0o600)
+    os.chown(key, nobody.pw_uid, nobody.pw_gid)
+    assert told() == "its own"
+    key.unlink()
+    key.symlink_to(secret)
+    assert told() is None
 
 
 # Candidates.
