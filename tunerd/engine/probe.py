@@ -157,10 +157,20 @@ def writable_by_others(program: Path, *, trusted: int = 0) -> str | None:
             return f"`{path}` belongs to user {status.st_uid}"
         if status.st_mode & stat.S_IWOTH and not sticky:
             return f"everybody may write `{path}`"
-        by_group = status.st_mode & stat.S_IWGRP and status.st_gid != 0 and not sticky
-        if by_group and not is_alone_in(trusted, status.st_gid):
+        by_group = status.st_mode & stat.S_IWGRP and not sticky
+        if by_group and _has_list(path):  # these bits are the most that it gives anybody then
+            return f"an access control list may let others write `{path}`"
+        if by_group and status.st_gid != 0 and not is_alone_in(trusted, status.st_gid):
             return f"group {status.st_gid} may write `{path}`"
     return None
+
+
+def _has_list(path: Path) -> bool:
+    """Whether an access control list says more than the permission bits (acl(5))."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except OSError:  # a file system without such lists
+        return False
 
 
 def _way_to(path: Path) -> list[Path]:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import shutil
 import stat
+import struct
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,6 +43,17 @@ IS_ROOT = os.geteuid() == 0
 NOBODY = User.named("nobody") if IS_ROOT else None
 TIMEOUT_S = 2.0
 IN_OPEN = 0x20
+# As `setfacl -m u:54321:rwx` of what root may write and all others read (acl(5), acl_to_xattr).
+ALSO_FOR_54321 = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", *one)
+    for one in (
+        (1, 7, 2**32 - 1),
+        (2, 7, 54321),
+        (4, 5, 2**32 - 1),
+        (16, 7, 2**32 - 1),
+        (32, 5, 2**32 - 1),
+    )
+)
 HELP_TEXT = HELP / f"{HELP_OF['main-0x']}.txt"
 
 
@@ -387,6 +399,10 @@ def test_only_what_root_alone_may_change_is_safe_with_the_folders_above_and_behi
     inner.chmod(0o777)
     assert str(inner) in str(said())
     inner.chmod(0o1777)  # nobody else may replace a file of root's there
+    assert said() is None
+    os.setxattr(program, "system.posix_acl_access", ALSO_FOR_54321)
+    assert "access control list" in str(said())
+    program.chmod(0o755)  # by which its mask is that of nobody who writes
     assert said() is None
     os.chown(folder, 54321, 0)
     assert "user 54321" in str(said(program))
