@@ -124,6 +124,10 @@ def ends_text(deadline: calendar.Deadline) -> str:
     return f"the window {deadline.text} ends ({end}), and production must serve again by then"
 
 
+# Whoever knows the address may read what is posted there, and post as well.
+_SECRET = "notify.webhook"
+
+
 def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: str) -> ActionResult:
     """Change keys of the settings file, for a command; another shows what is in force.
 
@@ -164,7 +168,10 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
             "that cannot be set", cause=problem.cause, state="nothing was changed"
         ) from problem
     ctx.files.make_folder(path.parent)
-    ctx.files.write(path, text.encode(), like=ctx.files.look(path))
+    look = ctx.files.look(path)
+    if look is not None and changed.get(_SECRET) is not None:
+        look = replace(look, mode=look.mode & 0o600)
+    ctx.files.write(path, text.encode(), mode=0o600, like=look)
     hint = f"the daemon takes it over by itself; `{shown_by}`"
     given = [
         one for value in changed.values() for one in (value if isinstance(value, list) else [value])

@@ -241,6 +241,19 @@ def codes(shown: Mapping[str, Any]) -> list[str]:
     return [one["code"] for one in shown["messages"]]
 
 
+def test_the_address_of_a_webhook_is_for_the_owner_of_the_settings_alone(tmp_path: Path) -> None:
+    """Whoever knows it may read what is posted there, and post as well."""
+    made = Box(tmp_path)
+    file = made.context.paths.settings_file
+    file.parent.mkdir(parents=True)
+    file.write_text("# mine\n")
+    file.chmod(0o644)
+    made.json("settings", "set", "sweep.budget_s", "3600")
+    assert file.stat().st_mode & 0o777 == 0o644
+    made.json("settings", "set", "notify.webhook", "https://ntfy.sh/my-own-topic")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: Path) -> None:
     made = Box(tmp_path)
     file = made.context.paths.settings_file
