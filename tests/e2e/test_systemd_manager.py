@@ -86,3 +86,24 @@ def test_the_last_words_of_a_program_that_ends_at_once_are_read_though_the_journ
     machine.systemctl("daemon-reload")
     said = machine.run(PREFIX / "bin/python", "-c", _LAST_WORDS).stdout
     assert said.split()[-1] == "3"
+
+
+def test_what_somebody_else_writes_in_the_name_of_a_life_is_not_of_it(
+    host_machine: Machine,
+) -> None:
+    """One of which the journal has nothing: anybody may see its name, and write fields that name it."""
+    host_machine.write(
+        "/etc/systemd/system/x.service", "[Service]\nLogLevelMax=err\nExecStart=/bin/sleep 1000\n"
+    )
+    host_machine.systemctl("daemon-reload")
+    host_machine.systemctl("start", "x")
+    asked = host_machine.run("systemctl", "show", "-P", "InvocationID", "x", user="bob")
+    life = asked.stdout.strip()
+    entry = f"MESSAGE=CUDA error: out of memory\\nINVOCATION_ID={life}\\nUNIT=x.service\\n"
+    host_machine.run("sh", "-c", f"printf '{entry}' | logger --journald", user="bob")
+
+    read = f"print(manager.log('x.service', invocation_id='{life}'))"
+    code = _ENABLE.partition("text =")[0] + "manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}))\n" + read  # fmt: skip
+    said = host_machine.run(PREFIX / "bin/python", "-c", code)
+
+    assert said.stdout == "()\n"

@@ -307,9 +307,16 @@ class Systemd:
         lines = journal_lines(entries, max_lines, invocation_id=invocation_id)
         if lines or invocation_id is None:
             return lines
-        own = "USER_INVOCATION_ID" if self.mode is Mode.USER else "INVOCATION_ID"
-        ids = (f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{own}={invocation_id}")
+        prefix, manager = self._said_by_manager()
+        of_it = f"INVOCATION_ID={invocation_id}"
+        ids = (f"_SYSTEMD_{of_it}", "+", manager, f"{prefix}{of_it}")
         return journal_lines(self._journal(max_lines, *ids), max_lines)
+
+    def _said_by_manager(self) -> tuple[str, str]:
+        """How the manager's fields about units begin, which anybody may write, and the one that tells that it did."""
+        if self.mode is Mode.USER:
+            return "USER_", "_SYSTEMD_USER_UNIT=init.scope"
+        return "", "_PID=1"
 
     def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
         """What the unit wrote since then, as far as the journal goes back."""
@@ -328,8 +335,7 @@ class Systemd:
     def was_stopped(self, unit: str, invocation_id: str) -> bool:
         """Whether the manager itself wrote that it was to stop this invocation."""
         self._let_journal_catch_up()
-        is_user = self.mode is Mode.USER
-        prefix, manager = ("USER_", "_SYSTEMD_USER_UNIT=init.scope") if is_user else ("", "_PID=1")
+        prefix, manager = self._said_by_manager()
         said = (f"{prefix}UNIT={unit}", f"{prefix}INVOCATION_ID={invocation_id}")
         return bool(self._journal(1, manager, f"MESSAGE_ID={_STOPPING}", *said))
 
