@@ -158,6 +158,8 @@ _START_LIMIT_S = 120.0
 _STOP_S = 1800.0
 _POLL_S = 0.25
 _MOST_KEPT = 50
+# Each is a process of root's with memory of its own, which the server needs.
+_LOOKS_OF_ONE = 6
 _TOLD_EVERY_S = 1.0
 _INTERNAL = "internal"
 
@@ -289,16 +291,17 @@ def running_jobs(ctx: Context) -> list[Job]:
 
 
 def demand_lane(ctx: Context, request: JobRequest) -> None:
-    """Refuse a job that may not run beside one that is under way.
+    """Refuse a job that may not run beside those that are under way.
 
     Raises:
-        Busy: there is such a job.
+        Busy: there is such a job, or whoever asks has so many that look.
     """
     lane = request.lane
+    same = [one for one in running_jobs(ctx) if one.request.lane is lane]
     if lane is Lane.LOOK:
-        return
-    job = next((one for one in running_jobs(ctx) if one.request.lane is lane), None)
-    if job is not None:
+        same = [one for one in same if one.request.asked_by == request.asked_by]
+    job = next(iter(same), None)
+    if job is not None and (lane is not Lane.LOOK or len(same) >= _LOOKS_OF_ONE):
         raise Busy(
             "another job is under way",
             cause=f"job {job.number}, {job.request.kind}, asked for by {job.request.asked_by}",

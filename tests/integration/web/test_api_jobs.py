@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import threading
@@ -14,7 +15,7 @@ from tests.support.api_box import ApiBox
 from tunerd.cli.terminal import Remote
 from tunerd.errors import Busy, ConfigError, UsageError
 from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
-from tunerd.machine.peers import Peer, Via, unix_socket
+from tunerd.machine.peers import Peer, Via, account_text, unix_socket
 from tunerd.operations import JobRequest, Lane
 from tunerd.result import Progress
 from tunerd.web.app import Facts, Front, Gate, Visitor
@@ -96,6 +97,24 @@ def test_a_measurement_keeps_out_another_one_but_no_swap_and_no_switch(api: ApiB
         assert asked.status == 202, "asking is looking"
         api.events(asked.json["job"]["job"])
         assert number in [one.number for one in running_jobs(ctx)]
+
+
+def test_one_account_does_not_fill_the_machine_with_jobs_that_look(api: ApiBox) -> None:
+    ctx, folder = api.box.context, folder_of(api.box.context)
+    by = account_text(os.geteuid())
+    with contextlib.ExitStack() as running:
+        for who in (*[by] * 6, *["bob"] * 6):
+            number = folder.create(JobRequest("plan", (), Lane.LOOK, who, ctx.clock.now_s()))
+            running.enter_context(folder.writing(number))
+        asked = api.post("/api/run", {"argv": ["detect"]})
+        assert asked.status == 409
+        assert "another job is under way" in asked.json["error"]["message"]
+        swap = api.post("/api/rollback", {})
+        assert swap.status == 202, "a person goes back whatever is looked at"
+        api.events(swap.json["job"]["job"])
+    again = api.post("/api/run", {"argv": ["detect"]})
+    assert again.status == 202
+    api.events(again.json["job"]["job"])
 
 
 def test_a_swap_is_not_ended_half_way(api: ApiBox) -> None:
