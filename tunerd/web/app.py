@@ -243,9 +243,17 @@ class GateMiddleware:
         return _answer(found, path)
 
 
+class Json(JSONResponse):
+    """JSON of anything: names and texts that are not UTF-8 are in it as surrogates, which read back."""
+
+    def render(self, content: Any) -> bytes:
+        """As bytes."""
+        return json.dumps(content, allow_nan=False).encode()
+
+
 def _answer(refusal: Answer, path: str) -> Response:
     if path.startswith(("/api/", "/metrics")):
-        return JSONResponse(refusal.envelope, refusal.status or 403)
+        return Json(refusal.envelope, refusal.status or 403)
     error = refusal.envelope["error"]
     hint = f"<p>{escape(error['hint'])}</p>" if error["hint"] else ""
     text = (
@@ -566,7 +574,7 @@ async def _metrics(front: Front, request: Request) -> Response:
 
 
 async def _openapi(_request: Request) -> Response:
-    return JSONResponse(describe_api())
+    return Json(describe_api())
 
 
 def visitor_of(request: Request) -> Visitor:
@@ -575,12 +583,12 @@ def visitor_of(request: Request) -> Visitor:
     return found
 
 
-def respond(answer: Answer) -> JSONResponse:
+def respond(answer: Answer) -> Json:
     """An envelope as an answer; the command's exit code stands in a header."""
     status = answer.status or 200
     if answer.is_error and answer.status is None:
         status = _BY_CODE.get(answer.envelope["error"]["code"], 503)
-    return JSONResponse(dict(answer.envelope), status, {EXIT_CODE: str(answer.exit_code)})
+    return Json(dict(answer.envelope), status, {EXIT_CODE: str(answer.exit_code)})
 
 
 async def _body(request: Request) -> dict[str, Any] | Response:

@@ -16,7 +16,6 @@ from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
-    JSONResponse,
     PlainTextResponse,
     RedirectResponse,
     Response,
@@ -44,6 +43,7 @@ from tunerd.web.app import (
     Front,
     Gate,
     GateMiddleware,
+    Json,
     Visitor,
     build_app,
     read_body,
@@ -260,7 +260,7 @@ class Pages:
             places=PLACES,
             here=here,
         )
-        return HTMLResponse(text, code)
+        return HTMLResponse(text.encode("utf-8", "backslashreplace"), code)
 
     def fill(self, template: str, **values: Any) -> str:
         """A template with its values."""
@@ -326,7 +326,7 @@ async def _live(pages: Pages, request: Request, visitor: Visitor) -> Response:
     _, values = await _watched(pages, request, visitor)
     made: Overview = values["view"]
     parts = {name: pages.fill(f"live_{name}", **values) for name in LIVE_PARTS}
-    return JSONResponse({"title": made.health.sentence, "parts": parts})
+    return Json({"title": made.health.sentence, "parts": parts})
 
 
 async def _watched(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.api_box import GROUP, MEMBER, STRANGER, ApiBox, needs_root, serving
+from tests.support.local_box import Box
 from tests.support.readings import a_reading, served
 from tunerd.errors import HostError
 from tunerd.jobs import JobFolder, folder_of
@@ -291,3 +292,22 @@ def test_a_socket_that_a_dead_process_left_is_taken_and_anything_else_is_left(ap
     with pytest.raises(HostError, match="is no socket"):
         unix_socket(file, group=None)
     assert file.read_text() == "mine"
+
+
+def test_texts_that_are_not_utf_8_are_shown_and_break_nothing(tmp_path: Path) -> None:
+    """As in a unit that somebody wrote by hand long ago."""
+    with serving(box=Box(tmp_path)) as old:
+        paths, unit = old.box.context.paths, old.box.context.unit
+        paths.unit_dir.mkdir(parents=True)
+        text = b"[Unit]\nDescription=%s\n[Service]\nExecStart=/bin/true -m /bin/true --port 1\n"
+        (paths.unit_dir / unit).write_bytes(text % b"mod\xe8le")
+        backup = f"{unit}.pre-20260101T000000Z-hand"
+        (paths.unit_dir / backup).write_bytes(text % b"old")
+
+        said = old.ask("/api/rollback/preview")
+
+        assert said.status == 200
+        assert "Description=mod\udce8le" in said.json["diff"]
+        shown = old.ask("/rollback")
+        assert shown.status == 200
+        assert "Description=mod\\udce8le" in shown.text
