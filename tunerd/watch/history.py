@@ -328,14 +328,16 @@ class TelemetryStore:
                 self._db.execute(f"INSERT INTO {_TABLES[type(row)]} VALUES ({marks})", astuple(row))  # noqa: S608 -- ours
 
     def add_event(self, event: Event) -> None:
-        """Something that happened.
+        """Something that happened; what a server said may be half of a character, which is kept as it is written.
 
         Raises:
             HostError: it could not be written.
             DamagedError: the file is broken.
         """
+        at_s, *words = astuple(event)
+        texts = (word and word.encode("utf-8", "backslashreplace").decode() for word in words)
         with self._writing():
-            self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", astuple(event))
+            self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", (at_s, *texts))
 
     def newest_s(self) -> float | None:
         """When the newest stretch began; None where there is none.

@@ -214,6 +214,13 @@ def test_readings_of_a_minute_become_one_row_when_the_next_begins() -> None:
     assert bucket.close() is None
 
 
+def test_half_of_a_character_that_a_server_said_is_kept_as_it_is_written(
+    store: TelemetryStore,
+) -> None:
+    store.add_event(Event(BEGIN_S, "hang", "warning", "it says \ud83d"))
+    assert [one.text for one in store.events()] == ["it says \\ud83d"]
+
+
 def test_nobody_else_can_hold_a_lock_on_the_history(store: TelemetryStore) -> None:
     store.add_event(Event(BEGIN_S, "hang", "warning", "text"))
     found = {path.name: path.stat().st_mode & 0o777 for path in store.path.parent.iterdir()}
