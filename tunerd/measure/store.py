@@ -70,7 +70,7 @@ class ForeignText(sa.types.TypeDecorator[str]):
         del dialect
         if value is None:
             return None
-        clean = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        clean = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         return clean.replace("\0", "\ufffd")
 
 

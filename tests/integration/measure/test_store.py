@@ -242,6 +242,16 @@ def test_a_reader_sees_what_a_writer_has_stored_and_does_not_wait_for_it(
         assert run.outcome is None
 
 
+@pytest.mark.parametrize("half", ["\ud83d", "\udce8", "\0"], ids=ascii)
+def test_what_is_no_text_in_the_words_of_a_server_ends_a_run_all_the_same(
+    store: EvidenceStore, half: str
+) -> None:
+    number = store.add_run(RUN)
+    store.end_run(number, RunOutcome.FAILED, ended_s=1.0, reason=f"it says {half}")
+    (found,) = store.runs()
+    assert (found.reason or "").startswith("it says \ufffd")
+
+
 def test_a_reader_changes_nothing(store: EvidenceStore, place: str) -> None:
     number = store.add_run(RUN)
     with open_store(place, writable=False) as reader:
