@@ -210,7 +210,7 @@ def _run_paths(file: Path) -> list[Path]:
     words: list[bytes] = []
     with (
         contextlib.suppress(EngineError, OSError, ValueError, OverflowError, struct.error,
-                            KeyError, StopIteration),
+                            StopIteration),
         _opened(real_path(file), None) as (descriptor, _),
     ):  # fmt: skip
         words = _dynamic_words(descriptor)
@@ -232,7 +232,7 @@ def _dynamic_words(descriptor: int) -> list[bytes]:
     headers = rows("<IIQQQQ16x", offset, count * 56)
     begin, size = next((row[2], row[5]) for row in headers if row[0] == _PT_DYNAMIC)
     entries = rows("<qQ", begin, min(size, _MOST_BYTES))
-    table = dict(entries)[_DT_STRTAB]
+    table = next(at for tag, at in entries if tag == _DT_STRTAB)
     strings = next(
         start + table - address
         for kind, _, start, address, _, length in headers

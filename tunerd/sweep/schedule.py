@@ -125,7 +125,7 @@ def ends_text(deadline: calendar.Deadline) -> str:
 
 
 # Whoever knows the address may read what is posted there, and post as well.
-_SECRET = "notify.webhook"
+_FOR_ITS_OWNER = "notify.webhook"
 
 
 def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: str) -> ActionResult:
@@ -169,7 +169,7 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
         ) from problem
     ctx.files.make_folder(path.parent)
     look = ctx.files.look(path)
-    if look is not None and changed.get(_SECRET) is not None:
+    if look is not None and changed.get(_FOR_ITS_OWNER) is not None:
         look = replace(look, mode=look.mode & 0o600)
     ctx.files.write(path, text.encode(), mode=0o600, like=look)
     hint = f"the daemon takes it over by itself; `{shown_by}`"
