@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tunerd.app import Context
-from tunerd.engine.probe import writable_by_others
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import DeployError, HostError, ServiceError
 from tunerd.machine.net import listening_ports
@@ -207,6 +206,8 @@ def read_key(ctx: Context, path: str | None, live: LiveUnit | None = None) -> st
     if live is not None and path.endswith("/api-key") and live.credential is not None:
         path = live.credential
     elif live is not None and live.user is not None and ctx.mode is Mode.SYSTEM:
+        from tunerd.engine.probe import writable_by_others  # which takes long to import
+
         reader = None if writable_by_others(Path(path)) is None else account(live.user)
     try:
         content = ctx.files.read(Path(path), reader=reader)
