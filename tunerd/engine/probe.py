@@ -100,6 +100,11 @@ def is_own_server(program: Path) -> bool:
     return program == own_server()
 
 
+def loads_its_own(environment: Iterable[str]) -> bool:
+    """Whether no variable says what else a program loads, for that may be anybody's."""
+    return not any(name.startswith(("LD_", "PYTHON", "GGML_BACKEND")) for name in environment)
+
+
 def by_own_path(found: Found) -> Found:
     """The embedded server by its own path, where a link leads to it; any other program as it was found."""
     own = own_server()
@@ -442,8 +447,9 @@ class EngineProber:
         if subcommand is None:
             remembered = self._remembered(self._quick_key(found))
             subcommand = remembered.subcommand if remembered else self._help(found)[0]
+        environment = {**BARE_ENVIRONMENT, **dict(found.environment), **(extra or {})}
         is_own = is_own_server(found.program)
-        place = Sandbox(None) if is_own else self.sandbox
+        place = Sandbox(None) if is_own and loads_its_own(environment) else self.sandbox
         if place == Sandbox(None) and os.geteuid() == 0 and not is_own:
             raise EngineError(
                 f"will not run `{found.program}` as root",
@@ -454,7 +460,7 @@ class EngineProber:
             done = place.run(
                 [str(found.program), *subcommand, *arguments],
                 timeout_s=self.timeout_s,
-                env={**BARE_ENVIRONMENT, **dict(found.environment), **(extra or {})},
+                env=environment,
                 limits=_PROBE_LIMITS,
                 max_output_bytes=_MAX_OUTPUT_BYTES,
             )

@@ -13,7 +13,7 @@ from tunerd.engine.builds import sandbox
 from tunerd.engine.flags import CommandLine, RenderContext, render
 from tunerd.engine.health import Completion, HttpState, classify
 from tunerd.engine.help import Effect, Engine, Proof
-from tunerd.engine.probe import BARE_ENVIRONMENT, is_unchanged, remember_proofs
+from tunerd.engine.probe import BARE_ENVIRONMENT, is_unchanged, loads_its_own, remember_proofs
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import HostError, ServiceError
 from tunerd.machine.clock import polls
@@ -165,7 +165,8 @@ def _server(
     ctx: Context, engine: Engine, model: Path, options: Mapping[str, Any]
 ) -> Iterator[LlamaServer | str]:
     """A trial server, or why it does not serve."""
-    place = Sandbox(None) if engine.is_embedded else sandbox(ctx)
+    is_ours = engine.is_embedded and loads_its_own(engine.environment)
+    place = Sandbox(None) if is_ours else sandbox(ctx)
     try:
         with place.lent(model) as lent:
             port = free_port()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import stat
 import struct
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -166,6 +168,27 @@ def test_a_link_to_our_own_server_is_not_what_is_run_with_our_rights(
     assert engine.is_embedded
     assert engine.program == own
     assert not is_own_server(link)
+
+
+@pytest.mark.llama
+@pytest.mark.skipif(not IS_ROOT, reason="whoever is no root runs it as they are")
+def test_our_own_server_has_not_our_rights_where_a_variable_says_what_it_loads(
+    folder: Path, prober: EngineProber
+) -> None:
+    own, note, library = own_server(), folder / "note", folder / "libx.so"
+    assert own is not None
+    note.touch()
+    note.chmod(0o666)
+    source = folder / "x.c"
+    source.write_text(
+        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void f(void) {"
+        f'FILE *o = fopen("{note}", "a"); if (o) {{ fprintf(o, "%d\\n", geteuid()); fclose(o); }} }}\n'
+    )
+    subprocess.run([compiler() or "cc", "-shared", "-fPIC", source, "-o", library], check=True)
+    unit = Found(own, "unit", environment=(("LD_PRELOAD", str(library)),), subcommand=())
+    with contextlib.suppress(EngineError):
+        prober.run(unit, ("--version",))
+    assert set(note.read_text().split()) <= {str(NOBODY.uid if NOBODY else "")}
 
 
 def test_a_program_is_probed_again_only_when_it_changed(folder: Path, prober: EngineProber) -> None:
