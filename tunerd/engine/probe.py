@@ -443,6 +443,7 @@ class EngineProber:
         Raises:
             EngineError: it could not be run, or did not end in time.
         """
+        found = by_own_path(found)
         subcommand = found.subcommand
         if subcommand is None:
             remembered = self._remembered(self._quick_key(found))

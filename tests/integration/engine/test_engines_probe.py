@@ -168,6 +168,9 @@ def test_a_link_to_our_own_server_is_not_what_is_run_with_our_rights(
     assert engine.is_embedded
     assert engine.program == own
     assert not is_own_server(link)
+    prober = EngineProber(tmp_path, Files(), Sandbox(None), timeout_s=60.0)
+    done = prober.run(Found(link, "unit", subcommand=()), ("--version",))
+    assert done.argv[0] == str(own)
 
 
 @pytest.mark.llama
