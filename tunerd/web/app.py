@@ -248,7 +248,7 @@ class Json(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """As bytes."""
-        return json.dumps(content, allow_nan=False).encode()
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _answer(refusal: Answer, path: str) -> Response:
