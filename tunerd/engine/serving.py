@@ -69,11 +69,10 @@ def file_environment_of(
 
 def hides_words(live: LiveUnit) -> bool:
     """Whether the unit starts a shell or a script, which may tell its server more than stands in the unit."""
-    try:
-        with Path(live.program or "").open("rb") as file:
-            return is_shell(live.program or "") or file.read(2) == b"#!"
-    except OSError:
-        return False
+    from tunerd.engine.probe import shebang  # which takes long to import
+
+    program = live.program or ""
+    return is_shell(program) or bool(shebang(Path(program)))
 
 
 def environment_with(ctx: Context, text: str) -> dict[str, str]:
