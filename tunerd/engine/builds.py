@@ -164,7 +164,7 @@ def find_engines(ctx: Context) -> tuple[Engine, ...]:
     return tuple(engines)
 
 
-def candidates(engines: tuple[Engine, ...], wanted: str) -> tuple[Engine, ...]:
+def engines_meant(engines: tuple[Engine, ...], wanted: str) -> tuple[Engine, ...]:
     """Engines that a word of `engine.prefer` means: a family, `embedded`, a name or a path."""
     if "/" in wanted:
         path = Path(wanted)
@@ -382,7 +382,7 @@ def keep(ctx: Context, name: str) -> ActionResult:
         HostError: the copy cannot be written.
         Busy: another change is under way.
     """
-    engine = next(iter(candidates(find_engines(ctx), name)), None)
+    engine = next(iter(engines_meant(find_engines(ctx), name)), None)
     if engine is None:
         raise UsageError(f"no such engine: `{name}`", hint="`tunerd engines` lists them")
     if engine.is_embedded:
@@ -732,7 +732,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
         read_facts(ctx, find_weights(ctx, general))
     passed_over: list[tuple[str, str]] = []
     for word in general.profile.engine.prefer or ALWAYS:
-        found = candidates(engines, word) or _named_by_path(ctx, word)
+        found = engines_meant(engines, word) or _named_by_path(ctx, word)
         if not found and word != Family.UNKNOWN:
             passed_over.append((word, _why_not_here(ctx, engines, word)))
         for engine in found:

@@ -13,7 +13,14 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.calendar import Deadline, open_span
-from tunerd.engine.builds import PlanRequest, draft_facts, find_engines, locate, request_again
+from tunerd.engine.builds import (
+    PlanRequest,
+    draft_facts,
+    engines_meant,
+    find_engines,
+    locate,
+    request_again,
+)
 from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE
 from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
@@ -656,6 +663,7 @@ def _choice(
     if for_context:
         ranges[CONTEXT_SIZE] = _sizes(base_plan, ranges, pins, workload)
     frozen = frozen_keys(base_plan, ranges, for_context=for_context)
+    strangers = _name_engines(ctx, ranges)
     drafter = drafter_of(ctx, base_plan, ranges)
     placements = placements_of(ctx, base_plan, pins)
     searched = {key: values for key, values in ranges.items() if key not in frozen}
@@ -679,8 +687,18 @@ def _choice(
         left = (*space.left_out, *(Left(f"{CONTEXT_SIZE} = {one}", why) for one in out))
         return _Choice(_for_context(replace(space, left_out=left)), seen, drafter, (), limits)
     others = {engine for engine, _ in space.space.families} - {base_plan.engine.name}
-    left = (*space.left_out, *drafter.left, *placements.left_with(others))
+    left = (*space.left_out, *strangers, *drafter.left, *placements.left_with(others))
     return _Choice(replace(space, left_out=left), seen, drafter, placements.messages, limits)
+
+
+def _name_engines(ctx: Context, ranges: dict[str, tuple[Any, ...]]) -> list[Left]:
+    """Put the engines that are meant by families and paths into `ranges`; what is left out are words for none."""
+    if ENGINE not in ranges:
+        return []
+    installed = find_engines(ctx)
+    meant = {word: engines_meant(installed, word) for word in ranges[ENGINE]}
+    ranges[ENGINE] = tuple(one.name for found in meant.values() for one in found)
+    return [Left(f"{ENGINE} = {word}", "no such engine here") for word in meant if not meant[word]]
 
 
 def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:

@@ -414,7 +414,7 @@ def _engine_out(engine: EngineFacts, base: Base, wishes: Wishes) -> str | None:
         return f"{ENGINE} is pinned by {wishes.pins[ENGINE]}"
     listed = wishes.ranges.get(ENGINE)
     if listed is not None and engine.name not in listed:
-        return f"{ENGINE} of [sweep] does not list it"
+        return f"{ENGINE} does not list it"
     return None
 
 

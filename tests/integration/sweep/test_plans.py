@@ -15,7 +15,8 @@ import pytest
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
 from tests.support.ports import free_port
-from tests.support.sweep_box import SweepBox, swept
+from tests.support.stand_in import install
+from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept
 from tunerd.fleet.study import class_of, drafts_of, meet
 from tunerd.profile.arm import DRAFT_MODEL, Space
 from tunerd.sweep.known import Study
@@ -30,6 +31,22 @@ ASKED = ("--goal", "context", "--space", "serving.ctx_size=512,1024,1536,2048")
 def box() -> Iterator[SweepBox]:
     with swept(free_port()) as found:
         yield found
+
+
+def test_an_engine_is_tried_by_its_family_too_and_a_word_for_none_is_named(
+    box: SweepBox,
+) -> None:
+    other = install(box.box.folder / "other", dialect="ik-now", **SPEED)
+    for_everybody(other)
+    environment = {**box.box.variables, "TUNERD_ENGINES__OTHER__PATH": str(other.program)}
+    asked = Box(box.box.folder, environment)
+
+    plan = asked.json("sweep", "run", "--dry-run", "--space", "engine=ik,bee")["plan"]
+
+    assert {one["engine"] for one in plan["families"]} == {"fake", "other"}
+    reasons = {one["what"]: one["reason"] for one in plan["left_out"]}
+    assert reasons["engine.prefer = bee"] == "no such engine here"
+    assert reasons["embedded"] == "engine.prefer does not list it"
 
 
 def a_bundle(model: str, *settings: dict[str, Any]) -> str:
