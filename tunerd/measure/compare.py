@@ -160,12 +160,16 @@ def plan_side(ctx: Context, side: SideRequest) -> Plan:
             hint=next((message.hint for message in errors if message.hint), None),
         )
     if side.generation is not None and side.generation.argv != made.command.argv:
-        changed = flags.argument_changes(side.generation.argv, made.command.argv)
+        then, now = side.generation.argv, made.command.argv
+        program = [f"program {then[0]} -> {now[0]}"] if then[:1] != now[:1] else []
+        changed = [*program, *flags.argument_changes(then, now)]
+        profile = side.generation.profile
+        deploys = f"`tunerd plan {profile}` shows it; `tunerd apply {profile}` deploys it"
         raise DeployError(
             f"`{side.name}` cannot be measured: its profile gives another command line today",
             cause="; ".join(changed) or "only the order of arguments differs",
             state="nothing was touched",
-            hint=f"compare profile `{side.generation.profile}` instead",
+            hint=deploys if side.name == LIVE else f"compare profile `{profile}` instead",
         )
     if side.generation is not None:
         _demand_as_deployed(ctx, side, side.generation, made)

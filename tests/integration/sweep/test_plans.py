@@ -49,6 +49,19 @@ def test_an_engine_is_tried_by_its_family_too_and_a_word_for_none_is_named(
     assert reasons["embedded"] == "engine.prefer does not list it"
 
 
+def test_what_serves_by_another_program_than_its_profile_has_today_is_told_both_and_how_to_deploy(
+    box: SweepBox,
+) -> None:
+    other = install(box.box.folder / "newer", **SPEED)
+    for_everybody(other)
+    environment = {**box.box.variables, "TUNERD_ENGINES__FAKE__PATH": str(other.program)}
+
+    refused = Box(box.box.folder, environment).json("sweep", "run", "--dry-run", code=1)["error"]
+
+    assert refused["cause"] == f"program {box.engine.program} -> {other.program}"
+    assert "`tunerd apply night` deploys it" in refused["hint"]
+
+
 def a_bundle(model: str, *settings: dict[str, Any]) -> str:
     entry = {"source": "a friend", "card": None, "engine": {"family": "mainline"}, "model": {"name": model},
              "figures": [{"case": "code", "tok_s": 99.0}]}  # fmt: skip
