@@ -70,6 +70,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 INTERNAL: dict[str, str] = {"job": "watch", "look": "watch", "overview": "setup", "web": "watch"}
 _MODES = ("--system", "--user", "--local")
 
+_PLAIN_WORDS = {"a valid integer range": "a whole number", "a valid float range": "a number"}
 _INTERRUPTED = 130
 _SIGNALLED = 128
 _ALLOCATIONS_PER_COLLECTION = 50_000
@@ -195,11 +196,11 @@ def _main() -> int:
     try:
         # click turns a requested exit into a returned code here.
         code = cli.main(standalone_mode=False, prog_name="tunerd")
-    except click.ClickException as error:
-        if wants_json or isinstance(error, click.MissingParameter):
-            return _told(_as_ours(error), error.exit_code, as_json=wants_json)
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.ClickException as error:
+        return _told(_as_ours(error), error.exit_code, as_json=wants_json)
     except (click.Abort, KeyboardInterrupt) as end:
         return _ended_by_hand(end, _INTERRUPTED, as_json=wants_json)
     except SystemExit as end:  # a signal that asked a measurement or a swap to end
@@ -250,9 +251,10 @@ def _told(error: TunerdError, code: int, *, as_json: bool) -> int:
 
 def _as_ours(error: click.ClickException) -> TunerdError:
     """What click found wrong with a call, as an error of ours."""
-    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    where = ctx.command_path if ctx is not None else f"tunerd {named(sys.argv[1:])}"
     kind = UsageError if isinstance(error, click.UsageError) else TunerdError
-    hint = f"`{where} --help`" if where else None
+    hint = f"`{where} --help`"
     if isinstance(error, click.MissingParameter) and error.param is not None and error.ctx:
         from tunerd.operations import PROFILE
 
@@ -262,5 +264,10 @@ def _as_ours(error: click.ClickException) -> TunerdError:
             with contextlib.suppress(TunerdError):  # which a whole call tells of
                 cause, hint = profiles_for_here(error.ctx.find_root().obj, where)
                 return kind("no profile was named", cause=cause, hint=hint)
-    text = " ".join(error.format_message().split())  # choices are on lines of their own
-    return kind(text, hint=hint)
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--json":
+        hint = "`--json` stands behind a command that shows something: `tunerd status --json`"
+        return kind(f"no such option of `{where}`: '--json'", hint=hint)
+    text = " ".join(error.format_message().split()).rstrip(".")  # choices are on lines of their own
+    for ranged, plain in _PLAIN_WORDS.items():
+        text = text.replace(ranged, plain)
+    return kind(text[:1].lower() + text[1:], hint=hint)

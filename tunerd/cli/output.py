@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tunerd.errors import TunerdError
+from tunerd.errors import TunerdError, UsageError
 from tunerd.result import (
     ActionResult,
     Level,
@@ -312,15 +312,18 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask before a change; without a terminal the answer must have been given beforehand.
 
     Raises:
-        click.UsageError: nobody is there to answer.
+        UsageError: nobody is there to answer.
         Declined: the answer is no.
         click.Abort: Ctrl-C, or the end of the input.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        message = "Nobody to ask: standard input is no terminal. Give --yes to go ahead."
-        raise click.UsageError(message)
+        raise UsageError(
+            "nobody can be asked: standard input is no terminal",
+            state="nothing was touched",
+            hint="--yes goes ahead without a question",
+        )
     if not click.confirm(harmless(question, keep="\n"), err=True):
         raise Declined
 

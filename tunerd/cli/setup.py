@@ -493,7 +493,7 @@ class _Shows(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, with `show` before options that are its own."""
-        is_own = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        is_own = bool(args) and (args[0][:1] != "-" or args[0] in ctx.help_option_names)
         return super().parse_args(ctx, args if is_own else ["show", *args])
 
 

@@ -105,10 +105,11 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("plan", "--no-such-option", "--json"), "No such option"),
+        (("plan", "--no-such-option", "--json"), "no such option"),
         (("aply", "--json"), "Did you mean `apply`"),
         (("apply", "--json"), "no profile was named"),
-        (("history", "show", "first", "--json"), "not a valid integer"),
+        (("history", "show", "first", "--json"), "not a whole number"),
+        (("--json", "status"), "no such option of `tunerd`: '--json'"),
         (("guard", "set", "oom", "--json"), "Choose from: act, advise, off"),
     ],
 )
@@ -122,6 +123,45 @@ def test_a_wrong_call_is_one_json_object_for_scripts(
     assert (said["schema"], said["ok"], said["error"]["code"]) == (1, False, "usage")
     assert told in said["error"]["message"]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "way"),
+    [
+        (("plan", "--nosuch"), "no such option '--nosuch'", "plan --help"),
+        (
+            ("history", "show", "x"),
+            "invalid value for 'NUMBER': 'x' is not a whole number",
+            "history show --help",
+        ),
+        (("plan", "cpu-embedded", "--set"), "option '--set' requires an argument", "plan --help"),
+        (("settings", "get"), "no such command 'get'", "settings --help"),
+    ],
+)
+def test_a_wrong_call_is_told_as_every_error_is(
+    tmp_path: Path, words: tuple[str, ...], told: str, way: str
+) -> None:
+    done = Box(tmp_path).call(*words)
+
+    first, *_, last = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, last) == (2, "", f"hint: `tunerd {way}`")
+    assert first.startswith(f"error: {told}")
+
+
+def test_where_nobody_can_be_asked_nothing_is_touched_and_the_way_on_is_told(
+    tmp_path: Path,
+) -> None:
+    done = Box(tmp_path).call("support-bundle", "--output", "bundle.json")
+
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-5:] == [
+        "error: nobody can be asked: standard input is no terminal",
+        "",
+        "  state   nothing was touched",
+        "",
+        "hint: --yes goes ahead without a question",
+    ]
+    assert not (tmp_path / "bundle.json").exists()
 
 
 @pytest.mark.parametrize("loaded", ["click", "tunerd.cli.main", "tunerd.operations", "pydantic"])
