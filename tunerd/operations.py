@@ -344,6 +344,8 @@ class Operation:
             result = self.act(call, **{name: one for name, one in params.items() if name != "yes"})
         except TunerdError as error:
             for told in self._of_settings(call):
+                if told.text.startswith(error.message):
+                    continue  # it is just that
                 error.hint = "\n".join(filter(None, (error.hint, told.text, told.hint)))
             raise
         return replace(result, messages=(*result.messages, *self._of_settings(call)))

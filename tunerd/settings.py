@@ -35,7 +35,16 @@ from pydantic_settings import (
 from tunerd.calendar import parse_window
 from tunerd.errors import ConfigError
 from tunerd.paths import Paths, parse_listen
-from tunerd.words import Problem, nearest_name, problem_of, shown, table_in
+from tunerd.words import (
+    NAME_PATTERN,
+    NAME_WORDS,
+    Problem,
+    nearest_name,
+    of_form,
+    problem_of,
+    shown,
+    table_in,
+)
 
 PREFIX = "TUNERD_"
 
@@ -54,10 +63,18 @@ def _of_a_server(unit: str) -> str:
 
 UnitName = Annotated[
     str,
-    StringConstraints(pattern=r"^[A-Za-z0-9:_.\\@-]{1,200}\.service$"),
+    of_form(
+        r"[A-Za-z0-9:_.\\@-]{1,200}\.service",
+        "the name of a unit that ends in `.service`, without spaces",
+    ),
     AfterValidator(_of_a_server),
 ]
-UserName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
+UserName = Annotated[
+    str,
+    of_form(
+        r"[a-z_][a-z0-9_-]{0,31}", "the name of an account: small letters, digits, `_` and `-`"
+    ),
+]
 Seconds = Annotated[float, Field(ge=0, le=86400)]
 AtLeastOneSecond = Annotated[float, Field(ge=1, le=86400)]
 
@@ -91,7 +108,18 @@ DaysText = Annotated[str, _of_a_window("days")]
 ZoneText = Annotated[str, _of_a_window("zone")]
 # Told to ssh as it is: no option of it, and nothing that a shell obeys.
 BOX_PATTERN = r"([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,199}"
-BoxName = Annotated[str, StringConstraints(pattern=f"^{BOX_PATTERN}$")]
+BOX_WORDS = "a name that ssh knows, or user@name; letters, digits, `.`, `_`, `-` and `:`"
+BoxName = Annotated[str, of_form(BOX_PATTERN, BOX_WORDS)]
+
+
+HostName = Annotated[str, of_form(r"[A-Za-z0-9.:\[\]-]{1,253}", "the name or address of a host")]
+WebAddress = Annotated[
+    str,
+    of_form(
+        r"https?://[^\s@]+",
+        "an address that begins with http:// or https://, without a name and password in it",
+    ),
+]
 
 
 class Table(BaseModel):
@@ -258,10 +286,8 @@ class PageSettings(Table):
         description="not used any more: the page has no tokens; from elsewhere use `ssh -L`, or a proxy "
         "with a login of its own",
     )
-    hosts: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:\[\]-]{1,253}$")], ...] = (
-        Field(
-            (), description="further names under which browsers reach the page, such as `box.lan`"
-        )
+    hosts: tuple[HostName, ...] = Field(
+        (), description="further names under which browsers reach the page, such as `box.lan`"
     )
 
 
@@ -318,7 +344,7 @@ class ScheduleSettings(Table):
 class NotifySettings(Table):
     """Who else is told what the journal is told."""
 
-    webhook: Annotated[str, StringConstraints(pattern=r"^https?://[^\s@]+$")] | None = Field(
+    webhook: WebAddress | None = Field(
         None, description="address that notices are posted to; without a name and password in it"
     )
     format: Literal["json", "ntfy"] = Field(
@@ -390,8 +416,8 @@ class StoreSettings(Table):
             "without a password in it",
         )
     )
-    box: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = (
-        Field(None, description="name of this box there; else the machine's")
+    box: Annotated[str, of_form(NAME_PATTERN, NAME_WORDS)] | None = Field(
+        None, description="name of this box there; else the machine's"
     )
 
 
@@ -477,16 +503,16 @@ def settings_or_last_good(
     try:
         return load_settings(paths, environment), None
     except ConfigError as error:
-        problem = error.words
+        problem = error.words.replace("\n", "; ")
     if last is not None:
-        return last, f"{problem}; until they are mended those of before hold"
+        return last, f"{problem}; until that is corrected those of before hold"
     try:
         kept, refused = _as_far_as_allowed(json.loads(paths.last_settings.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         kept, _ = _as_far_as_allowed({})
-        return kept, f"{problem}; until they are mended the defaults hold"
+        return kept, f"{problem}; until that is corrected the defaults hold"
     but = f", but for {', '.join(refused)}, which cannot be as kept" if refused else ""
-    return kept, f"{problem}; until they are mended those of before hold{but}"
+    return kept, f"{problem}; until that is corrected those of before hold{but}"
 
 
 def _as_far_as_allowed(data: dict[str, Any]) -> tuple[Settings, list[str]]:
@@ -645,7 +671,12 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 def _no_toml(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"not valid TOML: `{path}`", cause=str(error), state="nothing was touched")
+    return ConfigError(
+        f"not valid TOML: `{path}`",
+        cause=str(error),
+        state="nothing was touched",
+        hint=f"correct `{path}`",
+    )
 
 
 def _unknown_variables(variables: Mapping[str, str]) -> list[str]:

@@ -14,11 +14,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NewType, TypeVar
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from tunerd.errors import UsageError
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+NAME_WORDS = "a letter or digit, then letters, digits, `.`, `_` and `-`; at most 100"
 _NAME = re.compile(NAME_PATTERN)
 _NUMBER = re.compile(r"[0-9]{1,12}")
 
@@ -56,9 +57,8 @@ def check_name(text: str, *, of: str) -> None:
     if not is_name(text):
         raise UsageError(
             f"`{text}` cannot be the name of {of}",
-            cause=f"allowed: {NAME_PATTERN}",
+            cause=f"allowed: {NAME_WORDS}",
             state="nothing was touched",
-            hint="a letter or digit, then letters, digits, `.`, `_` and `-`; at most 100",
         )
 
 
@@ -108,6 +108,7 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
 _LISTS = ("tuple_type", "list_type", "set_type")
 _TABLES = ("dict_type", "model_type", "model_attributes_type", "mapping_type")
 _PLAIN = {
+    "missing": "a value, for it is required",
     "string_type": "text in quotes",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
@@ -123,6 +124,18 @@ _PREFIXES = ("input should be ", "value error, ")
 _MAX_EXAMPLE = 100
 _MAX_KEYS = 4
 _MAX_SHOWN = 80
+
+
+def of_form(pattern: str, words: str) -> AfterValidator:
+    """Refuses a text that is none of a form, and says in words what is one."""
+    form = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if form.fullmatch(text) is None:
+            raise ValueError(words)
+        return text
+
+    return AfterValidator(check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +199,6 @@ def allowed_words(entry: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
         return f"at least {_counted(context['min_length'], kind)}"
     if kind in {"too_long", "string_too_long"}:
         return f"at most {_counted(context['max_length'], kind)}"
-    if kind == "string_pattern_mismatch":
-        return f"text of the form {context['pattern']}"
     message = str(entry["msg"])
     words = message[:1].lower() + message[1:]
     for prefix in _PREFIXES:

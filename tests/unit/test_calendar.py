@@ -134,7 +134,7 @@ def test_production_is_on_its_way_back_before_any_window_ends(
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [("WINDOW", "01:00", "two times of day"), ("DAYS", "weekdays", "mon-fri"),
-     ("TIMEZONE", "Mars/Base", "no time zone is called"), ("BUDGET_S", "0", "greater than or equal to 10")],
+     ("TIMEZONE", "Mars/Base", "the name of a time zone"), ("BUDGET_S", "0", "greater than or equal to 10")],
 )  # fmt: skip
 def test_settings_that_describe_no_night_are_refused_in_words(
     tmp_path: Path, name: str, value: str, told: str

@@ -217,6 +217,32 @@ def test_all_mistakes_are_reported_at_once_each_with_its_place(paths: Paths) -> 
     assert len(found) == len(expected)
 
 
+def test_what_may_stand_there_is_told_in_words(paths: Paths) -> None:
+    write(
+        paths,
+        """
+        service = { unit = "my server", user = "Root" }
+        notify = { webhook = "ftp://x" }
+        page = { hosts = ["a b"] }
+        fleet = { boxes = ["-x"] }
+        store = { box = "a b" }
+        sweep = { window = "25:00-03:00", days = "mon,fnd", timezone = "Europe/Berlni" }
+        """,
+    )
+    allowed = {line.split(": ")[1]: line.partition("allowed: ")[2] for line in problems(paths)}
+    assert allowed == {
+        "service.unit": "the name of a unit that ends in `.service`, without spaces",
+        "service.user": "the name of an account: small letters, digits, `_` and `-`",
+        "notify.webhook": "an address that begins with http:// or https://, without a name and password in it",
+        "page.hosts.0": "the name or address of a host",
+        "fleet.boxes.0": "a name that ssh knows, or user@name; letters, digits, `.`, `_`, `-` and `:`",
+        "store.box": "a letter or digit, then letters, digits, `.`, `_` and `-`; at most 100",
+        "sweep.window": "two times of day, such as 01:00-06:30",
+        "sweep.days": "days such as daily, mon-fri or sat,sun",
+        "sweep.timezone": "the name of a time zone, such as Europe/Berlin",
+    }
+
+
 @pytest.mark.parametrize("key", ["start_limit_s", "stall_s", "generation_limit_s"])
 def test_a_limit_in_which_nothing_can_start_is_refused_and_a_way_back_has_the_defaults(
     paths: Paths, key: str

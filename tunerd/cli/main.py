@@ -254,7 +254,7 @@ def _as_ours(error: click.ClickException) -> TunerdError:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     where = ctx.command_path if ctx is not None else f"tunerd {named(sys.argv[1:])}"
     kind = UsageError if isinstance(error, click.UsageError) else TunerdError
-    hint = f"`{where} --help`"
+    hint: str | None = f"`{where} --help`"
     if isinstance(error, click.MissingParameter) and error.param is not None and error.ctx:
         from tunerd.operations import PROFILE
 

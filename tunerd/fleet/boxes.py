@@ -16,7 +16,7 @@ from tunerd.errors import HostError, UsageError
 from tunerd.fleet.steps import Envelope, name_of_hosts
 from tunerd.machine.process import Completed, Setting, run
 from tunerd.result import SCHEMA, error_from_json
-from tunerd.settings import BOX_PATTERN
+from tunerd.settings import BOX_PATTERN, BOX_WORDS
 
 E = TypeVar("E", bound=Envelope)
 _BOX = re.compile(BOX_PATTERN)
@@ -75,7 +75,7 @@ def boxes_of(ctx: Context, named: Sequence[str], inventory: Path | None) -> tupl
         if not _BOX.fullmatch(box):
             raise UsageError(
                 f"`{box[:100]}` cannot be a box",
-                cause="a name that ssh knows, or user@name; letters, digits, `.`, `_`, `-` and `:`",
+                cause=BOX_WORDS,
                 state="nothing was touched",
             )
     if len(set(boxes)) < len(boxes):

@@ -684,8 +684,8 @@ def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
     Raises:
         BenchError: it cannot be measured, or not trusted.
     """
-    session = Session(ctx, asked)
-    with EvidenceStore(ctx.paths.evidence) as session.store:
+    session, state = Session(ctx, asked), f"{ctx.unit} is as before: it was only asked"
+    with EvidenceStore(ctx.paths.evidence) as session.store, _with_state(state):
         demand_alone(ctx)
         target = open_live(ctx)
         published = _published(ctx, asked, target.profile)

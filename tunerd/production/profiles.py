@@ -305,6 +305,12 @@ def new_profile(
     problems = check_file(str(path), data)
     if problems:
         raise config_error(name, problems)
+    if from_unit is None:
+        told, hint = (
+            "a careful start; its plan shows what it costs in memory",
+            f"`tunerd plan {name}`, then `tunerd apply {name}`",
+        )
+        messages = (note("new-profile", told, hint), *messages)
     text = to_toml(data, _HEADER if from_unit is None else f"{_HEADER} from unit {from_unit}")
     ctx.files.make_folder(path.parent)
     ctx.files.write(path, text.encode())
@@ -345,12 +351,9 @@ def _from_model(ctx: Context, model: Path) -> tuple[dict[str, Any], tuple[Messag
         data["memory"] = {"fit_mib": 1536 if facts.has_mtp else 1024}
     else:
         data["serving"]["threads"] = "physical"
-    text = "a careful start; `tunerd plan` shows what it costs in memory"
-    messages = [note("new-profile", text, "`tunerd plan` it, then `tunerd apply`")]
-    if not facts.has_mtp:
-        text = "the model has no MTP block, so speculation is off"
-        messages.append(note("no-mtp-block", text))
-    return data, tuple(messages)
+    if facts.has_mtp:
+        return data, ()
+    return data, (note("no-mtp-block", "the model has no MTP block, so speculation is off"),)
 
 
 # Parameters of an Ollama model that a server has too.

@@ -154,25 +154,26 @@ def parse_options(options: Sequence[str]) -> dict[str, Any]:
 
 def config_error(name: str, problems: Sequence[Problem]) -> ConfigError:
     """All problems of a profile as one error."""
-    count = f"{len(problems)} place{'s' if len(problems) > 1 else ''}"
-    return ConfigError(
-        f"profile `{name}` is wrong in {count}",
-        cause="\n".join(str(problem) for problem in problems),
-        state="nothing was touched",
-        hint=_hint(problems),
-    )
-
-
-def _hint(problems: Sequence[Problem]) -> str:
-    """What helps with these problems."""
-    if all(problem.source == SET_SOURCE for problem in problems):
-        return (
-            "`tunerd profiles show PROFILE` shows keys and values; a list needs quotes for the shell: "
-            "--set 'engine.prefer=[\"mainline\"]'"
+    first, state = problems[0], "nothing was touched"
+    if first.key == "name":
+        nearest = f"did you mean `{first.nearest}`? " if first.nearest else ""
+        return ConfigError(
+            f"there is no profile `{name}`",
+            cause=f"known: {first.allowed}",
+            state=state,
+            hint=f"{nearest}`tunerd profiles list` shows what there is",
         )
-    if all(problem.key in {"name", "extends"} for problem in problems):
-        return "`tunerd profiles list` shows what there is"
-    return "correct the file; `tunerd profiles check FILE` checks one"
+    count = f"{len(problems)} place{'s' if len(problems) > 1 else ''}"
+    is_typed = all(problem.source == SET_SOURCE for problem in problems)
+    return ConfigError(
+        f"{SET_SOURCE if is_typed else f'profile `{name}`'} is wrong in {count}",
+        cause="\n".join(str(problem) for problem in problems),
+        state=state,
+        hint="`tunerd profiles show PROFILE` shows keys and values; a list needs quotes for the shell: "
+        "--set 'engine.prefer=[\"mainline\"]'"
+        if is_typed
+        else "correct the file; `tunerd profiles check FILE` checks one",
+    )
 
 
 SCHEMA = 1

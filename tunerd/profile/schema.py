@@ -15,10 +15,21 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError
 
 from tunerd.profile.workload import Table, Text, WorkloadTable
-from tunerd.words import NAME_PATTERN, Problem, nearest_name, problem_of, shown, table_in
+from tunerd.words import (
+    NAME_PATTERN,
+    NAME_WORDS,
+    Problem,
+    nearest_name,
+    of_form,
+    problem_of,
+    shown,
+    table_in,
+)
 
-Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
-KvType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,20}$")]
+Name = Annotated[str, of_form(NAME_PATTERN, NAME_WORDS)]
+KvType = Annotated[
+    str, of_form(r"[A-Za-z0-9_]{1,20}", "a type as the build calls it, such as q8_0")
+]
 # Kinds that draft by a model, and what builds call them, the newest word first; a new kind is a row here.
 SPEC_WORDS: Mapping[str, tuple[str, ...]] = {
     "mtp": ("draft-mtp", "mtp"),
@@ -38,7 +49,8 @@ def own_kinds(words: str) -> str:
 # A chain of kinds, or a kind that only the build knows: its own words, separated by commas.
 BuildsWords = Annotated[
     str,
-    StringConstraints(max_length=200, pattern=r"^[a-z0-9]+(?:[-,][a-z0-9]+)+$"),
+    StringConstraints(max_length=200),
+    of_form(r"[a-z0-9]+(?:[-,][a-z0-9]+)+", "the build's own words, such as draft-mtp,ngram-mod"),
     AfterValidator(own_kinds),
 ]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -48,11 +60,13 @@ FromMinusOne = Annotated[int, Field(ge=-1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 # Some builds take a list; a socket's path is refused with a reason where it is planned.
 Host = Annotated[
-    str, StringConstraints(max_length=1000, pattern=r"^[^\s,-][^\s,]*(, *[^\s,-][^\s,]*)*$")
+    str,
+    StringConstraints(max_length=1000),
+    of_form(r"[^\s,-][^\s,]*(, *[^\s,-][^\s,]*)*", "an address or a name, or several with commas"),
 ]
 NotNegative = Annotated[float, Field(ge=0)]
 _Json = TypeVar("_Json", dict[str, Any], tuple[Any, ...])
-Variable = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+Variable = Annotated[str, of_form(r"[^\x00]*", "text without a zero byte")]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 
 

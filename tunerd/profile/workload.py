@@ -23,7 +23,7 @@ from pydantic import (
     StringConstraints,
 )
 
-from tunerd.words import digest
+from tunerd.words import digest, of_form
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,9 @@ def _kind(value: Any) -> Any:
 
 
 Text = Annotated[
-    str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
+    str,
+    StringConstraints(min_length=1, max_length=4096),
+    of_form(r"[^\x00-\x1f\x7f]*", "one line of text without control characters"),
 ]
 _IN_A_FILE = PlainSerializer(Tokens.to_json)
 

@@ -47,7 +47,7 @@ def window_of(ctx: Context, text: str | None) -> calendar.Window | None:
         return calendar.parse_window(text, settings.days, zone)
     except ValueError as error:
         raise UsageError(
-            f"`{text}` is no window that a sweep could keep to", cause=str(error)
+            f"`{text}` is no window that a sweep could keep to", cause=f"allowed: {error}"
         ) from error
 
 
@@ -172,7 +172,7 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
     if look is not None and changed.get(_FOR_ITS_OWNER) is not None:
         look = replace(look, mode=look.mode & 0o600)
     ctx.files.write(path, text.encode(), mode=0o600, like=look)
-    hint = f"the daemon takes it over by itself; `{shown_by}`"
+    hint = f"the daemon takes it over by itself; `{shown_by}` shows it"
     given = [
         one for value in changed.values() for one in (value if isinstance(value, list) else [value])
     ]
@@ -252,7 +252,7 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
             parsed = calendar.parse_window(window, days, zone or local_zone(ctx.environment))
         except ValueError as error:
             raise UsageError(
-                "that is no window", cause=str(error), state="nothing was changed"
+                "that is no window", cause=f"allowed: {error}", state="nothing was changed"
             ) from error
         now_s = ctx.clock.now_s()
         if not calendar.openings(
@@ -441,18 +441,19 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
     """
     known = sources_of(ctx.paths, ctx.environment)
     in_file = tomllib.loads((ctx.files.read(ctx.paths.settings_file) or b"").decode())
-    if not words and _at(in_file, key) is None:
-        raise UsageError(
-            f"`{key}` does not stand in `{ctx.paths.settings_file}`",
-            state="nothing was changed",
-            hint="`tunerd settings` shows where each comes from",
-        )
-    if words and key not in known and not key.startswith("engines."):
+    is_there = _at(in_file, key) is not None
+    if not is_there and key not in known and not key.startswith("engines."):
         nearest = nearest_name(key, tuple(known))
         raise UsageError(
             f"there is no setting `{key}`",
             state="nothing was changed",
             hint=f"did you mean `{nearest}`?" if nearest else "`tunerd settings` lists all",
+        )
+    if not words and not is_there:
+        raise UsageError(
+            f"`{key}` does not stand in `{ctx.paths.settings_file}`",
+            state="nothing was changed",
+            hint="`tunerd settings` shows where each comes from",
         )
     is_list = isinstance(_at(ctx.settings.model_dump(mode="json"), key), list)
     if len(words) > 1 and not is_list:

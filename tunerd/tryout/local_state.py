@@ -109,7 +109,11 @@ def check_name(unit: object) -> str:
         ServiceError: It is none, or would lead out of the folder.
     """
     if not isinstance(unit, str) or not _NAME.fullmatch(unit):
-        raise ServiceError(f"not the name of a service unit: {unit!r}")
+        raise ServiceError(
+            f"not the name of a service unit: {unit!r}",
+            state="nothing was touched",
+            hint="such as llama-server.service",
+        )
     return unit
 
 

@@ -208,7 +208,9 @@ def forget_old_notices(ctx: Context, seen_s: dict[str, float]) -> None:
 
 def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event, then: str) -> None:
     if settings.webhook is None:
-        raise UsageError("no webhook is set", hint="notify.webhook in tunerd.toml")
+        raise UsageError(
+            "no webhook is set", hint="`tunerd settings set notify.webhook https://HOST/PATH`"
+        )
     body, headers = _request_of(event, settings, unit)
     if settings.token_file is not None:
         token = (ctx.files.read(settings.token_file) or b"").decode("ascii", "replace").strip()

@@ -72,7 +72,30 @@ def test_without_a_name_wrong_settings_are_no_crash(box: Box) -> None:
     (box.folder / "config" / "tunerd.toml").write_text("[service")
     done = box.call("plan")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "Missing" in done.stderr
+    assert "missing" in done.stderr
+
+
+def test_a_new_profile_is_followed_by_the_commands_that_plan_and_deploy_it(
+    box: Box, tmp_path: Path
+) -> None:
+    model = tmp_path / "tiny.gguf"
+    box.json("model", "new", str(model))
+
+    (said,) = box.json("profiles", "new", "coder", "--model", str(model))["messages"]
+
+    assert said["hint"] == "`tunerd plan coder`, then `tunerd apply coder`"
+
+
+def test_a_misspelt_profile_is_told_with_the_nearest_and_a_wrong_set_is_no_fault_of_the_profile(
+    box: Box,
+) -> None:
+    error = box.json("plan", "cpu-embeded", code=1)["error"]
+    assert error["message"] == "there is no profile `cpu-embeded`"
+    assert error["cause"].startswith("known: cpu-embedded, ")
+    assert error["hint"].startswith("did you mean `cpu-embedded`?")
+
+    error = box.json("plan", "cpu-embedded", "--set", "serving.port=x", code=1)["error"]
+    assert error["message"] == "--set is wrong in 1 place"
 
 
 def test_a_plan_shows_what_would_be_run_before_the_model_is_there(box: Box) -> None:
@@ -169,9 +192,13 @@ def test_what_is_taken_out_leaves_no_half_an_engine_and_what_does_not_stand_ther
     assert "mine" not in tomllib.loads(path.read_text()).get("engines", {})
 
     before = path.read_bytes()
-    for key in ("engines.mine.path", "sweep.prmote", "sweep.window"):
+    for key, told in (
+        ("engines.mine.path", "`engines.mine.path` does not stand in"),
+        ("sweep.window", "`sweep.window` does not stand in"),
+        ("sweep.prmote", "did you mean `sweep.promote`?"),
+    ):
         refused = box.call("settings", "unset", key)
-        assert (refused.returncode, f"`{key}` does not stand in" in refused.stderr) == (2, True)
+        assert (refused.returncode, told in refused.stderr) == (2, True)
     assert path.read_bytes() == before
 
 

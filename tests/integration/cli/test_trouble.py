@@ -132,7 +132,7 @@ def test_what_goes_back_or_ends_something_goes_on_where_settings_are_wrong(broke
     for words in ("sweep stop", "jobs stop 7", "rollback --to nosuch"):
         error = broken.json(*words.split(), code=None)["error"]
         assert error["code"] != "config", words
-        assert "until they are mended the defaults hold" in error["hint"], words
+        assert "until that is corrected the defaults hold" in error["hint"], words
 
     refused = broken.json("plan", "cpu-embedded", code=1)["error"]
     assert refused["code"] == "config"
@@ -149,6 +149,21 @@ def test_what_shows_how_things_stand_goes_on_where_settings_are_wrong_and_doctor
     assert found["severity"] == "error"
     assert "not valid TOML" in found["seen"]
     assert "tunerd.toml" in found["do"]
+
+
+def test_an_error_about_the_settings_says_it_once_and_names_the_file(broken: Box) -> None:
+    written = broken.folder / "config" / "tunerd.toml"
+    for words in ("settings unset models.dirs", "settings set models.dirs /x", "plan cpu-embedded"):
+        error = broken.json(*words.split(), code=1)["error"]
+        assert (error["message"], error["hint"]) == (
+            f"not valid TOML: `{written}`",
+            f"correct `{written}`",
+        ), words
+
+    written.write_text("[sweep]\nnosuch = 1\nwindow = 5\n")
+    told = broken.call("status").stderr
+    assert "\\n" not in told
+    assert "an unknown key" in told.partition("; ")[2]
 
 
 def test_a_rollback_goes_on_past_a_variable_that_is_unknown(box: Box) -> None:
