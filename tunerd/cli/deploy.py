@@ -590,6 +590,8 @@ def emit_command(
     del output, force  # where it is typed
     if not profile and (options or untuned):
         raise UsageError("--set and --untuned need a PROFILE: what serves now is as it is")
+    if image is not None and target not in {"compose", "quadlet"}:
+        raise UsageError("--image is for compose and quadlet")
     given = parse_options(options)
     requests = [PlanRequest(one, given, with_tuned=not untuned) for one in dict.fromkeys(profile)]
     return write_down(call.context(), Target(target), requests, image=image)

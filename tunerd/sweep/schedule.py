@@ -16,8 +16,11 @@ from tunerd.engine.serving import is_asleep, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.machine.clock import local_zone
 from tunerd.machine.files import is_locked
+from tunerd.measure.learn import find_workload
+from tunerd.paths import FROM_ELSEWHERE, parse_listen
 from tunerd.production.own import SWEEP_UNIT, start_sweep_unit
 from tunerd.production.probation import daemon_lock
+from tunerd.profile.schema import all_keys
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings import check_settings, sources_of
@@ -172,7 +175,10 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
     if look is not None and changed.get(_FOR_ITS_OWNER) is not None:
         look = replace(look, mode=look.mode & 0o600)
     ctx.files.write(path, text.encode(), mode=0o600, like=look)
-    hint = f"the daemon takes it over by itself; `{shown_by}` shows it"
+    taken = "the daemon takes it over by itself"
+    if {"mode", "service.unit"} & {*changed}:
+        taken = "a daemon goes by it once it is started again (`systemctl restart tunerd`)"
+    hint = f"{taken}; `{shown_by}` shows it"
     given = [
         one for value in changed.values() for one in (value if isinstance(value, list) else [value])
     ]
@@ -444,11 +450,10 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
     is_there = _at(in_file, key) is not None
     if not is_there and key not in known and not key.startswith("engines."):
         nearest = nearest_name(key, tuple(known))
-        raise UsageError(
-            f"there is no setting `{key}`",
-            state="nothing was changed",
-            hint=f"did you mean `{nearest}`?" if nearest else "`tunerd settings` lists all",
-        )
+        hint = f"did you mean `{nearest}`?" if nearest else "`tunerd settings` lists all"
+        if key in all_keys():
+            hint = f"it is a key of profiles: `tunerd apply PROFILE --set {key}=VALUE`"
+        raise UsageError(f"there is no setting `{key}`", state="nothing was changed", hint=hint)
     if not words and not is_there:
         raise UsageError(
             f"`{key}` does not stand in `{ctx.paths.settings_file}`",
@@ -461,20 +466,36 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
     tried: list[Any] = [*map(_as_toml, words), *words] or [None]
     if is_list and words:
         tried = [list(words)]
-    if words and key in {"sweep.space", "sweep.keep"}:
-        from tunerd.sweep.plan import check_lists  # which imports this module
-
-        try:
-            check_lists(words if key == "sweep.space" else (), words if key == "sweep.keep" else ())
-        except (UsageError, ConfigError) as problem:
-            raise UsageError(
-                "that cannot be set", cause=problem.words, state="nothing was changed"
-            ) from problem
+    if words:
+        _demand_meaning(ctx, key, words)
     name = "settings set" if words else "settings unset"
     for one in tried[:-1]:
         with contextlib.suppress(UsageError):
             return set_keys(ctx, name, {key: one}, "tunerd settings")
     return set_keys(ctx, name, {key: tried[-1]}, "tunerd settings")
+
+
+def _demand_meaning(ctx: Context, key: str, words: Sequence[str]) -> None:
+    """Refuse what a settings file may hold, and nothing could go by.
+
+    Raises:
+        UsageError: a list of values or keys is none, there is no such workload, or others reach the address.
+    """
+    from tunerd.sweep.plan import check_lists  # which imports this module
+
+    refused = "that cannot be set"
+    state = "nothing was changed"
+    try:
+        if key == "sweep.workload":
+            find_workload(ctx, words[0])
+        check_lists(words if key == "sweep.space" else (), words if key == "sweep.keep" else ())
+    except (UsageError, ConfigError) as problem:
+        raise UsageError(refused, cause=problem.words, state=state, hint=problem.hint) from problem
+    with contextlib.suppress(ValueError):  # what is no address the settings tell
+        if key == "page.listen" and not parse_listen(words[0]).is_loopback:
+            raise UsageError(
+                refused, cause="others can reach the page there", state=state, hint=FROM_ELSEWHERE
+            )
 
 
 def _at(values: Any, dotted: str) -> Any:

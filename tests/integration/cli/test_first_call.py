@@ -207,6 +207,11 @@ def test_what_is_taken_out_leaves_no_half_an_engine_and_what_does_not_stand_ther
     [
         (("sweep.promot", "auto"), "did you mean `sweep.promote`?"),
         (("sweep.promote", "perhaps"), "sweep.promote"),
+        (("serving.ctx_size", "4096"), "`tunerd apply PROFILE --set serving.ctx_size=VALUE`"),
+        (("sweep.workload", "codng-agent"), "did you mean `coding-agent`?"),
+        (("sweep.space", "nosuch=1"), "no profile key is called `nosuch`"),
+        (("page.listen", "0.0.0.0:8765"), "others can reach the page there"),
+        (("page.listen", "here"), "ADDRESS:PORT"),
         (("backups.keep", "1", "2"), "holds one value"),
         (("models.dirs", "relative"), "a whole path"),
     ],
