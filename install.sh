@@ -699,11 +699,27 @@ with socket.socket() as listener:
 
 # --- the call ---
 
+# Shows how it is called, and why not as it was.
+refuse() {
+    usage >&2
+    warn ''
+    warn "error: $1"
+    exit 2
+}
+
+# What is to be done is $1 alone.
+choose() {
+    if [ -n "$mode" ] && [ "$mode" != "$1" ]; then
+        refuse "--$mode and --$1 exclude each other"
+    fi
+    mode=$1
+}
+
 while [ $# -gt 0 ]; do
     case $1 in
-    --system | --user | --python) mode=${1#--} ;;
+    --system | --user | --python) choose "${1#--}" ;;
     --try)
-        mode=try
+        choose try
         try_dir=$here/.try
         case ${2:-} in
         '' | -*) ;;
@@ -721,10 +737,7 @@ while [ $# -gt 0 ]; do
         usage
         exit 0
         ;;
-    *)
-        usage >&2
-        exit 2
-        ;;
+    *) refuse "no such option: $1" ;;
     esac
     shift
 done

@@ -93,3 +93,23 @@ def test_no_file_of_the_folder_that_it_is_called_in_is_taken_for_a_module(tmp_pa
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, cwd=tmp_path, timeout=60, check=True,
     )  # fmt: skip
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--user", "--system"), "error: --user and --system exclude each other"),
+        (("--system", "--try"), "error: --system and --try exclude each other"),
+        (("--nosuch",), "error: no such option: --nosuch"),
+    ],
+)
+def test_a_call_that_means_two_things_or_none_installs_nothing(
+    tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    done = subprocess.run(
+        ["/bin/sh", ROOT / "install.sh", "--dry-run", *options],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr.splitlines()
