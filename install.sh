@@ -436,8 +436,10 @@ uninstall_system() {
     fi
     done_with 'tunerd is gone. Left as they are:' || return 0
     say '  the server and its unit, with its backups beside it (UNIT.pre-*)'
-    say '  /var/lib/tunerd (history), /etc/tunerd (settings), the accounts tunerd, tunerd-web, llama-server'
-    say '  to remove those as well: rm -r /var/lib/tunerd /etc/tunerd'
+    say '  /var/lib/tunerd (history, and kept engines, which a unit may start), /etc/tunerd (settings)'
+    say '  the group tunerd, the accounts tunerd-web and llama-server with /var/lib/llama-server'
+    say '  to remove those as well: rm -r /var/lib/tunerd /etc/tunerd; userdel tunerd-web; groupdel tunerd'
+    say '  once no server runs as llama-server: userdel llama-server; rm -r /var/lib/llama-server'
 }
 
 # --- one user ---

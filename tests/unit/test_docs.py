@@ -8,6 +8,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.support import needs
 from tests.support.folders import ROOT
 from tunerd.cli.main import cli
+from tunerd.operations import MAY, ONLY_ROOT
 
 DOCS = ROOT / "docs"
 GENERATOR = runpy.run_path(str(DOCS / "generate_reference.py"), run_name="generator")
@@ -70,6 +72,20 @@ def test_each_heading_about_trouble_is_something_that_the_program_says() -> None
     )
     assert len(quoted) > 15
     assert [words for words in quoted if not any(words in text for text in texts)] == []
+
+
+def test_the_page_about_the_api_says_of_every_command_who_may_ask_for_it() -> None:
+    page = (DOCS / "api.md").read_text("utf-8")
+    _, members, root = re.split(
+        r"^\| a member's \||^What is left to root", page, flags=re.MULTILINE
+    )
+
+    def missing(kinds: Iterable[str], section: str) -> list[str]:
+        words = {word for code in re.findall("`([^`]+)`", section) for word in code.split()}
+        return [kind for kind in kinds if not {*kind.partition(" --")[0].split()} <= words]
+
+    assert missing(ONLY_ROOT, root) == []
+    assert missing(MAY, members) == []
 
 
 def test_the_box_in_the_page_about_sweeps_runs_as_it_stands_there(tmp_path: Path) -> None:

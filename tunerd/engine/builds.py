@@ -744,7 +744,8 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
         f"no engine here can serve profile `{request.profile}`",
         cause="\n".join(f"{name}: {why}" for name, why in passed_over),
         state="nothing was touched",
-        hint="`tunerd engines` lists what is here; engine.prefer and [engines.NAME] choose",
+        hint="`tunerd engines` lists what is here; engine.prefer and [engines.NAME] choose; docs/engines.md "
+        "says where builds come from",
     )
 
 
