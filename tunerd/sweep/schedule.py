@@ -439,7 +439,7 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
     Args:
         ctx: Where.
         key: Dotted, such as `models.dirs`.
-        words: What was typed: as many as a list has; as TOML reads them, else as text.
+        words: What was typed: as many as a list has, or the list itself; as TOML reads them, else as text.
 
     Raises:
         UsageError: there is no such key, or what it would hold is not allowed.
@@ -461,6 +461,8 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
             hint="`tunerd settings` shows where each comes from",
         )
     is_list = isinstance(_at(ctx.settings.model_dump(mode="json"), key), list)
+    if is_list and len(words) == 1 and isinstance(whole := _as_toml(words[0]), list):
+        words = [str(one) for one in whole] or words
     if len(words) > 1 and not is_list:
         raise UsageError(f"`{key}` holds one value", state="nothing was changed")
     tried: list[Any] = [*map(_as_toml, words), *words] or [None]
@@ -506,7 +508,7 @@ def _at(values: Any, dotted: str) -> Any:
 
 
 def _as_toml(word: str) -> Any:
-    """A number or a truth value, where it is one; else the text."""
+    """A number, a truth value or a list, where it is one; else the text."""
     try:
         return tomllib.loads(f"x = {word}")["x"]
     except tomllib.TOMLDecodeError:

@@ -203,6 +203,16 @@ def test_what_is_taken_out_leaves_no_half_an_engine_and_what_does_not_stand_ther
 
 
 @pytest.mark.parametrize(
+    "words",
+    [("gpu1", "root@gpu2"), ('["gpu1", "root@gpu2"]',), ("['gpu1', 'root@gpu2']",)],
+    ids=["words", "as the docs write it", "as settings show it"],
+)
+def test_a_list_is_set_by_its_words_or_whole(box: Box, words: tuple[str, ...]) -> None:
+    said = box.json("settings", "set", "fleet.boxes", *words)
+    assert said["changed"] == {"fleet.boxes": ["gpu1", "root@gpu2"]}
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         (("sweep.promot", "auto"), "did you mean `sweep.promote`?"),
