@@ -16,7 +16,6 @@ from tunerd.engine.serving import is_asleep, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.machine.clock import local_zone
 from tunerd.machine.files import is_locked
-from tunerd.measure.learn import find_workload
 from tunerd.paths import FROM_ELSEWHERE, parse_listen
 from tunerd.production.own import SWEEP_UNIT, start_sweep_unit
 from tunerd.production.probation import daemon_lock
@@ -483,6 +482,7 @@ def _demand_meaning(ctx: Context, key: str, words: Sequence[str]) -> None:
     Raises:
         UsageError: a list of values or keys is none, there is no such workload, or others reach the address.
     """
+    from tunerd.measure.learn import find_workload  # which brings numpy
     from tunerd.sweep.plan import check_lists  # which imports this module
 
     refused = "that cannot be set"
