@@ -628,7 +628,7 @@ def _command_of(
     if path is None:
         words = " ".join(argv[:2])[:100]
         raise _needs_root(words, ONLY_ROOT.get(words))
-    parent = ctx = click.Context(command, info_name="tunerd", obj=who)
+    parent = ctx = click.Context(command, info_name="tunerd", obj=who, help_option_names=[])
     for word in path:
         parent, found = ctx, None
         if isinstance(command, click.Group):
