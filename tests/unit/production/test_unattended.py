@@ -340,7 +340,7 @@ def test_an_account_is_not_told_by_its_key_file_what_it_may_not_read(
     home.mkdir()
     secret.write_text("root:$y$secret\n")
     secret.chmod(0o600)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
         folder.chmod(0o755)
     unit = f"[Service]\nUser=nobody\nExecStart={ENGINE} --port 1 --api-key-file {key}\n"
     world.unit_path.write_text(unit)
