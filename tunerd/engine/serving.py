@@ -75,6 +75,17 @@ def hides_words(live: LiveUnit) -> bool:
     return is_shell(program) or bool(shebang(Path(program)))
 
 
+def unit_with(ctx: Context, text: str) -> UnitFile:
+    """What a unit with this text would be, with the drop-ins that are in force.
+
+    Raises:
+        HostError: one of them cannot be read.
+        ServiceError: the service manager does not answer.
+    """
+    drop_ins = (_text(ctx, path) or "" for path in ctx.services.state(ctx.unit).drop_ins)
+    return with_drop_ins(text, drop_ins)
+
+
 def environment_with(ctx: Context, text: str) -> dict[str, str]:
     """What the server of a unit with this text would get, with the drop-ins that are in force.
 
@@ -82,8 +93,7 @@ def environment_with(ctx: Context, text: str) -> dict[str, str]:
         HostError: one of its files cannot be read.
         ServiceError: the service manager does not answer.
     """
-    drop_ins = (_text(ctx, path) or "" for path in ctx.services.state(ctx.unit).drop_ins)
-    merged, specifiers = with_drop_ins(text, drop_ins), specifiers_of(ctx, ctx.unit)
+    merged, specifiers = unit_with(ctx, text), specifiers_of(ctx, ctx.unit)
     return environment_of(merged, specifiers) | file_environment_of(ctx, merged, specifiers)
 
 

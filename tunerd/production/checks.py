@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from tunerd.engine.flags import (
     SECRET_FLAGS,
@@ -27,6 +28,13 @@ from tunerd.units.manager import lacks_manager
 from tunerd.units.text import UnitFile, environment_of, parse_unit
 from tunerd.words import Mode, format_mib
 
+# Flags whose files and folders a server writes; source: --help of the builds from April to November 2026.
+_WRITING = frozenset({"--log-file", "--logdir", "-ld", "--log-prompts-dir", "--slot-save-path",
+                      "-lcd", "--lookup-cache-dynamic", "--sql-save-file"})  # fmt: skip
+# What systemd makes for a unit and lets it write (systemd.exec(5)).
+_PLACES = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache", "LogsDirectory": "/var/log",
+           "RuntimeDirectory": "/run"}  # fmt: skip
+_PRIVATE = ("/tmp", "/var/tmp", "/dev")  # noqa: S108 -- of the unit's own
 _KEY_VARIABLES = {"LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE"}
 _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
 UNIX_SOCKET = ".sock"
@@ -283,6 +291,31 @@ def check_user(facts: UserFacts, *, wants_mlock: bool) -> Iterator[Message]:
             "the memory lock limit of this session is too low for mlock; the server would run unlocked",
             "as root, once: a drop-in for user@.service with LimitMEMLOCK=infinity, then log in again",
         )
+
+
+def written_by(argv: Sequence[str]) -> list[str]:
+    """Paths of a command line that the server writes, and that need not be there."""
+    return [
+        path for flag, path in itertools.pairwise(argv) if flag in _WRITING and path.startswith("/")
+    ]
+
+
+def check_written(argv: Sequence[str], unit: UnitFile, name: str) -> Iterator[Message]:
+    """What the unit keeps the server from writing; a server goes on without a log of its own, and says nothing."""
+    if unit.value("Service", "ProtectSystem") != "strict":
+        return
+
+    def words(key: str) -> list[str]:
+        return [word for one in unit.values("Service", key) for word in one.value.split()]
+
+    folders = {place: [f"{place}/{word}" for word in words(key)] for key, place in _PLACES.items()}
+    is_open = [*_PRIVATE, *itertools.chain(*folders.values())]
+    is_open += [word.lstrip("-+") for word in words("ReadWritePaths")]
+    for path in written_by(argv):
+        if not any(PurePath(path).is_relative_to(folder) for folder in is_open):
+            yield warning("not-written", f"the unit keeps the server from writing `{path}`",
+                          f"a path below {' or '.join(folders['/var/lib'])}, or a drop-in with "
+                          f"ReadWritePaths=: systemctl edit {name}")  # fmt: skip
 
 
 def environment_conflicts(environment: Mapping[str, str]) -> Iterator[Message]:

@@ -36,6 +36,7 @@ from tunerd.engine.serving import (
     serving_now,
     specifiers_of,
     standing_text,
+    unit_with,
 )
 from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
@@ -57,10 +58,12 @@ from tunerd.production.checks import (
     check_proofs,
     check_user,
     check_values,
+    check_written,
     environment_conflicts,
     explain,
     lost_lines,
     serving_after,
+    written_by,
 )
 from tunerd.production.gate import PORT_PATIENCE_S
 from tunerd.production.measurement import measuring_pids
@@ -266,6 +269,8 @@ def user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine)
     """What the account may read of what the command line names."""
     who = account(user) if user is not None else None
     words = [word for word in command.argv if word.startswith("/")]
+    for word in written_by(command.argv):
+        words.remove(word)
     return UserFacts(
         mode=ctx.mode,
         user=user,
@@ -683,6 +688,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *environment_conflicts(resolved.profile.environment),
         *check_live(after, live, before, lost=lost_lines(live, unit_text, command.argv)),
         *check_user(user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
+        *check_written(command.argv, unit_with(ctx, unit_text), ctx.unit),
         *check_arguments(ctx, engine, command),
         *check_port(ctx, after),
         *check_handover(ctx, live, _family(engine), before, after),

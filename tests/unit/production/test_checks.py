@@ -28,6 +28,7 @@ from tunerd.production.checks import (
     check_proofs,
     check_user,
     check_values,
+    check_written,
     environment_conflicts,
     explain,
     lost_lines,
@@ -37,7 +38,7 @@ from tunerd.production.checks import (
 from tunerd.profile.layers import Resolved
 from tunerd.result import Level, Message
 from tunerd.tryout.designed import SHAPES, design, write
-from tunerd.units.live import LiveUnit, Serving, read_live
+from tunerd.units.live import LiveUnit, Serving, read_live, with_drop_ins
 from tunerd.units.text import unified_diff
 from tunerd.words import MiB, Mode
 
@@ -318,6 +319,27 @@ def test_the_account_must_be_able_to_serve(
     changes: dict[str, Any], mlock: bool, expected: list[tuple[str, str]]
 ) -> None:
     assert codes(check_user(user(**changes), wants_mlock=mlock)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "drop_in", "expected"),
+    [
+        ("--log-file /var/log/llama.log", "", ["not-written"]),
+        ("--log-file /var/log/llama.log -lcd /srv/drafts", "", ["not-written"] * 2),
+        ("--slot-save-path /var/lib/llama-server/slots", "", []),
+        ("--slot-save-path /var/lib/llama-server-of-another", "", ["not-written"]),
+        ("--log-file /var/log/llama.log", "ReadWritePaths=-/srv /var/log", []),
+        ("--log-file llama.log", "", []),
+        ("--lora /srv/adapter.gguf", "", []),
+        ("--log-file /var/log/llama.log", "ProtectSystem=no", []),
+    ],
+)
+def test_what_the_unit_keeps_the_server_from_writing_is_told(
+    words: str, drop_in: str, expected: list[str]
+) -> None:
+    own = "[Service]\nProtectSystem=strict\nStateDirectory=llama-server\n"
+    unit = with_drop_ins(own, [f"[Service]\n{drop_in}\n"])
+    assert [one.code for one in check_written(words.split(), unit, "llama-server")] == expected
 
 
 # The environment.
