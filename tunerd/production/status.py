@@ -182,7 +182,9 @@ def status(ctx: Context) -> ActionResult:
         "gpu_problem": gpus.problem,
         "drift": _rows(drifts),
     }
-    messages = _messages(ctx, state, measurement, gpus.problem, is_under_way=under_way)
+    messages = _messages(
+        ctx, state, measurement, gpus.problem, is_under_way=under_way, was_deployed=last is not None
+    )
     return ActionResult("status", payload, tuple(messages))
 
 
@@ -193,6 +195,7 @@ def _messages(
     gpu_problem: str | None,
     *,
     is_under_way: bool,
+    was_deployed: bool,
 ) -> list[Message]:
     messages: list[Message] = []
     if is_under_way:
@@ -201,7 +204,8 @@ def _messages(
         messages.append(found)
     elif state.has_failed and not state.is_waiting:
         text = f"the unit has failed ({state.result})"
-        messages.append(warning("failed", text, "tunerd rollback"))
+        hint = "tunerd rollback" if was_deployed else f"journalctl -u {ctx.unit}; `tunerd doctor`"
+        messages.append(warning("failed", text, hint))
     handed = ctx.settings.store.url and ctx.files.recall(HandedIn, ctx.paths.handed_in)
     if handed and handed.problem is not None:
         text = f"evidence is not handed in to the shared store, and is kept here: {handed.problem}"

@@ -350,6 +350,21 @@ def test_a_server_that_its_manager_starts_again_is_no_failure_to_roll_back_from(
     assert {one["code"] for one in drift} == {"restarts"}
 
 
+def test_one_goes_back_from_a_failure_only_where_something_was_deployed(world: World) -> None:
+    world.unit_path.write_bytes(world.text("by hand"))
+    world.manager.reload()
+
+    def hint() -> str | None:
+        world.manager.end_main(UNIT, Ending(code=1))
+        messages = status(world.context()).messages
+        return next(one.hint for one in messages if one.code == "failed")
+
+    world.manager.start(UNIT)
+    assert "rollback" not in str(hint())
+    deploy(world.context(), world, "old")
+    assert hint() == "tunerd rollback"
+
+
 class _Ends:
     """A manager while whose first look a change comes to its end."""
 
