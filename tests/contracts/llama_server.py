@@ -21,13 +21,12 @@ import httpx
 import pytest
 
 from tests.support.ports import free_port
-from tests.support.server_process import Server, serving, start
+from tests.support.server_process import Server, ended, serving, start
 
 VERSION = re.compile(
     r"^version: (\d+\.\d+\.\d+\S* \(build \d+, commit \S+\)|\d+ \(\S+\))$", re.MULTILINE
 )
 N_CTX = 4096
-_TRIES = 10
 COMMON_TIMINGS = {
     *("prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"),
     *("predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second"),
@@ -101,17 +100,8 @@ def counters(text: str) -> dict[str, float]:
 
 
 def refused(engine: EngineUnderTest, log: Path, port: int) -> None:
-    """It ends with 1 on a port that is taken, and says why.
-
-    mainline's log is written by a thread that its exit does not wait for: on a busy machine the reason
-    was missing from 8 of 40 logs. So it is started again where it is.
-    """
-    for _ in range(_TRIES):
-        with start(engine.command(), log, port=port) as server:
-            assert server.wait_ended() == 1
-        if "couldn't bind" in log.read_text(errors="replace"):
-            return
-    raise AssertionError(f"never said why:\n{log.read_text(errors='replace')}")
+    """It ends with 1 on a port that is taken, and says why."""
+    assert ended(engine.command(), log, "couldn't bind", port=port)[0] == 1
 
 
 class LlamaServerContract:
@@ -402,23 +392,24 @@ class LlamaServerContract:
 
     # The command line.
 
-    def test_what_it_says_without_a_model(self, run: Callable[..., tuple[int, str]]) -> None:
+    def test_what_it_says_without_a_model(
+        self, engine: EngineUnderTest, run: Callable[..., tuple[int, str]], tmp_path: Path
+    ) -> None:
         is_ik = self.tested.is_ik
         help_status, help_text = run("--help")
         version_status, version_text = run("--version")
         unknown = run("-m", "/nonexistent.gguf", "--no-such-flag")
-        # The log comes from a thread that the end of the process may cut, at any byte.
-        runs = (run("-m", "/nonexistent.gguf", *self.tested.extra) for _ in range(3))
-        missing = next((one for one in runs if "failed to load model" in one[1]), (None, "cut"))
+        argv = [*engine.argv, "-m", "/nonexistent.gguf", *self.tested.extra]
+        missing, missing_text = ended(argv, tmp_path / "log", "failed to load model")
 
         assert help_status == (1 if is_ik else 0)
         assert "--ctx-size" in help_text
         assert version_status == 0
         assert VERSION.search(version_text)
-        assert unknown[0] == missing[0] == 1, missing[1]
+        assert unknown[0] == missing == 1
         word = "unknown" if is_ik else "invalid"
         assert f"error: {word} argument: --no-such-flag" in unknown[1]
-        assert "/nonexistent.gguf" in missing[1], missing[1]
+        assert "/nonexistent.gguf" in missing_text
 
     def test_a_port_that_another_program_holds_ends_it(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:

@@ -26,6 +26,7 @@ CLIENT = httpx.Client(
     limits=httpx.Limits(max_keepalive_connections=0),
 )
 """For plain HTTP, a connection for each request."""
+_TRIES = 10
 
 
 class ServerEndedError(AssertionError):
@@ -137,6 +138,27 @@ def start(
             cwd=log.parent,  # ik leaves a llama.log where it is started
         )
     return Server(process, port, log)
+
+
+def ended(
+    argv: Sequence[str],
+    log: Path,
+    words: str,
+    *,
+    port: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
+    """Exit status and log of a program that ends by itself and says these words (a pattern) before.
+
+    A thread of it writes the log, and its exit does not wait for that: on a busy machine the reason was
+    missing from 8 of 40 logs of mainline. So it is started again where it is.
+    """
+    for _ in range(_TRIES):
+        with start(argv, log, port=port, environment=environment) as server:
+            status, text = server.wait_ended(), server.log_text()
+        if re.search(words, text):
+            return status, text
+    raise AssertionError(f"ended with {status}, without {words} in:\n{text[-4000:]}")
 
 
 @contextmanager
