@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -173,7 +173,12 @@ def check_proofs(resolved: Resolved, engine: Engine) -> Iterator[Message]:
 
 
 def check_live(
-    new: Serving, live: LiveUnit, now: Serving | None = None, *, lost: Sequence[str] = ()
+    new: Serving,
+    live: LiveUnit,
+    now: Serving | None = None,
+    *,
+    lost: Sequence[str] = (),
+    environment: Collection[str] = (),
 ) -> Iterator[Message]:
     """What changes for clients, and what of a hand-written unit would no longer hold.
 
@@ -182,6 +187,7 @@ def check_live(
         live: The unit that stands.
         now: How its server is reached and named now, where that says more than its text.
         lost: Lines of a hand-written unit that are not taken over.
+        environment: Names of the variables that the new server gets, those of drop-ins too.
     """
     if live.text is None:
         return
@@ -194,9 +200,7 @@ def check_live(
         if before is not None and after is not None and before != after:
             yield warning(f"{what}-changes", f"the {what} changes from {before} to {after}: clients "
                           "that use the old one break", f"--set serving.{what}={before}")  # fmt: skip
-    files = live.file_environment if live.own_environment_files else {}
-    stays = set(live.environment) - {*live.own_environment, *files}  # of drop-ins
-    has_key = new.api_key or new.api_key_file or stays & _KEY_VARIABLES
+    has_key = new.api_key or new.api_key_file or _KEY_VARIABLES.intersection(environment)
     if (old.api_key or old.api_key_file) and not has_key:
         yield warning("key-gone", f"{live.unit} names a key for its clients, and the new server will "
                       "answer without one", "put the key into a file and set serving.api_key_file")  # fmt: skip

@@ -31,6 +31,7 @@ from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
 from tunerd.engine.serving import (
     demand_replaceable,
+    environment_with,
     read_key,
     read_live_unit,
     serving_now,
@@ -686,7 +687,13 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_values(resolved, host),
         *check_proofs(resolved, engine),
         *environment_conflicts(resolved.profile.environment),
-        *check_live(after, live, before, lost=lost_lines(live, unit_text, command.argv)),
+        *check_live(
+            after,
+            live,
+            before,
+            lost=lost_lines(live, unit_text, command.argv),
+            environment=environment_with(ctx, unit_text),
+        ),
         *check_user(user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
         *check_written(command.argv, unit_with(ctx, unit_text), ctx.unit),
         *check_arguments(ctx, engine, command),

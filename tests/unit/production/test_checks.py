@@ -39,7 +39,7 @@ from tunerd.profile.layers import Resolved
 from tunerd.result import Level, Message
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.units.live import LiveUnit, Serving, read_live, with_drop_ins
-from tunerd.units.text import unified_diff
+from tunerd.units.text import environment_of, parse_unit, unified_diff
 from tunerd.words import MiB, Mode
 
 DEBIAN_PORT = 9931
@@ -268,6 +268,7 @@ def test_what_changes_for_clients_is_warned_about() -> None:
         ("ExecStart=/bin/x --api-key-file /k", "Nice=1", None, True),
         ("ExecStart=/bin/x --api-key-file /k", "Nice=1", "/k", False),
         ("ExecStart=/bin/x", "Environment=LLAMA_API_KEY=hunter2", None, False),
+        ("Environment=LLAMA_API_KEY=old", "Environment=LLAMA_API_KEY=hunter2", None, False),
         ("ExecStart=/bin/x", "Nice=1", None, False),
     ],
 )
@@ -277,7 +278,8 @@ def test_a_server_that_will_ask_for_no_key_any_more_is_told(
     """A key in an environment file went with the file, and the new server answered everybody."""
     old = live(f"[Service]\n{text}\n", (Path("/d/x.conf"), f"[Service]\n{drop_in}\n"))
     new = replace(serving(None, None, None), api_key_file=key_file)
-    assert (("warning", "key-gone") in codes(check_live(new, old))) is is_told
+    stays = environment_of(parse_unit(f"[Service]\n{drop_in}\n"), {})
+    assert (("warning", "key-gone") in codes(check_live(new, old, environment=stays))) is is_told
 
 
 def test_a_hand_written_unit_is_adopted_and_its_lines_are_shown() -> None:
