@@ -123,8 +123,8 @@ def test_a_machine_that_is_rebooted_in_a_sweep_serves_and_is_not_said_to_be_stra
     last = box.json("sweep", "show")
     assert "does not serve" not in (last["reason"] or "")
     told = "\n".join(host_machine.journal("--boot=-1", f"--unit={SWEEP}"))
-    assert "Deactivated successfully" in told
-    assert "does not serve" not in told
+    assert "Deactivated successfully" in told, told
+    assert "does not serve" not in told, told
 
 
 @pytest.mark.timeout(900)

@@ -240,6 +240,7 @@ _COMES_BACK_S = 5.0
 _POLL_S = 0.1
 # systemd ends what is bound to a unit before the unit itself, which then gets its SIGTERM at once.
 _SIGNAL_FOLLOWS_S = 1.0
+_LEFT = "was left to who stopped it just now, or to the next boot"
 
 
 class Held:
@@ -426,7 +427,7 @@ class Held:
         try:
             ctx.services.start(ctx.unit)  # joins the start that the manager has begun
         except JobCanceled:
-            self.afterwards = "was left to who stopped it just now, or to the next boot"
+            self.afterwards = _LEFT
             return
         except ServiceError as error:
             if not ctx.services.state(ctx.unit).has_failed:
@@ -581,7 +582,15 @@ def _take(ctx: Context, spec: LeaseSpec, before: UnitState) -> Lease:
         is_begun = _is_begun(ctx, now, before)
         if spec.restores and not now.is_active:
             ctx.services.reset_failed(ctx.unit)  # starts before this one must not refuse it
-            ctx.services.start(ctx.unit)
+            try:
+                ctx.services.start(ctx.unit)
+            except JobCanceled as canceled:
+                if isinstance(error, ServiceError):  # both, where the machine goes down
+                    raise Preempted(
+                        "the measurement was ended before it began",
+                        cause=canceled.cause,
+                        state=f"{ctx.unit} {_LEFT}",
+                    ) from canceled
         if isinstance(error, ServiceError) and is_begun:
             raise Preempted(
                 "the measurement was ended before it began",

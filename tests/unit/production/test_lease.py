@@ -16,7 +16,7 @@ from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, World, a_world
 from tests.support.fakes import Invocation, Life, Program
 from tests.support.profiles import a_plan_for
-from tunerd.app import data_dir
+from tunerd.app import Context, data_dir
 from tunerd.engine.health import Failure, FailureKind, Reason
 from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit
@@ -368,15 +368,31 @@ def test_a_server_that_was_still_on_its_way_up_is_restored(world: World) -> None
     assert world.serving_alias() == "one"
 
 
-def test_a_machine_that_goes_down_in_a_measurement_is_not_said_to_serve_again(world: World) -> None:
+def going_down(world: World) -> Context:
     """systemd starts nothing any more then; the next boot does."""
 
-    def going_down(step: Step) -> None:
+    def canceled(step: Step) -> None:
         if step.text == "start":
             raise JobCanceled(f"the start of {UNIT} was cancelled")
 
-    services = fused_services(world.manager, Fuse(0, going_down, until=1000))
-    ctx = replace(world.context(), services=services)
+    services = fused_services(world.manager, Fuse(0, canceled, until=1000))
+    return replace(world.context(), services=services)
+
+
+def test_a_machine_that_goes_down_as_a_measurement_begins_ends_it_without_a_failure(
+    world: World,
+) -> None:
+    world.manager.errors["lease taken"] = [JobCanceled("the start of tunerd-lease was cancelled")]
+    with (
+        pytest.raises(Preempted, match="before it began") as told,
+        hold(going_down(world), purpose="bench x", budget_s=60),
+    ):
+        pass
+    assert told.value.state == f"{UNIT} was left to who stopped it just now, or to the next boot"
+
+
+def test_a_machine_that_goes_down_in_a_measurement_is_not_said_to_serve_again(world: World) -> None:
+    ctx = going_down(world)
     with pytest.raises(SystemExit) as ended, hold(ctx, purpose="bench x", budget_s=60):
         raise SystemExit(143)
     assert ended.value.__notes__ == [
