@@ -586,6 +586,8 @@ def _take(ctx: Context, spec: LeaseSpec, before: UnitState) -> Lease:
                 ctx.services.start(ctx.unit)
             except JobCanceled as canceled:
                 if isinstance(error, ServiceError):  # both, where the machine goes down
+                    if ctx.own_unit is not None:
+                        ctx.clock.sleep(_SIGNAL_FOLLOWS_S)
                     raise Preempted(
                         "the measurement was ended before it began",
                         cause=canceled.cause,
