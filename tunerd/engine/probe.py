@@ -35,7 +35,7 @@ from tunerd.engine.help import (
     read_capabilities,
 )
 from tunerd.errors import EngineError, HostError, ServiceError
-from tunerd.machine.files import Files, is_gone, real_path
+from tunerd.machine.files import Files, is_gone, looked_at, real_path
 from tunerd.machine.net import free_port
 from tunerd.machine.process import Completed, Limits, User, is_alone_in, may_read_open
 from tunerd.records import plain
@@ -640,24 +640,23 @@ def _opened(path: Path, reader: User | None) -> Iterator[tuple[int, os.stat_resu
     It is looked at before it is opened, since opening a device may do something. That `reader` may read it
     is asked of what was found, since the name may lead elsewhere by then.
     """
+
+    def check(found: int) -> None:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise EngineError(f"not a regular file: `{path}`")
+        if reader is not None and not may_read_open(reader, found):
+            raise EngineError(
+                f"not a part of an engine: `{path}`",
+                cause="the account that runs it could not read the file",
+                hint="only permission bits count, of the file and the folders above it",
+            )
+
     with contextlib.ExitStack() as stack:
         try:
-            found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-            stack.callback(os.close, found)
-            status = os.fstat(found)
-            if not stat.S_ISREG(status.st_mode):
-                raise EngineError(f"not a regular file: `{path}`")
-            if reader is not None and not may_read_open(reader, found):
-                raise EngineError(
-                    f"not a part of an engine: `{path}`",
-                    cause="the account that runs it could not read the file",
-                    hint="only permission bits count, of the file and the folders above it",
-                )
-            descriptor = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, descriptor)
+            descriptor = stack.enter_context(looked_at(path, check, os.O_NOFOLLOW))
         except OSError as error:
             raise EngineError(f"cannot read `{path}`", cause=error.strerror) from error
-        yield descriptor, status
+        yield descriptor, os.fstat(descriptor)
 
 
 def _hashed(

@@ -74,11 +74,8 @@ class Files:
         Raises:
             HostError: it is no regular file, too large, or cannot be read.
         """
-        with (
-            _told("read", path),
-            contextlib.suppress(FileNotFoundError),
-            _opened(path, os.O_PATH) as found,
-        ):
+
+        def check(found: int) -> None:
             if not stat.S_ISREG(os.fstat(found).st_mode):
                 raise HostError(
                     f"not a regular file: `{path}`",
@@ -87,8 +84,14 @@ class Files:
                 )
             if reader is not None and not may_read_open(reader, found):
                 raise HostError(f"cannot read `{path}`", cause="whoever it is for could not")
-            with Path(f"/proc/self/fd/{found}").open("rb") as file:
-                content = file.read(MAX_READ_BYTES + 1)
+
+        with (
+            _told("read", path),
+            contextlib.suppress(FileNotFoundError),
+            looked_at(path, check) as descriptor,
+            open(descriptor, "rb", closefd=False) as file,
+        ):
+            content = file.read(MAX_READ_BYTES + 1)
             if len(content) > MAX_READ_BYTES:
                 raise HostError(f"file is larger than {MAX_READ_BYTES} bytes: `{path}`")
             return content
@@ -307,6 +310,21 @@ def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder durable."""
     with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def looked_at(path: Path, check: Callable[[int], object], flags: int = 0) -> Iterator[int]:
+    """A file open for reading, which was looked at before: to open a device or a pipe may do something.
+
+    Args:
+        path: It may lead elsewhere by then, so only what was looked at is opened.
+        check: Gets a descriptor by which nothing can be read; what it raises is raised.
+        flags: Beside `O_PATH`, such as `O_NOFOLLOW`.
+    """
+    with _opened(path, os.O_PATH | flags) as found:
+        check(found)
+        with _opened(Path(f"/proc/self/fd/{found}"), os.O_RDONLY) as descriptor:
+            yield descriptor
 
 
 @contextlib.contextmanager

@@ -12,15 +12,16 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from tunerd import __version__
 from tunerd.errors import HostError, ModelFileError
-from tunerd.machine.files import Files
+from tunerd.machine.files import Files, looked_at
 from tunerd.model.facts import FileIdentity, ModelFacts, ModelIdentity, facts_of, why_apart
 from tunerd.model.gguf import Header, read_header
 
@@ -163,20 +164,16 @@ def _stamp(path: Path) -> FileIdentity:
 def _opened(stamp: FileIdentity) -> Iterator[_OpenFile]:
     """The file that the stamp was taken of, open for reading.
 
-    It is opened without waiting, and looked at again, since it may have been replaced by a pipe
-    in the meantime.
+    It may have been replaced by a pipe or a device in the meantime.
     """
-    try:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
-        descriptor = os.open(stamp.path, flags)
-    except OSError as error:
-        raise _cannot_read(stamp.path, error) from error
-    try:
-        _check_unchanged(stamp, descriptor)
+    with ExitStack() as stack:
+        try:
+            check = partial(_check_unchanged, stamp)
+            descriptor = stack.enter_context(looked_at(stamp.path, check, os.O_NOFOLLOW))
+        except OSError as error:
+            raise _cannot_read(stamp.path, error) from error
         yield _OpenFile(descriptor, str(stamp.path), stamp.size_bytes)
-        _check_unchanged(stamp, descriptor)
-    finally:
-        os.close(descriptor)
+        check(descriptor)
 
 
 def _check_unchanged(stamp: FileIdentity, descriptor: int) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +129,38 @@ def test_what_is_no_regular_file_is_refused_without_waiting(
         with pytest.raises(ModelFileError, match="not a regular file") as caught:
             models.read_facts(path)
         assert caught.value.cause == f"it is {kind}"
+
+
+@dataclass(slots=True)
+class Swapper(Files):
+    """Puts a pipe in a model's place while its facts are looked up."""
+
+    model: Path
+    writer: threading.Thread
+
+    def recall(self, *words: Any, **more: Any) -> Any:
+        del words, more
+        self.model.unlink()
+        os.mkfifo(self.model)
+        self.writer.start()
+        time.sleep(0.2)  # until it waits for a reader
+
+
+def test_what_takes_a_models_place_meanwhile_is_looked_at_before_it_is_opened(
+    tmp_path: Path,
+) -> None:
+    """Root would have opened whatever the owner of the folder put there, a device too."""
+    path = made(tmp_path / "a.gguf")
+    writer = threading.Thread(target=lambda: os.close(os.open(path, os.O_WRONLY)))
+
+    with pytest.raises(ModelFileError, match="changed while it was read"):
+        ModelFiles(tmp_path / "cache", Swapper(path, writer)).read_facts(path)
+
+    writer.join(0.3)
+    was_opened = not writer.is_alive()
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    writer.join()
+    assert not was_opened
 
 
 def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, models: ModelFiles) -> None:
