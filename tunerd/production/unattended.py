@@ -31,6 +31,10 @@ _ROOT = frozenset({"", "root", "0"})
 _TRUE = frozenset({"1", "yes", "y", "true", "t", "on"})
 # What gives a service more than its account has.
 _PRIVILEGES = frozenset({"Group", "SupplementaryGroups", "AmbientCapabilities", "PAMName"})
+# What the service manager opens for it as root, through links too (systemd.exec(5)).
+_OPENED = re.compile(
+    r"(OpenFile|LoadCredential\w*)=.*|Standard(Input|Output|Error)=(file|append|truncate):.*"
+)
 # Paths behind these are read as data, or only shown.
 _DATA_FLAGS = frozenset({"-m", "--model", "-md", "--model-draft", "--spec-draft-model", "-mm", "--mmproj",
                          "--api-key-file", "--chat-template-file"})  # fmt: skip
@@ -47,13 +51,15 @@ class Named:
     """What a unit's text would run, and as whom.
 
     `account` is None for root, or where that cannot be told. `programs` and `paths` are what must not
-    be changed by others; `privileges` is what it has beside its account.
+    be changed by others, `opened` what its account must not change either; `privileges` is what it has
+    beside its account.
     """
 
     account: str | None
     privileges: frozenset[tuple[str, str]]
     programs: tuple[str, ...]
     paths: tuple[str, ...]
+    opened: tuple[str, ...]
 
     def is_no_more_than(self, present: Named) -> bool:
         """Whether whoever controls this one gains nothing that the present one does not give."""
@@ -86,12 +92,17 @@ def named_by(
     words = [_checked(command.argv[1:]) for command in commands]
     variables = [text for name, text in environment.items() if not _DATA_VARIABLES.fullmatch(name)]
     texts = [*itertools.chain(*words), *variables, *_other(kept, specifiers)]
+    opened = [one for one in kept if _OPENED.fullmatch(f"{one.name}={one.value}")]
+    given = [*opened, *(one for one in kept if one.name in _PRIVILEGES)]
     is_privileged = any(set(command.prefixes) & {"+", "!"} for command in commands)
     return Named(
         account=None if is_privileged else _account(unit),
-        privileges=frozenset((one.name, one.value) for one in kept if one.name in _PRIVILEGES),
+        privileges=frozenset((one.name, one.value) for one in given),
         programs=tuple(dict.fromkeys(command.path for command in commands)),
         paths=tuple(dict.fromkeys(path for text in texts for path in _paths(text))),
+        opened=tuple(
+            path for one in opened for path in _paths(expand_specifiers(one.value, specifiers))
+        ),
     )
 
 
@@ -194,6 +205,7 @@ def _changeable(meant: Named) -> Iterator[str]:
         paths = [program, *libraries_of(program)] if program.is_absolute() else []
         yield from _changed_by(paths, uid)
     yield from _changed_by([Path(path) for path in meant.paths], uid)
+    yield from _changed_by([Path(path) for path in meant.opened], 0)
 
 
 def _changed_by(paths: list[Path], uid: int) -> Iterator[str]:

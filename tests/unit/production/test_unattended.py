@@ -74,6 +74,12 @@ def named(service: str, file_environment: dict[str, str] | None = None) -> Named
         ("ExecStart=/x\nUser=nobody\nSupplementaryGroups=docker", "ExecStart=/y", False),
         ("ExecStart=/x\nUser=nobody\nGroup=docker", "ExecStart=/y", False),
         ("ExecStart=/x\nUser=llama\nGroup=llama", "ExecStart=/y", True),
+        ("ExecStart=/x\nUser=llama\nOpenFile=/etc/shadow", "ExecStart=/y\nUser=llama", False),
+        ("ExecStart=/x\nUser=llama\nLoadCredential=key:/etc/key", "ExecStart=/y\nUser=llama", False),
+        ("ExecStart=/x\nUser=llama\nStandardError=append:/var/log/x", "ExecStart=/y", False),
+        ("ExecStart=/x\nUser=llama\nStandardOutput=journal", "ExecStart=/y\nUser=llama", True),
+        ("ExecStart=/x\nUser=llama\nLoadCredential=key:/etc/key",
+         "ExecStart=/y\nUser=llama\nLoadCredential=key:/etc/key", True),
     ],
 )  # fmt: skip
 def test_what_others_may_change_runs_as_no_more_than_what_runs_now(
@@ -284,6 +290,30 @@ def test_a_pipe_in_the_place_of_a_program_or_library_keeps_nobody_waiting(
     os.chown(tmp_path / name, ALICE, 0)
     with pytest.raises(DeployError, match="root must do this"):
         preview(world.context(), None)
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(
+    "line",
+    ["StandardOutput=append:{}", "StandardError=truncate:{}", "OpenFile={}:log:append", "LoadCredential=key:{}"],
+)  # fmt: skip
+def test_what_the_manager_opens_as_root_may_not_lie_where_the_account_says_what_it_is(
+    world: World, tmp_path: Path, line: str
+) -> None:
+    """A link in alice's home would have led root's hand to any file, of her own unit too."""
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, pwd.getpwnam("nobody").pw_uid, 0)
+    lines = f"[Service]\nUser=nobody\n{line.format(home / 'log')}\n".encode()
+    world.put(world.text("old").replace(b"[Service]\n", lines))
+    deploy(world.context(), world, "new")
+    member = replace(world.context(), is_unattended=True)
+
+    with pytest.raises(DeployError, match="root must do this") as caught:
+        rollback(member, to=None, drain=False, confirm=lambda _: None)
+
+    assert str(home) in (caught.value.cause or "")
+    assert world.serving_alias() == "new"
 
 
 @contextlib.contextmanager
