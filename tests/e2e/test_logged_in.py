@@ -52,3 +52,21 @@ def test_a_shell_whose_folders_the_manager_does_not_read_deploys_nothing(
     assert "XDG_CONFIG_HOME" in refused.err
     assert tunerd.machine.files(f"/home/{USER}/cfg/systemd/user") == []
     assert tunerd.show("InvocationID", "llama-server.service") == before
+
+
+def test_a_shell_whose_state_is_another_than_that_of_the_daemon_deploys_nothing(
+    tunerd: Deployment,
+) -> None:
+    """Its swap was in a state of its own, under another lock, and the daemon neither watched nor mended it."""
+    elsewhere = {"XDG_STATE_HOME": f"/home/{USER}/st"}
+    tunerd("apply", "plain", "--yes")
+    before = tunerd.show("InvocationID", "llama-server.service")
+
+    refused = tunerd(
+        "apply", "plain", "--yes", "--set", "serving.ctx_size=2048", expect=1, env=elsewhere
+    )
+
+    assert f"`/home/{USER}/.local/state/tunerd`" in refused.err
+    assert "XDG_STATE_HOME" in refused.err
+    assert tunerd.machine.files(f"/home/{USER}/st/tunerd/generations") == []
+    assert tunerd.show("InvocationID", "llama-server.service") == before

@@ -25,7 +25,7 @@ from tunerd.machine.files import Files, sync_folder
 from tunerd.machine.net import TABLES, table_pattern
 from tunerd.machine.proc import process_name
 from tunerd.machine.process import MINIMAL_ENVIRONMENT, Completed, Setting, run
-from tunerd.paths import Paths
+from tunerd.paths import Paths, paths_for
 from tunerd.units.manager import (
     PORT_LIMIT_S,
     Lease,
@@ -274,8 +274,11 @@ class Systemd:
         self.clock = SystemClock()
         self._scope = ["--user"] if mode is Mode.USER else []
         self._environment = {**MINIMAL_ENVIRONMENT, "LC_ALL": "C"}
+        self._state_of_shell: Path | None = None
         if mode is Mode.USER:
             own = os.environ if environment is None else environment
+            if "XDG_STATE_HOME" in own and "TUNERD_STATE_DIR" not in own:
+                self._state_of_shell = paths.state_dir
             self._environment |= {name: own[name] for name in _USER_VARIABLES if name in own}
             runtime = _runtime_dir(own)
             if runtime is not None:
@@ -419,6 +422,24 @@ class Systemd:
                 cause="its own environment names other folders: `systemctl "
                 f"{' '.join((*self._scope, 'show'))} --property=UnitPath`",
                 hint="unset XDG_CONFIG_HOME and TUNERD_UNIT_DIR, which were set for this command alone",
+            )
+        if self._state_of_shell is not None:
+            self._check_state(self._state_of_shell)
+
+    def _check_state(self, own: Path) -> None:
+        """That what the manager starts, tunerd.service first of all, has no state elsewhere: with a lock of its own."""
+        done = self._systemctl("show-environment")
+        self._demand(done, "systemd does not answer")
+        theirs = dict(line.split("=", 1) for line in done.stdout.split("\n") if "=" in line)
+        state = paths_for(self.mode, theirs).state_dir
+        if state.is_dir() and state.resolve() != own.resolve():
+            raise ServiceError(
+                f"there is another state: `{state}`",
+                cause=f"XDG_STATE_HOME leads this command to `{own}`, and the service manager, whose "
+                "tunerd.service watches and mends, does not have it",
+                state="nothing was changed",
+                hint="unset it; or move the folder, write the variable into ~/.config/environment.d/xdg.conf, "
+                "and log in anew",
             )
 
     def reload(self) -> None:
