@@ -214,6 +214,10 @@ unlink_ours() {
 put_settings() {
     if [ -e "$1" ] && ! cmp -s -- "$1" "$2" && ! cmp -s -- "$1" "$here/units/tunerd.toml"; then
         say "kept your $1; the shipped one is $2"
+        # Whoever knows the address of a webhook may read what is posted there, and post as well.
+        if [ -f "$1" ] && grep -q '^[^#]*webhook' -- "$1"; then
+            act chmod go-rwx -- "$1"
+        fi
     else
         put "$here/units/tunerd.toml" "$1"
     fi
@@ -313,7 +317,7 @@ users_of() {
         "${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/systemd/user"; do
         for unit in "$dest$folder"/*.service "$dest$folder"/*.service.pre-* \
             "$dest$folder"/*.service.d/*.conf; do
-            if [ -f "$unit" ] && grep -qF -e "$1/bin/" -e "$2/tunerd-llama-server" -- "$unit"; then
+            if [ -f "$unit" ] && grep -qFD skip -e "$1/bin/" -e "$2/tunerd-llama-server" -- "$unit"; then
                 say "$unit"
             fi
         done

@@ -75,14 +75,14 @@ def test_root_installs_for_the_machine(bare_machine: Machine) -> None:
 
 
 def test_installing_again_changes_nothing_of_the_users(installed_machine: Machine) -> None:
-    installed_machine.write(SETTINGS, "[backups]\nkeep = 7\n")
+    installed_machine.write(SETTINGS, "[backups]\nkeep = 7\n# webhook = 1\n")
     before = files_of(installed_machine, "/opt/tunerd", "/var/lib/tunerd")
 
     said = install(installed_machine).stdout
 
     assert "kept your /etc/tunerd/tunerd.toml" in said
     assert "wrote" not in said
-    assert installed_machine.read(SETTINGS) == "[backups]\nkeep = 7\n"
+    assert installed_machine.read(SETTINGS) == "[backups]\nkeep = 7\n# webhook = 1\n"
     assert files_of(installed_machine, "/opt/tunerd", "/var/lib/tunerd") == before
     assert installed_machine.systemctl("is-active", "tunerd.service") == "active"
 
@@ -155,6 +155,15 @@ def test_settings_that_nobody_changed_follow_the_shipped_ones(installed_machine:
 
     installed_machine.write(SETTINGS, f"{old}[backups]\nkeep = 7\n")
     assert f"would write {SETTINGS}\n" not in install(installed_machine, "--dry-run").stdout
+
+
+def test_an_upgrade_keeps_the_address_of_a_webhook_to_its_owner(installed_machine: Machine) -> None:
+    installed_machine.write(SETTINGS, '[notify]\nwebhook = "https://ntfy.sh/my-own-topic"\n')
+    installed_machine.sh(f"chmod 0644 {SETTINGS}")
+
+    install(installed_machine)
+
+    assert installed_machine.sh(f"stat -c %a {SETTINGS}").stdout == "600\n"
 
 
 def test_uninstalling_keeps_the_server_its_backups_and_history(installed_machine: Machine) -> None:

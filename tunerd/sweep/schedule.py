@@ -126,10 +126,6 @@ def ends_text(deadline: calendar.Deadline) -> str:
     return f"the window {deadline.text} ends ({end}), and production must serve again by then"
 
 
-# Whoever knows the address may read what is posted there, and post as well.
-_FOR_ITS_OWNER = "notify.webhook"
-
-
 def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: str) -> ActionResult:
     """Change keys of the settings file, for a command; another shows what is in force.
 
@@ -171,7 +167,8 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
         ) from problem
     ctx.files.make_folder(path.parent)
     look = ctx.files.look(path)
-    if look is not None and changed.get(_FOR_ITS_OWNER) is not None:
+    # Whoever knows the address of a webhook may read what is posted there, and post as well.
+    if look is not None and "webhook" in document.get("notify", {}):
         look = replace(look, mode=look.mode & 0o600)
     ctx.files.write(path, text.encode(), mode=0o600, like=look)
     taken = "the daemon takes it over by itself"

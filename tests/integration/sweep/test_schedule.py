@@ -250,8 +250,10 @@ def test_the_address_of_a_webhook_is_for_the_owner_of_the_settings_alone(tmp_pat
     file.chmod(0o644)
     made.json("settings", "set", "sweep.budget_s", "3600")
     assert file.stat().st_mode & 0o777 == 0o644
-    made.json("settings", "set", "notify.webhook", "https://ntfy.sh/my-own-topic")
-    assert file.stat().st_mode & 0o777 == 0o600
+    for word in ("notify.webhook", "https://ntfy.sh/my-own-topic"), ("sweep.budget_s", "1800"):
+        file.chmod(0o644)  # as earlier versions left it
+        made.json("settings", "set", *word)
+        assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: Path) -> None:
