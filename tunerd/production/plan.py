@@ -78,13 +78,16 @@ from tunerd.units.systemd import lingers
 from tunerd.units.text import UnitSpec, environment_of, parse_unit, render_unit, unified_diff
 from tunerd.words import Family, MiB, Mode, sha256
 
+UNASKED = "argument-check"
+"""The code of an engine that could not be asked for its opinion."""
+
 
 def check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[Message]:
     """The engine's own opinion of the command line: a dry run whose model file does not exist."""
     try:
         said = refusal(ctx, found_of(engine), dry_arguments(command.words))
     except EngineError as problem:
-        return [error("argument-check", problem.message, problem.hint)]
+        return [error(UNASKED, problem.message, problem.hint)]
     if said is None:
         return []
     return [

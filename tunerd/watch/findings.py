@@ -12,15 +12,15 @@ from tunerd.engine.builds import dry_arguments, refusal, request_again
 from tunerd.engine.flags import without_secrets
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
-from tunerd.errors import ConfigError, TunerdError
+from tunerd.errors import ConfigError, EngineError, TunerdError
 from tunerd.machine.files import is_gone, stamp_of
 from tunerd.measure.answer import Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, holds
-from tunerd.production.plan import make_plan
+from tunerd.production.plan import UNASKED, make_plan
 from tunerd.profile.arm import Best
 from tunerd.records import plain, read_or_none
-from tunerd.result import ActionResult, Level
+from tunerd.result import ActionResult
 from tunerd.units.generations import Generation
 from tunerd.units.live import MODEL_VARIABLES, LiveUnit
 from tunerd.watch.drift import Confirmed, confirmed_by, depth_of, slowest_tok_s, usable
@@ -204,8 +204,9 @@ def _of_the_plan(ctx: Context, generation: Generation | None) -> Sequence[str]:
         return ()
     try:
         made = make_plan(ctx, request_again(generation))
-    except ConfigError:  # its files are other ones by now, or gone, and no start goes by them
+    # Its files are other ones by now, or gone; what builds say is asked of the one that starts.
+    except (ConfigError, EngineError):
         return ()
     except TunerdError as problem:
         return (problem.cause or problem.message,)
-    return [message.text for message in made.messages if message.level is Level.ERROR]
+    return [one.text for one in made.errors if one.code != UNASKED]

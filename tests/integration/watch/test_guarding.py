@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.faked import SERVER, UNIT, FakedBox, set_to
+from tests.support.model_headers import small
 from tests.support.ports import free_port
 from tests.support.readings import a_reading, an_engine, served
 from tests.support.receiver import receiving
@@ -183,10 +184,17 @@ def test_neither_a_profile_that_is_gone_nor_a_build_that_cannot_be_asked_says_th
     closed.mkdir(mode=0o700)
     (closed / "server").write_text("#!/bin/sh\n")
     (closed / "server").chmod(0o755)
-    world.generation(3, profile="gone")
-    for program in ("/bin/true", str(closed / "server")):
-        unit.write_text(SERVER.replace("/bin/server", program))
-        assert check(world.ctx).payload["replanned"]["refusals"] == []
+    (tmp_path / "a.gguf").write_bytes(small("llama"))
+    profiles = world.ctx.paths.site_profiles
+    profiles.mkdir(parents=True)
+    (profiles / "here.toml").write_text(
+        f'model.path = "{tmp_path}/a.gguf"\nengine.prefer = ["{closed}/server"]\n'
+    )
+    for number, profile in (3, "gone"), (4, "here"):
+        world.generation(number, profile=profile)
+        for program in ("/bin/true", str(closed / "server")):
+            unit.write_text(SERVER.replace("/bin/server", program))
+            assert check(world.ctx).payload["replanned"]["refusals"] == []
 
 
 def test_a_build_is_not_asked_with_the_model_that_its_environment_names(world: World) -> None:
