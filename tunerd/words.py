@@ -178,6 +178,12 @@ def problem_of(
     return Problem(source, key, text, allowed_words(entry, keys), nearest)
 
 
+def innermost(problems: Iterable[Problem]) -> list[Problem]:
+    """Without what is said of a whole whose part is wrong: that it is too short, or might be a text instead."""
+    found = list(problems)
+    return [one for one in found if not any(other.key.startswith(f"{one.key}.") for other in found)]
+
+
 def allowed_words(entry: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
     """What the schema's complaint says may stand there.
 
@@ -248,7 +254,7 @@ def _place_of(
 
 def _is_branch(part: str, table: type[BaseModel]) -> bool:
     """Whether a part of a place only says which branch of a union complains."""
-    return part == table.__name__ or part.startswith("constrained-")
+    return part == table.__name__ or part.startswith(("constrained-", "function-"))
 
 
 def _container_in(annotation: object) -> object:

@@ -523,7 +523,11 @@ def show_settings(call: Call) -> ActionResult:
     return show(call.context())
 
 
-@settings_command.command(name="set", short_help="Write one into tunerd.toml.")
+@settings_command.command(
+    name="set",
+    short_help="Write one into tunerd.toml.",
+    context_settings={"ignore_unknown_options": True},  # `-3` is a value, if a wrong one
+)
 @click.argument("key", shell_complete=names_of("settings"))
 @click.argument("words", metavar="VALUE...", nargs=-1, required=True)
 @operation(changed)

@@ -64,7 +64,7 @@ from tunerd.machine.net import free_port
 from tunerd.machine.process import SERVICE_ACCOUNT, account, account_homes, probe_account
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import FoundModel, ModelFiles, cached_models, find_models, hub_cache
-from tunerd.profile.files import load_profile, load_sources
+from tunerd.profile.files import load_profile, load_sources, workload_files
 from tunerd.profile.layers import Resolved, layers_of, set_layer
 from tunerd.profile.schema import SPEC_WORDS
 from tunerd.records import plain
@@ -346,7 +346,8 @@ def named_by_plan(ctx: Context, request: PlanRequest) -> list[Message]:
 
 
 def named_by_files(ctx: Context, files: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Message]:
-    """Warnings about names in files that are no engine's, each file with where it stands."""
+    """Warnings about names in files that are no engine's and no workload's, each file with where it stands."""
+    files = tuple(files)
     named = [(source, key, word) for source, data in files for key, word in engine_words(data)]
     known = (*ALWAYS, *ctx.settings.engines)
     if any(word not in known for _, _, word in named):
@@ -357,7 +358,16 @@ def named_by_files(ctx: Context, files: Iterable[tuple[str, Mapping[str, Any]]])
         for source, key, word in named
         if word not in known
     )  # fmt: skip
-    return [warning("unknown-engine", str(problem), _HINT) for problem in found]
+    messages = [warning("unknown-engine", str(problem), _HINT) for problem in found]
+    workloads = tuple(workload_files(ctx))
+    for source, data in files:
+        name = data.get("workload")
+        if isinstance(name, str) and name not in workloads:
+            problem = Problem(source, "workload", f"`{name}`, which is no workload here",
+                              ", ".join(workloads), nearest_name(name, workloads))  # fmt: skip
+            hint = "`tunerd workload list`; what measures by this profile would refuse"
+            messages.append(warning("unknown-workload", str(problem), hint))
+    return messages
 
 
 # Of the C library and the loader the machine has one; a copy beside another would break.

@@ -74,6 +74,7 @@ _MOST_MUTE = 2
 _MOST_WAITS = 2
 # How problems begin that a second try cannot heal.
 _REFUSED = "status 4"
+_REPEATED = 3  # what happened so often in the same way has one cause
 Keep = Callable[[str, Sequence[Sample]], None]
 Texts = Sequence[tuple[Prompt, ...]]
 
@@ -842,11 +843,24 @@ def _reasons(arm: ArmData) -> dict[str, int]:
     return {why: n for why, n in count_marks(arm.samples).items() if why != Mark.WARM_UP}
 
 
+def _own_limit(arm: ArmData) -> str | None:
+    """What mends a server that ends answers at a length of its own, as ik does at `-n`; None where they differ."""
+    short = [one.timings for one in arm.samples if Mark.SHORT in one.marks]
+    ends = {None if one is None else one.predicted_n for one in short}
+    if len(short) < _REPEATED or len(ends) > 1 or None in ends:
+        return None
+    return (
+        f"each that ended early did so after {ends.pop()} tokens: where that is the server's own limit (`-n`, "
+        "serving.n_predict), measure with a larger one; ik_llama.cpp ends all answers there"
+    )
+
+
 def _unusable(arms: Sequence[ArmData]) -> Iterator[Message]:
     for arm in arms:
         counts = _reasons(arm)
         if counts:
             reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.items())
-            yield warning("left-out", f"{arm.name}: left out of every figure: {reasons}")
+            text = f"{arm.name}: left out of every figure: {reasons}"
+            yield warning("left-out", text, _own_limit(arm))
         for reason, n in count_problems(arm.samples).items():
             yield warning("no-answer", f"{arm.name}: no answer to {n}: {reason}")

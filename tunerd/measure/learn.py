@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,17 @@ from tunerd.measure.evidence import RunRecord
 from tunerd.measure.store import reading
 from tunerd.measure.trust import of_others
 from tunerd.profile import workload
-from tunerd.profile.files import load_profile, load_sources
+from tunerd.profile.files import (
+    LEARNED,
+    WORKLOADS,
+    load_profile,
+    load_sources,
+    workload_files,
+)
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.result import ActionResult, Level, Message, note, warning
-from tunerd.words import check_name, format_duration, is_name, nearest_name, problem_of
+from tunerd.words import check_name, format_duration, innermost, nearest_name, problem_of
 
-FOLDER = "workloads"
-LEARNED = "learned"
 USUAL = "chat"
 NO_WORKLOAD = "not there"
 _MAX_LINES = 200_000
@@ -58,7 +62,7 @@ class WorkloadFile:
 def list_workloads(ctx: Context) -> ActionResult:
     """Every workload, shipped, of this site, and learned."""
     found, messages = [], []
-    for layer, path in _files(ctx).values():
+    for layer, path in workload_files(ctx).values():
         try:
             file = _read(ctx, layer, path)
         except ConfigError as error:
@@ -78,7 +82,7 @@ def list_workloads(ctx: Context) -> ActionResult:
 
 def workload_names(ctx: Context) -> tuple[str, ...]:
     """Names of all workloads, whether or not their files are right."""
-    return tuple(sorted(_files(ctx)))
+    return tuple(sorted(workload_files(ctx)))
 
 
 def show_workload(ctx: Context, name: str) -> ActionResult:
@@ -132,7 +136,7 @@ def learn_workload(
     short = [message for message in missing if message.level is Level.WARNING]
     if learned is None:
         raise _too_few(unit, len(log.requests), n_own, short)
-    path = _folder(ctx) / f"{name}.toml"
+    path = ctx.paths.state_dir / WORKLOADS / f"{name}.toml"
     seen = {
         **learned.to_json(),
         "covered_s": None if log.covered_s is None else round(log.covered_s),
@@ -171,7 +175,7 @@ def find_workload(ctx: Context, name: str) -> WorkloadFile:
     Raises:
         ConfigError: there is none, or its file is wrong.
     """
-    files = _files(ctx)
+    files = workload_files(ctx)
     if name not in files:
         nearest = nearest_name(name, tuple(files))
         raise ConfigError(
@@ -199,7 +203,7 @@ def workload_for(
     if isinstance(own, workload.WorkloadTable) and resolved is not None:
         shape = workload.shape_of(resolved.name, own)
         return shape, note("workload", f"workload of profile `{resolved.name}`")
-    is_learned = LEARNED in _files(ctx)
+    is_learned = LEARNED in workload_files(ctx)
     said = None if resolved is None else resolved.settings.get("workload")
     is_shipped = said is not None and said.origin.layer is Layer.SHIPPED
     if isinstance(own, str) and not (is_shipped and is_learned):
@@ -227,7 +231,7 @@ def workload_sha256_now(ctx: Context, run: RunRecord, then: str | None) -> str |
         return None
     found: list[str] = []
     try:
-        if run.workload in _files(ctx):
+        if run.workload in workload_files(ctx):
             found.append(find_workload(ctx, run.workload).shape.sha256)
         own = _own_table(ctx, run.workload)
     except TunerdError:
@@ -289,37 +293,14 @@ def workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
     }
 
 
-def _folder(ctx: Context) -> Path:
-    """Where learned workloads are kept."""
-    return ctx.paths.state_dir / FOLDER
-
-
-def _files(ctx: Context) -> dict[str, tuple[str, Path]]:
-    """Every workload file by name, later folders before earlier ones."""
-    folders = (
-        ("shipped", ctx.data_dir / "profiles" / FOLDER),
-        (LEARNED, _folder(ctx)),
-        ("site", ctx.paths.site_profiles / FOLDER),
-    )
-    return {path.stem: (layer, path) for layer, folder in folders for path in _toml_files(folder)}
-
-
-def _toml_files(folder: Path) -> Iterator[Path]:
-    try:
-        names = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
-    except OSError:  # a folder that is not there holds nothing
-        return
-    yield from (path for path in names if is_name(path.stem))
-
-
 def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
     try:
         data = tomllib.loads((ctx.files.read(path) or b"").decode())
         table = workload.WorkloadTable.model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        places = (str(problem_of(workload.WorkloadTable, path.name, dict(one))) for one in found)
-        raise _wrong(path, "\n".join(places)) from error
+        places = (problem_of(workload.WorkloadTable, path.name, dict(one)) for one in found)
+        raise _wrong(path, "\n".join(map(str, innermost(places)))) from error
     except (ValueError, RecursionError) as error:
         raise _wrong(path, str(error)) from error
     except HostError as error:  # a folder of that name, or a file that may not be read
@@ -332,7 +313,7 @@ def _wrong(path: Path, cause: str) -> ConfigError:
 
 
 def _refuse_taken(ctx: Context, name: str) -> None:
-    layer, path = _files(ctx).get(name, (LEARNED, Path()))
+    layer, path = workload_files(ctx).get(name, (LEARNED, Path()))
     if layer != LEARNED:
         raise UsageError(f"there is a workload `{name}` already: {path}", hint="--name ANOTHER")
 

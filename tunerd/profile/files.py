@@ -90,6 +90,28 @@ def _profile_files(folder: Path) -> list[Path]:
     ]
 
 
+WORKLOADS = "workloads"
+LEARNED = "learned"
+
+
+def workload_files(ctx: Context) -> dict[str, tuple[str, Path]]:
+    """Every workload file by name with its layer, later folders before earlier ones."""
+    folders = (
+        ("shipped", ctx.data_dir / "profiles" / WORKLOADS),
+        (LEARNED, ctx.paths.state_dir / WORKLOADS),
+        ("site", ctx.paths.site_profiles / WORKLOADS),
+    )
+    return {path.stem: (layer, path) for layer, folder in folders for path in _toml_files(folder)}
+
+
+def _toml_files(folder: Path) -> Iterator[Path]:
+    try:
+        names = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
+    except OSError:  # a folder that is not there holds nothing
+        return
+    yield from (path for path in names if is_name(path.stem))
+
+
 def load_profile(
     ctx: Context,
     name: str,

@@ -19,6 +19,7 @@ from tunerd.words import (
     NAME_PATTERN,
     NAME_WORDS,
     Problem,
+    innermost,
     nearest_name,
     of_form,
     problem_of,
@@ -485,7 +486,7 @@ def validate(source: str, data: Mapping[str, Any]) -> Iterable[Problem]:
                 # every branch of a union complains about the same key
                 allowed = f"{before.allowed}, or {problem.allowed}"
                 found[problem.key] = replace(before, allowed=allowed)
-        yield from found.values()
+        yield from innermost(found.values())
 
 
 def without_defaults(data: Mapping[str, Any]) -> dict[str, Any]:

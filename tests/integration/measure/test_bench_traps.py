@@ -23,7 +23,8 @@ from tests.support.bench_box import BenchBox, HurriedClock, answering, came_to
 from tests.support.bench_targets import asked_to_draft
 from tests.support.fake_gpu import FakeGpuReader, a_card, rtx_3090_ti
 from tests.support.local_box import Box
-from tests.support.server_process import Server
+from tests.support.needs import engine
+from tests.support.server_process import Server, serving
 from tests.support.stand_in import StandIn
 from tunerd.errors import BenchError, UsageError
 from tunerd.machine.facts import GpuProcess
@@ -32,6 +33,7 @@ from tunerd.measure.life import Answered, Life, Texts, TrafficWatch, open_url, p
 from tunerd.measure.request import WARM_UP_TOKENS, Prompt, Request, Suite
 from tunerd.profile.workload import RequestClass
 from tunerd.result import ActionResult
+from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.words import MiB
 
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-p-min", "0.0")
@@ -334,6 +336,34 @@ def test_figures_that_cannot_be_are_void_samples_and_an_error(tmp_path: Path) ->
     assert all("figures that cannot be" in row["marks"] for row in found["samples"])
     kept = [row["timings"] for row in found["samples"]]
     assert {value for timings in kept for value in timings.values()} == {None}
+
+
+@pytest.mark.engine
+def test_a_limit_of_the_server_that_ends_every_answer_is_named(
+    box: BenchBox, tmp_path: Path
+) -> None:
+    """ik ends answers at its `-n`, whatever a request asks for: everything was left out, and nobody knew why."""
+    model = tmp_path / "tiny.gguf"
+    write(design(SHAPES["tiny"]), model)
+    words = [
+        str(engine("ik-2026-08")),
+        "-m",
+        str(model),
+        "-c",
+        "512",
+        "-np",
+        "1",
+        "-t",
+        "1",
+        "-n",
+        "16",
+    ]
+    with serving(words, tmp_path / "log") as server:
+        result = box.bench(server.url)
+
+    (left_out,) = [one for one in result.messages if one.code == "left-out"]
+    assert "after 16 tokens" in (left_out.hint or "")
+    assert "serving.n_predict" in (left_out.hint or "")
 
 
 def test_answers_without_times_have_no_speed_and_that_is_told(tmp_path: Path) -> None:

@@ -89,7 +89,12 @@ def test_what_is_typed_comes_before_what_the_settings_list_for_the_same_key(box:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("sweep.space", "serving.threads=x"), ("sweep.keep", "serving.thread")]
+    ("key", "value"),
+    [
+        ("sweep.space", "serving.threads=x"),
+        ("sweep.keep", "serving.thread"),
+        ("sweep.budget_s", "-3"),
+    ],
 )
 def test_a_list_by_which_no_night_could_go_cannot_be_set(
     box: SweepBox, key: str, value: str

@@ -74,6 +74,29 @@ def test_a_file_that_extends_what_is_not_there_is_a_problem_before_it_is_install
     assert check_profile(ctx, str(new)).exit_code == 0
 
 
+def test_a_workload_that_is_none_is_told_where_a_profile_is_checked(ctx: Context) -> None:
+    new = ctx.paths.site_profiles / "mine.toml"
+    new.write_text('extends = "cpu-embedded"\nworkload = "coding-agnt"\n')
+    for what in ("mine", str(new)):
+        checked = check_profile(ctx, what)
+        assert [one.code for one in checked.messages] == ["unknown-workload"]
+        assert "did you mean `coding-agent`?" in checked.messages[0].text
+    new.write_text('extends = "cpu-embedded"\nworkload = "rag"\n')
+    assert check_profile(ctx, "mine").messages == ()
+
+
+def test_what_is_wrong_within_a_workload_is_not_told_of_the_whole_as_well(ctx: Context) -> None:
+    """A table was told to be a text in quotes, and one class to be none."""
+    new = ctx.paths.site_profiles / "mine.toml"
+    for text, keys in (
+        ("[workload]\nx = 1\n", {"workload.classes", "workload.x"}),
+        ("workload = 7\n", {"workload"}),
+        ("[[workload.classes]]\nprompt_tokens = 5\n", {"workload.classes.0.answer_tokens"}),
+    ):
+        new.write_text(text)
+        assert {one["key"] for one in check_profile(ctx, "mine").payload["problems"]} == keys
+
+
 def test_a_folder_among_the_workloads_is_named_and_the_others_are_listed(ctx: Context) -> None:
     stray = ctx.paths.site_profiles / "workloads" / "stray.toml"
     stray.mkdir(parents=True)
