@@ -72,7 +72,7 @@ def plan_command(
     from tunerd.profile.files import parse_options
 
     request = PlanRequest(profile, parse_options(options), with_tuned=not untuned)
-    return plan(call.context(), request, with_explain=explain)
+    return plan(call.context(tells=True), request, with_explain=explain)
 
 
 def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -33,7 +33,7 @@ def detect_command(call: Call) -> ActionResult:
     """  # noqa: D301
     from tunerd.production.profiles import detect
 
-    return detect(call.context())
+    return detect(call.context(tells=True))
 
 
 @click.command(name="overview", hidden=True)
@@ -42,7 +42,7 @@ def overview_command(call: Call) -> ActionResult:
     """What is here in a few lines, and the one command that comes next."""
     from tunerd.production.profiles import detect
 
-    return detect(call.context())
+    return detect(call.context(tells=True))
 
 
 def render_overview(payload: Mapping[str, Any]) -> Iterator[str]:

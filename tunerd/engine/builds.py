@@ -81,7 +81,7 @@ _KNOWN_UNITS = ("llama-server.service",)
 
 def prober(ctx: Context) -> EngineProber:
     """The prober of this mode."""
-    return EngineProber(ctx.paths.cache_dir, ctx.files, sandbox(ctx))
+    return EngineProber(ctx.paths.cache_dir, ctx.files, sandbox(ctx), tell=ctx.say)
 
 
 def sandbox(ctx: Context) -> Sandbox:

@@ -14,6 +14,7 @@ import re
 import stat
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -300,12 +301,16 @@ class EngineProber:
         sandbox: Where programs run; one without an account must not be root's unless the program is
             tunerd's own embedded server.
         timeout_s: Longest run of a program.
+        tell: What somebody who waits is told.
+        patience_s: Of a run that takes longer they are.
     """
 
     cache_dir: Path
     files: Files
     sandbox: Sandbox
     timeout_s: float = PROBE_TIMEOUT_S
+    tell: Callable[[str], object] = lambda _text: None
+    patience_s: float = 5.0
 
     def probe(self, found: Found) -> ProbeResult:
         """What the program accepts.
@@ -457,6 +462,11 @@ class EngineProber:
                 cause="a probe runs as another account",
                 hint="create the account `llama-server`, or set service.user",
             )
+        what = f"`{found.program} {' '.join(arguments[:1])}`"
+        late = threading.Timer(
+            self.patience_s, self.tell, [f"waiting for {what}, up to {self.timeout_s:.0f} s"]
+        )
+        late.start()
         try:
             done = place.run(
                 [str(found.program), *subcommand, *arguments],
@@ -471,11 +481,10 @@ class EngineProber:
                 cause=error.cause or error.message,
                 hint=error.hint,
             ) from error
+        finally:
+            late.cancel()
         if done.timed_out:
-            raise EngineError(
-                f"`{found.program} {' '.join(arguments[:1])}` did not end within "
-                f"{self.timeout_s:.0f} s"
-            )
+            raise EngineError(f"{what} did not end within {self.timeout_s:.0f} s")
         return done
 
     def _quick_key(self, found: Found) -> str:

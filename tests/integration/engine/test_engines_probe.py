@@ -619,3 +619,15 @@ def test_what_was_tried_of_a_build_that_was_replaced_meanwhile_is_not_kept(
     assert prove_engine(ctx, engine).proofs == ()
     assert read_proofs(ctx.paths.cache_dir, ctx.files, engine.identity) == ()
     assert prove_engine(ctx, engine_of(ctx, found)).proofs != ()
+
+
+def test_whoever_waits_for_a_program_that_hangs_is_told_which(folder: Path, tmp_path: Path) -> None:
+    """`detect` and `plan` said nothing for a minute, each time."""
+    told: list[str] = []
+    prober = EngineProber(
+        tmp_path, Files(), Sandbox(NOBODY), timeout_s=2.0, tell=told.append, patience_s=0.2
+    )
+    found = script(folder, "sleep 600")
+    with pytest.raises(EngineError, match="did not end"):
+        prober.probe(found)
+    assert told == [f"waiting for `{found.program} --help`, up to 2 s"]
