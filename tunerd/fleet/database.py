@@ -312,6 +312,8 @@ _SAID: Mapping[str, tuple[type[TunerdError], str, str]] = {
     "25006": (HostError, "it takes no changes", _STANDBY),
     "42501": (HostError, "this account may not do that",
               "`ALTER DATABASE tunerd OWNER TO tunerd` there gives it what it needs"),
+    "42P01": (HostError, "a table of it is gone",
+              "bring back a backup, or drop the other tables too: the next hand-in makes them, and boxes hand in anew"),
     "53100": (HostError, "its disk is full", "free some space there"),
     "53": _OTHERS,
     "55P03": _OTHERS,

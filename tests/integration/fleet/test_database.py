@@ -217,6 +217,18 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server(url: str) -> Non
     database.close()
 
 
+def test_a_table_that_somebody_dropped_is_said_with_what_to_do(postgres: Postgres, url: str) -> None:
+    with open_store(url) as store:
+        postgres.query("drop table entry cascade", name_of(url))
+        with pytest.raises(HostError, match="a table of it is gone") as caught:
+            store.samples(1)
+    assert "drop the other tables too" in (caught.value.hint or "")
+    for table in ("run", "origin", "box", "told", "claim", "schema_versions"):
+        postgres.query(f"drop table if exists {table} cascade", name_of(url))
+    with open_store(url) as store:
+        assert store.samples(1) == ()
+
+
 def test_a_database_that_takes_no_changes_is_said(postgres: Postgres, url: str) -> None:
     with open_store(url) as store:
         store.add_run(RUN)
