@@ -349,7 +349,7 @@ def values_of(key: str, given: Range) -> tuple[Any, ...]:
         listed = (tuple(one) if isinstance(one, list) else one for one in given.values)
         return tuple(dict.fromkeys(listed))
     if given.min is None or given.max is None or given.max < given.min:
-        raise ValueError("give `values`, or `min` and `max`")
+        raise ValueError("give `values`, or `min` and a `max` that is not below it")
     if key in _DOUBLING and given.step is None:
         return tuple(_doubled(given.min, given.max))
     step = given.step if given.step is not None else _STEPS.get(key)

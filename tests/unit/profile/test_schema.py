@@ -218,7 +218,7 @@ def test_a_range_that_gives_no_list_is_a_mistake(key: str, told: Range) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("'speculation.n_max' = { min = 4, max = 1 }", "`min` and `max`"),
+        ("'speculation.n_max' = { min = 4, max = 1 }", "a `max` that is not below it"),
         ("'serving.reasoning_budget' = { min = 0, max = 64, step = 0 }", "a `step` above 0"),
         ("'speculation.n_max' = []", "an empty list"),
         ("'speculation.n_max' = [2, 99]", "64"),
