@@ -217,7 +217,9 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server(url: str) -> Non
     database.close()
 
 
-def test_a_table_that_somebody_dropped_is_said_with_what_to_do(postgres: Postgres, url: str) -> None:
+def test_a_table_that_somebody_dropped_is_said_with_what_to_do(
+    postgres: Postgres, url: str
+) -> None:
     with open_store(url) as store:
         postgres.query("drop table entry cascade", name_of(url))
         with pytest.raises(HostError, match="a table of it is gone") as caught:
