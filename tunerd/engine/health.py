@@ -91,17 +91,20 @@ _PATTERNS = tuple(
             r"error: invalid argument|error: unknown argument|error while handling argument",
             r"error while handling environment variable|invalid parameter for argument",
             r"legacy speculative option|unknown speculative|expected value for argument",
-            r"Unsupported cache type|Invalid cache type|requires flash_attn",
+            r"Unsupported cache type|Invalid cache type|requires (flash_attn|Flash Attention)",
+            r"SPLIT_MODE_TENSOR (not implemented|needs)|invalid value for main_gpu",
             r"cannot be used without flash attention|^sto(i|f|d|l|ul)$",
             r"limited to a single server slot|cannot be used with --fit|chat template is not supported",
             r"recompile with -DGGML_IQK_FA_ALL_QUANTS",
         ),
+        (FailureKind.DRIVER, r"cudaMalloc failed: (?!out of memory)"),
         (
             FailureKind.OUT_OF_VRAM,
             r"cudaMalloc failed|CUDA error: out of memory|OutOfDeviceMemory|ErrorOutOfDeviceMemory",
             r"unable to allocate (CUDA|Vulkan|ROCm)\S* buffer",
             r"failed to allocate (CUDA|Vulkan|ROCm)\S* buffer|Unable to auto-fit model",
             r"(CUDA|Vulkan|ROCm).{0,99}out of memory|cuMemCreate|Requested buffer size exceeds device",
+            r"CUDA error: (the resource allocation failed|CUBLAS_STATUS_ALLOC_FAILED)",
         ),
         (
             FailureKind.OUT_OF_MEMORY,
@@ -113,11 +116,13 @@ _PATTERNS = tuple(
         (
             FailureKind.NO_MTP_BLOCK,
             r"doesn't contain MTP layers|failed to create MTP context",
-            r"not a complete embedded MTP model",
+            r"not a complete embedded MTP model|contains no MTP tail",
         ),
         (
             FailureKind.MODEL_UNSUPPORTED,
-            r"unknown model architecture|wrong number of tensors|missing tensor|Oops: got unknown",
+            r"un(known|supported) model architecture|wrong number of tensors|missing tensor|Oops: got unknown",
+            r"has invalid ggml type|info->type < GGML_TYPE_COUNT|this software only supports up to version",
+            r"cannot be used as (main model|the target model)",
             r"key not found in model|unknown pre-tokenizer type|vocabs are not compatible(?! - )",
             r"check_tensor_dims: tensor ",
         ),
@@ -131,12 +136,12 @@ _PATTERNS = tuple(
         (
             FailureKind.MODEL_DAMAGED,
             r"invalid magic|failed to read magic|not within the file bounds|corrupted or incomplete",
-            r"failed to read (tensor|key-value pairs)|invalid GGUF",
+            r"failed to read (tensor|key-value pairs)|invalid GGUF|corrupted model: ",
         ),
         (
             FailureKind.DRIVER,
             r"CUDA error: |no kernel image is available|CUDA driver version",
-            r"failed to initialize CUDA|GPU is lost",
+            r"failed to initialize CUDA|GPU is lost|DeviceLost",
         ),
     )
 )
@@ -145,7 +150,12 @@ _ERROR_LINE = re.compile(
 )
 # Mainline's loader says why, once for each try, and its callers behind it only that it failed.
 _LOADER = re.compile(r"error loading model: ")
-_WARNING = re.compile(r"warning: failed to mlock|RLIMIT_MEMLOCK")
+# That memory was not to be had is a warning here, whose words are those of an end.
+_WARNING = re.compile(
+    r"warning: failed to mlock|RLIMIT_MEMLOCK|of pinned memory: |for prompt cache state: "
+)
+# What was said before is not why it ended: it has its model, or tried again with less.
+_OVERCOME = re.compile(r"[:\]] model loaded\b|retrying without pipeline parallelism")
 _USAGE = re.compile(r"usage:")
 _PORT_TAKEN, _BAD_ARGUMENT = (pattern for _, pattern in _PATTERNS[:2])
 _MAX_LOOKED_AT = 2000
@@ -167,6 +177,8 @@ _NOT_EXECUTED = (
     127,  # a shell's, of what is not there; the loader's, of a library that is not there
     *range(200, 246),
 )
+_ENDED = re.compile(r"\S+\.service: Main process exited, code=(exited|killed|dumped), status=(\d+)")
+_OOM_KILLED = re.compile(r"\S+\.service: .*(killed by the OOM killer|'oom-kill')")
 _MANAGER_LINE = re.compile(
     r"\S+\.service: |(Start(ing|ed)|Stopp(ing|ed)|Failed to start|Scheduled restart of) "
 )
@@ -218,23 +230,28 @@ def classify(
     """The cause of an engine's end.
 
     Args:
-        lines: What it wrote, oldest first.
-        exit_kind: `exited`, `killed` or `dumped`, as systemd says it; None if it still runs.
+        lines: What it wrote, oldest first, with what the manager said of it.
+        exit_kind: `exited`, `killed` or `dumped`, as systemd says it; None if it still runs, or the
+            manager's lines are to tell.
         exit_status: Exit status, or the signal's number.
         result: systemd's result of the unit, such as `oom-kill`.
     """
+    told = [found for line in lines if (found := _ENDED.match(line)) is not None]
+    if exit_kind is None and told:
+        exit_kind, exit_status = told[-1][1], int(told[-1][2])
     if exit_kind == "exited" and exit_status in _NOT_EXECUTED:
         why = [line for line in lines if _NO_EXEC_LINE.search(line)]
         hint = _HINTS[FailureKind.CANNOT_START]
         return Failure(FailureKind.CANNOT_START, last_words(why or lines), hint)
-    # That memory could not be locked is a warning, whose words are those of an end.
     telling = [line.rstrip() for line in lines if not _WARNING.search(line)]
+    overcome = [at for at, line in enumerate(telling) if _OVERCOME.search(line)]
+    telling = (telling[overcome[-1] + 1 :] or telling[-1:]) if overcome else telling
     for kind, pattern in _PATTERNS:
         words = next((line for line in telling if pattern.search(line)), None)
         if words is not None:
             return Failure(kind, clean_line(words), _HINTS.get(kind))
-    words = last_words(lines)
-    if result == "oom-kill":
+    words = last_words(telling)
+    if result == "oom-kill" or any(_OOM_KILLED.match(line) for line in lines):
         words = "killed by the kernel: out of memory"
         return Failure(FailureKind.OUT_OF_MEMORY, words, _HINTS[FailureKind.OUT_OF_MEMORY])
     if exit_kind == "killed" and exit_status == _SIGKILL:  # by whom, it does not say

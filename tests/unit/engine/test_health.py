@@ -196,6 +196,8 @@ CAUSES: dict[str, tuple[FailureKind, str]] = {
     "truncated-data": (FailureKind.MODEL_DAMAGED, "not within the file bounds"),
     "truncated-header": (FailureKind.MODEL_DAMAGED, "failed to read key-value pairs"),
     "unknown-architecture": (FailureKind.MODEL_UNSUPPORTED, "qwen99"),
+    "unknown-tensor-type": (FailureKind.MODEL_UNSUPPORTED, "type"),
+    "newer-file-format": (FailureKind.MODEL_UNSUPPORTED, "version 4"),
     "no-mtp-block": (FailureKind.NO_MTP_BLOCK, "MTP"),
     "mtp-file-without-mtp-engine": (FailureKind.MODEL_UNSUPPORTED, "tensor"),
     "port-taken": (FailureKind.PORT_TAKEN, "couldn't bind"),
@@ -334,6 +336,133 @@ def test_the_most_telling_line_decides_and_else_the_ending(
     failure = classify(lines, **ending)  # type: ignore[arg-type]
     assert failure.kind is kind
     assert words in failure.words
+
+
+# What no build here can be made to say: from public reports and from sources, which stand beside each.
+VRAM, DRIVER, MEMORY = FailureKind.OUT_OF_VRAM, FailureKind.DRIVER, FailureKind.OUT_OF_MEMORY
+REFUSED, UNSUPPORTED = FailureKind.BAD_ARGUMENT, FailureKind.MODEL_UNSUPPORTED
+SEGFAULT = {"exit_kind": "dumped", "exit_status": 11}
+ASSERTED = "/src/ggml/src/ggml.c:1808: GGML_ASSERT(obj_new) failed"
+ILLEGAL = "9.05.001.004 E CUDA error: an illegal memory access was encountered"
+LOADED = "0.05.001.003 I srv  llama_server: model loaded"
+LOADED_IK = 'INFO [                    main] model loaded | tid="1" timestamp=1'
+RETRIED = (
+    (
+        "1.06.520.077 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 51748.72 MiB on device 1: cudaMalloc "
+        "failed: out of memory"
+    ),
+    "1.06.520.086 E graph_reserve: failed to allocate compute buffers",
+    "1.06.520.107 W sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism",
+)
+OTHER_VOCABULARY = (
+    "0.05.001.001 E spec          init: the target and draft vocabs are not compatible"
+)
+NOT_PINNED = (
+    "ggml_cuda_host_malloc: failed to allocate 349659.17 MiB of pinned memory: out of memory"
+)
+UNIT = "llama-server.service"
+REPORTED = {
+    # cuBLAS has no memory for its handle, which shows at the first request.
+    "ggml-org/llama.cpp#25304": (
+        ["CUDA error: the resource allocation failed", "  cublasCreate_v2(&cublas_handles[device])"],
+        ABORTED, VRAM, "resource allocation"),
+    "ollama/ollama#6139": (["CUDA error: CUBLAS_STATUS_ALLOC_FAILED"], ABORTED, VRAM, "ALLOC_FAILED"),
+    # A driver that fails is no lack of memory: a larger margin would not help.
+    "ggml-cuda.cu of b11434, cudaGetErrorString": (
+        [("ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8053.00 MiB on device 0: "
+         "cudaMalloc failed: unknown error"),
+         "llama_model_load: error loading model: unable to allocate CUDA0 buffer"],
+        exited(1), DRIVER, "unknown error"),
+    "ggml-org/llama.cpp#19955": (
+        ["terminate called after throwing an instance of 'vk::DeviceLostError'",
+         "  what():  vk::Queue::submit: ErrorDeviceLost"], ABORTED, DRIVER, "DeviceLost"),
+    # Memory that was asked for, not given, and done without.
+    "ggml-org/llama.cpp#26297, then an assertion": (
+        [*RETRIED, ASSERTED], ABORTED, FailureKind.CRASH, "GGML_ASSERT"),
+    "ggml-org/llama.cpp#26297, then nothing": (
+        [*RETRIED, "1.07.304.130 I srv    load_model: initializing, n_slots = 1"], SEGFAULT,
+        FailureKind.CRASH, "initializing"),
+    "ggml-org/llama.cpp#16748, without more luck": (
+        [*RETRIED, *RETRIED[:2]], exited(1), VRAM, "allocating 51748.72 MiB"),
+    "ollama/ollama#8964, then an assertion": ([NOT_PINNED, ASSERTED], ABORTED, FailureKind.CRASH, "ASSERT"),
+    "ggml-cuda.cu of ik_llama.cpp 8337e4cd3, register_host_buffer": (
+        [("ggml_backend_cuda_register_host_buffer: failed to register 30735.49 MiB of pinned memory: "
+         "out of memory"), ASSERTED], ABORTED, FailureKind.CRASH, "ASSERT"),
+    "server-task.cpp of b11434": (
+        ["3.39.003.983 E srv         alloc: failed to allocate memory for prompt cache state: std::bad_alloc",
+         ILLEGAL], ABORTED, DRIVER, "illegal"),
+    # What it started in spite of.
+    "ggml-org/llama.cpp#18181, other end": (
+        ["alloc_tensor_range: failed to allocate CUDA0 buffer of size 1873805312", LOADED], SEGFAULT,
+        FailureKind.CRASH, "signal 11"),
+    "server-context.cpp of b11434, draft model left out": (
+        [OTHER_VOCABULARY, LOADED, ILLEGAL], ABORTED, DRIVER, "illegal"),
+    "ollama/ollama#8964 as ik says it": (
+        [NOT_PINNED, LOADED_IK, "CUDA error: out of memory"], ABORTED, VRAM, "CUDA error"),
+    # Values that a build, a model or a card cannot do.
+    "ggml-org/llama.cpp#28524": (
+        [("0.00.190.229 E llama_init_from_model: failed to initialize the context: quantized V cache was "
+         "requested, but this requires Flash Attention"),
+         "0.00.190.310 E srv  llama_server: exiting due to model loading error"],
+        exited(1), REFUSED, "requires Flash Attention"),
+    "llama-model.cpp of b11434": (
+        ["llama_model_load: error loading model: LLAMA_SPLIT_MODE_TENSOR not implemented for architecture 'x'"],
+        exited(1), REFUSED, "SPLIT_MODE_TENSOR"),
+    "llama.cpp of b11434": (
+        ["0.00.1 E llama_prepare_model_devices: invalid value for main_gpu: 3 (available devices: 1)",
+         "0.00.1 E srv    load_model: failed to load model, '/models/m.gguf'"],
+        exited(1), REFUSED, "main_gpu"),
+    "llama.cpp of b11434, a projector": (
+        ["llama_model_load: error loading model: CLIP cannot be used as main model, use it with --mmproj instead"],
+        exited(1), UNSUPPORTED, "CLIP"),
+    "llama.cpp of ik_llama.cpp 8337e4cd3": (
+        [("llama_model_load: error loading model: MTP companion GGUF cannot be used as the target model, "
+         "pass it with -md/--draft")], exited(1), UNSUPPORTED, "companion"),
+    "speculative.cpp of ik_llama.cpp 8337e4cd3": (
+        [("common_speculative_prepare_mtp_runtime: target GGUF contains no MTP tail, provide a matching "
+         "predictor-only companion with -md"),
+         ' ERR [              load_model] unable to load model | tid="1" timestamp=1 model="/models/m.gguf"'],
+        exited(1), FailureKind.NO_MTP_BLOCK, "no MTP tail"),
+    "llama-model-loader.cpp of b11434": (
+        ["llama_model_load: error loading model: corrupted model: 1147 tensors expected but 800 found"],
+        exited(1), FailureKind.MODEL_DAMAGED, "1147"),
+    # What is said to nobody's harm, right before an end of another kind.
+    **{f"{source}, then nothing": ([line], SEGFAULT, FailureKind.CRASH, "signal 11") for source, line in {
+        "lmstudio-ai/lmstudio-bug-tracker#2138": ("0.03.913.323 W common_fit_params: failed to fit params to "
+        "free device memory: n_gpu_layers already set by user to 999999, abort"),
+        "ggml-org/llama.cpp#14097": ("srv  update_slots: failed to find free space in the KV cache, retrying "
+        "with smaller batch size, i = 0, n_batch = 512, ret = 1"),
+        "server-context.cpp of ik_llama.cpp 8337e4cd3": ("ERR [process_batch_tokens] failed to decode the "
+        "batch: KV cache is full - try increasing it via the context size"),
+        "gpustack/gpustack#852": ("9.16.412.167 E srv    send_error: task id = 40, error: request (5000 tokens) "
+        "exceeds the available context size (4096 tokens), try increasing it"),
+        "ggml-org/llama.cpp#22384": ("slot update_slots: id  0 | task 7 | forcing full prompt re-processing due "
+        "to lack of cache data (likely due to SWA or hybrid/recurrent memory)"),
+        "ggml-org/llama.cpp#23281": ("0.13.127.894 W llama_context: n_ctx_seq (131072) < n_ctx_train (262144) -- "
+        "the full capacity of the model will not be utilized"),
+        "ggml-backend-reg.cpp of b11434": NO_BACKEND,
+    }.items()},
+    # Where the ending is told by the manager's lines alone, as a daemon finds them.
+    "ggml-org/llama.cpp#20509": (
+        ["srv   prompt_save:  - saving prompt with length 28960, total state size = 3462.850 MiB",
+         f"{UNIT}: A process of this unit has been killed by the OOM killer.",
+         f"{UNIT}: Main process exited, code=killed, status=9/KILL",
+         f"{UNIT}: Failed with result 'oom-kill'."], {}, MEMORY, "killed by the kernel"),
+    "Anbeeld/beellama.cpp#75": (
+        ["0.47.174.111 I srv  params_from_: Chat format: peg-native",
+         f"{UNIT}: Main process exited, code=dumped, status=11/SEGV"], {}, FailureKind.CRASH, "signal 11"),
+    "systemd 252": (
+        ["last line", f"{UNIT}: Main process exited, code=killed, status=9/KILL"], {},
+        FailureKind.KILLED, "signal 9; last line"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", REPORTED)
+def test_what_others_saw_of_cards_is_told_by_its_cause(source: str) -> None:
+    """No build was seen to print these here: a card decides, or a fault that cannot be made."""
+    lines, ending, kind, words = REPORTED[source]
+    failure = classify(lines, **ending)  # type: ignore[arg-type]
+    assert (failure.kind, words in failure.words) == (kind, True), failure
 
 
 # Dry runs.
