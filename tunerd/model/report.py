@@ -11,7 +11,8 @@ from tunerd.words import BYTES_PER_MIB
 
 _MIB = r"(?P<mib>\d+(?:\.\d+)?) MiB"
 _BUFFER = re.compile(
-    rf"(?<!\S)(?P<label>\S++)\s++(?:(?:(?P<kind>model|KV|RS|compute|output|per-step|shadow) )?"
+    rf"(?<!\S)(?P<label>\S++)\s++(?:(?:DSV4 \w+ )?"
+    r"(?:(?P<kind>model|LoRA|KV|RS|state|compute|output|per-step|shadow) )?"
     rf"buffer(?: size)?|(?P<cache>MoE) cache size) =\s*{_MIB}"
 )
 _OFFLOADED = re.compile(r"offloaded (?P<on_gpu>\d+)/(?P<all>\d+) layers to GPU")
@@ -28,8 +29,10 @@ _CONTEXT_BEGINS = re.compile(
 _REPORTED_KINDS = {
     None: PartKind.WEIGHTS,
     "model": PartKind.WEIGHTS,
+    "LoRA": PartKind.WEIGHTS,
     "KV": PartKind.KV,
     "RS": PartKind.STATE,
+    "state": PartKind.STATE,
     "per-step": PartKind.STATE,
     "shadow": PartKind.STATE,
     "compute": PartKind.COMPUTE,

@@ -62,6 +62,31 @@ def test_ik_says_all_its_buffers_in_other_words() -> None:
     assert loaded.n_ctx == 16384
 
 
+def test_buffers_with_a_word_more_lie_where_their_line_says() -> None:
+    """DeepSeek V4's and an adapter's: the word before `state` or `buffer` was taken for a card.
+
+    Seen in ggml-org/llama.cpp#27872 (the first) and in the sources of b11434 and of ik_llama.cpp
+    8337e4cd3; no such model was loaded here.
+    """
+    lines = """
+        load_tensors:        CUDA0 model buffer size =  9000.00 MiB
+        llama_adapter_lora_init_impl:        CPU LoRA buffer size =    12.00 MiB
+        llama_context: constructing llama_context
+        llama_dsv4_comp_state:      CUDA0 DSV4 lid state buffer size =     0.33 MiB
+        llama_dsv4_comp_state:        CPU DSV4 csa state buffer size =   122.00 MiB
+        llama_dsv4_spec_init:        CPU DSV4 speculative shadow buffer =     8.00 MiB
+    """.splitlines()
+
+    found = parse_report(lines)
+
+    assert (
+        found.allocated_mib(GPU, PartKind.WEIGHTS),
+        found.allocated_mib(GPU, PartKind.STATE),
+        found.allocated_mib(HOST, PartKind.WEIGHTS),
+        found.allocated_mib(HOST, PartKind.STATE),
+    ) == (9000, 0.33, 12, 130)
+
+
 def test_a_draft_model_takes_no_buffer_from_the_model_before_it() -> None:
     lines = """
         load_tensors:   CPU_Mapped model buffer size =   314.63 MiB
