@@ -29,9 +29,7 @@ _CUDA_PART = re.compile(r"\| CUDA : (?P<part>[^:]{1,400}?)(?: \| [A-Za-z]\w* :|$
 _ARCHITECTURES = re.compile(r"\bARCHS = (?P<list>[0-9a-z,; ]{1,200}?)(?: \||$)")
 _MLOCK_REFUSED = "failed to mlock"
 _MAPPED_OVERRIDES = "tensor overrides to CPU are used with mmap enabled"
-_MISPLACED = re.compile(
-    r"is assigned to device CPU but the fused .{1,80} tensor is assigned to device"
-)
+_MISPLACED = re.compile(r"is assigned to device CPU but (the )?fused .{1,80} is assigned to device")
 _NO_KERNEL = "no kernel image is available"
 _SLOTS = re.compile(r"\bn_slots = (?P<n>\d{1,4})\b")
 

@@ -219,6 +219,11 @@ MISPLACED = (
     "0.01.2 W layer 0 is assigned to device CPU but the fused Gated Delta Net tensor is assigned "
     "to device CUDA0 (usually due to missing support)"
 )
+# From ggml-org/llama.cpp#27162 (build 10437), as builds since August 2026 say it; seen on no card here.
+MISPLACED_NOW = (
+    "0.03.129.446 W resolve_fused_ops: layer 0 is assigned to device CPU but fused Gated Delta Net "
+    "(chunked) is assigned to device CUDA0 (usually due to missing support)"
+)
 CASES: list[tuple[list[str], dict[str, Any]]] = [
     ([CUDA_INFO], {"has_cuda": True, "cuda_architectures": (86, 89), "has_all_kv_pairs": True}),
     ([CUDA_INFO.replace("FA_ALL_QUANTS = 1 | ", "").replace("860,890", "1200")],
@@ -234,7 +239,9 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (log_of("logs/mainline-2026-08-18/mlock-refused-and-no-mtp-block.txt"), {"mlock_refused": True}),
     (log_of("logs/synthetic/cuda-no-kernel-image.txt"),
      {"lacks_kernels": True, "mlock_refused": False}),
-    ([MISPLACED], {"has_misplaced_layers": True}),
+    *(([line], {"has_misplaced_layers": True}) for line in (MISPLACED, MISPLACED_NOW)),
+    ([MISPLACED_NOW.replace("fused Gated Delta Net (chunked)", "Flash Attention")],
+     {"has_misplaced_layers": False}),
 ]  # fmt: skip
 
 
