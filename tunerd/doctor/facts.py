@@ -31,6 +31,7 @@ _MLOCK_REFUSED = "failed to mlock"
 _MAPPED_OVERRIDES = "tensor overrides to CPU are used with mmap enabled"
 _MISPLACED = re.compile(r"is assigned to device CPU but (the )?fused .{1,80} is assigned to device")
 _NO_KERNEL = "no kernel image is available"
+_NO_CUDA = "failed to initialize CUDA"
 _SLOTS = re.compile(r"\bn_slots = (?P<n>\d{1,4})\b")
 
 
@@ -72,6 +73,7 @@ class LogFacts:
     mlock_refused: bool = False
     maps_overridden_tensors: bool = False
     lacks_kernels: bool = False
+    lacks_cuda: bool = False
     has_misplaced_layers: bool = False
     n_slots: int | None = None
     traffic: Traffic | None = None
@@ -96,6 +98,7 @@ def read_server_log(lines: Sequence[str], own: Sequence[Timings] = ()) -> LogFac
         mlock_refused=_says(lines, _MLOCK_REFUSED),
         maps_overridden_tensors=_says(lines, _MAPPED_OVERRIDES),
         lacks_kernels=_says(lines, _NO_KERNEL),
+        lacks_cuda=_says(lines, _NO_CUDA),
         has_misplaced_layers=any(_MISPLACED.search(line) for line in lines),
         n_slots=slots[-1] if slots else None,
         traffic=_traffic(lines, own),

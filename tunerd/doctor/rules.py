@@ -349,6 +349,12 @@ def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
             _rebuild(card.compute_capability),
         )
         return
+    if said.lacks_cuda:
+        yield _errs(
+            "the log says that CUDA could not be initialised: the server computes without the card",
+            f"restart {server.unit} once the card can be used; {_LOOK}",
+        )
+        return
     if server.devices == () or (server.devices is None and said.has_cuda is False):
         yield _warns(
             f"there is a {card.name}, and this build sees no device to offload to",

@@ -239,6 +239,9 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (log_of("logs/mainline-2026-08-18/mlock-refused-and-no-mtp-block.txt"), {"mlock_refused": True}),
     (log_of("logs/synthetic/cuda-no-kernel-image.txt"),
      {"lacks_kernels": True, "mlock_refused": False}),
+    # From ggml-org/llama.cpp#17542, where it goes on to serve from RAM; seen on no card here.
+    (["ggml_cuda_init: failed to initialize CUDA: system has unsupported display driver / cuda driver combination"],
+     {"lacks_cuda": True, "lacks_kernels": False}),
     *(([line], {"has_misplaced_layers": True}) for line in (MISPLACED, MISPLACED_NOW)),
     ([MISPLACED_NOW.replace("fused Gated Delta Net (chunked)", "Flash Attention")],
      {"has_misplaced_layers": False}),

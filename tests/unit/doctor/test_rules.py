@@ -105,6 +105,7 @@ FIRES = [
           compute_capability=(8, 6)), Level.ERROR, "card is 8.6"),
     ("engine-architecture", with_server(devices=()), Level.WARNING, "no device to offload to"),
     ("engine-architecture", with_log(lacks_kernels=True), Level.ERROR, "no kernel image"),
+    ("engine-architecture", with_log(lacks_cuda=True), Level.ERROR, "without the card"),
     ("port-clash", replace(a_box(), port=PortFacts(8080, ("nginx (process 7)",))), Level.ERROR,
           "nginx (process 7)"),
     ("port-clash", replace(a_box(), server=None, port=PortFacts(8080, ("nginx (process 7)",))),
