@@ -161,12 +161,12 @@ _PORT_TAKEN, _BAD_ARGUMENT = (pattern for _, pattern in _PATTERNS[:2])
 _MAX_LOOKED_AT = 2000
 # How programs in general speak of an argument; a line of an engine's log is none of that.
 _ARGUMENT_ERROR = re.compile(
-    r"^(\x1b\[[0-9;]*m)*error: |invalid value for|(unknown|unrecogni[sz]ed) (option|argument)"
+    r"^error: |invalid value for|(unknown|unrecogni[sz]ed) (option|argument)"
     r"|to show complete usage|Available buffer types",
     re.IGNORECASE,
 )
 # mainline's lines, ik's, and those of builds that begin with the function's name.
-_LOG = re.compile(r"(?:\x1b\[[0-9;]*m)*(?:\d+\.\d+\.\d+\.\d+ [IWED] | *[A-Z]+ \[|(?!error: )\w+: )")
+_LOG = re.compile(r"(?:\d+\.\d+\.\d+\.\d+ [IWED] | *[A-Z]+ \[|(?!error: )\w+: )")
 # What systemd says of a process that it could not turn into the program, and with which statuses.
 # Source: systemd.exec(5), PROCESS EXIT CODES.
 _NO_EXEC_LINE = re.compile(
@@ -182,8 +182,9 @@ _OOM_KILLED = re.compile(r"\S+\.service: .*(killed by the OOM killer|'oom-kill')
 _MANAGER_LINE = re.compile(
     r"\S+\.service: |(Start(ing|ed)|Stopp(ing|ed)|Failed to start|Scheduled restart of) "
 )
-# mainline's prefix `0.00.068.815 E ` and the ANSI colours of old builds say nothing.
-_PREFIX = re.compile(r"^(?:\x1b\[[0-9;]*m)*(?:\d+\.\d+\.\d+\.\d+ [IWED] )?")
+# mainline's prefix `0.00.068.815 E ` and ANSI colours say nothing.
+_PREFIX = re.compile(r"^\d+\.\d+\.\d+\.\d+ [IWED] ")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _HINTS: dict[FailureKind, str] = {
     FailureKind.OUT_OF_VRAM: (
@@ -284,7 +285,7 @@ def last_words(lines: Sequence[str]) -> str:
 
 def clean_line(line: str) -> str:
     """A log line without prefix and control characters, bounded."""
-    text = _PREFIX.sub("", line.strip())
+    text = _PREFIX.sub("", _COLOUR.sub("", line.strip()))
     return "".join(letter if letter.isprintable() else "?" for letter in text)[:_MAX_WORDS]
 
 
@@ -300,7 +301,7 @@ def argument_error(returncode: int | None, output: str) -> str | None:
         returncode: None where a signal ended it, which good arguments do not lead to.
         output: What it wrote.
     """
-    lines = cut_lines(output)
+    lines = cut_lines(_COLOUR.sub("", output))
     for line in lines:
         if _BAD_ARGUMENT.search(line) or (_speaks_of_argument(line) and not _LOG.match(line)):
             return clean_line(line)

@@ -16,7 +16,8 @@ from typing import Any
 
 from tunerd.profile.workload import MIXED, ClassShape, Rates, Tokens, WorkloadShape
 
-_PREFIX = re.compile(r"(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d) [A-Z] ")
+_COLOURS = r"(?:\x1b\[[0-9;]*m)*"
+_PREFIX = re.compile(rf"{_COLOURS}(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d){_COLOURS} {_COLOURS}[A-Z] ")
 _TIMESTAMP = re.compile(r"\btimestamp=(\d+)")
 _TASK = re.compile(r"\| task (\d+) \||\bid_task=(\d+)")
 _SLOT = re.compile(r"\bid +(\d+) \| task|\bid_slot=(\d+)")

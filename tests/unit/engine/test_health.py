@@ -493,6 +493,12 @@ def test_good_arguments_are_good_wherever_the_log_was_cut(engine: str) -> None:
     assert {cut: words for cut, words in refused.items() if words is not None} == {}
 
 
+def test_colours_are_no_part_of_what_was_said() -> None:
+    """With `--log-colors on`; from d32676d77."""
+    line = "\x1b[0m\x1b[34m0.00.018.688\x1b[0m \x1b[31mE srv    load_model: failed to load model\x1b[0m"
+    assert clean_line(line) == "srv    load_model: failed to load model"
+
+
 @pytest.mark.parametrize(
     ("said", "is_refusal"),
     [
@@ -501,6 +507,7 @@ def test_good_arguments_are_good_wherever_the_log_was_cut(engine: str) -> None:
         ("cannot do that\nusage: llama-server [options]", True),
         ("\x1b[0merror: either --embedding or --reranking can be specified, but not both", True),
         ("0.00.014.560 W srv  mlock: Invalid argument", False),
+        ("\x1b[34m0.00.014.560\x1b[0m \x1b[35mW srv  mlock: Invalid argument\x1b[0m", False),
         ("warning: failed to mlock: Invalid argument", False),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -70,6 +71,15 @@ def test_requests_under_way_together_are_counted() -> None:
         ],
     ]
     assert [one.concurrency for one in read_requests(lines).requests] == [1, 2]
+
+
+def test_a_log_in_colours_covers_as_much_time() -> None:
+    """With `--log-colors on`, as d32676d77 begins its lines then."""
+    lines = lines_of(MAINLINE[1])
+    coloured = [
+        re.sub(r"^([\d.]+) I ", "\x1b[0m\x1b[34m\\1\x1b[0m \x1b[32mI \x1b[0m", one) for one in lines
+    ]
+    assert read_requests(coloured) == read_requests(lines)
 
 
 def test_lives_of_both_families_in_one_log_are_added_up_each_by_its_own_clock() -> None:
