@@ -122,7 +122,7 @@ _PATTERNS = tuple(
             FailureKind.MODEL_UNSUPPORTED,
             r"un(known|supported) model architecture|wrong number of tensors|missing tensor|Oops: got unknown",
             r"has invalid ggml type|info->type < GGML_TYPE_COUNT|this software only supports up to version",
-            r"cannot be used as (main model|the target model)",
+            r"cannot be used as (main model|the target model)|\(TYPE_\w{1,40} REMOVED",
             r"key not found in model|unknown pre-tokenizer type|vocabs are not compatible(?! - )",
             r"check_tensor_dims: tensor ",
         ),

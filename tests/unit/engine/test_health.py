@@ -423,6 +423,10 @@ REPORTED = {
          "predictor-only companion with -md"),
          ' ERR [              load_model] unable to load model | tid="1" timestamp=1 model="/models/m.gguf"'],
         exited(1), FailureKind.NO_MTP_BLOCK, "no MTP tail"),
+    "ggml-org/llama.cpp#17105": (
+        [("gguf_init_from_file_impl: tensor 'blk.0.ffn_down.weight' of type 36 (TYPE_IQ4_NL_4_4 REMOVED, use IQ4_NL "
+         "with runtime repacking) has 6912 elements per row, not a multiple of block size (0)"),
+         "gguf_init_from_file_impl: failed to read tensor info"], exited(1), UNSUPPORTED, "REMOVED"),
     "llama-model-loader.cpp of b11434": (
         ["llama_model_load: error loading model: corrupted model: 1147 tensors expected but 800 found"],
         exited(1), FailureKind.MODEL_DAMAGED, "1147"),
