@@ -112,6 +112,19 @@ def test_a_server_without_vram_comes_back_with_a_larger_margin(box: Deployment) 
     assert raised["PRIORITY"] == "4"
 
 
+def test_an_end_without_words_is_told_by_what_the_manager_saw(box: Deployment) -> None:
+    box.apply("plain")
+    watched(box)
+    daemon, server = box.show("MainPID", "tunerd.service"), box.show("MainPID")
+
+    box.machine.kill(server, "SEGV")
+
+    found = ("journalctl", "--output=json", "--boot", f"_PID={daemon}", "TUNERD_EVENT=server.died")
+    died = json.loads(str(box.until(lambda: box.machine.run(*found).stdout, "it saw the death")))
+    assert died["TUNERD_CAUSE"] == "crash"
+    assert died["TUNERD_WORDS"].startswith("signal 11; ")
+
+
 def test_a_server_that_hangs_is_restarted(box: Deployment) -> None:
     box.stand_ins(eng={"reply": ["normal", "normal", "hang"]})
     box.apply("plain")
