@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,9 @@ from tunerd.units.live import LiveUnit, Serving, is_shell, read_live, with_drop_
 from tunerd.units.manager import UnitState
 from tunerd.units.text import UnitFile, environment_files_of, environment_of, parse_environment_file
 from tunerd.words import Mode, sha256
+
+# Where systemd looks for a program that is named without a path (systemd.exec(5), ExecSearchPath=).
+_SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
@@ -47,6 +51,9 @@ def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
         file_environment=file_environment,
         specifiers=specifiers,
     )
+    if live.argv and live.program is not None and "/" not in live.program:
+        program = shutil.which(live.program, path=live.search_path or _SEARCH_PATH) or live.program
+        live = replace(live, program=program, argv=(program, *live.argv[1:]))
     own = ctx.unit_path if unit == ctx.unit else path  # systemd may name where the link leads
     link_to = own.readlink() if own is not None and own.is_symlink() else None
     is_packaged = unit == ctx.unit and path is not None and not os.path.lexists(ctx.unit_path)
@@ -73,6 +80,15 @@ def hides_words(live: LiveUnit) -> bool:
 
     program = live.program or ""
     return is_shell(program) or bool(shebang(Path(program)))
+
+
+def work_dir_of(ctx: Context, live: LiveUnit) -> str:
+    """Where the server of a unit starts."""
+    is_user = ctx.mode is Mode.USER
+    if live.work_dir != "~" and (live.work_dir is not None or not is_user):
+        return live.work_dir or "/"
+    own = account(live.user) if live.user is not None and not is_user else None
+    return (own.home if own is not None else ctx.environment.get("HOME")) or "/"
 
 
 def unit_with(ctx: Context, text: str) -> UnitFile:
@@ -238,6 +254,8 @@ def specifiers_of(ctx: Context, unit: str) -> dict[str, str]:
         "p": prefix,
         "i": instance,
         "h": "/root" if is_system else home,
+        "j": prefix.rpartition("-")[2],
+        **({"g": "root", "G": "0"} if is_system else {}),
         "u": "root" if is_system else ctx.environment.get("USER", ""),
         "U": "0" if is_system else str(os.getuid()),
         "S": "/var/lib" if is_system else f"{home}/.local/state",

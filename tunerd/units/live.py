@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from tunerd.units.text import (
     UnitFile,
     environment_files_of,
     environment_of,
+    expand_specifiers,
     is_ours,
     parse_exec,
     parse_unit,
@@ -26,6 +28,9 @@ _NAMES_A_MODEL = re.compile(
 MODEL_VARIABLES = {"LLAMA_ARG_" + name for name in ("MODEL", "MODEL_URL", "HF_REPO", "DOCKER_REPO")}
 # What sets something up for itself and then becomes the program that is named behind its options.
 _BECOMES = {"chrt", "env", "ionice", "nice", "nohup", "numactl", "prlimit", "setpriv", "stdbuf", "taskset"}  # fmt: skip
+_ENGINE_WORDS = ("llama-server", "llama_server")
+# A server by its bare name, as starters find it on PATH.
+_SERVERS = {"llama-server", "llama"}
 _SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi)?sh|busybox")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Of the one program for everything, `llama`; llama-server itself takes nothing but flags.
@@ -60,7 +65,9 @@ class LiveUnit:
     `file_environment` what the files set. `drop_in_exec` are drop-ins that replace the command line.
     `credential` is the file
     behind the credential `api-key`. `prefix` is what starts the server for the unit, such as `taskset -c 0`,
-    without the variables that `env` sets, which are in `environment`. A masked unit has no text. `link_to` is where the file leads if
+    without the variables that `env` sets, which are in `environment`. `search_path` are the folders, with colons, in which
+    a bare name of a program is looked for, None for systemd's own; `work_dir` is where the server starts, as the unit says
+    it. A masked unit has no text. `link_to` is where the file leads if
     it is a link. `shadowed_by` is where tunerd would write its own file, if this one, of a package,
     stands in another folder and is left there.
     """
@@ -77,6 +84,8 @@ class LiveUnit:
     group: str | None = None
     credential: str | None = None
     prefix: tuple[str, ...] = ()
+    search_path: str | None = None
+    work_dir: str | None = None
     own_environment: Mapping[str, str] = field(default_factory=dict)
     own_environment_files: tuple[str, ...] = ()
     file_environment: Mapping[str, str] = field(default_factory=dict)
@@ -94,6 +103,13 @@ class LiveUnit:
     def has_subcommand(self) -> bool:
         """Whether it runs `llama serve`."""
         return (self.argv or ())[1:2] in _SUBCOMMANDS
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it runs a server by a name that llama.cpp gives one."""
+        words = " ".join((self.program or "", *(self.argv or ())[:1]))
+        is_llama = _name(self.program or "") == "llama" and self.has_subcommand
+        return is_llama or any(word in words for word in _ENGINE_WORDS)
 
     @property
     def names_a_model(self) -> bool:
@@ -145,6 +161,7 @@ def read_live(
     program: str | None = None
     argv: tuple[str, ...] | None = None
     prefix: tuple[str, ...] = ()
+    search_path = merged.value("Service", "ExecSearchPath")
     problem: str | None = None
     commands = merged.values("Service", "ExecStart")
     if len(commands) != 1:
@@ -156,10 +173,19 @@ def read_live(
             program = argv[0] if before else command.path
             sets = [word for word in before if _ASSIGNMENT.fullmatch(word)]
             environment |= dict(word.split("=", 1) for word in sets)
+            search_path = environment.get("PATH") if before else search_path
             prefix = tuple(word for word in before if word not in sets)
             prefix = () if len(prefix) == 1 and _name(prefix[0]) == "env" else prefix
         except ConfigError as error:
             problem = error.message
+
+    def said(name: str) -> str | None:
+        value = merged.value("Service", name)
+        with contextlib.suppress(ConfigError):  # which systemd would ignore
+            value = None if value is None else expand_specifiers(value, specifiers)
+        return value
+
+    work_dir = said("WorkingDirectory")
     return LiveUnit(
         unit=unit,
         path=path,
@@ -169,10 +195,12 @@ def read_live(
         program=program,
         argv=argv,
         environment=environment,
-        user=merged.value("Service", "User"),
-        group=merged.value("Service", "Group"),
+        user=said("User"),
+        group=said("Group"),
         credential=_credential(merged),
         prefix=prefix,
+        search_path=search_path,
+        work_dir=None if work_dir is None else work_dir.removeprefix("-"),
         own_environment=environment_of(own, specifiers),
         own_environment_files=environment_files_of(own, specifiers),
         file_environment=of_files,
@@ -182,15 +210,22 @@ def read_live(
 
 
 def _split(argv: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What only starts another program, and that program's own command line, if its whole path stands there."""
+    """What only starts another program, and that program's own command line, if its path or known name stands there."""
     begin = 0
     while _name(argv[begin]) in _BECOMES:
-        paths = (n for n in range(begin + 1, len(argv)) if argv[n].startswith("/"))
-        found = next(paths, None)
+        programs = (n for n in range(begin + 1, len(argv)) if _is_program(*argv[n - 1 : n + 1]))
+        found = next(programs, None)
         if found is None:
             return (), argv
         begin = found
     return argv[:begin], argv[begin:]
+
+
+def _is_program(before: str, word: str) -> bool:
+    """Whether a word behind a starter begins a command line; a file that a server is told does not."""
+    if word.startswith("/"):
+        return _NAMES_A_MODEL.fullmatch(before) is None
+    return word in _SERVERS | _BECOMES
 
 
 def is_shell(program: str) -> bool:

@@ -59,6 +59,7 @@ def test_a_hand_written_unit_is_read_as_systemd_does() -> None:
         ("/usr/bin/taskset -c 0", ("/usr/bin/taskset", "-c", "0")),
         ("/usr/bin/env FOO=bar LLAMA_ARG_PORT=9001", ()),
         ("/usr/bin/numactl -m 0 /usr/bin/env FOO=bar", ("/usr/bin/numactl", "-m", "0", "/usr/bin/env")),
+        ("/usr/bin/nice -n 5 env FOO=bar", ("/usr/bin/nice", "-n", "5", "env")),
     ],
 )  # fmt: skip
 def test_what_only_starts_the_server_is_not_taken_for_it(
@@ -72,9 +73,33 @@ def test_what_only_starts_the_server_is_not_taken_for_it(
     assert found.environment.get("FOO") == ("bar" if "env" in before else None)
 
 
-def test_a_starter_without_the_whole_path_of_a_server_is_left_as_it_is() -> None:
-    found = live("[Service]\nExecStart=/usr/bin/nice -n 5 llama-server -m q.gguf\n")
-    assert (found.program, found.prefix) == ("/usr/bin/nice", ())
+@pytest.mark.parametrize(
+    "before", ["/usr/bin/env", "/usr/bin/env PATH=/opt/bin", "/usr/bin/nice -n 5"]
+)
+def test_a_server_by_its_bare_name_is_told_from_the_model_that_it_is_given(before: str) -> None:
+    """The model was taken for the program, and run to look at it; the server was said to be a router."""
+    found = live(f"[Service]\nExecStart={before} llama-server -m /q.gguf --port 1\n")
+    assert (found.program, found.serving.model) == ("llama-server", "/q.gguf")
+    assert found.search_path == ("/opt/bin" if "PATH" in before else None)
+    other = live("[Service]\nExecStart=/usr/bin/nice -n 5 my-server -m /q.gguf\n")
+    assert (other.program, other.prefix) == ("/usr/bin/nice", ())
+
+
+def test_where_systemd_looks_for_a_bare_name_is_not_what_the_server_is_told() -> None:
+    text = "[Service]\nEnvironment=PATH=/opt/bin\nExecStart=llama-server -m q.gguf\n"
+    assert live(text).search_path is None
+    assert (
+        live(text + "ExecSearchPath=/usr/lib/ik:/usr/bin\n").search_path == "/usr/lib/ik:/usr/bin"
+    )
+
+
+def test_account_and_folder_are_those_of_the_instance() -> None:
+    """A template's `User=%i` was looked for as an account of that name."""
+    text = "[Service]\nUser=%h\nGroup=%h\nWorkingDirectory=-%h/app\nExecStart=/bin/x\n"
+    found = live(text)
+    assert (found.user, found.group) == ("/home/me", "/home/me")
+    assert found.work_dir == "/home/me/app"
+    assert (live().user, live().work_dir) == (None, None)
 
 
 def test_a_drop_in_that_replaces_the_command_is_named() -> None:
