@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -44,7 +45,7 @@ from tunerd.machine.facts import Host
 from tunerd.machine.files import real_path
 from tunerd.machine.host import process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
-from tunerd.machine.proc import process_name
+from tunerd.machine.proc import process_name, unit_of
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Backend, Device, MemorySettings, estimate
@@ -121,7 +122,13 @@ def check_port(ctx: Context, after: Serving) -> list[Message]:
         return [_taken("somebody whose processes cannot be seen from here", after.port)]
     if listener in {None, own} or listener in measuring_pids(ctx):
         return []
-    return [_taken(f"{process_name(listener) or 'a process'} (process {listener})", after.port)]
+    who = f"{process_name(listener) or 'a process'} (process {listener})"
+    unit = None if listener is None else unit_of(listener)
+    with contextlib.suppress(TunerdError):
+        if unit is not None and read_live_unit(ctx, unit).is_known:
+            way = f"`tunerd settings set service.unit {unit}` deploys in its place; or "
+            return [_taken(f"{who} of {unit}", after.port, way)]
+    return [_taken(who, after.port)]
 
 
 def _is_its_own(pid: int, port: int) -> bool:
@@ -131,9 +138,9 @@ def _is_its_own(pid: int, port: int) -> bool:
     return False
 
 
-def _taken(who: str, port: int) -> Message:
+def _taken(who: str, port: int, way: str = "") -> Message:
     text = f"{who} listens on port {port} already"
-    return error("port-taken", text, "end it, or set serving.port")
+    return error("port-taken", text, f"{way}end it, or set serving.port")
 
 
 def check_handover(
@@ -221,6 +228,7 @@ def _set_by(record: TunedRecord) -> str:
 
 
 _LOCKING = ("mlock", "mmap+mlock")
+_LOW_PORTS = 1024  # below it the kernel wants CAP_NET_BIND_SERVICE
 
 
 def _account_of(ctx: Context, live: LiveUnit) -> tuple[str | None, str | None]:
@@ -254,6 +262,7 @@ def unit_spec(
         api_key_file=resolved.profile.serving.api_key_file,
         work_dir=str(ctx.paths.log_dir),
         wants_mlock=resolved.profile.serving.load_mode in _LOCKING,
+        binds_low=(resolved.profile.serving.port or _LOW_PORTS) < _LOW_PORTS,
         needs_home=any(path.startswith(("/home/", "/root/", "/run/user/")) for path in paths),
         stop_timeout_s=ctx.settings.service.stop_timeout_s,
         wanted_by="multi-user.target" if ctx.mode is Mode.SYSTEM else "default.target",
@@ -272,7 +281,8 @@ def unit_template(ctx: Context) -> str:
 def user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine) -> UserFacts:
     """What the account may read of what the command line names."""
     who = account(user) if user is not None else None
-    words = [word for word in command.argv if word.startswith("/")]
+    pairs = itertools.pairwise(("", *command.argv))
+    words = [word for flag, word in pairs if word.startswith("/") and flag != "--api-prefix"]
     for word in written_by(command.argv):
         words.remove(word)
     return UserFacts(

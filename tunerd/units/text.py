@@ -286,6 +286,7 @@ class UnitSpec:
     api_key_file: str | None = None
     work_dir: str | None = None
     wants_mlock: bool = False
+    binds_low: bool = False
     needs_home: bool = False
     restart: str = "on-failure"
     stop_timeout_s: int = 30
@@ -307,6 +308,7 @@ def render_unit(template: str, spec: UnitSpec) -> str:
     conditions = {
         **{str(mode): spec.mode is mode for mode in Mode},
         "mlock": spec.wants_mlock,
+        "low-port": spec.binds_low and spec.mode is Mode.SYSTEM,
         "install": spec.wanted_by is not None,
     }
     values = {

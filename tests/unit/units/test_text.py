@@ -394,6 +394,14 @@ def test_what_only_some_need_is_said_for_them_alone() -> None:
     assert value(spec, "Description", "Unit") == "llama-server, profile 50%%n faster"
 
 
+def test_a_port_that_needs_a_capability_gets_that_one() -> None:
+    assert value(PLAIN, "CapabilityBoundingSet") is None
+    low = replace(PLAIN, binds_low=True)
+    assert value(low, "CapabilityBoundingSet") == "CAP_NET_BIND_SERVICE"
+    assert value(low, "AmbientCapabilities") == "CAP_NET_BIND_SERVICE"
+    assert value(replace(low, mode=Mode.USER), "AmbientCapabilities") is None
+
+
 def test_the_environment_of_the_profile_wins_over_that_of_the_template() -> None:
     assert environment(PLAIN)["HOME"] == "/var/lib/llama-server"
     mine = replace(PLAIN, environment={"HOME": "/mine", "LLAMA_CACHE": "/c"})
