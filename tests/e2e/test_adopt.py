@@ -45,6 +45,7 @@ LLAMA_ARG_N_PARALLEL=1
 LLAMA_ARG_ENDPOINT_METRICS=1
 """
 DEBIAN_PORT = 9931
+INSTANCE = "llama@alice.service"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LLAMA_SERVE = "/usr/local/bin/llama serve -hf maker/usual --offline"
 BY_HAND = f"""\
@@ -92,8 +93,9 @@ def tunerd(machine: Machine) -> Iterator[Deployment]:
     yield made
     made.systemctl("stop", UNIT, check=False)
     made.systemctl("disable", UNIT, check=False)
+    made.systemctl("stop", INSTANCE, check=False)
     machine.sh(
-        "rm -rf /etc/systemd/system/llama-server.service* /usr/lib/systemd/system/llama-server.*"
+        "rm -rf /etc/systemd/system/llama@* /etc/systemd/system/llama-server.service* /usr/lib/systemd/system/llama-server.*"
         " /var/lib/tunerd/generations /var/lib/tunerd/journal /etc/default/*llama*"
         " /etc/tunerd/profiles/mine.toml"
     )
@@ -334,6 +336,68 @@ def test_a_server_with_a_key_in_plain_text_comes_back_too(tunerd: Deployment) ->
     assert "s3cret" not in written.err + written.out
     assert "api_key_file" in written.err
     assert "s3cret" not in tunerd.machine.read(f"{tunerd.config}/profiles/mine.toml")
+
+
+# Units as people have them
+
+BY_INSTANCE = """\
+[Service]
+User=%i
+Group=%i
+AmbientCapabilities=CAP_NET_BIND_SERVICE
+WorkingDirectory=~
+EnvironmentFile=/etc/default/my-llama
+ExecStart=/usr/bin/env llama-server -m models/tiny.gguf --alias %i -c 1024 -np -1 -t 1 -ngl -1 \\
+    --host 127.0.0.1 --port 90 --no-warmup --api-key ${MINE}
+    --metrics
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def test_an_instance_on_a_low_port_is_taken_over_with_account_folder_and_file(
+    tunerd: Deployment,
+) -> None:
+    """The model was run as a program; another file of its name was served; the key stood in the unit."""
+    machine = tunerd.machine
+    machine.sh(
+        f"mkdir -p /home/alice/models; chmod 755 /home/alice;"
+        f" cp {MODEL} /home/alice/models/tiny.gguf; chown -R alice: /home/alice/models"
+    )
+    machine.write("/etc/default/my-llama", "MINE=hunter2\n", mode=0o600)
+    machine.write(f"{tunerd.units}/llama@.service", BY_INSTANCE)
+    tunerd.systemctl("daemon-reload")
+    tunerd.systemctl("start", INSTANCE)
+    tunerd.until(lambda: tunerd.ask("/health", port=90)[0] == 200, "it serves")
+
+    (found,) = [one for one in tunerd.json("detect")["units"] if one["unit"] == INSTANCE]
+    assert (found["program"], found["router"]) == ("/usr/bin/llama-server", False)
+    said = tunerd.json("profiles", "new", "mine", "--from-unit", INSTANCE)
+    assert codes(said) >= {"other-unit", "ignored-lines", "unplaced"}, texts(said)
+    assert "--metrics" in texts(said), "which systemd never read"
+    assert {word for one in said["unplaced"] for word in one["words"]} == {
+        "--api-key",
+        "MINE=...",
+        "...",
+    }
+    assert "hunter2" not in machine.read(f"{tunerd.config}/profiles/mine.toml") + texts(said)
+    planned = tunerd.json("plan", "mine", expect=1)
+    assert f"service.unit {INSTANCE}" in texts(planned), texts(planned)
+    tunerd("settings", "set", "service.unit", INSTANCE)
+    machine.write("/etc/tunerd/key", "hunter2\n", mode=0o600)
+    tunerd.apply("mine", "--set", "serving.api_key_file=/etc/tunerd/key")
+
+    pid = tunerd.show("MainPID", INSTANCE)
+    words = machine.read(f"/proc/{pid}/cmdline").split("\0")
+    assert words[:3] == ["/usr/bin/llama-server", "--model", "/home/alice/models/tiny.gguf"]
+    assert machine.run("stat", "--format=%U", f"/proc/{pid}").stdout == "alice\n"
+    assert "hunter2" not in machine.read(f"{tunerd.units}/{INSTANCE}")
+    assert tunerd.ask("/props", port=90)[0] == 401
+    assert tunerd.generate(port=90, key="hunter2")["content"]
+    tunerd.json("rollback")
+    assert tunerd.show("FragmentPath", INSTANCE) == f"{tunerd.units}/llama@.service"
+    assert tunerd.generate(port=90, key="hunter2")["content"]
 
 
 # Units that are no plain files

@@ -286,6 +286,19 @@ def is_secret_variable(name: str) -> bool:
     return _SECRET_VARIABLE.search(name) is not None
 
 
+def secrets_in(words: Sequence[str]) -> frozenset[str]:
+    """The keys and tokens that arguments give in plain text."""
+    pairs = itertools.pairwise(words)
+    return frozenset(
+        value for flag, value in pairs if value and normal_spelling(flag) in SECRET_FLAGS
+    )
+
+
+def holds_secret(name: str, value: str, secrets: Iterable[str]) -> bool:
+    """Whether a variable holds something that nobody may see, by its name, or because arguments give it as a key."""
+    return is_secret_variable(name) or any(secret in value for secret in secrets)
+
+
 def is_flag(word: str) -> bool:
     """Whether it begins with dashes and a letter: `-1` and `-.5` are values."""
     return _FLAG.match(word) is not None

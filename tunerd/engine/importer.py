@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from tunerd.engine.flags import (
@@ -21,11 +22,12 @@ from tunerd.engine.flags import (
     SECRET_FLAGS,
     CommandLine,
     RenderContext,
+    holds_secret,
     is_flag,
-    is_secret_variable,
     normal_spelling,
     owner_of,
     render,
+    secrets_in,
 )
 from tunerd.engine.help import Capabilities, FitStyle, Option, SpecStyle
 from tunerd.errors import ConfigError
@@ -36,6 +38,13 @@ from tunerd.words import Family, is_name
 # They take a value, but ik's help shows no placeholder.
 _WITH_VALUE = frozenset({"--reasoning", "-rea", "--reasoning-budget-message"})
 _SECRET = "a secret: put it into a file and set serving.api_key_file"  # noqa: S105
+_OTHER_SECRET = "a secret: a drop-in with EnvironmentFile= keeps it"  # noqa: S105
+_FOR_DOWNLOADS = "a secret that only downloads need: tunerd serves files that are here"
+_TOKENS = re.compile(r"-hft|--hf-token.*|(\w+_)?(HF|HUGGING_?FACE)_.*")
+_KEYS = re.compile(r"--api-key|LLAMA_(ARG_)?API_KEY")
+# Of a file or folder, by the placeholder of a build's help; one flag may take several.
+_PATH = re.compile(r"FNAME|PATH|(\w+_)?FILE|(LOG)?DIR")
+_SEVERAL = ("--lora", "--control-vector")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,36 @@ def _n_values(word: str, option: Option | None) -> int:
     if option is None or not option.argument:
         return int(word in _WITH_VALUE)
     return 2 if re.fullmatch(r"[A-Z]+ [A-Z]+", option.argument) else 1
+
+
+def _is_default(flag: Flag, option: Option) -> bool:
+    """Whether a number that no key takes is what the build does without the flag.
+
+    Source: parser of mainline, where -1 stands for `auto`.
+    """
+    return flag.values == ("-1",) and (option.default or "").partition(",")[0] in {"-1", "auto"}
+
+
+def _from_folder(flag: Flag, folder: str, capabilities: Capabilities) -> Flag:
+    """A flag with its files by their whole paths, wherever the server will start."""
+    option = _option(flag.word, capabilities)
+    if not folder or not flag.values or option is None or not _PATH.match(option.argument):
+        return flag
+    if any("hf-" in spelling for spelling in option.spellings):  # a name in a repository
+        return flag
+    is_list = option.spellings[0].startswith(_SEVERAL)
+    names = flag.values[0].split(",") if is_list else [flag.values[0]]
+    paths = (
+        str(PurePosixPath(folder, name)) if name[:1] not in {"/", ""} else name for name in names
+    )
+    return Flag(flag.word, (",".join(paths), *flag.values[1:]))
+
+
+def _why_secret(name: str) -> str:
+    """What becomes of a secret, by the flag or variable that gives it."""
+    if _TOKENS.fullmatch(name):
+        return _FOR_DOWNLOADS
+    return _SECRET if _KEYS.fullmatch(name) else _OTHER_SECRET
 
 
 def _with_dashes(word: str) -> str:
@@ -220,7 +259,10 @@ class Imported:
 
 
 def import_command_line(
-    arguments: Sequence[str], environment: Mapping[str, str], capabilities: Capabilities
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    capabilities: Capabilities,
+    folder: str = "",
 ) -> Imported:
     """The profile of a command line.
 
@@ -228,13 +270,16 @@ def import_command_line(
         arguments: Without the program.
         environment: The server's environment; `LLAMA_ARG_*` are options.
         capabilities: Of the build, whose help says how many values a flag takes.
+        folder: Where the server starts, from where files may be named; empty to leave names as they are.
 
     Raises:
         ConfigError: it cannot be read at all.
     """
     draft = _Import(capabilities)
     typed = list(split_flags(arguments, capabilities))
-    draft.flags = tuple(draft.in_effect(draft.with_variables(typed, environment)))
+    secrets = secrets_in(arguments)
+    found = draft.in_effect(draft.with_variables(typed, environment, secrets))
+    draft.flags = tuple(_from_folder(flag, folder, capabilities) for flag in found)
     resolved, command = draft.settle()
     given = {draft.owner(flag) for flag in draft.placed}
     added = (
@@ -280,7 +325,7 @@ class _Import:
         return {**data, "environment": self.environment} if self.environment else data
 
     def with_variables(
-        self, typed: Sequence[Flag], environment: Mapping[str, str]
+        self, typed: Sequence[Flag], environment: Mapping[str, str], secrets: frozenset[str]
     ) -> tuple[Flag, ...]:
         """All flags, weakest first: on mainline the command line wins, on ik the environment."""
         is_ik = self.capabilities.family is Family.IK
@@ -296,8 +341,9 @@ class _Import:
         for name, value in sorted(environment.items(), key=lambda one: places[one[0]]):
             is_option = name.startswith(PREFIX) or name in known
             flags = _options(name, value, self.capabilities) if is_option else ()
-            if is_secret_variable(name):
-                self.unplaced.append(Unplaced((f"{name}=...",), _SECRET))
+            if holds_secret(name, value, secrets):
+                why = _SECRET if any(one in value for one in secrets) else _why_secret(name)
+                self.unplaced.append(Unplaced((f"{name}=...",), why))
             elif not is_option and is_name(name):
                 self.environment[name] = value
             elif flags is None or not is_option:
@@ -333,7 +379,7 @@ class _Import:
         spelling, owner = normal_spelling(flag.word), self.owner(flag)
         option = _option(flag.word, self.capabilities)
         if spelling in SECRET_FLAGS:
-            return _SECRET
+            return _why_secret(spelling)
         is_taken = not self.capabilities.flags.isdisjoint((flag.word, spelling))
         if option is None and owner is None and not is_taken:
             return "this build does not list it"
@@ -353,6 +399,9 @@ class _Import:
             if owner in _LISTS:
                 values = [[*self.keys.get(owner, ()), *flag.values[0].split(",")]]
             found = [list(validate("", nest({owner: value}))) for value in values]
+            if [] not in found and option is not None and _is_default(flag, option):
+                self.keys[owner] = LEAVE_TO_ENGINE
+                return None
             if [] not in found and owner == _MARGIN and "," in flag.values[0]:
                 return "a profile has one margin for all devices"
             if [] not in found:  # of the likeliest reading
@@ -446,7 +495,8 @@ class _Import:
                 if reason is None:
                     self.placed.append(flag)
                 else:
-                    words = (flag.word, "...") if reason == _SECRET else flag.words
+                    is_secret = normal_spelling(flag.word) in SECRET_FLAGS
+                    words = (flag.word, "...") if is_secret else flag.words
                     self.unplaced.append(Unplaced(words, reason))
             self.finish(lost)
             resolved = resolve("imported", (LayerFile(Layer.SITE, "imported", self.data()),))

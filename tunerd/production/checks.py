@@ -13,12 +13,14 @@ from tunerd.engine.flags import (
     SECRET_FLAGS,
     CommandLine,
     has_depth,
+    holds_secret,
     is_secret_variable,
     normal_spelling,
     owner_of,
+    secrets_in,
 )
 from tunerd.engine.help import Capabilities, Effect, Engine, OffloadDevice, laws_of
-from tunerd.engine.importer import PREFIX, TRUE, flag_of
+from tunerd.engine.importer import FALSE, PREFIX, TRUE, flag_of
 from tunerd.machine.facts import Host
 from tunerd.model.facts import ModelFacts
 from tunerd.profile.layers import Resolved
@@ -36,6 +38,8 @@ _PLACES = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache", "LogsDi
            "RuntimeDirectory": "/run"}  # fmt: skip
 _PRIVATE = ("/tmp", "/var/tmp", "/dev")  # noqa: S108 -- of the unit's own
 _KEY_VARIABLES = {"LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE"}
+# With these a server answers by TLS, or elsewhere than it is asked.
+_ASKED_OTHERWISE = {"--ssl-cert-file", "--api-prefix"}
 _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
 UNIX_SOCKET = ".sock"
 
@@ -138,6 +142,10 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
                     "whether the server answers, so it could not be deployed",
                     "serving.host = 127.0.0.1; a proxy (nginx, socat) can offer it on a socket")  # fmt: skip
         return
+    given = set(map(normal_spelling, resolved.profile.extra_args or ()))
+    for flag in sorted(given & _ASKED_OTHERWISE):
+        yield error("asked-otherwise", f"with `{flag}` nothing could tell whether the server answers, so it could "
+                    "not be deployed", "without TLS and prefix; a proxy (nginx, caddy) can offer both")  # fmt: skip
     is_open = not all(_LOOPBACK.fullmatch(host) for host in hosts)
     if is_open and serving.api_key_file is None:
         yield warning("open-port", f"serving.host = {serving.host}: anybody who reaches this port may use "
@@ -352,6 +360,8 @@ _SAME_MEANING: Mapping[tuple[str, str], frozenset[str]] = {
     ("Unit", "After"): frozenset({"network.target", "network-online.target"}),
     ("Unit", "Wants"): frozenset({"network.target", "network-online.target"}),
     ("Service", "Type"): frozenset({"simple", "exec"}),
+    ("Service", "StandardOutput"): frozenset({"journal"}),
+    ("Service", "StandardError"): frozenset({"journal", "inherit"}),
     ("Install", "WantedBy"): frozenset({"multi-user.target", "default.target"}),
 }
 # Where the server finds its home and its downloads, which tunerd's own text says too.
@@ -432,7 +442,8 @@ def _variables(live: LiveUnit, new: UnitFile, argv: Sequence[str]) -> Iterator[s
     for name, value in live.own_environment.items():
         is_overridden = bool(live.own_environment_files) and name in live.file_environment
         if not is_overridden and not _is_taken(name, value, new, argv):
-            yield f"Environment={name}={'...' if is_secret_variable(name) else value}"
+            is_secret = holds_secret(name, value, secrets_in(live.arguments))
+            yield f"Environment={name}={'...' if is_secret else value}"
 
 
 def _files(live: LiveUnit, new: UnitFile, argv: Sequence[str]) -> Iterator[str]:
@@ -453,10 +464,12 @@ def _is_taken(name: str, value: str, new: UnitFile, argv: Sequence[str]) -> bool
     if not name.startswith(PREFIX):
         return False
     flag = flag_of(name.removeprefix(PREFIX))
+    on, off = (value.lower() in words for words in (TRUE, FALSE))
     for word, after in itertools.pairwise([*argv, ""]):
         spelled = normal_spelling(word)
-        is_same = spelled == flag or (owner_of(flag) or flag) == owner_of(word)
-        is_on = value.lower() in TRUE and spelled.startswith("--no-") == flag.startswith("--no-")
-        if word.startswith("-") and is_same and (after == value or is_on):
+        positive = "--" + spelled.removeprefix("--").removeprefix("no-")
+        is_same = flag in {spelled, positive} or (owner_of(flag) or flag) == owner_of(word)
+        turned = spelled.startswith("--no-") != flag.startswith("--no-")
+        if word.startswith("-") and is_same and (after == value or (off if turned else on)):
             return True
     return False

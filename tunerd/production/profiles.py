@@ -18,22 +18,21 @@ from tunerd.engine.builds import (
 )
 from tunerd.engine.help import Engine
 from tunerd.engine.importer import Imported, import_command_line
-from tunerd.engine.serving import hides_words, read_live_unit
+from tunerd.engine.serving import hides_words, read_live_unit, work_dir_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.host import read_host
 from tunerd.model.files import ModelFiles, ollama_layers
-from tunerd.production.checks import check_machine, lost_lines
+from tunerd.production.checks import check_machine, lost_lines, masked
 from tunerd.profile.files import config_error, load_profile, load_sources, read_profile
 from tunerd.profile.layers import Layer, Resolved, chain_of, layers_of, resolve
 from tunerd.profile.schema import check_file
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
 from tunerd.units.systemd import lingers
-from tunerd.units.text import render_unit
+from tunerd.units.text import parse_unit, render_unit
 from tunerd.words import Mode, Problem, check_name, is_profile_file, nearest_name
 
-_ENGINE_WORDS = ("llama-server", "llama_server")
 _MINE = "mine"  # the name that is proposed for what somebody serves by hand
 
 
@@ -136,12 +135,7 @@ def serving_units(ctx: Context) -> list[Mapping[str, Any]]:
             live = read_live_unit(ctx, unit)
         except TunerdError:
             continue
-        words = " ".join((live.program or "", *(live.argv or ())[:1]))
-        is_llama = Path(live.program or "").name == "llama" and live.has_subcommand
-        serves = is_llama or any(word in words for word in _ENGINE_WORDS)
-        if unit != ctx.unit and not serves:
-            continue
-        if live.text is None:
+        if live.text is None or not (unit == ctx.unit or live.is_known):
             continue
         state = ctx.services.state(unit)
         found.append(
@@ -438,7 +432,9 @@ def _from_unit(
             f"{unit} is a router: it starts a server for each model that it is asked for",
             hint="a profile describes one server; `tunerd profiles new NAME` makes one for a model",
         )
-    imported = import_command_line(live.arguments, live.environment, engine.capabilities)
+    imported = import_command_line(
+        live.arguments, live.environment, engine.capabilities, work_dir_of(ctx, live)
+    )
     data: dict[str, Any] = {
         "description": f"what {unit} served when this was written",
         "engine": {"prefer": [live.program]},
@@ -452,13 +448,31 @@ def _from_unit(
         note("overridden", f"{name} is set in the environment, but the command line wins")
         for name in imported.overridden
     ]
+    if unit != ctx.unit:
+        messages.append(
+            note(
+                "other-unit",
+                f"tunerd deploys {ctx.unit}, and {unit} stays beside it",
+                f"`tunerd settings set service.unit {unit}` makes that the unit which is deployed",
+            )
+        )
     if imported.added:
         messages.append(note("added", f"new on the command line: {', '.join(imported.added)}"))
     elif not imported.unplaced:
         messages.append(note("same", "the profile renders to the same flags as the unit has now"))
     messages += _lost(ctx, engine, live, imported)
+    messages += _not_read(live)
     unplaced = [{"words": list(u.words), "reason": u.reason} for u in imported.unplaced]
     return data, tuple(messages), unplaced
+
+
+def _not_read(live: LiveUnit) -> Iterator[Message]:
+    """Lines of the unit that systemd takes no notice of, though somebody wrote them."""
+    ignored = parse_unit(live.text or "").problems
+    if ignored:
+        text = f"systemd takes no notice of these lines of {live.unit}: {'; '.join(map(masked, ignored))}"
+        hint = "a line that goes on needs a `\\` at its end; what they say was not served, and is not now"
+        yield warning("ignored-lines", text, hint)
 
 
 def _lost(ctx: Context, engine: Engine, live: LiveUnit, imported: Imported) -> list[Message]:

@@ -22,10 +22,13 @@ DIALECTS = sorted(HELP_OF)
 
 
 def imported(
-    line: str | Sequence[str], dialect: str, environment: Mapping[str, str] | None = None
+    line: str | Sequence[str],
+    dialect: str,
+    environment: Mapping[str, str] | None = None,
+    folder: str = "",
 ) -> Imported:
     words = shlex.split(line) if isinstance(line, str) else line
-    return import_command_line(words, environment or {}, capabilities_of(dialect))
+    return import_command_line(words, environment or {}, capabilities_of(dialect), folder)
 
 
 def again(found: Imported, dialect: str) -> CommandLine:
@@ -203,6 +206,41 @@ def test_what_no_profile_can_say_is_named(dialect: str, line: str, lost: str, wh
     assert "hunter2" not in str(found)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "line", "served"),
+    [
+        ("main-lm", "-m a/q.gguf --mmproj ./p.gguf -md d.gguf --spec-type draft-simple",
+         ["/w/a/q.gguf", "/w/p.gguf", "/w/d.gguf"]),
+        ("main-lm", "-m /q.gguf --lora l.gguf,/m.gguf --log-file s.log --chat-template-file t.jinja",
+         ["/q.gguf", "/w/l.gguf,/m.gguf", "/w/s.log", "/w/t.jinja"]),
+        ("ik-now", "-m q.gguf --lora-scaled l.gguf 0.5 --slot-save-path s --api-key-file k",
+         ["/w/q.gguf", "/w/l.gguf", "0.5", "/w/s", "/w/k"]),
+        ("main-lm", "-m q.gguf -hff f.gguf --alias a/b -ot a/b=CPU", ["/w/q.gguf", "a/b", "a/b=CPU"]),
+    ],
+)  # fmt: skip
+def test_a_file_is_that_of_the_folder_where_the_server_started(
+    dialect: str, line: str, served: Sequence[str]
+) -> None:
+    """Another file of the same name, below `models.dirs`, was served in its place without a word."""
+    found = imported(line, dialect, folder="/w")
+    assert found.unplaced == ()
+    assert set(served) <= set(again(found, dialect).argv)
+
+
+def test_a_variable_may_name_a_file_from_there_too() -> None:
+    found = imported("", "main-lm", {"LLAMA_ARG_MODEL": "q.gguf"}, folder="/w")
+    assert value(found, "model.path") == "/w/q.gguf"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "line"), [("main-lm", "-ngl -1 -t -1 -np -1"), ("main-0x", "-ngl -1 -np -1")]
+)
+def test_a_number_that_means_the_default_is_no_loss(dialect: str, line: str) -> None:
+    found = imported(f"{line} -c 512", dialect)
+    assert found.unplaced == ()
+    assert again(found, dialect).argv[-2:] == ("--ctx-size", "512")
+
+
 def test_what_tunerd_would_set_is_left_to_the_engine_where_the_line_does_not() -> None:
     command = again(imported("-m /m.gguf -c 512", "main-0x"), "main-0x")
     assert command.argv[1:] == ("--model", "/m.gguf", "--ctx-size", "512")
@@ -295,6 +333,25 @@ def test_a_secret_of_the_environment_goes_into_no_profile(name: str) -> None:
     assert "hunter2" not in str(found)
     assert found.data["environment"] == {"CUDA_VISIBLE_DEVICES": "0"}
     assert reasons(found)[f"{name}=..."].startswith("a secret")
+
+
+@pytest.mark.parametrize("name", ["MY_KEY", "LLAMA_ARGS", "PASS"])
+def test_a_variable_with_the_key_that_the_line_gives_goes_into_no_profile(name: str) -> None:
+    """It went from a file of root's own into the unit, where everybody reads it."""
+    variables = {name: "--api-key hunter2", "GGML_X": "1"}
+    found = imported("-m /q.gguf --api-key hunter2", "main-lm", variables)
+    assert "hunter2" not in str(found)
+    assert found.data["environment"] == {"GGML_X": "1"}
+    assert "serving.api_key_file" in reasons(found)[f"{name}=..."]
+
+
+def test_nobody_is_told_to_make_a_token_for_downloads_the_key_of_clients() -> None:
+    found = imported("--hf-token hunter2", "main-lm", {"HF_TOKEN": "x", "OPENAI_API_KEY": "y"})
+    told = reasons(found)
+    assert "downloads" in told["--hf-token ..."]
+    assert "downloads" in told["HF_TOKEN=..."]
+    assert "drop-in" in told["OPENAI_API_KEY=..."]
+    assert "hunter2" not in str(found)
 
 
 def test_flags_that_the_line_did_not_have_are_told() -> None:

@@ -161,6 +161,15 @@ def test_a_unix_socket_is_refused_before_anything_stops(host: str) -> None:
     assert "127.0.0.1" in (refused.hint or "")
 
 
+@pytest.mark.parametrize("flag", ["--api-prefix", "--ssl-cert-file"])
+def test_a_server_that_is_asked_otherwise_is_refused_before_anything_stops(flag: str) -> None:
+    """It was swapped in and taken back, since nobody answered where it was asked."""
+    (refused,) = check_values(profile(extra_args=["--ssl-key-file", "/k", flag, "/x"]), HOST)
+
+    assert (refused.level, refused.code) == (Level.ERROR, "asked-otherwise")
+    assert flag in refused.text
+
+
 @pytest.mark.parametrize(
     ("host", "is_open"),
     [
@@ -458,6 +467,10 @@ def by_hand(
         ("Environment=HOME=/srv", ()),
         ("Environment=LLAMA_ARG_CTX_SIZE=4096 LLAMA_ARG_N_PARALLEL=1 LLAMA_ARG_NO_MMAP=1", ()),
         ("Environment=LLAMA_ARG_CTX_SIZE=8192", ("Environment=LLAMA_ARG_CTX_SIZE=8192",)),
+        ("Environment=LLAMA_ARG_MMAP=off", ()),
+        ("Environment=LLAMA_ARG_MMAP=on", ("Environment=LLAMA_ARG_MMAP=on",)),
+        ("StandardOutput=journal\nStandardError=inherit", ()),
+        ("StandardOutput=append:/l", ("StandardOutput=append:/l",)),
     ],
 )  # fmt: skip
 def test_a_line_whose_value_is_not_taken_over_is_named(service: str, lost: tuple[str, ...]) -> None:
@@ -484,6 +497,11 @@ def test_what_starts_the_server_for_the_unit_is_named() -> None:
     old = replace(by_hand(""), prefix=("/usr/bin/taskset", "-c", "0"))
     (found,) = lost_lines(old, PLANNED, ARGV)
     assert found.startswith("ExecStart=/usr/bin/taskset -c 0 ...")
+
+
+def test_a_variable_that_the_command_line_gives_as_a_key_is_not_shown() -> None:
+    text = "[Service]\nEnvironment=MY_KEY=hunter2\nExecStart=/bin/x --api-key ${MY_KEY}\n"
+    assert lost_lines(live(text), "", ()) == ("Environment=MY_KEY=...",)
 
 
 def test_no_secret_is_shown() -> None:
