@@ -298,14 +298,7 @@ def cached_models(hub: Path, repo: str, file_name: str | None = None) -> tuple[P
         file_name: A file of the repository; then its quantisation does not matter.
     """
     name, _, quant = repo.partition(":")
-    if not _REPO.fullmatch(name):
-        return ()
-    folder = hub / f"models--{name.replace('/', '--')}"
-    commit = _commit_of(folder / "refs")
-    if commit is None:
-        return ()
-    snapshot = folder / "snapshots" / commit
-    files = sorted(path for path in _Walk().files(snapshot) if _is_first(path))
+    files = _cached(hub, name)
     if file_name is not None:
         return tuple(path for path in files if _name_filter(file_name)(path))
     models = [path for path in files if not _NO_MODEL.search(path.name)]
@@ -315,6 +308,21 @@ def cached_models(hub: Path, repo: str, file_name: str | None = None) -> tuple[P
         if found:
             return tuple(found)
     return () if quant else tuple(models)
+
+
+def cached_projectors(hub: Path, repo: str) -> tuple[Path, ...]:
+    """The multimodal projectors of a repository in such a cache; a server that is told `-hf` takes one along."""
+    return tuple(path for path in _cached(hub, repo.partition(":")[0]) if "mmproj" in path.name)
+
+
+def _cached(hub: Path, name: str) -> list[Path]:
+    """What a cache has of a repository, of split models the first part."""
+    if not _REPO.fullmatch(name):
+        return []
+    folder = hub / f"models--{name.replace('/', '--')}"
+    commit = _commit_of(folder / "refs")
+    found = () if commit is None else _Walk().files(folder / "snapshots" / commit)
+    return sorted(path for path in found if _is_first(path))
 
 
 def _commit_of(refs: Path) -> str | None:

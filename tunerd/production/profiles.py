@@ -16,13 +16,14 @@ from tunerd.engine.builds import (
     locate,
     named_by_files,
 )
-from tunerd.engine.help import Engine
+from tunerd.engine.help import Capabilities, Engine
 from tunerd.engine.importer import Imported, import_command_line
 from tunerd.engine.serving import hides_words, read_live_unit, work_dir_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.host import read_host
-from tunerd.model.files import ModelFiles, ollama_layers
+from tunerd.machine.process import account
+from tunerd.model.files import ModelFiles, cached_projectors, hub_cache, ollama_layers
 from tunerd.production.checks import check_machine, lost_lines, masked
 from tunerd.profile.files import config_error, load_profile, load_sources, read_profile
 from tunerd.profile.layers import Layer, Resolved, chain_of, layers_of, resolve
@@ -448,6 +449,7 @@ def _from_unit(
         note("overridden", f"{name} is set in the environment, but the command line wins")
         for name in imported.overridden
     ]
+    messages += _take_projector(ctx, live, engine.capabilities, data)
     if unit != ctx.unit:
         messages.append(
             note(
@@ -464,6 +466,36 @@ def _from_unit(
     messages += _not_read(live)
     unplaced = [{"words": list(u.words), "reason": u.reason} for u in imported.unplaced]
     return data, tuple(messages), unplaced
+
+
+# With these a server that is told a repository takes no projector along from there.
+_NO_PROJECTOR = {"--no-mmproj", "--no-mmproj-auto", "--mmproj-url", "-mmu"}
+
+
+def _take_projector(
+    ctx: Context, live: LiveUnit, capabilities: Capabilities, data: dict[str, Any]
+) -> Iterator[Message]:
+    """Put the projector into `data` that `-hf` takes along: by its path the model alone is served."""
+    model, repo = data["model"], data["model"].get("hf_repo")
+    asked = capabilities.flags.intersection(_NO_PROJECTOR)
+    if (
+        repo is None
+        or "mmproj" in model
+        or not asked
+        or asked.intersection(data.get("extra_args", ()))
+    ):
+        return
+    own = account(live.user) if live.user is not None and ctx.mode is Mode.SYSTEM else None
+    home = own.home if own is not None else ctx.environment.get("HOME")
+    hub = hub_cache({"HOME": home or "/", **live.environment})
+    found = () if hub is None else cached_projectors(hub, repo)
+    if len(found) == 1:
+        model["mmproj"] = str(found[0])
+        yield note("projector", f"`{found[0]}` is served too, which `{repo}` brings along")
+    elif found:
+        names = ", ".join(f"`{path}`" for path in found)
+        yield warning("unplaced", f"not taken over: the projector of `{repo}`, for images: there are {names}",
+                      "name one as model.mmproj")  # fmt: skip
 
 
 def _not_read(live: LiveUnit) -> Iterator[Message]:

@@ -88,3 +88,42 @@ def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(fold
     assert "is a script and gives its server others" in refused["cause"]
     assert "edited" not in json.dumps(refused)
     assert drift["code"] == "other-arguments"
+
+
+@pytest.mark.parametrize(
+    ("words", "projectors", "served"),
+    [
+        ("", ("mmproj-F16.gguf",), "mmproj-F16.gguf"),
+        ("-hff x-Q4_K_M.gguf", ("mmproj-F16.gguf",), "mmproj-F16.gguf"),
+        ("--no-mmproj", ("mmproj-F16.gguf",), None),
+        ("", ("mmproj-F16.gguf", "mmproj-BF16.gguf"), None),
+        ("", (), None),
+    ],
+)
+def test_the_projector_that_a_repository_brings_along_is_served_too(
+    folder: Path, words: str, projectors: tuple[str, ...], served: str | None
+) -> None:
+    """An adopted `-hf` served the model by its path, and saw no images any more.
+
+    The build of August 2026 takes it from the cache, with `-hff` too.
+    """
+    box, hub = Box(folder), folder / "hub/models--maker--usual"
+    write(design(SHAPES["tiny"]), box.model)
+    (hub / "refs").mkdir(parents=True)
+    (hub / "refs/main").write_text("0" * 40)
+    (hub / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    for name in ("x-Q4_K_M.gguf", *projectors):
+        (hub / "snapshots" / ("0" * 40) / name).symlink_to(box.model)
+    engine = needs.engine("mainline-2026-08-18")
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text(
+        f"[Service]\nEnvironment=HF_HUB_CACHE={folder}/hub\nExecStart={engine} -hf maker/usual {words}\n"
+    )
+
+    with box.until_all_ended():
+        made = box.json("profiles", "new", "mine", "--from-unit", UNIT)
+
+    profile = tomllib.loads((box.context.paths.site_profiles / "mine.toml").read_text())
+    found = profile["model"].get("mmproj")
+    assert (found and Path(found).name) == served
+    assert ("model.mmproj" in json.dumps(made["messages"])) is (len(projectors) > 1)
