@@ -215,7 +215,7 @@ def check_live(
     if live.drop_in_exec:
         paths = ", ".join(f"`{path}`" for path in live.drop_in_exec)
         yield error("drop-in-exec", f"a drop-in sets ExecStart= and would replace the new command: "
-                    f"{paths}", "remove that line from the drop-in")  # fmt: skip
+                    f"{paths}", "move that line into the unit itself, where a rollback finds it")  # fmt: skip
     elif live.drop_ins:
         paths = ", ".join(f"`{path}`" for path in live.drop_ins)
         yield note("drop-ins", f"drop-ins stay in force: {paths}")
