@@ -249,6 +249,7 @@ def unit_spec(
 ) -> UnitSpec:
     """What the unit is rendered from, where `live` stands now."""
     user, group = _account_of(ctx, live)
+    port = resolved.profile.serving.port
     paths = [word for word in command.argv if word.startswith("/")]
     return UnitSpec(
         unit=ctx.unit,
@@ -262,7 +263,8 @@ def unit_spec(
         api_key_file=resolved.profile.serving.api_key_file,
         work_dir=str(ctx.paths.log_dir),
         wants_mlock=resolved.profile.serving.load_mode in _LOCKING,
-        binds_low=(resolved.profile.serving.port or _LOW_PORTS) < _LOW_PORTS,
+        # Of what is live alone: whoever may deploy without root gets no port that only root may have.
+        binds_low=port is not None and port < _LOW_PORTS and port == live.serving.port,
         needs_home=any(path.startswith(("/home/", "/root/", "/run/user/")) for path in paths),
         stop_timeout_s=ctx.settings.service.stop_timeout_s,
         wanted_by="multi-user.target" if ctx.mode is Mode.SYSTEM else "default.target",
