@@ -278,6 +278,7 @@ _SECRET_VARIABLE = re.compile(
     re.IGNORECASE,
 )
 _FLAG = re.compile(r"-+[^\W\d_]")
+_BETWEEN_WORDS = re.compile(r"[\s=,\"']+")
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token", "-hft", "--hf-token-draft"})
 
 
@@ -294,9 +295,14 @@ def secrets_in(words: Sequence[str]) -> frozenset[str]:
     )
 
 
-def holds_secret(name: str, value: str, secrets: Iterable[str]) -> bool:
+def has_a_word_of(value: str, secrets: frozenset[str]) -> bool:
+    """Whether one of these stands in a variable as a word: `local` does not in `/usr/local/bin`."""
+    return not secrets.isdisjoint(_BETWEEN_WORDS.split(value))
+
+
+def holds_secret(name: str, value: str, secrets: frozenset[str]) -> bool:
     """Whether a variable holds something that nobody may see, by its name, or because arguments give it as a key."""
-    return is_secret_variable(name) or any(secret in value for secret in secrets)
+    return is_secret_variable(name) or has_a_word_of(value, secrets)
 
 
 def is_flag(word: str) -> bool:

@@ -22,6 +22,7 @@ from tunerd.engine.flags import (
     SECRET_FLAGS,
     CommandLine,
     RenderContext,
+    has_a_word_of,
     holds_secret,
     is_flag,
     normal_spelling,
@@ -342,7 +343,7 @@ class _Import:
             is_option = name.startswith(PREFIX) or name in known
             flags = _options(name, value, self.capabilities) if is_option else ()
             if holds_secret(name, value, secrets):
-                why = _SECRET if any(one in value for one in secrets) else _why_secret(name)
+                why = _SECRET if has_a_word_of(value, secrets) else _why_secret(name)
                 self.unplaced.append(Unplaced((f"{name}=...",), why))
             elif not is_option and is_name(name):
                 self.environment[name] = value

@@ -345,6 +345,12 @@ def test_a_variable_with_the_key_that_the_line_gives_goes_into_no_profile(name: 
     assert "serving.api_key_file" in reasons(found)[f"{name}=..."]
 
 
+def test_a_key_that_is_a_common_word_makes_no_secret_of_what_holds_its_letters() -> None:
+    variables = {"LD_LIBRARY_PATH": "/usr/local/lib", "CUDA_CACHE_PATH": "/var/local"}
+    found = imported("-m /q.gguf --api-key local", "main-lm", variables)
+    assert found.data["environment"] == variables
+
+
 def test_nobody_is_told_to_make_a_token_for_downloads_the_key_of_clients() -> None:
     found = imported("--hf-token hunter2", "main-lm", {"HF_TOKEN": "x", "OPENAI_API_KEY": "y"})
     told = reasons(found)
