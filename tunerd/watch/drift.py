@@ -103,6 +103,8 @@ class Drift:
         self._others_mib: int | None = None
         self._confirmed: Confirmed | None = None
         self._has_drifted = False
+        self.not_judged: str | None = "too little was asked of it to judge its speed"
+        """Why nobody can say that the speed is what was confirmed; None where it was seen to be."""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -160,6 +162,10 @@ class Drift:
         requests = self._requests(None if engine.counters is None else engine.counters.generated)
         decision = look_closer(decision, requests, known, demands_log=demands_log)
         if decision is None:
+            told = (
+                f"by its counters it made {self.tok_s:.1f} tok/s, which its log does not bear out"
+            )
+            self.not_judged = told
             self._has_drifted = False
             self._begin_anew()
         return decision
@@ -194,6 +200,7 @@ class Drift:
         if len(last) < _STRETCHES:
             return None
         evidence = _evidence(last, confirmed)
+        self.not_judged = None
         if evidence is None:
             if self._has_drifted and not any(_is_off(one, confirmed) for one in last):
                 self._has_drifted = False

@@ -286,6 +286,8 @@ class Probation:
             self._end("ended", "it could not be seen to serve")
         elif watch.basis.slowest_tok_s is None:
             self._end("passed", "it served; its speed was not judged, for none was measured")
+        elif watch.drift.not_judged is not None:
+            self._end("passed", f"it served; {watch.drift.not_judged}")
         else:
             self._end("passed", "nothing was worse than what was measured of it")
         return True

@@ -552,3 +552,30 @@ def test_a_new_server_that_is_slower_than_measured_is_taken_back(
     if is_taken:
         assert "slower in service than measured: 30.0, 30.0, 30.0 tok/s" in reason
         assert "measured with 50.0" in reason
+
+
+@pytest.mark.parametrize(
+    ("speeds", "forged", "reason"),
+    [
+        ((50.0,) * 6, 0, "nothing was worse than what was measured of it"),
+        (
+            (30.0,) * 6,
+            1,
+            "it served; by its counters it made 30.0 tok/s, which its log does not bear out",
+        ),
+        ((30.0,) * 6 + (50.0,) * 3, 1, "nothing was worse than what was measured of it"),
+        ((50.0,) * 2, 0, "it served; too little was asked of it to judge its speed"),
+    ],
+)
+def test_a_probation_says_what_it_could_not_judge(
+    counting: Counting, speeds: tuple[float, ...], forged: int, reason: str
+) -> None:
+    """With `Storage=none` in journald a server at 81 tok/s that was measured with 400 passed as "nothing was worse"."""
+    path = watched(counting, left_s=200.0)
+    counting.look()
+    counting.find(generation=3, basis=BASIS)
+    work(counting, 200, *speeds, forged=forged)
+    for _ in range(30):
+        counting.look(engine=an_engine(life=counting.life))
+    found = json.loads(path.read_text())
+    assert (found["state"], found["reason"]) == ("passed", reason)
