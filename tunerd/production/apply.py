@@ -11,7 +11,7 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.help import Effect
-from tunerd.errors import DeployError
+from tunerd.errors import DeployError, TunerdError
 from tunerd.production.checks import explain
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import (
@@ -73,7 +73,7 @@ def apply(
         by=f"`tunerd {reason}`",
         messages=messages,
     ) as made:
-        _keep_engine(ctx, made)
+        messages += _keep_engine(ctx, made)
         text = made.unit_text.encode("utf-8", "surrogateescape")
         asked = SwapRequest(
             text=text,
@@ -118,13 +118,19 @@ def with_warning(ctx: Context, made: Plan) -> Plan:
     return replace(made, messages=(*made.messages, ends))
 
 
-def _keep_engine(ctx: Context, made: Plan) -> None:
+def _keep_engine(ctx: Context, made: Plan) -> tuple[Message, ...]:
+    """What hinders a copy hinders no swap, which touches no engine: a server that dies may need its larger margin."""
     if not ctx.settings.swap.keep_engine or made.live.program is None:
-        return
+        return ()
     from tunerd.engine.builds import found_in_unit, keep_program
 
     ctx.say("keeping a copy of the engine that serves now")
-    keep_program(ctx, found_in_unit(made.live, Path(made.live.program)))
+    try:
+        keep_program(ctx, found_in_unit(made.live, Path(made.live.program)))
+    except TunerdError as problem:
+        text = f"no copy of the engine that served was kept: {problem.words}"
+        return (warning("not-kept", text, problem.hint),)
+    return ()
 
 
 def _refused(made: Plan) -> DeployError:

@@ -127,3 +127,15 @@ def test_the_projector_that_a_repository_brings_along_is_served_too(
     found = profile["model"].get("mmproj")
     assert (found and Path(found).name) == served
     assert ("model.mmproj" in json.dumps(made["messages"])) is (len(projectors) > 1)
+
+
+def test_a_script_of_which_no_copy_can_be_kept_keeps_no_swap_from_going_on(folder: Path) -> None:
+    """With `swap.keep_engine` nothing could be deployed over it: no apply, no winner of a night, no larger margin."""
+    with served(folder, "START WORDS", 'exec ENGINE "$@"') as box:
+        box.call("settings", "set", "swap.keep_engine", "true")
+        box.call("profiles", "new", "mine", "--from-unit", UNIT)
+        done = box.json("apply", "mine", "--set", "serving.ctx_size=1024", "--yes")
+
+    (told,) = [one for one in done["messages"] if one["code"] == "not-kept"]
+    assert "start.sh` would keep nothing: it starts" in told["text"]
+    assert done["generation"] == 1
