@@ -132,16 +132,18 @@ def open_span(window: Window, now_s: float) -> Span | None:
 class Deadline:
     """When production must serve again [s since the epoch], and what its return may take until then [s].
 
-    `text` is the window that it ends, for people.
+    `text` is the window that it ends, for people; `begin_s` when that opened.
     """
 
     end_s: float
     reserve_s: float
     text: str
+    begin_s: float = 0.0
 
     def measuring_s(self, now_s: float) -> float:
         """How long something may still be measured; never below 0."""
-        return max(0.0, self.end_s - self.reserve_s - now_s)
+        left_s = 0.0 if is_ahead(self.begin_s, now_s) else self.end_s - self.reserve_s - now_s
+        return max(0.0, left_s)
 
     def is_over(self, now_s: float) -> bool:
         """Whether production has to be on its way back."""
@@ -261,6 +263,11 @@ def openings(
             continue
         found.append(Opening(span, is_skipped=_is_same(span.begin_s, memory.skip_begin_s)))
     return tuple(found)
+
+
+def is_ahead(begun_s: float, now_s: float) -> bool:
+    """Whether what has begun lies in the future: the clock was set back by more than it may be corrected."""
+    return begun_s - now_s > _ON_TIME_S
 
 
 def _is_same(one_s: float, other_s: float | None) -> bool:

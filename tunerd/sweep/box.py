@@ -283,8 +283,9 @@ class LeaseBox:
         Raises:
             sweep.Preempted: it does not, or there is none.
         """
-        if self.deadline is not None and self.deadline.is_over(self.ctx.clock.now_s()):
-            raise self._preempted(ends_text(self.deadline))
+        now_s = self.ctx.clock.now_s()
+        if self.deadline is not None and self.deadline.is_over(now_s):
+            raise self._preempted(ends_text(self.deadline, now_s))
         try:
             self.held.check()
         except LeaseEnded as ended:
@@ -371,8 +372,9 @@ class LeaseBox:
 
     def _why_over(self) -> str | None:
         """The window, where it is the reason that the lease's time ran out."""
-        is_over = self.held.left_s <= 0
-        return ends_text(self.deadline) if self.deadline is not None and is_over else None
+        if self.deadline is None or self.held.left_s > 0:
+            return None
+        return ends_text(self.deadline, self.ctx.clock.now_s())
 
     def _wait_for_the_house(self) -> None:
         """Wait for a GPU that is cool and free; the sweep yields where it stays otherwise.

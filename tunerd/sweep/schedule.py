@@ -91,7 +91,7 @@ def deadline_of(
         deploys=ctx.settings.sweep.promote == "auto",
         changes_program=changes_program,
     )
-    return calendar.Deadline(span.end_s, kept_s, str(text))
+    return calendar.Deadline(span.end_s, kept_s, str(text), span.begin_s)
 
 
 def demand_time(
@@ -120,8 +120,10 @@ def least_time_s(budget_s: float, load_s: float) -> float:
     return min(budget_s, _LEAST_S + _LEAST_STARTS * load_s)
 
 
-def ends_text(deadline: calendar.Deadline) -> str:
+def ends_text(deadline: calendar.Deadline, now_s: float) -> str:
     """Why something ends now, for people."""
+    if calendar.is_ahead(deadline.begin_s, now_s):
+        return f"the clock was set back, and the window {deadline.text} is closed by it"
     end = local_time(deadline.end_s, "%H:%M %Z")
     return f"the window {deadline.text} ends ({end}), and production must serve again by then"
 
@@ -367,6 +369,17 @@ def begin_night(ctx: Context, opening: calendar.Opening) -> bool:
             _write_memory(ctx, memory)
         raise
     return True
+
+
+def forget_what_is_ahead(ctx: Context) -> None:
+    """An opening whose night began on a clock that was set back since is had again.
+
+    Raises:
+        HostError: that cannot be written.
+    """
+    memory = read_memory(ctx)
+    if calendar.is_ahead(memory.last_begin_s or 0.0, ctx.clock.now_s()):
+        _write_memory(ctx, replace(memory, last_begin_s=None))
 
 
 def read_memory(ctx: Context) -> calendar.Memory:

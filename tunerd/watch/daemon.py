@@ -34,7 +34,12 @@ from tunerd.production.probation import daemon_lock, read_probation
 from tunerd.production.recover import Unfinished, recover
 from tunerd.production.status import HAND_IN_EVERY_S, HandedIn
 from tunerd.settings import settings_or_last_good
-from tunerd.sweep.schedule import begin_night, is_wanted_later, next_openings
+from tunerd.sweep.schedule import (
+    begin_night,
+    forget_what_is_ahead,
+    is_wanted_later,
+    next_openings,
+)
 from tunerd.units.generations import Generation, HistoryEntry, Outcome
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
@@ -363,6 +368,7 @@ class Nights(Teller):
 
     def _look_at_window(self) -> float:
         try:
+            forget_what_is_ahead(self._ctx)
             found = next_openings(self._ctx, most=2)
             now_s = self._ctx.clock.now_s()
             due = next((one for one in found if one.is_due(now_s)), None)

@@ -138,6 +138,19 @@ def test_a_daemon_that_was_started_anew_begins_no_second_night(tmp_path: Path) -
     assert starts(ctx, looks=3)[0] == []
 
 
+def test_a_night_that_began_on_a_clock_that_was_set_back_since_is_had_again(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    assert isinstance(ctx.clock, FakeClock)
+    assert starts(ctx)[0] == ["night"]
+    ctx.clock.set_wall(at("2026-11-22 22:00"))
+    assert starts(ctx)[0] == []
+    ctx.services.stop(SWEEP_UNIT)  # which ends by itself, seeing the same clock
+    ctx.clock.set_wall(at("2026-11-23 01:00"))
+    assert starts(ctx)[0] == ["night"]
+    ctx.clock.set_wall(at("2026-11-23 00:59"))
+    assert starts(ctx, looks=3)[0] == []
+
+
 def test_no_night_begins_where_nobody_wanted_them(tmp_path: Path) -> None:
     ctx = box(tmp_path, "2026-11-23 01:00", enabled=False)
     assert starts(ctx, looks=3) == ([], [LONGEST_WAIT_S] * 3)

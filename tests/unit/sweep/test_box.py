@@ -153,6 +153,22 @@ def test_a_window_that_ends_ends_the_sweep_and_production_serves(world: World) -
     assert world.serving_alias() == "one"
 
 
+def test_a_clock_that_is_set_back_to_before_the_window_ends_the_sweep(world: World) -> None:
+    """It began on a wrong clock, as of a machine whose RTC keeps local time, and went on in the evening."""
+    world.clock.set_wall(NINE - 7200)
+    ctx = context(world)
+    deadline = deadline_of(ctx, "01:00-09:00", load_s=1.0, changes_program=False)
+    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
+        tried = replace(box(ctx, held, House(ctx)), deadline=deadline)
+        world.clock.set_wall(NINE - 8 * 3600 - 60.0)  # what NTP corrects around the opening
+        tried.check()
+        world.clock.set_wall(NINE - 11 * 3600)
+        with pytest.raises(Preempted):
+            tried.check()
+    assert tried.ended == "the clock was set back, and the window 01:00-09:00 is closed by it"
+    assert world.serving_alias() == "one"
+
+
 def beside(name: str | None = "train.py", mib: int | None = 4000, kind: str = "compute") -> Gpu:
     return a_card(processes=[GpuProcess(200, None if mib is None else MiB(mib), kind, name, None)])
 
