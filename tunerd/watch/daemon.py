@@ -45,7 +45,7 @@ from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch.figures import Event, next_look_s
 from tunerd.watch.guarding import BY_GUARD, CutShortError, Guarding, is_raise
-from tunerd.watch.history import HistoryKeeper, Telemetry, Watcher
+from tunerd.watch.history import HistoryKeeper, Telemetry, Watcher, history
 from tunerd.watch.notices import Teller, forget_old_notices, leave_notice, send_left_notices
 
 log = structlog.get_logger()
@@ -285,6 +285,22 @@ class Swaps(Teller):
             text = f"generation {number} does worse and was not taken back: {reason}"
             self._event("not-taken-back", "error", text, "`tunerd rollback`")
 
+    def tell_missed(self, seen_s: float | None) -> None:
+        """Tell of the newest where it ended after the last look of a daemon that told nobody of it.
+
+        Raises:
+            HostError: the generations cannot be read.
+        """
+        newest = next(iter(self._ctx.generations.entries(self._ctx.unit)), None)
+        if newest is None or seen_s is None or (newest.ending.ended_s or 0.0) < seen_s:
+            return
+        number = newest.generation.number
+        name = f"generation {number} ("
+        if number in (self._known or ()) and not any(
+            name in event.text for event in history(self._ctx, 0.0, 0.0).events
+        ):
+            self._say(newest)
+
     def _begin(self) -> None:
         """What stands there is known; the newest may be under way."""
         numbers = self._ctx.generations.numbers()
@@ -350,6 +366,7 @@ _RUNS_S = 60.0
 _LOG_LINES = 60
 # The line that `tunerd sweep night` prints after the sentence of its verdict.
 _COUNTED = re.compile(r"sweep \d+: \d+ configurations")
+_OF_A_NIGHT = ("night", "sweep-over", "sweep-failed")
 _COMPARED = re.compile(r"run \d+: \d+ pairs in ")
 
 
@@ -358,7 +375,7 @@ class Nights(Teller):
 
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
         super().__init__(ctx, tell)
-        self._runs = False
+        self._runs: bool | None = None  # which the history tells a daemon that has just begun
 
     def look(self) -> float:
         """Begin a night that is due; how long to wait until the next look [s]."""
@@ -398,6 +415,8 @@ class Nights(Teller):
         """A sweep that ran at the last look and does not now has ended."""
         try:
             state = self._ctx.services.state(SWEEP_UNIT)
+            if self._runs is None:
+                self._runs = self._was_begun()
             has_run, self._runs = self._runs, state.active_state in UP
             if has_run and not self._runs:
                 lines = self._ctx.services.log(
@@ -406,6 +425,18 @@ class Nights(Teller):
                 self._say_end(state.result, lines)
         except TunerdError as problem:
             self._say_once(problem)
+
+    def _was_begun(self) -> bool:
+        """Whether a daemon before this one told of a night, and none of its end."""
+        clock, told = self._ctx.clock, history(self._ctx, 0.0, 0.0).events
+        newest = next((one for one in told if one.kind in _OF_A_NIGHT), None)
+        if newest is None or newest.kind != _OF_A_NIGHT[0]:
+            return False
+        if newest.at_s >= clock.now_s() - clock.monotonic_s():
+            return True
+        text = "how the sweep ended is not known: the machine was started anew since it began"
+        self._event("sweep-failed", "warning", text, "`tunerd sweep status`")
+        return False
 
     def _say_end(self, result: str, lines: Sequence[str]) -> None:
         if result == "success" and any(_COMPARED.match(line) for line in lines):
@@ -505,6 +536,8 @@ class Daemon(Teller):
         self._notifier.ready(f"watching {self._ctx.unit}")
         log.info("daemon.ready", unit=self._ctx.unit, mode=str(self._ctx.mode))
         self._keeper.begin()
+        with contextlib.suppress(HostError):
+            self._swaps.tell_missed(self._keeper.newest_s)
         if self._ctx.settings_problem is None:
             self._keep_settings()
         else:

@@ -617,7 +617,7 @@ class HistoryKeeper(Teller):
         self._bucket = Bucket()
         self._store: TelemetryStore | None = None
         self._not_before_s = 0.0
-        self._newest_s: float | None = None
+        self.newest_s: float | None = None
         self._begun_s = self._held_since_s = ctx.clock.monotonic_s()
         self._ahead_s = ctx.clock.now_s() - self._begun_s
 
@@ -625,7 +625,7 @@ class HistoryKeeper(Teller):
         """See that there is a history that can be written."""
 
         def see(store: TelemetryStore) -> None:
-            self._newest_s = store.newest_s()
+            self.newest_s = store.newest_s()
 
         self._write(see)
 
@@ -650,8 +650,8 @@ class HistoryKeeper(Teller):
         if abs(now_s - monotonic_s - self._ahead_s) > _SET_S:
             self._ahead_s, self._held_since_s = now_s - monotonic_s, monotonic_s
         has_held = monotonic_s - self._held_since_s >= _HELD_S
-        if self._newest_s is not None and not has_held:
-            now_s = min(now_s, self._newest_s + monotonic_s - self._begun_s)
+        if self.newest_s is not None and not has_held:
+            now_s = min(now_s, self.newest_s + monotonic_s - self._begun_s)
         store.tidy(now_s, least_s=0.0 if has_held else _HELD_S)
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ from tunerd.sweep.schedule import ask_tonight, read_memory
 from tunerd.tryout.local_service import Ending
 from tunerd.watch.daemon import LONGEST_WAIT_S, Nights
 from tunerd.watch.figures import Event
+from tunerd.watch.history import HistoryKeeper, history
 
 BERLIN = ZoneInfo("Europe/Berlin")
 WINDOW = parse_window("01:00-06:30", "daily", "Europe/Berlin")
@@ -213,6 +214,37 @@ def test_how_a_night_ended_is_told_once(
     for _ in range(120):
         ctx.clock.sleep(nights.look())
     assert [(one.kind, one.level, one.text) for one in told[1:]] == [event]
+
+
+@pytest.mark.parametrize(
+    ("boots_s", "said"),
+    [(-9e9, "the sweep is over: It stays."), (1800.0, "how the sweep ended is not known")],
+)
+def test_a_night_that_ended_while_no_daemon_looked_is_told_by_the_next_one(
+    tmp_path: Path, boots_s: float, said: str
+) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    manager = ctx.services
+    assert isinstance(manager, FakeServiceManager)
+    assert isinstance(ctx.clock, FakeClock)
+    lines = ("It stays.", "sweep 3: 12 configurations, 31 starts in 2 h")
+    manager.programs["/bin/sweep"] = lambda _start: Life(
+        prints=lines, ends_after_s=60, ending=Ending(code=0)
+    )
+    keeper = HistoryKeeper(ctx, lambda _event: None)
+    Nights(ctx, keeper.add_event).look()
+    ctx.clock.sleep(3600.0)
+    assert not ctx.services.state(SWEEP_UNIT).is_active
+    if boots_s > 0:
+        now_s = ctx.clock.now_s()
+        ctx = replace(ctx, clock=FakeClock(now_s=now_s, monotonic_s=boots_s))
+    for _ in range(2):
+        nights = Nights(ctx, keeper.add_event)
+        nights.look()
+        nights.look()
+    texts = [one.text for one in history(ctx, 0.0, 0.0).events]
+    assert len(texts) == 2
+    assert texts[0].startswith(said)
 
 
 def test_a_sweep_that_a_person_began_before_the_window_is_no_night_that_begins(

@@ -12,6 +12,7 @@ from tunerd.production.probation import ProbationRecord, keep_probation
 from tunerd.production.rollback import rollback
 from tunerd.watch.daemon import Swaps
 from tunerd.watch.figures import Event
+from tunerd.watch.history import HistoryKeeper, history
 
 
 def watching(world: World) -> tuple[Swaps, list[Event]]:
@@ -24,6 +25,30 @@ def test_what_was_deployed_before_it_looked_is_not_told(world: World) -> None:
     swaps, told = watching(world)
     swaps.look()
     assert told == []
+
+
+def test_a_swap_that_ended_while_no_daemon_looked_is_told_by_the_next_one(world: World) -> None:
+    ctx, told = world.context(), list[Event]()
+    keeper = HistoryKeeper(ctx, told.append)
+    deploy(ctx, world, "old")
+    for name in ("new", "newer"):
+        world.clock.advance(10.0)
+        seen_s = ctx.clock.now_s()
+        deploy(ctx, world, name)
+        Swaps(ctx, keeper.add_event).tell_missed(seen_s)
+        Swaps(ctx, keeper.add_event).tell_missed(
+            seen_s
+        )  # one that was killed had not said how long it saw
+    seen_s = ctx.clock.now_s()
+    swaps = Swaps(ctx, keeper.add_event)
+    deploy(ctx, world, "newest")  # as a recovery ends one at its start
+    swaps.tell_missed(seen_s)
+    swaps.look()
+    world.clock.advance(10.0)
+    Swaps(ctx, keeper.add_event).tell_missed(ctx.clock.now_s())
+    Swaps(ctx, keeper.add_event).tell_missed(None)
+    texts = [one.text for one in history(ctx, 0.0, 0.0).events]
+    assert texts == [f"generation {number} (apply) serves" for number in (4, 3, 2)]
 
 
 def test_each_swap_is_told_once(world: World) -> None:
