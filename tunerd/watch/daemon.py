@@ -376,6 +376,7 @@ class Nights(Teller):
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
         super().__init__(ctx, tell)
         self._runs: bool | None = None  # which the history tells a daemon that has just begun
+        self._life: str | None = None
 
     def look(self) -> float:
         """Begin a night that is due; how long to wait until the next look [s]."""
@@ -418,10 +419,15 @@ class Nights(Teller):
             if self._runs is None:
                 self._runs = self._was_begun()
             has_run, self._runs = self._runs, state.active_state in UP
+            self._life = (
+                state.invocation_id or self._life
+            )  # systemd forgets that of one that ended well
             if has_run and not self._runs:
-                lines = self._ctx.services.log(
-                    SWEEP_UNIT, invocation_id=state.invocation_id, max_lines=_LOG_LINES
-                )
+                lines: Sequence[str] = ()
+                if self._life is not None:
+                    lines = self._ctx.services.log(
+                        SWEEP_UNIT, invocation_id=self._life, max_lines=_LOG_LINES
+                    )
                 self._say_end(state.result, lines)
         except TunerdError as problem:
             self._say_once(problem)

@@ -228,9 +228,7 @@ def test_a_night_that_ended_while_no_daemon_looked_is_told_by_the_next_one(
     assert isinstance(manager, FakeServiceManager)
     assert isinstance(ctx.clock, FakeClock)
     lines = ("It stays.", "sweep 3: 12 configurations, 31 starts in 2 h")
-    manager.programs["/bin/sweep"] = lambda _start: Life(
-        prints=lines, ends_after_s=60, ending=Ending(code=0)
-    )
+    manager.programs["/bin/sweep"] = lambda _start: Life(prints=lines, ends_after_s=60)
     keeper = HistoryKeeper(ctx, lambda _event: None)
     Nights(ctx, keeper.add_event).look()
     ctx.clock.sleep(3600.0)
@@ -245,6 +243,23 @@ def test_a_night_that_ended_while_no_daemon_looked_is_told_by_the_next_one(
     texts = [one.text for one in history(ctx, 0.0, 0.0).events]
     assert len(texts) == 2
     assert texts[0].startswith(said)
+
+
+def test_what_an_earlier_night_said_is_not_told_of_one_that_said_nothing(tmp_path: Path) -> None:
+    """systemd forgets which invocation it was that ended well, and the newest lines were those of the night before."""
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    manager = ctx.services
+    assert isinstance(manager, FakeServiceManager)
+    lives = iter([("It stays.", "sweep 3: 12 configurations, 31 starts in 2 h"), ("interrupted",)])
+    manager.programs["/bin/sweep"] = lambda _start: Life(prints=next(lives), ends_after_s=600)
+    told: list[Event] = []
+    nights = Nights(ctx, told.append)
+    while ctx.clock.now_s() < at("2026-11-24 02:00"):
+        ctx.clock.sleep(nights.look())
+        if not manager.state(SWEEP_UNIT).is_active:
+            manager.reset_failed(SWEEP_UNIT)  # as systemd does of a unit that nothing refers to
+    over = [event.text for event in told if event.kind == "sweep-over"]
+    assert over == ["the sweep is over: It stays.", "the sweep is over"]
 
 
 def test_a_sweep_that_a_person_began_before_the_window_is_no_night_that_begins(
