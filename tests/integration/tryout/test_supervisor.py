@@ -542,18 +542,6 @@ def test_a_supervisor_that_is_asked_to_end_stops_its_units_first(
     assert (state.active_state, state.main_pid) == ("inactive", None)
 
 
-def test_enabled_units_start_with_the_supervisor(manager: Local, paths: Paths, toy: str) -> None:
-    put(manager, toy)
-    manager.enable(UNIT)
-    end_supervisor(paths)
-    assert not manager.state(UNIT).is_active
-    assert manager.state(UNIT).is_enabled
-
-    manager.ensure_supervisor()
-
-    eventually(manager, lambda state: state.is_active)
-
-
 def test_an_enabled_unit_starts_though_remains_of_it_must_be_ended_first(
     manager: Local, paths: Paths, toy: str, tmp_path: Path
 ) -> None:
@@ -695,6 +683,7 @@ def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_p
         f"[Service]\nExecStart={toy}\n[Install]\nWantedBy=a.target\n"
     )
     manager.enable(UNIT)
+    assert manager.state(UNIT).is_enabled, "told without a supervisor"
     with (tmp_path / "err").open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "tunerd", "supervise"],
