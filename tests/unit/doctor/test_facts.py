@@ -100,14 +100,6 @@ def test_the_costs_of_step_and_prompt_are_recovered() -> None:
         assert tax == pytest.approx(0.3 * (0.8 * n_prompt + 100 * n_prompt / UBATCH), rel=0.1)
 
 
-def test_long_prompts_and_short_answers_ask_for_more() -> None:
-    found = found_of(drafting(), plain())
-
-    ratios = [found.acceptance_ratio(traffic(per_step=1.5, n_prompt=n)) or math.nan
-              for n in (20, 60_000, 120_000)]  # fmt: skip
-    assert ratios[0] < ratios[1] < ratios[2]
-
-
 def test_a_prompt_tax_above_the_whole_gain_can_never_be_paid() -> None:
     found = found_of(drafting(tax=30.0), plain())
 
