@@ -79,17 +79,6 @@ def test_what_a_text_assigns(text: str, values: dict[str, str | None]) -> None:
     assert {name: unit.value("Service", name) for name in values} == values
 
 
-def test_a_drop_in_comes_after_the_unit_and_an_empty_assignment_resets_a_list() -> None:
-    unit = parse_unit("[Service]\nExecStart=/bin/a\nUser=x\nEnvironment=A=1\n")
-    drop_in = parse_unit("[Service]\nExecStart=\nExecStart=/bin/b\nEnvironment=B=2\n")
-
-    both = unit.with_drop_in(drop_in)
-
-    assert [d.value for d in both.values("Service", "ExecStart")] == ["/bin/b"]
-    assert [d.value for d in both.values("Service", "Environment")] == ["A=1", "B=2"]
-    assert both.value("Service", "User") == "x"
-
-
 def test_what_systemd_would_ignore_is_named_with_its_line_and_a_broken_header_ends_it_all() -> None:
     unit = parse_unit("Type=exec\n[Service]\nnonsense\nUser=\udcff\nGroup=g\n")
 
