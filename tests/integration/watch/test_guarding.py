@@ -105,16 +105,6 @@ def test_that_a_card_is_back_is_told_once_though_the_clock_was_ahead_when_it_was
     assert world.kinds == ["gpu", "gpu-back"]
 
 
-def test_a_server_without_vram_is_told_of_once_where_no_margin_can_be_raised(world: World) -> None:
-    world.look()
-    for _ in range(5):
-        world.die(OOM)
-        world.look()
-    assert world.kinds == ["oom"]
-    assert "no fit margin is set" in world.told[0].text
-    assert "cudaMalloc failed" in world.told[0].text
-
-
 ASSERTS = ["GGML_ASSERT(ok) failed"]
 
 
