@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import pytest
 
@@ -24,7 +25,7 @@ from tunerd.errors import Busy, DeployError, JobCanceled, Preempted, ServiceErro
 from tunerd.machine.files import lock
 from tunerd.machine.process import words_of
 from tunerd.production.gate import PortTurns
-from tunerd.production.lease import demand_return_at_boot, hold, outlook
+from tunerd.production.lease import Held, demand_return_at_boot, hold, outlook
 from tunerd.production.measurement import (
     clear_dead_measurements,
     end_measurement,
@@ -63,6 +64,11 @@ def test_a_clock_that_was_set_back_makes_no_measurement_longer() -> None:
 def spec() -> LeaseSpec:
     """A lease that gives its place back."""
     return LeaseSpec(ID, UNIT, restores=True, limit_s=600.0, why="bench x")
+
+
+def held(world: World, **more: Any) -> AbstractContextManager[Held]:
+    """Production's place, for ten minutes."""
+    return hold(world.context(), **{"purpose": "bench x", "budget_s": 600.0, **more})
 
 
 @pytest.fixture(autouse=True)
@@ -188,10 +194,7 @@ def test_a_lease_that_cannot_be_had_or_fails_half_way_leaves_production_serving(
 ) -> None:
     world.manager.errors[at] = [ServiceError("no D-Bus")]
 
-    with (
-        pytest.raises(ServiceError, match="no D-Bus"),
-        hold(world.context(), purpose="bench x", budget_s=60),
-    ):
+    with pytest.raises(ServiceError, match="no D-Bus"), held(world):
         pass
 
     assert world.serving_alias() == "one"
@@ -213,10 +216,10 @@ def test_nothing_begins_while_a_change_or_another_measurement_is_under_way(
 
 
 def test_a_lease_lasts_no_longer_than_its_budget(world: World) -> None:
-    with hold(world.context(), purpose="bench x", budget_s=60) as held:
+    with held(world, budget_s=60.0) as lease:
         world.clock.sleep(61)
         with pytest.raises(Preempted) as learned:
-            held.check()
+            lease.check()
 
     assert "ran out" in (learned.value.cause or "")
     assert world.serving_alias() == "one"
@@ -233,11 +236,11 @@ def test_an_end_that_is_asked_for_while_production_comes_back_is_told(
             os.kill(os.getpid(), number)
 
     ctx = replace(world.context(), progress=ask)
-    with hold(ctx, purpose="sweep x", budget_s=60) as held:
+    with hold(ctx, purpose="sweep x", budget_s=60) as lease:
         pass
     assert world.serving_alias() == "one"
-    assert held.late is not None
-    assert words in words_of(held.late)
+    assert lease.late is not None
+    assert words in words_of(lease.late)
 
 
 def test_a_candidate_is_told_with_the_variables_that_drop_ins_of_production_set(
@@ -250,7 +253,7 @@ def test_a_candidate_is_told_with_the_variables_that_drop_ins_of_production_set(
     world.manager.reload()
     ctx = replace(world.context(), data_dir=data_dir())
     plan = replace(a_plan_for(ctx, Path(ENGINE)), messages=(error("refused", "for a test"),))
-    with hold(ctx, purpose="bench x", budget_s=60) as held, held.serve(plan) as candidate:
+    with hold(ctx, purpose="bench x", budget_s=60) as lease, lease.serve(plan) as candidate:
         assert candidate.environment["GGML_CUDA_FORCE_MMQ"] == "1"
     assert "GGML_CUDA_FORCE_MMQ" in read_live_unit(ctx).environment
 
@@ -259,13 +262,13 @@ def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: Wo
     world.manager.stop(UNIT)
     world.manager.reset_failed(UNIT)
     told = outlook(world.context(), measuring_s=60)
-    with hold(world.context(), purpose="bench x", budget_s=60) as held:
-        assert not held.restores
+    with held(world) as lease:
+        assert not lease.restores
     assert world.serving_alias() is None
     assert "--start-after" in told.text
     assert told.without_service_s is None
 
-    with hold(world.context(), purpose="bench x", budget_s=60, start_after=True):
+    with held(world, start_after=True):
         pass
 
     assert world.serving_alias() == "one"
@@ -273,22 +276,10 @@ def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: Wo
 
 def test_many_measurements_in_a_row_never_meet_the_start_limit(world: World) -> None:
     for _ in range(4):  # the unit may be started once in five minutes
-        with hold(world.context(), purpose="bench x", budget_s=60) as held:
+        with held(world) as lease:
             assert world.serving_alias() is None
         assert world.serving_alias() == "one"
-        assert held.without_service_s is not None
-
-
-def test_after_a_power_cut_production_serves_and_the_rest_is_forgotten(world: World) -> None:
-    ctx = world.context()
-    lease = world.manager.lease(spec())
-    write_measurement(ctx, RECORD)
-    world.manager.start_bound(put_candidate(world, lease.spec.id))
-
-    world.reboot()
-
-    assert world.serving_alias() == "one"
-    assert read_measurement(ctx) is None
+        assert lease.without_service_s is not None
 
 
 def test_the_outlook_is_as_the_last_swap_and_says_what_is_not_known(world: World) -> None:
@@ -305,10 +296,10 @@ def test_the_outlook_is_as_the_last_swap_and_says_what_is_not_known(world: World
 def test_where_no_unit_is_nothing_is_interrupted(tmp_path: Path) -> None:
     with a_world(tmp_path) as world:
         told = outlook(world.context(), measuring_s=90)
-        with hold(world.context(), purpose="bench x", budget_s=60) as held:
-            held.check()
+        with held(world) as lease:
+            lease.check()
     assert "nothing is interrupted" in told.text
-    assert not held.restores
+    assert not lease.restores
 
 
 @pytest.mark.parametrize("said", [None, "linked"])
@@ -342,10 +333,7 @@ def test_somebody_who_starts_production_while_its_place_is_taken_is_named(
             return super().pop(at)
 
     world.manager.errors["lease taken"] = Person([ServiceError("tunerd-lease-x: exit 1")])
-    with (
-        pytest.raises(Preempted) as told,
-        hold(world.context(), purpose="bench x", budget_s=60),
-    ):
+    with pytest.raises(Preempted) as told, held(world):
         pass
 
     assert "somebody started" in (told.value.cause or "")
@@ -362,8 +350,8 @@ def test_a_server_that_was_still_on_its_way_up_is_restored(world: World) -> None
     world.put(waits)
     assert world.manager.state(UNIT).active_state == "activating"
 
-    with hold(world.context(), purpose="bench x", budget_s=60) as held:
-        assert held.restores
+    with held(world) as lease:
+        assert lease.restores
 
     assert world.serving_alias() == "one"
 
@@ -417,7 +405,7 @@ def test_production_that_was_masked_meanwhile_starts_once_its_unit_is_mended(
         mask()
         world.manager.drop_lease(lease)
     else:
-        with pytest.raises(Stranded), hold(world.context(), purpose="bench x", budget_s=60):
+        with pytest.raises(Stranded), held(world):
             mask()
     for _ in range(3):
         recover(world.context())
@@ -473,23 +461,20 @@ def restarting(world: World) -> bytes:
 
 
 def test_a_start_that_fails_for_a_port_of_the_past_is_repeated(world: World) -> None:
-    with hold(world.context(), purpose="bench x", budget_s=600):
+    with held(world):
         fails_until(world, world.clock.monotonic_s() + 60, TAKEN)
 
     assert world.serving_alias() == "one"
 
 
 def test_a_port_that_stays_taken_ends_in_words_for_a_person(world: World) -> None:
-    with (
-        pytest.raises(Stranded, match="does not serve"),
-        hold(world.context(), purpose="bench x", budget_s=600),
-    ):
+    with pytest.raises(Stranded, match="does not serve"), held(world):
         fails_until(world, float("inf"), TAKEN)
 
 
 def test_a_unit_that_its_manager_starts_again_is_waited_for(world: World) -> None:
     world.put(restarting(world))
-    with hold(world.context(), purpose="bench x", budget_s=600):
+    with held(world):
         fails_until(world, world.clock.monotonic_s() + 12, "error: it fell over")
 
     assert world.serving_alias() == "one"
@@ -499,7 +484,7 @@ def test_a_unit_that_its_manager_starts_again_is_waited_for(world: World) -> Non
 def test_a_unit_that_ended_without_a_cause_and_that_nothing_starts_again_is_started(
     world: World,
 ) -> None:
-    with hold(world.context(), purpose="bench x", budget_s=600):
+    with held(world):
         fails_until(world, world.clock.monotonic_s() + 15, "srv llama_server: initializing ...")
 
     assert world.serving_alias() == "one"
@@ -513,10 +498,7 @@ def test_production_that_does_not_come_back_is_given_up_at_once_only_for_a_known
     world: World, says: str, least_s: float, most_s: float
 ) -> None:
     began_s = world.clock.monotonic_s()
-    with (
-        pytest.raises(Stranded, match="does not serve"),
-        hold(world.context(), purpose="bench x", budget_s=600),
-    ):
+    with pytest.raises(Stranded, match="does not serve"), held(world):
         fails_until(world, float("inf"), says)
     assert least_s <= world.clock.monotonic_s() - began_s < most_s
 
