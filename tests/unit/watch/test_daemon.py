@@ -20,13 +20,6 @@ def watching(world: World) -> tuple[Swaps, list[Event]]:
     return Swaps(world.context(), told.append), told
 
 
-def test_what_was_deployed_before_it_looked_is_not_told(world: World) -> None:
-    deploy(world.context(), world, "old")
-    swaps, told = watching(world)
-    swaps.look()
-    assert told == []
-
-
 def test_a_swap_that_ended_while_no_daemon_looked_is_told_by_the_next_one(world: World) -> None:
     ctx, told = world.context(), list[Event]()
     keeper = HistoryKeeper(ctx, told.append)
