@@ -5,25 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.fakes import FakeClock, FakeServiceManager
+from tests.support.local_box import Box
 from tests.support.server_process import Server, serving
 from tests.support.stand_in import StandIn, install
 from tunerd.app import Context
 from tunerd.machine.clock import Clock
-from tunerd.machine.files import Files
 from tunerd.measure.bench import bench_urls
 from tunerd.measure.request import BenchRequest, Suite
 from tunerd.measure.store import EvidenceStore
 from tunerd.paths import Paths
 from tunerd.result import ActionResult, Progress
-from tunerd.settings import Settings
-from tunerd.units.generations import Generations
-from tunerd.words import Mode
 
 
 class HurriedClock:
@@ -53,23 +50,13 @@ class BenchBox:
 
     @property
     def paths(self) -> Paths:
-        names = ("config", "state", "run", "units", "runtime-units")
-        return Paths(*(self.folder / name for name in names))
+        return self.context().paths
 
     def context(self) -> Context:
-        files = Files()
-        return Context(
-            mode=Mode.LOCAL,
-            paths=self.paths,
-            settings=Settings(),
-            environment={"HOME": str(self.folder)},
-            data_dir=Path(__file__).parents[2],
-            clock=self.clock,
-            gpu=self.gpu,
-            services=FakeServiceManager(self.folder, FakeClock(), {}),
-            files=files,
-            generations=Generations(self.paths.generations_dir, files),
-            progress=self.said.append,
+        services = FakeServiceManager(self.folder, FakeClock())
+        made = Box(self.folder, {"TUNERD_UNIT_DIR": str(services.unit_dir)}).context
+        return replace(
+            made, clock=self.clock, gpu=self.gpu, services=services, progress=self.said.append
         )
 
     def bench(

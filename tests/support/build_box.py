@@ -13,13 +13,13 @@ from typing import Any
 
 import httpx
 
+from tests.support.deployment import profile
 from tests.support.local_box import Box
 from tests.support.ports import free_port
 from tests.support.server_process import CLIENT
-from tunerd.paths import Paths, paths_for
+from tunerd.paths import Paths
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.tryout.local_state import PID_NAME
-from tunerd.words import Mode
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,19 @@ class BuildBox:
     @property
     def paths(self) -> Paths:
         """Where everything is."""
-        return paths_for(Mode.LOCAL, self.environment)
+        return self.box.context.paths
 
     def profile(self, name: str, **values: object) -> None:
         """A site profile as `serving__ctx_size=512`; without speculation unless a value says so."""
-        keys = {
-            "engine.prefer": [self.engine],
-            "model.path": str(self.model),
-            "serving.alias": name,
-            "serving.port": self.port,
-            "serving.ctx_size": 1024,
-            "serving.threads_http": 2,  # each may take address space, else one for each core
-            "speculation.type": "off",
-            **{key.replace("__", "."): value for key, value in values.items()},
+        usual: dict[str, Any] = {
+            "model__path": str(self.model),
+            "serving__alias": name,
+            "serving__port": self.port,
+            "serving__ctx_size": 1024,
+            "serving__threads_http": 2,  # each may take address space, else one for each core
         }
-        lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
         path = self.box.folder / f"config/profiles/{name}.toml"
-        path.write_text("\n".join(['extends = "cpu-embedded"', *lines]) + "\n")
+        path.write_text(profile(self.engine, **usual | values))
 
     def json(self, *words: str, expect: int = 0) -> Any:
         """What `tunerd WORDS --json` prints; the exit code must be `expect`."""

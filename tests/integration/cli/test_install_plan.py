@@ -10,14 +10,19 @@ import pytest
 from tests.support.folders import ROOT
 
 
-def planned(folder: Path, *options: str) -> str:
-    done = subprocess.run(
-        ["/bin/sh", ROOT / "install.sh", "--system", "--dry-run", *options],
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(folder)},
-        capture_output=True, text=True, timeout=400, check=True,
+def install(folder: Path, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Called in a folder, for which it would stage what it installs."""
+    return subprocess.run(
+        ["/bin/sh", ROOT / "install.sh", *options],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(folder)},  # as of a service
+        cwd=folder, capture_output=True, text=True, timeout=400, check=check,
     )  # fmt: skip
+
+
+def planned(folder: Path, *options: str) -> str:
+    said = install(folder, "--system", "--dry-run", *options).stdout
     assert not (folder / "opt/tunerd/bin").exists()
-    (line,) = [one for one in done.stdout.splitlines() if "and its packages into" in one]
+    (line,) = [one for one in said.splitlines() if "and its packages into" in one]
     return line.split()[2]
 
 
@@ -42,12 +47,7 @@ def test_an_upgrade_keeps_what_a_shared_store_needs_though_the_python_was_replac
 
 
 def uninstall(folder: Path) -> str:
-    done = subprocess.run(
-        ["/bin/sh", ROOT / "install.sh", "--system", "--uninstall", "--dry-run"],
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(folder)},  # as of a service
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    return done.stdout
+    return install(folder, "--system", "--uninstall", "--dry-run").stdout
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,7 @@ def test_no_file_of_the_folder_that_it_is_called_in_is_taken_for_a_module(tmp_pa
     ran = tmp_path / "ran"
     for module in ("ctypes", "ensurepip", "venv"):
         (tmp_path / f"{module}.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    subprocess.run(
-        ["/bin/sh", ROOT / "install.sh", "--python", "--without-embedded"],
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, cwd=tmp_path, timeout=60, check=True,
-    )  # fmt: skip
+    install(tmp_path, "--python", "--without-embedded")
     assert not ran.exists()
 
 
@@ -106,10 +103,6 @@ def test_no_file_of_the_folder_that_it_is_called_in_is_taken_for_a_module(tmp_pa
 def test_a_call_that_means_two_things_or_none_installs_nothing(
     tmp_path: Path, options: tuple[str, ...], told: str
 ) -> None:
-    done = subprocess.run(
-        ["/bin/sh", ROOT / "install.sh", "--dry-run", *options],
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = install(tmp_path, "--dry-run", *options, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr.splitlines()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.gguf_bytes import text
+from tests.support.local_box import Box
 from tests.support.model_headers import small
 from tests.support.profiles import profile_of
-from tunerd.app import Context, build_context
+from tunerd.app import Context
 from tunerd.engine.builds import find_weights, found_by_metadata
 from tunerd.errors import ConfigError, ModelFileError
 
@@ -31,12 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ctx(tmp_path: Path, folder: Path) -> Context:
-    environment = {
-        "HOME": str(tmp_path),
-        "TUNERD_STATE_DIR": str(tmp_path / "state"),
-        "TUNERD_MODELS__DIRS": json.dumps([str(folder)]),
-    }
-    return build_context(mode="local", environment=environment)
+    return Box(tmp_path, {"TUNERD_MODELS__DIRS": json.dumps([str(folder)])}).context
 
 
 def test_a_file_of_the_name_is_taken_whatever_its_metadata_says(ctx: Context, folder: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.app import Context, build_context
+from tests.support.local_box import Box
+from tunerd.app import Context
 from tunerd.errors import ConfigError
 from tunerd.measure.learn import list_workloads
 from tunerd.production.profiles import check_profile, list_profiles
@@ -18,9 +19,7 @@ BROKEN = "[serving\nport = 1\n"
 
 @pytest.fixture
 def ctx(tmp_path: Path) -> Context:
-    folders = ("CONFIG", "STATE", "RUNTIME", "UNIT")
-    environment = {f"TUNERD_{name}_DIR": str(tmp_path / name.lower()) for name in folders}
-    made = build_context(mode="local", environment={**environment, "HOME": str(tmp_path)})
+    made = Box(tmp_path).context
     made.paths.site_profiles.mkdir(parents=True)
     made.paths.tuned_dir.mkdir(parents=True)
     return made
