@@ -20,14 +20,10 @@ facts = {
     "ids": [os.getuid(), os.getgid()],
     "n_files": resource.getrlimit(resource.RLIMIT_NOFILE),
     "core": resource.getrlimit(resource.RLIMIT_CORE),
-    "address_space": resource.getrlimit(resource.RLIMIT_AS),
     "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK),
     "pid": os.getpid(),
     "fled": None,
 }
-credentials = os.environ.get("CREDENTIALS_DIRECTORY")
-if credentials:
-    facts["credentials"] = {path.name: path.read_text() for path in Path(credentials).iterdir()}
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if "--flee" in sys.argv:
     child = os.fork()

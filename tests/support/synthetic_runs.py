@@ -41,7 +41,6 @@ class MadeRun:
     summaries: Sequence[SummaryRecord] = ()
     verdicts: Sequence[VerdictRecord] = ()
     outcome: RunOutcome | None = RunOutcome.DONE
-    reason: str | None = None
 
     def put(self, store: EvidenceStore) -> int:
         """Store it; returns its number."""
@@ -54,7 +53,7 @@ class MadeRun:
             store.add_verdict(number, verdict)
         if self.outcome is not None:
             ended_s = self.record.started_s + 900
-            store.end_run(number, self.outcome, ended_s=ended_s, reason=self.reason)
+            store.end_run(number, self.outcome, ended_s=ended_s)
         return number
 
 

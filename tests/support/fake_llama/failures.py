@@ -60,14 +60,6 @@ FAILURES: dict[str, Failure] = {
         "E llama_model_load: error loading model: unable to allocate CUDA0 buffer",
         "E llama_model_load_from_file_impl: failed to load model",
     ),
-    "oom-compute": _load_error(
-        _MALLOC.replace("{mib}", "497.00"),
-        "E ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 521142272",
-        "E graph_reserve: failed to allocate compute buffers",
-        "E llama_init_from_model: failed to initialize the context: "
-        "failed to allocate compute pp buffers",
-        "E cmn  common_init_: failed to create context with model '{model}'",
-    ),
     "oom-first-request": _abort("out of memory", "cuMemCreate(&handle, reserve_size, &prop, 0)"),
     "missing-model": _load_error(
         "E gguf_init_from_file: failed to open GGUF file '{model}' (No such file or directory)",
