@@ -38,10 +38,13 @@ def simulated_night(hours: float = 1.25) -> tuple[Task, Outcome]:
     return one, one.night(hours)
 
 
-def narrow(one: Task) -> Space:
-    """The space of a box without cache types and threads, which is searched in a second or two."""
-    families = one.space.families.items()
-    return Space({key: replace(one_of, kv=("q8_0",), threads=(8,)) for key, one_of in families})
+def narrow(one: Task) -> Task:
+    """A box whose space has no cache types and threads, and is searched in a second or two."""
+    families = {
+        key: replace(one_of, kv=("q8_0",), threads=(8,))
+        for key, one_of in one.space.families.items()
+    }
+    return replace(one, space=Space(families))
 
 
 def begun_search(one: Task, box: Box, context: int = 131_072, n_slots: int = 1) -> Search:

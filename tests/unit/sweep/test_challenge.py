@@ -239,8 +239,7 @@ def test_what_was_decided_is_spent(cut: Outcome) -> None:
 @functools.cache
 def first_hour() -> tuple[Task, Outcome]:
     """A night on one engine that found a winner, without cache types and threads."""
-    one = task("16G", "chat", 2)
-    one = replace(one, space=narrow(one))
+    one = narrow(task("16G", "chat", 2))
     few = {key: family for key, family in one.space.families.items() if key[0] == "mainline"}
     return one, replace(one, space=Space(few)).night(1.0)
 

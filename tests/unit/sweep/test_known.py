@@ -46,7 +46,6 @@ from tunerd.sweep.laws import (
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 from tunerd.sweep.observations import acceptance_of
-from tunerd.sweep.tuner import tune
 
 SERVES = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
 WORKLOAD = Workload((RequestClass(3, "code", 0, 300, 100), RequestClass(1, "chat", 0, 500, 300)))
@@ -326,10 +325,7 @@ def test_an_arm_that_another_box_tries_is_left_to_it_and_the_next_is_tried() -> 
     one = task("12G", "agent", 1)
 
     def night(study: Meeting) -> list[Arm]:
-        outcome = tune(
-            one.box(), narrow(one), one.workload, one.incumbent, 0.75 * HOUR_S, np.random.default_rng(1),
-            study=study,
-        )  # fmt: skip
+        outcome = narrow(one).night(0.75, study=study)
         rows = outcome.evidence.samples
         return [row.arm for row in rows if row.event == "boot" and row.purpose == "explore"]
 
@@ -349,18 +345,14 @@ def test_an_arm_that_another_box_tries_is_left_to_it_and_the_next_is_tried() -> 
 def test_a_night_tells_its_laws_and_its_winner_and_another_begins_with_them() -> None:
     one, other = task("12G", "agent", 1), task("12G", "agent", 2)
     first = Meeting()
-    won = tune(
-        one.box(), narrow(one), one.workload, one.incumbent, HOUR_S / 2, np.random.default_rng(1), study=first,
-    )  # fmt: skip
+    won = narrow(one).night(0.5, study=first)
     assert won.verdict == "promote"
     assert first.winner == won.arm
     texts = len(one.workload.classes)
     assert all(law.is_sound(texts) for law in first.laws.values())
     assert set(first.laws) == {row.arm.family for row in won.evidence.arms}
     second = Meeting(known_of(first.laws.items(), texts), seeds=(first.winner,))
-    outcome = tune(
-        other.box(), narrow(other), other.workload, other.incumbent, HOUR_S / 2, np.random.default_rng(1), study=second,
-    )  # fmt: skip
+    outcome = narrow(other).night(0.5, study=second)
     boots = [row for row in outcome.evidence.samples if row.event == "boot"]
     assert [row.purpose for row in boots[:2]] == ["incumbent", "seed"]
     assert boots[1].arm == first.winner

@@ -18,13 +18,9 @@ from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Sp
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.space import build_grid
-from tunerd.sweep.tuner import Outcome, most_of, page_of, planned_pairs, reserved_s, tune
+from tunerd.sweep.tuner import Outcome, most_of, page_of, planned_pairs, reserved_s
 
 HOUR_S = 3600.0
-
-
-def rng(seed: int = 1) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 class Recording(SimulatedBox):
@@ -42,7 +38,7 @@ def night() -> tuple[Task, SimulatedBox, Outcome]:
     """An hour on a box whose texts are 1.3 % longer than they are asked to be."""
     one = task("12G", "agent", 1)
     box = one.box(3)
-    return one, box, tune(box, narrow(one), one.workload, one.incumbent, HOUR_S, rng())
+    return one, box, narrow(one).night(1.0, box=box)
 
 
 def test_a_night_finds_most_of_what_there_is_and_serves_nothing_that_would_not_run(
@@ -74,8 +70,7 @@ def test_a_winner_was_seen_with_its_context_full_however_the_length_of_texts_is_
 
 def test_no_class_is_measured_with_more_of_its_prompt_to_read_than_in_service() -> None:
     """Prefixes of several lengths, and models that go back to a checkpoint or begin anew."""
-    one = task("16G", "chat", 1)
-    outcome = tune(one.box(), narrow(one), one.workload, one.incumbent, 0.6 * HOUR_S, rng())
+    outcome = narrow(task("16G", "chat", 1)).night(0.6)
     classes = [row for row in outcome.evidence.samples if row.purpose == "block" and row.answer]
     assert {row.arm.engine for row in classes} == {"mainline", "ik"}
     for row in classes:
@@ -96,8 +91,7 @@ class Unmeasured(SimulatedBox):
 
 def test_an_arm_is_no_winner_where_nobody_saw_what_was_free_with_its_context_full() -> None:
     one = task("12G", "agent", 1)
-    box = Unmeasured(one.card)
-    outcome = tune(box, narrow(one), one.workload, one.incumbent, 0.5 * HOUR_S, rng())
+    outcome = narrow(one).night(0.5, box=Unmeasured(one.card))
     assert outcome.verdict != "promote"
     reasons = {left.reason for left in outcome.evidence.left_out}
     assert "its context could not be filled with enough room to spare" in reasons
@@ -106,7 +100,7 @@ def test_an_arm_is_no_winner_where_nobody_saw_what_was_free_with_its_context_ful
 def test_the_length_of_the_context_is_what_the_server_says() -> None:
     one = task("12G", "agent", 1)
     card = replace(one.card, context=40_960)
-    outcome = tune(SimulatedBox(card), narrow(one), one.workload, one.incumbent, HOUR_S / 2, rng())
+    outcome = narrow(one).night(0.5, box=SimulatedBox(card))
     fills = [
         row.request.new_tokens
         for row in outcome.evidence.samples
@@ -114,15 +108,6 @@ def test_the_length_of_the_context_is_what_the_server_says() -> None:
     ]
     assert fills
     assert max(fills) < 40_960
-
-
-def test_with_the_best_already_serving_nothing_is_promoted() -> None:
-    one = task("12G", "agent", 2)
-    incumbent, _ = best(one)
-    incumbent = replace(incumbent, fit_mib=incumbent.fit_mib + 256)
-    outcome = tune(one.box(), narrow(one), one.workload, incumbent, HOUR_S, rng())
-    assert outcome.verdict in {"keep", "inconclusive"}
-    assert outcome.arm == incumbent
 
 
 def test_nothing_outside_the_space_is_ever_started() -> None:
@@ -133,7 +118,7 @@ def test_nothing_outside_the_space_is_ever_started() -> None:
         if engine == "mainline"
     }
     box = Recording(one.card)
-    tune(box, Space(families), one.workload, one.incumbent, 0.5 * HOUR_S, rng())
+    replace(one, space=Space(families)).night(0.5, box=box)
     started = box.started
     assert {arm.engine for arm in started} == {"mainline"}
     assert {arm.n_max for arm in started if arm.drafts} == {3}
@@ -145,8 +130,7 @@ def test_nothing_outside_the_space_is_ever_started() -> None:
 def test_a_budget_that_a_proof_would_just_fill_is_searched_all_the_same(
     card: str, mix: str, budget_s: float
 ) -> None:
-    one = task(card, mix, 1)
-    outcome = tune(one.box(), one.space, one.workload, one.incumbent, budget_s, rng())
+    outcome = task(card, mix, 1).night(budget_s / HOUR_S)
     assert outcome.evidence.restarts > 3
 
 
@@ -154,7 +138,7 @@ def test_no_time_is_kept_for_a_proof_before_there_is_anything_to_prove() -> None
     one = task("12G", "agent", 2)
     incumbent, _ = best(one)
     incumbent = replace(incumbent, fit_mib=incumbent.fit_mib + 256)
-    outcome = tune(one.box(), narrow(one), one.workload, incumbent, 0.2 * HOUR_S, rng())
+    outcome = replace(narrow(one), incumbent=incumbent).night(0.2)
     assert outcome.verdict == "inconclusive"
     assert outcome.evidence.elapsed_s > 0.8 * 0.2 * HOUR_S
     assert "would be needed to prove a winner" in outcome.evidence.reasons[0]
@@ -181,7 +165,7 @@ def test_a_prompt_that_was_seen_to_be_slow_rules_its_neighbours_out_as_the_gate_
         and row.request and row.request.new_tokens == deepest.new_tokens
     )  # fmt: skip
     assert row.answer is not None
-    grid = build_grid(narrow(one), one.incumbent, Policy())
+    grid = build_grid(narrow(one).space, one.incumbent, Policy())
     learner = Learner(one.workload, 131_072)
     learner.add(outcome.evidence.samples)
     learner.refresh()
@@ -223,14 +207,6 @@ class Counting(SimulatedBox):
         self.calls += 1
 
 
-def a_night(
-    one: Task, box: SimulatedBox | None = None, hours: float = 1.0, **options: Any
-) -> Outcome:
-    return tune(
-        box or one.box(), one.space, one.workload, one.incumbent, hours * HOUR_S, rng(), **options
-    )
-
-
 def overflowed(samples: tuple[Sample, ...]) -> dict[Arm, float]:
     """When each arm was first seen to run out of memory or to spill, with n_max as it was started."""
     found: dict[Arm, float] = {}
@@ -248,7 +224,7 @@ def test_what_was_seen_to_run_out_of_memory_is_never_recommended(
     card: str, workload: str, seed: int
 ) -> None:
     one = small(card, workload, seed)
-    outcome = a_night(one, hours=0.6)
+    outcome = one.night(0.6)
     walls = overflowed(outcome.evidence.samples)
     for point in outcome.evidence.path:
         at = walls.get(point.arm.with_draft(point.arm.n_max, 0.0))
@@ -262,7 +238,7 @@ def test_a_user_may_take_the_machine_at_any_call_and_the_evidence_stays(call: in
     box = Counting(one.card)
     box.limit = call
     seen: list[Sample] = []
-    outcome = a_night(one, box, on_sample=seen.append)
+    outcome = one.night(1.0, box=box, on_sample=seen.append)
     assert outcome.verdict == "inconclusive"
     assert outcome.arm is one.incumbent
     assert outcome.evidence.samples == tuple(seen)
@@ -276,9 +252,9 @@ def test_a_night_that_was_cut_goes_on_from_its_samples() -> None:
     truth = Truth(one.card)
     box = Counting(one.card)
     box.limit = 90
-    cut = a_night(one, box)
+    cut = one.night(1.0, box=box)
     history = [json.loads(json.dumps(sample.to_json())) for sample in cut.evidence.samples]
-    resumed = a_night(one, one.box(3), hours=0.6, history=history)
+    resumed = one.night(0.6, box=one.box(3), history=history)
     before = truth.turn_ms(cut.evidence.path[-1].arm, one.workload)
     after = truth.turn_ms(resumed.arm, one.workload)
     assert after <= 1.01 * before  # a percent is less than two starts of one arm differ by
@@ -296,8 +272,7 @@ def test_a_kind_whose_first_process_spilled_is_tried_with_more_margin() -> None:
     card = replace(one.card, engines={"ik": hungry})
     space = replace(one.space, families={("ik", "mtp"): one.space.families["ik", "mtp"]})
     incumbent = replace(one.incumbent, engine="ik", spec="off", fit_mib=1536)
-    box = SimulatedBox(card)
-    outcome = tune(box, space, one.workload, incumbent, 0.6 * HOUR_S, rng())
+    outcome = replace(one, space=space, incumbent=incumbent).night(0.6, box=SimulatedBox(card))
     starts = [one for one in outcome.evidence.samples if one.event == "boot"]
     margins = [one.arm.fit_mib for one in starts if one.purpose == "probe"]
     walls = overflowed(outcome.evidence.samples)
@@ -326,7 +301,7 @@ def test_a_context_that_takes_ten_minutes_to_fill_leaves_half_of_an_hour_for_the
         name: replace(engine, prompt_depth_ms=0.06) for name, engine in one.card.engines.items()
     }
     box = SimulatedBox(replace(one.card, engines=engines))
-    outcome = tune(box, narrow(one), one.workload, one.incumbent, HOUR_S, rng())
+    outcome = narrow(one).night(1.0, box=box)
     samples = outcome.evidence.samples
     (finalist,) = (one for one in samples if (one.event, one.purpose) == ("boot", "finalist"))
     (fill,) = (one for one in samples if (one.event, one.purpose) == ("request", "fill"))
