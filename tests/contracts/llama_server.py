@@ -22,6 +22,7 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.support.server_process import Server, ended, serving, start
+from tests.support.waiting import until
 
 VERSION = re.compile(
     r"^version: (\d+\.\d+\.\d+\S* \(build \d+, commit \S+\)|\d+ \(\S+\))$", re.MULTILINE
@@ -308,7 +309,7 @@ class LlamaServerContract:
 
             assert self._is_busy(client)
             assert client.get("/health").status_code == 200
-        self._wait_until(lambda: not self._is_busy(client), "the slot stays busy")
+        until(lambda: not self._is_busy(client), "the slot is free")
 
         assert client.post("/completion", json=request(4, prompt(20))).status_code == 200
 
@@ -341,7 +342,7 @@ class LlamaServerContract:
                 return bool(client.get("/props").json()["is_sleeping"])
 
             for path in ("/health", "/v1/models", "/metrics", "/slots"):
-                self._wait_until(is_asleep, "it never falls asleep")
+                until(is_asleep, "it falls asleep")
                 assert client.get(path).status_code == 200
                 wakes = path == "/slots" or (path == "/metrics" and self.tested.metrics_wake)
                 assert is_asleep() is not wakes, path
@@ -470,7 +471,7 @@ class LlamaServerContract:
         with serving(self.tested.command(), tmp_path / "log") as server:
             client = threading.Thread(target=ask, args=(server.url,))
             client.start()
-            self._wait_until(lambda: self._works(server), "the request is not begun")
+            until(lambda: self._works(server), "the request is begun")
             server.terminate()
             time.sleep(0.3)
 
@@ -480,7 +481,7 @@ class LlamaServerContract:
                 server.terminate()
                 return server.process.poll() is not None
 
-            self._wait_until(ends, "the second one is not heard")
+            until(ends, "the second one is heard")
             assert server.wait_ended() == self.tested.forced_status
         client.join(60.0)
 
@@ -506,7 +507,7 @@ class LlamaServerContract:
             is_same = spent_ms and abs(float(spent_ms[-1]) - timings["predicted_ms"]) < 0.01
             return bool(is_same and drafts and drafts[-1] == counts)
 
-        self._wait_until(is_logged, "the log says something else than the answer")
+        until(is_logged, "the log says what the answer does")
 
     def _is_busy(self, client: httpx.Client) -> bool:
         (slot,) = client.get("/slots").json()
@@ -515,9 +516,3 @@ class LlamaServerContract:
     def _works(self, server: Server) -> bool:
         with httpx.Client(base_url=server.url, timeout=10.0) as client:
             return self._is_busy(client)
-
-    def _wait_until(self, holds: Callable[[], bool], otherwise: str) -> None:
-        until_s = time.monotonic() + 10.0
-        while not holds():
-            assert time.monotonic() < until_s, otherwise
-            time.sleep(0.02)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import needs, nvml_stub
 from tests.support.local_box import Box
+from tests.support.postgres import Postgres
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.tryout.local import Local
 
@@ -20,6 +21,12 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if nvml_stub.compiler() is None:
         needs.missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
     return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    """A database of its own."""
+    return postgres.database()
 
 
 @contextmanager

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.local_box import Box
 from tests.support.tcp_proxy import Proxy
+from tests.support.waiting import until
 from tunerd.app import Context
 from tunerd.jobs import running_jobs
 from tunerd.machine.peers import tcp_socket, unix_socket
@@ -29,9 +28,6 @@ from tunerd.web.app import ApiServer, Front, Gate, Limits, read_facts
 from tunerd.web.page import build_site
 from tunerd.web.part import Answering, Desk
 
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="not root, so it cannot become others: run `sudo ./tests/run`"
-)
 _JOBS_LIMIT_S = 400.0
 # Numbers that no account has.
 GROUP, MEMBER, STRANGER = 54321, 54322, 54323
@@ -190,7 +186,4 @@ def running(server: ApiServer) -> Iterator[None]:
 
 
 def _wait_for_jobs(ctx: Context) -> None:
-    end_s = ctx.clock.monotonic_s() + _JOBS_LIMIT_S
-    while running_jobs(ctx):
-        assert ctx.clock.monotonic_s() < end_s, "a job does not end"
-        ctx.clock.sleep(0.1)
+    until(lambda: not running_jobs(ctx), "every job has ended", _JOBS_LIMIT_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
+from tests.support.waiting import until
 
 UNIT = "llama-server.service"
 MODEL = "/srv/models/tiny.gguf"
@@ -286,21 +286,13 @@ class Deployment:
         unit: str = "tunerd.service",
         limit_s: float = 400.0,
     ) -> Any:
-        """Wait until something holds, and return it; else show the end of that unit's journal.
+        """Wait until something holds, and return it; else show the end of that unit's journal."""
 
-        It rests for twice as long as a look took, as one that calls a command costs.
-        """
-        end_s = time.monotonic() + limit_s
-        began_s = time.monotonic()
-        while not (found := holds()):
-            looked_s = time.monotonic()
-            if looked_s > end_s:
-                lines = self.machine.journal(f"--unit={unit}", "--lines=30", user=self.user)
-                told = what if isinstance(what, str) else what()
-                raise AssertionError("\n".join((f"never came true: {told}", *lines, self.logs())))
-            time.sleep(min(max(2 * (looked_s - began_s), 0.2), 3.0))
-            began_s = time.monotonic()
-        return found
+        def told() -> str:
+            lines = self.machine.journal(f"--unit={unit}", "--lines=30", user=self.user)
+            return "\n".join((what if isinstance(what, str) else what(), *lines, self.logs()))
+
+        return until(holds, told, limit_s)
 
     def logs(self) -> str:
         """The end of the unit's journal."""

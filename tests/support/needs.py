@@ -10,6 +10,9 @@ import pytest
 
 ENGINES_VARIABLE = "TUNERD_TEST_ENGINES"
 REQUIRE_VARIABLE = "TUNERD_TEST_REQUIRE"
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="it mounts, or becomes somebody else: run `sudo ./tests/run`"
+)
 
 
 def missing(mark: str, what: str, how: str) -> NoReturn:

@@ -21,7 +21,8 @@ from tests.support.needs import missing
 from tests.support.ports import free_port
 from tests.support.preloaded import tunerd
 from tests.support.supervised import processes_with
-from tests.support.sweep_box import SweepBox, swept, until
+from tests.support.sweep_box import SweepBox, swept
+from tests.support.waiting import until
 from tunerd.production.status import history
 
 # What a box does with a command; `fault` holds one of the words before the colon.
@@ -169,10 +170,7 @@ def fleet(folder: Path, count: int = 2) -> Iterator[Fleet]:
     (folder / "known").write_text(f"[127.0.0.1]:{port} {_key(folder / 'host')}\n")
     (folder / "sshd_config").write_text(_SSHD.format(port=port, folder=folder))
     with contextlib.ExitStack() as stack:
-        boxes = [
-            SshBox(f"gpu{at}", stack.enter_context(swept(free_port())))
-            for at in range(1, count + 1)
-        ]
+        boxes = [SshBox(f"gpu{at}", stack.enter_context(swept())) for at in range(1, count + 1)]
         keys, hosts = [], []
         for one in boxes:
             session = _session(one.made)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.waiting import until
 from tunerd.errors import ServiceError
 from tunerd.machine.proc import all_processes, process_stat
 from tunerd.paths import Paths
@@ -47,10 +47,7 @@ def is_alive(pid: int) -> bool:
 
 def wait_until_gone(*pids: int) -> None:
     """Wait until none of them runs."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline_s, f"still running: {pids}"
-        time.sleep(0.01)
+    until(lambda: not any(map(is_alive, pids)), f"{pids} have ended", _PATIENCE_S)
 
 
 def end_supervisor(paths: Paths, number: int = signal.SIGTERM) -> None:

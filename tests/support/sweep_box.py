@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from typing import Any
 import httpx
 
 from tests.support.local_box import Box
+from tests.support.ports import free_port
 from tests.support.server_process import CLIENT
 from tests.support.stand_in import StandIn, install
+from tests.support.waiting import LIMIT_S, until
 from tunerd.app import Context
 from tunerd.engine.builds import find_engines
 from tunerd.engine.help import Effect, Proof
@@ -28,7 +29,6 @@ from tunerd.machine.files import is_locked
 from tunerd.production.probation import daemon_lock
 from tunerd.tryout.designed import SHAPES, design, write
 
-_LIMIT_S = 240.0
 _SYSTEM_PYTHON = "/usr/bin/python3"
 # Slow enough to be told apart by a client's clock, fast enough for a test.
 SPEED: dict[str, Any] = {"time_scale": 1.0, "pp_tok_s": 20_000.0, "tg_tok_s": 400.0,
@@ -113,7 +113,7 @@ class SweepBox:
             yield
         finally:
             process.kill()
-            process.wait(timeout=_LIMIT_S)
+            process.wait(timeout=LIMIT_S)
 
     @property
     def serves(self) -> bool:
@@ -134,21 +134,10 @@ class SweepBox:
         return [path.name for path in folder.rglob("tunerd-candidate-*")]
 
 
-def until(holds: Callable[[], bool], what: str, limit_s: float = _LIMIT_S) -> None:
-    """Wait until something holds; it rests for twice as long as a look took, as one that calls a command costs."""
-    end_s = time.monotonic() + limit_s
-    began_s = time.monotonic()
-    while not holds():
-        looked_s = time.monotonic()
-        assert looked_s < end_s, f"never came true: {what}"
-        time.sleep(min(max(2 * (looked_s - began_s), 0.1), 3.0))
-        began_s = time.monotonic()
-
-
 def kill(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
     """Send a signal and wait for the end."""
     os.kill(process.pid, number)
-    process.communicate(timeout=_LIMIT_S)
+    process.communicate(timeout=LIMIT_S)
 
 
 def for_everybody(engine: StandIn) -> None:
@@ -173,9 +162,9 @@ def prove(ctx: Context) -> None:
 
 
 @contextlib.contextmanager
-def swept(port: int, **behaviour: Any) -> Iterator[SweepBox]:
+def swept(**behaviour: Any) -> Iterator[SweepBox]:
     """The box, its unit deployed; nothing of it runs or is left afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="tunerd-sweep-"))
+    folder, port = Path(tempfile.mkdtemp(prefix="tunerd-sweep-")), free_port()
     folder.chmod(0o755)
     model = folder / "tiny.gguf"
     write(design(SHAPES["tiny"]), model)

@@ -15,7 +15,7 @@ import pytest
 from tests.support.local_box import Box, deployed, settings
 from tests.support.ports import free_port
 from tests.support.supervised import supervisor_pid, wait_until_gone
-from tests.support.sweep_box import until
+from tests.support.waiting import until
 from tunerd.measure.store import open_to_read
 from tunerd.tryout.local import Local
 from tunerd.tryout.local_state import enabled_mark

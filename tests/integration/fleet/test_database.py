@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from tests.integration.fleet.test_hand_in import a_box, measure, samples_in
 from tests.integration.measure.test_store import RUN, SAMPLE
+from tests.support.needs import needs_root
 from tests.support.postgres import PASSWORD, Postgres, name_of, password_file
 from tests.support.programs import ProgramFailed, program
 from tests.support.stores import open_store
@@ -24,9 +25,6 @@ from tunerd.fleet.database import STEPS, Database, Step
 from tunerd.fleet.shared import fleet_status, hand_in
 from tunerd.measure.store import EvidenceStore
 
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="mounts a file system: run as root, `sudo ./tests/run integration`"
-)
 NEXT = max(STEPS) + 1
 
 
@@ -36,11 +34,6 @@ def add_column(connection: sa.Connection) -> None:
 
 
 NEWER: Mapping[int, Step] = {**STEPS, NEXT: add_column}
-
-
-@pytest.fixture
-def url(postgres: Postgres) -> str:
-    return postgres.database()
 
 
 def refused(url: str) -> HostError | Busy:

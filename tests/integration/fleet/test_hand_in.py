@@ -44,11 +44,6 @@ ROWS = "select count(*), count(distinct body::text) from entry where kind = 'sam
 
 
 @pytest.fixture
-def url(postgres: Postgres) -> str:
-    return postgres.database()
-
-
-@pytest.fixture
 def box(tmp_path: Path, url: str) -> Box:
     return a_box(tmp_path / "gpu1", url)
 

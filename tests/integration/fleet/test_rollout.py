@@ -16,7 +16,8 @@ from tests.support.made_sweep import put_proposal
 from tests.support.ssh_boxes import Fleet, fleet, states
 from tests.support.stand_in import install
 from tests.support.supervised import processes_with
-from tests.support.sweep_box import SPEED, for_everybody, until
+from tests.support.sweep_box import SPEED, for_everybody
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(1500)
 

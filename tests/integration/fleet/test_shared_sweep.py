@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ports import free_port
 from tests.support.postgres import Postgres, name_of
 from tests.support.sweep_box import SweepBox, swept
 from tunerd.measure.store import EvidenceStore
@@ -24,7 +23,7 @@ def share(box: SweepBox, url: str, build: SweepBox) -> None:
 
 def test_a_box_tries_first_what_won_on_another_and_proves_it_itself(postgres: Postgres) -> None:
     url = postgres.database()
-    with swept(free_port()) as first, swept(free_port()) as second:
+    with swept() as first, swept() as second:
         share(first, url, first)
         share(second, url, first)
         found = first.sweep(budget="80s")

@@ -32,11 +32,6 @@ MTP = ("mainline", "mtp")
 BUILD = "a" * 64
 
 
-@pytest.fixture
-def url(postgres: Postgres) -> str:
-    return postgres.database()
-
-
 class Boxes:
     """Boxes of one class, each with the builds that it has."""
 

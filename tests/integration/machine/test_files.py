@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import ROOT
+from tests.support.needs import needs_root
 from tests.support.programs import ProgramFailed, program
 from tunerd.errors import Busy, HostError
 from tunerd.machine.files import (
@@ -30,9 +31,6 @@ from tunerd.machine.files import (
     lock,
     make_private,
 )
-
-IS_ROOT = os.geteuid() == 0
-only_root = pytest.mark.skipif(not IS_ROOT, reason="not root; run `sudo ./tests/run`")
 
 
 def names(folder: Path) -> list[str]:
@@ -57,7 +55,7 @@ def test_files_and_folders_have_their_mode_whatever_the_umask(tmp_path: Path) ->
     assert names(tmp_path) == ["a", "b", "c"]
 
 
-@only_root
+@needs_root
 def test_a_copy_keeps_mode_owner_and_content(tmp_path: Path) -> None:
     source, target = tmp_path / "u.service", tmp_path / "u.service.pre-x"
     source.write_bytes(b"[Unit]\n\xff\x00")
@@ -70,7 +68,7 @@ def test_a_copy_keeps_mode_owner_and_content(tmp_path: Path) -> None:
     assert source.stat().st_ino != status.st_ino  # a link would follow an edit by hand
 
 
-@only_root
+@needs_root
 def test_a_file_is_written_though_its_owner_may_not_be_restored(tmp_path: Path) -> None:
     path = tmp_path / "x.service"
     path.write_text("before")
@@ -151,7 +149,7 @@ def test_a_file_that_a_person_names_goes_behind_links_and_in_place_of_no_device(
         destination(kept / "below")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away: run as root")
+@needs_root
 def test_what_takes_the_place_of_a_link_is_not_given_to_the_owner_of_what_it_led_to(
     tmp_path: Path,
 ) -> None:
@@ -234,7 +232,7 @@ ACTS: dict[str, Callable[[Files, Path], None]] = {
 }
 
 
-@only_root
+@needs_root
 @pytest.mark.parametrize("name", ACTS)
 def test_a_full_disk_is_said_and_what_stood_stands(name: str) -> None:
     with tmpfs("size=256k") as folder:
@@ -250,7 +248,7 @@ def test_a_full_disk_is_said_and_what_stood_stands(name: str) -> None:
         assert names(folder) == ["a", "filling", "old"]
 
 
-@only_root
+@needs_root
 def test_space_that_was_set_aside_is_there_when_the_disk_is_full() -> None:
     with tmpfs("size=256k") as folder:
         Files().set_aside(folder / "aside", 65536)

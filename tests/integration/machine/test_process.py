@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import ROOT
+from tests.support.needs import needs_root
+from tests.support.supervised import wait_until_gone
 from tunerd.errors import HostError
-from tunerd.machine.proc import members, process_stat, session_members
+from tunerd.machine.proc import members, session_members
 from tunerd.machine.process import (
     MINIMAL_ENVIRONMENT,
     Limits,
@@ -27,9 +29,6 @@ from tunerd.machine.process import (
     start,
 )
 
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can become another user: run as root"
-)
 FACTS = """
 import os
 fds = sorted(int(n) for n in os.listdir("/proc/self/fd"))
@@ -45,18 +44,6 @@ print(json.dumps({
 }))
 """
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
-
-
-def is_alive(pid: int) -> bool:
-    stat = process_stat(pid)
-    return stat is not None and stat.is_alive
-
-
-def wait_until_dead(pids: list[int]) -> None:
-    deadline = time.monotonic() + 5
-    while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, f"still alive: {pids}"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -121,7 +108,7 @@ def test_a_timeout_kills_children_and_grandchildren_in_other_groups(
     assert done.timed_out
     assert done.took_s < 4
     assert len(stray) == 3
-    wait_until_dead(stray)
+    wait_until_gone(*stray)
 
 
 def test_what_was_printed_just_before_the_end_is_not_lost() -> None:
@@ -138,7 +125,7 @@ def test_a_child_left_behind_with_the_output_open_delays_nothing(stray: list[int
     assert word == "hello"
     assert not done.timed_out
     assert done.took_s < 5
-    wait_until_dead(stray)
+    wait_until_gone(*stray)
 
 
 def test_limits_hold_and_signals_are_as_by_default() -> None:
@@ -194,7 +181,7 @@ def test_leaving_the_block_kills_a_server_and_what_it_started(stray: list[int]) 
             time.sleep(0.01)
         stray += [child.pid, int(child.log_tail())]
 
-    wait_until_dead(stray)
+    wait_until_gone(*stray)
     assert session_members(child.pid) == ()
 
 
@@ -216,7 +203,7 @@ def test_what_fled_the_session_ends_with_a_program_that_keeps_together(
 
     stray += [int(line) for line in done.stdout.split() if line != "up"]
     assert len(stray) == 1
-    wait_until_dead(stray)
+    wait_until_gone(*stray)
     assert (done.returncode, done.signal) == end
 
 
@@ -230,7 +217,7 @@ def test_a_program_is_not_executed_if_it_could_not_be_recorded(tmp_path: Path) -
     with pytest.raises(HostError, match="cannot run"):
         start(["touch", str(tmp_path / "ran")], Setting(on_spawn=refuse))
 
-    wait_until_dead(seen)
+    wait_until_gone(*seen)
     assert not (tmp_path / "ran").exists()
 
 
@@ -246,7 +233,7 @@ def test_a_program_is_not_executed_if_its_parent_dies_before_recording_it(tmp_pa
     done = run([sys.executable, "-c", code, root, str(tmp_path / "ran")], timeout_s=20)
 
     assert done.signal == signal.SIGKILL
-    wait_until_dead([int(done.stdout)])
+    wait_until_gone(int(done.stdout))
     assert not (tmp_path / "ran").exists()
 
 
@@ -261,7 +248,7 @@ def test_a_program_may_be_bound_to_the_life_of_its_parent(stray: list[int]) -> N
     done = run([sys.executable, "-c", code, str(ROOT)], timeout_s=20)
 
     stray.append(int(done.stdout))
-    wait_until_dead(stray)
+    wait_until_gone(*stray)
 
 
 def test_a_process_that_fled_its_session_is_still_found_by_what_it_was_started_with(

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.sweep_box import SweepBox, swept, until
+from tests.support.sweep_box import SweepBox, swept
+from tests.support.waiting import until
 from tunerd.measure.store import open_to_read
 
 LIMIT_S = 240
@@ -29,7 +29,7 @@ def box() -> Iterator[SweepBox]:
     told = {"prompt_ms": math.nan, "predicted_ms": -1, "cache_n": "12", "draft_n": 10**30}
     rules = [{"when": {"n_max": "1"}, "set": {"fail": "crash"}},
              {"when": {"n_max": "3"}, "set": {"told_timings": told}}]  # fmt: skip
-    with swept(free_port(), rules=rules) as found:
+    with swept(rules=rules) as found:
         yield found
 
 

@@ -18,6 +18,7 @@ from tests.integration.measure.test_store import RUN
 from tests.integration.measure.test_store import SAMPLE as PLAIN
 from tests.support.folders import DATA, ROOT
 from tests.support.lossy_disk import LossyDisk
+from tests.support.needs import needs_root
 from tests.support.programs import ProgramFailed, program
 from tests.support.stores import open_store, queried, written
 from tests.support.synthetic_runs import made_runs
@@ -28,9 +29,6 @@ OLD_STORE = DATA / "evidence-version-1.sql"
 KILLS = 12
 SAMPLE = replace(PLAIN, details={"filler": list(range(300))})
 
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="mounts a file system: run as root, `sudo ./tests/run integration`"
-)
 
 # Says `run N` when run N is stored, and `N K` when it holds K samples.
 _WRITER = """

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from tests.support.local_box import Box, deployed
 from tests.support.ports import free_port
 from tests.support.supervised import is_alive, supervisor_pid
+from tests.support.waiting import until
 from tunerd.app import Context, build_context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.health import Reason
@@ -59,9 +59,9 @@ def box(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Box]:
 def ctx(box: Box) -> Iterator[Context]:
     made = build_context(environment=box.environment, start_supervisor=True)
     yield made
-    eventually(lambda: made.services.state(made.unit).is_active, "production is not back")
+    until(lambda: made.services.state(made.unit).is_active, "production is back")
     wait_until_ready(made)
-    eventually(lambda: as_before(made), "production is not as it was")
+    until(lambda: as_before(made), "production is as it was")
 
 
 def a_plan(ctx: Context, port: int, **changes: object) -> Plan:
@@ -86,14 +86,7 @@ def as_before(ctx: Context) -> bool:
 
 
 def wait_until_ready(ctx: Context) -> None:
-    eventually(lambda: bool(status(ctx).payload["healthy"]), "production does not answer")
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.05)
+    until(lambda: bool(status(ctx).payload["healthy"]), "production answers")
 
 
 @contextmanager
@@ -175,7 +168,7 @@ def test_a_killed_supervisor_is_named_though_the_next_one_has_started_production
         pid = supervisor_pid(ctx.paths)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not is_alive(pid), "the supervisor is not gone")
+        until(lambda: not is_alive(pid), "the supervisor is gone")
         recover(ctx)
         ctx.services.start(ctx.unit)
         assert ctx.services.state(ctx.unit).is_active

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +13,11 @@ from tests.integration.conftest import started_by_hand
 from tests.support import needs
 from tests.support.local_box import Box
 from tests.support.ports import free_port
+from tests.support.waiting import until
 from tunerd.production.status import status
 from tunerd.watch.history import Watcher
 
 UNIT = "llama-server.service"
-LIMIT_S = 120.0
 
 
 @pytest.fixture
@@ -34,10 +33,7 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 @pytest.mark.engine
 def test_a_router_is_named_and_left_alone(box: Box) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not status(box.context).payload["healthy"]:
-        assert time.monotonic() < end_s, status(box.context).payload
-        time.sleep(0.1)
+    until(lambda: status(box.context).payload["healthy"], lambda: str(status(box.context).payload))
 
     assert "a router that starts a server for each model" in box.call("status").stdout
     (unit,) = json.loads(box.call("detect", "--json").stdout)["units"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +16,11 @@ from tests.integration.conftest import started_by_hand
 from tests.support import needs
 from tests.support.local_box import Box
 from tests.support.ports import free_port
+from tests.support.waiting import until
 from tunerd.production.status import status
 from tunerd.tryout.designed import SHAPES, design, write
 
 UNIT = "llama-server.service"
-LIMIT_S = 60.0
 pytestmark = pytest.mark.engine
 
 
@@ -45,10 +44,9 @@ def served(folder: Path, command: str, script: str | None = None) -> Iterator[Bo
     (folder / "start.sh").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "start.sh").chmod(0o755)
     with started_by_hand(box, command):
-        end_s = time.monotonic() + LIMIT_S
-        while not status(box.context).payload["healthy"]:
-            assert time.monotonic() < end_s, status(box.context).payload
-            time.sleep(0.1)
+        until(
+            lambda: status(box.context).payload["healthy"], lambda: str(status(box.context).payload)
+        )
         yield box
 
 

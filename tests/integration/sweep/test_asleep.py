@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.sweep_box import swept, until
+from tests.support.sweep_box import swept
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 
 
 def test_a_sweep_stops_a_sleeping_server_without_waking_it_and_starts_it_again() -> None:
-    with swept(free_port()) as box:
+    with swept() as box:
         profile = box.box.folder / "config/profiles/night.toml"
         text = profile.read_text().replace("[serving]", "[serving]\nsleep_idle_s = 3")
         profile.write_text(text)

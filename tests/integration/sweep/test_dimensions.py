@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.ports import free_port
 from tests.support.sweep_box import PROFILE, SweepBox, swept
 from tunerd.errors import UsageError
 from tunerd.profile.files import TunedRecord, write_tuned
@@ -33,7 +32,7 @@ LITTLE = Shape(n_layer=1, has_mtp=False, full_attention_interval=1)
 @pytest.fixture(scope="module")
 def box() -> Iterator[SweepBox]:
     """Profile `night` knows no GPU, `card` does, and its model has experts."""
-    with swept(free_port(), device=CARD) as found:
+    with swept(device=CARD) as found:
         folder = found.box.folder
         for name, shape in (("moe", SHAPES["tiny-moe"]), ("little", LITTLE)):
             write(design(shape), folder / f"{name}.gguf")

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.sweep_box import SweepBox, swept, until
+from tests.support.sweep_box import SweepBox, swept
+from tests.support.waiting import until
 from tunerd.app import build_context
 from tunerd.machine.clock import SystemClock
 from tunerd.production.measurement import read_measurement
@@ -30,7 +30,7 @@ def box() -> Iterator[SweepBox]:
          "set": {"fail": "oom-first-request", "fails_after_requests": 1}},
         {"when": {"n_max": "2"}, "set": {"fail": "segfault"}},
     ]  # fmt: skip
-    with swept(free_port(), rules=rules) as found:
+    with swept(rules=rules) as found:
         yield found
 
 
@@ -54,7 +54,7 @@ def test_why_a_candidate_was_given_up_is_told_by_what_was_seen_of_it() -> None:
         {"when": {"speculative": "off"}, "set": {"reply": ["normal", "normal", "error"]}},
         {"when": {"n_max": "2"}, "set": {"exit_after_requests": 2, "exit_signal": 9}},
     ]
-    with swept(free_port(), rules=rules) as box:
+    with swept(rules=rules) as box:
         words = ("--space", "speculation.n_max=2,4", "--budget", "30s", "--seed", "3")
         done = box.call("sweep", "run", "--yes", *words)
         rows = box.newest()["page"]["failures"]
@@ -77,7 +77,7 @@ class Shifted(SystemClock):
 @pytest.fixture
 def fresh_box() -> Iterator[SweepBox]:
     """One that no earlier sweep has taught how long a load may take."""
-    with swept(free_port()) as found:
+    with swept() as found:
         yield found
 
 

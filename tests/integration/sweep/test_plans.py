@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
-from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept
 from tunerd.fleet.study import class_of, drafts_of, meet
@@ -29,7 +28,7 @@ ASKED = ("--goal", "context", "--space", "serving.ctx_size=512,1024,1536,2048")
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[SweepBox]:
-    with swept(free_port()) as found:
+    with swept() as found:
         yield found
 
 

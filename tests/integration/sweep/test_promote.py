@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.made_sweep import put_proposal
-from tests.support.ports import free_port
-from tests.support.sweep_box import SweepBox, swept, until
+from tests.support.sweep_box import SweepBox, swept
+from tests.support.waiting import until
 from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import DeployError, UsageError
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(540)
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[SweepBox]:
-    with swept(free_port()) as found:
+    with swept() as found:
         yield found
 
 
@@ -298,7 +298,7 @@ def test_a_restart_from_before_it_was_measured_again_is_not_held_against_a_winne
 
 def test_where_a_rollback_took_the_unit_away_a_sweep_says_so() -> None:
     """It was said that what serves had been adopted, and nothing served."""
-    with swept(free_port()) as box:
+    with swept() as box:
         box.call("rollback", "--yes")
         refused = box.call("sweep", "run", "--yes", "--budget", "10m", code=2).stderr
     assert "generation 2 (rollback) took the unit away, and nothing serves" in refused

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.sweep_box import SweepBox, swept, until
+from tests.support.sweep_box import SweepBox, swept
+from tests.support.waiting import until
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[SweepBox]:
-    with swept(free_port()) as found:
+    with swept() as found:
         yield found
 
 

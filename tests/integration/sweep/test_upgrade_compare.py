@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept
 from tunerd.sweep.run import due_comparison
@@ -36,7 +35,7 @@ def upgrade(box: SweepBox) -> None:
 
 
 def test_a_night_after_an_upgrade_compares_a_kept_build_with_the_new_one_once() -> None:
-    with swept(free_port()) as box:
+    with swept() as box:
         _is_compared_once(box)
 
 

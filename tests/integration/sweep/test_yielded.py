@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.sweep_box import SweepBox, kill, swept, until
+from tests.support.sweep_box import SweepBox, kill, swept
+from tests.support.waiting import until
 from tunerd.machine.files import lock
 
 pytestmark = pytest.mark.timeout(540)
@@ -37,7 +37,7 @@ def somebody_else(box: SweepBox) -> Iterator[None]:
 @pytest.mark.alone
 def test_a_sweep_that_has_yielded_is_known_and_waits_until_nobody_else_measures() -> None:
     """`status` said that no sweep runs, `start` began another, and the first ended with an error for it."""
-    with swept(free_port()) as box:
+    with swept() as box:
         sweep = box.begin("run", "--budget", "120s")
         try:
             with somebody_else(box):
@@ -66,7 +66,7 @@ def starts(box: SweepBox) -> int:
 
 def test_a_sweep_that_has_yielded_does_not_stop_what_was_deployed_meanwhile() -> None:
     """It went on from what had served before, and stopped the new server for a winner that nobody could deploy."""
-    with swept(free_port()) as box:
+    with swept() as box:
         sweep = box.begin("run", "--budget", "120s")
         try:
             with somebody_else(box):

@@ -27,6 +27,7 @@ from tests.contracts.service_manager import UNIT as CONTRACT_UNIT
 from tests.contracts.service_manager import RealProcessesContract
 from tests.support.fakes import FakeClock
 from tests.support.folders import ROOT, SUPPORT
+from tests.support.needs import needs_root
 from tests.support.supervised import (
     end_supervisor,
     is_alive,
@@ -35,7 +36,7 @@ from tests.support.supervised import (
     supervisor_pid,
     wait_until_gone,
 )
-from tests.support.sweep_box import until
+from tests.support.waiting import until
 from tunerd.errors import Busy, NoSupervisor, ServiceError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.process import Setting, User, run
@@ -56,9 +57,6 @@ from tunerd.units.manager import UnitState, lease_unit
 UNIT = "server.service"
 TOY = SUPPORT / "toy_service.sh"
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can become another user: run as root"
-)
 
 
 @pytest.fixture
@@ -382,11 +380,13 @@ def put(manager: Local, toy: str, options: str = "", service: str = "") -> None:
 
 
 def eventually(manager: Local, holds: Callable[[UnitState], bool]) -> UnitState:
-    deadline = time.monotonic() + 20
-    while not holds(state := manager.state(UNIT)):
-        assert time.monotonic() < deadline, state
-        time.sleep(0.02)
-    return state
+    def look() -> UnitState | None:
+        state = manager.state(UNIT)
+        return state if holds(state) else None
+
+    found = until(look, lambda: str(manager.state(UNIT)), limit_s=20.0)
+    assert found is not None
+    return found
 
 
 def pid_of(manager: Local) -> int:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from tests.support.fakes import FakeClock
 from tests.support.local_box import Box, deployed
 from tests.support.ports import free_port
 from tests.support.stand_in import install
+from tests.support.waiting import until
 from tunerd.engine.health import HttpState
 from tunerd.watch.figures import Reading
 from tunerd.watch.history import Watcher, history
@@ -42,18 +43,11 @@ def daemon(box: Box, log: Path, **variables: str) -> Iterator[subprocess.Popen[b
             [sys.executable, "-m", "tunerd", "daemon"], stderr=said, env=environment
         )
     try:
-        until(lambda: b"daemon.ready" in log.read_bytes(), log)
+        until(lambda: b"daemon.ready" in log.read_bytes(), log.read_text)
         yield process
     finally:
         process.kill()
         process.wait(timeout=LIMIT_S)
-
-
-def until(holds: Callable[[], bool], log: Path) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end_s, log.read_text()
-        time.sleep(0.1)
 
 
 def generate(box: Box) -> None:
@@ -123,7 +117,7 @@ def test_the_daemon_keeps_a_history_and_ends_in_time(box: Box, tmp_path: Path) -
     paths.telemetry.write_bytes(b"not a database at all" * 300)
     log = tmp_path / "log"
     with daemon(box, log) as process:
-        until((paths.state_dir / "guards.json").exists, log)  # it has looked
+        until((paths.state_dir / "guards.json").exists, log.read_text)  # it has looked
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=LIMIT_S) == 0
 
@@ -145,9 +139,9 @@ def test_settings_that_change_are_taken_over_and_wrong_ones_change_nothing(
     try:
         with daemon(box, log) as process:
             file.write_text("[guards]\nhang = 'sometimes'\n")
-            until(lambda: b"event.settings-refused" in log.read_bytes(), log)
+            until(lambda: b"event.settings-refused" in log.read_bytes(), log.read_text)
             file.write_text("[guards]\nhang = 'off'\n")
-            until(lambda: b"settings.reloaded" in log.read_bytes(), log)
+            until(lambda: b"settings.reloaded" in log.read_bytes(), log.read_text)
             assert b"event.settings-mended" in log.read_bytes()
             second = box.call("daemon")
             assert (second.returncode, process.poll()) == (75, None)
@@ -168,7 +162,7 @@ def test_it_ends_at_once_although_it_waits_for_an_answer(tmp_path: Path) -> None
     command = f"{engine.program} --port {free_port()} -np 1 --metrics"
     log = tmp_path / "log"
     with started_by_hand(box, command) as manager, daemon(box, log, **limits) as process:
-        until(lambda: "launch_slot" in "".join(manager.log(box.unit.name)), log)
+        until(lambda: "launch_slot" in "".join(manager.log(box.unit.name)), log.read_text)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=LIMIT_S) == 0
     assert "look.cut_short" in log.read_text()

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.api_box import GROUP, MEMBER, STRANGER, ApiBox, needs_root, serving
+from tests.support.api_box import GROUP, MEMBER, STRANGER, ApiBox, serving
 from tests.support.local_box import Box
+from tests.support.needs import needs_root
 from tests.support.readings import a_reading, served
 from tunerd.errors import HostError
 from tunerd.jobs import JobFolder, folder_of

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.api_box import STRANGER, needs_root
+from tests.support.api_box import STRANGER
 from tests.support.faked import set_to
 from tests.support.local_box import Box
+from tests.support.needs import needs_root
 from tests.support.ports import free_port
+from tests.support.waiting import until
 from tunerd.cli.terminal import Remote
 from tunerd.errors import HostError
 from tunerd.jobs import list_jobs
@@ -50,15 +51,14 @@ def running(folder: Path, **page: str) -> Iterator[ApiPart]:
 
 
 def until_answered(folder: Path) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while True:
+    def answers() -> bool:
         try:
             Remote(folder / "run" / SOCKET, ignore_progress).ask("/api/jobs")
         except HostError:
-            assert time.monotonic() < end_s, "the web part never answered"
-            time.sleep(0.1)
-        else:
-            return
+            return False
+        return True
+
+    until(answers, "the web part answers")
 
 
 def status_at(port: int, **headers: str) -> int:
@@ -128,10 +128,7 @@ def test_a_web_part_that_dies_is_started_again_and_none_outlives_the_daemon(tmp_
     finally:
         daemon.kill()
         daemon.wait(timeout=LIMIT_S)
-    end_s = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{second}").exists():
-        assert time.monotonic() < end_s, "it stays behind, and holds the socket"
-        time.sleep(0.1)
+    until(lambda: not Path(f"/proc/{second}").exists(), "it ends too, and leaves the socket")
 
 
 @needs_root
@@ -181,6 +178,7 @@ def test_questions_that_are_none_cost_nobody_else_theirs(tmp_path: Path) -> None
         ({"argv": ["job", "1"]}, 400),
         ({"argv": ["history", "show", "--", "-1"]}, 400),
         ({"argv": ["report", "--output", "/etc/cron.d/x"]}, 400),
+        ({"argv": ["apply", "cpu-embedded-baseline", "--set=model.path=evil", "--yes"]}, 400),
         ({"look": "/etc/shadow"}, 404),
         ({"look": "news", "given": {"number": -1, "offset": 0}}, 400),
     ],
@@ -195,18 +193,6 @@ def test_whatever_the_web_part_asks_is_checked_again(
 
     assert told == status
     assert "error" in envelope
-    assert list_jobs(ctx) == []
-
-
-def test_the_web_part_cannot_ask_for_what_is_roots(tmp_path: Path) -> None:
-    ctx = Box(tmp_path).context
-    argv = ["apply", "cpu-embedded-baseline", "--set=model.path=evil", "--yes"]
-    asked = {"uid": 0, "argv": argv}
-
-    envelope, code, _ = json.loads(Desk(ctx, Telemetry()).answer(json.dumps(asked).encode()))
-
-    assert code == 2
-    assert "may not be set without root" in envelope["error"]["message"]
     assert list_jobs(ctx) == []
 
 

@@ -9,7 +9,6 @@ import pytest
 from tests.support.api_box import ApiBox, serving
 from tests.support.browser import Chromium
 from tests.support.made_sweep import put_proposal
-from tests.support.ports import free_port
 from tests.support.sweep_box import SweepBox, swept
 
 pytestmark = pytest.mark.browser
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[SweepBox]:
-    with swept(free_port()) as found:
+    with swept() as found:
         yield found
 
 
