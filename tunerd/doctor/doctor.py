@@ -29,12 +29,11 @@ from tunerd.doctor.facts import (
 )
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.builds import (
-    dry_arguments,
     engine_of,
     find_programs,
+    foreign_flags,
     found_in_unit,
     prober,
-    refusal,
 )
 from tunerd.engine.flags import (
     SECRET_FLAGS,
@@ -45,7 +44,7 @@ from tunerd.engine.flags import (
     owner_of,
 )
 from tunerd.engine.help import Capabilities, Engine, OffloadDevice
-from tunerd.engine.importer import import_command_line, unlisted_flags
+from tunerd.engine.importer import import_command_line
 from tunerd.engine.probe import Found
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, hides_words, read_live_unit, standing_text
@@ -141,7 +140,7 @@ def _with_build(
         return replace(facts, settings_problem=engine.problem)
     facts = replace(
         facts,
-        foreign_flags=_foreign(ctx, found, live.arguments, engine.capabilities),
+        foreign_flags=foreign_flags(ctx, found, live.arguments, engine.capabilities),
         devices=_devices(ctx, found, engine.capabilities, live),
     )
     if not live.names_a_model and hides_words(live):
@@ -183,23 +182,6 @@ def _header(files: ModelFiles, path: str | None) -> tuple[ModelFacts | None, str
         return files.read_facts(Path(path)), ""
     except ModelFileError as error:
         return None, error.message
-
-
-def _foreign(
-    ctx: Context,
-    found: Found,
-    arguments: Sequence[str],
-    capabilities: Capabilities,
-) -> tuple[str, ...]:
-    """Flags that the build neither lists nor takes: a dry run has the last word."""
-    unlisted = unlisted_flags(arguments, capabilities)
-    if not unlisted:
-        return ()
-    try:
-        refused = refusal(ctx, found, dry_arguments(arguments))
-    except EngineError:
-        return ()
-    return unlisted if refused is not None else ()
 
 
 def _devices(

@@ -19,6 +19,7 @@ from tunerd.engine.flags import (
     PLAIN_FLAGS,
     CommandLine,
     RenderContext,
+    named_files,
     normal_spelling,
     render,
 )
@@ -33,6 +34,7 @@ from tunerd.engine.help import (
     SpecStyle,
     engine_words,
 )
+from tunerd.engine.importer import unlisted_flags
 from tunerd.engine.probe import (
     BACKEND,
     KEPT_RECORD,
@@ -532,6 +534,36 @@ def dry_arguments(arguments: Sequence[str]) -> list[str]:
             changed.append(word)
     model = [] if _MODEL_FLAGS & set(changed) else ["--model", "/nonexistent/none.gguf"]
     return [*changed, *model, "--port", str(free_port())]
+
+
+def foreign_flags(
+    ctx: Context, found: Found, arguments: Sequence[str], capabilities: Capabilities
+) -> tuple[str, ...]:
+    """Flags that the build neither lists nor takes: a dry run has the last word."""
+    unlisted = unlisted_flags(arguments, capabilities)
+    if not unlisted:
+        return ()
+    try:
+        refused = refusal(ctx, found, dry_arguments(arguments))
+    except EngineError:
+        return ()
+    return unlisted if refused is not None else ()
+
+
+def why_no_start(ctx: Context, live: LiveUnit) -> str | None:
+    """Why a unit's server cannot start on what is here by now; None where nothing is known against it."""
+    program, argv = live.program, live.argv
+    if program is None or argv is None:
+        return None
+    paths = [Path(path) for path in (program, *named_files(argv).values())]
+    gone = [path for path in paths if path.is_absolute() and is_gone(path)]
+    if gone:
+        return f"gone: {', '.join(f'`{path}`' for path in gone)}"
+    engine = engine_of(ctx, found_in_unit(live, Path(program)))
+    if engine.capabilities is None:
+        return None
+    flags = foreign_flags(ctx, found_of(engine), live.arguments, engine.capabilities)
+    return f"`{program}` does not take {', '.join(flags)} any more" if flags else None
 
 
 def read_facts(ctx: Context, path: Path) -> ModelFacts:

@@ -317,6 +317,15 @@ def normal_spelling(word: str) -> str:
     return _SHORT.get(word, word)
 
 
+_FILES = {"model.path", "speculation.draft_model", "model.mmproj", "model.chat_template_file"}
+
+
+def named_files(argv: Sequence[str]) -> dict[str, str]:
+    """The files that a command line has its server read, by the profile key that stands for each."""
+    pairs = ((owner_of(flag), value) for flag, value in itertools.pairwise(argv[1:]))
+    return {key: value for key, value in pairs if key in _FILES}
+
+
 def owner_of(word: str, flags: Collection[str] | None = None) -> str | None:
     """The profile key that renders this flag; None for a flag that no key knows.
 

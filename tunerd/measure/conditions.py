@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,12 @@ from pathlib import Path
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, find_programs
-from tunerd.engine.flags import arguments_sha256, compared_environment, owner_of, without_secrets
+from tunerd.engine.flags import (
+    arguments_sha256,
+    compared_environment,
+    named_files,
+    without_secrets,
+)
 from tunerd.engine.help import Engine
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import specifiers_of
@@ -24,8 +28,6 @@ from tunerd.units.text import environment_of, parse_unit
 from tunerd.words import sha256
 
 _MODELS = ("model.path", "speculation.draft_model", "model.mmproj")
-
-
 _TEMPLATE = "model.chat_template_file"
 
 
@@ -70,7 +72,7 @@ class FingerprintReader:
         if gpus is None:
             problems.append(f"GPUs cannot be read: {self._host.gpu_problem}")
         if argv:
-            named = _named_files(argv)
+            named = named_files(argv)
             found = self._engine(argv[0])
             if found.identity is not None:
                 engine = found.identity.sha256
@@ -125,7 +127,7 @@ class FingerprintReader:
             family=str(capabilities.family) if capabilities is not None else None,
             engine_version=version.text if version is not None else None,
             program=argv[0],
-            model_path=_named_files(argv).get("model.path"),
+            model_path=named_files(argv).get("model.path"),
             argv=without_secrets(argv),
             environment=compared_environment(environment),
             origins=generation.origins if generation is not None else (),
@@ -170,10 +172,3 @@ class FingerprintReader:
             problem = error.message
         problems += [problem] if content is None else []
         return sha256(content)
-
-
-def _named_files(argv: Sequence[str]) -> dict[str, str]:
-    """The files that a command line names, by the profile key that stands for each."""
-    keys = {*_MODELS, _TEMPLATE}
-    pairs = ((owner_of(flag), value) for flag, value in itertools.pairwise(argv[1:]))
-    return {key: value for key, value in pairs if key in keys}

@@ -25,6 +25,7 @@ from tunerd.engine.builds import (
     prober,
     read_facts,
     refusal,
+    why_no_start,
 )
 from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine, margin_in_force
 from tunerd.engine.health import Expectation
@@ -171,9 +172,18 @@ def check_handover(
     ]
 
 
+def check_return(ctx: Context, live: LiveUnit) -> Iterator[Message]:
+    """Whether what serves could be started again, should the new server fail: its files may be others by now."""
+    why = why_no_start(ctx, live) if ctx.services.state(ctx.unit).is_active else None
+    if why is not None:
+        yield warning("no-way-back", f"what serves now could not be started again, should the new server fail: {why}",
+                      "`tunerd engines keep` keeps builds; where the old one can be put back, do that first")  # fmt: skip
+
+
 def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]:
     """What stands in the way of an older unit's port; told, since going back is for trouble."""
     taken = [warning(one.code, one.text, one.hint) for one in check_port(ctx, old.serving)]
+    taken += check_return(ctx, live)
     if old.program == live.program:
         return taken
     family = _family_of(ctx, old)
@@ -714,6 +724,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_arguments(ctx, engine, command),
         *check_port(ctx, after),
         *check_handover(ctx, live, _family(engine), before, after),
+        *check_return(ctx, live),
         *(
             error("unit-refused", f"the service manager would complain: {line}")
             for line in ctx.services.verify(ctx.unit, unit_text)

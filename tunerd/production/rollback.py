@@ -268,17 +268,18 @@ def _check(
         raise DeployError(
             f"`{name}` cannot be read as a unit: {old.problem}", state="nothing was changed"
         )
-    gone = [path for path in (old.program, old.serving.model) if path and is_gone(Path(path))]
-    if gone:
+    from tunerd.engine.builds import why_no_start  # what knows engines takes long to import
+    from tunerd.production.plan import check_way_back
+
+    why = why_no_start(ctx, old)
+    if why is not None:
         raise DeployError(
             f"`{name}` cannot serve any more",
-            cause=f"gone: {', '.join(f'`{path}`' for path in gone)}",
+            cause=why,
             state="nothing was changed",
             hint=_way_round(ctx, made_by, old),
         )
     demand_root_for(ctx, text, f"`{name}`")
-    from tunerd.production.plan import check_way_back  # what knows engines takes long to import
-
     messages = check_way_back(ctx, live, old)
     complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
     messages += [warning("unit-complaint", line) for line in complaints]
@@ -286,10 +287,10 @@ def _check(
         since = f"since generation {made_by.number}"
         messages += [
             warning("replaced", f"{since} this was replaced: {change}")
-            for change in changed_files(made_by.engine_components)
+            for change in changed_files(made_by.engine_components, made_by.argv)
         ]
         messages += [
-            warning("replaced", f"{since} the model file was replaced: `{path}`")
+            warning("replaced", f"{since} a file of the model was replaced: `{path}`")
             for path, is_gone in changed_model_files(made_by)
             if not is_gone
         ]
@@ -297,7 +298,7 @@ def _check(
 
 
 def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
-    """What to do where the old unit's program or model is gone."""
+    """What to do where the old unit's program or model is gone, or the program another one."""
     model = old.serving.model
     if model is not None and is_gone(Path(model)):  # without it a kept engine is no help
         return f"put the model back to `{model}`; `tunerd rollback --list` shows what else there is"
