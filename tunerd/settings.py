@@ -191,7 +191,8 @@ class SwapSettings(Table):
     """What a swap does beside swapping."""
 
     keep_engine: bool = Field(
-        False, description="keep a copy of the engine that serves before each swap"
+        False,
+        description="keep copies of the engine that serves and of the one that is deployed, at each swap",
     )
 
 

@@ -39,7 +39,7 @@ FACES = {
     "model": "facts files gguf memory report verdict",
     "tryout": "designed local local_state supervisor",
     "profile": "arm files layers schema workload",
-    "engine": "builds emit flags health help importer log probe prove server serving",
+    "engine": "builds emit flags health help importer log probe prove running server serving",
     "production": "apply checks emit gate journal lease measurement own plan power probation "
     "profiles recover rollback status unattended",
     "measure": "answer bench compare conditions evidence findings learn life pairs request "

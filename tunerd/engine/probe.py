@@ -153,7 +153,7 @@ def writable_by_others(program: Path, *, trusted: int = 0) -> str | None:
     which they stand. `trusted` is an account that may change it as well, also
     by a group that it has for itself.
     """
-    for path in _way_to(program):
+    for path in way_to(program):
         try:
             status = path.stat()
         except OSError as error:
@@ -179,7 +179,7 @@ def _has_list(path: Path) -> bool:
         return False
 
 
-def _way_to(path: Path) -> list[Path]:
+def way_to(path: Path) -> list[Path]:
     """The file, the folders above it, and the same of every link on the way."""
     seen: list[Path] = []
     todo = [path]
@@ -679,13 +679,24 @@ def _hashed(
     return digest.hexdigest()
 
 
-def changed_files(components: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """What of a recorded engine (paths with hashes) is no longer the file that it was, in words."""
-    return tuple(
+def changed_files(
+    components: Iterable[tuple[str, str]], argv: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What of a recorded engine (paths with hashes) is no longer the file that it was, in words.
+
+    `argv` names it, maybe by a link that leads to another build by now.
+    """
+    known = dict(components)
+    found = [
         f"{path} is gone" if is_gone(Path(path)) else f"{path} was replaced"
-        for path, digest in components
+        for path, digest in known.items()
         if not _is_same(Path(path), digest)
-    )
+    ]
+    for program in map(Path, argv[:1] if known else ()):
+        real = real_path(program)
+        if real != program and str(real) not in known and not is_own_server(program):
+            found.append(f"{program} leads to {real}")
+    return tuple(found)
 
 
 def kept_folder(engines_dir: Path, sha256: str | None) -> Path | None:

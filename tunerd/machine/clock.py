@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,12 @@ class SystemClock:
         """Return when `seconds` have passed; at once for zero or less."""
         if seconds > 0:
             time.sleep(seconds)
+
+
+def process_began_s(start_ticks: int) -> float:
+    """Wall-clock time at which a process began, which the kernel counts on while the machine sleeps."""
+    since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - since_boot_s
 
 
 def local_zone(environment: Mapping[str, str], *, root: Path = Path("/")) -> str:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
+from tunerd.engine.running import ENGINE, replaced_under
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, hides_words, read_live_unit
 from tunerd.errors import BenchError, UsageError
@@ -128,6 +129,16 @@ class Target:
         return self.arm.name
 
 
+# What a file that was replaced leaves unknown of a fingerprint.
+_PARTS = {
+    ENGINE: "engine_sha256",
+    "model.path": "model_sha256",
+    "model.mmproj": "model_sha256",
+    "speculation.draft_model": "model_sha256",
+    "model.chat_template_file": "template_sha256",
+}
+
+
 def open_live(ctx: Context) -> Target:
     """The unit that serves now.
 
@@ -165,6 +176,10 @@ def open_live(ctx: Context) -> Target:
         generation = None
     reader = FingerprintReader(ctx)
     arm, problems = reader.arm(LIVE, live.argv, live.environment, generation)
+    for what, text in replaced_under(ctx, state).items():
+        arm = arm.under(**{_PARTS[what]: None})
+        part = _PARTS[what].removesuffix("_sha256")
+        problems = (f"the {part} that is measured is not what stands there now: {text}", *problems)
     if is_same is None:
         problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)
     profile = generation.profile if generation is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,8 +10,11 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
+from tunerd.engine.flags import named_files
 from tunerd.engine.help import Effect
 from tunerd.errors import DeployError, TunerdError
+from tunerd.machine.files import stamp_of
+from tunerd.model.files import parts_of
 from tunerd.production.checks import explain
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import (
@@ -73,7 +76,10 @@ def apply(
         by=f"`tunerd {reason}`",
         messages=messages,
     ) as made:
-        messages += _keep_engine(ctx, made)
+        for told in made.messages:
+            if told.code == "no-way-back":
+                ctx.say(told.text)
+        messages += tuple(_keep_engines(ctx, made))
         text = made.unit_text.encode("utf-8", "surrogateescape")
         asked = SwapRequest(
             text=text,
@@ -118,19 +124,25 @@ def with_warning(ctx: Context, made: Plan) -> Plan:
     return replace(made, messages=(*made.messages, ends))
 
 
-def _keep_engine(ctx: Context, made: Plan) -> tuple[Message, ...]:
-    """What hinders a copy hinders no swap, which touches no engine: a server that dies may need its larger margin."""
-    if not ctx.settings.swap.keep_engine or made.live.program is None:
-        return ()
-    from tunerd.engine.builds import found_in_unit, keep_program
+def _keep_engines(ctx: Context, made: Plan) -> Iterator[Message]:
+    """What serves, and what will: an upgrade in place leaves no file of the build that runs.
 
-    ctx.say("keeping a copy of the engine that serves now")
-    try:
-        keep_program(ctx, found_in_unit(made.live, Path(made.live.program)))
-    except TunerdError as problem:
-        text = f"no copy of the engine that served was kept: {problem.words}"
-        return (warning("not-kept", text, problem.hint),)
-    return ()
+    What hinders a copy hinders no swap, which touches no engine: a server that dies may need its larger margin.
+    """
+    if not ctx.settings.swap.keep_engine:
+        return
+    from tunerd.engine.builds import found_in_unit, found_of, keep_program
+
+    live = made.live
+    found = [] if live.program is None else [found_in_unit(live, Path(live.program))]
+    found += [] if made.engine.is_embedded else [found_of(made.engine)]
+    for one in found:
+        ctx.say(f"keeping a copy of `{one.program}`")
+        try:
+            keep_program(ctx, one)
+        except TunerdError as problem:
+            text = f"no copy of `{one.program}` was kept: {problem.words}"
+            yield warning("not-kept", text, problem.hint)
 
 
 def _refused(made: Plan) -> DeployError:
@@ -158,7 +170,11 @@ def _generation(
         engine_sha256=identity.sha256 if identity is not None else None,
         engine_components=tuple((str(one.path), one.sha256) for one in components),
         model_path=str(model.files[0].path),
-        model_identity={"sha256": model.sha256, **plain(model)},
+        model_identity={
+            "sha256": model.sha256,
+            **plain(model),
+            "files": [*plain(model)["files"], *_named(made.command.argv)],
+        },
         argv=made.command.argv,
         origins=explain(made.command, made.resolved),
         pins=dict(request.options),
@@ -171,6 +187,15 @@ def _generation(
         },
         with_tuned=request.with_tuned,
     )
+
+
+def _named(argv: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The files that a command line names, as they are: a link may lead to another one later."""
+    for name in named_files(argv).values():
+        for path in parts_of(Path(name)):
+            stamp = stamp_of(path)
+            if stamp is not None:
+                yield {"path": str(path), "size_bytes": stamp[0], "mtime_ns": stamp[1]}
 
 
 def _payload(made: Plan, done: SwapDone) -> dict[str, Any]:

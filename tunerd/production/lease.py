@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
+from tunerd.engine.builds import engine_of, found_of, read_facts
 from tunerd.engine.health import Failure, FailureKind
+from tunerd.engine.running import replaced_under
 from tunerd.engine.server import Address
 from tunerd.engine.serving import environment_with, read_live_unit
 from tunerd.errors import (
     Busy,
     DeployError,
     JobCanceled,
+    ModelFileError,
     Preempted,
     ServiceError,
     Stranded,
@@ -231,6 +234,19 @@ def _judged(
     )
 
 
+def _replaced_since(ctx: Context, plan: Plan) -> str | None:
+    """What of a plan was replaced since it was made: builds and models may be in the middle of a night."""
+    engine, then = engine_of(ctx, found_of(plan.engine)).identity, plan.engine.identity
+    if then is not None and (engine is None or engine.sha256 != then.sha256):
+        return f"`{plan.engine.program}` is another build than when it began"
+    try:
+        model = read_facts(ctx, plan.model_path).identity
+    except ModelFileError as error:
+        return error.message
+    is_same = model.sha256 == plan.facts.identity.sha256
+    return None if is_same else f"`{plan.model_path}` is another file than when it began"
+
+
 def _vram_free(ctx: Context) -> int | None:
     free = (gpu.free_mib for gpu in ctx.gpu.read().gpus or ())
     return min((mib for mib in free if mib is not None), default=None)
@@ -322,6 +338,14 @@ class Held:
             started = True
             if candidate.fault is not None:
                 self.check()
+            why = None if plan.is_refused else _replaced_since(self._ctx, plan)
+            if why is not None:
+                raise Preempted(
+                    "what is measured was replaced in the middle of it",
+                    cause=why,
+                    state="what was measured until then is kept",
+                    hint="measure anew once nothing is installed any more",
+                )
             yield candidate
         except ServiceError:
             if not started:  # a unit that is bound to a lease which is gone does not start
@@ -537,7 +561,7 @@ def _prepare(
     ctx: Context, purpose: str, budget_s: float, *, start_after: bool
 ) -> tuple[LeaseSpec, UnitState]:
     before = ctx.services.state(ctx.unit)
-    demand_return_at_boot(ctx, before)
+    demand_return(ctx, before)
     spec = LeaseSpec(
         id=secrets.token_hex(6),
         production=ctx.unit,
@@ -549,8 +573,8 @@ def _prepare(
     return spec, before
 
 
-def demand_return_at_boot(ctx: Context, before: UnitState) -> None:
-    """Production is enabled, or there is none: a power cut must not leave a box without its server.
+def demand_return(ctx: Context, before: UnitState) -> None:
+    """What serves will serve again: after a power cut, and on the files that stand there now; or there is none.
 
     Raises:
         DeployError: it is not.
@@ -561,6 +585,14 @@ def demand_return_at_boot(ctx: Context, before: UnitState) -> None:
             cause="after a power cut in the middle nothing would bring it back",
             state="nothing was touched",
             hint=f"`systemctl enable {ctx.unit}`, or `tunerd apply PROFILE`",
+        )
+    replaced = replaced_under(ctx, before) if before.is_active else {}
+    if replaced:
+        raise DeployError(
+            f"what {ctx.unit} runs from is other files by now, so nothing is measured in its place",
+            cause="\n".join(replaced.values()) + "\nnobody has seen the server start on that",
+            state="nothing was touched",
+            hint=f"`systemctl restart {ctx.unit}`, or `tunerd apply PROFILE`, and then this again",
         )
 
 
@@ -728,7 +760,7 @@ def outlook(
         DeployError: production does not start at boot, so nothing may be measured in its place.
     """
     state = ctx.services.state(ctx.unit)
-    demand_return_at_boot(ctx, state)
+    demand_return(ctx, state)
     ahead = Outlook(
         unit=ctx.unit,
         is_there=state.exists,

@@ -302,7 +302,7 @@ def _rows(drifts: Sequence[Message]) -> list[dict[str, Any]]:
 def _engine_drift(generation: Generation) -> Iterator[Message]:
     from tunerd.engine.probe import changed_files
 
-    changes = changed_files(generation.engine_components)
+    changes = changed_files(generation.engine_components, generation.argv)
     if not changes:
         return
     more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
@@ -410,10 +410,10 @@ def _by_hand(ctx: Context, verb: str, generation: Generation) -> str:
 def _model_drift(generation: Generation) -> Iterator[Message]:
     for path, is_gone in changed_model_files(generation):
         if is_gone:
-            text = f"the model file is gone: `{path}`"
+            text = f"a file of the model is gone: `{path}`"
             yield warning("model-gone", text, "put it back, or `tunerd rollback`")
         else:
-            text = f"the model file changed: `{path}`"
+            text = f"a file of the model changed: `{path}`"
             yield warning("model-changed", text, "apply the profile again if that was meant")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError
-from tunerd.machine.files import Files, is_gone
+from tunerd.machine.files import Files, is_gone, stamp_of
 from tunerd.records import Unreadable, plain, read
 from tunerd.words import sha256
 
@@ -266,15 +266,17 @@ def _generation(data: object, number: int) -> Generation:
     return generation
 
 
+def model_stamps(generation: Generation) -> dict[Path, tuple[int, int]]:
+    """The files that its server reads, by the paths that name them too, with size and time of change."""
+    files = (generation.model_identity or {}).get("files", ())
+    return {Path(file["path"]): (file["size_bytes"], file["mtime_ns"]) for file in files}
+
+
 def changed_model_files(generation: Generation) -> Iterator[tuple[Path, bool]]:
-    """Files of its model that are no longer what they were, with whether each is gone."""
-    for file in (generation.model_identity or {}).get("files", ()):
-        path = Path(file["path"])
-        try:
-            status = path.stat()
-        except OSError:
-            if is_gone(path):
-                yield path, True
-            continue
-        if (status.st_size, status.st_mtime_ns) != (file["size_bytes"], file["mtime_ns"]):
+    """Files that its server reads and that are no longer what they were, with whether each is gone."""
+    for path, then in model_stamps(generation).items():
+        now = stamp_of(path)
+        if now is None and is_gone(path):
+            yield path, True
+        elif now not in {None, then}:
             yield path, False

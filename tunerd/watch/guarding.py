@@ -325,7 +325,8 @@ class Guarding(Teller):
             if decision is not None:
                 self._decayed = engine.life if decision.act is Act.RESTART else None
                 self._say(decision)
-        is_due = self._decayed is not None and engine.is_busy is False
+        will_start = found.replanned is None or not found.replanned.refusals
+        is_due = self._decayed is not None and engine.is_busy is False and will_start
         # Both guards together restart no oftener than the one against hangs may.
         if is_due and self._decayed == engine.life and self._hang.may_restart(reading.at_s):
             self._decayed = None

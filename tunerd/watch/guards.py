@@ -461,11 +461,14 @@ def _comparison(found: Replanned, policy: Policy, *, has_nights: bool) -> tuple[
     if found.kept is None:
         return (
             ". Old and new cannot be compared, for no copy of the old build was kept",
-            "swap.keep_engine keeps the build that serves before each swap, `tunerd engines keep` now",
+            "swap.keep_engine keeps each build that is deployed, `tunerd engines keep` one that is there now",
         )
     by_hand = f"`tunerd compare {found.kept} {found.engine or 'live'}`"
     if policy == "act" and has_nights:
-        return ". The next night compares old and new", f"{by_hand} does so at once"
+        return (
+            ". Once the server was started anew, the next night compares old and new",
+            f"{by_hand} does so at once then",
+        )
     return "", f"{by_hand} compares old and new"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from tests.support.stand_in import install
-from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept
+from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept, until
 from tunerd.sweep.run import due_comparison
 
 SETTINGS = """
@@ -58,6 +58,11 @@ def _is_compared_once(box: SweepBox) -> None:
     settings(box, "advise")
     assert due_comparison(box.box.context) is None, "only told"
     settings(box, "act")
+    refused = box.json("sweep", "night", "--yes", code=1)
+    assert "was replaced after the server started" in refused["error"]["cause"]
+    assert box.serves
+    box.box.context.services.restart(box.box.context.unit)
+    until(lambda: box.serves, "it serves on the build that stands")
 
     night = box.json("sweep", "night", "--yes")
 
@@ -68,3 +73,24 @@ def _is_compared_once(box: SweepBox) -> None:
     after = box.json("guard", "check")["replanned"]
     assert (after["compared"], after["run"]) == (night["sentence"], night["run"])
     assert due_comparison(box.box.context) is None, "the next night sweeps"
+
+
+def test_a_sweep_ends_where_the_engine_is_replaced_in_the_middle_of_it() -> None:
+    """It went on, and kept what the new build showed as shown by the old one."""
+    with swept(free_port()) as box:
+        sweep = box.begin("run", "--budget", "10m")
+        until(
+            lambda: (
+                (box.json("results", "list", code=None).get("results") or [{}])[0].get("samples", 0)
+                > 4
+            ),
+            "it measures",
+        )
+        upgrade(box)
+        out, _ = sweep.communicate(timeout=240)
+
+        assert "is another build than when it began" in out
+        assert box.serves
+        assert box.leftovers() == []
+        arms = box.json("results", "show", "1")["arms"]
+        assert len({one["fingerprint"]["engine_sha256"] for one in arms}) == 1

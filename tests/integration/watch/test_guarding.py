@@ -475,6 +475,18 @@ def test_a_server_that_decays_is_restarted_where_that_is_wanted(
     assert (world.life != before) is (policy == "act")
 
 
+def test_a_server_that_decays_is_let_serve_where_its_next_start_will_fail(tmp_path: Path) -> None:
+    """A build was replaced under it by one that does not take its flags: restarted it would be gone."""
+    world = counted(tmp_path, "act")
+    refused = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
+               "driver_before": None, "driver_now": None}  # fmt: skip
+    world.find(confirmed=CONFIRMED, replanned=refused)
+    before = world.life
+    work(world, 200, *DECAYS)
+    assert world.kinds == ["upgrade-refused", "drift"]
+    assert world.life == before
+
+
 def test_lines_that_somebody_else_wrote_restart_nothing(counting: Counting) -> None:
     before = counting.life
     work(counting, 200, *DECAYS, forged=1)

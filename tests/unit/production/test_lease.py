@@ -25,7 +25,7 @@ from tunerd.errors import Busy, DeployError, JobCanceled, Preempted, ServiceErro
 from tunerd.machine.files import lock
 from tunerd.machine.process import words_of
 from tunerd.production.gate import PortTurns
-from tunerd.production.lease import Held, demand_return_at_boot, hold, outlook
+from tunerd.production.lease import Held, demand_return, hold, outlook
 from tunerd.production.measurement import (
     clear_dead_measurements,
     end_measurement,
@@ -307,9 +307,9 @@ def test_nothing_is_measured_where_production_is_not_known_to_start_at_boot(
     world: World, said: str | None
 ) -> None:
     state = world.manager.state(UNIT)
-    demand_return_at_boot(world.context(), state)
+    demand_return(world.context(), state)
     with pytest.raises(DeployError, match="does not start at boot"):
-        demand_return_at_boot(world.context(), replace(state, unit_file_state=said))
+        demand_return(world.context(), replace(state, unit_file_state=said))
     world.manager.disable(UNIT)
     with pytest.raises(DeployError, match="does not start at boot"):
         outlook(world.context(), measuring_s=90)

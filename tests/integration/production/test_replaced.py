@@ -1,0 +1,140 @@
+"""Builds and models that are replaced below a server that runs: what is said of it, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs
+from tests.support.build_box import BuildBox, build_box
+from tunerd.errors import DeployError
+from tunerd.measure.life import open_live
+from tunerd.production.lease import demand_return
+from tunerd.tryout.designed import SHAPES, design, write
+
+OLD, NEW = "mainline-2026-04-26", "mainline-2026-08-18"
+
+
+def install(folder: Path, name: str) -> None:
+    """Put a build into a folder, in the place of the one before, as an installation does."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(needs.engine(name), folder / "fresh")
+    (folder / "fresh").replace(folder / "llama-server")
+
+
+def lead(link: Path, to: Path) -> None:
+    """A link leads there from now on, as with `ln -sfn`."""
+    link.with_name("fresh").symlink_to(to)
+    link.with_name("fresh").replace(link)
+
+
+@contextmanager
+def a_box() -> Iterator[tuple[BuildBox, Path]]:
+    """Its engine is the old build by `current/llama-server`, its model a link as in the cache of Hugging Face."""
+    with tempfile.TemporaryDirectory(prefix="tunerd-builds-") as name:
+        builds = Path(name)
+        builds.chmod(0o755)
+        install(builds / "b1", OLD)
+        lead(builds / "current", builds / "b1")
+        with build_box(builds / "current/llama-server", shape="tiny-nomtp") as box:
+            box.model.rename(box.model.with_name("blob"))
+            lead(box.model, box.model.with_name("blob"))
+            yield box, builds
+
+
+def drift(box: BuildBox) -> str:
+    """What `verify` says is not as deployed."""
+    return "; ".join(one["text"] for one in box.json("verify", expect=6)["drift"])
+
+
+def test_an_older_unit_with_flags_that_the_build_takes_no_more_is_refused_before_anything_stops() -> (
+    None
+):
+    """It was tried: the server was away for it, and came back only where its own flags were still taken."""
+    with a_box() as (box, builds):
+        box.profile("before", serving__checkpoint_spacing=256)
+        box.profile("now", serving__checkpoint_spacing=512)
+        box.apply("before")
+        box.apply("now")
+        pid = box.json("status")["pid"]
+        assert "no-way-back" not in {one["code"] for one in box.json("plan", "now")["messages"]}
+        install(builds / "b1", NEW)
+
+        refused = box.json("rollback", "--yes", expect=1)["error"]
+        planned = box.json("plan", "now")
+
+        assert "does not take --checkpoint-every-n-tokens any more" in refused["cause"]
+        assert refused["state"] == "nothing was changed"
+        assert box.json("status")["pid"] == pid
+        told = next(one for one in planned["messages"] if one["code"] == "no-way-back")
+        assert "--checkpoint-every-n-tokens" in told["text"]
+
+
+def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_other_build() -> None:
+    """A bench kept what the old build did as what the new one does."""
+    with a_box() as (box, builds):
+        box.profile("serves")
+        box.apply("serves")
+        ctx = box.box.context
+        then = open_live(ctx).arm.fingerprint
+        demand_return(ctx, ctx.services.state(ctx.unit))
+
+        install(builds / "b2", NEW)
+        lead(builds / "current", builds / "b2")
+        target = open_live(ctx)
+        assert (target.arm.fingerprint.engine_sha256, then.engine_sha256 is None) == (None, False)
+        assert target.arm.fingerprint.model_sha256 == then.model_sha256
+        assert "was replaced after the server started" in target.messages[0].text
+        assert f"leads to {builds}/b2/llama-server" in drift(box)
+        with pytest.raises(DeployError, match="nothing is measured in its place"):
+            demand_return(ctx, ctx.services.state(ctx.unit))
+
+        ctx.services.restart(ctx.unit)
+        demand_return(ctx, ctx.services.state(ctx.unit))
+
+
+def test_a_model_by_a_link_and_a_template_that_are_replaced_are_told_and_no_evidence_of_what_stands() -> (
+    None
+):
+    with a_box() as (box, _):
+        template = box.box.folder / "chat.jinja"
+        template.write_text("{{ messages[0].content }}")
+        box.profile("serves", model__chat_template_file=str(template))
+        box.apply("serves")
+        template.chmod(0o640)  # only touched
+        ctx = box.box.context
+        assert None not in {
+            open_live(ctx).arm.fingerprint.model_sha256,
+            open_live(ctx).arm.fingerprint.template_sha256,
+        }
+        box.json("verify")
+
+        write(design(SHAPES["tiny-moe-nomtp"]), box.model.with_name("other.gguf"))
+        lead(box.model, box.model.with_name("other.gguf"))
+        template.write_text("{{ messages[-1].content }}")
+
+        found = open_live(ctx).arm.fingerprint
+        assert (found.model_sha256, found.template_sha256) == (None, None)
+        assert found.engine_sha256 is not None
+        assert str(box.model) in drift(box)
+        assert str(template) in drift(box)
+
+
+def test_with_keep_engine_the_build_that_was_deployed_is_there_after_it_was_replaced() -> None:
+    """What was kept was the build that a swap replaced: of the one that served there was no copy."""
+    with a_box() as (box, builds):
+        box.profile("serves", serving__checkpoint_spacing=256)
+        box.json("settings", "set", "swap.keep_engine", "true")
+        box.apply("serves")
+        install(builds / "b1", NEW)
+        kept = box.json("guard", "check")["replanned"]["kept"]
+
+        box.apply("serves", "--set", f'engine.prefer=["{kept}"]')
+
+        assert "--checkpoint-every-n-tokens" in box.json("history", "show", "2")["unit"]
+        assert box.json("status")["healthy"]

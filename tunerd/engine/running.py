@@ -1,0 +1,73 @@
+"""Whether a server that runs was started from what stands on disk by now: builds and models are replaced under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tunerd.app import Context
+from tunerd.engine.builds import engine_of, found_in_unit
+from tunerd.engine.flags import named_files
+from tunerd.engine.probe import way_to
+from tunerd.engine.serving import read_live_unit
+from tunerd.machine.clock import process_began_s
+from tunerd.machine.files import is_gone, real_path, stamp_of
+from tunerd.machine.proc import process_stat
+from tunerd.model.files import parts_of
+from tunerd.units.generations import Generation, model_stamps
+from tunerd.units.live import LiveUnit
+from tunerd.units.manager import UnitState
+
+ENGINE = "engine"
+
+
+def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
+    """What of a unit's running server was replaced after it started.
+
+    Nobody has seen the next start serve then, and what is measured is not what stands there. What was only
+    touched, and is what was deployed, is no other file.
+
+    Returns:
+        The first such file in words, by `ENGINE` or the profile key that names it; empty where there is none.
+    """
+    stat = None if state.main_pid is None else process_stat(state.main_pid)
+    if stat is None:
+        return {}
+    began_s = process_began_s(stat.start_ticks)
+    found: dict[str, str] = {}
+    for what, path in _unlike_deployed(ctx, read_live_unit(ctx, state.unit), ctx.deployed()):
+        if is_gone(path):
+            found.setdefault(what, f"`{path}` is gone")
+        elif _changed_after(path, began_s):
+            found.setdefault(what, f"`{path}` was replaced after the server started")
+    return found
+
+
+def _unlike_deployed(
+    ctx: Context, live: LiveUnit, generation: Generation | None
+) -> Iterator[tuple[str, Path]]:
+    """What a unit's server is made of, without the files that are known to be what was deployed."""
+    if live.argv is None or live.program is None:
+        return
+    program = Path(live.program)
+    identity = engine_of(ctx, found_in_unit(live, program)).identity
+    components = () if identity is None else identity.components
+    deployed = {} if generation is None else dict(generation.engine_components)
+    same = {one.path for one in components if deployed.get(str(one.path)) == one.sha256}
+    for path in (program, *(one.path for one in components)):
+        if real_path(path) not in same:
+            yield ENGINE, path
+    stamps = {} if generation is None else model_stamps(generation)
+    for key, name in named_files(live.argv).items():
+        for part in parts_of(Path(name)):
+            if part.is_absolute() and (stamps.get(part) or ()) != stamp_of(part):
+                yield key, part
+
+
+def _changed_after(path: Path, moment_s: float) -> bool:
+    """Whether a file, or a link on the way to it, is another since then."""
+    parts = [part for part in way_to(path) if part.is_symlink()]
+    try:
+        return any(part.lstat().st_ctime > moment_s for part in (*parts, real_path(path)))
+    except OSError:
+        return False
