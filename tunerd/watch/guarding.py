@@ -365,7 +365,9 @@ class Guarding(Teller):
         if findings is None:
             return
         self._found_at, self._findings = found_at, findings
-        if findings.best is not None and findings.generation == self._generation():
+        if findings.generation != self._generation():
+            return  # of a server that was there before
+        if findings.best is not None:
             self._look_at_best(findings.best)
         if findings.replanned is None or self._settings.upgrade == "off":
             return

@@ -215,6 +215,18 @@ def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_da
     assert "--mlock" in world.told[0].text
 
 
+def test_what_a_server_that_was_replaced_would_refuse_is_not_told_of_the_one_that_serves(
+    world: World,
+) -> None:
+    """A daemon that began after a rollback, and before the next check, told it of the server that is well."""
+    refused = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
+               "driver_before": None, "driver_now": None}  # fmt: skip
+    world.find(generation=7, replanned=refused)
+    world.watch()
+    world.look()
+    assert world.kinds == []
+
+
 @pytest.mark.parametrize(
     ("policy", "gain", "told", "asked"),
     [("act", 0.08, 1, True), ("advise", 0.08, 1, False), ("off", 0.08, 0, False), ("act", 0.04, 0, False)],
