@@ -23,7 +23,7 @@ from tunerd.engine.flags import (
     normal_spelling,
     render,
 )
-from tunerd.engine.health import argument_error
+from tunerd.engine.health import argument_error, last_words
 from tunerd.engine.help import (
     ALWAYS,
     Capabilities,
@@ -65,7 +65,14 @@ from tunerd.machine.files import is_gone, lock, real_path, sync_folder
 from tunerd.machine.net import free_port
 from tunerd.machine.process import SERVICE_ACCOUNT, account, account_homes, probe_account
 from tunerd.model.facts import ModelFacts
-from tunerd.model.files import FoundModel, ModelFiles, cached_models, find_models, hub_cache
+from tunerd.model.files import (
+    FoundModel,
+    ModelFiles,
+    cached_models,
+    find_models,
+    hub_cache,
+    parts_of,
+)
 from tunerd.profile.files import load_profile, load_sources, workload_files
 from tunerd.profile.layers import Resolved, layers_of, set_layer
 from tunerd.profile.schema import SPEC_WORDS
@@ -109,9 +116,10 @@ def find_programs(ctx: Context) -> tuple[Found, ...]:
     ]
     embedded = own_server()
     own = () if embedded is None else (Found(embedded, "installed with tunerd"),)
-    serving = tuple(_serving(ctx))
-    on_path = programs_in(path_folders(ctx.environment.get("PATH", "")), "PATH")
     kept = tuple(_kept(ctx))
+    by_name = {real_path(one.program): one for one in kept}  # what serves is still called so
+    serving = tuple(by_name.get(real_path(one.program), one) for one in _serving(ctx))
+    on_path = programs_in(path_folders(ctx.environment.get("PATH", "")), "PATH")
     homes = (
         account_homes() if ctx.mode is Mode.SYSTEM else (Path(ctx.environment.get("HOME", "/")),)
     )
@@ -495,6 +503,8 @@ def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder
                         (folder / "bin" / alias.name).symlink_to(f"../lib/{name}")
 
 
+# Of a program whose libraries do not fit, by the dynamic loader.
+_NOT_LOADED = 127
 _LEFT_OUT = frozenset(
     {"--api-key-file", "--port", "-mu", "--model-url", "-dr", "--docker-repo",
      "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"}
@@ -552,18 +562,39 @@ def foreign_flags(
 
 def why_no_start(ctx: Context, live: LiveUnit) -> str | None:
     """Why a unit's server cannot start on what is here by now; None where nothing is known against it."""
-    program, argv = live.program, live.argv
-    if program is None or argv is None:
+    if live.program is None or live.argv is None:
         return None
-    paths = [Path(path) for path in (program, *named_files(argv).values())]
-    gone = [path for path in paths if path.is_absolute() and is_gone(path)]
+    program, named = Path(live.program), named_files(live.argv)
+    parts = [part for name in named.values() for part in parts_of(Path(name))]
+    gone = [path for path in (program, *parts) if path.is_absolute() and is_gone(path)]
     if gone:
         return f"gone: {', '.join(f'`{path}`' for path in gone)}"
-    engine = engine_of(ctx, found_in_unit(live, Path(program)))
-    if engine.capabilities is None:
+    try:
+        if "model.path" in named:
+            read_facts(ctx, Path(named["model.path"]))
+    except ModelFileError as error:
+        if not isinstance(error.__cause__, OSError):  # which may be ours alone
+            return error.words
+    return _why_not_run(ctx, found_in_unit(live, program), live.arguments)
+
+
+def _why_not_run(ctx: Context, found: Found, arguments: Sequence[str]) -> str | None:
+    """Why a program does not run with these arguments, where it may be asked."""
+    engine = engine_of(ctx, found)
+    if engine.capabilities is not None:
+        flags = foreign_flags(ctx, found_of(engine), arguments, engine.capabilities)
+        return f"`{found.program}` does not take {', '.join(flags)} any more" if flags else None
+    if _refusal(ctx, found, is_embedded=engine.is_embedded) is not None:
         return None
-    flags = foreign_flags(ctx, found_of(engine), live.arguments, engine.capabilities)
-    return f"`{program}` does not take {', '.join(flags)} any more" if flags else None
+    try:
+        done = prober(ctx).run(replace(found, subcommand=()), ("--version",))
+    except EngineError:
+        return None
+    if done.returncode in {None, _NOT_LOADED}:
+        words = last_words(f"{done.stdout}\n{done.stderr}".splitlines())
+        words = words if done.returncode is not None else f"ended by signal {done.signal}"
+        return f"`{found.program}` does not run: {words}"
+    return None
 
 
 def read_facts(ctx: Context, path: Path) -> ModelFacts:

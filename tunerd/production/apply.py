@@ -79,7 +79,7 @@ def apply(
         for told in made.messages:
             if told.code == "no-way-back":
                 ctx.say(told.text)
-        messages += tuple(_keep_engines(ctx, made))
+        messages += _keep_engines(ctx, made)
         text = made.unit_text.encode("utf-8", "surrogateescape")
         asked = SwapRequest(
             text=text,

@@ -138,3 +138,29 @@ def test_with_keep_engine_the_build_that_was_deployed_is_there_after_it_was_repl
 
         assert "--checkpoint-every-n-tokens" in box.json("history", "show", "2")["unit"]
         assert box.json("status")["healthy"]
+        assert box.json("guard", "check")["replanned"]["refusals"] == []
+        assert box.json("plan", "serves", "--set", f'engine.prefer=["{kept}"]')["argv"]
+
+
+@pytest.mark.parametrize("what", ["model", "program"])
+def test_a_server_is_not_stopped_for_a_rollback_where_a_half_written_file_lets_nothing_start(
+    what: str,
+) -> None:
+    """It was stopped, and neither unit started: the file that both name had been cut off by a copy."""
+    with a_box() as (box, builds):
+        box.profile("before")
+        box.profile("now", serving__ctx_size=512)
+        box.apply("before")
+        box.apply("now")
+        pid = box.json("status")["pid"]
+        path = box.model if what == "model" else builds / "current/llama-server"
+        half = path.with_name("half")
+        half.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        half.chmod(0o755)
+        half.replace(path)
+
+        refused = box.json("rollback", "--yes", expect=1)["error"]
+
+        assert str(path) in refused["cause"]
+        assert refused["state"] == "nothing was changed"
+        assert box.json("status")["pid"] == pid

@@ -77,7 +77,7 @@ def _is_compared_once(box: SweepBox) -> None:
 
 def test_a_sweep_ends_where_the_engine_is_replaced_in_the_middle_of_it() -> None:
     """It went on, and kept what the new build showed as shown by the old one."""
-    with swept(free_port()) as box:
+    with swept() as box:
         sweep = box.begin("run", "--budget", "10m")
         until(
             lambda: (
