@@ -89,7 +89,9 @@ def test_a_sweep_ends_where_the_engine_is_replaced_in_the_middle_of_it() -> None
         upgrade(box)
         out, _ = sweep.communicate(timeout=240)
 
-        assert "is another build than when it began" in out
+        # Where it had yielded by then, it does not take the place of the server again.
+        ends = ("is another build than when it began", "nothing is measured in its place")
+        assert any(text in out for text in ends), out
         assert box.serves
         assert box.leftovers() == []
         arms = box.json("results", "show", "1")["arms"]
