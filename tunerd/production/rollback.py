@@ -271,6 +271,7 @@ def _check(
     from tunerd.engine.builds import why_no_start  # what knows engines takes long to import
     from tunerd.production.plan import check_way_back
 
+    demand_root_for(ctx, text, f"`{name}`")
     why = why_no_start(ctx, old)
     if why is not None:
         raise DeployError(
@@ -279,7 +280,6 @@ def _check(
             state="nothing was changed",
             hint=_way_round(ctx, made_by, old),
         )
-    demand_root_for(ctx, text, f"`{name}`")
     messages = check_way_back(ctx, live, old)
     complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
     messages += [warning("unit-complaint", line) for line in complaints]
