@@ -523,7 +523,7 @@ class _Import:
     def _why_lost(self, flag: Flag, lost: Mapping[str, str]) -> str | None:
         """Why a flag is left out: its key is lost, or a word of it where it stands as it is."""
         owner = self.owner(flag) or ""
-        words = flag.words if owner in {"", _TYPE} else ()
+        words = (*flag.words, normal_spelling(flag.word)) if owner in {"", _TYPE} else ()
         names = (owner, *words, *map(repr, words))
         return next((lost[name] for name in names if name in lost), None)
 

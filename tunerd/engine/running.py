@@ -38,7 +38,7 @@ def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
     for what, path in _unlike_deployed(ctx, read_live_unit(ctx, state.unit), ctx.deployed()):
         if is_gone(path):
             found.setdefault(what, f"`{path}` is gone")
-        elif _changed_after(path, began_s):
+        elif _changed_after(path, began_s, ctx.clock.now_s()):
             found.setdefault(what, f"`{path}` was replaced after the server started")
     return found
 
@@ -64,10 +64,11 @@ def _unlike_deployed(
                 yield key, part
 
 
-def _changed_after(path: Path, moment_s: float) -> bool:
-    """Whether a file, or a link on the way to it, is another since then."""
+def _changed_after(path: Path, moment_s: float, now_s: float) -> bool:
+    """Whether a file, or a link on the way to it, is another since then; a time to come is of a clock that was ahead."""
     parts = [part for part in way_to(path) if part.is_symlink()]
     try:
-        return any(part.lstat().st_ctime > moment_s for part in (*parts, real_path(path)))
+        times_s = [part.lstat().st_ctime for part in (*parts, real_path(path))]
     except OSError:
         return False
+    return any(moment_s < one <= now_s for one in times_s)

@@ -18,6 +18,7 @@ from tunerd.model.files import parts_of
 from tunerd.production.checks import explain
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import (
+    NO_WAY_BACK,
     Plan,
     address_of_plan,
     expectation_of_plan,
@@ -77,7 +78,7 @@ def apply(
         messages=messages,
     ) as made:
         for told in made.messages:
-            if told.code == "no-way-back":
+            if told.code == NO_WAY_BACK:
                 ctx.say(told.text)
         messages += _keep_engines(ctx, made)
         text = made.unit_text.encode("utf-8", "surrogateescape")

@@ -82,6 +82,8 @@ from tunerd.words import Family, MiB, Mode, sha256
 
 UNASKED = "argument-check"
 """The code of an engine that could not be asked for its opinion."""
+NO_WAY_BACK = "no-way-back"
+"""The code of what serves, and could not be started again."""
 
 
 def check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[Message]:
@@ -176,7 +178,7 @@ def check_return(ctx: Context, live: LiveUnit) -> Iterator[Message]:
     """Whether what serves could be started again, should the new server fail: its files may be others by now."""
     why = why_no_start(ctx, live) if ctx.services.state(ctx.unit).is_active else None
     if why is not None:
-        yield warning("no-way-back", f"what serves now could not be started again, should the new server fail: {why}",
+        yield warning(NO_WAY_BACK, f"what serves now could not be started again, should the new server fail: {why}",
                       "`tunerd engines keep` keeps builds; where the old one can be put back, do that first")  # fmt: skip
 
 

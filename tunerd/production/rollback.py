@@ -269,18 +269,25 @@ def _check(
             f"`{name}` cannot be read as a unit: {old.problem}", state="nothing was changed"
         )
     from tunerd.engine.builds import why_no_start  # what knows engines takes long to import
-    from tunerd.production.plan import check_way_back
+    from tunerd.production.plan import NO_WAY_BACK, check_way_back
 
     demand_root_for(ctx, text, f"`{name}`")
     why = why_no_start(ctx, old)
-    if why is not None:
+    messages = check_way_back(ctx, live, old)
+    is_gone_for_good = any(
+        path and is_gone(Path(path)) for path in (old.program, old.serving.model)
+    )
+    # Doubts may be wrong, and going back is for trouble: they count where nothing would serve afterwards.
+    if is_gone_for_good or (why is not None and any(one.code == NO_WAY_BACK for one in messages)):
         raise DeployError(
             f"`{name}` cannot serve any more",
             cause=why,
             state="nothing was changed",
             hint=_way_round(ctx, made_by, old),
         )
-    messages = check_way_back(ctx, live, old)
+    if why is not None:
+        hint = "where it does not, what serves now is started again"
+        messages.append(warning("may-not-start", f"`{name}` may not serve any more: {why}", hint))
     complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
     messages += [warning("unit-complaint", line) for line in complaints]
     if made_by is not None:

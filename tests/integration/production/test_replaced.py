@@ -164,3 +164,24 @@ def test_a_server_is_not_stopped_for_a_rollback_where_a_half_written_file_lets_n
         assert str(path) in refused["cause"]
         assert refused["state"] == "nothing was changed"
         assert box.json("status")["pid"] == pid
+
+
+def test_a_rollback_is_tried_where_only_the_older_unit_may_not_start_and_what_serves_comes_back() -> (
+    None
+):
+    """What tunerd knows against a start may be wrong, and going back is for trouble."""
+    with a_box() as (box, _):
+        other = box.model.with_name("other.gguf")
+        write(design(SHAPES["tiny-nomtp"]), other)
+        box.profile("before", model__path=str(other))
+        box.profile("now")
+        box.apply("before")
+        box.apply("now")
+        other.write_bytes(other.read_bytes()[: other.stat().st_size // 2])
+
+        tried = box.json("rollback", "--yes", expect=3)
+
+        assert "model" in tried["error"]["cause"]
+        assert box.json("status")["healthy"]
+        told = [one["text"] for one in box.json("rollback", "--dry-run")["messages"]]
+        assert any("may not serve any more" in one for one in told), told

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 
 from tests.support.stand_in import install
-from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept, until
+from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept
+from tests.support.waiting import until
 from tunerd.sweep.run import due_comparison
 
 SETTINGS = """

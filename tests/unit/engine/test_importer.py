@@ -92,6 +92,7 @@ def any_line(draw: st.DrawFn) -> tuple[str, list[str]]:
 @settings(max_examples=200, deadline=None)
 @given(any_line())
 @example(("bee-04", ["--override-tensor", ""]))
+@example(("ik-now", ["-cd", "4096"]))  # by its help, and not by its parser
 @example(("main-0x", ["--override-tensor", "exps=CPU,,a=CPU"]))
 def test_every_word_of_any_command_line_is_placed_or_named(case: tuple[str, list[str]]) -> None:
     dialect, words = case
