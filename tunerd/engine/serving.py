@@ -5,16 +5,17 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from tunerd.app import Context
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import DeployError, HostError, ServiceError
+from tunerd.machine.files import stamp_of
 from tunerd.machine.net import listening_ports
 from tunerd.machine.process import account
-from tunerd.units.generations import Generation
+from tunerd.units.generations import Ending, Generation
 from tunerd.units.live import LiveUnit, Serving, is_shell, read_live, with_drop_ins
 from tunerd.units.manager import UnitState
 from tunerd.units.text import UnitFile, environment_files_of, environment_of, parse_environment_file
@@ -121,6 +122,16 @@ def stands(ctx: Context, generation: Generation) -> bool:
 def standing_text(ctx: Context) -> bytes | None:
     """The unit file as it stands; None where there is none, empty where the unit is masked."""
     return b"" if _is_mask(ctx) else ctx.files.read(ctx.unit_path)
+
+
+def other_drop_ins(ctx: Context, drop_ins: Iterable[str], ending: Ending) -> Iterator[str]:
+    """What is laid over a unit now and was not when its swap ended, in words; a file that was written since counts too."""
+    for path in drop_ins:
+        stamp = stamp_of(Path(path))
+        if path not in (ending.drop_ins or ()):
+            yield f"a drop-in was added: `{path}`"
+        elif stamp and ending.ended_s and ending.ended_s < stamp[1] / 1e9 <= ctx.clock.now_s():
+            yield f"a drop-in was edited: `{path}`"
 
 
 def drop_ins_in_force(ctx: Context) -> tuple[str, ...] | None:

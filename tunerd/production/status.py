@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import address_now, hides_words, read_live_unit, standing_text
+from tunerd.engine.serving import (
+    address_now,
+    hides_words,
+    other_drop_ins,
+    read_live_unit,
+    standing_text,
+)
 from tunerd.errors import HostError, NoSupervisor, ServiceError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.paths import paths_for
@@ -365,7 +371,7 @@ def _generation_of(ctx: Context, text_sha256: str | None) -> Generation | None:
 
 
 def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
-    generation, known = entry.generation, entry.ending.drop_ins
+    generation, ending = entry.generation, entry.ending
     state = ctx.services.state(ctx.unit)
     live = read_live_unit(ctx)
     if generation.unit_sha256 is None:
@@ -373,12 +379,10 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
     if state.fragment_path is not None and state.fragment_path != ctx.unit_path:
         yield warning("other-file", f"another file is in force: `{state.fragment_path}`",
                       "remove it, or set service.unit")  # fmt: skip
-    if known is None:  # how it ended was settled by recovery
-        known = tuple(generation.host.get("drop_ins", ()))
-    for path in live.drop_ins:
-        if str(path) not in known:
-            shows = f"systemctl cat {ctx.unit} shows it"
-            yield warning("drop-in", f"a drop-in was added: `{path}`", shows)
+    if ending.drop_ins is None:  # how it ended was settled by recovery
+        ending = replace(ending, drop_ins=tuple(generation.host.get("drop_ins", ())))
+    for text in other_drop_ins(ctx, map(str, live.drop_ins), ending):
+        yield warning("drop-in", text, f"`systemctl cat {ctx.unit}` shows it")
     if ctx.mode is Mode.LOCAL:
         for path in sorted(ctx.unit_path.with_name(f"{ctx.unit}.d").glob("*.conf")):
             yield warning("drop-in", f"a drop-in does nothing without systemd: `{path}`",

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from tunerd.app import Context
-from tunerd.engine.serving import drop_ins_in_force, stands
+from tunerd.engine.serving import drop_ins_in_force, other_drop_ins, stands
 from tunerd.errors import (
     Busy,
     DeployError,
@@ -412,8 +412,8 @@ def _is_edited(ctx: Context, entry: HistoryEntry) -> bool:
     """Whether the unit's file, or what is laid over it, is another than was deployed."""
     if not stands(ctx, entry.generation):
         return True
-    known, now = entry.ending.drop_ins, drop_ins_in_force(ctx)
-    return known is not None and now is not None and not set(now) <= set(known)
+    now = () if entry.ending.drop_ins is None else drop_ins_in_force(ctx) or ()
+    return any(other_drop_ins(ctx, now, entry.ending))
 
 
 def _is_swapping(ctx: Context) -> bool:

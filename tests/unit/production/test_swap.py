@@ -483,6 +483,7 @@ def _add_drop_in(world: World, name: str) -> Path:
     path = world.paths.unit_dir / f"{UNIT}.d" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("[Service]\nNice=1\n")
+    os.utime(path, (world.clock.now_s(),) * 2)
     world.manager.reload()
     return path
 
@@ -500,6 +501,11 @@ def test_a_drop_in_that_a_swap_found_is_no_drift_after_it_and_a_later_one_is(wor
     assert world.verify() == 0
     newest = next(world.context().generations.entries())
     assert newest.ending.drop_ins == (str(first), str(second))
+    world.clock.advance(10)
+    _add_drop_in(world, "b.conf")
+    assert world.verify() == 6, "it was edited since"
+    go_back(world.context())
+    assert world.verify() == 0
     _add_drop_in(world, "c.conf")
     assert world.verify() == 6
 

@@ -56,11 +56,11 @@ def shipped(world: World) -> Context:
     return replace(world.context(), data_dir=data_dir())
 
 
-def begun(world: World, **changed: Any) -> None:
-    """Generation 2 is watched since a boot that is over."""
+def begun(world: World, number: int = 2, **changed: Any) -> None:
+    """A generation is watched since a boot that is over."""
     world.manager.programs[sys.executable] = lambda _start: Life()
-    begin_probation(shipped(world), 2)
-    path = world.paths.state_dir / "probation" / "2.json"
+    begin_probation(shipped(world), number)
+    path = world.paths.state_dir / "probation" / f"{number}.json"
     record = json.loads(path.read_text())
     assert (record["state"], record["boot_id"]) == ("running", None), "before the first look"
     path.write_text(json.dumps(record | {"boot_id": "the boot before"} | changed))
@@ -278,6 +278,26 @@ def test_an_edit_by_hand_ends_it_and_stays(world: World) -> None:
     assert world.standing == edited
     assert take_back(world.context(), 2, "it died", sweep=None).payload["state"] == "ended"
     assert world.standing == edited
+
+
+def test_a_drop_in_that_is_edited_where_it_lies_ends_it(world: World) -> None:
+    """Its file was known, so that a server which it made worse was taken back for it."""
+    path = world.paths.unit_dir / f"{UNIT}.d" / "mine.conf"
+    path.parent.mkdir()
+    path.write_text("[Service]\nNice=1\n")
+    os.utime(path, (0, 0))
+    world.manager.reload()
+    deploy(world.context(), world, "newer")
+    begun(world, 3, boot_id=boot_id())
+    daemon = Daemon(world)
+    daemon.look()
+    path.write_text("[Service]\nNice=19\n")
+    world.clock.advance(20)
+    os.utime(path, (world.clock.now_s(),) * 2)
+    world.manager.reload()
+    world.manager.end_main(UNIT, Killed(code=1))
+    daemon.look()
+    assert daemon.ended == ("ended", "somebody edited the unit")
 
 
 def test_a_generation_that_was_never_there_is_not_said_to_have_ended(world: World) -> None:
