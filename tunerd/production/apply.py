@@ -137,7 +137,7 @@ def _keep_engines(ctx: Context, made: Plan) -> Iterator[Message]:
     live = made.live
     found = [] if live.program is None else [found_in_unit(live, Path(live.program))]
     found += [] if made.engine.is_embedded else [found_of(made.engine)]
-    for one in found:
+    for one in {one.program: one for one in found}.values():
         ctx.say(f"keeping a copy of `{one.program}`")
         try:
             keep_program(ctx, one)
