@@ -160,12 +160,13 @@ class DraftingCosts:
 
 
 def put_proposal(
-    ctx: Context, *, token_ms: float = 2.5, is_proved: bool = True, **fingerprint: Any
-) -> int:
+    ctx: Context, *, token_ms: float = 2.5, is_proved: bool = True, variables: Mapping[str, str] | None = None,
+    **fingerprint: Any,
+) -> int:  # fmt: skip
     """Store a sweep of what serves that proves it faster without drafts; its number.
 
     The engine that serves must be one for which that is so, for a promotion measures it again. One that
-    needs so long for a token was measured; `fingerprint` says under which other conditions.
+    needs so long for a token was measured; `variables` and `fingerprint` say under which other conditions.
     """
     prepared = prepare(ctx, SweepRequest(budget_s=2 * _HOUR_S, seed=3), proves=False)
     costs = (token_ms, 2 * token_ms) if is_proved else (2 * token_ms, token_ms)
@@ -180,7 +181,7 @@ def put_proposal(
         keeper, reader = SweepKeeper.begin(ctx, store, prepared), FingerprintReader(ctx)
         for arm in {one.arm.canonical() for one in outcome.evidence.arms}:
             plan = plan_arm(ctx, prepared, arm)
-            record, _ = reader.arm(str(arm), plan.command.argv, {})
+            record, _ = reader.arm(str(arm), plan.command.argv, variables or {})
             told = replace(record.fingerprint, **fingerprint)
             keeper.arm(arm, replace(record, fingerprint=told), prepared.shape.sha256)
         for sample in outcome.evidence.samples:

@@ -403,6 +403,12 @@ def compared_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def changed_variables(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Names of the variables that count and differ."""
+    old, new = compared_environment(then), compared_environment(now)
+    return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+
+
 def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     """Arguments as they may be kept and shown: keys and tokens given in plain text are left out."""
     flags = ("", *(normal_spelling(word) for word in words))

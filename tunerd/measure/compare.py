@@ -179,9 +179,8 @@ def plan_side(ctx: Context, side: SideRequest) -> Plan:
 def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made: Plan) -> None:
     """The variables are those of then too, and what serves now is what was deployed."""
     text = ctx.generations.unit_text(then.number)
-    old = flags.compared_environment(environment_with(ctx, (text or b"").decode(errors="replace")))
-    new = flags.compared_environment(environment_with(ctx, made.unit_text))
-    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    old = environment_with(ctx, (text or b"").decode(errors="replace"))
+    names = flags.changed_variables(old, environment_with(ctx, made.unit_text))
     if text is not None and names:
         raise DeployError(
             f"`{side.name}` cannot be measured: its profile gives other variables today",

@@ -10,7 +10,7 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.engine.builds import PlanRequest
-from tunerd.engine.flags import argument_changes, without_secrets
+from tunerd.engine.flags import argument_changes, changed_variables, without_secrets
 from tunerd.engine.health import FailureKind
 from tunerd.engine.serving import environment_with
 from tunerd.errors import (
@@ -303,6 +303,9 @@ def _demand_valid(ctx: Context, proposal: _Proposal) -> None:
     found = StalenessCheck(ctx).of(now, sweep.run.record)
     if found.holds is not True or argv[0] != record.program:
         told = argument_changes(record.argv or (), without_secrets(argv))
+        told += tuple(
+            f"variable {name}" for name in changed_variables(record.environment, variables)
+        )
         raise DeployError(
             f"what sweep {sweep.number} proved does not hold here any more",
             cause="\n".join((*found.texts, *told)) or "its conditions cannot be told",

@@ -98,6 +98,15 @@ def test_what_was_proved_under_other_conditions_is_not_promoted(box: SweepBox) -
     assert serving(box) == 1
 
 
+def test_a_variable_that_is_no_longer_set_is_named_before_a_winner_is_refused(
+    box: SweepBox,
+) -> None:
+    number = put_proposal(box.box.context, variables={"GGML_CUDA_FORCE_MMQ": "1"})
+    told = box.call("promote", str(number), code=1).stderr
+    assert "variable GGML_CUDA_FORCE_MMQ" in told
+    assert serving(box) == 1
+
+
 @pytest.mark.parametrize(
     ("added", "refused"),
     [
