@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,7 +187,8 @@ class ProcessStat:
 
 def process_stat(pid: int) -> ProcessStat | None:
     """The process as the kernel sees it now; None if there is none."""
-    text = read_text(_PROC / str(pid) / "stat", max_bytes=4096)
+    # One path of one word: all processes are looked at before and after each request of a measurement.
+    text = read_text(Path(f"{_PROC}/{pid}/stat"), max_bytes=4096)
     if text is None:
         return None
     # The name stands in parentheses and may hold anything, parentheses too.
@@ -216,18 +217,22 @@ def descends_from(pid: int, ancestor: int) -> bool:
     return False
 
 
-def family_of(pid: int) -> tuple[int, ...]:
-    """This process and those that it started, directly or through others that still run."""
-    return tuple(stat.pid for stat in all_processes() if descends_from(stat.pid, pid))
+def family_of(*pids: int) -> tuple[int, ...]:
+    """These processes, as far as they run, and those that they started, directly or through others that still run."""
+    processes = tuple(all_processes())
+    return tuple({stat.pid for stat in processes} & _with_descendants({*pids}, processes))
+
+
+def _with_descendants(pids: set[int], processes: Sequence[ProcessStat]) -> set[int]:
+    children = {stat.pid for stat in processes if stat.parent in pids} - pids
+    return _with_descendants(pids | children, processes) if children else pids
 
 
 def all_processes() -> Iterator[ProcessStat]:
     """Every process that can be seen from here."""
     for folder in _PROC.iterdir():
-        if folder.name.isdecimal():
-            stat = process_stat(int(folder.name))
-            if stat is not None:
-                yield stat
+        if folder.name.isdecimal() and (stat := process_stat(int(folder.name))) is not None:
+            yield stat
 
 
 def session_members(session: int) -> tuple[int, ...]:
@@ -249,12 +254,7 @@ def members(*, session: int, ancestor: int, variable: tuple[str, str]) -> tuple[
     found = {process.pid for process in processes if process.session == session}
     found |= {ancestor} & {process.pid for process in processes}
     found |= {process.pid for process in processes if _carries(process.pid, variable)}
-    grew = True
-    while grew:
-        children = {process.pid for process in processes if process.parent in found}
-        grew = not children <= found
-        found |= children
-    return tuple(sorted(found - {os.getpid()}))
+    return tuple(sorted(_with_descendants(found, processes) - {os.getpid()}))
 
 
 def _carries(pid: int, variable: tuple[str, str]) -> bool:

@@ -433,7 +433,7 @@ class Silence:
         """Whether it is waited for in vain; never where its processes are not known."""
         if not self.target.pids:
             return False
-        cpu_s = sum(process_cpu_s(one) or 0.0 for pid in self.target.pids for one in family_of(pid))
+        cpu_s = sum(process_cpu_s(one) or 0.0 for one in family_of(*self.target.pids))
         now_s = self.ctx.clock.monotonic_s()
         if self._since_s is None or cpu_s - self._cpu_s > _IDLE_CPU_S:
             self._cpu_s, self._since_s, self._counted = cpu_s, now_s, None
@@ -448,12 +448,11 @@ def look_at_processors(server_pids: Sequence[int]) -> trust.ProcessorLook | None
     """None where the server's own processes are not known, or nothing can be read of them."""
     machine = cpu_seconds()
     pids = (os.getpid(), *server_pids)
-    own_s = all_known(process_cpu_s(pid) for pid in pids)
-    if machine is None or not server_pids or not own_s:
+    if machine is None or not server_pids or not all_known(process_cpu_s(pid) for pid in pids):
         return None
     # What they started counts as theirs, such as the servers of a router.
-    own_s += [process_cpu_s(one) or 0.0 for pid in pids for one in family_of(pid) if one != pid]
-    return trust.ProcessorLook(machine.total_s, machine.busy_s, sum(own_s))
+    own_s = sum(process_cpu_s(pid) or 0.0 for pid in family_of(*pids))
+    return trust.ProcessorLook(machine.total_s, machine.busy_s, own_s)
 
 
 class TrafficWatch:

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tests.support.folders import ROOT
 from tests.support.needs import needs_root
 from tests.support.supervised import wait_until_gone
 from tunerd.errors import HostError
-from tunerd.machine.proc import members, session_members
+from tunerd.machine.proc import family_of, members, session_members
 from tunerd.machine.process import (
     MINIMAL_ENVIRONMENT,
     Limits,
@@ -54,6 +55,24 @@ def stray() -> Iterator[list[int]]:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_family_is_what_was_started_by_whoever_and_holds_each_process_once() -> None:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE
+    ) as shell:
+        assert shell.stdout is not None
+        sleep = int(shell.stdout.readline())
+        try:
+            assert sorted(family_of(shell.pid)) == sorted({shell.pid, sleep})
+            both = family_of(os.getpid(), shell.pid)
+            assert {os.getpid(), shell.pid, sleep} <= {*both}
+            assert len(both) == len({*both}), "what is started from here is counted once"
+            assert os.getppid() not in both
+            assert family_of(sleep) == (sleep,)
+        finally:
+            os.kill(sleep, signal.SIGKILL)
+    assert family_of(shell.pid, sleep) == ()
 
 
 def test_a_program_runs_with_a_minimal_environment_and_no_shell() -> None:
