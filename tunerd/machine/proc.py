@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 MAX_TEXT_BYTES = 64 * 1024
@@ -187,15 +188,17 @@ class ProcessStat:
 
 def process_stat(pid: int) -> ProcessStat | None:
     """The process as the kernel sees it now; None if there is none."""
-    # One path of one word: all processes are looked at before and after each request of a measurement.
-    text = read_text(Path(f"{_PROC}/{pid}/stat"), max_bytes=4096)
-    if text is None:
+    # By the shortest way: all processes are looked at before and after each request of a measurement.
+    try:
+        with FileIO(f"/proc/{pid}/stat") as file:
+            text = file.read(4096)
+    except OSError:
         return None
     # The name stands in parentheses and may hold anything, parentheses too.
-    fields = text.rpartition(")")[2].split()
+    fields = text.rpartition(b")")[2].split()
     if len(fields) < _N_FIELDS_NEEDED:
         return None
-    state, parent, group, session = fields[0], *(int(field) for field in fields[1:4])
+    state, parent, group, session = fields[0].decode(), *(int(field) for field in fields[1:4])
     return ProcessStat(pid, state, parent, group, session, int(fields[19]))
 
 
