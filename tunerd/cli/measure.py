@@ -75,7 +75,7 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
 
 @click.command(name="bench")
 @click.argument("profile", required=False, type=PROFILE, shell_complete=names_of("profiles"))
-@click.option("--url", "urls", multiple=True, metavar="[NAME=]URL",
+@click.option("--url", "urls", multiple=True, metavar="[NAME=]URL[#MODEL]",
               help="A server by its address, http://HOST:PORT; again for one beside it.")  # fmt: skip
 @click.option("--suite", type=click.Choice(SUITES), default="mtp", show_default=True,
               help="What to look at.")  # fmt: skip
@@ -108,7 +108,7 @@ def bench_command(
       tunerd bench
       tunerd bench rtx-3090-ti-24gb --suite lengths --yes
       tunerd bench --url http://127.0.0.1:11434 --suite lengths
-      tunerd bench --url ollama=http://127.0.0.1:11434 --url mtp=http://127.0.0.1:8080
+      tunerd bench --url ollama=http://127.0.0.1:11434#qwen3:30b --url mtp=http://127.0.0.1:8080
     """  # noqa: D301
     from tunerd.engine.builds import PlanRequest
     from tunerd.measure.bench import bench_live, bench_profile, bench_urls

@@ -212,6 +212,15 @@ class Props:
     is_router: bool = False
 
 
+def listed_models(reply: Reply) -> tuple[str, ...]:
+    """The names in an answer of `/v1/models`, none where it is no such list."""
+    rows = reply.body.get("data") if isinstance(reply.body, dict) else None
+    names = (
+        row.get("id") for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)
+    )
+    return tuple(name for name in names if isinstance(name, str))
+
+
 class LlamaServer:
     """One running llama-server."""
 
@@ -240,12 +249,7 @@ class LlamaServer:
 
     def alias(self, *, timeout_s: float = 5.0) -> str | None:
         """The name of the model that it serves; None if it could not be told."""
-        reply = self.get("/v1/models", timeout_s=timeout_s)
-        try:
-            name = reply.body["data"][0]["id"]
-        except (KeyError, IndexError, TypeError):
-            return None
-        return name if isinstance(name, str) else None
+        return next(iter(listed_models(self.get("/v1/models", timeout_s=timeout_s))), None)
 
     def props(self, *, timeout_s: float = 5.0) -> Props | None:
         """What it says of itself; None where the route cannot be read."""

@@ -16,7 +16,7 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
 from tunerd.engine.running import ENGINE, replaced_under
-from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.server import Address, LlamaServer, listed_models
 from tunerd.engine.serving import address_now, hides_words, read_live_unit
 from tunerd.errors import BenchError, UsageError
 from tunerd.machine.clock import polls
@@ -242,10 +242,13 @@ def _of_unit(
 def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
     """A server that is known by its address alone; it is called what it calls its model, without a label.
 
+    `URL#MODEL` asks for one of its models, otherwise it is the first that it lists.
+
     Raises:
         UsageError: it is no address of plain HTTP.
         BenchError: nobody answers there.
     """
+    url, _, wanted = url.partition("#")
     address = address_of_url(url, ctx.environment.get("OPENAI_API_KEY"))
     server = LlamaServer(address, ctx.clock)
     models = server.get("/v1/models", timeout_s=_ASK_S)
@@ -257,14 +260,20 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
             hint="start the server there, or give the address that it listens on",
         )
     is_llama = _is_llama(server)
-    name = server.alias(timeout_s=_ASK_S)
+    listed = listed_models(models)
+    name = wanted or next(iter(listed), None)
     called = label or name or "server"
     arm = ArmRecord(name=called, fingerprint=Fingerprint(tunerd_version=__version__))
     text = "only its address is known: what ran there is not part of the evidence"
     messages = [note("by-address", text)]
+    if len(listed) > 1 and not wanted:
+        text = (
+            f"{called}: it is asked for `{name}`, the first of {len(listed)} models that it lists"
+        )
+        messages.append(note("first-model", text, "--url URL#MODEL asks for another"))
     known: dict[str, Any] = {"route": Route.CHAT, "model": name}
     if is_llama:
-        known = _asked(server)
+        known = _asked(server) | {"model": name}
     else:
         text = "no llama-server: lengths are not fixed, and speeds are by the client's clock alone"
         messages.append(note("no-timings", text))
