@@ -84,7 +84,7 @@ def read_events(
         if not is_error and not line.startswith(_DATA):
             continue  # comments keep the connection open, other fields are of no use here
         payload = line.partition(b":")[2].strip()
-        if payload == _DONE:
+        if payload in (b"", _DONE):
             continue
         event = _object(payload)
         if event is None:
@@ -439,6 +439,8 @@ def _streamed(
     """An answer whose end was seen."""
     if is_events and status == _OK:
         events, problem = read_events(arrivals)
+        # Some servers close a while after the last byte, which nobody waits for.
+        wall_ms = arrivals.pieces[-1][0] if arrivals.pieces else wall_ms
         return Streamed(status, events, wall_ms, problem is None, problem)
     event = _object(arrivals.body)
     if event is None:

@@ -34,11 +34,14 @@ class Mark(StrEnum):
     NOT_DRAFTED = "speculation was off"
     DRAFTED = "speculation was on"
     SHORT = "ended early"
+    CUT_PROMPT = "prompt was cut"
     IMPOSSIBLE = "figures that cannot be"
 
 
 # Fewer tokens say nothing of the rate of more.
 _LEAST_RATED = 2
+# In less a client sees how fast something was passed on, not how fast it was generated.
+_LEAST_SEEN_MS = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,14 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class ClientTimes:
-    """What the client's own clock saw of a request [ms]; `ttft_ms` only where it was streamed."""
+    """What the client's own clock saw of a request [ms]; `ttft_ms` only where it was streamed.
+
+    `rest_ratio` is the share of the answer that came behind what came first; None where a part of it never came.
+    """
 
     wall_ms: float
     ttft_ms: float | None = None
+    rest_ratio: float | None = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,26 +151,32 @@ class Sample:
 
     @property
     def client_tok_s(self) -> float | None:
-        """Tokens behind the first, over the time from the first to the end of the stream: of every engine alike."""
+        """Tokens behind what came first, over the time from there to the end of the stream: of every engine alike."""
         client, n = self.client, self.n_predicted or 0
         if client is None or client.ttft_ms is None or n < _LEAST_RATED:
             return None
-        passed_ms = client.wall_ms - client.ttft_ms
-        return (n - 1) / passed_ms * 1000 if passed_ms > 0 else None
+        passed_ms, n_behind = (
+            client.wall_ms - client.ttft_ms,
+            min(n - 1, n * (client.rest_ratio or 0.0)),
+        )
+        return n_behind / passed_ms * 1000 if n_behind and passed_ms >= _LEAST_SEEN_MS else None
 
     @property
-    def decode_left_ms(self) -> float:
+    def decode_left_ms(self) -> float | None:
         """What generation would have taken longer had the answer not ended before `n_predict` tokens.
 
-        Decoding is linear in tokens over the length of an answer; 0 where its pace is not known.
+        Decoding is linear in tokens over the length of an answer; None where length or pace is not known.
         """
+        if self.n_predicted is None or self.n_predicted >= self.n_predict:
+            return None if self.n_predicted is None else 0.0
         rate = self.client_tok_s if self.timings is None else self.timings.decode_tok_s
-        return max(self.n_predict - (self.n_predicted or 0), 0) / rate * 1000 if rate else 0.0
+        return (self.n_predict - self.n_predicted) / rate * 1000 if rate else None
 
     @property
     def turn_ms(self) -> float | None:
-        """Wall time of a request whose answer has `n_predict` tokens; None without a client's clock."""
-        return None if self.client is None else self.client.wall_ms + self.decode_left_ms
+        """Wall time of a request whose answer has `n_predict` tokens; None where that cannot be told."""
+        left_ms = self.decode_left_ms
+        return None if self.client is None or left_ms is None else self.client.wall_ms + left_ms
 
 
 _QUARTILES = 4
@@ -418,8 +431,8 @@ class Answer:
     """One answer, put together from its events.
 
     `timings` is None where the server reports none. `n_cached` are prompt tokens that were not read
-    again, as reported or as the difference of what the build does report; `n_completion` is the
-    length by the OpenAI `usage`. `is_cut` says that the last event did not come, `has_impossible` that
+    again, as reported or as the difference of what the build does report; `n_prompt` is the whole prompt,
+    `n_completion` the length by the OpenAI `usage`. `rest_ratio` is that of `ClientTimes`. `is_cut` says that the last event did not come, `has_impossible` that
     a figure cannot be and was taken for missing. `steps` are its verification steps as (ms, drafted, accepted)
     where timings came with every token; None where they did not, or do not account for every token.
     """
@@ -433,6 +446,7 @@ class Answer:
     n_completion: int | None = None
     first_ms: float | None = None
     last_ms: float | None = None
+    rest_ratio: float | None = None
     is_cut: bool = False
     has_impossible: bool = False
     steps: tuple[tuple[float, int, int], ...] | None = None
@@ -468,6 +482,7 @@ def read_answer(events: Sequence[Event], *, is_whole: bool) -> Answer:
         n_completion=read.count(found.usage, "completion_tokens"),
         first_ms=found.first_ms,
         last_ms=found.last_ms,
+        rest_ratio=found.rest_ratio,
         is_cut=not is_whole or not found.has_ended,
         has_impossible=read.has_impossible,  # once all is read
         steps=found.steps(timings),
@@ -478,6 +493,10 @@ def read_answer(events: Sequence[Event], *, is_whole: bool) -> Answer:
 _MOST_MERGED = 0.02
 # Less than this share of a usual step is no step: a clock that was read twice within one.
 _LEAST_OF_STEP = 0.02
+# What comes so soon after the piece before came with it: read from a buffer, not generated meanwhile.
+_AT_ONCE_MS = 1.0
+# How an answer ends that is none, in vLLM, SGLang and LiteLLM.
+_NO_END = frozenset({"", "abort", "error"})
 
 
 class _Collected:
@@ -493,13 +512,19 @@ class _Collected:
         self.first_ms: float | None = None
         self.last_ms: float | None = None
         self.has_ended = False
+        self._first_letters = 0
+        self._rest_letters = 0
         self._so_far: list[tuple[float, int, int]] = []
-        self._calls: dict[int, list[str]] = {}
+        self._calls: dict[int, tuple[list[str], list[str]]] = {}
 
     def add(self, at_ms: float, event: Mapping[str, Any]) -> None:
         """One event."""
-        if self._content(event):
+        if n_letters := self._content(event):
             self.first_ms = at_ms if self.first_ms is None else self.first_ms
+            if not self._rest_letters and at_ms - (self.last_ms or at_ms) < _AT_ONCE_MS:
+                self._first_letters += n_letters
+            else:
+                self._rest_letters += n_letters
             self.last_ms = at_ms
         for key in ("timings", "usage"):
             value = event.get(key)
@@ -509,6 +534,15 @@ class _Collected:
         if event.get("stop") is True:
             self.has_ended = True
             self.n_evaluated = self.read.count(event, "tokens_evaluated")
+
+    @property
+    def rest_ratio(self) -> float | None:
+        """The share of the answer behind what came first; None where thoughts were counted and not shown."""
+        details = self.usage.get("completion_tokens_details")
+        counted = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
+        if not self._first_letters or (counted and not self.reasoning):
+            return None
+        return self._rest_letters / (self._first_letters + self._rest_letters)
 
     def _note_progress(self, timings: Any) -> None:
         """The sums so far: time of decoding, tokens drafted, and accepted."""
@@ -543,52 +577,45 @@ class _Collected:
             missing = min(missing + found[-1][2], 0)
         return tuple(found) if abs(missing) <= _MOST_MERGED * len(found) + 1 else None
 
-    def _content(self, event: Mapping[str, Any]) -> bool:
-        """Take what was generated; whether there was anything."""
+    def _content(self, event: Mapping[str, Any]) -> int:
+        """Take what was generated; how many letters that is."""
         if "choices" not in event:
-            piece = event.get("content")
-            if isinstance(piece, str) and piece:
-                self.text.append(piece)
-                return True
-            return False
-        has_content = False
-        for choice in _listed(event["choices"]):
-            if isinstance(choice, Mapping):
-                has_content |= self._choice(choice)
-        return has_content
+            return _taken(event.get("content"), self.text)
+        return sum(
+            self._choice(one) for one in _listed(event["choices"]) if isinstance(one, Mapping)
+        )
 
-    def _choice(self, choice: Mapping[str, Any]) -> bool:
-        self.has_ended |= isinstance(choice.get("finish_reason"), str)
+    def _choice(self, choice: Mapping[str, Any]) -> int:
+        reason = choice.get("finish_reason")
+        self.has_ended |= isinstance(reason, str) and reason not in _NO_END
         inner = (choice.get(key) for key in ("delta", "message"))
         parts = next((one for one in inner if isinstance(one, Mapping)), choice)
-        has_content = False
         # Thoughts have the second name in Ollama; a proxy may give both, with the same text.
         thought = parts.get("reasoning_content") or parts.get("reasoning")
-        kept = ((parts.get("content"), self.text), (parts.get("text"), self.text), (thought, self.reasoning))  # fmt: skip
-        for piece, into in kept:
-            if isinstance(piece, str) and piece:
-                into.append(piece)
-                has_content = True
-        for call in _listed(parts.get("tool_calls")):
-            if isinstance(call, Mapping):
-                self._call(call)
-                has_content = True
-        return has_content
+        n_letters = sum(_taken(parts.get(key), self.text) for key in ("content", "text"))
+        calls = (one for one in _listed(parts.get("tool_calls")) if isinstance(one, Mapping))
+        return n_letters + _taken(thought, self.reasoning) + sum(map(self._call, calls))
 
-    def _call(self, call: Mapping[str, Any]) -> None:
+    def _call(self, call: Mapping[str, Any]) -> int:
         """A piece of a call: its name comes first, its arguments in pieces."""
-        function = call.get("function")
+        function, index = call.get("function"), call.get("index")
         if not isinstance(function, Mapping):
-            return
-        index = call.get("index")
-        known = self._calls.setdefault(index if type(index) is int else 0, ["", ""])
-        for place, key in enumerate(("name", "arguments")):
-            piece = function.get(key)
-            known[place] += piece if isinstance(piece, str) else ""
+            return 0
+        known = self._calls.setdefault(index if type(index) is int else 0, ([], []))
+        keys = zip(("name", "arguments"), known, strict=True)
+        return sum(_taken(function.get(key), into) for key, into in keys)
 
     def calls(self) -> tuple[ToolCall, ...]:
         """The calls in their order."""
-        return tuple(ToolCall(*self._calls[index]) for index in sorted(self._calls))
+        return tuple(ToolCall(*map("".join, self._calls[index])) for index in sorted(self._calls))
+
+
+def _taken(piece: object, into: list[str]) -> int:
+    """Add a piece of text, if it is one; how many letters it has."""
+    if not isinstance(piece, str) or not piece:
+        return 0
+    into.append(piece)
+    return len(piece)
 
 
 def _n_cached(found: _Collected, timings: Timings | None) -> int | None:

@@ -42,6 +42,7 @@ from tunerd.measure.life import (
     prompt_book,
 )
 from tunerd.measure.request import (
+    FEW_TOKENS,
     BenchRequest,
     Composer,
     Plan,
@@ -827,7 +828,7 @@ def _unwatched(session: Session) -> Iterator[Message]:
 
 
 def _without_times(session: Session) -> Iterator[Message]:
-    """llama-server tells its times with every answer; without them there is no speed to show."""
+    """Without times of the server's own, or tokens that were seen to come, there is no speed to show."""
     for target in session.opened:
         name = target.name
         usable = [one for one in session.measured[name].samples if one.is_usable]
@@ -836,6 +837,14 @@ def _without_times(session: Session) -> Iterator[Message]:
             text = f"{name}: {n} of {len(usable)} answers came without the server's own times"
             hint = "no speed is shown for them; the client's clock is kept with the samples"
             yield warning("no-times", text, hint)
+        n = sum(one.n_predict >= FEW_TOKENS and one.client_tok_s is None for one in usable)
+        if n:
+            text = f"{name}: {n} of {len(usable)} answers have no speed by the client's clock"
+            hint = (
+                "it does not tell how many tokens they have (`usage`), hides thoughts, or they came at once, and what "
+                "came first was nearly all: behind a proxy that buffers ask the server itself"
+            )
+            yield warning("no-pace", text, hint)
 
 
 def _reasons(arm: ArmData) -> dict[str, int]:
@@ -844,7 +853,9 @@ def _reasons(arm: ArmData) -> dict[str, int]:
 
 
 def _own_limit(arm: ArmData) -> str | None:
-    """What mends a server that ends answers at a length of its own, as ik does at `-n`; None where they differ."""
+    """What mends a server with a limit of its own: for prompts, or for answers as ik has with `-n`; None where they differ."""
+    if any(Mark.CUT_PROMPT in one.marks for one in arm.samples):
+        return "it read a part of long prompts alone, as Ollama does beyond its context (4096 at first): give it a larger one, or ask with a smaller --depth"
     short = [one.timings for one in arm.samples if Mark.SHORT in one.marks]
     ends = {None if one is None else one.predicted_n for one in short}
     if len(short) < _REPEATED or len(ends) > 1 or None in ends:

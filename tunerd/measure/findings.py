@@ -411,8 +411,8 @@ def _parts(samples: Sequence[Sample]) -> Parts | None:
 
 
 def _by_server(sample: Sample) -> Parts | None:
-    client, timings = sample.client, sample.timings
-    if client is None or timings is None:
+    client, timings, left_ms = sample.client, sample.timings, sample.decode_left_ms
+    if client is None or timings is None or left_ms is None:
         return None
     if timings.prompt_ms is None or timings.predicted_ms is None:
         return None
@@ -420,16 +420,15 @@ def _by_server(sample: Sample) -> Parts | None:
     prefill_ms = min(timings.prompt_ms, client.wall_ms)
     generation_ms = min(timings.predicted_ms, client.wall_ms - prefill_ms)
     waiting_ms = client.wall_ms - prefill_ms - generation_ms
-    generation_ms += sample.decode_left_ms
+    generation_ms += left_ms
     whole_ms = prefill_ms + generation_ms + waiting_ms
     return Parts(whole_ms / 1000, prefill_ms / 1000, generation_ms / 1000, waiting_ms / 1000)
 
 
 def _by_client(sample: Sample) -> Parts | None:
-    client = sample.client
-    if client is None or client.ttft_ms is None:
+    client, left_ms = sample.client, sample.decode_left_ms
+    if client is None or client.ttft_ms is None or left_ms is None:
         return None
-    left_ms = sample.decode_left_ms
     generation_ms = max(client.wall_ms - client.ttft_ms, 0.0) + left_ms
     whole_ms = client.wall_ms + left_ms
     return Parts(whole_ms / 1000, client.ttft_ms / 1000, generation_ms / 1000, None)

@@ -767,7 +767,7 @@ class Life:
         watch.look_now()
         answer = read_answer(streamed.events, is_whole=streamed.is_whole)
         problem = streamed.problem or _problem(answer)
-        client = ClientTimes(streamed.wall_ms, answer.first_ms)
+        client = ClientTimes(streamed.wall_ms, answer.first_ms, answer.rest_ratio)
         marks = trust.marks_of(request, answer, client, looks=watch.looks, quiet_mib=self.quiet_mib,
                          speculation=target.speculation,
                          is_llama=target.is_llama)  # fmt: skip

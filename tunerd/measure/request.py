@@ -243,7 +243,7 @@ class Request:
     @property
     def least_tokens(self) -> int:
         """With fewer an answer of free length says too little of the pace of a longer one."""
-        return min(self.n_predict, _FEW_TOKENS) if self.is_framed else 0
+        return min(self.n_predict, FEW_TOKENS) if self.is_framed else 0
 
     @property
     def held(self) -> Request:
@@ -298,7 +298,7 @@ def warm_up(suite: Suite, kind: str) -> Request:
 
 TEMPERATURE = 0.0
 _SEEDS = 1 << 31
-_FEW_TOKENS = 32
+FEW_TOKENS = 32
 # Before a server has said how it cuts text: what common vocabularies do to English prose.
 USUAL_LETTERS_PER_TOKEN = 4.0
 

@@ -39,6 +39,8 @@ OTHERS_CPU_RATIO = 0.2
 _IDLE_CPU_RATIO = 0.1
 _LEAST_CPU_S = 4.0
 _FEW_DRAFTS_TOKENS = 32
+# Of the tokens that a prompt has by its letters: vocabularies differ by less, who cuts it keeps half.
+_LEAST_READ = 0.6
 # What the templates of chats have before the first word of a user, system part included.
 TEMPLATE_TOKENS = 64
 
@@ -187,6 +189,11 @@ def _answer_marks(
     if not request.is_warm and (answer.n_cached or 0) > (0 if is_llama else TEMPLATE_TOKENS):
         yield Mark.NOT_COLD
     timings = answer.timings
+    n_read = answer.n_prompt
+    if timings is not None and timings.prompt_n is not None and answer.n_cached is not None:
+        n_read = timings.prompt_n + answer.n_cached
+    if n_read is not None and n_read < _LEAST_READ * (request.depth_tokens or 0):
+        yield Mark.CUT_PROMPT
     n_predicted = answer.n_completion if timings is None else timings.predicted_n
     is_held = request.is_fixed_length and is_llama
     least = request.n_predict if is_held else request.least_tokens

@@ -620,8 +620,8 @@ def _live_s(life: Life, texts: Texts, request: Request, attempt: int) -> float |
     for sample in samples:
         if sample.problem is not None or sample.client is None:
             raise NoAnswer("the unit that serves gave no answer", cause=sample.problem)
-    is_void = any(sample.marks for sample in samples)
-    return None if is_void else fmean(all_known(one.turn_ms for one in samples)) / 1000
+    turns = all_known(None if one.marks else one.turn_ms for one in samples)
+    return fmean(turns) / 1000 if len(turns) == len(samples) else None
 
 
 def expected_turns(evidence: Mapping[str, Any], workload: Workload) -> tuple[float, float] | None:

@@ -250,7 +250,7 @@ def test_a_server_that_dies_ends_the_bench_and_what_was_measured_is_kept(
 def test_another_kind_of_server_is_measured_by_what_its_api_reports(
     box: BenchBox, serve: Serve
 ) -> None:
-    server, _ = serve(openai_only=True)
+    server, _ = serve(openai_only=True, tg_tok_s=800)
     result = box.bench(f"{server.url}/v1")
 
     assert result.exit_code == 0

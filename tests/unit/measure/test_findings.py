@@ -307,7 +307,8 @@ def test_the_parts_never_come_to_more_than_the_whole() -> None:
 
 
 def test_without_times_of_the_server_the_wall_is_split_at_the_first_token() -> None:
-    one = turns(a_turn(400.0, timings=None), a_turn(400.0))[0]
+    counted = {"class": 0, "usage_completion_n": 101}
+    one = turns(a_turn(400.0, timings=None, details=counted), a_turn(400.0))[0]
 
     assert [one.prefill_s, one.decode_s] == pytest.approx([0.15, 0.25])
     assert one.waiting_s is None
