@@ -214,11 +214,10 @@ class Props:
 
 def listed_models(reply: Reply) -> tuple[str, ...]:
     """The names in an answer of `/v1/models`, none where it is no such list."""
-    rows = reply.body.get("data") if isinstance(reply.body, dict) else None
-    names = (
-        row.get("id") for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)
-    )
-    return tuple(name for name in names if isinstance(name, str))
+    try:
+        return tuple(row["id"] for row in reply.body["data"] if isinstance(row["id"], str))
+    except (KeyError, TypeError):
+        return ()
 
 
 class LlamaServer:

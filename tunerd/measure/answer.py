@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise, zip_longest
@@ -155,10 +155,8 @@ class Sample:
         client, n = self.client, self.n_predicted or 0
         if client is None or client.ttft_ms is None or n < _LEAST_RATED:
             return None
-        passed_ms, n_behind = (
-            client.wall_ms - client.ttft_ms,
-            min(n - 1, n * (client.rest_ratio or 0.0)),
-        )
+        passed_ms = client.wall_ms - client.ttft_ms
+        n_behind = min(n - 1, n * (client.rest_ratio or 0.0))
         return n_behind / passed_ms * 1000 if n_behind and passed_ms >= _LEAST_SEEN_MS else None
 
     @property
@@ -167,10 +165,11 @@ class Sample:
 
         Decoding is linear in tokens over the length of an answer; None where length or pace is not known.
         """
-        if self.n_predicted is None or self.n_predicted >= self.n_predict:
-            return None if self.n_predicted is None else 0.0
+        if self.n_predicted is None:
+            return None
+        left = max(self.n_predict - self.n_predicted, 0)
         rate = self.client_tok_s if self.timings is None else self.timings.decode_tok_s
-        return (self.n_predict - self.n_predicted) / rate * 1000 if rate else None
+        return left / rate * 1000 if rate else None if left else 0.0
 
     @property
     def turn_ms(self) -> float | None:
@@ -432,7 +431,7 @@ class Answer:
 
     `timings` is None where the server reports none. `n_cached` are prompt tokens that were not read
     again, as reported or as the difference of what the build does report; `n_prompt` is the whole prompt,
-    `n_completion` the length by the OpenAI `usage`. `rest_ratio` is that of `ClientTimes`. `is_cut` says that the last event did not come, `has_impossible` that
+    `n_completion` the length by the OpenAI `usage`, `rest_ratio` that of `ClientTimes`. `is_cut` says that the last event did not come, `has_impossible` that
     a figure cannot be and was taken for missing. `steps` are its verification steps as (ms, drafted, accepted)
     where timings came with every token; None where they did not, or do not account for every token.
     """
@@ -540,7 +539,7 @@ class _Collected:
         """The share of the answer behind what came first; None where thoughts were counted and not shown."""
         details = self.usage.get("completion_tokens_details")
         counted = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
-        if not self._first_letters or (counted and not self.reasoning):
+        if not self._first_letters or (counted and not any(self.reasoning)):
             return None
         return self._rest_letters / (self._first_letters + self._rest_letters)
 
@@ -581,9 +580,7 @@ class _Collected:
         """Take what was generated; how many letters that is."""
         if "choices" not in event:
             return _taken(event.get("content"), self.text)
-        return sum(
-            self._choice(one) for one in _listed(event["choices"]) if isinstance(one, Mapping)
-        )
+        return sum(map(self._choice, _mappings(event["choices"])))
 
     def _choice(self, choice: Mapping[str, Any]) -> int:
         reason = choice.get("finish_reason")
@@ -593,8 +590,8 @@ class _Collected:
         # Thoughts have the second name in Ollama; a proxy may give both, with the same text.
         thought = parts.get("reasoning_content") or parts.get("reasoning")
         n_letters = sum(_taken(parts.get(key), self.text) for key in ("content", "text"))
-        calls = (one for one in _listed(parts.get("tool_calls")) if isinstance(one, Mapping))
-        return n_letters + _taken(thought, self.reasoning) + sum(map(self._call, calls))
+        n_letters += sum(map(self._call, _mappings(parts.get("tool_calls"))))
+        return n_letters + _taken(thought, self.reasoning)
 
     def _call(self, call: Mapping[str, Any]) -> int:
         """A piece of a call: its name comes first, its arguments in pieces."""
@@ -612,10 +609,9 @@ class _Collected:
 
 def _taken(piece: object, into: list[str]) -> int:
     """Add a piece of text, if it is one; how many letters it has."""
-    if not isinstance(piece, str) or not piece:
-        return 0
-    into.append(piece)
-    return len(piece)
+    kept = piece if isinstance(piece, str) else ""
+    into.append(kept)
+    return len(kept)
 
 
 def _n_cached(found: _Collected, timings: Timings | None) -> int | None:
@@ -639,8 +635,11 @@ def _n_cached(found: _Collected, timings: Timings | None) -> int | None:
     return max(0, n_past - max(timings.predicted_n - 1, 0) - timings.prompt_n)
 
 
-def _listed(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
+def _mappings(value: object) -> Iterator[Mapping[str, Any]]:
+    """The objects of a list, if it is one."""
+    return (
+        (one for one in value if isinstance(one, Mapping)) if isinstance(value, list) else iter(())
+    )
 
 
 # The server's own counters, from the text of its `/metrics`.

@@ -840,10 +840,7 @@ def _without_times(session: Session) -> Iterator[Message]:
         n = sum(one.n_predict >= FEW_TOKENS and one.client_tok_s is None for one in usable)
         if n:
             text = f"{name}: {n} of {len(usable)} answers have no speed by the client's clock"
-            hint = (
-                "it does not tell how many tokens they have (`usage`), hides thoughts, or they came at once, and what "
-                "came first was nearly all: behind a proxy that buffers ask the server itself"
-            )
+            hint = "no `usage`, hidden thoughts, or a proxy that holds answers back: ask the server itself"
             yield warning("no-pace", text, hint)
 
 

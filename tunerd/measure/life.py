@@ -267,9 +267,7 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
     text = "only its address is known: what ran there is not part of the evidence"
     messages = [note("by-address", text)]
     if len(listed) > 1 and not wanted:
-        text = (
-            f"{called}: it is asked for `{name}`, the first of {len(listed)} models that it lists"
-        )
+        text = f"{called}: asked for `{name}`, the first of {len(listed)} models that it lists"
         messages.append(note("first-model", text, "--url URL#MODEL asks for another"))
     known: dict[str, Any] = {"route": Route.CHAT, "model": name}
     if is_llama:
