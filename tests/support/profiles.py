@@ -106,5 +106,5 @@ def a_plan_for(ctx: Context, program: Path) -> Plan:
     unread: Any = None
     return Plan(
         engine, resolved, command, program, (), False, (), render_unit(unit_template(ctx), spec), live,
-        diff="", messages=(), live_sha256=None, facts=unread, memory=unread, host=unread,
+        diff="", messages=(), live_sha256=None, facts=unread, memory=unread, host=unread, stamps={},
     )  # fmt: skip

@@ -560,13 +560,19 @@ def foreign_flags(
     return unlisted if refused is not None else ()
 
 
+def files_of(argv: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """The files that a command line has its server read, every part of a split one, each with what names it."""
+    for what, name in named_files(argv).items():
+        yield from ((what, part) for part in parts_of(Path(name)))
+
+
 def why_no_start(ctx: Context, live: LiveUnit) -> str | None:
     """Why a unit's server cannot start on what is here by now; None where nothing is known against it."""
     if live.program is None or live.argv is None:
         return None
     program, named = Path(live.program), named_files(live.argv)
-    parts = [part for name in named.values() for part in parts_of(Path(name))]
-    gone = [path for path in (program, *parts) if path.is_absolute() and is_gone(path)]
+    parts = [program, *(part for _, part in files_of(live.argv))]
+    gone = [path for path in parts if path.is_absolute() and is_gone(path)]
     if gone:
         return f"gone: {', '.join(f'`{path}`' for path in gone)}"
     try:

@@ -318,12 +318,29 @@ def normal_spelling(word: str) -> str:
 
 
 _FILES = {"model.path", "speculation.draft_model", "model.mmproj", "model.chat_template_file"}
+# Of flags that no key renders: the first take several with commas, on most builds with a scale behind each.
+_SEVERAL_FILES = ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled")
+_OTHER_FILES = frozenset({*_SEVERAL_FILES, "--grammar-file", "--json-schema-file", "-jf",
+                          "--lookup-cache-static", "-lcs"})  # fmt: skip
+_SCALE = re.compile(r":[-+]?[.\d]+$")
+
+
+def words_behind(word: str, value: str) -> list[str]:
+    """What stands behind a flag: the files, where it names several."""
+    flag = normal_spelling(word)
+    names = value.split(",") if flag in _SEVERAL_FILES else [value]
+    return [_SCALE.sub("", one) for one in names] if flag.endswith("-scaled") else names
 
 
 def named_files(argv: Sequence[str]) -> dict[str, str]:
-    """The files that a command line has its server read, by the profile key that stands for each."""
-    pairs = ((owner_of(flag), value) for flag, value in itertools.pairwise(argv[1:]))
-    return {key: value for key, value in pairs if key in _FILES}
+    """The files that a command line has its server read, by the profile key that stands for each, else by its path."""
+    found: dict[str, str] = {}
+    for word, value in itertools.pairwise(argv[1:]):
+        if (key := owner_of(word)) in _FILES:
+            found[key] = value
+        elif normal_spelling(word) in _OTHER_FILES:
+            found |= {name: name for name in words_behind(word, value)}
+    return found
 
 
 def owner_of(word: str, flags: Collection[str] | None = None) -> str | None:

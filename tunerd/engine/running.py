@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tunerd.app import Context
-from tunerd.engine.builds import engine_of, found_in_unit
-from tunerd.engine.flags import named_files
+from tunerd.engine.builds import engine_of, files_of, found_in_unit
 from tunerd.engine.probe import way_to
 from tunerd.engine.serving import read_live_unit
 from tunerd.machine.clock import process_began_s
 from tunerd.machine.files import is_gone, real_path, stamp_of
 from tunerd.machine.proc import process_stat
-from tunerd.model.files import parts_of
 from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.live import LiveUnit
 from tunerd.units.manager import UnitState
@@ -28,7 +26,7 @@ def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
     touched, and is what was deployed, is no other file.
 
     Returns:
-        The first such file in words, by `ENGINE` or the profile key that names it; empty where there is none.
+        The first such file in words, by `ENGINE`, the profile key that names it, or its path; empty where there is none.
     """
     stat = None if state.main_pid is None else process_stat(state.main_pid)
     if stat is None:
@@ -58,10 +56,9 @@ def _unlike_deployed(
         if real_path(path) not in same:
             yield ENGINE, path
     stamps = {} if generation is None else model_stamps(generation)
-    for key, name in named_files(live.argv).items():
-        for part in parts_of(Path(name)):
-            if part.is_absolute() and (stamps.get(part) or ()) != stamp_of(part):
-                yield key, part
+    for what, part in files_of(live.argv):
+        if part.is_absolute() and (stamps.get(part) or ()) != stamp_of(part):
+            yield what, part
 
 
 def _changed_after(path: Path, moment_s: float, now_s: float) -> bool:

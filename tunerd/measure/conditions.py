@@ -19,13 +19,14 @@ from tunerd.engine.help import Engine
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import specifiers_of
 from tunerd.errors import HostError, ModelFileError
+from tunerd.machine.files import stamp_of
 from tunerd.machine.host import read_host
 from tunerd.measure.evidence import ArmRecord, Fingerprint, models_sha256
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.units.generations import Generation
 from tunerd.units.text import environment_of, parse_unit
-from tunerd.words import sha256
+from tunerd.words import digest, sha256
 
 _MODELS = ("model.path", "speculation.draft_model", "model.mmproj")
 _TEMPLATE = "model.chat_template_file"
@@ -146,9 +147,16 @@ class FingerprintReader:
     def _model(
         self, named: Mapping[str, str], problems: list[str]
     ) -> tuple[str | None, str | None]:
-        """Identity of all models and hash of the template; `problems` takes what stands against telling them."""
+        """Identity of all models, with other files that change answers, and hash of the template.
+
+        `problems` takes what stands against telling them.
+        """
         found = [self._facts(named[key]) for key in _MODELS if key in named]
         identities = [None if facts is None else facts.identity.sha256 for facts, _ in found]
+        for path in sorted({named[key] for key in named.keys() - {*_MODELS, _TEMPLATE}}):
+            stamp = stamp_of(Path(path))
+            identities.append(None if stamp is None else digest(stamp))
+            problems += [f"no such file: `{path}`"] if stamp is None else []
         main = found[0][0] if found else None
         template = main.chat_template_sha256 if main is not None else None
         problems += [problem for _, problem in found if problem is not None]

@@ -129,14 +129,8 @@ class Target:
         return self.arm.name
 
 
-# What a file that was replaced leaves unknown of a fingerprint.
-_PARTS = {
-    ENGINE: "engine_sha256",
-    "model.path": "model_sha256",
-    "model.mmproj": "model_sha256",
-    "speculation.draft_model": "model_sha256",
-    "model.chat_template_file": "template_sha256",
-}
+# What a file that was replaced leaves unknown of a fingerprint, else that of its models.
+_PARTS = {ENGINE: "engine_sha256", "model.chat_template_file": "template_sha256"}
 
 
 def open_live(ctx: Context) -> Target:
@@ -177,8 +171,8 @@ def open_live(ctx: Context) -> Target:
     reader = FingerprintReader(ctx)
     arm, problems = reader.arm(LIVE, live.argv, live.environment, generation)
     for what, text in replaced_under(ctx, state).items():
-        arm = arm.under(**{_PARTS[what]: None})
-        part = _PARTS[what].removesuffix("_sha256")
+        part = _PARTS.get(what, "model_sha256")
+        arm, part = arm.under(**{part: None}), part.removesuffix("_sha256")
         problems = (f"the {part} that is measured is not what stands there now: {text}", *problems)
     if is_same is None:
         problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,8 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
-from tunerd.engine.flags import named_files
 from tunerd.engine.help import Effect
 from tunerd.errors import DeployError, TunerdError
-from tunerd.machine.files import stamp_of
-from tunerd.model.files import parts_of
 from tunerd.production.checks import explain
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import (
@@ -163,6 +160,11 @@ def _generation(
     components = identity.components if identity is not None else ()
     model = made.facts.identity
     gpus = made.host.gpus or ()
+    named = [  # a link may lead to another one later
+        {"path": str(path), "size_bytes": stamp[0], "mtime_ns": stamp[1]}
+        for path, stamp in made.stamps.items()
+        if stamp is not None
+    ]
     return Generation(
         unit=ctx.unit,
         reason=reason,
@@ -174,7 +176,7 @@ def _generation(
         model_identity={
             "sha256": model.sha256,
             **plain(model),
-            "files": [*plain(model)["files"], *_named(made.command.argv)],
+            "files": [*plain(model)["files"], *named],
         },
         argv=made.command.argv,
         origins=explain(made.command, made.resolved),
@@ -188,15 +190,6 @@ def _generation(
         },
         with_tuned=request.with_tuned,
     )
-
-
-def _named(argv: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The files that a command line names, as they are: a link may lead to another one later."""
-    for name in named_files(argv).values():
-        for path in parts_of(Path(name)):
-            stamp = stamp_of(path)
-            if stamp is not None:
-                yield {"path": str(path), "size_bytes": stamp[0], "mtime_ns": stamp[1]}
 
 
 def _payload(made: Plan, done: SwapDone) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import engine_of, found_of, read_facts
+from tunerd.engine.builds import engine_of, found_of
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.running import replaced_under
 from tunerd.engine.server import Address
@@ -29,13 +29,12 @@ from tunerd.errors import (
     Busy,
     DeployError,
     JobCanceled,
-    ModelFileError,
     Preempted,
     ServiceError,
     Stranded,
     TunerdError,
 )
-from tunerd.machine.files import lock
+from tunerd.machine.files import lock, stamp_of
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
 from tunerd.production.gate import (
@@ -239,12 +238,8 @@ def _replaced_since(ctx: Context, plan: Plan) -> str | None:
     engine, then = engine_of(ctx, found_of(plan.engine)).identity, plan.engine.identity
     if then is not None and (engine is None or engine.sha256 != then.sha256):
         return f"`{plan.engine.program}` is another build than when it began"
-    try:
-        model = read_facts(ctx, plan.model_path).identity
-    except ModelFileError as error:
-        return error.message
-    is_same = model.sha256 == plan.facts.identity.sha256
-    return None if is_same else f"`{plan.model_path}` is another file than when it began"
+    changed = (path for path, then in plan.stamps.items() if stamp_of(path) != then)
+    return next((f"`{path}` is another file than when it began" for path in changed), None)
 
 
 def _vram_free(ctx: Context) -> int | None:

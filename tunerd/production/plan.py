@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tunerd.engine.builds import (
     draft_facts,
     dry_arguments,
     engine_of,
+    files_of,
     find_programs,
     found_by_metadata,
     found_of,
@@ -27,7 +28,12 @@ from tunerd.engine.builds import (
     refusal,
     why_no_start,
 )
-from tunerd.engine.flags import KINDS_WITH_PROBABILITY, CommandLine, margin_in_force
+from tunerd.engine.flags import (
+    KINDS_WITH_PROBABILITY,
+    CommandLine,
+    margin_in_force,
+    words_behind,
+)
 from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
@@ -43,7 +49,7 @@ from tunerd.engine.serving import (
 )
 from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
-from tunerd.machine.files import real_path
+from tunerd.machine.files import real_path, stamp_of
 from tunerd.machine.host import process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
 from tunerd.machine.proc import process_name, unit_of
@@ -296,7 +302,10 @@ def user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine)
     """What the account may read of what the command line names."""
     who = account(user) if user is not None else None
     pairs = itertools.pairwise(("", *command.argv))
-    words = [word for flag, word in pairs if word.startswith("/") and flag != "--api-prefix"]
+    behind = [
+        one for flag, word in pairs if flag != "--api-prefix" for one in words_behind(flag, word)
+    ]
+    words = [word for word in behind if word.startswith("/")]
     for word in written_by(command.argv):
         words.remove(word)
     return UserFacts(
@@ -576,12 +585,16 @@ class Sketch(Choice):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Sketch):
-    """Everything that `apply` needs, and everything that a person wants to see before it."""
+    """Everything that `apply` needs, and everything that a person wants to see before it.
+
+    `stamps` are of the files that its server reads, as they were when it was made.
+    """
 
     live_sha256: str | None
     facts: ModelFacts
     memory: MemoryPlan
     host: Host
+    stamps: Mapping[Path, tuple[int, int] | None]
 
     @property
     def errors(self) -> tuple[Message, ...]:
@@ -696,8 +709,9 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     live = read_live_unit(ctx)
     live_text = standing_text(ctx)
     chosen = choose(ctx, request, host)
-    facts = read_facts(ctx, chosen.model_path)
     engine, resolved, command = chosen.engine, chosen.resolved, chosen.command
+    stamps = {path: stamp_of(path) for _, path in files_of(command.argv)}
+    facts = read_facts(ctx, chosen.model_path)
     before = serving_now(ctx, live)
 
     # decide
@@ -744,6 +758,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         facts=facts,
         memory=memory,
         host=host,
+        stamps=stamps,
         messages=messages,
     )
 

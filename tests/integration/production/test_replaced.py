@@ -12,9 +12,12 @@ import pytest
 
 from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
-from tunerd.errors import DeployError
+from tunerd.engine.builds import PlanRequest
+from tunerd.errors import DeployError, Preempted
+from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.life import open_live
-from tunerd.production.lease import demand_return
+from tunerd.production.lease import demand_return, hold
+from tunerd.production.plan import make_plan
 from tunerd.tryout.designed import SHAPES, design, write
 
 OLD, NEW = "mainline-2026-04-26", "mainline-2026-08-18"
@@ -104,7 +107,13 @@ def test_a_model_by_a_link_and_a_template_that_are_replaced_are_told_and_no_evid
     with a_box() as (box, _):
         template = box.box.folder / "chat.jinja"
         template.write_text("{{ messages[0].content }}")
-        box.profile("serves", model__chat_template_file=str(template))
+        grammar = box.box.folder / "words.gbnf"
+        grammar.write_text("root ::= [a-z ]+")
+        box.profile(
+            "serves",
+            model__chat_template_file=str(template),
+            extra_args=["--grammar-file", str(grammar)],
+        )
         box.apply("serves")
         template.chmod(0o640)  # only touched
         ctx = box.box.context
@@ -123,6 +132,45 @@ def test_a_model_by_a_link_and_a_template_that_are_replaced_are_told_and_no_evid
         assert found.engine_sha256 is not None
         assert str(box.model) in drift(box)
         assert str(template) in drift(box)
+        argv = ctx.deployed().argv
+        then = FingerprintReader(ctx).of(argv).fingerprint.model_sha256
+
+        grammar.write_text("root ::= [a-z ]* ")
+
+        assert str(grammar) in drift(box)
+        assert FingerprintReader(ctx).of(argv).fingerprint.model_sha256 not in {None, then}
+
+
+@pytest.mark.parametrize("what", ["template", "grammar", "model"])
+def test_a_measurement_ends_where_a_file_is_replaced_between_two_of_its_starts(what: str) -> None:
+    """Only engine and model were looked at: what another template, grammar or adapter did counted as of the one before."""
+    with a_box() as (box, _):
+        files = {"template": box.box.folder / "chat.jinja", "grammar": box.box.folder / "a.gbnf"}
+        files["template"].write_text("{{ messages[0].content }}")
+        files["grammar"].write_text("root ::= [a-z ]+")
+        files["model"] = box.model
+        box.profile(
+            "serves",
+            model__chat_template_file=str(files["template"]),
+            extra_args=["--grammar-file", str(files["grammar"])],
+        )
+        box.apply("serves")
+        ctx = box.box.context
+        plan = make_plan(ctx, PlanRequest("serves", {}))
+
+        with hold(ctx, purpose="a test", budget_s=60) as held:
+            with held.serve(plan) as candidate:
+                assert candidate.fault is None
+            with files[what].open("ab") as file:
+                file.write(b" ")
+            with (
+                pytest.raises(Preempted, match="replaced in the middle") as ended,
+                held.serve(plan),
+            ):
+                pass
+
+        assert str(files[what]) in str(ended.value.cause)
+        assert box.json("status")["healthy"]
 
 
 def test_with_keep_engine_the_build_that_was_deployed_is_there_after_it_was_replaced() -> None:

@@ -18,7 +18,15 @@ from tests.support.builders import (
 )
 from tests.support.folders import DATA
 from tests.support.profiles import KEYS, PROFILE_DATA, context, profile_of
-from tunerd.engine.flags import FLAG_ROWS, PLAIN_FLAGS, CommandLine, KeyFlag, Refusal, render
+from tunerd.engine.flags import (
+    FLAG_ROWS,
+    PLAIN_FLAGS,
+    CommandLine,
+    KeyFlag,
+    Refusal,
+    named_files,
+    render,
+)
 from tunerd.profile.layers import Layer
 from tunerd.profile.schema import all_keys
 
@@ -278,3 +286,19 @@ def test_a_shipped_profile_renders_to_its_golden_line(profile_name: str, dialect
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        ("-m /m.gguf --chat-template-file /t --log-file /l", {"model.path": "/m.gguf", "model.chat_template_file": "/t"}),
+        ("--lora /a.gguf,/b.gguf --grammar-file /a,b.gbnf", {name: name for name in ("/a.gguf", "/b.gguf", "/a,b.gbnf")}),
+        ("--lora_scaled /a.gguf:0.5,/b:1.gguf:-1", {name: name for name in ("/a.gguf", "/b:1.gguf")}),
+        ("--control-vector-scaled /a.gguf 0.5 -jf /s.json", {name: name for name in ("/a.gguf", "/s.json")}),
+    ],
+)  # fmt: skip
+def test_the_files_that_a_server_reads_are_known_by_every_flag_that_names_some(
+    words: str, files: dict[str, str]
+) -> None:
+    """Adapters, grammars and schemas count as model and template do: another file makes other answers."""
+    assert named_files(["llama-server", *words.split()]) == files
