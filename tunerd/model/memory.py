@@ -369,6 +369,9 @@ class MemorySettings:
         cache_ram_mib: Prompt cache; -1 has no limit.
         moe_cache_mib: GPU cache of experts that are kept in RAM; 0 for none.
         projector_bytes: Size of the multimodal projector's file; 0 without one, None where it is not known.
+        projector_offload: False keeps the projector in RAM.
+        adapter_bytes: Size of the files of adapters, None where it is not known.
+        has_rules: Rules place single tensors, so that where weights go is not known.
     """
 
     ctx_size: int = 0
@@ -399,6 +402,9 @@ class MemorySettings:
     cache_ram_mib: int = 8192
     moe_cache_mib: int = 0
     projector_bytes: int | None = 0
+    projector_offload: bool = True
+    adapter_bytes: int | None = 0
+    has_rules: bool = False
     laws: EngineLaws = MAINLINE_NOW
 
     @property
@@ -621,6 +627,11 @@ _REPACKED = frozenset({"q4_0", "q4_K", "iq4_nl"})
 def weights(server: Server) -> Iterator[Part]:
     """The model's tensors, by where the placement puts them."""
     facts, placement = server.facts, server.placement
+    yield Part(PartKind.WEIGHTS, server.worker, server.settings.adapter_bytes, "adapters")
+    if server.settings.has_rules and server.worker is Device.GPU:
+        for device in Device:
+            yield Part(PartKind.WEIGHTS, device, None, "memory.override_tensor says what is where")
+        return
     trunk = facts.trunk
     on_gpu = [block for block in trunk if placement.gpu_bytes(block)]
     split = sum(placement.cpu_bytes(block) > 0 for block in on_gpu)
@@ -916,7 +927,7 @@ def estimate(facts: ModelFacts, settings: MemorySettings) -> Estimate:
         *target_work(server),
         *mtp_work(server),
         *_draft(server),
-        Part(PartKind.PROJECTOR, server.worker, settings.projector_bytes, "its file, as a whole"),
+        *_projector(server),
         *growing(server),
     ]
     cells = server.cells
@@ -930,6 +941,21 @@ def estimate(facts: ModelFacts, settings: MemorySettings) -> Estimate:
         is_mapped=settings.load_mode in _MAPPING,
         notes=tuple(_notes(server)),
     )
+
+
+# What the vision tower of Qwen3.5 and Qwen3.6 computes with; a build reserves it for the largest image.
+# Source: public logs of builds of July to September 2026 on CUDA: 248.10 MiB beside 887.99 of weights.
+_PROJECTOR_WORK_BYTES = 249 * BYTES_PER_MIB
+
+
+def _projector(server: Server) -> Iterator[Part]:
+    """A multimodal projector: its file as a whole, and what it computes with."""
+    settings = server.settings
+    device = server.worker if settings.projector_offload else Device.HOST
+    yield Part(PartKind.PROJECTOR, device, settings.projector_bytes, "its file, as a whole")
+    if settings.projector_bytes != 0:
+        text = "projector, for the largest image of Qwen3.6"
+        yield Part(PartKind.COMPUTE, device, _PROJECTOR_WORK_BYTES, text)
 
 
 def _draft(server: Server) -> Iterator[Part]:
@@ -951,6 +977,8 @@ def _draft(server: Server) -> Iterator[Part]:
         n_max=0,
         draft=None,
         projector_bytes=0,
+        adapter_bytes=0,
+        has_rules=False,
         ctx_checkpoints=0,
         cache_ram_mib=0,
     )
@@ -983,7 +1011,7 @@ def _notes(server: Server) -> Iterator[str]:
     ):
         yield "ik_llama.cpp's compute buffer for latent attention is some 350 MiB larger than this"
     if settings.projector_bytes != 0:
-        yield "what the projector computes with comes on top, up to several hundred MiB"
+        yield "what the projector computes with is that of Qwen3.6's; others may take more"
     if facts.architecture == "unknown":
         yield "the file names no architecture: these numbers are a guess"
     if settings.has_gpu and settings.backend is Backend.CUDA:

@@ -11,6 +11,9 @@ from tunerd.result import Message, error, note, warning
 from tunerd.words import MiB, format_mib, have_mib
 
 _REMARK = "memory"
+# What the driver takes of an idle card for one process, before any kernel has run.
+# Source: 264 MiB of an RTX 3090 (ollama/ollama#17482), 368 MiB of another (ggml-org/llama.cpp#23281).
+_DRIVER_MIB = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,13 @@ def _messages(
                 f"needs {format_mib(need)} of VRAM, and {format_mib(free.gpu_mib)} are free",
                 "let fit place it (memory.fit_mib), or lower serving.ctx_size, serving.n_ubatch or "
                 "speculation.n_max",
+            )
+        elif fit_mib is None and need + _DRIVER_MIB > free.gpu_mib:
+            yield warning(
+                "tight-vram",
+                f"needs {format_mib(need)} of VRAM and some {_DRIVER_MIB} MiB for the driver, and "
+                f"{format_mib(free.gpu_mib)} are free: it may not start, or run out at the first long prompt",
+                "let fit place it (memory.fit_mib), or lower serving.ctx_size or serving.n_ubatch",
             )
         elif fit_mib is not None:
             spilled = estimate.fit_needed_mib(free.gpu_mib, fit_mib)

@@ -32,6 +32,7 @@ from tunerd.engine.flags import (
     KINDS_WITH_PROBABILITY,
     CommandLine,
     margin_in_force,
+    normal_spelling,
     words_behind,
 )
 from tunerd.engine.health import Expectation
@@ -373,12 +374,14 @@ def check_estimate(ctx: Context, made: Plan) -> list[Message]:
     if said is None:
         return []
     settings = settings_of(made.resolved, made.engine, None, made.host, has_gpu=True)
-    plain = replace(settings, speculation="off", n_max=0, projector_bytes=0)
-    ours = estimate(made.facts, plain).start_mib(Device.GPU)
+    plain = replace(settings, speculation="off", n_max=0, projector_bytes=0, adapter_bytes=0)
+    calculated = estimate(made.facts, plain)
+    ours = calculated.start_mib(Device.GPU)
     theirs = sum(mib for name, mib in said.items() if device_of(name) is Device.GPU)
-    text = (
-        f"without speculation the build itself expects {theirs} MiB of the card, tunerd {ours} MiB"
-    )
+    text = f"without speculation the build itself expects {theirs} MiB of the card, tunerd "
+    if not calculated.is_complete:
+        return [note("estimate-checked", f"{text}cannot tell")]
+    text += f"{ours} MiB"
     if theirs - ours > max(_DIFFERS_MIB, _DIFFERS_RATIO * theirs):
         hint = f"leave {theirs - ours} MiB more free (memory.fit_mib), or believe the first start"
         return [warning("estimate-differs", text, hint)]
@@ -417,9 +420,17 @@ def settings_of(
     given = {key: value for key, value in values.items() if value is not None}
     if resolved.profile.model.mmproj is not None:
         given["projector_bytes"] = _size(Path(resolved.profile.model.mmproj).expanduser())
+    extra = list(map(normal_spelling, resolved.profile.extra_args or ()))
+    given["projector_offload"] = "--no-mmproj-offload" not in extra
+    pairs = (pair for pair in itertools.pairwise(extra) if pair[0] in {"--lora", "--lora-scaled"})
+    adapters = [_size(Path(name)) for flag, names in pairs for name in words_behind(flag, names)]
+    given["adapter_bytes"] = None if None in adapters else sum(filter(None, adapters))
+    given["has_rules"] = bool(memory.override_tensor)
     capabilities = engine.capabilities
     if capabilities is not None:
-        given["laws"] = laws_of(capabilities)
+        laws = laws_of(capabilities)
+        is_windowed = laws.has_windowed_cache and "--swa-full" not in extra
+        given["laws"] = replace(laws, has_windowed_cache=is_windowed)
         own = {"n_max": capabilities.default_n_max, "n_parallel": capabilities.default_slots}
         given = {key: value for key, value in own.items() if value is not None} | given
         if capabilities.first_of("--ctx-size-draft", "--spec-draft-ctx-size") is not None:

@@ -132,7 +132,7 @@ def test_a_model_by_a_link_and_a_template_that_are_replaced_are_told_and_no_evid
         assert found.engine_sha256 is not None
         assert str(box.model) in drift(box)
         assert str(template) in drift(box)
-        argv = ctx.deployed().argv
+        argv = open_live(ctx).arm.argv
         then = FingerprintReader(ctx).of(argv).fingerprint.model_sha256
 
         grammar.write_text("root ::= [a-z ]* ")

@@ -52,6 +52,7 @@ def test_an_estimate_with_gaps_says_so() -> None:
 NEED = estimate(WEIGHTS, COMPUTE)
 LOCKED = estimate(WEIGHTS, COMPUTE, locked=True, mapped=False)
 MOVES, FULL = ("note", "fit-moves"), ("error", "too-big-for-vram")
+TIGHT = ("warning", "tight-vram")
 SCARCE, SLOW = ("error", "not-enough-ram"), ("warning", "slow-ram")
 
 
@@ -103,7 +104,9 @@ def test_without_a_card_only_ram_counts(
     assert list(plan.free_mib) == [Device.HOST]
 
 
-@pytest.mark.parametrize(("gpu", "expected"), [(8999, [FULL]), (9000, [])])
+@pytest.mark.parametrize(
+    ("gpu", "expected"), [(8999, [FULL]), (9000, [TIGHT]), (9299, [TIGHT]), (9300, [])]
+)
 def test_without_fit_too_big_is_an_error_and_nothing_moves(
     gpu: int, expected: list[tuple[str, str]]
 ) -> None:

@@ -18,7 +18,7 @@ from tunerd.engine.flags import CommandLine
 from tunerd.engine.help import Engine, OffloadDevice
 from tunerd.machine.files import Files
 from tunerd.model.files import ModelFiles
-from tunerd.model.memory import Device, PartKind, estimate
+from tunerd.model.memory import Device, Estimate, PartKind, estimate
 from tunerd.production.plan import memory_of_plan, settings_of
 from tunerd.result import Level
 from tunerd.tryout.designed import SHAPES, design, write
@@ -84,7 +84,8 @@ def test_the_cache_of_a_draft_model_is_as_the_build_makes_it(
 
 def test_a_projector_counts_by_its_file_and_is_unknown_without_it(tmp_path: Path) -> None:
     engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of("main-0x"))
-    asked, file = profile_of({"model.mmproj": str(tmp_path / "mmproj.gguf")}), b"GGUF" * 100
+    data, file = {"model.mmproj": str(tmp_path / "mmproj.gguf")}, b"GGUF" * 100
+    asked = profile_of(data)
     facts = facts_of_shape(PlainShape(architecture="llama", n_layer=2, n_vocab=2048))
 
     missing = estimate(facts, settings_of(asked, engine, None, HOST, has_gpu=True))
@@ -95,6 +96,32 @@ def test_a_projector_counts_by_its_file_and_is_unknown_without_it(tmp_path: Path
     assert found.is_complete
     assert found.bytes_of(Device.GPU, (PartKind.PROJECTOR,)) == len(file)
     assert any("projector" in one for one in found.notes)
+    kept = profile_of({**data, "extra_args": ["--no-mmproj-offload"]})
+    in_ram = estimate(facts, settings_of(kept, engine, None, HOST, has_gpu=True))
+    more = found.bytes_of(Device.GPU) - in_ram.bytes_of(Device.GPU)
+    assert more == 249 * 1024 * 1024 + len(file)
+    assert more == in_ram.bytes_of(Device.HOST) - found.bytes_of(Device.HOST)
+
+
+def test_flags_that_no_key_renders_count_where_they_take_memory(tmp_path: Path) -> None:
+    """`--swa-full` on Gemma 3 took a gigabyte and more than was said to fit, adapters what their files have."""
+    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of("main-0x"))
+    shape = PlainShape(architecture="gemma3", n_layer=12, sliding_window=1024, n_vocab=2048)
+    (tmp_path / "a.gguf").write_bytes(bytes(3 * 1024 * 1024))
+
+    def need(*words: str, **memory: object) -> Estimate:
+        asked = profile_of({"serving.ctx_size": 32768, "extra_args": list(words), **memory})
+        return estimate(facts_of_shape(shape), settings_of(asked, engine, None, HOST, has_gpu=True))
+
+    plain, whole = need(), need("--swa-full")
+    adapted = need("--lora-scaled", f"{tmp_path}/a.gguf:0.5,{tmp_path}/a.gguf:1")
+
+    kv = (PartKind.KV,)
+    assert whole.bytes_of(Device.GPU, kv) == 12 * 32768 * 2 * 4 * 64 * 2
+    assert plain.bytes_of(Device.GPU, kv) < whole.bytes_of(Device.GPU, kv) / 4
+    assert adapted.start_mib(Device.GPU) - plain.start_mib(Device.GPU) == 6
+    assert not need("--lora", f"{tmp_path}/none.gguf").is_complete
+    assert not need(**{"memory.override_tensor": ["exps=CPU"]}).is_complete
 
 
 @pytest.mark.parametrize(
