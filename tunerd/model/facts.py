@@ -36,6 +36,14 @@ _OUTPUT = re.compile(r"(?:output|output_norm|cls|dec\.output_norm|enc\.output_no
 _HEAD = "output.weight"
 _EMBEDDING = "token_embd.weight"
 _MTP_PROJECTION = "nextn.eh_proj.weight"
+# What `general.type` says of files that models are served with. Source: gguf-py's `GGUFType`.
+_NO_MODELS: Mapping[str, str] = MappingProxyType(
+    {
+        "mmproj": "a multimodal projector",
+        "adapter": "an adapter",
+        "imatrix": "a table for quantising",
+    }
+)
 # Files of these architectures only draft for another model.
 _COMPANIONS = frozenset(
     {"gemma4-assistant", "gemma4_mtp", "dflash", "dflash-draft", "eagle3", "dspark"}
@@ -225,6 +233,7 @@ class ModelFacts:
     stay on the CPU; `output_bytes` the head and its norm; `head_bytes` and `head_type` the head
     alone, which is the token embedding where the model has none of its own (`is_tied`).
     `tensor_types` are bytes by type, the most first, `mtp_types` those of the MTP blocks alone.
+    `no_model` is why no text can be generated with the file alone.
     """
 
     identity: ModelIdentity
@@ -234,7 +243,7 @@ class ModelFacts:
     n_layer_all: int | None
     n_nextn: int
     mtp_problem: str | None
-    is_companion: bool
+    no_model: str | None
     context_length: int | None
     n_embd: int | None
     n_vocab: int | None
@@ -323,7 +332,7 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
         n_layer_all=keys.own("block_count"),
         n_nextn=n_nextn,
         mtp_problem=_mtp_problem(n_blocks, n_nextn, by_name),
-        is_companion=_is_companion(keys, n_nextn, by_name),
+        no_model=_why_no_model(keys, n_nextn, by_name),
         context_length=keys.own("context_length"),
         n_embd=keys.own("embedding_length"),
         n_vocab=_n_vocab(keys, by_name),
@@ -565,11 +574,18 @@ def _mtp_problem(n_blocks: int, n_nextn: int, tensors: Mapping[str, TensorInfo])
     return f"its metadata claims {n_nextn} MTP block(s), but it has no tensor `{wanted}`"
 
 
-def _is_companion(keys: Keys, n_nextn: int, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether the file can only draft for another model: an MTP block alone, or a draft head."""
-    if keys.architecture in _COMPANIONS:
-        return True
-    return n_nextn > 0 and not any(name.startswith("blk.0.") for name in tensors)
+def _why_no_model(keys: Keys, n_nextn: int, tensors: Mapping[str, TensorInfo]) -> str | None:
+    """Why no text can be generated with this file alone; None where nothing is known against it."""
+    kind = keys.text("general.type") or ""
+    if keys.architecture == "clip" or kind in _NO_MODELS:
+        return f"it is {_NO_MODELS.get(kind, _NO_MODELS['mmproj'])}"
+    if not tensors:
+        return "it has no tensors"
+    if keys.metadata.get(f"{keys.architecture}.attention.causal") is False:
+        return "it is not causal, as models for embeddings"
+    has_trunk = n_nextn == 0 or any(name.startswith("blk.0.") for name in tensors)
+    is_companion = keys.architecture in _COMPANIONS or not has_trunk
+    return "it only drafts for another model" if is_companion else None
 
 
 def _is_gated(keys: Keys, key_length: int | None, tensors: Sequence[TensorInfo]) -> bool:

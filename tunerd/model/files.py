@@ -25,7 +25,7 @@ from tunerd.machine.files import Files, looked_at
 from tunerd.model.facts import FileIdentity, ModelFacts, ModelIdentity, facts_of, why_apart
 from tunerd.model.gguf import Header, read_header
 
-_WRITER = f"tunerd {__version__}, schema 3"
+_WRITER = f"tunerd {__version__}, schema 4"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MAX_SHARDS = 1000
 MAX_DEPTH = 8

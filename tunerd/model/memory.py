@@ -982,7 +982,7 @@ def _draft(server: Server) -> Iterator[Part]:
         ctx_checkpoints=0,
         cache_ram_mib=0,
     )
-    if draft.is_companion and draft.has_mtp:
+    if draft.no_model and draft.has_mtp:
         # Its one block with tensors is the MTP block, and that is what it is loaded for.
         own = replace(own, speculation="mtp", n_max=1)
         kinds = _DRAFT_KINDS | {

@@ -89,8 +89,8 @@ def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:
             f"get the MTP variant of `{facts.name or 'this model'}`{where}, usually named `*-MTP-*`; "
             'or set speculation.type = "off"',
         )
-    if facts.is_companion:
-        yield error("draft-only", "the file holds only an MTP block: it is a companion, no model",
+    if facts.no_model is not None:
+        yield error("no-model", f"the file is no model that could be served: {facts.no_model}",
                     "set model.path to the main file")  # fmt: skip
     ctx_size = resolved.profile.serving.ctx_size
     if ctx_size and facts.context_length and ctx_size > facts.context_length:

@@ -139,8 +139,8 @@ def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | Non
         apart = models.why_vocabularies_differ(base.facts.identity.files[0].path, path)
     except ModelFileError as error:
         return (error.cause or error.message).splitlines()[0], None
-    if facts.is_companion:
-        return f"it drafts as {facts.architecture} only, not by itself", None
+    if facts.no_model is not None:
+        return facts.no_model, None
     if apart is not None:
         return f"it does not speak the model's tokens: {apart}", None
     if facts.file_bytes >= base.facts.file_bytes:

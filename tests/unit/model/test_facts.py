@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.gguf_bytes import MemorySource, gguf, number, pair, text
+from tests.support.gguf_bytes import MemorySource, gguf, number, pair, tensor, text
 from tests.support.model_headers import (
     QWEN36_27B,
     QWEN36_35B_A3B,
@@ -76,10 +76,40 @@ def test_an_mtp_block_may_be_missing_or_alone_in_its_file() -> None:
         for names in (["blk.0.attn_q.weight"], [MTP], ["blk.0.attn_q.weight", MTP])
     )
 
-    assert (claimed.has_mtp, claimed.n_nextn, claimed.is_companion) == (False, 1, False)
+    assert (claimed.has_mtp, claimed.n_nextn, claimed.no_model) == (False, 1, None)
     assert MTP in (claimed.mtp_problem or "")
-    assert (alone.has_mtp, alone.is_companion) == (True, True)
-    assert (whole.has_mtp, whole.is_companion) == (True, False)
+    assert (alone.has_mtp, alone.no_model) == (True, "it only drafts for another model")
+    assert (whole.has_mtp, whole.no_model) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "has_tensors", "why"),
+    [
+        ([text("general.architecture", "clip")], True, "it is a multimodal projector"),
+        ([text("general.type", "adapter")], True, "it is an adapter"),
+        ([text("general.type", "imatrix")], True, "it is a table for quantising"),
+        ([text("general.architecture", "llama")], False, "it has no tensors"),
+        (
+            [
+                text("general.architecture", "bert"),
+                pair("bert.attention.causal", ValueType.BOOL, False),
+            ],
+            True,
+            "it is not causal, as models for embeddings",
+        ),
+        (
+            [text("general.architecture", "qwen9"), text("general.type", "model")],
+            True,
+            None,
+        ),
+    ],
+)
+def test_files_that_models_are_served_with_are_no_models(
+    pairs: list[bytes], has_tensors: bool, why: str | None
+) -> None:
+    """A server was stopped for each of them, and came back when none of them would load."""
+    table = [tensor("blk.0.attn_q.weight", (32, 1), 0, 0)] if has_tensors else []
+    assert facts_of_bytes(gguf(pairs, table, data=128)).no_model == why
 
 
 def test_an_unknown_architecture_still_has_facts() -> None:

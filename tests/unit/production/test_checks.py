@@ -112,7 +112,7 @@ def test_mtp_without_a_block_is_refused_with_what_to_get_instead(facts: ModelFac
 @pytest.mark.parametrize(
     ("data", "changes", "expected"),
     [
-        ({}, {"is_companion": True}, [("error", "draft-only")]),
+        ({}, {"no_model": "it is an adapter"}, [("error", "no-model")]),
         ({"serving__ctx_size": 4096}, {"context_length": 4096}, []),
         ({"serving__ctx_size": 4097}, {"context_length": 4096}, [("warning", "long-context")]),
         ({"serving__ctx_size": 4097}, {"context_length": None}, []),
