@@ -27,7 +27,7 @@ from tunerd.profile.files import load_profile
 from tunerd.profile.layers import Layer
 from tunerd.result import ActionResult, note
 from tunerd.sweep.schedule import ask_tonight
-from tunerd.units.generations import Generation
+from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch.drift import Drift
@@ -486,11 +486,12 @@ def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:
 
 
 def engine_seen(ctx: Context, driver_version: str | None) -> EngineSeen:
-    """A stamp of every file of the engine that serves, and the driver."""
+    """A stamp of every file of the engine that serves, of its models and what else it reads, and the driver."""
     generation = ctx.deployed()
     if generation is None:
         return EngineSeen((), driver_version)
     names = {path for path, _ in generation.engine_components} | set(generation.argv[:1])
+    names |= set(map(str, model_stamps(generation)))
     files = tuple((name, stamp_of(Path(name))) for name in sorted(names))
     return EngineSeen(files, driver_version)
 

@@ -151,12 +151,19 @@ def test_what_the_guards_judge_by_is_found_out_once_for_each_life(world: World) 
     assert began[0] is not None
 
 
-def test_a_library_that_an_upgrade_took_away_for_good_keeps_nobody_from_finding_out(
-    world: World, tmp_path: Path
+@pytest.mark.parametrize("what", ["library", "model"])
+def test_a_file_that_somebody_took_away_for_good_keeps_nobody_from_finding_out(
+    world: World, tmp_path: Path, what: str
 ) -> None:
+    """Of a model that was replaced by one without its MTP block nobody told before the start that failed."""
     library = tmp_path / "libllama.so.0.0.1"
     library.write_bytes(b"library")
-    world.generation(3, engine_components=((str(library), "a" * 64),))
+    named = {"files": [{"path": str(library), "size_bytes": 7, "mtime_ns": 1}]}
+    world.generation(
+        3,
+        engine_components=((str(library), "a" * 64),) if what == "library" else (),
+        model_identity=named if what == "model" else None,
+    )
     began: list[str | None] = []
     for n in range(20):
         if n == 10:
