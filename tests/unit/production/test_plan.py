@@ -122,6 +122,9 @@ def test_flags_that_no_key_renders_count_where_they_take_memory(tmp_path: Path) 
     assert adapted.start_mib(Device.GPU) - plain.start_mib(Device.GPU) == 6
     assert not need("--lora", f"{tmp_path}/none.gguf").is_complete
     assert not need(**{"memory.override_tensor": ["exps=CPU"]}).is_complete
+    assert plain.is_mapped
+    assert not need("-rtr").is_mapped
+    assert need("-rtr", **{"serving.load_mode": "mlock"}).is_locked
 
 
 @pytest.mark.parametrize(
