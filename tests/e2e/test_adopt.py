@@ -299,6 +299,33 @@ def llama_app(root: Root, folder: Path) -> Path:
     return program
 
 
+def test_a_build_of_the_account_that_serves_is_adopted_and_measured_once_it_is_allowed(
+    tunerd: Deployment,
+) -> None:
+    """What the settings allow was refused where a unit named it, and each candidate was another build."""
+    machine, build = tunerd.machine, "/home/alice/llama.cpp/build/bin/llama-server"
+    machine.sh(
+        f"mkdir -p {Path(build).parent}; chmod 755 /home/alice; cp /usr/bin/llama-server {build};"
+        " chown -R alice: /home/alice"
+    )
+    tunerd.write_unit(BY_HAND.replace("/usr/bin/llama-server", build))
+    tunerd.systemctl("enable", "--now", UNIT)
+    wait_for(tunerd, "my own model", 8099)
+
+    refused = tunerd("profiles", "new", "mine", "--from-unit", UNIT, expect=1)
+    told = re.findall(r"`tunerd (settings set \S+ \S+)`", refused.err)
+    assert len(told) == 2, refused
+    for command in told:
+        tunerd(*command.replace("NAME", "mine").split())
+    tunerd("profiles", "new", "mine", "--from-unit", UNIT)
+    tunerd.apply("mine")
+    measured = tunerd.json("compare", "--set", "speculation.n_max=1", "--budget", "5s", "--yes",
+                           expect=None)  # fmt: skip
+
+    assert "another build" not in str(measured), measured
+    assert tunerd.generate(port=8099)["content"]
+
+
 def test_a_server_started_by_a_script_comes_back_too(tunerd: Deployment) -> None:
     script = f"#!/bin/sh\n/usr/bin/llama-server -m {MODEL} --port 8099 -a scripted -t 1 -c 512\n"
     tunerd.machine.write("/srv/scripts/serve", script, mode=0o755)

@@ -162,7 +162,7 @@ def _users(gpu: Mapping[str, Any]) -> Iterator[str]:
 def _engines(engines: list[Mapping[str, Any]]) -> Iterator[str]:
     rows = [
         (f"  {e['name']}", e["dialect"] or "-", e["version"] or "-", e["path"],
-         f"not usable: {e['problem']}" if e["problem"] else e["found_by"])
+         f"not usable: {e['problem'].partition(';')[0]}" if e["problem"] else e["found_by"])
         for e in engines
     ]  # fmt: skip
     yield from columns(rows) if rows else ["  none"]

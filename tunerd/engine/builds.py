@@ -110,7 +110,6 @@ def find_programs(ctx: Context) -> tuple[Found, ...]:
             found_by=f"settings engines.{name}",
             name=name,
             environment=tuple(sorted(settings.environment.items())),
-            allow_writable=settings.allow_writable,
         )
         for name, settings in ctx.settings.engines.items()
     ]
@@ -194,20 +193,23 @@ def engines_meant(engines: tuple[Engine, ...], wanted: str) -> tuple[Engine, ...
 
 
 def _refusal(ctx: Context, found: Found, *, is_embedded: bool) -> str | None:
-    """Why a program may not be run; only system mode, where root decides what runs, is strict."""
-    if ctx.mode is not Mode.SYSTEM or found.allow_writable or is_embedded:
+    """Why a program may not be run; only system mode, where root decides what runs, is strict.
+
+    What the operator allows is allowed by its path, whoever names it: settings, a unit or a profile.
+    """
+    named = {one.path: name for name, one in ctx.settings.engines.items()}
+    name = named.get(found.program)
+    is_allowed = name is not None and ctx.settings.engines[name].allow_writable
+    if ctx.mode is not Mode.SYSTEM or is_allowed or is_embedded:
         return None
     who = writable_by_others(found.program)
     if who is None:
         return None
     if not found.program.is_file():
         return f"not run, because {who}"
-    allowed = f"`tunerd settings set engines.{found.name}.allow_writable true` allows it"
-    if found.name is None:
-        allowed = (
-            f"`{ctx.paths.settings_file}` can allow it: `engines.NAME.path` with `allow_writable`"
-        )
-    return f"not run, because {who}; {allowed}"
+    setting = f"tunerd settings set engines.{name or 'NAME'}"
+    path = "" if name else f"`{setting}.path {found.program}` and "
+    return f"not run, because {who}; {path}`{setting}.allow_writable true` allow{'s' if name else ''} it"
 
 
 def _serving(ctx: Context) -> Iterator[Found]:

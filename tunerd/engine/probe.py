@@ -76,7 +76,6 @@ class Found:
     found_by: str
     name: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
-    allow_writable: bool = False
     subcommand: tuple[str, ...] | None = None
 
 

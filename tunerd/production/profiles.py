@@ -426,7 +426,7 @@ def _from_unit(
             f"the program of {unit} cannot be probed",
             cause=engine.problem,
             state="nothing was written",
-            hint=itself,
+            hint=f"where `{live.program}` only starts a server: {itself}",
         )
     if not live.names_a_model:
         raise ConfigError(

@@ -38,6 +38,7 @@ from tunerd.engine.prove import prove_engine
 from tunerd.errors import EngineError
 from tunerd.machine.files import Files
 from tunerd.machine.process import User
+from tunerd.settings import EngineSettings, Settings
 from tunerd.units.sandbox import Sandbox
 from tunerd.words import Family, Mode
 
@@ -435,19 +436,26 @@ def test_only_what_root_alone_may_change_is_safe_with_the_folders_above_and_behi
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="the rule is about root's files")
-def test_who_may_not_be_run_is_told_with_the_setting_that_allows_it_unless_none_would(
+def test_who_may_not_be_run_is_told_with_what_allows_it_by_its_path_whoever_names_it(
     folder: Path,
 ) -> None:
+    """Named by a unit it was refused although the settings allowed it, and no measurement began."""
     ctx = replace(Box(folder).context, mode=Mode.SYSTEM)
     program = good(folder).program
     program.chmod(0o757)
 
-    def said(path: Path, name: str | None = None) -> str:
-        return str(engine_of(ctx, Found(path, "test", name)).problem)
+    def said(path: Path = program, *, is_allowed: bool | None = None) -> str | None:
+        mine = EngineSettings(path=program, allow_writable=bool(is_allowed))
+        settings = Settings(engines={} if is_allowed is None else {"mine": mine})
+        return engine_of(replace(ctx, settings=settings), Found(path, "unit")).problem
 
-    assert "engines.mine.allow_writable true` allows" in said(program, "mine")
-    assert "`engines.NAME.path` with `allow_writable`" in said(program)
-    missing = said(program / "llama-server", "mine")
+    assert f"`tunerd settings set engines.NAME.path {program}`" in str(said())
+    assert "engines.mine.allow_writable true` allows" in str(said(is_allowed=False))
+    assert said(is_allowed=True) is None
+    link = folder / "link"
+    link.symlink_to(program)
+    assert "NAME" in str(said(link, is_allowed=True)), "which may lead elsewhere by then"
+    missing = str(said(program / "llama-server"))
     assert "Not a directory" in missing
     assert "allow" not in missing
 
