@@ -66,7 +66,7 @@ def rollback(
 
     Args:
         ctx: Where.
-        to: A backup's name or a generation's number; None for the newest backup.
+        to: A backup's name or a generation's number; None for what served before.
         drain: Whether to wait for running requests first.
         confirm: Checks the target under the lock; raises to stop.
         ask: Shows the target and asks a person, without the lock; raises to stop.
@@ -196,8 +196,16 @@ def _first(ctx: Context) -> Generation | None:
 
 
 def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
-    """What the newest swap replaced, passing over what is live already (a failed swap's backup)."""
+    """What was deployed where somebody edited it since, else what the newest swap replaced.
+
+    What is live already (a failed swap's backup) is passed over.
+    """
     live = sha256(standing_text(ctx))
+    deployed = ctx.deployed()
+    if deployed is not None and deployed.unit_sha256 not in {None, live}:
+        text = ctx.generations.unit_text(deployed.number)
+        if text is not None:
+            return f"generation {deployed.number}", text, None
     for entry in ctx.generations.entries(ctx.unit):
         generation = entry.generation
         if not _changed_the_unit(entry.ending):
@@ -266,7 +274,9 @@ def _check(
     old = _as_unit(ctx, text)
     if old.problem is not None or old.argv is None or old.program is None:
         raise DeployError(
-            f"`{name}` cannot be read as a unit: {old.problem}", state="nothing was changed"
+            f"`{name}` cannot be read as a unit: {old.problem}",
+            state="nothing was changed",
+            hint="`tunerd rollback --list` shows what else there is",
         )
     from tunerd.engine.builds import why_no_start  # what knows engines takes long to import
     from tunerd.production.plan import NO_WAY_BACK, check_way_back

@@ -29,9 +29,24 @@ def test_the_backup_of_a_failed_swap_is_not_offered_before_that_of_the_last_good
     deploy(world.context(), world, "new")
     with pytest.raises(RolledBack):
         deploy(world.context(), world, "newest", program=BROKEN)
-    world.unit_path.write_bytes(world.text("edited"))
 
     assert _target(world) == world.text("old")
+
+
+def test_from_a_unit_that_was_edited_by_hand_one_goes_back_to_what_was_deployed(
+    world: World,
+) -> None:
+    """It led behind that, to an older model perhaps; the next edit led to the first, which never served."""
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    for edit in ("broken", "broken again"):
+        world.unit_path.write_bytes(world.text(edit))
+
+        assert _target(world) == world.text("new")
+
+        go_back(world.context())
+    world.unit_path.unlink()
+    assert _target(world) == world.text("new")
 
 
 def test_a_newest_generation_that_changed_nothing_in_the_unit_is_passed_over_and_that_is_said(
