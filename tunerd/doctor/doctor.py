@@ -34,6 +34,7 @@ from tunerd.engine.builds import (
     foreign_flags,
     found_in_unit,
     prober,
+    why_no_start,
 )
 from tunerd.engine.flags import (
     SECRET_FLAGS,
@@ -71,6 +72,7 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
 from tunerd.production.checks import UNIX_SOCKET, masked
+from tunerd.production.gate import failure_of
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import settings_of
 from tunerd.production.profiles import detect
@@ -105,6 +107,10 @@ def read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None
     facts = ServerFacts(
         unit=ctx.unit,
         is_active=state.is_active,
+        no_start=f"its manager does not take it: {live.problem}"
+        if state.load_state == "bad-setting"
+        else why_no_start(ctx, live),
+        death=failure_of(state, _log(ctx, state)) if state.has_failed else None,
         pid=pid,
         was_edited=was_edited,
         argv=live.argv or (),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tunerd.engine.flags import drafts_with_probability, owner_of
+from tunerd.engine.health import Failure
 from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.log import read_requests
 from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
@@ -349,11 +350,14 @@ class ServerFacts:
     `was_edited` is true, and what only this process shows (slots, locks, log) is unknown.
     `settings` are the keys that its command line and environment set; what they leave to the build
     is None there. `settings_problem` says why they cannot be read. `foreign_flags` are flags on the
-    command line that the build does not take; empty where the build is not known.
+    command line that the build does not take; empty where the build is not known. `no_start` says why
+    nothing starts on what stands in the unit and on disk by now, `death` how a server that failed ended.
     """
 
     unit: str
     is_active: bool
+    no_start: str | None = None
+    death: Failure | None = None
     pid: int | None = None
     was_edited: bool = False
     argv: tuple[str, ...] = ()

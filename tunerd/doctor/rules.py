@@ -1002,6 +1002,22 @@ _OWN = "tunerd's own design (docs/architecture.md)"
 
 
 @_rule(
+    "server-down",
+    "a server that failed, or whose unit cannot start one any more",
+    "nobody is answered, or nobody from its next start on",
+    _OWN,
+)
+def _down(facts: Facts) -> Iterator[Seen | Missing]:
+    server = facts.unit()
+    back = "`tunerd verify` tells what was edited since it served, `tunerd rollback` goes back"
+    if server.no_start is not None:
+        yield _errs(f"{server.unit} cannot start a server: {server.no_start}", f"mend that; {back}")
+    elif server.death is not None:
+        hint = f"{server.death.hint}; {back}" if server.death.hint else back
+        yield _errs(f"{server.unit} failed: {server.death.kind}, {server.death.words}", hint)
+
+
+@_rule(
     "no-supervisor",
     "local mode's supervisor does not run",
     "without systemd it alone starts the server, and starts it again when it ends",

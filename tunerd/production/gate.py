@@ -305,14 +305,14 @@ def _explain(
     ctx: Context, lost: Lost, state: UnitState, lines: tuple[str, ...], in_use: Address | None
 ) -> Failure:
     """The cause, from the log where the observation alone does not tell."""
-    failure = _classified(state, lines)
+    failure = failure_of(state, lines)
     for _ in range(_LOG_READS):
         if state.is_active or failure.kind not in _VAGUE or state.invocation_id is None:
             break
         ctx.clock.sleep(_LOG_LAG_S)
         with contextlib.suppress(ServiceError):
             lines = _of_invocation(ctx, state) or lines
-        failure = _classified(state, lines)
+        failure = failure_of(state, lines)
     is_better_seen = failure.kind in _VAGUE or state.is_active
     if lost.kind is not None and lost.kind is not failure.kind and is_better_seen:
         # Of a server that runs, warnings in its log are not what went wrong.
@@ -326,7 +326,8 @@ def _explain(
     return failure
 
 
-def _classified(state: UnitState, lines: tuple[str, ...]) -> Failure:
+def failure_of(state: UnitState, lines: tuple[str, ...]) -> Failure:
+    """How a unit's server ended, by its manager and by what it wrote."""
     kind, status = state.exit_kind, state.exit_status
     return classify(lines, exit_kind=kind, exit_status=status, result=state.result)
 

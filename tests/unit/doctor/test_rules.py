@@ -33,6 +33,7 @@ from tunerd.cli.main import cli
 from tunerd.doctor import rules
 from tunerd.doctor.facts import Facts, Finding, Locking, OwnFacts, PortFacts, Rule, diagnose
 from tunerd.doctor.rules import ALL_RULES
+from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.help import Effect, Proof
 from tunerd.machine.facts import POWER_CAP, CpuFrequency, GpuProcess
 from tunerd.model.memory import Device
@@ -186,11 +187,15 @@ FIRES = [
           Level.ERROR, "it is down"),
     ("settings-wrong", a_box(own=OwnFacts(settings=warning("settings", "no TOML", "correct it"))),
           Level.ERROR, "no TOML"),
+    ("server-down", with_server(no_start="gone: `/models/a.gguf`"), Level.ERROR, "cannot start"),
+    ("server-down", with_server(death=Failure(FailureKind.PORT_TAKEN, "couldn't bind", None)),
+          Level.ERROR, "port taken, couldn't bind"),
     ("swap-cut-short", a_box(own=OwnFacts(interrupted=warning("interrupted", "of generation 3", "recover"))),
           Level.ERROR, "of generation 3"),
 ]  # fmt: skip
 
 SILENT = [
+    ("server-down", a_box()),
     ("gpu-unreadable", without_cards()),
     ("gpu-throttled", with_card(throttle_reasons=(POWER_CAP,))),
     ("uvm-missing", without_cards()),
@@ -304,6 +309,7 @@ UNKNOWN = [
     ("no-supervisor", a_box(own=None), "supervisor answers"),
     ("settings-wrong", a_box(own=None), "the settings are right"),
     ("swap-cut-short", a_box(own=None), "was cut short"),
+    ("server-down", replace(a_box(), server=None), "a unit that serves"),
 ]  # fmt: skip
 
 
