@@ -200,7 +200,7 @@ def engines_command(call: Call, prove: bool) -> ActionResult:
 def keep_command(call: Call, engine: str) -> ActionResult:
     """Copy a program and its libraries, so that an upgrade in place leaves a way back.
 
-    The copy is an engine of its own; name it in `engine.prefer` or with --set.
+    The copy is an engine of its own, which `engine.prefer` and `tunerd compare` take by its name.
 
     \b
     Example:
@@ -253,6 +253,7 @@ def render_kept(payload: Mapping[str, Any]) -> Iterator[str]:
     what = "kept" if payload["new"] else "was kept already"
     yield f"{payload['engine']} {what}: {payload['files']} files, {payload['mib']} MiB"
     yield f"  {payload['program']}"
+    yield f"it is engine {payload['name']}: tunerd apply PROFILE --set 'engine.prefer=[\"{payload['name']}\"]'"
 
 
 @click.group(name="profiles")

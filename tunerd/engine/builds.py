@@ -420,6 +420,7 @@ def keep(ctx: Context, name: str) -> ActionResult:
         identity, program, is_new = keep_program(ctx, found_of(engine))
     payload = {
         "engine": engine.name,
+        "name": f"kept-{program.parents[1].name}",
         "folder": str(program.parents[1]),
         "program": str(program),
         "files": len(identity.components),

@@ -303,7 +303,11 @@ def _check(
     if made_by is not None:
         since = f"since generation {made_by.number}"
         messages += [
-            warning("replaced", f"{since} this was replaced: {change}")
+            warning(
+                "replaced",
+                f"{since} this was replaced: {change}; the unit starts what stands there now",
+                _way_round(ctx, made_by, old),
+            )
             for change in changed_files(made_by.engine_components, made_by.argv)
         ]
         messages += [

@@ -188,6 +188,11 @@ def test_with_keep_engine_the_build_that_was_deployed_is_there_after_it_was_repl
         assert box.json("status")["healthy"]
         assert box.json("guard", "check")["replanned"]["refusals"] == []
         assert box.json("plan", "serves", "--set", f'engine.prefer=["{kept}"]')["argv"]
+        back = box.json("rollback", "--to", "1", "--dry-run")["messages"]
+        (told,) = (one for one in back if one["code"] == "replaced")
+        assert f'--set \'engine.prefer=["{kept}"]' in told["hint"], (
+            "by which the old build comes back"
+        )
 
 
 @pytest.mark.parametrize("what", ["model", "program"])
