@@ -439,7 +439,8 @@ uninstall_system() {
         act systemctl daemon-reload
     fi
     done_with 'tunerd is gone. Left as they are:' || return 0
-    say '  the server and its unit, with its backups beside it (UNIT.pre-*)'
+    say '  the server and its unit, with its backups beside it (UNIT.pre-*): cp the oldest that tunerd'
+    say '  made over the unit, then systemctl daemon-reload and restart, for what stood before tunerd'
     say '  /var/lib/tunerd (history, and kept engines, which a unit may start), /etc/tunerd (settings)'
     say '  the group tunerd, the accounts tunerd-web and llama-server with /var/lib/llama-server'
     say '  to remove those as well: rm -r /var/lib/tunerd /etc/tunerd; userdel tunerd-web; groupdel tunerd'

@@ -58,6 +58,11 @@ class Context:
         """Where its file is the live definition."""
         return self.paths.unit_dir / self.unit
 
+    @property
+    def systemctl(self) -> str:
+        """How a person calls the manager that the server runs under."""
+        return "systemctl --user" if self.mode is Mode.USER else "systemctl"
+
     def deployed(self) -> Generation | None:
         """The generation that serves; None where tunerd has deployed nothing."""
         entry = self.generations.serving(self.unit)

@@ -225,7 +225,7 @@ def render_apply(payload: Mapping[str, Any]) -> Iterator[str]:
     yield payload["summary"]
     yield from _kept(payload, "; `tunerd rollback` goes back")
     if payload["backup"] is None:
-        yield "no unit file stood before; `tunerd rollback` removes this one"
+        yield "no unit file of this name stood before: `tunerd rollback` removes it, and what was in force before is again"
 
 
 def _kept(payload: Mapping[str, Any], way_back: str = "") -> Iterator[str]:

@@ -392,7 +392,7 @@ def _edited(ctx: Context) -> Message:
         "edited",
         f"{ctx.unit} runs with other arguments than its text has, by an edit since its start or by a script "
         "that it starts: what is said is of the text, and what only a running server shows is unknown",
-        f"tunerd verify; systemctl restart {ctx.unit}",
+        f"tunerd verify; {ctx.systemctl} restart {ctx.unit}",
     )
 
 

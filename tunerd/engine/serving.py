@@ -177,7 +177,7 @@ def demand_replaceable(ctx: Context) -> None:
         raise DeployError(
             f"{state.unit} is masked: whoever did that wants it not to start",
             state="nothing was changed",
-            hint=f"systemctl unmask {state.unit}",
+            hint=f"{ctx.systemctl} unmask {state.unit}",
         )
 
 

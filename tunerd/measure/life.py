@@ -151,7 +151,7 @@ def open_live(ctx: Context) -> Target:
     is_same = _runs_with(live.argv, state.main_pid)
     if is_same is False:
         cause = "it was edited after the server was started"
-        hint = f"`systemctl restart {live.unit}`, or `tunerd verify`"
+        hint = f"`{ctx.systemctl} restart {live.unit}`, or `tunerd verify`"
         if hides_words(live):
             cause = f"`{live.program}`, which it starts, is a script and gives its server others"
             hint = f'let it end with the flags that it is given, "$@"; `systemctl status {live.unit}` shows them'

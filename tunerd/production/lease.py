@@ -465,7 +465,7 @@ class Held:
             f"{self._ctx.unit} does not serve after the measurement: {message}",
             cause=cause,
             state="nothing of it was changed; the measurement's own units are gone",
-            hint=f"`tunerd status`; then `systemctl restart {self._ctx.unit}`, or `tunerd rollback`",
+            hint=f"`tunerd status`; then `{self._ctx.systemctl} restart {self._ctx.unit}`, or `tunerd rollback`",
         )
 
 
@@ -579,7 +579,7 @@ def demand_return(ctx: Context, before: UnitState) -> None:
             f"{ctx.unit} does not start at boot, so nothing is measured in its place",
             cause="after a power cut in the middle nothing would bring it back",
             state="nothing was touched",
-            hint=f"`systemctl enable {ctx.unit}`, or `tunerd apply PROFILE`",
+            hint=f"`{ctx.systemctl} enable {ctx.unit}`, or `tunerd apply PROFILE`",
         )
     replaced = replaced_under(ctx, before) if before.is_active else {}
     if replaced:
@@ -587,7 +587,7 @@ def demand_return(ctx: Context, before: UnitState) -> None:
             f"what {ctx.unit} runs from is other files by now, so nothing is measured in its place",
             cause="\n".join(replaced.values()) + "\nnobody has seen the server start on that",
             state="nothing was touched",
-            hint=f"`systemctl restart {ctx.unit}`, or `tunerd apply PROFILE`, and then this again",
+            hint=f"`{ctx.systemctl} restart {ctx.unit}`, or `tunerd apply PROFILE`, and then this again",
         )
 
 

@@ -147,10 +147,13 @@ def status(ctx: Context) -> ActionResult:
     last = next(ctx.generations.entries(ctx.unit), None)
     address = address_now(ctx, live, state)
     http = props = None
+    alias = live.serving.alias
     if state.is_active and address is not None:
         server = LlamaServer(address, ctx.clock)
         http = server.health(timeout_s=1.0)
         props = server.props(timeout_s=1.0) if http is HttpState.READY else None
+        if alias is None and props is not None and not (props.is_asleep or props.is_router):
+            alias = server.alias(timeout_s=1.0)
     drifts = find_drift(ctx, entry, deep=False) if entry is not None else []
     under_way = was_under_way or is_locked(ctx.paths.lock)
     if under_way:  # its record looks like that of one that was cut short
@@ -173,7 +176,8 @@ def status(ctx: Context) -> ActionResult:
         "asleep": None if props is None else props.is_asleep,
         "router": None if props is None else props.is_router,
         "address": None if address is None else address.url,
-        "alias": live.serving.alias,
+        "alias": alias,
+        "model": live.serving.model,
         "program": live.program,
         "generation": entry.generation.number if entry is not None else None,
         "outcome": str(entry.ending.outcome) if entry is not None else None,
@@ -326,7 +330,7 @@ def _words_drift(ctx: Context) -> Iterator[Message]:
         text = (
             f"`{live.program}` is a script and gives its server other arguments than the unit has"
         )
-        hint = f'let it end with the flags that it is given, "$@"; `systemctl status {ctx.unit}` shows them'
+        hint = f'let it end with the flags that it is given, "$@"; `{ctx.systemctl} status {ctx.unit}` shows them'
         yield warning("other-arguments", text, hint)
 
 
@@ -382,14 +386,14 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
     if ending.drop_ins is None:  # how it ended was settled by recovery
         ending = replace(ending, drop_ins=tuple(generation.host.get("drop_ins", ())))
     for text in other_drop_ins(ctx, map(str, live.drop_ins), ending):
-        yield warning("drop-in", text, f"`systemctl cat {ctx.unit}` shows it")
+        yield warning("drop-in", text, f"`{ctx.systemctl} cat {ctx.unit}` shows it")
     if ctx.mode is Mode.LOCAL:
         for path in sorted(ctx.unit_path.with_name(f"{ctx.unit}.d").glob("*.conf")):
             yield warning("drop-in", f"a drop-in does nothing without systemd: `{path}`",
                           "say it in the profile, and `tunerd apply`")  # fmt: skip
     if state.needs_reload:
         yield warning("not-reloaded", "the unit changed on disk since it was loaded",
-                      "systemctl daemon-reload")  # fmt: skip
+                      f"{ctx.systemctl} daemon-reload")  # fmt: skip
     if state.is_waiting:
         text = f"the server ended ({state.result}), and its manager will start it again"
         hint = "`tunerd doctor` may say why; `tunerd rollback` if it goes on like that"
@@ -408,7 +412,7 @@ def _by_hand(ctx: Context, verb: str, generation: Generation) -> str:
         if verb == "start" and ctx.services.state(ctx.unit).is_enabled and unsupervised(ctx):
             return "`tunerd supervise`"
         return f"`tunerd apply {generation.profile or 'PROFILE'}`"
-    return f"systemctl {'--user ' if ctx.mode is Mode.USER else ''}{verb} {ctx.unit}"
+    return f"{ctx.systemctl} {verb} {ctx.unit}"
 
 
 def _model_drift(generation: Generation) -> Iterator[Message]:

@@ -720,7 +720,7 @@ def _leave_to_the_editor(
         edit.message,
         cause=None if failure.kind is FailureKind.EDITED else failure.words,
         state=f"the edited unit was left alone, and was not started; {runs}; {copy}{left}",
-        hint=f"start it (`systemctl daemon-reload`, `systemctl restart {ctx.unit}`), "
+        hint=f"start it (`{ctx.systemctl} daemon-reload`, `{ctx.systemctl} restart {ctx.unit}`), "
         "or `tunerd rollback`",
     ) from edit
 

@@ -175,7 +175,7 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
     ctx.files.write(path, text.encode(), mode=0o600, like=look)
     taken = "the daemon takes it over by itself"
     if {"mode", "service.unit"} & {*changed}:
-        taken = "a daemon goes by it once it is started again (`systemctl restart tunerd`)"
+        taken = f"a daemon goes by it once it is started again (`{ctx.systemctl} restart tunerd`)"
     hint = f"{taken}; `{shown_by}` shows it"
     given = [
         one for value in changed.values() for one in (value if isinstance(value, list) else [value])
@@ -415,8 +415,7 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
         text = f"no night begins: the window is shorter than {format_duration(_LEAST_NIGHT_S)}"
         return (warning("too-short", text, "`tunerd schedule set --window`"),)
     if not is_locked(daemon_lock(ctx)):
-        user = "--user " if ctx.mode is Mode.USER else ""
-        hint = f"`systemctl {user}start tunerd`, or `tunerd daemon` in a terminal"
+        hint = f"`{ctx.systemctl} start tunerd`, or `tunerd daemon` in a terminal"
         return (warning("no-daemon", "no night begins: no tunerd daemon runs", hint),)
     if _waits_for_sleep(ctx) and not read_live_unit(ctx).serving.sleeps:
         text = "nights wait for the server's sleep, and this one never falls asleep"

@@ -648,7 +648,9 @@ class Daemon(Teller):
             return
         if is_other:
             text = "another unit or mode in the settings is another daemon's business: none is taken over"
-            self._event("settings-need-restart", "warning", text, "systemctl restart tunerd")
+            self._event(
+                "settings-need-restart", "warning", text, f"{self._ctx.systemctl} restart tunerd"
+            )
             return
         self.take_over(replace(self._ctx, settings=settings))
         self._keep_settings()

@@ -252,6 +252,7 @@ def status_facts(status: Mapping[str, Any]) -> Facts:
             "serves",
             "nothing" if is_absent else serves if runs else f"nothing; once started, {serves}",
         ),
+        *([("model", status["model"])] if status["model"] else []),
         ("boot", "nothing to start" if is_absent and status["enabled"] is None else boot),
         ("generation", _generation(status)),
     ]
@@ -318,7 +319,7 @@ def backups_table(backups: Sequence[Mapping[str, Any]]) -> Table:
         "~backup": lambda one: one["name"],
         "~kept": lambda one: when(one["changed_s"]),
         "~before generation": lambda one: "by hand" if one["generation"] is None else str(one["generation"]),
-        "~profile": lambda one: one["profile"] or _NONE,
+        "~profile": lambda one: one["profile"] or "not by tunerd",
         "~": lambda one: "is live" if one["is_live"] else "",
     }, link=lambda one: None if one["is_live"] else f"/rollback?to={one['name']}")  # fmt: skip
 

@@ -24,7 +24,7 @@ WELL: dict[str, Any] = {
     "unit": "llama-server.service", "exists": True, "active": "active", "sub_state": "running",
     "since_s": 1.0, "restarts": 0, "enabled": True, "lingers": None, "health": "ready", "healthy": True,
     "asleep": False, "router": False,
-    "address": "http://127.0.0.1:8080", "alias": "qwen", "generation": 3, "profile": "mine",
+    "address": "http://127.0.0.1:8080", "alias": "qwen", "model": "/models/qwen.gguf", "generation": 3, "profile": "mine",
     "engine": "ik", "last_swap": None, "change_under_way": False, "measurement": None, "vram": [],
     "drift": [], "messages": [], "mode": "system", "outcome": "serving",
 }  # fmt: skip
