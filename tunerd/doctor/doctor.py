@@ -104,13 +104,15 @@ def read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None
     pid = state.main_pid if state.is_active else None
     memory = memory_of(pid) if pid is not None else None
     was_edited = _was_edited(live, pid)
+    lines = _log(ctx, state)
+    log = read_server_log(lines, _own(ctx))
     facts = ServerFacts(
         unit=ctx.unit,
         is_active=state.is_active,
         no_start=f"its manager does not take it: {live.problem}"
         if state.load_state == "bad-setting"
         else why_no_start(ctx, live),
-        death=failure_of(state, _log(ctx, state)) if state.has_failed else None,
+        death=failure_of(state, lines) if state.has_failed else None,
         pid=pid,
         was_edited=was_edited,
         argv=live.argv or (),
@@ -118,7 +120,8 @@ def read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None
         n_slots=None if was_edited else _slots(ctx, live, state),
         locking=None if was_edited else _locking(pid),
         swapped_mib=memory.swapped_mib if memory is not None else None,
-        log=None if was_edited else read_server_log(_log(ctx, state), _own(ctx)),
+        log=None if was_edited else log,
+        is_silent=log is None and bool(lines),
         settings_problem=live.problem,
     )
     if live.argv is not None and live.program is not None:

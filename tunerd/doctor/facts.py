@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tunerd.engine.flags import drafts_with_probability, owner_of
-from tunerd.engine.health import Failure
+from tunerd.engine.health import Failure, said_itself
 from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.log import read_requests
 from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
@@ -82,11 +82,11 @@ class LogFacts:
 
 
 def read_server_log(lines: Sequence[str], own: Sequence[Timings] = ()) -> LogFacts | None:
-    """The facts in the log of one life of a server; None where there are no lines.
+    """The facts in the log of one life of a server; None where there are no lines of its own.
 
     Requests that were `own` measurements are no traffic.
     """
-    if not lines:
+    if not said_itself(lines):
         return None
     report = parse_report(lines)
     info = next((line for line in reversed(lines) if _SYSTEM_INFO.search(line)), None)
@@ -352,6 +352,7 @@ class ServerFacts:
     is None there. `settings_problem` says why they cannot be read. `foreign_flags` are flags on the
     command line that the build does not take; empty where the build is not known. `no_start` says why
     nothing starts on what stands in the unit and on disk by now, `death` how a server that failed ended.
+    `is_silent`: the journal has what the manager says of it, and nothing of its own.
     """
 
     unit: str
@@ -374,6 +375,7 @@ class ServerFacts:
     locking: Locking | None = None
     swapped_mib: MiB | None = None
     log: LogFacts | None = None
+    is_silent: bool = False
 
     @property
     def capabilities(self) -> Capabilities | None:

@@ -1018,6 +1018,25 @@ def _down(facts: Facts) -> Iterator[Seen | Missing]:
 
 
 @_rule(
+    "log-unseen",
+    "a server whose log does not come to the journal",
+    "what it died of, that it lacked VRAM, and what it was asked stand there alone: guards, drift and "
+    "`workload learn` go by it",
+    "systemd.exec(5), StandardOutput=, LogNamespace= and LogLevelMax=; journald.conf(5), Storage=",
+)
+def _unseen(facts: Facts) -> Iterator[Seen | Missing]:
+    server = facts.unit()
+    if not server.is_silent:
+        facts.log()  # which may be lacking
+        return
+    yield _warns(
+        "nothing that the server wrote is in the journal: a death for want of VRAM is not known as one",
+        f"systemctl edit {server.unit}, with StandardOutput=journal, StandardError=inherit and an empty "
+        "LogNamespace= below [Service], and restart it; or leave out --log-disable",
+    )
+
+
+@_rule(
     "no-supervisor",
     "local mode's supervisor does not run",
     "without systemd it alone starts the server, and starts it again when it ends",

@@ -267,13 +267,17 @@ def says_port_taken(lines: Sequence[str]) -> bool:
     return any(_PORT_TAKEN.search(line[:_MAX_LOOKED_AT]) for line in lines)
 
 
+def said_itself(lines: Sequence[str]) -> list[str]:
+    """What the program wrote, without what the service manager says of its unit."""
+    return [line for line in lines if line.strip() and not _MANAGER_LINE.match(line)]
+
+
 def last_words(lines: Sequence[str]) -> str:
     """The line that most likely tells a person why: the loader's, else the last error, else the last line.
 
     What the service manager says of the unit counts only where the program itself said nothing.
     """
-    said = [line for line in lines if line.strip()]
-    said = [line for line in said if not _MANAGER_LINE.match(line)] or said
+    said = said_itself(lines) or [line for line in lines if line.strip()]
     usage = next((n for n, line in enumerate(said) if n and _USAGE.match(line)), len(said))
     said = said[:usage]  # ik prints all its options after the one that it did not understand
     errors = [line for line in said if _LOADER.search(line)] or [

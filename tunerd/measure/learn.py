@@ -443,7 +443,7 @@ def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tup
             f"{unit} has generated {counted} tokens since it started, and its log shows "
             f"{logged} of them: the others are gone, never came there, or are more than is read at once"
         )
-        hint = "journald keeps more with a larger SystemMaxUse= and RateLimitBurst=; an engine that logs less needs less"
+        hint = "journald keeps more with a larger SystemMaxUse= and RateLimitBurst=; `tunerd doctor` says where nothing of it gets there"
         return (warning("log-is-short", text, hint),)
     return ()
 

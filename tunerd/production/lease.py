@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -82,7 +83,7 @@ from tunerd.units.manager import (
     candidate_unit,
     is_candidate,
 )
-from tunerd.units.text import render_unit
+from tunerd.units.text import relaxed_words, render_unit
 from tunerd.words import Mode, format_duration
 
 _MODE = 0o644
@@ -90,6 +91,15 @@ _LINES = 2000
 _STOP_TIMEOUT_S = 3
 # Sorts after what people write; what it says must win over drop-ins of production.
 _OWN_DROP_IN = "zzz-tunerd-candidate.conf"
+# What it writes must be seen: the end of one that failed is a result.
+_OWN = (
+    f"[Unit]\nBindsTo={{}}\n[Service]\nRestart=no\nTimeoutStopSec={_STOP_TIMEOUT_S}\n"
+    "StandardOutput=journal\nStandardError=journal\nLogNamespace=\nLogLevelMax=debug\n"
+)
+# Whom production's end alarms, or what it restarts: a candidate's is nothing of the kind, and dependencies cannot be reset.
+_OF_ITS_END = re.compile(
+    rb"(?m)^[ \t]*(On(Failure|Success)|(Failure|Success|StartLimit)Action)[ \t]*="
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +215,8 @@ def _copy_drop_ins(ctx: Context, lease: LeaseSpec, unit: str) -> None:
     for path in drop_ins:
         content = ctx.files.read(path)
         if content is not None:
-            ctx.files.write(folder / path.name, content, mode=_MODE)
-    own = f"[Unit]\nBindsTo={lease.unit}\n[Service]\nRestart=no\n"
-    ctx.files.write(folder / _OWN_DROP_IN, own.encode(), mode=_MODE)
+            ctx.files.write(folder / path.name, _OF_ITS_END.sub(rb"# \g<0>", content), mode=_MODE)
+    ctx.files.write(folder / _OWN_DROP_IN, _OWN.format(lease.unit).encode(), mode=_MODE)
 
 
 def _refusal(plan: Plan) -> Failure:
@@ -251,6 +260,8 @@ _COMES_BACK_S = 5.0
 _POLL_S = 0.1
 # systemd ends what is bound to a unit before the unit itself, which then gets its SIGTERM at once.
 _SIGNAL_FOLLOWS_S = 1.0
+# Of a unit: those that are stopped with it. Source: systemd.unit(5), the inverses of Requires= and the like.
+_TAKE_ALONG = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf")
 _LEFT = "was left to who stopped it just now, or to the next boot"
 
 
@@ -564,8 +575,19 @@ def _prepare(
         limit_s=budget_s,
         why=purpose,
         bound_to=ctx.own_unit,
+        along=_stopped_along(ctx),
     )
     return spec, before
+
+
+def _stopped_along(ctx: Context) -> tuple[str, ...]:
+    """Units that run and go down where production is stopped: nobody else starts them again."""
+    found = [ctx.unit]
+    for unit in found:  # which grows: others may require those
+        shown = ctx.services.properties(unit, *_TAKE_ALONG)
+        named = relaxed_words(" ".join(shown.values()))
+        found += [one for one in sorted({*named} - {*found}) if ctx.services.state(one).runs]
+    return tuple(found[1:])
 
 
 def demand_return(ctx: Context, before: UnitState) -> None:
@@ -685,7 +707,7 @@ class Outlook:
 
     `load_s` is how long production was away at its last swap, nearly all of it loading; None where
     that is not known. `port_wait_s` is how much longer it may take where its port must first be free
-    again, 0 where that cannot be; `text` tells it too.
+    again, 0 where that cannot be, and `along` are units that are stopped and started with it; `text` tells both.
     """
 
     unit: str
@@ -695,6 +717,7 @@ class Outlook:
     measuring_s: float
     load_s: float | None
     port_wait_s: float = 0.0
+    along: tuple[str, ...] = ()
 
     @property
     def without_service_s(self) -> float | None:
@@ -707,6 +730,8 @@ class Outlook:
         text = f"{self.unit} {self._what_happens()}"
         if not self.is_there:
             text = f"there is no {self.unit}: nothing is interrupted"
+        if self.along:
+            text += f"; {', '.join(self.along)}, stopped with it, follows"
         if self.port_wait_s:
             text += (
                 f"; where clients of another build leave its port taken, {self.unit} starts once it is free "
@@ -763,6 +788,7 @@ def outlook(
         runs_afterwards=state.exists and (state.runs or start_after),
         measuring_s=measuring_s,
         load_s=_last_load_s(ctx),
+        along=_stopped_along(ctx),
     )
     return beside_others(ctx, ahead, programs)
 

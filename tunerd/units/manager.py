@@ -172,9 +172,9 @@ _BOUND = re.compile(r"tunerd-(?:candidate-[0-9a-f]{8,32}-\d+|power-[0-9a-f]{8,32
 class LeaseSpec:
     """What a service manager needs to know of a lease.
 
-    `id` is never used twice. `restores` is whether production starts when the lease ends;
-    `limit_s` is when it ends at the latest. `bound_to` is the unit of the process that measures;
-    None where the manager is to make one for the calling process.
+    `id` is never used twice. `restores` is whether production starts when the lease ends, with the
+    units that its stop takes `along`; `limit_s` is when it ends at the latest. `bound_to` is the unit
+    of the process that measures; None where the manager is to make one for the calling process.
     """
 
     id: str
@@ -183,6 +183,7 @@ class LeaseSpec:
     limit_s: float
     why: str
     bound_to: str | None = None
+    along: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:

@@ -695,7 +695,8 @@ def take_lease(manager: Systemd, spec: LeaseSpec, *, timeout_s: float) -> System
         *_confinement(manager),
     ]
     if spec.restores:
-        properties += [("OnSuccess", production), ("OnFailure", production)]
+        starts = " ".join((spec.production, *spec.along)).replace("\\", r"\\")
+        properties += [("OnSuccess", starts), ("OnFailure", starts)]
     manager.run_transient(spec.unit, argv, properties, timeout_s=timeout_s)
     lease = SystemdLease(spec, inhibits, manager)
     lease.restore_when_free(None)

@@ -248,6 +248,11 @@ def test_what_the_log_of_a_life_says(lines: list[str], expected: dict[str, Any])
 
 def test_no_lines_are_no_log() -> None:
     assert read_server_log([]) is None
+    told_by_manager = [
+        "Started llama-server.service - x.",
+        "llama-server.service: Scheduled restart job",
+    ]
+    assert read_server_log(told_by_manager) is None
 
 
 def test_steps_are_what_was_generated_less_the_first_and_the_accepted() -> None:
