@@ -731,7 +731,7 @@ class Outlook:
         if not self.is_there:
             text = f"there is no {self.unit}: nothing is interrupted"
         if self.along:
-            text += f"; {', '.join(self.along)}, stopped with it, follows"
+            text += f"; stopped and started with it: {', '.join(self.along)}"
         if self.port_wait_s:
             text += (
                 f"; where clients of another build leave its port taken, {self.unit} starts once it is free "

@@ -163,6 +163,9 @@ def _time_of(line: str) -> float | None:
 # Linux keeps the port of ended connections for 60 s (TCP_TIMEWAIT_LEN); a candidate may need some
 # seconds to end its streams first.
 PORT_LIMIT_S = 75.0
+# The manager itself ends a start by TimeoutStartSec=, to which ExecStartPre= of a drop-in counts; this is for one that hangs.
+START_S = 300.0
+RESTART_S = 390.0
 _PREFIX = "tunerd-"
 _NAMES = re.compile(r"tunerd-(?:lease|candidate|power)-([0-9a-f]{8,32})(?:-\d+)?\.service")
 _BOUND = re.compile(r"tunerd-(?:candidate-[0-9a-f]{8,32}-\d+|power-[0-9a-f]{8,32})\.service")
@@ -317,13 +320,13 @@ class ServiceManager(Protocol):
     def reload(self) -> None:
         """Make the manager read the unit files again."""
 
-    def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
+    def start(self, unit: str, *, timeout_s: float = START_S) -> None:
         """Start and wait for the job."""
 
     def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
         """Stop and wait for the job; a stopped unit is no error."""
 
-    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
+    def restart(self, unit: str, *, timeout_s: float = RESTART_S) -> None:
         """Stop if needed, start, and wait for the job."""
 
     def reset_failed(self, unit: str) -> None:
@@ -378,7 +381,7 @@ class ServiceManager(Protocol):
         production starts if the lease `restores`, whether this process lives or not.
         """
 
-    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
+    def start_bound(self, unit: str, *, timeout_s: float = START_S) -> None:
         """Start a unit that is bound to a lease, and wait for the job.
 
         Where the lease is gone this fails; it never takes the lease anew.

@@ -28,6 +28,8 @@ from tunerd.machine.process import MINIMAL_ENVIRONMENT, Completed, Setting, run
 from tunerd.paths import Paths, paths_for
 from tunerd.units.manager import (
     PORT_LIMIT_S,
+    RESTART_S,
+    START_S,
     Lease,
     LeaseSpec,
     LogSpan,
@@ -447,7 +449,7 @@ class Systemd:
         done = self._systemctl("daemon-reload", timeout_s=_RELOAD_TIMEOUT_S)
         self._demand(done, "systemd cannot read its unit files again")
 
-    def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
+    def start(self, unit: str, *, timeout_s: float = START_S) -> None:
         """Start and wait for the job."""
         self._job("start", unit, timeout_s)
 
@@ -455,7 +457,7 @@ class Systemd:
         """Stop and wait for the job."""
         self._job("stop", unit, timeout_s)
 
-    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
+    def restart(self, unit: str, *, timeout_s: float = RESTART_S) -> None:
         """Stop if needed, start, and wait for the job."""
         self._job("restart", unit, timeout_s)
 
@@ -535,7 +537,7 @@ class Systemd:
                 hint="D-Bus must run; on Debian it comes with `apt install dbus`",
             )
 
-    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
+    def start_bound(self, unit: str, *, timeout_s: float = START_S) -> None:
         """Start a unit that is bound to a lease.
 
         A plain start would pull in the lease too: a transient unit that has ended may still be
