@@ -7,7 +7,7 @@ dest=${DESTDIR:-}
 prefix=/opt/tunerd
 lib=/usr/local/lib
 embedded=embedded fleet=''
-mode='' uninstall=no dry=no try_dir=''
+mode='' uninstall=no dry=no try_dir='' prepared=''
 
 usage() {
     cat <<EOF
@@ -119,9 +119,12 @@ find_library() {
     fi
 }
 
-# Makes or renews the environment $1. pip has downloaded and built everything before it touches what
-# is there.
-install_environment() {
+# What holds of an environment in which pip can put a version in the place of another.
+is_whole='import pip, importlib.metadata; assert importlib.metadata.files("tunerd")'
+
+# Makes environment $1, or a newer copy of it, beside it: nothing that is there is touched before
+# `put_environment`, whatever ends this.
+prepare_environment() {
     for found in "$1"/lib/python*/site-packages/psycopg; do
         [ ! -e "$found" ] || fleet=fleet
     done
@@ -135,17 +138,52 @@ install_environment() {
     find_library "$python"
     unset PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
     export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-    if ! "$1/bin/python" -Im pip --version >/dev/null 2>&1; then
-        mkdir -p -- "$(dirname -- "$1")"
-        "$python" -Im venv --clear "$1" # new, or its Python was replaced by an upgrade
+    mkdir -p -- "$(dirname -- "$1")"
+    exec 7<"$(dirname -- "$1")"
+    wait_for_lock 7 'another installation is under way'
+    prepared=$1.new
+    trap 'rm -rf -- "$prepared"' EXIT
+    trap 'exit 130' HUP INT PIPE TERM
+    rm -rf -- "$prepared"
+    [ -e "$1" ] || [ ! -e "$1.old" ] || mv -- "$1.old" "$1"
+    if "$1/bin/python" -Ic "$is_whole" 2>/dev/null; then
+        problem=$(cp -a -- "$1/." "$prepared" 2>&1) ||
+            die "could not copy $1: $(printf '%s\n' "$problem" | head -n 1)" 'nothing was replaced'
+    else
+        "$python" -Im venv --prompt tunerd "$prepared" # new, or its Python was replaced by an upgrade
     fi
     say 'installing Python packages ...'
-    "$1/bin/python" -Im pip install --quiet "$here$extra"
+    "$prepared/bin/python" -Im pip install --quiet "$here$extra" ||
+        die 'pip could not install the packages, and says above why' 'nothing was replaced'
     for shell in bash zsh fish; do
-        file=$1/share/$(completion_of $shell)
+        file=$prepared/share/$(completion_of $shell)
         mkdir -p -- "$(dirname -- "$file")"
-        "$1/bin/python" -Im tunerd completion $shell >"$file"
+        "$prepared/bin/python" -Im tunerd completion $shell >"$file"
     done
+    mkdir -p -- "$prepared/share/tunerd"
+    cp -- "$here/install.sh" "$prepared/share/tunerd" # it uninstalls, when these sources are gone too
+    relocate "$prepared" "${1#"$dest"}"
+    sync --file-system -- "$prepared"
+}
+
+# Puts what was prepared in the place of environment $1.
+put_environment() {
+    [ "$dry" = no ] || return 0
+    rm -rf -- "$1.old"
+    [ ! -e "$1" ] || mv -- "$1" "$1.old"
+    mv -- "$prepared" "$1"
+    rm -rf -- "$1.old"
+}
+
+# Lets programs of environment $1 find their Python where they will be, below $2.
+relocate() {
+    from=$(printf '%s\n' "$1" | sed 's/[].*^$|\\[]/\\&/g') to=$(printf '%s\n' "$2" | sed 's/[\\|&]/\\&/g')
+    grep -rlIF -- "$1" "$1/bin" "$1/pyvenv.cfg" |
+        while IFS= read -r file; do
+            sed "s|$from|$to|g" <"$file" >"$file.new"
+            chmod --reference="$file" -- "$file.new"
+            mv -f -- "$file.new" "$file"
+        done
 }
 
 # Where shell $1 looks for completions, below a folder for shared data.
@@ -243,13 +281,11 @@ install_system() {
             'use sudo, or choose --user or --try'
     fi
     umask 022
+    prepare_environment "$dest$prefix"
     if systemd_runs; then
         make_way /var/lib/tunerd
     fi
-    install_environment "$dest$prefix"
-    if [ -n "$dest" ]; then
-        act relocate
-    fi
+    put_environment "$dest$prefix"
     put "$here/units/tunerd.service" "$dest$lib/systemd/system/tunerd.service"
     put "$here/units/tunerd.socket" "$dest$lib/systemd/system/tunerd.socket"
     put "$here/units/tunerd-daemon.socket" "$dest$lib/systemd/system/tunerd-daemon.socket"
@@ -271,17 +307,7 @@ install_system() {
     done_with 'tunerd is installed. What serves now was not touched.' || return 0
     say '  next       tunerd detect, tunerd profiles list, tunerd plan PROFILE'
     say '  who may    root, and members of group tunerd through the daemon: usermod -aG tunerd NAME'
-    say "  to undo    sudo $here/install.sh --uninstall"
-}
-
-# Lets programs that were installed below DESTDIR find their Python where they will be.
-relocate() {
-    grep -rlIF -- "$dest$prefix" "$dest$prefix/bin" "$dest$prefix/pyvenv.cfg" |
-        while IFS= read -r file; do
-            sed "s|$dest$prefix|$prefix|g" <"$file" >"$file.new"
-            chmod --reference="$file" -- "$file.new"
-            mv -f -- "$file.new" "$file"
-        done
+    say "  to undo    sudo $prefix/share/tunerd/install.sh --uninstall"
 }
 
 start_system() {
@@ -357,9 +383,8 @@ make_way() {
     [ "$uninstall" = no ] || refuse_during_swap "$1/journal"
     if manager --quiet is-active tunerd.service 2>/dev/null; then
         # An installation that fails leaves the daemon running.
-        trap 'status=$?; let_go; manager start tunerd.service; exit $status' EXIT
-        trap 'exit 130' INT
-        trap 'exit 143' TERM
+        trap 'status=$?; rm -rf -- "$prepared"; let_go; manager restart tunerd.service; exit $status' EXIT
+        trap 'exit 130' HUP INT PIPE TERM
     fi
     # Leases come last: what was measured in a terminal ends with them, sweeps and jobs end their own.
     for pattern in tunerd.socket tunerd-daemon.socket tunerd-web.service tunerd.service \
@@ -396,16 +421,17 @@ wait_for_lock() {
 
 # What was kept from running may run again.
 let_go() {
-    trap - EXIT INT TERM
+    trap - EXIT HUP INT PIPE TERM
     exec 8<&- 9<&-
 }
 
 # Removes environment $1 and the link in folder $2 to its server, unless a unit or a backup needs them.
 remove_environment() {
+    act rm -rf -- "$dest$1.new" # of an installation that was killed
     needed=$(users_of "$1" "$2")
     if [ -z "$needed" ]; then
         unlink_ours "$1/bin/tunerd-llama-server" "$dest$2/tunerd-llama-server"
-        act rm -rf -- "$dest$1"
+        act rm -rf -- "$dest$1" "$dest$1.old"
         return
     fi
     say "kept $1: the server that it contains is started by"
@@ -464,8 +490,9 @@ user_manager_runs() { systemctl --user show-environment >/dev/null 2>&1; }
 install_user() {
     user_places
     why='journalctl --user --unit=tunerd says why; what served before still serves'
+    prepare_environment "$data/tunerd/venv"
     make_way "$state/tunerd"
-    install_environment "$data/tunerd/venv"
+    put_environment "$data/tunerd/venv"
     each_link link "$data/tunerd/venv" "$bin" "$data"
     link "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
     program=$(printf '%s\n' "$data/tunerd/venv/bin/tunerd" | sed 's/%/%%/g; s/[\\|&]/\\&/g')
@@ -493,7 +520,7 @@ install_user() {
     if [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null)" = no ]; then
         say '  note       your units end when you log out, unless you run: loginctl enable-linger'
     fi
-    say "  to undo    $here/install.sh --user --uninstall"
+    say "  to undo    $data/tunerd/venv/share/tunerd/install.sh --user --uninstall"
 }
 
 uninstall_user() {
@@ -590,8 +617,7 @@ try_out() {
     printf '*\n' >"$try_dir/.gitignore"
     stop_try
     trap end_try EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
+    trap 'exit 130' HUP INT PIPE TERM
     rm -rf -- "$try_dir/state" "$try_dir/run" "$try_dir/models" "$try_dir/config"
     mkdir -p -- "$try_dir/tmp" "$try_dir/models" "$try_dir/config/profiles"
     mkdir -- "$try_dir/run"
@@ -603,7 +629,8 @@ try_out() {
     (
         PIP_CACHE_DIR=$try_dir/cache/pip TMPDIR=$try_dir/tmp
         export PIP_CACHE_DIR TMPDIR
-        install_environment "$try_dir/venv"
+        prepare_environment "$try_dir/venv"
+        put_environment "$try_dir/venv"
     )
     port=$(free_port)
     try_profile >"$try_dir/config/profiles/mine.toml"

@@ -17,6 +17,7 @@ INSTALL = SOURCES_INSIDE / "install.sh"
 SETTINGS = "/etc/tunerd/tunerd.toml"
 PROFILE = 'extends = "cpu-embedded-baseline"\nmodel.path = "/srv/models/tiny.gguf"\n'
 BEFORE_AND_AFTER = r"before [0-9]+ tok/s, after [0-9]+ tok/s; promoted: .*type = .ngram-mod"
+PIP = " ".join(f"{name}={value}" for name, value in (OFFLINE_PIP | NOT_COMPILED).items())
 # Kept on a machine for other reasons, and changing all the time.
 NOT_LOOKED_AT = (
     "-path /proc -o -path /sys -o -path /dev -o -path /run -o -path /var/log -o -path /tmp"
@@ -87,7 +88,7 @@ def test_installing_again_changes_nothing_of_the_users(installed_machine: Machin
     assert installed_machine.systemctl("is-active", "tunerd.service") == "active"
 
 
-def test_an_upgrade_ends_what_measures_and_watches_before_anything_is_replaced(
+def test_an_upgrade_ends_what_measures_and_watches_once_all_is_there_to_replace_it(
     installed_machine: Machine,
 ) -> None:
     machine = installed_machine
@@ -104,7 +105,7 @@ def test_an_upgrade_ends_what_measures_and_watches_before_anything_is_replaced(
     said = install(machine).stdout
 
     for unit in ("tunerd.service", "tunerd-lease-"):
-        assert said.index(f"stopping {unit}") < said.index("installing Python packages"), said
+        assert said.index(f"stopping {unit}") > said.index("installing Python packages"), said
     going_on = "until grep -q running /var/lib/tunerd/probation/2.json; do sleep 0.2; done"
     machine.sh(going_on)
     compare.communicate(timeout=30)
@@ -115,18 +116,42 @@ def test_an_upgrade_ends_what_measures_and_watches_before_anything_is_replaced(
     assert not machine.exists(old)
 
 
-def test_an_upgrade_waits_for_a_change_and_one_that_fails_leaves_the_daemon_running(
-    installed_machine: Machine,
-) -> None:
-    installed_machine.start("flock", "/var/lib/tunerd/lock", "sleep", "5")
+def test_an_upgrade_waits_for_a_change(installed_machine: Machine) -> None:
+    said = "a change is under way; waiting for its end"
+    change = f"until grep -q '{said}' /root/said; do sleep 0.1; done"
+    installed_machine.start("flock", "/var/lib/tunerd/lock", "sh", "-c", change)
     installed_machine.sh("while flock -n /var/lib/tunerd/lock true; do sleep 0.1; done")
 
-    failed = installed_machine.run(INSTALL, env={"PIP_NO_INDEX": "1"}, check=False)
+    installed_machine.sh(f"{PIP} {INSTALL} >/root/said")
 
-    assert failed.returncode != 0
-    assert "a change is under way; waiting for its end" in failed.stdout
+    assert said in installed_machine.read("/root/said")
     assert installed_machine.systemctl("is-active", "tunerd.service") == "active"
-    assert installed_machine.run("tunerd", "status").returncode == 0
+
+
+def test_an_upgrade_that_fails_or_is_cut_short_leaves_all_as_it_was(
+    installed_machine: Machine,
+) -> None:
+    """pip that was interrupted while it replaced tunerd left none, and the server in it could not start again."""
+    machine = installed_machine
+    daemon = machine.show("tunerd.service", "MainPID")
+    failed = machine.run(INSTALL, env={"PIP_NO_INDEX": "1"}, check=False)
+    assert "error: pip could not install the packages" in failed.stderr
+    for signal_name in ("HUP", "KILL"):
+        machine.sh(
+            f"rm -f /root/said; {PIP} setsid {INSTALL} >/root/said 2>&1 & pid=$!; "
+            "until grep -q installing /root/said; do sleep 0.1; done; "
+            f"kill -{signal_name} -- -$pid; wait $pid || true"
+        )
+        assert machine.show("tunerd.service", "MainPID") == daemon
+        assert machine.run("tunerd", "status").returncode == 0
+
+    # As one left it that put packages where they were used.
+    machine.sh("rm /opt/tunerd/lib/python3*/site-packages/tunerd-*.dist-info/RECORD")
+    install(machine)
+
+    assert machine.show("tunerd.service", "MainPID") != daemon
+    assert machine.systemctl("is-active", "tunerd.service", "tunerd.socket") == "active\nactive"
+    assert [name for name in machine.files("/opt") if name.startswith("tunerd")] == ["tunerd"]
 
 
 def test_the_servers_account_cannot_write_what_tunerd_knows(installed_machine: Machine) -> None:
@@ -258,7 +283,9 @@ def test_a_user_installs_and_uninstalls_without_root(bare_machine: Machine) -> N
     bare_machine.systemctl("is-system-running", "--wait", user="alice")
     assert bare_machine.systemctl("is-active", "tunerd.service", user="alice") == "active"
 
-    install(bare_machine, "--user", "--uninstall", user="alice")
+    bare_machine.sh(f"mv {SOURCES_INSIDE} {SOURCES_INSIDE}.away")
+    kept = "/home/alice/.local/share/tunerd/venv/share/tunerd/install.sh"
+    bare_machine.run(kept, "--user", "--uninstall", user="alice")
 
     assert bare_machine.show("tunerd.service", "LoadState", user="alice") == "not-found"
     left = bare_machine.sh("cd ~ && find . -name '*tunerd*' -not -type d", user="alice")
