@@ -140,7 +140,7 @@ def test_an_upgrade_that_fails_or_is_cut_short_leaves_all_as_it_was(
         machine.sh(
             f"rm -f /root/said; {PIP} setsid {INSTALL} >/root/said 2>&1 & pid=$!; "
             "until grep -q installing /root/said; do sleep 0.1; done; "
-            f"kill -{signal_name} -- -$pid; wait $pid || true"
+            f"kill -s {signal_name} -- -$pid; wait $pid || true"
         )
         assert machine.show("tunerd.service", "MainPID") == daemon
         assert machine.run("tunerd", "status").returncode == 0
