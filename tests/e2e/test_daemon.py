@@ -31,6 +31,10 @@ def test_the_server_does_not_notice_what_becomes_of_the_daemon(box: Deployment) 
     box.until(lambda: box.show("ActiveState", DAEMON) == "active", "it is back")
     box.systemctl("stop", DAEMON)
     box.systemctl("disable", DAEMON)
+    found = box.json("doctor", expect=None)["findings"]
+    assert "no-daemon" in {one["code"] for one in found}, (
+        "nobody watches, and doctor alone can say so"
+    )
 
     assert box.show("MainPID") == pid
     machine.power_cut()

@@ -75,6 +75,7 @@ from tunerd.production.checks import UNIX_SOCKET, masked
 from tunerd.production.gate import failure_of
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import settings_of
+from tunerd.production.probation import daemon_lock
 from tunerd.production.profiles import detect
 from tunerd.production.status import history, interrupted, status, unsupervised, verify
 from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
@@ -83,6 +84,7 @@ from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.schedule import show_settings
 from tunerd.units.live import LiveUnit, is_same_command
 from tunerd.units.manager import UnitState
+from tunerd.words import Mode
 
 # Enough to reach back to the load on most days; a build that logs each token does not.
 _LOG_LINES = 20_000
@@ -373,9 +375,16 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
 def _own_facts(ctx: Context) -> OwnFacts | None:
     try:
         cut_short = None if is_locked(ctx.paths.lock) else interrupted(ctx)
-        return OwnFacts(unsupervised(ctx), next(iter(ctx.settings_messages()), None), cut_short)
+        settings = next(iter(ctx.settings_messages()), None)
+        return OwnFacts(unsupervised(ctx), _unwatched(ctx), settings, cut_short)
     except TunerdError:  # which the unit's reader told of
         return None
+
+
+def _unwatched(ctx: Context) -> Message | None:
+    if ctx.mode is Mode.LOCAL or ctx.deployed() is None or is_locked(daemon_lock(ctx)):
+        return None
+    return warning("no-daemon", "no tunerd daemon runs", f"{ctx.systemctl} start tunerd")
 
 
 def _evidence(

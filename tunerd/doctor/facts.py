@@ -417,11 +417,12 @@ class PortFacts:
 class OwnFacts:
     """What is the matter with tunerd itself; each None where nothing is.
 
-    `unsupervised` is that local mode's supervisor does not run, `settings` that others than those written hold,
-    `interrupted` that a swap was cut short.
+    `unsupervised` is that local mode's supervisor does not run, `unwatched` that the daemon of the others does not,
+    `settings` that others than those written hold, `interrupted` that a swap was cut short.
     """
 
     unsupervised: Message | None = None
+    unwatched: Message | None = None
     settings: Message | None = None
     interrupted: Message | None = None
 

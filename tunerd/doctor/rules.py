@@ -1049,6 +1049,18 @@ def _unsupervised(facts: Facts) -> Iterator[Seen | Missing]:
 
 
 @_rule(
+    "no-daemon",
+    "tunerd's daemon does not run",
+    "guards, probation and nights rest, and nobody is told",
+    _OWN,
+)
+def _unwatched(facts: Facts) -> Iterator[Seen | Missing]:
+    found = need(facts.own, "whether tunerd's daemon runs").unwatched
+    if found is not None:
+        yield _warns(found.text, found.hint or "tunerd daemon")
+
+
+@_rule(
     "settings-wrong",
     "settings that cannot be read, or hold what is not allowed",
     "what changes something refuses to work by them, and the daemon goes by others",

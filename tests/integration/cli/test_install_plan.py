@@ -67,7 +67,8 @@ def test_uninstalling_leaves_a_unit_its_server_wherever_it_names_it(
     (tmp_path / link).parent.mkdir(parents=True)
     (tmp_path / link).symlink_to("/opt/tunerd/bin/tunerd-llama-server")
     unit.write_text("[Service]\nExecStart=/usr/bin/other\n")
-    gone = f"would run: rm -rf -- {tmp_path}/opt/tunerd\n", f"would run: rm -f -- {tmp_path / link}"
+    own = tmp_path / "opt/tunerd"
+    gone = f"would run: rm -rf -- {own} {own}.old\n", f"would run: rm -f -- {tmp_path / link}"
     assert all(line in uninstall(tmp_path) for line in gone)
 
     unit.write_text(f"[Service]\nExecStart={program}\n")
