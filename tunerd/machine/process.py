@@ -598,6 +598,26 @@ class Interrupts:
         raise end
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals that arrive within come again at its end, to whatever handled them before.
+
+    For what a library would leave half done where a handler raises in it.
+    """
+    interrupts = Interrupts(may_pause=True)
+    try:
+        with interrupts, interrupts.held():
+            yield
+    finally:
+        if interrupts.late is not None:
+            signal.raise_signal(_number_of(interrupts.late))
+
+
+def _number_of(end: BaseException) -> int:
+    code = end.code if isinstance(end, SystemExit) else None
+    return code - _SHELL_OFFSET if isinstance(code, int) else signal.SIGINT
+
+
 def words_of(error: BaseException) -> str:
     """What ended the work, for people: a signal by its name, an error by its own words."""
     if isinstance(error, KeyboardInterrupt):

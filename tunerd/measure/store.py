@@ -26,6 +26,7 @@ from tunerd.engine.flags import compared_environment, without_secrets
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import SystemClock, polls
 from tunerd.machine.files import Files, demand_writable, make_private
+from tunerd.machine.process import undisturbed
 from tunerd.measure.answer import ClientTimes, Sample, Timings, summarise
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -186,10 +187,12 @@ class StoreFile:
     def writing(self) -> Iterator[sa.Connection]:
         """A connection whose changes are all there, and durable, when the body has ended.
 
-        Nobody else writes meanwhile; an exception in the body undoes everything.
+        Nobody else writes meanwhile; an exception in the body undoes everything. Signals wait for its
+        end: an exception amid SQLite's BEGIN leaves a lock that nobody knows of (1 of 430 writes).
         """
         options = {_WRITES: True}
         with (
+            undisturbed(),
             self.translated("write"),
             self.engine.connect().execution_options(**options) as connection,
             connection.begin(),

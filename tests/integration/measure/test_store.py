@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,9 +20,10 @@ from tests.support.postgres import Postgres
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd.errors import Busy, HostError
+from tunerd.machine.process import Interrupts
 from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord, SummaryRecord
-from tunerd.measure.store import EvidenceStore
+from tunerd.measure.store import EvidenceStore, StoreFile
 from tunerd.sweep.record import KIND, history_of
 
 PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
@@ -268,3 +270,16 @@ def test_a_writer_that_stays_busy_is_named_as_the_reason(store: EvidenceStore, p
             hasty.add_run(RUN)
         assert hasty.count_runs() == 0
         assert hasty.add_run(RUN) > 0
+
+
+def test_a_signal_amid_a_write_is_raised_after_it_and_no_lock_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.db"
+    file = StoreFile(path, writable=True, check=False, wait_s=0.1)
+    with EvidenceStore(file) as store, EvidenceStore(path, wait_s=0.1) as other:
+        number = store.add_run(RUN)
+        sa.event.listen(file.engine, "begin", lambda _: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(SystemExit, match="143"), Interrupts():
+            store.end_run(number, RunOutcome.STOPPED, ended_s=20.0)
+        ended = other.run(number)
+        assert ended is not None and ended.outcome is RunOutcome.STOPPED
+        other.reopen_run(number)
