@@ -251,6 +251,16 @@ def _replaced_since(ctx: Context, plan: Plan) -> str | None:
     return next((f"`{path}` is another file than when it began" for path in changed), None)
 
 
+def replaced_amid(why: str) -> Preempted:
+    """The end of a measurement whose build or model is another by now."""
+    return Preempted(
+        "what is measured was replaced in the middle of it",
+        cause=why,
+        state="what was measured until then is kept",
+        hint="measure anew once nothing is installed any more",
+    )
+
+
 def _vram_free(ctx: Context) -> int | None:
     free = (gpu.free_mib for gpu in ctx.gpu.read().gpus or ())
     return min((mib for mib in free if mib is not None), default=None)
@@ -346,12 +356,7 @@ class Held:
                 self.check()
             why = None if plan.is_refused else _replaced_since(self._ctx, plan)
             if why is not None:
-                raise Preempted(
-                    "what is measured was replaced in the middle of it",
-                    cause=why,
-                    state="what was measured until then is kept",
-                    hint="measure anew once nothing is installed any more",
-                )
+                raise replaced_amid(why)
             yield candidate
         except ServiceError:
             if not started:  # a unit that is bound to a lease which is gone does not start

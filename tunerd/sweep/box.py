@@ -300,6 +300,8 @@ class LeaseBox:
         began_s = self.now()
         try:
             plan = self.plan_arm(arm)
+        except LeaseEnded as ended:
+            raise self._preempted(ended.cause or ended.message) from ended
         except (ConfigError, DeployError, EngineError) as error:
             self.tell(f"{arm}: {error.cause or error.message}")
             return Boot(False, self.now() - began_s, "refused")

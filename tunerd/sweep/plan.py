@@ -17,6 +17,7 @@ from tunerd.engine.builds import (
     PlanRequest,
     draft_facts,
     engines_meant,
+    files_of,
     find_engines,
     locate,
     request_again,
@@ -24,8 +25,9 @@ from tunerd.engine.builds import (
 from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE
 from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
+from tunerd.engine.serving import file_environment_of, specifiers_of, unit_with
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
-from tunerd.machine.files import is_locked
+from tunerd.machine.files import is_locked, stamp_of
 from tunerd.measure.compare import FRAME_TOKENS, SideRequest, context_tokens, plan_side, slots
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import LIVE
@@ -33,7 +35,7 @@ from tunerd.measure.results import candidates, here_of, imported, rates_seen
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device
 from tunerd.operations import SHORT_KEYS
-from tunerd.production.lease import Outlook, beside_others, outlook
+from tunerd.production.lease import Outlook, beside_others, outlook, replaced_amid
 from tunerd.production.measurement import wait_for_dead_measurement
 from tunerd.production.plan import LOAD_LINES, Plan, make_plan, settings_of
 from tunerd.profile.arm import (
@@ -84,7 +86,7 @@ from tunerd.sweep.space import (
 )
 from tunerd.sweep.tuner import Forecast, forecast
 from tunerd.units.generations import Generation
-from tunerd.words import digest, format_duration
+from tunerd.words import digest, format_duration, sha256
 
 _NONE_NAMED = "it needs a draft model, and speculation.draft_model names none"
 
@@ -582,7 +584,7 @@ def prepare(
         workload=workload,
         policy=policy,
         seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed,
-        basis=_basis(base_plan, choice, shape, request),
+        basis=_basis(ctx, base_plan, choice, shape, request),
         outlook=ahead,
         load_s=load_s,
         forecast=predicted,
@@ -707,10 +709,14 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
     Raises:
         EngineError: another engine than the arm's would serve it.
         ConfigError: the profile does not allow it.
+        Preempted: the engine is another build than when the sweep began.
     """
     plan = plan_with(ctx, prepared.plan_request, changes(arm, prepared.base))
     if plan.engine.name != arm.engine:
         raise EngineError(f"{plan.engine.name} would serve this instead of {arm.engine}")
+    then, now = prepared.seen.identities.get(arm.engine), plan.engine.identity
+    if then is not None and (now is None or now.sha256 != then):
+        raise replaced_amid(f"`{plan.engine.program}` is another build than when it began")
     return plan
 
 
@@ -1044,19 +1050,33 @@ def _for_context(space: SpacePlan) -> SpacePlan:
     return replace(space, space=replace(space.space, families={arm.family: family}), left_out=left)
 
 
-def _basis(plan: Plan, choice: _Choice, shape: WorkloadShape, request: SweepRequest) -> str:
+_MEASURED_KEYS = {"model", "serving", "speculation", "memory", "environment", "extra_args"}
+
+
+def _basis(
+    ctx: Context, plan: Plan, choice: _Choice, shape: WorkloadShape, request: SweepRequest
+) -> str:
     """A hash over what samples depend on beside the arm."""
     values = {
         key: setting.value
         for key, setting in plan.resolved.settings.items()
-        if key not in ARM_KEYS and key.partition(".")[0] in {"model", "serving", "memory", "environment"}
-    }  # fmt: skip
+        if key not in ARM_KEYS and key.partition(".")[0] in _MEASURED_KEYS
+    }
+    # An arm may start without the draft model, and a promoted one may need it: it has a place of its own.
+    files = {
+        key: stamp_of(path)
+        for key, path in files_of(plan.command.argv)
+        if key not in {"model.path", DRAFT_MODEL}
+    }
     return digest(
         {
+            "profile": plan.resolved.name,
             "values": plain(values),
+            "files": files,
+            "laid_over": _laid_over(ctx, plan),
             "engines": dict(choice.seen.identities),
             "model": plan.facts.identity.sha256,
-            "gpus": [gpu.name for gpu in plan.host.gpus or ()],
+            "gpus": [(gpu.name, gpu.power_limit_w) for gpu in plan.host.gpus or ()],
             "driver": plan.host.driver_version,
             "cpu": plan.host.cpu.model,
             "workload": shape.sha256,
@@ -1065,6 +1085,15 @@ def _basis(plan: Plan, choice: _Choice, shape: WorkloadShape, request: SweepRequ
             **({} if request.at_least_tok_s is None else {"goal": "context"}),
         }
     )
+
+
+def _laid_over(ctx: Context, plan: Plan) -> list[Any]:
+    """What drop-ins and environment files make of a unit."""
+    drop_ins = [ctx.files.read(path) for path in ctx.services.state(ctx.unit).drop_ins]
+    variables = file_environment_of(
+        ctx, unit_with(ctx, plan.unit_text), specifiers_of(ctx, ctx.unit)
+    )
+    return [list(map(sha256, drop_ins)), variables]
 
 
 def _cut_messages(shape: WorkloadShape, cut: Sequence[int], context: int | None) -> list[Message]:

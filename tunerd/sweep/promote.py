@@ -98,9 +98,17 @@ def promote(
         sweep = find_sweep(store, number)
     proposal = _proposal(ctx, sweep)
     request = _request_of(proposal)
+
+    def confirm_still(
+        made: Plan,
+    ) -> None:  # what a person was shown may be replaced while it is read
+        _demand_start(ctx, sweep, ctx.deployed())
+        _demand_valid(ctx, proposal, made)
+        confirm(made)
+
     try:
         done = apply(
-            ctx, request, drain=drain, confirm=confirm, ask=ask, reason="promote",
+            ctx, request, drain=drain, confirm=confirm_still, ask=ask, reason="promote",
             probation=with_probation, sweep=sweep.number,
         )  # fmt: skip
     except (RolledBack, Stranded):
@@ -264,13 +272,7 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     arm = arm_from_json(sweep.verdict.details["arm"])
     request = replace(read(SweepRequest, sweep.plan["request"]), seed=sweep.run.record.seed)
     prepared = prepare(ctx, request, proves=False, for_resume=True)
-    if not is_start_of(ctx, sweep, prepared.generation):
-        raise DeployError(
-            f"sweep {sweep.number} began from generation {sweep.plan.get('generation')}, and "
-            f"{prepared.generation.number} serves now",
-            state="nothing was touched",
-            hint="`tunerd rollback` to what served then, or `tunerd sweep run` finds out whether it still holds",
-        )
+    _demand_start(ctx, sweep, prepared.generation)
     with_tuned = prepared.plan_request.with_tuned
     before = read_tuned(ctx, prepared.plan_request.profile) if with_tuned else None
     known = dict(before.values) if before is not None else {}
@@ -278,8 +280,18 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     # What only an earlier promotion placed goes back to fit by being named no more.
     values = {key: value for key, value in values.items() if value != LEFT_TO_FIT}
     proposal = _Proposal(sweep, prepared, arm, values)
-    _demand_valid(ctx, proposal)
+    _demand_valid(ctx, proposal, make_plan(ctx, _request_of(proposal)))
     return proposal
+
+
+def _demand_start(ctx: Context, sweep: StoredSweep, now: Generation | None) -> None:
+    if now is None or not is_start_of(ctx, sweep, now):
+        raise DeployError(
+            f"sweep {sweep.number} began from generation {sweep.plan.get('generation')}, and "
+            f"{'another unit' if now is None else now.number} serves now",
+            state="nothing was touched",
+            hint="`tunerd rollback` to what served then, or `tunerd sweep run` finds out whether it still holds",
+        )
 
 
 def is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:
@@ -291,13 +303,12 @@ def is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:
     return entry is not None and entry.generation.unit_sha256 == now.unit_sha256
 
 
-def _demand_valid(ctx: Context, proposal: _Proposal) -> None:
+def _demand_valid(ctx: Context, proposal: _Proposal, made: Plan) -> None:
     """What would be deployed is what was measured, and under the conditions of then."""
     sweep, arm = proposal.sweep, proposal.arm
     record = sweep.run.record.arm(str(arm))
     if record is None:
         raise DeployError(f"sweep {sweep.number} kept no conditions of {arm}")
-    made = make_plan(ctx, _request_of(proposal))
     argv, variables = made.command.argv, environment_with(ctx, made.unit_text)
     now = replace(record, argv=argv, environment=variables)
     found = StalenessCheck(ctx).of(now, sweep.run.record)

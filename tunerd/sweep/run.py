@@ -303,6 +303,9 @@ def run_night(
     return replace(run_sweep(ctx, request, confirm=confirm, meet=meet), command="sweep night")
 
 
+_MEASURED = "what serves, an engine, a file of the model, the driver, a power limit, the workload or the profile"
+
+
 class Outdated(UsageError):
     """What a sweep measured is no longer what is here."""
 
@@ -351,8 +354,7 @@ def resume_sweep(
         is_same = is_start_of(ctx, sweep, prepared.generation)
         if not is_same or prepared.basis != sweep.plan.get("basis"):
             raise Outdated(
-                f"sweep {sweep.number} cannot go on: what serves, an engine, the model, the driver, the "
-                "workload or the profile is no longer what it was",
+                f"sweep {sweep.number} cannot go on: {_MEASURED} is no longer what it was",
                 state="its samples are kept",
                 hint="`tunerd sweep run` begins anew",
             )
@@ -628,6 +630,17 @@ class _Run:
         now = ctx.deployed()
         return now is not None and now.number == begun.number and stands(ctx, begun)
 
+    def _why_over(self) -> str | None:
+        """Why it cannot go on after it had yielded, by what one that is resumed must be: as it began."""
+        ctx, begun = self.ctx, self.prepared
+        try:
+            demand_open(ctx, begun.request.window)
+            now = prepare(ctx, begun.request, proves=True, for_resume=True)
+        except TunerdError as problem:
+            return problem.words
+        is_same = now.generation.number == begun.generation.number and now.basis == begun.basis
+        return None if is_same else f"{_MEASURED} is no longer what it began with"
+
     def _wait_until_quiet(self, end_s: float, box: LeaseBox) -> bool:
         """Production serves meanwhile; whether there is time left, nobody uses it, and it is still what it was."""
         ctx = self.ctx
@@ -644,7 +657,8 @@ class _Run:
                 return False
             is_used = is_taken or _is_busy(ctx) or self.house.trouble() is not None
             if quiet.for_s(now_s, self.house.processors(), is_used=is_used) >= quiet_s:
-                return True
+                box.ended = self._why_over()
+                return box.ended is None
             ctx.clock.sleep(min(_QUIET_POLL_S, max(0.1, quiet_s / 4)))
         return False
 

@@ -281,5 +281,6 @@ def test_a_signal_amid_a_write_is_raised_after_it_and_no_lock_is_left(tmp_path: 
         with pytest.raises(SystemExit, match="143"), Interrupts():
             store.end_run(number, RunOutcome.STOPPED, ended_s=20.0)
         ended = other.run(number)
-        assert ended is not None and ended.outcome is RunOutcome.STOPPED
+        assert ended is not None
+        assert ended.outcome is RunOutcome.STOPPED
         other.reopen_run(number)

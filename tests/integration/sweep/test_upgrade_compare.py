@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-
-from tests.support.stand_in import install
-from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept
+from tests.support.sweep_box import SweepBox, swept, upgrade
 from tests.support.waiting import until
 from tunerd.sweep.run import due_comparison
 
@@ -25,14 +22,6 @@ def settings(box: SweepBox, upgrade: str) -> None:
     path.write_text(
         text + SETTINGS.format(upgrade=upgrade) + "[service]\nsettle_s = 0.1\ndrain_s = 0.0\n"
     )
-
-
-def upgrade(box: SweepBox) -> None:
-    """Another program takes the engine's place, half as fast."""
-    other = install(box.box.folder / "other", **{**SPEED, "tg_tok_s": 200.0})
-    for_everybody(other)
-    shutil.copy2(other.program, box.engine.program)
-    prove(box.box.context)
 
 
 def test_a_night_after_an_upgrade_compares_a_kept_build_with_the_new_one_once() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.sweep_box import SweepBox, kill, swept
+from tests.support.sweep_box import SweepBox, kill, swept, upgrade
 from tests.support.waiting import until
 from tunerd.machine.files import lock
 
@@ -78,3 +78,26 @@ def test_a_sweep_that_has_yielded_does_not_stop_what_was_deployed_meanwhile() ->
         assert "what serves is no longer what it began with" in str(told["messages"])
         assert "other" in box.call("status").stdout
         assert box.serves
+
+
+def test_a_sweep_that_has_yielded_does_not_go_on_with_another_build() -> None:
+    """What the new build showed was kept as shown by the old one, for arms are planned anew."""
+    with swept() as box:
+        sweep = box.begin("run", "--budget", "120s")
+        try:
+            with somebody_else(box):
+                until(lambda: box.json("sweep", "status")["waits"] == 1, "it waits")
+                paths = box.box.context.paths
+                bench = lock(paths.measure_lock, purpose="bench", since="now")
+                bench.__enter__()
+            upgrade(box)
+            box.box.context.services.restart(box.box.context.unit)
+            until(lambda: box.serves, "the new build serves")
+            bench.__exit__(None, None, None)
+            told = json.loads(sweep.communicate(timeout=60)[0])
+        finally:
+            sweep.kill()
+        assert "what serves, an engine, " in str(told["messages"])
+        assert box.serves
+        arms = box.json("results", "show", "1")["arms"]
+        assert len({one["fingerprint"]["engine_sha256"] for one in arms}) == 1
