@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.sweep_box import SweepBox, kill, swept, upgrade
 from tests.support.waiting import until
-from tunerd.machine.files import lock
+from tunerd.machine.files import is_locked, lock
 
 pytestmark = pytest.mark.timeout(540)
 
@@ -46,6 +46,7 @@ def test_a_sweep_that_has_yielded_is_known_and_waits_until_nobody_else_measures(
                 refused = box.call("sweep", "start", "--budget", "30s", "--yes", code=None)
                 assert "another measurement is under way" in refused.stderr
                 paths = box.box.context.paths
+                until(lambda: not is_locked(paths.measure_lock), "its lease has ended")
                 bench = lock(paths.measure_lock, purpose="bench", since="now")
                 bench.__enter__()
             until(lambda: box.serves, "production serves")
@@ -88,8 +89,10 @@ def test_a_sweep_that_has_yielded_does_not_go_on_with_another_build() -> None:
             with somebody_else(box):
                 until(lambda: box.json("sweep", "status")["waits"] == 1, "it waits")
                 paths = box.box.context.paths
+                until(lambda: not is_locked(paths.measure_lock), "its lease has ended")
                 bench = lock(paths.measure_lock, purpose="bench", since="now")
                 bench.__enter__()
+            until(lambda: box.serves and not is_locked(paths.lock), "production serves")
             upgrade(box)
             box.box.context.services.restart(box.box.context.unit)
             until(lambda: box.serves, "the new build serves")
