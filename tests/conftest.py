@@ -159,6 +159,11 @@ def _needs_to_be_alone() -> None:
         pytest.skip("it needs the machine to itself; `tests/run alone` runs it")
 
 
+def _needs_the_whole() -> None:
+    if not {"TUNERD_TEST_FAULTS", "TUNERD_TEST_WHOLE"} & os.environ.keys():
+        pytest.skip("too long for every change; TUNERD_TEST_WHOLE=1 runs it")
+
+
 _CHECKS: dict[str, Callable[[], None]] = {
     "alone": _needs_to_be_alone,
     "browser": needs_browser,
@@ -166,4 +171,5 @@ _CHECKS: dict[str, Callable[[], None]] = {
     "engine": _needs_engine,
     "gpu": _needs_gpu,
     "llama": _needs_llama,
+    "whole": _needs_the_whole,
 }

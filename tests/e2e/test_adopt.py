@@ -443,8 +443,8 @@ def test_a_masked_unit_is_left_alone(tunerd: Deployment) -> None:
     assert tunerd("detect").code == 0
 
 
-@pytest.mark.parametrize("text", ["", "[Service]\nUser=alice\n"], ids=["empty", "no-command"])
-def test_a_broken_unit_is_replaced_and_kept(tunerd: Deployment, text: str) -> None:
+def test_a_broken_unit_is_replaced_and_kept(tunerd: Deployment) -> None:
+    text = "[Service]\nUser=alice\n"
     tunerd.write_unit(text)
     assert tunerd("status").code == 0
     assert tunerd("detect").code == 0

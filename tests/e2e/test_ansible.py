@@ -31,6 +31,7 @@ def kept(machine: Machine) -> int:
     return next(int(row["value"]) for row in rows if row["name"] == "backups.keep")
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(1800)
 def test_the_role_installs_and_configures(
     machines: Machines, build_root: Callable[..., Root], tmp_path: Path

@@ -10,7 +10,7 @@ from tests.support.night import SETTINGS, Night
 from tests.support.stand_in import RTX_4070_SUPER
 from tests.support.webhook import URL, Webhook
 
-pytestmark = pytest.mark.timeout(2700)
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(2700)]
 
 OPERATIONS = (
     ("plan", "night"),

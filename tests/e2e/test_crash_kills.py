@@ -24,6 +24,7 @@ def test_after_a_kill_of_a_swap_recover_leaves_a_whole_unit_that_serves(machine:
         print(words, blow, victim.check())
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(TIMEOUT_S)
 def test_after_a_kill_of_a_swap_the_daemon_leaves_a_whole_unit_that_serves(
     installed_machine: Machine,

@@ -14,6 +14,7 @@ SEED = 20261127
 FAULTS = (Fault.LEASE, Fault.START)
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(TIMEOUT_S)
 def test_production_serves_again_whatever_befalls_a_measurement(
     machines: Machines, any_root: Root

@@ -20,8 +20,8 @@ from tests.support.overlay import Root
 from tests.support.roots import PREFIX, SOURCES_INSIDE
 
 SEED = 20261128
-# Others, without a limit, are in test_crash_lease.py; a campaign has all of them, here and there.
-FAULTS = (Fault.COMMAND, Fault.BOTH)
+# Without a limit they are in test_crash_lease.py; a campaign has all of them, here and there.
+FAULTS = (Fault.COMMAND, Fault.BOTH, Fault.LEASE, Fault.START)
 OWN_MW = "220000"
 _LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 _SET = "/run/nvml-limit-0"

@@ -59,7 +59,6 @@ def serve(machine: Machine, program: str) -> None:
     machine.systemctl("enable", "--now", "llama-server")
 
 
-@pytest.mark.both_roots
 def test_root_installs_for_the_machine(bare_machine: Machine) -> None:
     said = install(bare_machine).stdout
 

@@ -34,6 +34,7 @@ RANGES = """
 """
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(1800)
 def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
     machines: Machines, any_root: Root, tmp_path: Path

@@ -16,6 +16,7 @@ from tunerd.fleet.boxes import boxes_of
 FOLDER = ROLES.parent
 
 
+@pytest.mark.whole
 def test_the_linter_has_nothing_to_say_for_production(tmp_path: Path) -> None:
     copy = tmp_path / "ansible"
     shutil.copytree(FOLDER, copy)

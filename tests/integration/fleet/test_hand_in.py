@@ -283,7 +283,9 @@ def test_samples_are_handed_in_once_each_by_commands_that_are_killed(
     assert samples_in(postgres, url) == (1500 * len(cases), 1500 * len(cases))
 
 
-@pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "lost", [1, 2, *(pytest.param(n, marks=pytest.mark.whole) for n in (3, 4, 5))]
+)
 def test_nothing_comes_twice_where_the_answer_to_a_commit_was_lost(
     tmp_path: Path, postgres: Postgres, lost: int
 ) -> None:

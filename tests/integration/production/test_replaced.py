@@ -141,7 +141,9 @@ def test_a_model_by_a_link_and_a_template_that_are_replaced_are_told_and_no_evid
         assert FingerprintReader(ctx).of(argv).fingerprint.model_sha256 not in {None, then}
 
 
-@pytest.mark.parametrize("what", ["template", "grammar", "model"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("template", marks=pytest.mark.whole), "grammar", "model"]
+)
 def test_a_measurement_ends_where_a_file_is_replaced_between_two_of_its_starts(what: str) -> None:
     """Only engine and model were looked at: what another template, grammar or adapter did counted as of the one before."""
     with a_box() as (box, _):

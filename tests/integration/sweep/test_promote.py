@@ -241,7 +241,7 @@ def test_one_that_is_killed_while_it_measures_again_leaves_the_winner_kept_and_w
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
-        ("rollback --yes", "--spec-draft-n-max 4"),
+        pytest.param("rollback --yes", "--spec-draft-n-max 4", marks=pytest.mark.whole),
         ("apply night --set serving.n_ubatch=256 --yes --no-probation", "--ubatch-size 256"),
     ],
 )

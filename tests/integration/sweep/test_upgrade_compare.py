@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.sweep_box import SweepBox, swept, upgrade
 from tests.support.waiting import until
 from tunerd.sweep.run import due_comparison
@@ -65,6 +67,7 @@ def _is_compared_once(box: SweepBox) -> None:
     assert due_comparison(box.box.context) is None, "the next night sweeps"
 
 
+@pytest.mark.whole
 def test_a_sweep_ends_where_the_engine_is_replaced_in_the_middle_of_it() -> None:
     """It went on, and kept what the new build showed as shown by the old one."""
     with swept() as box:
