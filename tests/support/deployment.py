@@ -140,9 +140,7 @@ class Deployment:
         limit_s: float = 400.0,
     ) -> Said:
         """Call `tunerd WORDS`; the exit code must be `expect`, unless that is None."""
-        done = self.machine.run(
-            "tunerd", *words, user=self.user, check=False, env=env, stdin=stdin, limit_s=limit_s
-        )
+        done = self.machine.tunerd(*words, user=self.user, env=env, stdin=stdin, limit_s=limit_s)
         said = Said(done.returncode, done.stdout, done.stderr)
         told = " ".join(str(word) for word in words)
         assert expect is None or said.code == expect, f"tunerd {told}: wanted {expect}, got {said}"

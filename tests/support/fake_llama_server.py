@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
+sys.modules["ssl"] = None  # type: ignore[assignment]  # http.client would load it
 
 from tests.support.fake_llama.program import main  # noqa: E402 # the path to it comes first
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.support import overlay, run_folder
+from tests.support import overlay, preloaded, run_folder
 from tests.support.container import PATH, Container, MachineError
 from tests.support.lossy_disk import LossyDisk
 from tests.support.overlay import Root
@@ -25,6 +25,9 @@ from tests.support.roots import PREFIX, SOURCES_INSIDE, cache_folder
 _BOOT_LIMIT_S = 240.0
 _POWEROFF_LIMIT_S = 180.0
 _TIMED_OUT = (124, 137)  # timeout(1): ended it, had to kill it
+# By the Python of `tunerd`, whose own packages come first.
+_AS_TUNERD = 'exec "$(sed -n "1s/^#!//p" "$(command -v tunerd)")" "$@"'
+_PRELOADED = f"import sys; sys.path.append('{SOURCES_INSIDE}'); from tests.support import preloaded; preloaded.main()"
 
 
 class Machine:
@@ -58,6 +61,7 @@ class Machine:
         self._merged: Path | None = None
         self._container: Container | None = None
         self._started: list[subprocess.Popen[bytes]] = []
+        self._preloaded: dict[str | None, list[str]] = {}
         self._accounts: dict[str, tuple[str, str, str]] = {}
 
     def __enter__(self) -> Self:
@@ -88,6 +92,7 @@ class Machine:
         Raises:
             AssertionError: it did not get there in time; the text has its console.
         """
+        self._preloaded.clear()
         self._container = Container(
             self.name,
             self._mounted(),
@@ -177,6 +182,38 @@ class Machine:
         if check and done.returncode:
             raise MachineError(f"{shown} ended with {done.returncode}\n{output}{errors}")
         return subprocess.CompletedProcess(words, done.returncode, output, errors)
+
+    def tunerd(
+        self,
+        *words: str | Path,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+        limit_s: float = 400.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `tunerd` inside, forked from a process in there that has loaded it already; see preloaded.py.
+
+        What the machine starts, and what is to be a Python of its own, goes by `run` and `start`.
+        """
+        if not self.is_on or preloaded.of_a_start(env or {}):
+            return self.run(
+                "tunerd", *words, user=user, check=False, env=env, stdin=stdin, limit_s=limit_s
+            )
+        if user not in self._preloaded:
+            name = f"tunerd-test-{self.name}-{len(self._started)}"
+            argv = ("sh", "-c", _AS_TUNERD, "sh", "-I", "-c", _PRELOADED)
+            self._started.append(preloaded.begin(name, *self.command(*argv, user=user)))
+            self._preloaded[user] = preloaded.client(name)
+        told = [str(word) for word in words]
+        try:
+            done = subprocess.run(
+                [*self._preloaded[user], *told], input=stdin.encode(), capture_output=True,
+                env={**self._environment(user), **(env or {})}, cwd="/", timeout=limit_s, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise MachineError(f"in {self.name}: tunerd {shlex.join(told)} hangs") from error
+        output, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(told, done.returncode, output, errors)
 
     def sh(
         self,

@@ -32,24 +32,38 @@ _OF_A_START = ("LANG", "LC_", "LD_", "PYTHON")
 
 def tunerd(environment: Mapping[str, str]) -> list[str]:
     """What to run as `tunerd` in this environment; its words come behind."""
-    of_a_start = {name: text for name, text in environment.items() if name.startswith(_OF_A_START)}
-    if of_a_start != {"PYTHONPATH": str(ROOT)}:
+    if of_a_start(environment) != {"PYTHONPATH": str(ROOT)}:
         return [sys.executable, "-m", "tunerd"]
-    return [sys.executable, "-I", "-S", str(_CLIENT), _server()]
+    return client(_server())
+
+
+def client(name: str) -> list[str]:
+    """What to run as `tunerd`, where `begin` began a process by this name."""
+    return [sys.executable, "-I", "-S", str(_CLIENT), name]
+
+
+def of_a_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those variables that say something to the loader, or to Python as it starts."""
+    return {name: text for name, text in environment.items() if name.startswith(_OF_A_START)}
+
+
+def begin(name: str, *argv: str, **environment: str) -> subprocess.Popen[bytes]:
+    """Begin what forks for calls by the socket of this name, until its standard input ends: `argv`, then a descriptor."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        return subprocess.Popen(
+            [*argv, str(listener.fileno())],
+            pass_fds=[listener.fileno()], stdin=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"], **environment},
+        )  # fmt: skip
 
 
 @functools.cache
 def _server() -> str:
     """The name of the socket of the process that forks, which ends with this one."""
     name = f"tunerd-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"\0{name}")
-        listener.listen()
-        server = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(listener.fileno())],
-            pass_fds=[listener.fileno()], stdin=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+    server = begin(name, sys.executable, "-m", __name__, PYTHONPATH=str(ROOT))
     atexit.register(server.communicate)
     return name
 
@@ -120,8 +134,13 @@ def _wait_for(command: int, way: socket.socket) -> None:
         way.send(b"%d" % os.waitstatus_to_exitcode(status))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be what forks, then what was forked."""
     _serve(socket.socket(fileno=int(sys.argv[1])))
-    from tunerd.__main__ import main
+    from tunerd.__main__ import main as call  # noqa: PLC0415  as late as by itself
 
+    call()
+
+
+if __name__ == "__main__":
     main()

@@ -395,6 +395,8 @@ set -eu
 /usr/bin/python3 -m venv {PREFIX}
 {PREFIX}/bin/python -m pip install --quiet --no-index --find-links {WHEELS_INSIDE} "$@"
 """
+# Accounts that run a stand-in could not keep what they compile.
+_COMPILE = f"{PREFIX}/bin/python -m compileall -q {SOURCES_INSIDE}/tests/support"
 # Built from a copy: building leaves files beside the sources.
 _INSTALL_CODE = f"""
 set -eu
@@ -402,10 +404,11 @@ cp -r {SOURCES_INSIDE} /tmp/sources
 {PREFIX}/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation /tmp/sources
 mkdir -p /usr/local/bin
 ln -s {PREFIX}/bin/tunerd {PREFIX}/bin/tunerd-llama-server /usr/local/bin/
+{_COMPILE}
 """
 _INSTALL = "\n".join((
     "set -eu", "unset PIP_EXTRA_INDEX_URL", *(f"export {name}={value}" for name, value in OFFLINE_PIP.items()),
-    f"{SOURCES_INSIDE}/install.sh --system", "",
+    f"{SOURCES_INSIDE}/install.sh --system", _COMPILE, "",
 ))  # fmt: skip
 
 

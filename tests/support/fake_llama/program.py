@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -9,12 +10,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from tests.support.fake_llama.api import Api
 from tests.support.fake_llama.arguments import ArgumentError, Arguments, apply_rules
 from tests.support.fake_llama.behaviour import Behaviour, read_behaviour
-from tests.support.fake_llama.connection import accept, listen, stop
 from tests.support.fake_llama.engine import POLL_S, Engine
 from tests.support.fake_llama.failures import FAILURES, Failure, port_taken
 from tests.support.fake_llama.records import Log, Record
@@ -63,14 +64,14 @@ class Program:
         host = self.arguments.facts.get("host", "127.0.0.1").split(",")[0]
         port = self.arguments.whole("port", 8080)
         try:  # two of ik share a port, and each gets some of the clients
-            listener = listen(host, port, shares_port=self.is_ik)
+            listener = connection().listen(host, port, shares_port=self.is_ik)
         except OSError:
             self.die(port_taken(host, port))
         if not self.is_ik:
-            accept(listener, self.api)
+            connection().accept(listener, self.api)
         self._load()
         if self.is_ik:
-            accept(listener, self.api)
+            connection().accept(listener, self.api)
         self._serve(listener)
 
     def _answer_questions(self) -> None:
@@ -136,7 +137,7 @@ class Program:
         log_ready(self.log, self.api.engine)
         self.api.is_loaded = True
         self._stop.wait()
-        stop(listener)
+        connection().stop(listener)
         while self.api.n_at_work:
             time.sleep(POLL_S)
         self.end(0)
@@ -147,6 +148,11 @@ class Program:
             self.end(1)
         self.api.engine.is_stopping = True
         self._stop.set()
+
+
+def connection() -> ModuleType:
+    """A third of a start; questions need no HTTP."""
+    return importlib.import_module("tests.support.fake_llama.connection")
 
 
 def main() -> NoReturn:
