@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.builders import (
 )
 from tests.support.folders import DATA
 from tests.support.profiles import KEYS, PROFILE_DATA, context, profile_of
+from tests.support.transcripts import compare
 from tunerd.engine.flags import (
     FLAG_ROWS,
     PLAIN_FLAGS,
@@ -280,12 +280,7 @@ def golden_text(profile_name: str, dialect: str) -> str:
 @pytest.mark.parametrize("dialect", HELP_OF)
 @pytest.mark.parametrize("profile_name", shipped_sources().names)
 def test_a_shipped_profile_renders_to_its_golden_line(profile_name: str, dialect: str) -> None:
-    path = GOLDEN / dialect / f"{profile_name}.txt"
-    text = golden_text(profile_name, dialect)
-    if os.environ.get("TUNERD_TEST_UPDATE_GOLDEN"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert text == path.read_text()
+    compare(GOLDEN / dialect / f"{profile_name}.txt", golden_text(profile_name, dialect))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.support.builders import capabilities_of
 from tests.support.doctor_facts import HOST as A_HOST
 from tests.support.fake_gpu import a_card
 from tests.support.profiles import context, profile_of
+from tests.support.transcripts import messages_lines, transcript
 from tunerd.engine.flags import CommandLine, render
 from tunerd.engine.help import Effect, Engine, OffloadDevice, Proof
 from tunerd.machine.facts import Cpu, Host
@@ -36,7 +37,7 @@ from tunerd.production.checks import (
     serving_after,
 )
 from tunerd.profile.layers import Resolved
-from tunerd.result import Level, Message
+from tunerd.result import Message
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.units.live import LiveUnit, Serving, read_live, with_drop_ins
 from tunerd.units.text import environment_of, parse_unit, unified_diff
@@ -47,10 +48,6 @@ CARD = a_card("NVIDIA GeForce RTX 3090 Ti", total_mib=24564)
 HOST = replace(A_HOST, gpus=(CARD,))
 BLIND = replace(HOST, cpu=Cpu(None, None, None, None))
 UNMEASURED = replace(HOST, gpus=(replace(CARD, total_mib=None),))
-
-
-def codes(messages: Iterable[Message]) -> list[tuple[str, str]]:
-    return [(str(message.level), message.code) for message in messages]
 
 
 def profile(**data: Any) -> Resolved:
@@ -64,133 +61,48 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> ModelFacts:
     return ModelFiles(None, Files()).read_facts(path)
 
 
-# The machine.
+# What is said of a plan, with `what a case shows: what was found` in tables.
+
+Cases = dict[str, Iterable[Message]]
+SPLIT = Proof("mtp", Effect.PROVED, "x")
 
 
-@pytest.mark.parametrize(
-    ("match", "host", "expected"),
-    [
-        ({"gpu": "*rtx 3090*", "vram_min_mib": 23000, "vram_max_mib": 25000}, HOST, []),
-        ({}, HOST, []),
-        ({"gpu": "*RTX 4070 SUPER*"}, HOST, [("warning", "other-gpu")]),
-        ({"gpu": "*RTX 3090*", "vram_min_mib": 30000}, HOST, [("warning", "small-gpu")]),
-        ({"gpu": "*RTX 3090*", "vram_max_mib": 13000}, HOST, [("warning", "large-gpu")]),
-        ({"gpu": "*RTX 3090*", "vram_min_mib": 30000}, UNMEASURED, []),
-        ({"gpu": "*RTX*"}, replace(HOST, gpus=()), [("warning", "no-gpu")]),
-        ({"gpu": "*RTX*"}, replace(HOST, gpus=None), [("warning", "no-gpu")]),
-        ({"gpu": "none"}, HOST, [("note", "gpu-unused")]),
-        ({"gpu": "none"}, replace(HOST, gpus=()), []),
-    ],
-)
-def test_a_profile_for_another_machine_is_told_of(
-    match: dict[str, Any], host: Host, expected: list[tuple[str, str]]
-) -> None:
+def machine(host: Host = HOST, **match: Any) -> Iterable[Message]:
     wanted = profile(**{f"match__{key}": value for key, value in match.items()})
-    assert codes(check_machine(wanted, host, (), has_gpu=bool(host.gpus))) == expected
+    return check_machine(wanted, host, (), has_gpu=bool(host.gpus))
 
 
-def test_a_card_that_only_the_engine_sees_counts() -> None:
-    device = OffloadDevice("Vulkan0", "AMD Radeon RX 7900", MiB(24000), None)
-    blind = replace(HOST, gpus=())
-    assert (
-        codes(check_machine(profile(match__gpu="*RADEON*"), blind, (device,), has_gpu=True)) == []
-    )
+def values(host: Host = HOST, **data: Any) -> Iterable[Message]:
+    return check_values(profile(**data), host)
 
 
-# The model.
+def on_a_model(facts: ModelFacts) -> Cases:
+    def of(data: dict[str, Any] | None = None, **changes: Any) -> Iterable[Message]:
+        return check_model(profile(**data or {}), replace(facts, **changes))
 
-
-def test_mtp_without_a_block_is_refused_with_what_to_get_instead(facts: ModelFacts) -> None:
-    wanted = profile(speculation__type="mtp", model__hf_repo="user/x-MTP-GGUF")
-    assert codes(check_model(wanted, facts)) == []
-    (message,) = check_model(wanted, replace(facts, n_nextn=0, mtp_problem=None))
-    assert (message.level, message.code) == (Level.ERROR, "no-mtp-block")
-    assert "user/x-MTP-GGUF" in (message.hint or "")
-    assert codes(check_model(profile(), replace(facts, n_nextn=0))) == []
-
-
-@pytest.mark.parametrize(
-    ("data", "changes", "expected"),
-    [
-        ({}, {"no_model": "it is an adapter"}, [("error", "no-model")]),
-        ({"serving__ctx_size": 4096}, {"context_length": 4096}, []),
-        ({"serving__ctx_size": 4097}, {"context_length": 4096}, [("warning", "long-context")]),
-        ({"serving__ctx_size": 4097}, {"context_length": None}, []),
-        ({}, {"chat_template_sha256": None}, [("warning", "no-template")]),
-        ({"serving__chat_template": "chatml"}, {"chat_template_sha256": None}, []),
-        ({"serving__jinja": False}, {"chat_template_sha256": None}, []),
-    ],
-)
-def test_what_a_model_cannot_do_is_told(
-    facts: ModelFacts, data: dict[str, Any], changes: dict[str, Any], expected: list[Any]
-) -> None:
-    assert codes(check_model(profile(**data), replace(facts, **changes))) == expected
-
-
-# Values.
-
-
-@pytest.mark.parametrize(
-    ("data", "host", "expected"),
-    [
-        ({}, HOST, []),
-        ({"speculation__type": "mtp", "speculation__n_min": 4, "speculation__n_max": 3}, HOST,
-         [("error", "n-min")]),
-        ({"speculation__type": "ngram-mod", "speculation__n_min": 48}, HOST, []),
-        ({"speculation__n_min": 4, "speculation__n_max": 3}, HOST, []),
-        ({"serving__n_ubatch": 513, "serving__n_batch": 512}, HOST, [("error", "ubatch")]),
-        ({"speculation__type": "mtp", "serving__n_parallel": 2}, HOST, [("warning", "slots")]),
-        ({"serving__n_parallel": 2}, HOST, []),
-        ({"serving__threads": 9}, HOST, [("warning", "threads")]),
-        ({"serving__threads": 9}, BLIND, []),
-        ({"serving__threads": "physical"}, HOST, []),
-        ({"serving__threads": "physical"}, BLIND, [("error", "cores")]),
-    ],
-)  # fmt: skip
-def test_values_that_exclude_each_other_are_found(
-    data: dict[str, Any], host: Host, expected: list[tuple[str, str]]
-) -> None:
-    assert codes(check_values(profile(**data), host)) == expected
-
-
-@pytest.mark.parametrize("host", ["/run/llama.sock", "127.0.0.1, llama.sock"])
-def test_a_unix_socket_is_refused_before_anything_stops(host: str) -> None:
-    (refused,) = check_values(profile(serving__host=host), HOST)
-
-    assert (refused.level, refused.code) == (Level.ERROR, "unix-socket")
-    assert "127.0.0.1" in (refused.hint or "")
-
-
-@pytest.mark.parametrize("flag", ["--api-prefix", "--ssl-cert-file"])
-def test_a_server_that_is_asked_otherwise_is_refused_before_anything_stops(flag: str) -> None:
-    """It was swapped in and taken back, since nobody answered where it was asked."""
-    (refused,) = check_values(profile(extra_args=["--ssl-key-file", "/k", flag, "/x"]), HOST)
-
-    assert (refused.level, refused.code) == (Level.ERROR, "asked-otherwise")
-    assert flag in refused.text
-
-
-@pytest.mark.parametrize(
-    ("host", "is_open"),
-    [
-        ("127.0.0.1", False),
-        ("::1", False),
-        ("localhost", False),
-        ("default", False),
-        ("0.0.0.0", True),  # noqa: S104
-        ("127.0.0.1,0.0.0.0", True),
-        ("localhost.example.org", True),
-        ("127.example.org", True),
-    ],
-)
-def test_an_address_that_others_reach_is_warned_about(host: str, is_open: bool) -> None:
-    found = codes(check_values(profile(serving__host=host), HOST))
-    assert found == ([("warning", "open-port")] if is_open else [])
-    keyed = profile(serving__host=host, serving__api_key_file="/etc/key")
-    assert codes(check_values(keyed, HOST)) == []
-
-
-# Proofs.
+    mtp = {"speculation__type": "mtp", "model__hf_repo": "user/x-MTP-GGUF"}
+    return {
+        "MTP has its block": of(mtp),
+        "MTP without a block is refused with what to get instead": of(
+            mtp, n_nextn=0, mtp_problem=None
+        ),
+        "no MTP needs no block": of(n_nextn=0),
+        "a file that is no model": of(no_model="it is an adapter"),
+        "as much context as it was trained for": of(
+            {"serving__ctx_size": 4096}, context_length=4096
+        ),
+        "more context than it was trained for": of(
+            {"serving__ctx_size": 4097}, context_length=4096
+        ),
+        "trained for an unknown context": of({"serving__ctx_size": 4097}, context_length=None),
+        "no chat template": of(chat_template_sha256=None),
+        "no chat template, but one of the profile": of(
+            {"serving__chat_template": "chatml"}, chat_template_sha256=None
+        ),
+        "no chat template, and none is read": of(
+            {"serving__jinja": False}, chat_template_sha256=None
+        ),
+    }
 
 
 def engine(*proofs: Proof) -> Engine:
@@ -200,176 +112,155 @@ def engine(*proofs: Proof) -> Engine:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("effect", "expected"),
-    [
-        (Effect.PROVED, []),
-        (Effect.UNTRIED, [("note", "mtp-untried")]),
-        (Effect.NO_EFFECT, [("error", "mtp-unproved")]),
-        (Effect.FAILED, [("error", "mtp-unproved")]),
-    ],
-)
-def test_what_a_build_was_seen_not_to_do_is_refused(
-    effect: Effect, expected: list[tuple[str, str]]
-) -> None:
-    wanted = profile(speculation__type="mtp")
-    assert codes(check_proofs(wanted, engine(Proof("mtp", effect, "x")))) == expected
-    assert codes(check_proofs(profile(), engine(Proof("mtp", effect, "x")))) == []
-
-
-def test_a_probability_that_is_ignored_is_warned_about_where_it_matters() -> None:
-    build = engine(Proof("mtp", Effect.PROVED, "x"), Proof("p-min", Effect.NO_EFFECT, "y"))
-    gated = profile(speculation__type="mtp", speculation__p_min=0.75)
-    assert codes(check_proofs(gated, build)) == [("warning", "p-min-ignored")]
-    assert (
-        codes(check_proofs(profile(speculation__type="mtp", speculation__p_min=0.0), build)) == []
-    )
-
-
-@pytest.mark.parametrize(
-    ("dialect", "types", "is_told"),
-    [
-        ("ik-now", {"speculation__cache_type_k": "q8_0"}, True),
-        ("main-mid", {"speculation__cache_type_v": "q8_0"}, True),
-        ("ik-may", {"serving__cache_type_k": "q8_0", "speculation__cache_type_k": "q8_0"}, False),
-        ("ik-now", {"serving__cache_type_k": "q8_0"}, False),
-        ("main-lm", {"speculation__cache_type_k": "q8_0"}, False),
-    ],
-)
-def test_cache_types_that_mtp_takes_no_notice_of_are_told(
-    dialect: str, types: dict[str, str], is_told: bool
-) -> None:
-    build = replace(engine(Proof("mtp", Effect.PROVED, "x")), capabilities=capabilities_of(dialect))
-
-    found = codes(check_proofs(profile(speculation__type="mtp", **types), build))
-
-    assert found == [("warning", "mtp-cache-type")] * is_told
+def proved(dialect: str | None = None, *proofs: Proof, **data: Any) -> Iterable[Message]:
+    build = engine(*(proofs or (SPLIT,)))
+    if dialect is not None:
+        build = replace(build, capabilities=capabilities_of(dialect))
+    return check_proofs(profile(**data), build)
 
 
 # What serves now.
 
 OLD = "[Service]\nExecStart=/bin/x --alias a --host 127.0.0.1 --port 8080\nNice=5\n"
+OURS = "# Written by tunerd: x\n" + OLD.replace("Nice=5\n", "")
 
 
-def live(text: str | None, *drop_ins: tuple[Path, str]) -> LiveUnit:
-    return read_live(unit="u.service", text=text, drop_ins=drop_ins, specifiers={})
+def live(text: str | None, *drop_ins: str) -> LiveUnit:
+    found = [(Path("/d/x.conf"), f"[Service]\n{text}\n") for text in drop_ins]
+    return read_live(unit="u.service", text=text, drop_ins=found, specifiers={})
 
 
 def serving(host: str | None, port: int | None, alias: str | None) -> Serving:
     return replace(live(None).serving, host=host, port=port, alias=alias)
 
 
-def test_what_changes_for_clients_is_warned_about() -> None:
-    same = serving("127.0.0.1", 8080, "a")
-    text = "# Written by tunerd: x\n" + OLD.replace("Nice=5\n", "")
-    assert codes(check_live(same, live(text))) == []
-    other = codes(check_live(serving("0.0.0.0", 9, "b"), live(text)))  # noqa: S104
-    assert other == [("warning", f"{what}-changes") for what in ("alias", "host", "port")]
-    assert codes(check_live(serving(None, None, None), live(text))) == []
-    assert codes(check_live(serving("x", 1, "y"), live(None))) == [], "nothing stood before"
+UNNAMED = serving(None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("text", "drop_in", "key_file", "is_told"),
-    [
-        ("ExecStart=/bin/x --api-key hunter2", "Nice=1", None, True),
-        ("ExecStart=/bin/x\nEnvironment=LLAMA_API_KEY=hunter2", "Nice=1", None, True),
-        ("ExecStart=/bin/x --api-key-file /k", "Nice=1", None, True),
-        ("ExecStart=/bin/x --api-key-file /k", "Nice=1", "/k", False),
-        ("ExecStart=/bin/x", "Environment=LLAMA_API_KEY=hunter2", None, False),
-        ("Environment=LLAMA_API_KEY=old", "Environment=LLAMA_API_KEY=hunter2", None, False),
-        ("ExecStart=/bin/x", "Nice=1", None, False),
-    ],
-)
-def test_a_server_that_will_ask_for_no_key_any_more_is_told(
-    text: str, drop_in: str, key_file: str | None, is_told: bool
-) -> None:
-    """A key in an environment file went with the file, and the new server answered everybody."""
-    old = live(f"[Service]\n{text}\n", (Path("/d/x.conf"), f"[Service]\n{drop_in}\n"))
-    new = replace(serving(None, None, None), api_key_file=key_file)
+def keys(text: str, drop_in: str = "Nice=1", key_file: str | None = None) -> Iterable[Message]:
     stays = environment_of(parse_unit(f"[Service]\n{drop_in}\n"), {})
-    assert (("warning", "key-gone") in codes(check_live(new, old, environment=stays))) is is_told
+    new = replace(UNNAMED, api_key_file=key_file)
+    return check_live(new, live(f"[Service]\n{text}\n", drop_in), environment=stays)
 
 
-def test_a_hand_written_unit_is_adopted_and_its_lines_are_shown() -> None:
-    found = list(check_live(serving("127.0.0.1", 8080, "a"), live(OLD), lost=("Nice=5",)))
-    assert codes(found) == [("note", "adopted"), ("warning", "foreign-directives")]
-    assert "Nice=5" in found[1].text
+def account(*, mlock: bool = False, **changes: Any) -> Iterable[Message]:
+    facts = UserFacts(Mode.SYSTEM, "llama", False, (), None, None)
+    return check_user(replace(facts, **changes), wants_mlock=mlock)
 
 
-def test_a_drop_in_that_would_win_is_an_error() -> None:
-    drop_in = (Path("/d/x.conf"), "[Service]\nExecStart=\nExecStart=/bin/y\n")
-    found = codes(check_live(serving(None, None, None), live(OLD, drop_in)))
-    assert ("error", "drop-in-exec") in found
-    harmless = (Path("/d/x.conf"), "[Service]\nNice=1\n")
-    assert ("note", "drop-ins") in codes(check_live(serving(None, None, None), live(OLD, harmless)))
-
-
-# The account.
-
-
-def user(**changes: Any) -> UserFacts:
-    return replace(UserFacts(Mode.SYSTEM, "llama", False, (), None, None), **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "mlock", "expected"),
-    [
-        ({}, True, []),
-        ({"is_missing": True}, False, [("error", "no-account")]),
-        ({"unreadable": ("/m", "/d")}, False, [("error", "unreadable")] * 2),
-        ({"mode": Mode.USER, "lingers": False}, False, [("warning", "no-linger")]),
-        ({"mode": Mode.USER, "lingers": None}, False, []),
-        ({"mode": Mode.USER, "memlock_unlimited": False}, True, [("warning", "memlock")]),
-        ({"mode": Mode.USER, "memlock_unlimited": False}, False, []),
-        ({"mode": Mode.LOCAL, "memlock_unlimited": None}, True, []),
-        ({"mode": Mode.LOCAL, "lacks_manager": True}, False, [("warning", "no-user-manager")]),
-    ],
-)
-def test_the_account_must_be_able_to_serve(
-    changes: dict[str, Any], mlock: bool, expected: list[tuple[str, str]]
-) -> None:
-    assert codes(check_user(user(**changes), wants_mlock=mlock)) == expected
-
-
-@pytest.mark.parametrize(
-    ("words", "drop_in", "expected"),
-    [
-        ("--log-file /var/log/llama.log", "", ["not-written"]),
-        ("--log-file /var/log/llama.log -lcd /srv/drafts", "", ["not-written"] * 2),
-        ("--slot-save-path /var/lib/llama-server/slots", "", []),
-        ("--slot-save-path /var/lib/llama-server-of-another", "", ["not-written"]),
-        ("--log-file /var/log/llama.log", "ReadWritePaths=-/srv /var/log", []),
-        ("--log-file llama.log", "", []),
-        ("--lora /srv/adapter.gguf", "", []),
-        ("--log-file /var/log/llama.log", "ProtectSystem=no", []),
-    ],
-)
-def test_what_the_unit_keeps_the_server_from_writing_is_told(
-    words: str, drop_in: str, expected: list[str]
-) -> None:
+def written(words: str, drop_in: str = "") -> Iterable[Message]:
     own = "[Service]\nProtectSystem=strict\nStateDirectory=llama-server\n"
     unit = with_drop_ins(own, [f"[Service]\n{drop_in}\n"])
-    assert [one.code for one in check_written(words.split(), unit, "llama-server")] == expected
+    return check_written(words.split(), unit, "llama-server")
 
 
-# The environment.
+KEYED: dict[str, Any] = {"serving__api_key_file": "/etc/key"}
+MTP: dict[str, Any] = {"speculation__type": "mtp"}
+CHECKS: dict[str, Cases] = {
+    "A profile for another machine is told of": {
+        "the card and its size match": machine(gpu="*rtx 3090*", vram_min_mib=23000, vram_max_mib=25000),
+        "a profile for every machine": machine(),
+        "another card": machine(gpu="*RTX 4070 SUPER*"),
+        "a smaller card": machine(gpu="*RTX 3090*", vram_min_mib=30000),
+        "a larger card": machine(gpu="*RTX 3090*", vram_max_mib=13000),
+        "a card of unknown size": machine(UNMEASURED, gpu="*RTX 3090*", vram_min_mib=30000),
+        "no card": machine(replace(HOST, gpus=()), gpu="*RTX*"),
+        "cards that cannot be read": machine(replace(HOST, gpus=None), gpu="*RTX*"),
+        "a card that is not used": machine(gpu="none"),
+        "no card, and none is wanted": machine(replace(HOST, gpus=()), gpu="none"),
+        "a card that only the engine sees": check_machine(
+            profile(match__gpu="*RADEON*"), replace(HOST, gpus=()),
+            (OffloadDevice("Vulkan0", "AMD Radeon RX 7900", MiB(24000), None),), has_gpu=True),
+    },
+    "Values that exclude each other are found": {
+        "none": values(),
+        "MTP of at least 4 and at most 3": values(speculation__n_min=4, speculation__n_max=3, **MTP),
+        "n-gram drafts of at least 48": values(speculation__type="ngram-mod", speculation__n_min=48),
+        "4 and 3 of no speculation": values(speculation__n_min=4, speculation__n_max=3),
+        "a larger ubatch": values(serving__n_ubatch=513, serving__n_batch=512),
+        "MTP with two slots": values(serving__n_parallel=2, **MTP),
+        "two slots": values(serving__n_parallel=2),
+        "nine threads": values(serving__threads=9),
+        "nine threads of unknown cores": values(BLIND, serving__threads=9),
+        "as many threads as cores": values(serving__threads="physical"),
+        "as many threads as unknown cores": values(BLIND, serving__threads="physical"),
+    },
+    "A server that is asked otherwise is refused before anything stops": {
+        **{f"at {host}": values(serving__host=host) for host in ("/run/llama.sock", "127.0.0.1, llama.sock")},
+        **{flag: values(extra_args=["--ssl-key-file", "/k", flag, "/x"]) for flag in ("--api-prefix", "--ssl-cert-file")},
+    },
+    "An address that others reach is warned about, unless a key is asked for": {
+        f"{host}{with_key}": values(serving__host=host, **key)
+        for with_key, key in (("", {}), (" with a key", KEYED))
+        for host in ("127.0.0.1", "::1", "localhost", "default", "0.0.0.0", "127.0.0.1,0.0.0.0",  # noqa: S104
+                     "localhost.example.org", "127.example.org")
+    },
+    "What a build was seen not to do is refused": {
+        **{f"MTP, {effect}": proved(None, Proof("mtp", effect, "x"), **MTP) for effect in Effect},
+        **{f"no MTP, {effect}": proved(None, Proof("mtp", effect, "x")) for effect in Effect},
+        **{f"a probability of {p_min} that is ignored": proved(
+            None, SPLIT, Proof("p-min", Effect.NO_EFFECT, "y"), speculation__p_min=p_min, **MTP) for p_min in (0.75, 0.0)},
+        "cache types of drafts, ik": proved("ik-now", speculation__cache_type_k="q8_0", **MTP),
+        "cache types of drafts, main-mid": proved("main-mid", speculation__cache_type_v="q8_0", **MTP),
+        "the same cache types": proved("ik-may", serving__cache_type_k="q8_0", speculation__cache_type_k="q8_0", **MTP),
+        "cache types of the model": proved("ik-now", serving__cache_type_k="q8_0", **MTP),
+        "cache types of drafts, main-lm": proved("main-lm", speculation__cache_type_k="q8_0", **MTP),
+    },
+    "What changes for clients is warned about": {
+        "nothing": check_live(serving("127.0.0.1", 8080, "a"), live(OURS)),
+        "all": check_live(serving("0.0.0.0", 9, "b"), live(OURS)),  # noqa: S104
+        "what will be is unknown": check_live(UNNAMED, live(OURS)),
+        "nothing stood before": check_live(serving("x", 1, "y"), live(None)),
+    },
+    # A key in an environment file went with the file, and the new server answered everybody.
+    "A server that will ask for no key any more is told": {
+        "a key in the line": keys("ExecStart=/bin/x --api-key hunter2"),
+        "a key in the environment": keys("ExecStart=/bin/x\nEnvironment=LLAMA_API_KEY=hunter2"),
+        "a key file": keys("ExecStart=/bin/x --api-key-file /k"),
+        "a key file that stays": keys("ExecStart=/bin/x --api-key-file /k", key_file="/k"),
+        "a key in a drop-in": keys("ExecStart=/bin/x", "Environment=LLAMA_API_KEY=hunter2"),
+        "a key in both": keys("Environment=LLAMA_API_KEY=old", "Environment=LLAMA_API_KEY=hunter2"),
+        "no key": keys("ExecStart=/bin/x"),
+    },
+    "A unit by hand and its drop-ins": {
+        "is adopted and its lines are shown": check_live(serving("127.0.0.1", 8080, "a"), live(OLD), lost=("Nice=5",)),
+        "a drop-in that would win is an error": check_live(UNNAMED, live(OLD, "ExecStart=\nExecStart=/bin/y")),
+        "a harmless drop-in": check_live(UNNAMED, live(OLD, "Nice=1")),
+    },
+    "The account must be able to serve": {
+        "it is": account(mlock=True),
+        "it is missing": account(is_missing=True),
+        "it cannot read": account(unreadable=("/m", "/d")),
+        "it does not linger": account(mode=Mode.USER, lingers=False),
+        "whether it lingers is unknown": account(mode=Mode.USER, lingers=None),
+        "it cannot lock": account(mode=Mode.USER, memlock_unlimited=False, mlock=True),
+        "it need not lock": account(mode=Mode.USER, memlock_unlimited=False),
+        "whether it can lock is unknown": account(mode=Mode.LOCAL, memlock_unlimited=None, mlock=True),
+        "it has no manager": account(mode=Mode.LOCAL, lacks_manager=True),
+    },
+    "What the unit keeps the server from writing is told": {
+        "a log": written("--log-file /var/log/llama.log"),
+        "a log and drafts": written("--log-file /var/log/llama.log -lcd /srv/drafts"),
+        "slots in its own folder": written("--slot-save-path /var/lib/llama-server/slots"),
+        "slots in a folder of another": written("--slot-save-path /var/lib/llama-server-of-another"),
+        "a log where it may": written("--log-file /var/log/llama.log", "ReadWritePaths=-/srv /var/log"),
+        "a log where it works": written("--log-file llama.log"),
+        "what is only read": written("--lora /srv/adapter.gguf"),
+        "no protection": written("--log-file /var/log/llama.log", "ProtectSystem=no"),
+    },
+    "Variables that hide something are found": {
+        name: environment_conflicts({name: "hunter2"})
+        for name in ("CUDA_VISIBLE_DEVICES", "GGML_CUDA_ENABLE_UNIFIED_MEMORY", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY", "HF_TOKEN")
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("CUDA_VISIBLE_DEVICES", []),
-        ("GGML_CUDA_ENABLE_UNIFIED_MEMORY", [("warning", "unified-memory")]),
-        ("LLAMA_ARG_CTX_SIZE", [("error", "hidden-option")]),
-        ("LLAMA_API_KEY", [("error", "secret")]),
-        ("HF_TOKEN", [("error", "secret")]),
-    ],
-)
-def test_variables_that_hide_something_are_found(name: str, expected: list[Any]) -> None:
-    found = list(environment_conflicts({name: "hunter2"}))
-    assert codes(found) == expected
-    assert "hunter2" not in str(found)
+def test_what_is_said_of_a_plan_is_the_golden_text(facts: ModelFacts) -> None:
+    every = {**CHECKS, "What a model cannot do is told": on_a_model(facts)}
+    text = transcript("plan/checks", (
+        (f"{told}, {case}", messages_lines(found)) for told, cases in every.items() for case, found in cases.items()
+    ))  # fmt: skip
+    assert "hunter2" not in text
 
 
 # What is shown.

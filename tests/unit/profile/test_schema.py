@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import PROFILES, shipped_sources
+from tests.support.transcripts import transcript
 from tunerd.profile.schema import (
     ProfileFile,
     Range,
@@ -18,16 +19,6 @@ from tunerd.profile.schema import (
     is_left_to_engine,
     values_of,
 )
-from tunerd.words import Problem
-
-
-def problems(text: str) -> dict[str, Problem]:
-    return {problem.key: problem for problem in check_file("f.toml", tomllib.loads(text))}
-
-
-def only(text: str) -> Problem:
-    (problem,) = problems(text).values()
-    return problem
 
 
 @pytest.mark.parametrize("name", shipped_sources().names)
@@ -35,84 +26,58 @@ def test_a_shipped_profile_has_no_mistake(name: str) -> None:
     assert check_file(name, tomllib.loads((PROFILES / f"{name}.toml").read_text())) == ()
 
 
-def test_all_mistakes_of_a_file_are_reported_at_once() -> None:
-    found = problems(
-        """
-        descripton = "x"
-        extra_args = ["--good", 5]
-        [serving]
-        prot = 8080
-        port = 70000
-        threads = "all"
-        [speculation]
-        type = "mpt"
-        n_mxa = 3
-        p_min = 2.0
-        [engines.ik.memory]
-        fit_mb = 1664
-        [environment]
-        "A B" = "x"
-        C = 1
-        [sweep]
-        "speculation.nmax" = [1, 2]
-        "serving.threads" = { mn = 1 }
-        [pin]
-        "serving.aliass" = "x"
-        "serving.port" = 0
-        nonsense = 1
-        """
-    )
-    assert set(found) == {
-        "descripton",
-        "extra_args.1",
-        "serving.prot",
-        "serving.port",
-        "serving.threads",
-        "speculation.type",
-        "speculation.n_mxa",
-        "speculation.p_min",
-        "engines.ik.memory.fit_mb",
-        "environment.A B",
-        "environment.C",
-        "sweep.speculation.nmax",
-        "sweep.serving.threads.mn",
-        "pin.serving.aliass",
-        "pin.serving.port",
-        "pin.nonsense",
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "nearest"),
-    [
-        ("descripton = 'x'", "description"),
-        ("[servin]\nport = 1", "serving"),
-        ("[serving]\nprot = 1", "port"),
-        ("[serving]\nfit_mib = 1", "memory.fit_mib"),
-        ("[speculation]\ntype = 'mpt'", "mtp"),
-        ("[serving]\nload_mode = 'mlok'", "mlock"),
-        ("[engines.ik.servin]\nport = 1", "serving"),
-        ("[engines.ik.serving]\nprot = 1", "port"),
-        ("[sweep]\n'speculation.nmax' = [1]", "speculation.n_max"),
-        ("[sweep]\n'speculation.n_max' = { mn = 1 }", "min"),
-        ("[pin]\n'serving.prt' = 1", "port"),
-        ("[pin]\n'servin.port' = 1", "serving.port"),
-        ("[pin.servin]\nport = 1", "serving.port"),
-        ("'memory.fit_mb' = 1", "memory.fit_mib"),
+ALL_AT_ONCE = """
+descripton = "x"
+extra_args = ["--good", 5]
+serving = { prot = 8080, port = 70000, threads = "all" }
+speculation = { type = "mpt", n_mxa = 3, p_min = 2.0 }
+engines.ik.memory.fit_mb = 1664
+environment = { "A B" = "x", C = 1 }
+sweep = { "speculation.nmax" = [1, 2], "serving.threads" = { mn = 1 } }
+pin = { "serving.aliass" = "x", "serving.port" = 0, nonsense = 1 }
+"""
+# What a file may have wrong, one line of TOML each, under what is to be seen of it.
+MISTAKES = {
+    "A misspelt name comes with the nearest one": (
+        "descripton = 'x'", "servin.port = 1", "serving.prot = 1", "serving.fit_mib = 1", "speculation.type = 'mpt'",
+        "serving.load_mode = 'mlok'", "engines.ik.servin.port = 1", "engines.ik.serving.prot = 1",
+        "sweep.'speculation.nmax' = [1]", "sweep.'speculation.n_max' = { mn = 1 }", "pin.'serving.prt' = 1",
+        "pin.'servin.port' = 1", "pin.servin.port = 1", "'memory.fit_mb' = 1",
+    ),
+    "A text with control characters is refused": [
+        f"{key} = {text}"
+        for key in ("serving.alias", "model.path", "serving.chat_template")
+        for text in ('"a\\nb"', '"a\\u0000b"', '"a\\u007fb"', '"a\\tb"', '""')
+    ] + ["environment.X = 5", 'engines.ik.environment.X = "a\\u0000"'],
+    "A value of the wrong kind is one problem": (
+        "serving = 5", "serving = 'default'", "engines = 5", "pin = 5", "sweep = 5", "extra_args = '-x'",
+        "engines.ik = 5", "pin.serving = 5", "environment = 5", "extends = ['a']", "engine.prefer = 'ik'",
+        "engine.prefer = []", "memory.override_tensor = 'a=b'",
+    ),
+    "What is no number is a mistake wherever a number stands": [
+        table.replace("N", number)
+        for table in ("speculation.p_min = N", "sweep.'speculation.p_min' = [N]", "serving.temp = N",
+                      "sweep.'speculation.p_min' = { min = 0.0, max = N }", "engines.ik.speculation.p_min = N",
+                      "published.by_engine.ik.tok_s = N")
+        for number in ("nan", "inf", "-inf")
     ],
-)
-def test_a_misspelt_name_comes_with_the_nearest_one(text: str, nearest: str) -> None:
-    assert only(text).nearest == nearest
-    assert f"did you mean `{nearest}`?" in str(only(text))
+    "A range whose values its key cannot have is a mistake of its file": [
+        f"sweep.{line}"
+        for line in ("'speculation.n_max' = { min = 4, max = 1 }", "'speculation.n_max' = []", "'speculation.n_max' = [2, 99]",
+                     "'serving.reasoning_budget' = { min = 0, max = 64, step = 0 }", "'speculation.type' = ['mpt']",
+                     "'serving.threads' = { min = 0, max = 4 }")
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ['"a\\nb"', '"a\\u0000b"', '"a\\u007fb"', '"a\\tb"', '""'])
-@pytest.mark.parametrize("key", ["serving.alias", "model.path", "serving.chat_template"])
-def test_a_text_with_control_characters_is_refused(key: str, text: str) -> None:
-    table, _, name = key.partition(".")
-    found = only(f"[{table}]\n{name} = {text}")
-    assert found.key == key
-    assert found.allowed in {"one line of text without control characters", "at least 1 character"}
+def test_what_is_said_of_mistakes_is_the_golden_text() -> None:
+    texts = {f"{told}, {line}": line for told, lines in MISTAKES.items() for line in lines}
+    texts["All mistakes of a file are reported at once"] = ALL_AT_ONCE
+    found = {told: check_file("f.toml", tomllib.loads(text)) for told, text in texts.items()}
+    assert {told for told, problems in found.items() if len(problems) != 1} == {
+        "All mistakes of a file are reported at once"
+    }
+    transcript("errors/profile", ((told, map(str, problems)) for told, problems in found.items()))
 
 
 def test_a_key_may_be_left_to_the_engine_in_every_table() -> None:
@@ -124,20 +89,8 @@ def test_a_key_may_be_left_to_the_engine_in_every_table() -> None:
     [pin]
     "speculation.n_max" = "default"
     """
-    assert problems(text) == {}
+    assert check_file("f", tomllib.loads(text)) == ()
     assert not is_left_to_engine("environment.X", "default")
-    assert only("[environment]\nX = 5").key == "environment.X"
-    assert only('[engines.ik.environment]\nX = "a\\u0000"').key == "engines.ik.environment.X"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["serving = 5", "serving = 'default'", "engines = 5", "pin = 5", "sweep = 5", "extra_args = '-x'",
-     "engines.ik = 5", "pin.serving = 5", "environment = 5", "extends = ['a']", "engine.prefer = 'ik'",
-     "engine.prefer = []", "memory.override_tensor = 'a=b'"],
-)  # fmt: skip
-def test_a_value_of_the_wrong_kind_is_one_problem(text: str) -> None:
-    assert only(text).key == text.partition(" ")[0]
 
 
 VALUES = st.recursive(
@@ -171,22 +124,6 @@ def test_no_file_is_too_odd_to_check(data: dict[str, Any]) -> None:
         assert "\n" not in problem.found
 
 
-@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
-@pytest.mark.parametrize(
-    "table",
-    [
-        "[speculation]\np_min = {}",
-        "[sweep]\n'speculation.p_min' = [{}]",
-        "[sweep]\n'speculation.p_min' = {{ min = 0.0, max = {} }}",
-        "[serving]\ntemp = {}",
-        "[engines.ik.speculation]\np_min = {}",
-        "[published.by_engine.ik]\ntok_s = {}",
-    ],
-)
-def test_what_is_no_number_is_a_mistake_wherever_a_number_stands(table: str, number: str) -> None:
-    assert problems(table.format(number))
-
-
 @pytest.mark.parametrize(
     ("key", "told", "values"),
     [
@@ -213,22 +150,3 @@ def test_a_range_is_a_list_of_values(key: str, told: Range, values: tuple[Any, .
 def test_a_range_that_gives_no_list_is_a_mistake(key: str, told: Range) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         values_of(key, told)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("'speculation.n_max' = { min = 4, max = 1 }", "a `max` that is not below it"),
-        ("'serving.reasoning_budget' = { min = 0, max = 64, step = 0 }", "a `step` above 0"),
-        ("'speculation.n_max' = []", "an empty list"),
-        ("'speculation.n_max' = [2, 99]", "64"),
-        ("'speculation.type' = ['mpt']", "mtp"),
-        ("'serving.threads' = { min = 0, max = 4 }", "1"),
-    ],
-)
-def test_a_range_whose_values_its_key_cannot_have_is_a_mistake_of_its_file(
-    line: str, words: str
-) -> None:
-    problem = only(f"[sweep]\n{line}")
-    assert problem.key.startswith("sweep.")
-    assert words in str(problem)

@@ -1,0 +1,50 @@
+"""Golden texts: what is made of made-up inputs, compared whole with a file that `make golden` rewrites."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.support.folders import DATA
+from tunerd.result import Message
+
+
+def compare(path: Path, text: str) -> None:
+    """A text is what its file says, byte for byte, but for what UTF-8 cannot hold."""
+    found = text.encode("utf-8", "backslashreplace")
+    if os.environ.get("TUNERD_TEST_UPDATE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(found)
+    assert found.decode() == path.read_bytes().decode()
+
+
+def transcript(name: str, cases: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Sentences, and under each the lines that came of its input; the text is compared with golden/NAME.txt.
+
+    Control characters are shown, so that no line can look like two or like a sentence.
+    """
+    parts: dict[str, str] = {}
+    for heading, lines in cases:
+        assert heading not in parts, "two inputs have one heading"
+        shown = [
+            "    "
+            + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in one)
+            for text in lines
+            for one in text.split("\n")
+        ]
+        parts[heading] = "\n".join(
+            [f"{heading}:", *(line.rstrip(" ") for line in shown or ["    (nothing)"])]
+        )
+    text = "\n\n".join(parts.values()) + "\n"
+    compare(DATA / "golden" / f"{name}.txt", text)
+    return text
+
+
+def messages_lines(messages: Iterable[Message]) -> list[str]:
+    """Messages with all that is in them."""
+    return [
+        f"{one.level} {one.code}: {one.text}"
+        + (f"\n  hint: {one.hint}" if one.hint is not None else "")
+        for one in messages
+    ]
