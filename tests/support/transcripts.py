@@ -28,14 +28,12 @@ def transcript(name: str, cases: Iterable[tuple[str, Iterable[str]]]) -> str:
     for heading, lines in cases:
         assert heading not in parts, "two inputs have one heading"
         shown = [
-            "    "
-            + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in one)
+            "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
             for text in lines
-            for one in text.split("\n")
+            for line in text.split("\n")
         ]
-        parts[heading] = "\n".join(
-            [f"{heading}:", *(line.rstrip(" ") for line in shown or ["    (nothing)"])]
-        )
+        indented = [f"    {line}" if line else "" for line in shown or ["(nothing)"]]
+        parts[heading] = "\n".join([f"{heading}:", *indented])
     text = "\n\n".join(parts.values()) + "\n"
     compare(DATA / "golden" / f"{name}.txt", text)
     return text

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import configparser
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from tests.support.emitted import (
     words,
     words_of,
 )
+from tests.support.transcripts import transcript
 from tunerd.engine.emit import Flag, Server, Target, emit, flags_of
 from tunerd.errors import UsageError
 from tunerd.units.text import parse_exec, parse_unit
@@ -86,133 +88,78 @@ def test_a_preset_holds_the_same_values(values: list[str]) -> None:
     assert dict(read["designed"]) == {**{f"flag-{n}": one for n, one in enumerate(values)}, "alias": "profile-x"}  # fmt: skip
 
 
-TWICE = (Flag(("-ot", "a=CPU")), Flag(("--override-tensor", "b=CPU")))
+def bare(**changes: Any) -> list[Server]:
+    return [server_of(**changes)]
 
 
-@pytest.mark.parametrize(
-    ("target", "server"),
-    [
-        *((target, server_of("/m/\udcff.gguf")) for target in Target),
-        (Target.QUADLET, server_of("a", "", "b")),
-        *((Target.MODELS_INI, server_of(word)) for word in [*LINES, *COMMENTED]),
-        *((Target.LLAMA_SWAP, server_of(word)) for word in LINES),
-        *((Target.MODELS_INI, server_of(names=("designed", name))) for name in ("a;b", "a#b")),
-        (Target.MODELS_INI, server_of(flags=TWICE)),
-        (Target.MODELS_INI, server_of(names=("*",))),
-    ],
-)
-def test_what_a_target_cannot_hold_is_refused(target: Target, server: Server) -> None:
-    with pytest.raises(UsageError, match=f"{target} cannot hold"):
-        emit(target, [server])
-
-
-@pytest.mark.parametrize("target", Target)
-def test_the_same_server_gives_the_same_bytes_and_hostile_remarks_stay_remarks(
-    target: Target,
-) -> None:
-    server = replace(server_of(*(w for w in HOSTILE if w and w.strip() == w and "#" not in w)), title="a\nb: ${PORT}")  # fmt: skip
-    text = emit(target, [server]).text
-    assert text == emit(target, [server]).text
-    assert "# a?b: $ {PORT}\n" in text
-    assert "key.0, set by who?/srv/models/a b.gguf" in text
-
-
-@pytest.mark.parametrize("target", Target)
-def test_no_secret_is_written_and_its_loss_is_said(target: Target) -> None:
-    line = "--api-key sk-1 --hf_token sk-2 --jinja --api-key -sk-1 --api-key"
-    environment = {
-        "HF_TOKEN": "sk-3", "LLAMA_API_KEY": "sk-4", "HTTPS_PROXY": "http://me:sk-2@proxy:3128",
-        "AWS_ACCESS_KEY_ID": "sk-5", "DB_PASSWD": "sk-6", "API_KEYS": "sk-7",
-    }  # fmt: skip
-    server = server_of(flags=flags_of(line.split(), []), environment=environment)
-    made = emit(target, [server])
-    assert "sk-" not in made.text + str(made.lost)
-    assert any("key or token" in line for line in made.lost)
-    assert "jinja" in made.text
-    assert sum("may hold a secret" in line for line in made.lost) == 6
-    assert all(f"# not carried over: {line}" in made.text for line in made.lost)
-
-
-@pytest.mark.parametrize("target", [Target.COMPOSE, Target.QUADLET])
-def test_containers_publish_addresses_alone(target: Target) -> None:
-    assert "127.0.0.1:8080:8080" in emit(target, [server_of(host="localhost")]).text
-    assert "[::1]:8080:8080" in emit(target, [server_of(host="::1")]).text
-    for host in ("/run/llama.sock", "fe80::1%eth0", "box.lan"):
-        with pytest.raises(UsageError, match="cannot listen on"):
-            emit(target, [server_of(host=host)])
-
-
-def test_a_key_file_is_named_as_a_mount_and_never_by_its_credential() -> None:
-    flags = (Flag(("--api-key-file", "/etc/keys/k")),)
-    server = server_of(flags=flags, api_key_file="/etc/keys/k")
-    service = yaml.safe_load(emit(Target.COMPOSE, [server]).text)["services"]["designed"]
-    assert service["command"][:2] == ["--api-key-file", "/run/secrets/api-key"]
-    assert service["volumes"] == [
-        {"type": "bind", "source": "/etc/keys/k", "target": "/run/secrets/api-key", "read_only": True}
-    ]  # fmt: skip
-    assert "Volume=/etc/keys/k:/run/secrets/api-key:ro\n" in emit(Target.QUADLET, [server]).text
-    ini = emit(Target.MODELS_INI, [server]).text
-    assert "--api-key-file /etc/keys/k --models-preset" in ini
-    assert "api-key-file =" not in ini
-
-
-def test_model_folders_are_mounted_read_only_and_paths_follow_them() -> None:
-    flags = (
-        Flag(("--model", "/m/a:b $x/m.gguf")),
-        Flag(("--model-draft", "/hub/snapshots/1/d.gguf")),
-        Flag(("--slot-save-path", "/slots")),
-        Flag(("--chat-template-file", "/gone/t.jinja")),
-    )
-    folders = {
+FOLDERS = server_of(
+    flags=tuple(Flag(words) for words in (
+        ("--model", "/m/a:b $x/m.gguf"), ("--model-draft", "/hub/snapshots/1/d.gguf"),
+        ("--slot-save-path", "/slots"), ("--chat-template-file", "/gone/t.jinja"),
+    )),
+    folders={
         "/m/a:b $x/m.gguf": ("/m/a:b $x", "m.gguf"),
         "/hub/snapshots/1/d.gguf": ("/hub", "snapshots/1/d.gguf"),
         "/slots": ("/slots", "."),
-    }
-    server = server_of(flags=flags, folders=folders, locks_memory=True)
-    made = emit(Target.COMPOSE, [server])
-    service = yaml.safe_load(made.text)["services"]["designed"]
-    assert service["command"][1:8:2] == ["/mnt/0/m.gguf", "/mnt/1/snapshots/1/d.gguf", "/mnt/2", "/gone/t.jinja"]  # fmt: skip
-    assert [(one["source"], one["target"], one["read_only"]) for one in service["volumes"]] == [
-        ("/m/a:b $$x", "/mnt/0", True), ("/hub", "/mnt/1", True), ("/slots", "/mnt/2", False),
-    ]  # fmt: skip
-    assert service["ulimits"] == {"memlock": -1}
-    assert any("/gone/t.jinja" in line for line in made.lost)
-    with pytest.raises(UsageError, match="quadlet cannot hold"):
-        emit(Target.QUADLET, [server])
+    },
+    locks_memory=True,
+)  # fmt: skip
+SECRETS = server_of(
+    flags=flags_of(["--api-key", "sk-1", "--hf_token", "sk-2", "--jinja", "--api-key", "-sk-1", "--api-key"], []),
+    environment={
+        "HF_TOKEN": "sk-3", "LLAMA_API_KEY": "sk-4", "HTTPS_PROXY": "http://me:sk-2@proxy:3128",
+        "AWS_ACCESS_KEY_ID": "sk-5", "DB_PASSWD": "sk-6", "API_KEYS": "sk-7",
+    },
+)  # fmt: skip
+TWICE = (Flag(("-ot", "a=CPU")), Flag(("--override-tensor", "b=CPU")))
+INI, LLAMA_SWAP, COMPOSE, QUADLET = (
+    Target.MODELS_INI,
+    Target.LLAMA_SWAP,
+    Target.COMPOSE,
+    Target.QUADLET,
+)
+CONTAINERS = (COMPOSE, QUADLET)
+TWO = [server_of(names=("designed", "a")), server_of(names=("designed", "b"))]
+WRITTEN: dict[str, tuple[Sequence[Target], list[Server], dict[str, Any]]] = {
+    "A file that is no text is refused": (tuple(Target), [server_of("/m/\udcff.gguf")], {}),
+    "An empty word has no place in a quadlet": ([QUADLET], [server_of("a", "", "b")], {}),
+    **{f"A preset cannot hold a value such as {word!r}": ([INI], [server_of(word)], {}) for word in [*LINES, *COMMENTED]},
+    **{f"llama-swap cannot hold a value such as {word!r}": ([LLAMA_SWAP], [server_of(word)], {}) for word in LINES},
+    **{f"A preset has no name such as {name!r}": ([INI], bare(names=("designed", name)), {}) for name in ("a;b", "a#b")},
+    "A preset has each flag once": ([INI], bare(flags=TWICE), {}),
+    "A preset has no model of the name of all": ([INI], bare(names=("*",)), {}),
+    "Hostile remarks stay remarks": (
+        tuple(Target),
+        [replace(server_of(*(w for w in HOSTILE if w and w.strip() == w and "#" not in w)), title="a\nb: ${PORT}")], {}),
+    "No secret is written and its loss is said": (tuple(Target), [SECRETS], {}),
+    **{f"Containers publish addresses alone, {host}": (CONTAINERS, bare(host=host), {})
+       for host in ("localhost", "::1", "/run/llama.sock", "fe80::1%eth0", "box.lan")},
+    "A key file is named as a mount and never by its credential": (
+        (INI, *CONTAINERS), bare(flags=(Flag(("--api-key-file", "/etc/keys/k")),), api_key_file="/etc/keys/k"), {}),
+    "Model folders are mounted read-only and paths follow them": (CONTAINERS, [FOLDERS], {}),
+    "No card is asked for where there is none": (CONTAINERS, bare(has_gpu=False), {}),
+    "Somebody names the image": (CONTAINERS, bare(), {"image": "x/y:z"}),
+    "Variables are carried where that is possible and named where not": (
+        tuple(Target), bare(environment={"GGML_X": "a b", "lower": "1", "HOME": "/x", "M": "${PORT}"}), {}),
+    **{f"Several models run together only where they are known to fit, {together}": (
+        (INI, LLAMA_SWAP), TWO, {"together": together}) for together in (True, False, None)},
+    "A container takes one server": (CONTAINERS, TWO, {}),
+}  # fmt: skip
 
 
-def test_cards_are_asked_for_only_where_there_are_some() -> None:
-    with_card, without = server_of(), server_of(has_gpu=False)
-    assert "capabilities: [gpu]" in emit(Target.COMPOSE, [with_card]).text
-    assert "AddDevice=nvidia.com/gpu=all" in emit(Target.QUADLET, [with_card]).text
-    text = emit(Target.COMPOSE, [without]).text
-    assert "gpu]" not in text
-    assert 'llama.cpp:server"' in text
-    assert 'image: "x/y:z"' in emit(Target.COMPOSE, [with_card], image="x/y:z").text
+def written(target: Target, servers: list[Server], options: dict[str, Any]) -> list[str]:
+    try:
+        made = emit(target, servers, **options)
+    except UsageError as error:
+        return [f"refused: {error.message}", f"cause: {error.cause}", f"hint: {error.hint}"]
+    assert made == emit(target, servers, **options)
+    return [made.text, *(f"lost: {line}" for line in made.lost)]
 
 
-def test_variables_are_carried_where_that_is_possible_and_named_where_not() -> None:
-    server = server_of(environment={"GGML_X": "a b", "lower": "1", "HOME": "/x", "M": "${PORT}"})
-    made = emit(Target.LLAMA_SWAP, [server])
-    assert yaml.safe_load(made.text)["models"]["designed"]["env"] == ["GGML_X=a b"]
-    assert {line.partition(":")[0].split()[-1] for line in made.lost if "variable" in line} == {"lower", "HOME", "M"}  # fmt: skip
-    ini = emit(Target.MODELS_INI, [server])
-    assert sum("variable" in line for line in ini.lost) == 4
-    compose = yaml.safe_load(emit(Target.COMPOSE, [server]).text)["services"]["designed"]
-    assert compose["environment"] == {"GGML_X": "a b", "lower": "1", "M": "$${PORT}"}
-
-
-@pytest.mark.parametrize(("together", "swap", "most"), [(True, False, 2), (False, True, 1), (None, True, 1)])  # fmt: skip
-def test_several_models_run_together_only_where_they_are_known_to_fit(
-    together: bool | None, swap: bool, most: int
-) -> None:
-    servers = [server_of(names=("designed", "a")), server_of(names=("designed", "b"))]
-    found = yaml.safe_load(emit(Target.LLAMA_SWAP, servers, together=together).text)
-    assert list(found["models"]) == ["a", "b"], "a name that both have belongs to neither"
-    assert found["groups"] == {"tunerd": {"swap": swap, "members": ["a", "b"]}}
-    ini = emit(Target.MODELS_INI, servers, together=together).text
-    assert f"--models-max {most}\n" in ini
-    assert "\n[a]\n" in ini
-    assert "\n[b]\n" in ini
-    with pytest.raises(UsageError, match="compose takes one server, not 2"):
-        emit(Target.COMPOSE, servers)
+@pytest.mark.parametrize("target", Target)
+def test_what_is_written_for_others_is_the_golden_text(target: Target) -> None:
+    text = transcript(f"emitted/{target}", (
+        (told, written(target, servers, options))
+        for told, (targets, servers, options) in WRITTEN.items() if target in targets
+    ))  # fmt: skip
+    assert "sk-" not in text
