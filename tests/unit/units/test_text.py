@@ -5,6 +5,7 @@ What systemd makes of command lines was seen on systemd 252 and 262.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.builders import ROOT
 from tests.support.profiles import HOSTILE
+from tests.support.transcripts import transcript
 from tunerd.errors import ConfigError
 from tunerd.units.text import (
     CREDENTIAL_PATH,
@@ -349,23 +351,6 @@ def environment(spec: UnitSpec) -> dict[str, str]:
     return environment_of(unit_of(spec), OF_A_UNIT)
 
 
-def test_the_program_gets_exactly_its_arguments() -> None:
-    assert argv_of(PLAIN) == PLAIN.argv
-    text = render_unit(TEMPLATE, PLAIN)
-    assert "ExecStart=/usr/bin/llama-server \\\n    --model /m.gguf \\\n    --port 8080\n" in text
-
-
-@pytest.mark.parametrize("mode", Mode)
-def test_no_place_of_the_template_is_left_open_and_no_backtrace_waited_for(mode: Mode) -> None:
-    spec = replace(PLAIN, mode=mode)
-    text = render_unit(TEMPLATE, spec)
-    assert "#@" not in text
-    assert not [word for word in text.split() if word.startswith("@") and word.endswith("@")]
-    assert "\n\n\n" not in text
-    assert environment(spec)["GGML_NO_BACKTRACE"] == "1"
-    assert value(spec, "NoNewPrivileges") == "yes"
-
-
 def test_the_system_unit_is_hardened_but_of_nothing_that_cuda_needs_and_the_users_is_not() -> None:
     assert (value(PLAIN, "ProtectSystem"), value(PLAIN, "User")) == ("strict", "llama")
     mine = replace(PLAIN, mode=Mode.USER)
@@ -374,38 +359,36 @@ def test_the_system_unit_is_hardened_but_of_nothing_that_cuda_needs_and_the_user
     assert {value(PLAIN, name) for name in devices} == {None}
 
 
-def test_what_only_some_need_is_said_for_them_alone() -> None:
-    assert value(PLAIN, "LimitMEMLOCK") == "infinity"
-    assert value(replace(PLAIN, wants_mlock=False), "LimitMEMLOCK") is None
-    assert value(PLAIN, "ProtectHome") == "yes"
-    assert value(replace(PLAIN, needs_home=True), "ProtectHome") == "read-only"
-    spec = replace(PLAIN, profile="50%n faster")
-    assert value(spec, "Description", "Unit") == "llama-server, profile 50%%n faster"
+CHANGES: dict[str, dict[str, Any]] = {
+    "The unit of a user has no account and is not hardened": {"mode": Mode.USER},
+    "Memory is not locked": {"wants_mlock": False},
+    "A model at home is read there": {"needs_home": True},
+    "A profile of an odd name": {"profile": "50%n faster"},
+    "A port that needs a capability gets that one": {"binds_low": True},
+    "Nobody's own unit can have that capability": {"binds_low": True, "mode": Mode.USER},
+    "The environment of the profile wins over that of the template": {"environment": {"HOME": "/mine", "LLAMA_CACHE": "/c"}},
+    "A secret is a credential and not in the unit":
+        {"argv": (*PLAIN.argv, "--api-key-file", CREDENTIAL_PATH), "api_key_file": "/etc/tunerd/api-key"},
+}  # fmt: skip
 
 
-def test_a_port_that_needs_a_capability_gets_that_one() -> None:
-    assert value(PLAIN, "CapabilityBoundingSet") is None
-    low = replace(PLAIN, binds_low=True)
-    assert value(low, "CapabilityBoundingSet") == "CAP_NET_BIND_SERVICE"
-    assert value(low, "AmbientCapabilities") == "CAP_NET_BIND_SERVICE"
-    assert value(replace(low, mode=Mode.USER), "AmbientCapabilities") is None
-
-
-def test_the_environment_of_the_profile_wins_over_that_of_the_template() -> None:
-    assert environment(PLAIN)["HOME"] == "/var/lib/llama-server"
-    mine = replace(PLAIN, environment={"HOME": "/mine", "LLAMA_CACHE": "/c"})
-    assert environment(mine) == {
-        "GGML_NO_BACKTRACE": "1",
-        "HOME": "/mine",
-        "LLAMA_CACHE": "/c",
-    }
-
-
-def test_a_secret_is_a_credential_and_not_in_the_unit() -> None:
-    argv = (*PLAIN.argv, "--api-key-file", CREDENTIAL_PATH)
-    spec = replace(PLAIN, argv=argv, api_key_file="/etc/tunerd/api-key")
-    assert value(spec, "LoadCredential") == "api-key:/etc/tunerd/api-key"
-    assert argv_of(spec)[-1] == "/run/credentials/x/api-key"
+def test_a_unit_is_the_golden_text_and_reads_back_as_it_was_meant() -> None:
+    plain = render_unit(TEMPLATE, PLAIN)
+    cases = [("The unit of a system", [plain])]
+    for told, change in CHANGES.items():
+        spec = replace(PLAIN, **change)
+        text = render_unit(TEMPLATE, spec)
+        argv = tuple(word.replace("%d", OF_A_UNIT["d"]) for word in spec.argv)
+        assert argv_of(spec) == argv
+        assert environment(spec).items() >= spec.environment.items()
+        lines = difflib.unified_diff(plain.split("\n"), text.split("\n"), n=0, lineterm="")
+        cases.append(
+            (
+                f"{told}, beside the unit of a system",
+                [line for line in lines if line[:2] != "@@"][2:],
+            )
+        )
+    transcript("unit/llama-server", cases)
 
 
 @pytest.mark.parametrize("path", ["/a:b", "keys", "/a\nb"])
