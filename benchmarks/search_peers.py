@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,6 @@ from tunerd.profile.arm import Arm, Family, Request, ServerDied
 
 # Less free than this while the workload ran counts as a run that failed [MiB].
 GUARD_MIB = 64.0
-_START_TRIALS = 10
-_CANDIDATES = 1500
 
 
 class Over(Exception):
@@ -142,64 +139,6 @@ def _drawn(engine: str, spec: str, family: Family, rng: np.random.Generator) -> 
     ).canonical()  # fmt: skip
 
 
-def full_grid(task: Task, bench: Bench, rng: np.random.Generator) -> None:  # noqa: ARG001
-    """The grid of somebody with patience, row by row; cache type and threads stay."""
-    kept = task.incumbent
-    for (engine, spec), family in task.space.families.items():
-        drafts = list(product((1, 2, 3, 4, 6, 8), family.p_min[::3])) if spec != "off" else [(0, 0)]
-        for ubatch, margin, (n_max, p_min) in product((512, 1024), (512, 1024, 1536, 2048), drafts):
-            bench.run(
-                replace(kept, engine=engine, spec=spec, n_max=n_max, p_min=float(p_min),
-                        ubatch=ubatch, fit_mib=margin)
-            )  # fmt: skip
-
-
-def by_hand(task: Task, bench: Bench, rng: np.random.Generator) -> None:  # noqa: ARG001
-    """One knob at a time, two runs a value, again and again from the best so far."""
-    kept = task.incumbent
-    _twice(bench, kept)
-    while True:
-        before = kept
-        for knob in _KNOBS:
-            for arm in _turned(task, kept, knob):
-                if arm not in bench.runs:
-                    _twice(bench, arm)
-                if bench.score(arm) < bench.score(kept):
-                    kept = arm
-        if kept == before:
-            _twice(bench, kept)
-
-
-def _twice(bench: Bench, arm: Arm) -> None:
-    for _ in range(2):
-        if bench.run(arm).turn_s is None:
-            return
-
-
-_KNOBS = ("family", "n_max", "p_min", "fit_mib", "ubatch", "threads")
-
-
-def _turned(task: Task, arm: Arm, knob: str) -> Iterator[Arm]:
-    """The arm with other values of one knob."""
-    if knob == "family":
-        for engine, spec in task.space.families:
-            other = replace(arm, engine=engine, spec=spec)
-            yield _allowed(task, other if arm.drafts else other.with_draft(3, 0.75)).canonical()
-        return
-    if knob in {"n_max", "p_min"} and not arm.drafts:
-        return
-    family = task.space.families[arm.family]
-    margins = [arm.fit_mib + step for step in (256, -256, -512)]
-    values: Mapping[str, Iterable[float]] = {
-        "n_max": [n for n in family.n_max if n in {1, 2, 3, 4, 6, 8}],
-        "p_min": family.p_min[::2],
-        "fit_mib": [margin for margin in margins if margin in family.fit_mib],
-        "ubatch": family.ubatch,
-        "threads": family.threads,
-    }
-    yield from (replace(arm, **{knob: value}) for value in values[knob])  # type: ignore[arg-type]
-
-
 def tpe(task: Task, bench: Bench, rng: np.random.Generator, *, warm: bool, runs: int) -> None:
     """Optuna's TPE; what failed is told with the worst value and a constraint that is broken."""
     import optuna  # noqa: PLC0415
@@ -258,137 +197,6 @@ def tpe_warm(task: Task, bench: Bench, rng: np.random.Generator) -> None:
     tpe(task, bench, rng, warm=True, runs=1)
 
 
-def gaussian_process(task: Task, bench: Bench, rng: np.random.Generator) -> None:
-    """Expected improvement over log turn time; the same warm start, and walls where memory ended."""
-    for arm in published(task):
-        bench.run(arm)
-    for _ in range(_START_TRIALS):
-        bench.run(_free_of_walls(task, bench, rng, 1)[0])
-    process: Any = None
-    fitted_at = 0
-    while True:
-        arms = [arm for arm in bench.runs if math.isfinite(bench.score(arm))]
-        counts = np.array([len(bench.runs[arm]) for arm in arms])
-        seen = np.array([_encoded(task, arm) for arm in arms])
-        values = np.log([bench.score(arm) for arm in arms])
-        level, spread = float(values.mean()), float(values.std()) or 1.0
-        if process is None or len(arms) >= 1.15 * fitted_at:
-            process, fitted_at = _fitted(seen, (values - level) / spread), len(arms)
-        process.alpha = 1e-10 + 0.03**2 / spread**2 / counts
-        _refit(process, seen, (values - level) / spread)
-        found = _free_of_walls(task, bench, rng, _CANDIDATES)
-        mean, sd = process.predict(
-            np.array([_encoded(task, arm) for arm in found]), return_std=True
-        )
-        gain = float(((values - level) / spread).min()) - mean
-        z = gain / np.maximum(sd, 1e-9)
-        density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-        below = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in z])
-        bench.run(found[int(np.argmax(gain * below + sd * density))])
-
-
-def _fitted(seen: Any, values: Any) -> Any:
-    from sklearn.gaussian_process import GaussianProcessRegressor, kernels  # noqa: PLC0415
-
-    scales = np.ones(seen.shape[1])
-    kernel = kernels.ConstantKernel(1.0) * kernels.Matern(scales, (0.1, 30.0), nu=2.5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return GaussianProcessRegressor(kernel, alpha=0.01, n_restarts_optimizer=0).fit(
-            seen, values
-        )
-
-
-def _refit(process: Any, seen: Any, values: Any) -> None:
-    """Posterior of all that was seen with the hyperparameters that were found."""
-    process.kernel, optimizer = process.kernel_, process.optimizer
-    process.optimizer = None
-    process.fit(seen, values)
-    process.optimizer = optimizer
-
-
-def _encoded(task: Task, arm: Arm) -> list[float]:
-    families, kinds = list(task.space.families), ("f16", "q8_0", "q4_0")
-    return [
-        *(float(arm.family == family) for family in families),
-        math.log2(arm.n_max) / 2 if arm.drafts and arm.n_max else -1.0,
-        2 * arm.p_min if arm.drafts else 0.0,
-        arm.fit_mib / 1024,
-        *(float(arm.kv == kv) for kv in kinds),
-        math.log2(arm.ubatch / 512),
-        math.log2(arm.threads / 8),
-    ]
-
-
-def _free_of_walls(task: Task, bench: Bench, rng: np.random.Generator, count: int) -> list[Arm]:
-    """Random arms and neighbours of the best, none that needs more than one that failed."""
-    walls = [arm for arm in bench.runs if not math.isfinite(bench.score(arm))]
-    families, best, found = list(task.space.families.items()), bench.best(), list[Arm]()
-    for _ in range(20 * count):
-        (engine, spec), family = families[int(rng.integers(len(families)))]
-        arm = _drawn(engine, spec, family, rng)
-        if rng.random() < 0.5 and best.family in task.space.families:
-            arm = _neighbour(best, _drawn(*best.family, task.space.families[best.family], rng), rng)
-        if not any(_needs_as_much(arm, wall) for wall in walls):
-            found.append(arm)
-        if len(found) == count:
-            break
-    return found or [best]
-
-
-def _neighbour(best: Arm, other: Arm, rng: np.random.Generator) -> Arm:
-    names = ("n_max", "p_min", "fit_mib", "kv", "ubatch", "threads")
-    changed = {name: getattr(other, name) for name in names if rng.random() < 0.35}
-    return replace(best, **changed).canonical()
-
-
-def _needs_as_much(arm: Arm, wall: Arm) -> bool:
-    return (
-        arm.family == wall.family
-        and arm.kv == wall.kv
-        and arm.n_max >= wall.n_max
-        and arm.ubatch >= wall.ubatch
-        and arm.fit_mib <= wall.fit_mib
-    )
-
-
-def llama_optimus_like(task: Task, bench: Bench, rng: np.random.Generator) -> None:
-    """Tokens a second of a short prompt in a small context, by TPE; the server is started after."""
-    import optuna  # noqa: PLC0415
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(
-        direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=int(rng.integers(2**31))),
-    )
-    kept = replace(task.incumbent, spec="off").canonical()
-    family = task.space.families[kept.family]
-    for _ in range(45):
-        trial = study.ask()
-        arm = replace(
-            kept, threads=trial.suggest_categorical("threads", list(family.threads)),
-            ubatch=trial.suggest_categorical("ubatch", list(family.ubatch)),
-            fit_mib=trial.suggest_int("fit_mib", 0, family.fit_mib[-1], step=128),
-        )  # fmt: skip
-        speeds = [_short_speed(bench, arm) for _ in range(2)]
-        study.tell(trial, float(np.mean(speeds)))
-        if bench.box.now() > bench.budget_s:
-            raise Over
-        best = study.best_params
-        bench.recommend(
-            replace(kept, threads=best["threads"], ubatch=best["ubatch"], fit_mib=best["fit_mib"])
-        )
-
-
-def _short_speed(bench: Bench, arm: Arm) -> float:
-    if not bench.box.restart(arm).ok:
-        return 0.0
-    try:
-        return 1000 * 128 / float(bench.ask("chat", 0, 512, 128)["predicted_ms"])
-    except ServerDied:
-        return 0.0
-
-
 def auto_tune_like(task: Task, bench: Bench, rng: np.random.Generator) -> None:  # noqa: ARG001
     """The least margin that boots, then the batch that gives most tokens a second."""
     kept = task.incumbent
@@ -411,10 +219,6 @@ def auto_tune_like(task: Task, bench: Bench, rng: np.random.Generator) -> None: 
 PEERS: dict[str, Peer] = {
     "TPE warm": tpe_warm,
     "TPE cold": tpe_cold,
-    "Gaussian process": gaussian_process,
-    "by hand": by_hand,
     "random": random_search,
-    "full grid": full_grid,
-    "llama-optimus-like": llama_optimus_like,
     "vLLM-auto_tune-like": auto_tune_like,
 }
