@@ -19,6 +19,7 @@ from tunerd.engine.serving import stands
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import Confirm, apply
+from tunerd.production.journal import read_record
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import OwnUnit, start_own_unit
 from tunerd.production.plan import Plan
@@ -34,7 +35,10 @@ from tunerd.watch.drift import Drift
 from tunerd.watch.figures import UNKNOWN, EngineNow, Event, Reading, restarts_between
 from tunerd.watch.findings import Findings, read_findings
 from tunerd.watch.guards import (
+    AGAIN,
+    BACK,
     DECAYED,
+    FAILED,
     Act,
     Basis,
     Death,
@@ -60,6 +64,9 @@ CHECK_UNIT = "tunerd-guard-check.service"
 _GUARD_RESTART_S = 300.0
 _RESTART_S = 240.0
 _CHECK_AGAIN_S = 60.0
+# Longer than since the first start of those that used up the limit of a shipped unit (900 s), so that nothing
+# need be reset: a unit that allows fewer, by a person's drop-in, is started no oftener than that says.
+_START_AGAIN_S = 900.0
 _DAY_S = 86400.0
 # The end of a life, with room for a backtrace: what was said before is no cause of its death.
 _LAST_LINES = 100
@@ -118,6 +125,7 @@ class Guarding(Teller):
         self._raise_failed: int | None = None
         self._deaths = Deaths()
         self._has_recalled = False
+        self._failed_s: float | None = None
         self._gpu_problem: str | None = None
 
     def take_over(self, ctx: Context) -> None:
@@ -151,6 +159,7 @@ class Guarding(Teller):
         self._before = reading
         if self._raises:
             return
+        self._start_again(reading)
         self._look_for_hang(reading)
         self._look_for_drift(reading)
         self._freshen(reading)
@@ -260,6 +269,29 @@ class Guarding(Teller):
             decision = look_at_deaths(self._deaths, death)
             if decision is not None:
                 self._say(decision)
+
+    def _start_again(self, reading: Reading) -> None:
+        """Every quarter of an hour where the service manager gave it up: what it died of may be over."""
+        now_s, since_s = self._ctx.clock.monotonic_s(), self._failed_s
+        if reading.engine.active_state != "failed":
+            self._failed_s = None
+            return
+        if since_s is None or now_s - since_s >= _START_AGAIN_S:
+            self._failed_s = now_s
+        if since_s is None or self._failed_s == since_s or self._probation.is_watching():
+            return
+        try:
+            with self._waiting(_GUARD_RESTART_S):
+                start_given_up(self._ctx, self._tell_of_start)
+        except TunerdError as problem:
+            log.warning("guard.not_started", unit=self._ctx.unit, problem=problem.message)
+
+    def _tell_of_start(self) -> None:
+        told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
+        newest = next((one for one in told if one.kind in {FAILED, BACK, AGAIN}), None)
+        if newest is None or newest.kind != AGAIN:
+            text = "the server was given up, and is started again every 15 minutes until it serves"
+            self._event(AGAIN, "warning", text, f"`systemctl stop {self._ctx.unit}` ends that")
 
     def _cause(self, life: str | None) -> tuple[FailureKind, str]:
         try:
@@ -511,6 +543,34 @@ def restart_server(ctx: Context, life: str | None) -> None:
             raise Busy("it is another life than was judged", state="nothing was restarted")
         ctx.services.reset_failed(ctx.unit)
         ctx.services.restart(ctx.unit, timeout_s=_RESTART_S)
+
+
+def start_given_up(ctx: Context, tell: Callable[[], None]) -> None:
+    """Start the unit where its manager gave it up; one that somebody stopped, edited or disabled stays down.
+
+    Args:
+        ctx: Where.
+        tell: Called before the start.
+
+    Raises:
+        Busy: it is being changed.
+        ServiceError: it does not start.
+    """
+    with lock(ctx.paths.lock, purpose="guard start", since=ctx.now_text()):
+        state, serving = ctx.services.state(ctx.unit), ctx.deployed()
+        was_given_up = state.active_state == "failed" and bool(state.n_restarts)
+        # `timeout` is how a stop ends that was not obeyed.
+        if not was_given_up or state.result == "timeout" or not state.is_enabled:
+            return
+        if serving is None or not stands(ctx, serving):
+            return
+        if read_record(ctx) is not None or read_measurement(ctx) is not None:
+            return
+        life = state.invocation_id
+        if life is None or ctx.services.was_stopped(ctx.unit, life):
+            return
+        tell()
+        ctx.services.start(ctx.unit, timeout_s=_RESTART_S)
 
 
 def show_guards(ctx: Context) -> ActionResult:

@@ -334,6 +334,8 @@ def _advice(text: str, evidence: str, hint: str) -> Decision:
 
 
 DIES, FAILED, BACK = "server-dies", "server-failed", "server-back"
+# That one which was given up is started again.
+AGAIN = "server-again"
 
 
 def deaths_recalled(told: Iterable[Event]) -> Deaths:
@@ -357,7 +359,7 @@ def look_at_deaths(state: Deaths, death: Death) -> Decision | None:
         if state.said == FAILED:
             return None
         state.said = FAILED
-        text = "the server died, and nothing starts it any more"
+        text = "the server died, and its service manager starts it no more"
         return Decision(FAILED, Act.NOTHING, "error", text, evidence, hint)
     if n_deaths < _LEAST_DEATHS or state.said:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.faked import SERVER, UNIT, FakedBox, set_to
+from tests.support.fakes import Invocation, Life
 from tests.support.model_headers import small
 from tests.support.ports import free_port
 from tests.support.readings import a_reading, an_engine, served
@@ -22,11 +24,13 @@ from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import lock
 from tunerd.measure.answer import Counters
+from tunerd.production.measurement import write_measurement
 from tunerd.production.probation import ProbationRecord
 from tunerd.records import plain
 from tunerd.sweep.schedule import read_memory
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Outcome
+from tunerd.units.manager import LeaseRecord, LeaseSpec
 from tunerd.units.systemd import Notifier
 from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import Event
@@ -424,6 +428,108 @@ def test_a_death_is_counted_once_though_the_service_manager_was_deaf_meanwhile(
         world.look(engine=engine)
     assert world.kinds == ["server-failed"]
     assert "".join(capfd.readouterr()).count("server.died") == 1
+
+
+# Given up
+
+
+class GivenUp(World):
+    """A server as it was deployed, which dies at once while the card is taken until its manager gives it up."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        limit = "[Unit]\nStartLimitIntervalSec=900\nStartLimitBurst=4\n"
+        text = f"{limit}{SERVER}[Install]\nWantedBy=multi-user.target\n"
+        self.write(text)
+        self.generation(1, unit_sha256=sha256(text.encode()))
+        self.manager.reload()
+        self.manager.enable(UNIT)
+        self.is_taken = False
+        self.manager.programs["/bin/server"] = self._live
+        self.manager.restart(UNIT)
+        self.look()
+
+    def write(self, text: str) -> None:
+        """Where tunerd looks, and where its manager does."""
+        self.ctx.unit_path.parent.mkdir(parents=True, exist_ok=True)
+        for path in (self.ctx.unit_path, self.manager.unit_dir / UNIT):
+            path.write_text(text)
+
+    def _live(self, _start: Invocation) -> Life:
+        ends_after_s = 1.0 if self.is_taken else float("inf")
+        return Life(ends_after_s=ends_after_s, ending=Ending(code=1))
+
+    @property
+    def is_up(self) -> bool:
+        return self.manager.state(UNIT).is_active
+
+    def give_up(self) -> None:
+        self.is_taken = True
+        self.die()
+        self.clock.advance(60.0)
+        assert self.manager.state(UNIT).active_state == "failed"
+        self.is_taken = False
+
+    def look_for(self, seconds: float) -> None:
+        for _ in range(int(seconds / 10)):
+            self.look()
+
+
+def test_a_server_that_was_given_up_is_started_every_15_minutes_and_that_is_told_once(
+    tmp_path: Path,
+) -> None:
+    world = GivenUp(tmp_path)
+    world.give_up()
+    world.is_taken = True
+    world.look_for(890)
+    assert world.kinds == ["server-failed"]
+    world.look_for(2000)
+    world.watch()  # another daemon
+    world.look_for(2000)
+    assert world.kinds == ["server-failed", "server-again"]
+    world.is_taken = False
+    world.look_for(1000)
+    assert world.is_up
+    assert world.kinds == ["server-failed", "server-again", "server-back"]
+
+
+def disabled(world: GivenUp) -> None:
+    world.manager.disable(UNIT)
+
+
+def edited(world: GivenUp) -> None:
+    world.write(SERVER)
+
+
+def measured(world: GivenUp) -> None:
+    spec = LeaseSpec("1234abcd", UNIT, restores=False, limit_s=9e9, why="a sweep")
+    world.manager.lease(spec)
+    record = LeaseRecord(spec.id, UNIT, spec.why, os.getpid(), 0.0, 9e9, restores=False)
+    write_measurement(world.ctx, record)
+
+
+@pytest.mark.parametrize("what", [disabled, edited, measured])
+def test_one_that_is_not_to_be_started_stays_down(
+    tmp_path: Path, what: Callable[[GivenUp], None]
+) -> None:
+    world = GivenUp(tmp_path)
+    world.give_up()
+    what(world)
+    world.look_for(2000)
+    assert not world.is_up
+    assert world.kinds == ["server-failed"]
+
+
+def test_one_whose_stop_by_hand_ended_badly_stays_down(tmp_path: Path) -> None:
+    world = GivenUp(tmp_path)
+    world.manager.programs["/bin/server"] = lambda _start: Life(term_ending=Ending(code=1))
+    world.die()
+    assert world.is_up
+    world.manager.stop(UNIT)
+    state = world.manager.state(UNIT)
+    assert (state.active_state, state.n_restarts) == ("failed", 1)
+    world.look_for(2000)
+    assert not world.is_up
 
 
 # Drift: counters find it, the server's own log decides, restarts are few
