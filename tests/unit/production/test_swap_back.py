@@ -13,6 +13,7 @@ from tests.fault.fuse import Fuse, Kind, Step, ctrl_c
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, UNIT, OwnPids, World, a_record
 from tests.support.fakes import FakeClock, Invocation, Life
+from tests.support.ports import free_port
 from tunerd.doctor.doctor import doctor
 from tunerd.engine.server import Address
 from tunerd.errors import Interrupted, RolledBack, ServiceError, Stranded, TunerdError
@@ -218,6 +219,9 @@ def test_the_old_server_starts_before_anybody_looks_for_the_cause(world: World) 
         prints=("it says nothing that helps",), ends_after_s=0.5, ending=Ending(code=1), on_end=end
     )
     fuse = Fuse()
+    world.port = (
+        free_port()
+    )  # the kernel may remember connections of the other, which is a cause to look for
     with pytest.raises(RolledBack) as caught:
         deploy(world.context(fuse, asks=True), world, "new", program=BROKEN)
 
