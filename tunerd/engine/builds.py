@@ -875,6 +875,8 @@ def _try(
         folder = next(iter(ctx.settings.models.dirs), Path("FOLDER"))
         model_path = folder / (model.path or model.hf_file or f"{model.name or 'MODEL'}.gguf")
     devices, has_gpu = _devices(ctx, engine, resolved, host)
+    if host.gpus and not has_gpu and resolved.profile.match.gpu not in {None, "none"}:
+        return f"it sees no device to offload to, and {host.gpus[0].name} is here"
     context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)
     command = render(resolved, engine.capabilities, context)
     if not isinstance(command, CommandLine):
@@ -899,9 +901,10 @@ def _devices(
         return (), False
     if "--list-devices" in capabilities.flags:
         environment = {**engine.environment, **resolved.profile.environment}
-        devices = prober(ctx).devices(found_of(engine), environment) or ()
-        return devices, bool(devices)
-    return (), capabilities.lists_gpu_flags and bool(host.gpus)
+        devices = prober(ctx).devices(found_of(engine), environment)
+        if devices is not None:
+            return devices, bool(devices)
+    return (), capabilities.lists_gpu_flags and host.gpus != ()  # None: a card that cannot be read
 
 
 def _render_context(

@@ -35,6 +35,7 @@ from tunerd.errors import (
     Stranded,
     TunerdError,
 )
+from tunerd.machine.facts import Gpu
 from tunerd.machine.files import lock, stamp_of
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
@@ -238,7 +239,9 @@ def _judged(
         serving=serving,
         fault=None if isinstance(found, Serving) else found,
         lines=() if plan.is_refused else ctx.services.log(unit, max_lines=_LINES),
-        vram_free_mib=_vram_free(ctx) if serving is not None and plan.has_gpu else None,
+        vram_free_mib=least_free_mib(ctx.gpu.read().gpus or (), serving.pid)
+        if serving is not None and plan.has_gpu
+        else None,
     )
 
 
@@ -261,9 +264,10 @@ def replaced_amid(why: str) -> Preempted:
     )
 
 
-def _vram_free(ctx: Context) -> int | None:
-    free = (gpu.free_mib for gpu in ctx.gpu.read().gpus or ())
-    return min((mib for mib in free if mib is not None), default=None)
+def least_free_mib(gpus: Sequence[Gpu], pid: int | None) -> int | None:
+    """What is free on the fullest card that a process is on; on any, where none is known to have it [MiB]."""
+    own = [gpu for gpu in gpus if any(one.pid == pid for one in gpu.processes or ())]
+    return min((gpu.free_mib for gpu in own or gpus if gpu.free_mib is not None), default=None)
 
 
 _COMES_BACK_S = 5.0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.fake_gpu import a_card
 from tests.support.local_box import Box
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest, choose, named_by_plan
+from tunerd.errors import EngineError
 from tunerd.machine.host import read_host
 from tunerd.production.profiles import check_profile
 from tunerd.tryout.designed import SHAPES, design, write
@@ -79,3 +82,23 @@ def test_a_program_that_only_the_profile_names_is_an_engine(
     assert choice.engine.program == program
     assert choice.engine.found_by == "engine.prefer"
     assert choice.passed_over == (("/no/such/llama-server", "there is no such program"),)
+
+
+@pytest.mark.engine
+def test_a_build_for_the_processor_does_not_serve_a_profile_of_the_card_that_is_here(
+    ctx: Context, engines: dict[str, Path], tmp_path: Path
+) -> None:
+    """It was deployed, with a note, and the card stayed idle."""
+    mainline = str(next(path for name, path in engines.items() if "mainline" in name))
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path
+    path = ctx.paths.site_profiles / "mine.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('extends = "cpu-embedded"\nmatch.gpu = "*4070*"\nspeculation.type = "off"\n')
+    request = PlanRequest("mine", {"engine.prefer": [mainline], "model.path": str(model)})
+    here = replace(read_host(ctx.gpu), gpus=(a_card(),))
+
+    with pytest.raises(EngineError, match="no engine here can serve profile `mine`") as caught:
+        choose(ctx, request, here)
+    assert caught.value.cause is not None
+    assert "it sees no device to offload to, and NVIDIA GeForce RTX 4070" in caught.value.cause
+    assert not choose(ctx, request, replace(here, gpus=())).has_gpu

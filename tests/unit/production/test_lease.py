@@ -15,6 +15,7 @@ import pytest
 from tests.fault.fuse import Fuse, Step, fused_services
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, World, a_world
+from tests.support.fake_gpu import a_card
 from tests.support.fakes import Invocation, Life, Program
 from tests.support.profiles import a_plan_for
 from tunerd.app import Context, data_dir
@@ -22,10 +23,11 @@ from tunerd.engine.health import Failure, FailureKind, Reason
 from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import Busy, DeployError, JobCanceled, Preempted, ServiceError, Stranded
+from tunerd.machine.facts import GpuProcess
 from tunerd.machine.files import lock
 from tunerd.machine.process import words_of
 from tunerd.production.gate import PortTurns
-from tunerd.production.lease import Held, demand_return, hold, outlook
+from tunerd.production.lease import Held, demand_return, hold, least_free_mib, outlook
 from tunerd.production.measurement import (
     clear_dead_measurements,
     end_measurement,
@@ -50,6 +52,7 @@ from tunerd.units.manager import (
     lease_unit,
     run_scope,
 )
+from tunerd.words import MiB
 
 ID = "0123456789ab"
 RECORD = LeaseRecord(ID, UNIT, "bench x", 4711, 1_790_000_000.0, 1_790_000_600.0, restores=True)
@@ -586,3 +589,12 @@ def test_a_measurement_that_waits_for_the_port_at_its_end_still_holds_the_place(
 
     assert read_measurement(ctx) is None
     assert world.manager.state(UNIT).is_active
+
+
+def test_vram_is_free_where_the_server_is_and_not_on_a_card_that_others_have() -> None:
+    """A second card that a game had filled took every candidate's margin."""
+    own = a_card(processes=(GpuProcess(7, MiB(9000), "compute", None, None),))
+    other = a_card(index=1, used_mib=11_800)
+    assert least_free_mib((own, other), 7) == own.free_mib
+    assert least_free_mib((own, other), None) == other.free_mib
+    assert least_free_mib((), 7) is None
