@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
 from tests.e2e.conftest import Machines
@@ -43,3 +46,13 @@ def test_tests_run_inside(machine: Machine) -> None:
 
     with pytest.raises(MachineError, match="1 failed"):
         machine.pytest("tests/e2e/inside/test_inside.py", env={"TUNERD_TEST_FAIL": "1"})
+
+
+def test_it_goes_down_in_order_though_a_way_into_it_has_stopped(host_machine: Machine) -> None:
+    with host_machine.start("sleep", "9999") as way:
+        child = host_machine.sh("until pgrep -x sleep; do sleep 0.1; done").stdout.strip()
+        host_machine.kill(child, "STOP")
+        while Path(f"/proc/{way.pid}/stat").read_text().split()[2] != "T":
+            time.sleep(0.05)
+        host_machine.poweroff()
+    assert not host_machine.is_on
