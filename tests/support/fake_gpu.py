@@ -116,6 +116,11 @@ class FakeGpuReader:
             gpus=None, problem=problem, driver_version=None, cuda_version=None
         )
 
+    def update_driver(self) -> None:
+        """The driver is updated; who has loaded the library before still reads the cards."""
+        why = f"the loaded kernel module is {DRIVER_VERSION}, the driver's library 581.1"
+        self._reading = replace(self._reading, problem=why, awaits_reboot=why)
+
     def lose(self, index: int) -> None:
         """From now on this card is lost; the others stay readable."""
         left = tuple(gpu for gpu in self._reading.gpus or () if gpu.index != index)

@@ -1,4 +1,4 @@
-"""Whether a server that runs was started from what stands on disk by now: builds and models are replaced under it."""
+"""Whether a server that runs could be started again as it is: builds, models and drivers are replaced under it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from tunerd.app import Context
 from tunerd.engine.builds import engine_of, files_of, found_in_unit
 from tunerd.engine.probe import way_to
 from tunerd.engine.serving import read_live_unit
+from tunerd.errors import DeployError
 from tunerd.machine.clock import process_began_s
 from tunerd.machine.files import is_gone, real_path, stamp_of
-from tunerd.machine.proc import process_stat
+from tunerd.machine.proc import may_use_nvidia, process_stat
 from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.live import LiveUnit
 from tunerd.units.manager import UnitState
@@ -39,6 +40,22 @@ def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
         elif _changed_after(path, began_s, ctx.clock.now_s()):
             found.setdefault(what, f"`{path}` was replaced after the server started")
     return found
+
+
+def demand_card(ctx: Context, state: UnitState) -> None:
+    """A server that is stopped can be started again: not where the driver was updated under it.
+
+    Raises:
+        DeployError: it cannot, before the machine is rebooted.
+    """
+    why = ctx.gpu.read().awaits_reboot if state.is_active and state.main_pid is not None else None
+    if why is not None and may_use_nvidia(state.main_pid or 0):
+        raise DeployError(
+            f"{ctx.unit} would not come back, so it is not stopped: the driver was updated under it",
+            cause=f"{why}; no program that starts now finds the card",
+            state="nothing was touched; what runs goes on with the driver that it has loaded",
+            hint="reboot, and then this again",
+        )
 
 
 def _unlike_deployed(

@@ -139,7 +139,7 @@ class Host:
     """One machine at one moment.
 
     `gpus` is None when it could not be told whether there are any (`gpu_problem` says why), and
-    empty when there are certainly none that NVML knows.
+    empty when there are certainly none that NVML knows. `awaits_reboot` is that of `GpuReading`.
     """
 
     gpus: tuple[Gpu, ...] | None
@@ -151,6 +151,7 @@ class Host:
     kernel: str | None
     hostname: str | None
     in_container: bool | None
+    awaits_reboot: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +186,17 @@ class DriverFiles:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """All GPUs at one moment; `gpus` is None when it could not be told (`problem` says why)."""
+    """All GPUs at one moment; `gpus` is None when it could not be told (`problem` says why).
+
+    `awaits_reboot` says how the loaded driver differs from the installed one: what runs goes on, and what
+    starts finds no card.
+    """
 
     gpus: tuple[Gpu, ...] | None
     problem: str | None
     driver_version: str | None
     cuda_version: str | None
+    awaits_reboot: str | None = None
 
 
 class GpuReader(Protocol):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,7 +105,8 @@ class NvmlReader:
             if is_stale and was_open:
                 self._close()
                 reading, _ = self._read_once()
-            return reading
+            why = reading.awaits_reboot or _awaits_reboot(self.root)
+            return replace(reading, problem=reading.problem or why, awaits_reboot=why)
 
     def _close(self) -> None:
         if self._is_open:
@@ -157,7 +159,14 @@ class NvmlReader:
                 return GpuReading(gpus=(), problem=None, driver_version=None, cuda_version=None)
             if on_bus:
                 problem += f", though an NVIDIA GPU is on the PCI bus at {', '.join(on_bus)}"
-        return GpuReading(gpus=None, problem=problem, driver_version=None, cuda_version=None)
+        differs = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+        return GpuReading(
+            gpus=None,
+            problem=problem,
+            driver_version=None,
+            cuda_version=None,
+            awaits_reboot=problem if differs else None,
+        )
 
     def _gpu(self, index: int) -> Gpu | None:
         """One GPU; None for a MIG device, which is a part of a GPU that has its own index."""
@@ -406,11 +415,10 @@ _LIBRARY_FOLDERS = (
 
 def read_driver_files(root: Path = Path("/")) -> DriverFiles:
     """One look at the driver's files below `root`."""
-    line = read_line(root / "proc/driver/nvidia/version")
-    found = _MODULE.search(line) if line is not None else None
+    module, library = _driver_versions(root)
     return DriverFiles(
-        module_version=found[1] if found is not None else None,
-        library_version=_library_version(root),
+        module_version=module,
+        library_version=library,
         has_uvm_device=(root / "dev/nvidia-uvm").exists(),
         pci_addresses=nvidia_gpus_on_pci_bus(root),
         has_other_graphics=other_graphics_on_pci_bus(root),
@@ -418,8 +426,25 @@ def read_driver_files(root: Path = Path("/")) -> DriverFiles:
     )
 
 
-def _library_version(root: Path) -> str | None:
-    """The version in the name of the file that the library's soname leads to."""
+def _driver_versions(root: Path) -> tuple[str | None, str | None]:
+    """The loaded kernel module's, and the installed library's: the module's own where any folder has that."""
+    line = read_line(root / "proc/driver/nvidia/version")
+    found = _MODULE.search(line) if line is not None else None
+    module = found[1] if found is not None else None
+    libraries = list(_library_versions(root))
+    return module, module if module in libraries else next(iter(libraries), None)
+
+
+def _awaits_reboot(root: Path) -> str | None:
+    """A process that had loaded the library before an update goes on with that, and hears of no difference."""
+    module, library = _driver_versions(root)
+    if None in {module, library} or module == library or (root / "dev/dxg").exists():
+        return None
+    return f"the loaded kernel module is {module}, the driver's library {library}"
+
+
+def _library_versions(root: Path) -> Iterator[str]:
+    """The versions in the names of the files that the library's soname leads to."""
     for folder in _LIBRARY_FOLDERS:
         link = root / folder / _LIBRARY
         try:
@@ -427,5 +452,4 @@ def _library_version(root: Path) -> str | None:
         except (OSError, RuntimeError):
             continue
         if found is not None:
-            return found[1]
-    return None
+            yield found[1]

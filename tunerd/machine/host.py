@@ -222,6 +222,7 @@ def read_host(gpu_reader: GpuReader, *, root: Path = Path("/")) -> Host:
         kernel=read_line(root / "proc/sys/kernel/osrelease"),
         hostname=read_line(root / "proc/sys/kernel/hostname"),
         in_container=is_in_container(root),
+        awaits_reboot=reading.awaits_reboot,
     )
 
 

@@ -226,6 +226,18 @@ def family_of(*pids: int) -> tuple[int, ...]:
     return tuple({stat.pid for stat in processes} & _with_descendants({*pids}, processes))
 
 
+def may_use_nvidia(pid: int) -> bool:
+    """Whether the process, or one that it started, has NVIDIA's driver loaded; also where that cannot be seen."""
+    for one in family_of(pid):
+        try:
+            maps = (_PROC / str(one) / "maps").read_bytes()
+        except OSError:
+            return True
+        if b"nvidia" in maps or b"/libcuda.so" in maps:
+            return True
+    return False
+
+
 def _with_descendants(pids: set[int], processes: Sequence[ProcessStat]) -> set[int]:
     children = {stat.pid for stat in processes if stat.parent in pids} - pids
     return _with_descendants(pids | children, processes) if children else pids

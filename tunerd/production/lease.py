@@ -23,7 +23,7 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, found_of
 from tunerd.engine.health import Failure, FailureKind
-from tunerd.engine.running import replaced_under
+from tunerd.engine.running import demand_card, replaced_under
 from tunerd.engine.server import Address
 from tunerd.engine.serving import environment_with, read_live_unit
 from tunerd.errors import (
@@ -600,7 +600,7 @@ def _stopped_along(ctx: Context) -> tuple[str, ...]:
 
 
 def demand_return(ctx: Context, before: UnitState) -> None:
-    """What serves will serve again: after a power cut, and on the files that stand there now; or there is none.
+    """What serves will serve again: after a power cut, on the card, and on the files that stand there now; or there is none.
 
     Raises:
         DeployError: it is not.
@@ -612,6 +612,7 @@ def demand_return(ctx: Context, before: UnitState) -> None:
             state="nothing was touched",
             hint=f"`{ctx.systemctl} enable {ctx.unit}`, or `tunerd apply PROFILE`",
         )
+    demand_card(ctx, before)
     replaced = replaced_under(ctx, before) if before.is_active else {}
     if replaced:
         raise DeployError(

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from tunerd.app import Context
 from tunerd.engine.health import FailureKind
+from tunerd.engine.running import demand_card
 from tunerd.engine.serving import (
     check_manager,
     demand_replaceable,
@@ -233,6 +234,7 @@ def changing(
     def prepared() -> T:
         check_manager(ctx)
         demand_replaceable(ctx)
+        demand_card(ctx, ctx.services.state(ctx.unit))
         recovered = recover_locked(ctx)
         if recovered.found is not None:
             messages.append(note("recovered", recovered.text))

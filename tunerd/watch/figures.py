@@ -184,7 +184,8 @@ class Reading:
     """Everything at one moment; `at_s` is wall-clock seconds since the epoch.
 
     `gpus` is None where it could not be told whether there are any (`gpu_problem` says why), and empty
-    where there are none. `measuring` is the purpose of a measurement that holds production's place.
+    where there are none. `measuring` is the purpose of a measurement that holds production's place,
+    `awaits_reboot` whether a server that starts now finds no card.
     """
 
     at_s: float
@@ -194,6 +195,7 @@ class Reading:
     host: HostNow
     engine: EngineNow
     measuring: str | None = None
+    awaits_reboot: bool = False
 
     @property
     def free_mib(self) -> int | None:

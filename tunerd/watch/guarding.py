@@ -14,6 +14,7 @@ from tunerd.app import Context
 from tunerd.engine.builds import request_again
 from tunerd.engine.flags import margin_in_force
 from tunerd.engine.health import FailureKind, classify
+from tunerd.engine.running import demand_card
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import stands
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
@@ -541,6 +542,7 @@ def restart_server(ctx: Context, life: str | None) -> None:
         state = ctx.services.state(ctx.unit)
         if not state.is_active or life_of(state) != life:
             raise Busy("it is another life than was judged", state="nothing was restarted")
+        demand_card(ctx, state)
         ctx.services.reset_failed(ctx.unit)
         ctx.services.restart(ctx.unit, timeout_s=_RESTART_S)
 

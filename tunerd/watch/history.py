@@ -103,6 +103,7 @@ class Watcher:
             host=self._host(),
             engine=_engine(ctx.unit, state, asked, is_expected=self._is_expected(state)),
             measuring=None if measurement is None else measurement.purpose,
+            awaits_reboot=gpu.awaits_reboot is not None,
         )
 
     def server(self) -> LlamaServer | None:

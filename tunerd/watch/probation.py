@@ -132,8 +132,8 @@ class Probation:
         if why is not None:
             self._end("ended", why)
             return None
-        if reading.measuring is not None:
-            # Production is away on purpose, and returns as another life.
+        if reading.measuring is not None or reading.awaits_reboot:
+            # Production is away on purpose, or cannot start whatever it is, and returns as another life.
             watch.begin_again(None)
             watch.restarts, watch.looked_s = 0, now_s
             return None

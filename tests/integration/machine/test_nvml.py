@@ -91,6 +91,27 @@ def test_a_driver_that_refuses_is_explained(
     assert words in (reading.problem or "")
 
 
+def test_a_driver_that_was_updated_under_who_reads_it_awaits_a_reboot(world: StubWorld) -> None:
+    world.show(rtx_4070_super())
+    loaded, folder = world.root / "proc/driver/nvidia", world.root / "usr/lib64"
+    loaded.mkdir(parents=True)
+    (loaded / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  x")
+    folder.mkdir(parents=True)
+    for version in ("580.95.05", "581.1"):
+        (folder / f"libnvidia-ml.so.{version}").touch()
+        (folder / "libnvidia-ml.so.1").unlink(missing_ok=True)
+        (folder / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
+        reading = world.reader.read()
+        assert reading.gpus == (rtx_4070_super(),)
+        is_updated = version == "581.1"
+        why = "the loaded kernel module is 580.95.05, the driver's library 581.1"
+        assert reading.awaits_reboot == reading.problem == (why if is_updated else None)
+
+    world.nvml.fail("nvmlInitWithFlags", nvml_stub.LIB_RM_VERSION_MISMATCH)
+    fresh = NvmlReader(root=world.root).read()
+    assert (fresh.gpus, fresh.awaits_reboot) == (None, fresh.problem)
+
+
 def test_a_card_that_is_lost_between_two_questions_is_not_half_read(world: StubWorld) -> None:
     world.show(rtx_4070_super(index=0), rtx_3090_ti(index=1))
     world.nvml.fail("nvmlDeviceGetPowerManagementDefaultLimit", nvml_stub.GPU_IS_LOST, 1)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
+from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tunerd.engine.builds import PlanRequest
 from tunerd.errors import DeployError, Preempted
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.life import open_live
 from tunerd.production.lease import demand_return, hold
 from tunerd.production.plan import make_plan
+from tunerd.production.rollback import rollback
 from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.watch.guarding import restart_server
+from tunerd.watch.history import life_of
 
 OLD, NEW = "mainline-2026-04-26", "mainline-2026-08-18"
 
@@ -240,3 +245,35 @@ def test_a_rollback_is_tried_where_only_the_older_unit_may_not_start_and_what_se
         assert box.json("status")["healthy"]
         told = [one["text"] for one in box.json("rollback", "--dry-run")["messages"]]
         assert any("may not serve any more" in one for one in told), told
+
+
+def test_a_server_whose_driver_was_updated_under_it_is_not_stopped_before_a_reboot() -> None:
+    """Nothing that starts finds the card: a night took the server away, and only a reboot brought it back."""
+    with a_box() as (box, _):
+        # The real engine with a library of that name: no build for a card is here.
+        driver = box.box.folder / "libcuda.so.1"
+        shutil.copy("/lib/x86_64-linux-gnu/libutil.so.1", driver)
+        box.profile("on-the-card", environment__LD_PRELOAD=str(driver))
+        box.profile("before")
+        cards = FakeGpuReader(rtx_4070_super())
+        ctx = replace(box.box.context, gpu=cards)
+        box.apply("before")
+        cards.update_driver()
+        demand_return(ctx, ctx.services.state(ctx.unit))  # this one has nothing of the driver
+        box.apply("on-the-card")
+        pid = box.json("status")["pid"]
+
+        changes: tuple[Callable[[], object], ...] = (
+            lambda: rollback(ctx, to=None, drain=False),
+            lambda: restart_server(ctx, life_of(ctx.services.state(ctx.unit))),
+            lambda: demand_return(ctx, ctx.services.state(ctx.unit)),
+        )
+        for change in changes:
+            with pytest.raises(DeployError, match="would not come back") as refused:
+                change()
+            assert "is 580.95.05, the driver's library 581.1" in str(refused.value.cause)
+        assert box.json("status")["pid"] == pid
+        told = [one.code for one in make_plan(ctx, PlanRequest("before", {})).errors]
+        assert told == [], "a plan for the processor"
+        cards.show(rtx_4070_super())
+        assert rollback(ctx, to=None, drain=False).exit_code == 0

@@ -76,6 +76,18 @@ def test_a_library_that_debians_alternatives_lead_to_is_found(tmp_path: Path) ->
     assert read_driver_files(tmp_path).library_version == "550.163.01"
 
 
+def test_of_several_libraries_the_one_of_the_loaded_module_is_what_programs_can_use(
+    tmp_path: Path,
+) -> None:
+    """A file that an older installer left in another folder is no reason to reboot."""
+    plant(tmp_path, {"proc/driver/nvidia/version": PROPRIETARY})
+    add_library(tmp_path, "550.163.01")
+    assert read_driver_files(tmp_path).library_version == "550.163.01"
+
+    add_library(tmp_path, "580.95.05", "usr/lib64")
+    assert read_driver_files(tmp_path).library_version == "580.95.05"
+
+
 def test_a_machine_without_a_driver_has_none_of_it(tmp_path: Path) -> None:
     found = read_driver_files(tmp_path)
 

@@ -47,6 +47,7 @@ DEBIAN_PORT = 9931
 CARD = a_card("NVIDIA GeForce RTX 3090 Ti", total_mib=24564)
 HOST = replace(A_HOST, gpus=(CARD,))
 BLIND = replace(HOST, cpu=Cpu(None, None, None, None))
+UPDATED = replace(HOST, awaits_reboot="the loaded kernel module is 1, the driver's library 2")
 UNMEASURED = replace(HOST, gpus=(replace(CARD, total_mib=None),))
 
 
@@ -167,6 +168,8 @@ CHECKS: dict[str, Cases] = {
         "no card": machine(replace(HOST, gpus=()), gpu="*RTX*"),
         "cards that cannot be read": machine(replace(HOST, gpus=None), gpu="*RTX*"),
         "a card that is not used": machine(gpu="none"),
+        "a card whose driver awaits a reboot": machine(UPDATED),
+        "a driver that awaits a reboot, and no card is used": machine(replace(UPDATED, gpus=())),
         "no card, and none is wanted": machine(replace(HOST, gpus=()), gpu="none"),
         "a card that only the engine sees": check_machine(
             profile(match__gpu="*RADEON*"), replace(HOST, gpus=()),

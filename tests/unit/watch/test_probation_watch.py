@@ -18,6 +18,7 @@ from tests.fault.fuse import Fuse, Step, full_disk
 from tests.fault.fuse import Life as Process
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, UNIT, World, a_world
+from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.faked import set_to
 from tests.support.fakes import Life
 from tests.support.readings import an_engine
@@ -73,7 +74,8 @@ class Daemon:
     def __init__(self, world: World) -> None:
         self.world = world
         self.watch = Probation(shipped(world), lambda _: None)
-        self._watcher = Watcher(world.context())
+        self.cards = FakeGpuReader()
+        self._watcher = Watcher(replace(world.context(), gpu=self.cards))
 
     def look(self) -> str | None:
         """One look; ten seconds later the next may follow."""
@@ -263,6 +265,22 @@ def test_settings_that_take_it_away_end_it(world: World) -> None:
     daemon.watch.take_over(unwatched(world))
     daemon.look()
     assert daemon.ended == ("ended", "probation.enabled is false")
+
+
+def test_what_no_program_could_start_on_is_held_against_no_server(world: World) -> None:
+    """The driver was updated: the server died, and was taken back as one that does worse."""
+    begun(world, boot_id=boot_id(), left_s=90.0)
+    daemon = Daemon(world)
+    daemon.look()
+    daemon.cards.update_driver()
+    world.manager.end_main(UNIT, Killed(code=1))
+    for _ in range(9):
+        assert daemon.look() is None
+    assert daemon.record()["state"] == "running"
+    daemon.cards.show(rtx_4070_super())
+    world.manager.reset_failed(UNIT)
+    world.manager.start(UNIT)
+    assert daemon.judged()["state"] == "passed"
 
 
 def test_an_edit_by_hand_ends_it_and_stays(world: World) -> None:
