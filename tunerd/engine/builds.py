@@ -875,8 +875,9 @@ def _try(
         folder = next(iter(ctx.settings.models.dirs), Path("FOLDER"))
         model_path = folder / (model.path or model.hf_file or f"{model.name or 'MODEL'}.gguf")
     devices, has_gpu = _devices(ctx, engine, resolved, host)
-    if host.gpus and not has_gpu and resolved.profile.match.gpu not in {None, "none"}:
-        return f"it sees no device to offload to, and {host.gpus[0].name} is here"
+    unseen = None if has_gpu or host.awaits_reboot else next(iter(host.gpus or ()), None)
+    if unseen is not None and resolved.profile.match.gpu not in {None, "none"}:
+        return f"it sees no device to offload to, and {unseen.name} is here"
     context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)
     command = render(resolved, engine.capabilities, context)
     if not isinstance(command, CommandLine):

@@ -48,10 +48,10 @@ def check_machine(
     resolved: Resolved, host: Host, devices: Sequence[OffloadDevice], *, has_gpu: bool
 ) -> Iterator[Message]:
     """Whether this is the kind of machine that the profile was written for, and its card can be had."""
-    if has_gpu and host.awaits_reboot is not None:
+    wanted = resolved.profile.match
+    if host.awaits_reboot is not None and wanted.gpu != "none":  # no build sees a card then
         yield error("reboot-first", f"no program that starts now finds the card: {host.awaits_reboot}",
                     "reboot, so that the module of the installed driver is loaded")  # fmt: skip
-    wanted = resolved.profile.match
     if wanted.gpu == "none":
         if has_gpu:
             yield note("gpu-unused", "this profile is for machines without a GPU; yours stays idle")

@@ -102,3 +102,6 @@ def test_a_build_for_the_processor_does_not_serve_a_profile_of_the_card_that_is_
     assert caught.value.cause is not None
     assert "it sees no device to offload to, and NVIDIA GeForce RTX 4070" in caught.value.cause
     assert not choose(ctx, request, replace(here, gpus=())).has_gpu
+    assert not choose(ctx, request, replace(here, awaits_reboot="why")).has_gpu, (
+        "which the plan tells of"
+    )

@@ -169,7 +169,8 @@ CHECKS: dict[str, Cases] = {
         "cards that cannot be read": machine(replace(HOST, gpus=None), gpu="*RTX*"),
         "a card that is not used": machine(gpu="none"),
         "a card whose driver awaits a reboot": machine(UPDATED),
-        "a driver that awaits a reboot, and no card is used": machine(replace(UPDATED, gpus=())),
+        "a card that cannot be read before a reboot": machine(replace(UPDATED, gpus=None), gpu="*RTX*"),
+        "a driver that awaits a reboot, and no card is wanted": machine(UPDATED, gpu="none"),
         "no card, and none is wanted": machine(replace(HOST, gpus=()), gpu="none"),
         "a card that only the engine sees": check_machine(
             profile(match__gpu="*RADEON*"), replace(HOST, gpus=()),
