@@ -110,11 +110,13 @@ class House:
     """The machine during one sweep.
 
     `known` are processes that compute beside the server and may: those of its begin, where the settings
-    allow to share.
+    allow to share. `limits_w` are the cards of its begin, by uuid, with the limit of their power that holds
+    until its end; None where it may change, or nobody can set it.
     """
 
     ctx: Context
     known: frozenset[int] = field(default_factory=frozenset)
+    limits_w: Mapping[str, float | None] = field(default_factory=dict)
 
     def settle(self) -> None:
         """Wait until a sweep may begin; production serves meanwhile.
@@ -139,6 +141,11 @@ class House:
                 hint="it is tried again with the next start; sweep.shares_gpu lets it measure beside "
                 "what always runs",
             )  # fmt: skip
+        self.limits_w = {
+            gpu.uuid: None if gpu.power_min_w is None else gpu.power_limit_w
+            for gpu in ctx.gpu.read().gpus or ()
+            if gpu.uuid is not None
+        }
 
     def wait(self, until_s: float = math.inf) -> str | None:
         """Wait as long as the settings say for the GPU, at most until `until_s` (monotonic).
@@ -162,6 +169,22 @@ class House:
         if not gpus:
             return None
         return heat(gpus) or crowd(gpus, self._own(), self.known)
+
+    def changed(self) -> str | None:
+        """Why nothing can be compared with what was measured until now; looked at twice, since a driver may not answer once."""
+        for is_again in (False, True):
+            reading = self.ctx.gpu.read()
+            now_w = {gpu.uuid: gpu.power_limit_w for gpu in reading.gpus or ()}
+            why = reading.awaits_reboot if self.limits_w else None
+            for uuid, watts in self.limits_w.items():
+                if uuid not in now_w:
+                    why = why or f"a card is there no more: {reading.problem or uuid}"
+                elif watts is not None and now_w[uuid] != watts:
+                    why = f"a card's power limit is {now_w[uuid]} W, and was {watts:g} W when the sweep began"
+            if why is None or is_again:
+                return why
+            self.ctx.clock.sleep(_HOUSE_POLL_S)
+        return None
 
     def processors(self) -> ProcessorLook | None:
         """Who has worked until now: the server, or others; None where nobody can tell."""
@@ -278,7 +301,7 @@ class LeaseBox:
         self.ctx.clock.sleep(seconds)
 
     def check(self) -> None:
-        """Whether the lease still stands, there is time left, and room for what is measured.
+        """Whether the lease still stands, there is time left and room for what is measured, and the cards are the same.
 
         Raises:
             sweep.Preempted: it does not, or there is none.
@@ -290,11 +313,17 @@ class LeaseBox:
             self.held.check()
         except LeaseEnded as ended:
             raise self._preempted(ended.cause or ended.message) from ended
-        if full := self.house.full():
-            raise self._preempted(full)
+        if why := self.house.full() or self.house.changed():
+            raise self._preempted(why)
 
     def restart(self, arm: Arm) -> Boot:
         """A fresh process of an arm, as it would be deployed."""
+        boot = self._restart(arm)
+        if not boot.ok:
+            self.check()  # what befalls the card is not the arm's fault
+        return boot
+
+    def _restart(self, arm: Arm) -> Boot:
         self.close()
         self._wait_for_the_house()
         began_s = self.now()
@@ -318,7 +347,6 @@ class LeaseBox:
         except LeaseEnded as ended:
             raise self._preempted(self._why_over() or ended.cause or ended.message) from ended
         except BenchError as error:
-            self.check()
             self.tell(f"{arm}: {error.cause or error.message}")
             return Boot(False, self.now() - began_s, "refused")
 

@@ -581,6 +581,7 @@ class _Run:
 
         beside = replace(
             box,
+            house=replace(box.house, limits_w=dict.fromkeys(box.house.limits_w)),
             on_arm=records.__setitem__,
             on_samples=lambda arm, found: self.keeper.at_limit(
                 arm, records[arm], found, now_w, sha256

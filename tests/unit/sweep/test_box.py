@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn, cast
 
@@ -12,7 +13,7 @@ from tests.support.fake_gpu import FakeGpuReader, a_card
 from tests.support.fakes import FakeClock
 from tunerd.app import Context
 from tunerd.calendar import Deadline
-from tunerd.errors import Busy, UsageError
+from tunerd.errors import Busy, DeployError, UsageError
 from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
 from tunerd.measure.life import Texts
 from tunerd.measure.trust import ProcessorLook
@@ -123,6 +124,47 @@ def test_a_gpu_that_is_taken_in_the_middle_makes_the_sweep_yield_before_the_next
     assert "train.py" in str(tried.yielded)
     assert tried.ended == tried.yielded
     assert world.serving_alias() == "one"
+
+
+@pytest.mark.parametrize(
+    ("befalls", "words"),
+    [
+        (lambda gpu: gpu.lose(0), "a card is there no more: GPU 0: the GPU is lost"),
+        (lambda gpu: gpu.hide("the driver did not answer"), "no more: the driver did not answer"),
+        (lambda gpu: gpu.show(replace(COOL, power_limit_w=150.0)), "150.0 W, and was 220 W"),
+        (lambda gpu: gpu.update_driver(), "the driver's library 581.1"),
+    ],
+    ids=["lost", "unreadable", "another power limit", "an updated driver"],
+)
+def test_what_befalls_the_card_ends_the_sweep_and_is_held_against_no_arm(
+    world: World, befalls: Callable[[FakeGpuReader], None], words: str
+) -> None:
+    """An arm that then did not start counted as one that does not, and a slow one as slow."""
+    gpu = FakeGpuReader(COOL)
+    ctx = replace(context(world), gpu=gpu)
+    house = House(ctx)
+    house.settle()
+
+    def plan(_arm: Arm) -> NoReturn:
+        befalls(gpu)
+        raise DeployError("it does not start")
+
+    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
+        tried = replace(box(ctx, held, house), plan_arm=plan)
+        with pytest.raises(Preempted):
+            tried.restart(ARM)
+    assert words in str(tried.ended)
+    assert tried.yielded is None
+    assert world.serving_alias() == "one"
+
+
+def test_a_driver_that_does_not_answer_once_ends_no_sweep(world: World) -> None:
+    gpu = FakeGpuReader(COOL)
+    ctx = replace(context(world), gpu=gpu, clock=Later(gpu, COOL, 1.0))
+    house = House(ctx)
+    house.settle()
+    gpu.hide("busy")
+    assert house.changed() is None
 
 
 def test_what_disturbs_is_not_waited_for_past_the_end_of_the_budget(world: World) -> None:
