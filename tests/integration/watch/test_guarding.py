@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.fault.world import a_record
 from tests.support.faked import SERVER, UNIT, FakedBox, set_to
 from tests.support.fakes import Invocation, Life
 from tests.support.model_headers import small
@@ -24,6 +25,7 @@ from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import lock
 from tunerd.measure.answer import Counters
+from tunerd.production.journal import SCHEMA, record_path
 from tunerd.production.measurement import write_measurement
 from tunerd.production.probation import ProbationRecord
 from tunerd.records import plain
@@ -508,7 +510,14 @@ def measured(world: GivenUp) -> None:
     write_measurement(world.ctx, record)
 
 
-@pytest.mark.parametrize("what", [disabled, edited, measured])
+def swapped(world: GivenUp) -> None:
+    """A swap was cut short, and recovery has the word."""
+    path = record_path(world.ctx)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(plain(a_record(), schema=SCHEMA)))
+
+
+@pytest.mark.parametrize("what", [disabled, edited, measured, swapped])
 def test_one_that_is_not_to_be_started_stays_down(
     tmp_path: Path, what: Callable[[GivenUp], None]
 ) -> None:
