@@ -35,7 +35,7 @@ from tunerd.profile.arm import (
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.box import composed
 from tunerd.sweep.challenge import Challenge, carried
-from tunerd.sweep.limits import TELLING_CALLS
+from tunerd.sweep.limits import TELLING_CALLS, Limits
 from tunerd.sweep.night import Server, TimeUp
 from tunerd.sweep.observations import BLOCK, TOOL, WARM_UP, prompt_name, text_of
 from tunerd.sweep.search import Finalist
@@ -342,6 +342,24 @@ def test_the_context_that_counts_is_what_serves_gets() -> None:
     assert search.fill(server) is not None, "filled as far as its own context goes"
     rows = learner.observations.memory_of(faster(one).family, learner.context)
     assert max(row.share for row in rows if row.arm == faster(one)) > 0.95
+
+
+def test_there_is_room_where_two_errors_of_what_a_full_context_left_are_to_spare() -> None:
+    """By one fill that was lucky, 102 MiB seemed to stay where it was 86."""
+    one = two_arms()
+    arm = faster(one)
+    search = begun_search(one, Odd(one.card, QUIET))
+    search.fill(search.start(arm, "explore"))
+    found = search.limits.headroom(arm)
+    assert found is not None
+    assert found.was_filled
+
+    def has_room(spare_sds: float) -> bool:
+        wanted = round(found.free_mib - spare_sds * found.sd_mib)
+        policy = Policy(headroom_mib=wanted)
+        return Limits(search.learner, search.grid, policy, one.incumbent).has_room(arm)
+
+    assert [has_room(sds) for sds in (1.5, 2.5)] == [False, True]
 
 
 def test_a_context_that_is_shared_out_is_full_when_all_slots_are() -> None:
