@@ -105,7 +105,8 @@ _LOOK = (
 )
 def _unreadable(facts: Facts) -> Iterator[Seen | Missing]:
     problem = facts.host.gpu_problem
-    if problem is None:
+    awaits_reboot = facts.host.awaits_reboot if facts.host.gpus else None  # `driver-mismatch`
+    if problem in {None, awaits_reboot}:
         facts.cards()
         return
     driver = need(facts.driver, f"the driver's files, and the GPUs ({problem})")
