@@ -877,7 +877,7 @@ def _try(
     devices, has_gpu = _devices(ctx, engine, resolved, host)
     unseen = None if has_gpu or host.awaits_reboot else next(iter(host.gpus or ()), None)
     if unseen is not None and resolved.profile.match.gpu not in {None, "none"}:
-        return f"it sees no device to offload to, and {unseen.name} is here"
+        return f"it sees no device to offload to, and {unseen.name} is here (`tunerd doctor` looks why)"
     context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)
     command = render(resolved, engine.capabilities, context)
     if not isinstance(command, CommandLine):

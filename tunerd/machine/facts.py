@@ -93,6 +93,15 @@ class Gpu:
     temperature_c: int | None = None
 
     @property
+    def own_limit_w(self) -> float | None:
+        """The limit of its power that holds until its owner sets another; None where that is not known.
+
+        Drivers of laptops move it with the load of the processor (Dynamic Boost).
+        """
+        moves = self.power_min_w is None or "Laptop" in self.name or "Max-Q" in self.name
+        return None if moves else self.power_limit_w
+
+    @property
     def held_back_by(self) -> tuple[str, ...]:
         """What holds its clocks down besides the limit that its owner set."""
         return tuple(one for one in self.throttle_reasons or () if one != POWER_CAP)

@@ -105,7 +105,10 @@ class NvmlReader:
             if is_stale and was_open:
                 self._close()
                 reading, _ = self._read_once()
-            why = reading.awaits_reboot or _awaits_reboot(self.root)
+            module, library = _driver_versions(self.root)
+            why = reading.awaits_reboot
+            if module is not None and library is not None:  # this process may have an older library
+                why = _awaits_reboot(module, library, self.root)
             return replace(reading, problem=reading.problem or why, awaits_reboot=why)
 
     def _close(self) -> None:
@@ -435,10 +438,9 @@ def _driver_versions(root: Path) -> tuple[str | None, str | None]:
     return module, module if module in libraries else next(iter(libraries), None)
 
 
-def _awaits_reboot(root: Path) -> str | None:
+def _awaits_reboot(module: str, library: str, root: Path) -> str | None:
     """A process that had loaded the library before an update goes on with that, and hears of no difference."""
-    module, library = _driver_versions(root)
-    if None in {module, library} or module == library or (root / "dev/dxg").exists():
+    if module == library or (root / "dev/dxg").exists():
         return None
     return f"the loaded kernel module is {module}, the driver's library {library}"
 

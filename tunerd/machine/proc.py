@@ -165,6 +165,7 @@ def _graphics_on_pci_bus(root: Path) -> list[tuple[str, str | None]] | None:
 
 
 _PROC = Path("/proc")
+_OF_NVIDIA = (b"/dev/nvidia", b"/libnvidia-", b"/libcuda.so")
 _ENVIRONMENT_BYTES = 1024 * 1024
 _N_FIELDS_NEEDED = 20
 
@@ -231,9 +232,11 @@ def may_use_nvidia(pid: int) -> bool:
     for one in family_of(pid):
         try:
             maps = (_PROC / str(one) / "maps").read_bytes()
-        except OSError:
+        except PermissionError:
             return True
-        if b"nvidia" in maps or b"/libcuda.so" in maps:
+        except OSError:  # it has ended
+            continue
+        if any(part in maps for part in _OF_NVIDIA):
             return True
     return False
 

@@ -606,7 +606,10 @@ def undisturbed() -> Iterator[None]:
     """
     interrupts = Interrupts(may_pause=True)
     try:
-        with interrupts, interrupts.held():
+        with (
+            interrupts.held(),
+            interrupts,
+        ):  # held before it has the handlers, and until it has none
             yield
     finally:
         if interrupts.late is not None:

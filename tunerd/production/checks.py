@@ -49,8 +49,9 @@ def check_machine(
 ) -> Iterator[Message]:
     """Whether this is the kind of machine that the profile was written for, and its card can be had."""
     wanted = resolved.profile.match
-    if host.awaits_reboot is not None and wanted.gpu != "none":  # no build sees a card then
-        yield error("reboot-first", f"no program that starts now finds the card: {host.awaits_reboot}",
+    if host.awaits_reboot is not None and wanted.gpu != "none" and not devices:
+        level = warning if wanted.gpu is None else error
+        yield level("reboot-first", f"no program that starts now finds the card: {host.awaits_reboot}",
                     "reboot, so that the module of the installed driver is loaded")  # fmt: skip
     if wanted.gpu == "none":
         if has_gpu:

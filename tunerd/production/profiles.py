@@ -74,7 +74,7 @@ def fitting_profiles(ctx: Context, host: Host | None = None) -> tuple[Fitting, .
     Left out are shipped ones that are made of another shipped one (baselines, other drafts), and what
     cannot be read, of which `tunerd profiles list` and `check` tell.
     """
-    host = host or read_host(ctx.gpu)
+    host = replace(host or read_host(ctx.gpu), awaits_reboot=None)  # which passes
     sources, _ = load_sources(ctx)
     found: list[Fitting] = []
     for name in sources.names:

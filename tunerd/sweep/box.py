@@ -142,9 +142,7 @@ class House:
                 "what always runs",
             )  # fmt: skip
         self.limits_w = {
-            gpu.uuid: None if gpu.power_min_w is None else gpu.power_limit_w
-            for gpu in ctx.gpu.read().gpus or ()
-            if gpu.uuid is not None
+            gpu.uuid: gpu.own_limit_w for gpu in ctx.gpu.read().gpus or () if gpu.uuid is not None
         }
 
     def wait(self, until_s: float = math.inf) -> str | None:
@@ -174,13 +172,13 @@ class House:
         """Why nothing can be compared with what was measured until now; looked at twice, since a driver may not answer once."""
         for is_again in (False, True):
             reading = self.ctx.gpu.read()
-            now_w = {gpu.uuid: gpu.power_limit_w for gpu in reading.gpus or ()}
+            now_w = {gpu.uuid: gpu.own_limit_w for gpu in reading.gpus or ()}
             why = reading.awaits_reboot if self.limits_w else None
             for uuid, watts in self.limits_w.items():
                 if uuid not in now_w:
                     why = why or f"a card is there no more: {reading.problem or uuid}"
-                elif watts is not None and now_w[uuid] != watts:
-                    why = f"a card's power limit is {now_w[uuid]} W, and was {watts:g} W when the sweep began"
+                elif (now := now_w[uuid]) is not None and watts is not None and now != watts:
+                    why = f"a card's power limit is {now:g} W, and was {watts:g} W when the sweep began"
             if why is None or is_again:
                 return why
             self.ctx.clock.sleep(_HOUSE_POLL_S)
@@ -373,6 +371,8 @@ class LeaseBox:
             if not marks:
                 found, marks = self._ask(process, target, request, attempt)
                 if not marks:
+                    if why := self.house.changed():
+                        raise self._preempted(why)
                     return self._answer(process, request, found, attempt)
             if Mark.SHORT in marks:
                 self._ends_early.add(request.kind)

@@ -1076,7 +1076,7 @@ def _basis(
             "laid_over": _laid_over(ctx, plan),
             "engines": dict(choice.seen.identities),
             "model": plan.facts.identity.sha256,
-            "gpus": [(gpu.name, gpu.power_limit_w) for gpu in plan.host.gpus or ()],
+            "gpus": [(gpu.name, gpu.own_limit_w) for gpu in plan.host.gpus or ()],
             "driver": plan.host.driver_version,
             "cpu": plan.host.cpu.model,
             "workload": shape.sha256,

@@ -290,9 +290,11 @@ class Guarding(Teller):
     def _tell_of_start(self) -> None:
         told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
         newest = next((one for one in told if one.kind in {FAILED, BACK, AGAIN}), None)
+        self._deaths.said = FAILED  # also where the guard against out-of-memory told of its end
         if newest is None or newest.kind != AGAIN:
             text = "the server was given up, and is started again every 15 minutes until it serves"
-            self._event(AGAIN, "warning", text, f"`systemctl stop {self._ctx.unit}` ends that")
+            hint = f"`{self._ctx.systemctl} reset-failed {self._ctx.unit}` ends that"
+            self._event(AGAIN, "warning", text, hint)
 
     def _cause(self, life: str | None) -> tuple[FailureKind, str]:
         try:
@@ -461,11 +463,10 @@ class Guarding(Teller):
         try:
             with self._waiting(_GUARD_RESTART_S):
                 restart_server(self._ctx, engine.life)
-        except (
-            Busy
-        ) as busy:  # whoever changes it now starts it too, and that was no restart of ours
+        # Whoever changes it now starts it too; either was no restart of ours.
+        except (Busy, DeployError) as refused:
             self._hang.restarts_s = self._hang.restarts_s[:-1]
-            self._event("guard-failed", "note", f"nothing was restarted: {busy.message}")
+            self._event("guard-failed", "note", f"nothing was restarted: {refused.message}")
         except TunerdError as problem:
             self._event("guard-failed", "error", problem.words, problem.hint)
 
@@ -534,6 +535,7 @@ def restart_server(ctx: Context, life: str | None) -> None:
 
     Raises:
         Busy: it is being changed or measured; somebody has stopped it, or started it anew.
+        DeployError: it would not come back before a reboot.
         ServiceError: it does not start.
     """
     with lock(ctx.paths.lock, purpose="guard restart", since=ctx.now_text()):
@@ -561,8 +563,7 @@ def start_given_up(ctx: Context, tell: Callable[[], None]) -> None:
     with lock(ctx.paths.lock, purpose="guard start", since=ctx.now_text()):
         state, serving = ctx.services.state(ctx.unit), ctx.deployed()
         was_given_up = state.active_state == "failed" and bool(state.n_restarts)
-        # `timeout` is how a stop ends that was not obeyed.
-        if not was_given_up or state.result == "timeout" or not state.is_enabled:
+        if not was_given_up or not state.is_enabled:
             return
         if serving is None or not stands(ctx, serving):
             return

@@ -344,10 +344,10 @@ def deaths_recalled(told: Iterable[Event]) -> Deaths:
     Args:
         told: What daemons before it told, newest first.
     """
-    newest = next((event for event in told if event.kind in {DIES, FAILED, BACK}), None)
+    newest = next((event for event in told if event.kind in {DIES, FAILED, AGAIN, BACK}), None)
     if newest is None or newest.kind == BACK:
         return Deaths()
-    return Deaths((newest.at_s,), newest.kind)
+    return Deaths((newest.at_s,), DIES if newest.kind == DIES else FAILED)
 
 
 def look_at_deaths(state: Deaths, death: Death) -> Decision | None:

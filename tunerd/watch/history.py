@@ -19,7 +19,7 @@ from tunerd.errors import HostError, TunerdError
 from tunerd.machine.facts import Gpu
 from tunerd.machine.files import make_private, stamp_of
 from tunerd.machine.host import CpuSeconds, cpu_seconds, memory_of, process_cpu_s, read_memory
-from tunerd.machine.proc import descends_from
+from tunerd.machine.proc import descends_from, may_use_nvidia
 from tunerd.measure.answer import Counters, read_counters
 from tunerd.production.measurement import read_measurement
 from tunerd.result import ActionResult, Message, warning
@@ -103,7 +103,7 @@ class Watcher:
             host=self._host(),
             engine=_engine(ctx.unit, state, asked, is_expected=self._is_expected(state)),
             measuring=None if measurement is None else measurement.purpose,
-            awaits_reboot=gpu.awaits_reboot is not None,
+            awaits_reboot=gpu.awaits_reboot is not None and (pid is None or may_use_nvidia(pid)),
         )
 
     def server(self) -> LlamaServer | None:

@@ -108,8 +108,14 @@ def test_a_driver_that_was_updated_under_who_reads_it_awaits_a_reboot(world: Stu
         assert reading.awaits_reboot == reading.problem == (why if is_updated else None)
 
     world.nvml.fail("nvmlInitWithFlags", nvml_stub.LIB_RM_VERSION_MISMATCH)
-    fresh = NvmlReader(root=world.root).read()
-    assert (fresh.gpus, fresh.awaits_reboot) == (None, fresh.problem)
+    assert NvmlReader(root=world.root).read().awaits_reboot == why
+    (loaded / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  581.1  x")
+    late = NvmlReader(root=world.root).read()
+    assert late.awaits_reboot is None, "of a process that has loaded the library before the module"
+    assert "differ in version" in str(late.problem)
+    (loaded / "version").unlink()
+    blind = NvmlReader(root=world.root).read()
+    assert (blind.gpus, blind.awaits_reboot) == (None, blind.problem)
 
 
 def test_a_card_that_is_lost_between_two_questions_is_not_half_read(world: StubWorld) -> None:

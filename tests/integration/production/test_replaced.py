@@ -254,7 +254,9 @@ def test_a_server_whose_driver_was_updated_under_it_is_not_stopped_before_a_rebo
         driver = box.box.folder / "libcuda.so.1"
         shutil.copy("/lib/x86_64-linux-gnu/libutil.so.1", driver)
         box.profile("on-the-card", environment__LD_PRELOAD=str(driver))
-        box.profile("before")
+        named = box.model.with_name("nvidia_Llama-3_3-Nemotron.gguf")
+        write(design(SHAPES["tiny-nomtp"]), named)
+        box.profile("before", model__path=str(named))
         cards = FakeGpuReader(rtx_4070_super())
         ctx = replace(box.box.context, gpu=cards)
         box.apply("before")

@@ -30,9 +30,9 @@ from tunerd.measure.life import (
 )
 from tunerd.measure.pairs import Asked, Unusable
 from tunerd.production.lease import Held
-from tunerd.profile.arm import Arm, Sample
+from tunerd.profile.arm import Arm, Preempted, Request, Sample
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep.box import live_turn
+from tunerd.sweep.box import House, live_turn
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 
@@ -85,6 +85,17 @@ def test_every_class_reads_what_is_new_of_its_prompt_and_no_more(box: RealBox) -
             assert new > 500
             assert (row.reading.prompt_n or 0) <= new + 64, (row.request, row.reading)
     assert n_classes == 6, "nothing had to be repeated"
+
+
+def test_an_answer_amid_which_the_power_limit_changed_is_none(box: RealBox) -> None:
+    """It was kept as of the limit before, and a night that went on counted it."""
+    cards = FakeGpuReader(a_card())
+    box.house = House(replace(box.ctx, gpu=cards))
+    box.house.settle()
+    assert box.restart(OFF).ok
+    box.on_samples = lambda _arm, _samples: cards.show(replace(a_card(), power_limit_w=150.0))
+    with pytest.raises(Preempted, match="150 W, and was 220 W"):
+        box.measure(Request("code", "one", 0, 60, 4))
 
 
 def test_what_somebody_else_disturbed_is_asked_again_behind_its_prefix_and_condemns_no_cache(

@@ -438,8 +438,9 @@ def test_a_death_is_counted_once_though_the_service_manager_was_deaf_meanwhile(
 class GivenUp(World):
     """A server as it was deployed, which dies at once while the card is taken until its manager gives it up."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *dying: str) -> None:
         super().__init__(folder)
+        self.dying = dying
         limit = "[Unit]\nStartLimitIntervalSec=900\nStartLimitBurst=4\n"
         text = f"{limit}{SERVER}[Install]\nWantedBy=multi-user.target\n"
         self.write(text)
@@ -459,7 +460,8 @@ class GivenUp(World):
 
     def _live(self, _start: Invocation) -> Life:
         ends_after_s = 1.0 if self.is_taken else float("inf")
-        return Life(ends_after_s=ends_after_s, ending=Ending(code=1))
+        prints = self.dying if self.is_taken else ()
+        return Life(prints=prints, ends_after_s=ends_after_s, ending=Ending(code=1))
 
     @property
     def is_up(self) -> bool:
@@ -467,7 +469,7 @@ class GivenUp(World):
 
     def give_up(self) -> None:
         self.is_taken = True
-        self.die()
+        self.die(*self.dying)
         self.clock.advance(60.0)
         assert self.manager.state(UNIT).active_state == "failed"
         self.is_taken = False
@@ -489,10 +491,25 @@ def test_a_server_that_was_given_up_is_started_every_15_minutes_and_that_is_told
     world.watch()  # another daemon
     world.look_for(2000)
     assert world.kinds == ["server-failed", "server-again"]
+    assert world.told[-1].hint == f"`systemctl reset-failed {UNIT}` ends that"
     world.is_taken = False
     world.look_for(1000)
     assert world.is_up
     assert world.kinds == ["server-failed", "server-again", "server-back"]
+
+
+def test_one_that_a_game_took_the_memory_of_is_told_of_once_and_that_it_is_back(
+    tmp_path: Path,
+) -> None:
+    """The guard against out-of-memory had told of its end: it was told as failed after it was started again, or never as back."""
+    world = GivenUp(tmp_path, OOM)
+    world.give_up()
+    world.is_taken = True
+    world.look_for(4000)
+    world.is_taken = False
+    world.look_for(1000)
+    assert world.is_up
+    assert world.kinds == ["oom", "server-again", "server-back"]
 
 
 def disabled(world: GivenUp) -> None:

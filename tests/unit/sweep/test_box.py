@@ -131,7 +131,7 @@ def test_a_gpu_that_is_taken_in_the_middle_makes_the_sweep_yield_before_the_next
     [
         (lambda gpu: gpu.lose(0), "a card is there no more: GPU 0: the GPU is lost"),
         (lambda gpu: gpu.hide("the driver did not answer"), "no more: the driver did not answer"),
-        (lambda gpu: gpu.show(replace(COOL, power_limit_w=150.0)), "150.0 W, and was 220 W"),
+        (lambda gpu: gpu.show(replace(COOL, power_limit_w=150.0)), "150 W, and was 220 W"),
         (lambda gpu: gpu.update_driver(), "the driver's library 581.1"),
     ],
     ids=["lost", "unreadable", "another power limit", "an updated driver"],
@@ -156,6 +156,17 @@ def test_what_befalls_the_card_ends_the_sweep_and_is_held_against_no_arm(
     assert words in str(tried.ended)
     assert tried.yielded is None
     assert world.serving_alias() == "one"
+
+
+def test_a_limit_that_the_driver_of_a_laptop_moves_with_the_load_is_nobodys_change(
+    world: World,
+) -> None:
+    mobile = replace(COOL, name="NVIDIA GeForce RTX 4060 Laptop GPU", power_limit_w=80.0)
+    gpu = FakeGpuReader(mobile)
+    house = House(replace(context(world), gpu=gpu))
+    house.settle()
+    gpu.show(replace(mobile, power_limit_w=95.0))
+    assert house.changed() is None
 
 
 def test_a_driver_that_does_not_answer_once_ends_no_sweep(world: World) -> None:
