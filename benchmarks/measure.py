@@ -6,7 +6,8 @@ Best and median of each are printed; ratios of cases of one run mean more than e
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import contextlib
+import json
 import os
 import platform
 import random
@@ -15,13 +16,13 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-T = TypeVar("T")
-N = TypeVar("N")
+Row = dict[str, Any]
 TUNERD = str(Path(sys.executable).with_name("tunerd"))
 _MS_PER_S = 1000
 
@@ -83,39 +84,44 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(map(row, (heads, ["---"] * len(heads), *rows)))
 
 
-def options(about: str | None, **defaults: float | str) -> argparse.Namespace:
-    """What was typed: an option for each default, of its type."""
-    parser = argparse.ArgumentParser(description=about)
-    for name, default in defaults.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"[{default}]")
+def options(about: str | None, **told: Any) -> argparse.Namespace:
+    """What was typed: by name the choices or the type of a word that is asked for, or an option's default, whose type it has."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, one in told.items():
+        if isinstance(one, tuple):
+            parser.add_argument(name, choices=one)
+        elif isinstance(one, type):
+            parser.add_argument(name, type=one)
+        elif one is False:
+            parser.add_argument(f"--{name}", action="store_true")
+        else:
+            parser.add_argument(f"--{name}", type=type(one), default=one, help=f"[{one}]")
     return parser.parse_args()
 
 
-def tell_nights(
-    about: str,
-    heads: Sequence[str],
-    scenes: Iterable[T],
-    night: Callable[[tuple[T, int]], N],
-    cells: Callable[[T, list[N]], Iterable[str]],
-) -> None:
-    """A table with a line for each scene; how many nights of each, and in how many processes, is typed.
+def rows_of(path: Path) -> list[Row]:
+    """Every whole line of a file of JSON; a cut one is left out."""
+    found: list[Row] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
-    Args:
-        about: What comes after the number of nights.
-        heads: Of the table.
-        scenes: What is drawn.
-        night: One of them, from a scene and a seed.
-        cells: Of a scene and all of its nights.
-    """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("nights", type=int, nargs="?", default=1000)
-    parser.add_argument("processes", type=int, nargs="?", default=2)
-    given = parser.parse_args()
-    say(f"{given.nights} {about}\n{table(heads, ())}")
-    with multiprocessing.Pool(given.processes) as pool:
-        for scene in scenes:
-            asked = [(scene, seed) for seed in range(given.nights)]
-            say(row(cells(scene, pool.map(night, asked, chunksize=10))))
+
+def keep(path: Path, row: Row) -> None:
+    """One more line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by what they have under these names."""
+    found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for one in rows:
+        found[tuple(one[name] for name in names)].append(one)
+    return found
 
 
 def compared(cases: Sequence[Case], base: Case, *, unit: str, digits: int = 0) -> str:

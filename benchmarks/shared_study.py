@@ -1,7 +1,7 @@
 """Boxes of one class that sweep at the same time, each a process of its own, with one study on a real PostgreSQL.
 
-python -m benchmarks.shared_study run ROWS.jsonl [--sets "16G chat"] [--sizes 1,2,4,8] [--hours 2] [--how ugly]
-python -m benchmarks.shared_study report ROWS.jsonl
+    python -m benchmarks.shared_study run ROWS.jsonl [--sets "16G chat"] [--sizes 1,2,4,8] [--hours 2] [--how ugly]
+    python -m benchmarks.shared_study report ROWS.jsonl
 
 A box is another draw of its card. Clocks are simulated, and processes run about as fast as each other: who is ahead is so by
 chance. `ugly`: of the boxes one is killed in the middle, one loses the way to the database, one is twice as noisy, and one
@@ -10,27 +10,24 @@ has another build under the same name, which must not be pooled. `best`: the bes
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import table
-from benchmarks.search import Judge, known_best
-from benchmarks.search_report import grouped
-from benchmarks.simulator.box import Noise, SimulatedBox, Truth
-from benchmarks.simulator.tasks import task
+from benchmarks.measure import Row, grouped, keep, options, rows_of, say, table
+from benchmarks.search import Judge, stays
+from benchmarks.simulator.box import Noise, SimulatedBox
 from tests.support.postgres import Postgres, name_of, postgres_server
 from tunerd.app import build_context
 from tunerd.fleet.shared import opened
@@ -50,8 +47,7 @@ _KILLED_AFTER, _CUT_AFTER = 12, 6
 class Part:
     """What one process does."""
 
-    card: str
-    workload: str
+    set: str
     seed: int
     hours: float
     url: str
@@ -60,11 +56,12 @@ class Part:
     role: str
 
 
+@dataclass
 class Cut(SimulatedBox):
     """Something befalls it at its n-th start."""
 
-    at: int
-    what: Callable[[], None]
+    at: int = -1
+    what: Callable[[], None] = lambda: None
 
     def restart(self, arm: Any) -> Boot:
         """As any, after what befell it."""
@@ -73,14 +70,11 @@ class Cut(SimulatedBox):
         return super().restart(arm)
 
 
-def play(part: Part) -> dict[str, Any]:
+def play(part: Part, rows: Any) -> None:
     """A night of one box in its class."""
-    one = task(part.card, part.workload, part.seed)
-    best_arm, best_ms = known_best(part.card, part.workload, part.seed)
-    serves = (
-        replace(best_arm, fit_mib=best_arm.fit_mib + 256) if part.how == BEST else one.incumbent
-    )
-    judge = Judge(one, Truth(one.card), best_ms)
+    judge = Judge.of(*part.set.split(), part.seed)
+    one, best = judge.one, judge.best_arm
+    serves = best.with_margin(best.fit_mib + 256) if part.how == BEST else one.incumbent
     folder = Path(part.folder) / str(part.seed)
     folder.mkdir()
     ctx = build_context(
@@ -90,18 +84,16 @@ def play(part: Part) -> dict[str, Any]:
         }
     )  # fmt: skip
     ctx.files.make_folder(ctx.paths.state_dir)
-    builds = {
-        engine: (f"other {engine}" if part.role == "other build" else engine)
-        for engine, _ in one.space.families
-    }
+    other = "other " if part.role == "other build" else ""
+    builds = {engine: f"{other}{engine}" for engine, _ in one.space.families}
     with contextlib.closing(opened(ctx, writable=True)) as database:
-        ours = f"{part.card} {part.workload} {part.seed if part.how == APART else ''}"
+        ours = f"{part.set} {part.seed if part.how == APART else ''}"
         study = SharedStudy(ctx, database, ours, builds, len(one.workload.classes))
         box = Cut(one.card, LOUD if part.role == "noisy" else Noise(), part.seed)
-        box.at, box.what = {
-            "killed": (_KILLED_AFTER, lambda: os.kill(os.getpid(), signal.SIGKILL)),
-            "cut off": (_CUT_AFTER, lambda: study.lose(part.hours * 3600)),
-        }.get(part.role, (-1, lambda: None))  # fmt: skip
+        if part.role == "killed":
+            box.at, box.what = _KILLED_AFTER, lambda: os.kill(os.getpid(), signal.SIGKILL)
+        elif part.role == "cut off":
+            box.at, box.what = _CUT_AFTER, lambda: study.lose(part.hours * 3600)
         study.begin()
         begin = time.process_time()
         try:
@@ -112,34 +104,27 @@ def play(part: Part) -> dict[str, Any]:
         finally:
             study.close()
     path = [judge.point(at.seconds, at.restarts, at.arm) for at in outcome.evidence.path]
-    reached = None
-    for seconds, starts, regret, runs in path:
-        reached = (reached or (starts, seconds / 3600)) if regret <= WITHIN and runs else None
-    arm = outcome.arm
-    return {
+    within, arm = stays(path, WITHIN), outcome.arm
+    rows.put({
         "role": part.role, "seed": part.seed, "verdict": outcome.verdict, "starts": box.n_restarts,
         "hours": round(box.now() / 3600, 2), "regret": round(judge.regret(arm), 4), "runs": judge.truth.is_feasible(arm),
-        "is_worse": judge.regret(arm) > judge.regret(serves) + 1e-9, "within": reached,
+        "is_worse": judge.regret(arm) > judge.regret(serves) + 1e-9,
+        "within": within and (within[1], within[0] / 3600),
         "cpu_s": round(time.process_time() - begin, 1),
-    }  # fmt: skip
+    })  # fmt: skip
 
 
-def _into(part: Part, rows: Any) -> None:
-    rows.put(play(part))
-
-
-def fleet(server: Postgres, which: str, n: int, hours: float, how: str) -> list[dict[str, Any]]:
+def fleet(server: Postgres, which: str, n: int, hours: float, how: str) -> list[Row]:
     """Rows of n boxes at once, and what the database holds of them."""
-    card, workload = which.split()
     url, fork = server.database(), multiprocessing.get_context("fork")
     found = fork.Queue()
     with tempfile.TemporaryDirectory(prefix="tunerd-study-") as folder:
         parts = [
-            Part(card, workload, seed, hours, url, folder, how,
+            Part(which, seed, hours, url, folder, how,
                  _ROLES[seed - 1] if how == UGLY and seed <= len(_ROLES) else "")
             for seed in range(1, n + 1)
         ]  # fmt: skip
-        processes = [fork.Process(target=_into, args=(part, found)) for part in parts]
+        processes = [fork.Process(target=play, args=(part, found)) for part in parts]
         for process in processes:
             process.start()
         rows = [found.get() for part in parts if part.role != "killed"]
@@ -155,19 +140,19 @@ def fleet(server: Postgres, which: str, n: int, hours: float, how: str) -> list[
     return [{**setting, **row} for row in rows]
 
 
-def report(rows: list[dict[str, Any]]) -> str:
+def report(rows: list[Row]) -> str:
     """A table for the docs: medians over boxes."""
     heads = ("set", "boxes at once", "starts to within 2 %", "hours", "boxes that got there",
              "starts of a night", "regret, median / worst [%]", "promoted to worse")  # fmt: skip
     lines = []
     for (which, n, how), mine in grouped(rows, "set", "boxes", "how").items():
         there = [row["within"] for row in mine if row["within"]]
-        starts = f"{median(one[0] for one in there):.0f}" if there else "-"
-        hours = f"{median(one[1] for one in there):.1f}" if there else "-"
+        starts, hours = (median(column) for column in zip(*there, strict=True)) if there else (0, 0)
         regrets = [100 * row["regret"] for row in mine]
         worse = sum(row["is_worse"] or not row["runs"] for row in mine)
         lines.append(
-            [which, f"{n}, {how}" if how else f"{n}", starts, hours, f"{len(there)} of {len(mine)}",
+            [which, f"{n}, {how}" if how else f"{n}", f"{starts:.0f}" if there else "-",
+             f"{hours:.1f}" if there else "-", f"{len(there)} of {len(mine)}",
              f"{median(row['starts'] for row in mine):.0f}",
              f"{median(regrets):.1f} / {max(regrets):.1f}", f"{worse} of {len(mine)}"]
         )  # fmt: skip
@@ -176,22 +161,17 @@ def report(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """As the module says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "report"])
-    parser.add_argument("rows", type=Path)
-    parser.add_argument("--sets", default="16G chat,24G deep")
-    parser.add_argument("--sizes", default="1,2,4,8")
-    parser.add_argument("--hours", type=float, default=2.0)
-    parser.add_argument("--how", choices=["", UGLY, BEST, APART], default="")
-    given = parser.parse_args()
+    given = options(
+        __doc__, what=("run", "report"), rows=Path, sets="16G chat,24G deep", sizes="1,2,4,8",
+        hours=2.0, how="",
+    )  # fmt: skip
     if given.what == "run":
-        with postgres_server() as server, given.rows.open("a", encoding="utf-8") as file:
-            for which in given.sets.split(","):
-                for n in map(int, given.sizes.split(",")):
-                    for row in fleet(server, which, n, given.hours, given.how):
-                        file.write(json.dumps(row) + "\n")
-                        file.flush()
-    print(report([json.loads(line) for line in given.rows.read_text().splitlines()]))
+        sizes = [int(size) for size in given.sizes.split(",")]
+        with postgres_server() as server:
+            for which, n in product(given.sets.split(","), sizes):
+                for row in fleet(server, which, n, given.hours, given.how):
+                    keep(given.rows, row)
+    say(report(rows_of(given.rows)))
 
 
 if __name__ == "__main__":

@@ -301,7 +301,7 @@ def judge_challenge(
 
 
 # Most nights have one challenge, and one of an hour has time for no pair to spare: with half of alpha it would need an
-# evidence of 40 instead of 29, and gains of 5 and 20 % 16.1 and 4.4 instead of 15.4 and 4.2 pairs (benchmarks/verdict_errors.py).
+# evidence of 40 instead of 29, and gains of 5 and 20 % 16.1 and 4.4 instead of 15.4 and 4.2 pairs (benchmarks/verdicts.py).
 _FIRST_SHARE = 0.7
 
 
