@@ -13,7 +13,6 @@ reading, adding up and writing them is real. Beside it stands the export, which 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import subprocess
@@ -29,6 +28,7 @@ from benchmarks.measure import (
     conditions,
     cpu_ms,
     note,
+    options,
     say,
     table,
     take_turns,
@@ -243,11 +243,7 @@ MEASURED: dict[str, tuple[Callable[[int, int], Iterator[str]], int]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=MEASURED)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--size", type=int, help="of what is large")
-    given = parser.parse_args()
+    given = options(__doc__, what=tuple(MEASURED), rounds=7, size=0)
     measure, usual = MEASURED[given.what]
     for text in measure(given.rounds, given.size or usual):
         say(f"{text}\n")

@@ -37,10 +37,6 @@ class Case:
     figures: list[float] = field(default_factory=list)
 
     @property
-    def best(self) -> float:
-        return min(self.figures)
-
-    @property
     def median(self) -> float:
         return statistics.median(self.figures)
 
@@ -129,7 +125,7 @@ def compared(cases: Sequence[Case], base: Case, *, unit: str, digits: int = 0) -
     rows = [
         (
             case.name,
-            f"{case.best:.{digits}f}",
+            f"{min(case.figures):.{digits}f}",
             f"{case.median:.{digits}f}",
             f"{case.median / base.median:.2f}",
         )

@@ -1,7 +1,9 @@
 """Every memory case against what servers report, as the tables of docs/memory.md.
 
+    python -m benchmarks.memory_estimates
+
 Needs root and systemd-nspawn for Debian's server on the software GPU, and TUNERD_TEST_ENGINES for
-the builds without a GPU. Call it as `python -m benchmarks.memory_estimates`.
+the builds without a GPU. Ends with 1 if a difference is more than is allowed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.measure import row, say, table
 from tests.support import roots
 from tests.support.machine import Machine
 from tests.support.memory_cases import (
@@ -41,45 +44,42 @@ def on_processor(name: str, program: Sequence[str], folder: Path) -> Iterator[Di
             yield from differences(name, program, case.on_cpu(), folder)
 
 
-def gpu_rows(found: Sequence[Difference]) -> Iterator[str]:
-    """One row for each case: estimate and report of the device, then of the host."""
-    yield "| case | GPU estimated | reported | | host estimated | reported | |"
-    yield "|---|---|---|---|---|---|---|"
-    for case in dict.fromkeys(one.case for one in found):
-        cells = [
-            f"{one.estimated_mib:.0f} | {one.reported_mib:.0f} |"
-            f" {one.estimated_mib - one.reported_mib:+.0f}"
-            for one in found
-            if one.case == case
-        ]
-        yield f"| {case} | {' | '.join(cells)} |"
+def apart(one: Difference) -> float:
+    return one.estimated_mib - one.reported_mib
 
 
-def build_row(name: str, found: Sequence[Difference]) -> str:
+def gpu_cells(case: str, found: Sequence[Difference]) -> Iterator[str]:
+    """Estimate and report of the device, then of the host."""
+    yield case
+    for one in found:
+        if one.case == case:
+            yield from (f"{one.estimated_mib:.0f}", f"{one.reported_mib:.0f}", f"{apart(one):+.0f}")
+
+
+def build_cells(name: str, found: Sequence[Difference]) -> Iterator[str]:
     """How far one build's reports and the estimates are apart at most."""
-    worst = max(found, key=lambda one: abs(one.estimated_mib - one.reported_mib))
-    far = worst.estimated_mib - worst.reported_mib
-    outside = [one for one in found if not one.is_allowed]
-    return (
-        f"| {name} | {len(found)} | {far:+.0f} of {worst.reported_mib:.0f} ({worst.case}) |"
-        f" {len(outside)} |"
-    )
+    worst = max(found, key=lambda one: abs(apart(one)))
+    yield name
+    yield f"{len(found)}"
+    yield f"{apart(worst):+.0f} of {worst.reported_mib:.0f} ({worst.case})"
+    yield f"{sum(not one.is_allowed for one in found)}"
 
 
 def main() -> int:
-    """Print both tables; 1 if a difference is more than is allowed."""
     with tempfile.TemporaryDirectory(prefix="tunerd-hollow-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         every = list(on_software_gpu(folder))
-        print("\n".join(gpu_rows(every)), flush=True)
-        print("\n| build | cases | largest difference | outside |\n|---|---|---|---|")
+        heads = ("case", "GPU estimated", "reported", "", "host estimated", "reported", "")
+        cases = dict.fromkeys(one.case for one in every)
+        say(table(heads, [[*gpu_cells(case, every)] for case in cases]))
+        say(f"\n{table(('build', 'cases', 'largest difference', 'outside'), ())}")
         engines = Path(os.environ["TUNERD_TEST_ENGINES"])
         programs = {name: (str(engines / name),) for name in ENGINES if (engines / name).exists()}
         for build, program in {**programs, "embedded": _EMBEDDED}.items():
             found = list(on_processor(build, program, folder))
             every += found
-            print(build_row(build, found), flush=True)
+            say(row(build_cells(build, found)))
     return 0 if all(one.is_allowed for one in every) else 1
 
 

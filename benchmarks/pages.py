@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from benchmarks.measure import Case, compared, conditions, note, options, say, take_turns
 from tests.support.api_box import ApiBox, serving
 from tests.support.local_box import Box, deployed
-from tests.support.made_sweep import put_night, simulated_night
+from tests.support.made_sweep import put_night
 from tests.support.readings import a_reading, served
 from tunerd.machine.net import free_port
 from tunerd.measure.store import EvidenceStore
@@ -30,11 +31,6 @@ _DAY_S = 86400.0
 _DAYS = 14
 _BARE = "/static/page.css"
 _PLACES = (_BARE, "/", "/?hours=168", "/live?hours=1", "/sweeps", "/sweeps/1", "/api/results")
-
-
-def trials_of_a_night() -> int:
-    _, outcome = simulated_night(4.0)
-    return sum(sample.event == "boot" for sample in outcome.evidence.samples)
 
 
 def put_nights(box: Box, n: int) -> tuple[int, int]:
@@ -86,37 +82,34 @@ def asked_ms(api: ApiBox, place: str) -> float:
 def main() -> None:
     """Print a table for each place."""
     given = options(__doc__, rounds=15, trials=10_000)
-    nights = -(-given.trials // trials_of_a_night())
     with (
         tempfile.TemporaryDirectory() as short,
         tempfile.TemporaryDirectory() as long,
         deployed(Path(short), free_port()) as little,
         deployed(Path(long), free_port()) as much,
     ):
+        n_few, _ = put_nights(little, 1)
+        nights = -(-given.trials // n_few)
         note(f"storing {nights} nights and {_DAYS} days of looks ...")
-        put_nights(little, 1)
         n_trials, n_requests = put_nights(much, nights)
         put_looks(little, 10)
         put_looks(much, _DAYS * 24 * 60)
         size = much.context.paths.evidence.stat().st_size / 1e6
         say(f"{n_trials:,} trials and {n_requests:,} requests in {nights} sweeps, {size:.0f} MB; "
-            f"beside them one sweep of {n_trials // nights} trials\n")  # fmt: skip
+            f"beside them one sweep of {n_few} trials\n")  # fmt: skip
         with page(little) as small, page(much) as large:
-            _compare(small, large, given.rounds)
+            apis = {"little": small, "much": large}
+            found = [
+                [
+                    Case(f"`{place}`, {name}", partial(asked_ms, api, place))
+                    for name, api in apis.items()
+                ]
+                for place in _PLACES
+            ]
+            take_turns([case for pair in found for case in pair], given.rounds)
+    for pair in found:
+        say(compared(pair, pair[0], unit="ms", digits=1) + "\n")
     say(conditions(given.rounds))
-
-
-def _compare(small: ApiBox, large: ApiBox, rounds: int) -> None:
-    def cases(place: str) -> tuple[Case, Case]:
-        return (
-            Case(f"`{place}`, little", lambda: asked_ms(small, place)),
-            Case(f"`{place}`, much", lambda: asked_ms(large, place)),
-        )
-
-    found = [cases(place) for place in _PLACES]
-    take_turns([case for pair in found for case in pair], rounds)
-    for little, much in found:
-        say(compared((little, much), little, unit="ms", digits=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
 """Real searches against the full grid, on this machine's CPU with a designed model of 12 x 1024.
 
+    python -m benchmarks.real_grid grid|sweep|finals --folder FOLDER --engines FOLDER
+    python -m benchmarks.real_grid report
+
 Every cell of the grid is a fresh process, started as a sweep starts it; a cell in which anybody else used
 the CPU is measured again. `grid` goes on where it was ended; `sweep` lets `tunerd sweep run` search the
 same space in a share of the time that the grid took. Since a machine's own speed may move while a grid
 is measured, `finals` measures the grid's best and what the sweeps chose once more, in turns; `report`
-compares.
+compares. The folder is where the box is, and is kept; the other has the builds.
+
+No cell begins after `--minutes`. A sweep has that `--share` of the grid's time but for `--spare` seconds, which go to
+all but its search; `--count` are sweeps of each workload, or rounds of finals.
 """
 
 from __future__ import annotations
@@ -13,23 +19,20 @@ import argparse
 import json
 import os
 import random
-import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import psutil
 
-from benchmarks.measure import table
+from benchmarks.measure import Row, keep, options, rows_of, say, table
 from tests.support.local_box import Box
 from tests.support.supervised import end_supervisor
-from tunerd.app import Context
 from tunerd.machine.net import free_port
 from tunerd.measure.life import Texts, prompt_book
 from tunerd.production.lease import hold
@@ -81,44 +84,34 @@ p_min = 0.75
 """
 
 
-class Place(Box):
-    """A folder in which tunerd serves, in local mode, for as long as it takes."""
-
-    def tunerd(self, *words: str) -> Any:
-        """What `tunerd WORDS --json` says."""
-        command = [sys.executable, "-m", "tunerd", *words, "--json"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=self.environment, check=False
-        )
-        if done.returncode not in {0, 1} or not done.stdout:
-            raise SystemExit(f"tunerd {' '.join(words)}: {done.returncode}\n{done.stderr}")
-        return json.loads(done.stdout)
+def tunerd(box: Box, *words: str) -> Any:
+    """What `tunerd WORDS --json` says, for as long as it takes."""
+    process = box.begin(*words, "--json")
+    out, err = process.communicate()
+    if process.returncode not in {0, 1} or not out:
+        raise SystemExit(f"tunerd {' '.join(words)}: {process.returncode}\n{err}")
+    return json.loads(out)
 
 
-def make(folder: Path, engines: Path) -> Place:
+def make(place: Box, engines: Path) -> None:
     """The folder with its model and profile, served by what a search begins with."""
-    place = Place(folder)
-    if not place.folder.exists():
-        profiles = place.folder / "config" / "profiles"
-        (profiles / "workloads").mkdir(parents=True)
+    config = place.folder / "config"
+    if not config.exists():
+        (config / "profiles/workloads").mkdir(parents=True)
         model = place.folder / "medium.gguf"
         write(design(SHAPES["medium"]), model)
         for kind in WORKLOADS:
             text = _WORKLOAD.format(kind=kind, prompt=_PROMPT_TOKENS, answer=_ANSWER_TOKENS)
-            (profiles / "workloads" / f"{kind}.toml").write_text(text)
-        (profiles / "grid.toml").write_text(
-            _PROFILE.format(
-                model=model, engine=ENGINES[0], port=free_port(), engines=json.dumps(ENGINES)
-            )
-        )
+            (config / f"profiles/workloads/{kind}.toml").write_text(text)
+        names = {"model": model, "engine": ENGINES[0], "engines": json.dumps(ENGINES)}
+        (config / "profiles/grid.toml").write_text(_PROFILE.format(port=free_port(), **names))
         listed = "".join(
             f'[engines.{one}]\npath = "{engines / one}"\nallow_writable = true\n' for one in ENGINES
         )
-        (place.folder / "config" / "tunerd.toml").write_text(
+        (config / "tunerd.toml").write_text(
             f"{listed}[service]\nsettle_s = 0.1\ndrain_s = 0.0\n[sweep]\npromote = 'never'\n"
         )
-    place.tunerd("apply", "grid", "--yes")
-    return place
+    tunerd(place, "apply", "grid", "--yes")
 
 
 # The grid
@@ -156,11 +149,11 @@ def own_s(folder: Path) -> float:
     return total
 
 
-def cell(box: LeaseBox, arm: Arm, place: Place) -> dict[str, Any]:
+def cell(box: LeaseBox, arm: Arm, folder: Path) -> Row:
     """One configuration for every workload: a fresh process, then the same texts as all others."""
-    began_s, began_busy, began_own = time.monotonic(), busy_s(), own_s(place.folder)
+    began_s, began_busy, began_own = time.monotonic(), busy_s(), own_s(folder)
     boot = box.restart(arm)
-    row: dict[str, Any] = {"arm": asdict(replace(arm, extra=frozenset())), "ok": boot.ok}
+    row: Row = {"arm": asdict(replace(arm, extra=frozenset())), "ok": boot.ok}
     row["arm"].pop("extra")
     row["start_s"], row["failure"] = round(time.monotonic() - began_s, 2), boot.failure
     for kind in WORKLOADS if boot.ok else ():
@@ -180,234 +173,169 @@ def cell(box: LeaseBox, arm: Arm, place: Place) -> dict[str, Any]:
             **{key: [one.get(key) and round(one[key], 2) for one in answers] for key in keys},
         }
     took_s = time.monotonic() - began_s
-    others = (busy_s() - began_busy) - (own_s(place.folder) - began_own)
+    others = (busy_s() - began_busy) - (own_s(folder) - began_own)
     box.close()
     row["others_cores"] = round(max(0.0, others) / took_s, 3)
     row["seconds"] = round(time.monotonic() - began_s, 2)
     return row
 
 
-def prepared_in(place: Place) -> tuple[Context, PreparedSweep]:
-    """The sweep whose space is measured."""
-    ctx = place.context
+def undisturbed(box: LeaseBox, arm: Arm, folder: Path) -> Row:
+    """A cell during which nobody else used the CPU; the last try counts as it is, and says so."""
+    for _ in range(_TRIES):
+        row = cell(box, arm, folder)
+        rates = [f"{kind} {turn_ms(row, kind):.0f} ms" for kind in WORKLOADS if kind in row]
+        say(f"{arm}: {', '.join(rates) or row['failure']}, others used {row['others_cores']} cores")
+        if row["others_cores"] <= _MOST_OTHERS:
+            break
+    return row
+
+
+def measure(given: argparse.Namespace, place: Box) -> None:
+    """Cells that are left, or in turns the grid's best, what sweeps chose and what served before."""
+    ctx, rows = place.context, given.rows
     request = SweepRequest(budget_s=7200, workload=WORKLOADS[0], seed=1)
-    return ctx, prepare(ctx, request, proves=True)
-
-
-def grid(given: argparse.Namespace) -> None:
-    place = make(Path(given.folder), Path(given.engines))
-    ctx, prepared = prepared_in(place)
-    measured = {text_of(row["arm"]) for row in rows_of(given.rows, "cell")}
-    left = [arm for arm in arms_of(prepared) if str(arm) not in measured]
-    print(f"{len(left)} of {len(arms_of(prepared))} cells are left", flush=True)
-    if not left:
-        return
+    prepared = prepare(ctx, request, proves=True)
+    if given.what == "grid":
+        measured = {text_of(row) for row in told(rows, "cell")}
+        turns = [[arm for arm in arms_of(prepared) if str(arm) not in measured]]
+    else:
+        arms = [arm for arm in arms_of(prepared) if str(arm) in finalists(rows)]
+        rng = random.Random(len(told(rows, "final")))  # noqa: S311 -- an order
+        turns = [rng.sample(arms, len(arms)) for _ in range(given.count)]
+    say(f"{sum(map(len, turns))} cells")
     end_s = time.monotonic() + given.minutes * 60
-    with opened(ctx, prepared, given.minutes) as box:
-        for at, arm in enumerate(left):
-            if time.monotonic() > end_s:
-                break
-            row = undisturbed(box, arm, place)
-            keep(given.rows, {"what": "cell", **row})
-            print(f"{at + 1}/{len(left)} {arm}: {_told(row)}", flush=True)
-
-
-@contextmanager
-def opened(ctx: Context, prepared: PreparedSweep, minutes: float) -> Iterator[LeaseBox]:
-    """A box on the lease, as a sweep has it."""
-    with hold(ctx, purpose="grid", budget_s=minutes * 60 + 180) as held:
-        box = LeaseBox(
+    with (
+        hold(ctx, purpose="grid", budget_s=given.minutes * 60 + 180) as held,
+        closing(LeaseBox(
             ctx=ctx, held=held, plan_arm=lambda arm: plan_arm(ctx, prepared, arm),
             texts=Texts(prompt_book(ctx), 1), per_request=(), on_arm=lambda _arm, _record: None,
             on_samples=lambda _arm, _samples: None, tell=ctx.say, patience_s=60.0,
             house=House(ctx),
-        )  # fmt: skip
-        try:
-            yield box
-        finally:
-            box.close()
+        )) as box,
+    ):  # fmt: skip
+        for number, arms in enumerate(turns):
+            for arm in arms:
+                if time.monotonic() > end_s:
+                    return
+                row = undisturbed(box, arm, place.folder)
+                what = "cell" if given.what == "grid" else "final"
+                keep(rows, {"at": _now(), "what": what, "round": number, **row})
 
 
-def finals(given: argparse.Namespace) -> None:
-    """The grid's best cells, what sweeps chose and what served before, in turns."""
-    place = make(Path(given.folder), Path(given.engines))
-    ctx, prepared = prepared_in(place)
-    names = finalists(given.rows)
-    arms = [arm for arm in arms_of(prepared) if str(arm) in names]
-    print(f"{len(arms)} finalists", flush=True)
-    rng = random.Random(len(rows_of(given.rows, "final")))  # noqa: S311 -- an order
-    with opened(ctx, prepared, given.minutes) as box:
-        for number in range(given.count):
-            for arm in rng.sample(arms, len(arms)):
-                row = undisturbed(box, arm, place)
-                keep(given.rows, {"what": "final", "round": number, **row})
-                print(f"{number} {arm}: {_told(row)}", flush=True)
-
-
-def finalists(path: str) -> set[str]:
+def finalists(path: Path) -> set[str]:
     """Cells that are hardly slower than the best, and every arm that a sweep began with or chose."""
-    cells = rows_of(path, "cell")
-    names = {row[key] for row in rows_of(path, "sweep") for key in ("arm", "incumbent")}
+    names = {row[key] for row in told(path, "sweep") for key in ("arm", "incumbent")}
     for kind in WORKLOADS:
-        turns = {text_of(row["arm"]): turn_ms(row, kind) for row in cells if kind in row}
+        turns = turns_of(path, "cell", kind)
         names |= set(sorted(turns, key=lambda name: turns[name])[:_FINALISTS])
     return names
-
-
-def undisturbed(box: LeaseBox, arm: Arm, place: Place) -> dict[str, Any]:
-    """A cell during which nobody else used the CPU; the last try counts as it is, and says so."""
-    for _ in range(_TRIES):
-        row = cell(box, arm, place)
-        if row["others_cores"] <= _MOST_OTHERS:
-            break
-        print(f"again: others used {row['others_cores']} cores", flush=True)
-    return row
-
-
-def _told(row: Mapping[str, Any]) -> str:
-    rates = [f"{kind} {turn_ms(row, kind):.0f} ms" for kind in WORKLOADS if kind in row]
-    return f"{', '.join(rates) or row['failure']}, others {row['others_cores']}"
 
 
 # The sweep
 
 
-def sweep(given: argparse.Namespace) -> None:
+def sweep(given: argparse.Namespace, place: Box) -> None:
     """The product itself, as a user calls it, on a store that knows nothing yet."""
-    place = make(Path(given.folder), Path(given.engines))
-    for kind in given.workloads.split(","):
+    seeds = range(given.first, given.first + given.count)
+    for kind, seed in product(given.workloads.split(","), seeds):
         budget_s = int(grid_s(given.rows, kind) * given.share - given.spare)
-        for seed in range(given.first, given.first + given.count):
-            place.context.paths.evidence.unlink(missing_ok=True)
-            began_s, began_busy, began_own = time.monotonic(), busy_s(), own_s(place.folder)
-            words = ("--workload", kind, "--budget", f"{budget_s}s", "--seed", str(seed), "--yes")
-            children_s = sum(os.times()[2:4])
-            said = place.tunerd("sweep", "run", *words)
-            took_s = time.monotonic() - began_s
-            shown = place.tunerd("sweep", "show")
-            row = {
-                "what": "sweep", "workload": kind, "seed": seed,
-                "budget_s": budget_s, "seconds": round(took_s, 1),
-                "own_cpu_s": round(own_s(place.folder) - began_own + sum(os.times()[2:4]) - children_s, 1),
-                "busy_cpu_s": round(busy_s() - began_busy, 1),
-                **{key: said[key] for key in ("verdict", "sentence", "reasons", "incumbent", "arm",
-                                              "arms_measured", "restarts", "elapsed_s", "known_before")},
-            }  # fmt: skip
-            Path(given.folder, f"{kind}-{seed}.json").write_text(json.dumps(shown))
-            keep(given.rows, row)
-            print(json.dumps(row), flush=True)
+        place.context.paths.evidence.unlink(missing_ok=True)
+        began_s = time.monotonic()
+        words = ("--workload", kind, "--budget", f"{budget_s}s", "--seed", str(seed), "--yes")
+        said = tunerd(place, "sweep", "run", *words)
+        row = {
+            "at": _now(), "what": "sweep", "workload": kind, "seed": seed, "budget_s": budget_s,
+            "seconds": round(time.monotonic() - began_s, 1),
+            **{key: said[key] for key in ("verdict", "sentence", "reasons", "incumbent", "arm",
+                                          "arms_measured", "restarts", "elapsed_s", "known_before")},
+        }  # fmt: skip
+        shown = tunerd(place, "sweep", "show")
+        (place.folder / f"{kind}-{seed}.json").write_text(json.dumps(shown))
+        keep(given.rows, row)
+        say(json.dumps(row))
 
 
 # Rows
 
 
-def rows_of(path: str, what: str) -> list[dict[str, Any]]:
-    if not Path(path).exists():
-        return []
-    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if row["what"] == what]
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def keep(path: str, row: Mapping[str, Any]) -> None:
-    head = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **row}
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(head) + "\n")
+def told(path: Path, what: str) -> list[Row]:
+    return [row for row in rows_of(path) if row["what"] == what]
 
 
-def turn_ms(row: Mapping[str, Any], kind: str) -> float:
+def turn_ms(row: Row, kind: str) -> float:
     """Mean wall time of one request [ms]."""
-    return statistics.fmean(row[kind]["wall_ms"])
+    return float(fmean(row[kind]["wall_ms"]))
 
 
-def grid_s(path: str, kind: str) -> float:
+def grid_s(path: Path, kind: str) -> float:
     """What the grid of one workload took: every start, and the requests of this workload."""
-    rows = rows_of(path, "cell")
     return sum(
-        float(row["start_s"]) + float(row[kind]["seconds"] if kind in row else 0.0) for row in rows
+        float(row["start_s"]) + float(row[kind]["seconds"] if kind in row else 0.0)
+        for row in told(path, "cell")
     )
 
 
-def text_of(arm: Mapping[str, Any]) -> str:
-    """As `Arm` writes itself."""
-    return str(Arm(**arm))
+def text_of(row: Row) -> str:
+    """Its arm, as `Arm` writes itself."""
+    return str(Arm(**row["arm"]))
 
 
-def report(given: argparse.Namespace) -> None:
-    heads = ("workload", "cells", "grid", "best in turns", "seed", "sweep", "share",
-             "verdict", "chosen", "slower than the grid's best", "than the best in turns",
-             "was before")  # fmt: skip
-    print(table(heads, _lines(given.rows)))
-
-
-def in_turns(path: str, kind: str) -> dict[str, float]:
-    """Turn times of the finalists [ms]: medians of what each round says, levelled by its own mean."""
-    rounds: dict[tuple[str, int], dict[str, float]] = {}
-    for row in rows_of(path, "final"):
+def turns_of(path: Path, what: str, kind: str) -> dict[str, float]:
+    """Turn times by arm [ms], medians over rounds."""
+    found: dict[str, list[float]] = {}
+    for row in told(path, what):
         if kind in row:
-            one = rounds.setdefault((row["at"][:10], row["round"]), {})
-            one[text_of(row["arm"])] = turn_ms(row, kind)
-    if not rounds:
-        return {}
-    everywhere = set.intersection(*(set(one) for one in rounds.values()))
-    levels = {at: statistics.fmean(one[name] for name in everywhere) for at, one in rounds.items()}
-    usual = statistics.fmean(levels.values())
-    names = {name for one in rounds.values() for name in one}
-    return {
-        name: statistics.median(one[name] * usual / levels[at] for at, one in rounds.items() if name in one)
-        for name in names
-    }  # fmt: skip
+            found.setdefault(text_of(row), []).append(turn_ms(row, kind))
+    return {name: median(times) for name, times in found.items()}
 
 
-def _lines(path: str) -> Iterator[list[str]]:
+def _lines(path: Path) -> Iterator[list[str]]:
     for kind in WORKLOADS:
-        rows = [row for row in rows_of(path, "cell") if kind in row]
-        if not rows:
-            continue
-        once = {text_of(row["arm"]): turn_ms(row, kind) for row in rows}
-        turns = in_turns(path, kind) or once
-        best = min(turns, key=lambda name: turns[name])
+        once = turns_of(path, "cell", kind)
+        turns = turns_of(path, "final", kind) or once
         whole_s = grid_s(path, kind)
-        for one in rows_of(path, "sweep"):
+        for one in told(path, "sweep") if once else ():
             if one["workload"] != kind:
                 continue
             slower = [
                 f"{found[one['arm']] / min(found.values()) - 1:.1%}" if one["arm"] in found else "-"
                 for found in (once, turns)
             ]
+            best, best_ms = min(turns.items(), key=lambda item: item[1])
+            before_ms = turns.get(one["incumbent"], once[one["incumbent"]])
             yield [
-                kind, str(len(rows)), f"{whole_s:.0f} s", f"{best}: {turns[best]:.0f} ms",
+                kind, str(len(once)), f"{whole_s:.0f} s", f"{best}: {best_ms:.0f} ms",
                 str(one["seed"]), f"{one['seconds']:.0f} s", f"{one['seconds'] / whole_s:.0%}",
-                one["verdict"], one["arm"], *slower,
-                f"{turns.get(one['incumbent'], once[one['incumbent']]) / turns[best] - 1:.1%}",
+                one["verdict"], one["arm"], *slower, f"{before_ms / best_ms - 1:.1%}",
             ]  # fmt: skip
 
 
+def report(path: Path) -> str:
+    heads = ("workload", "cells", "grid", "best in turns", "seed", "sweep", "share",
+             "verdict", "chosen", "slower than the grid's best", "than the best in turns",
+             "was before")  # fmt: skip
+    return table(heads, _lines(path))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default=str(ROWS))
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, run in (("grid", grid), ("sweep", sweep), ("finals", finals)):
-        one = commands.add_parser(name)
-        one.add_argument("folder", help="where the box is; it is kept")
-        one.add_argument("engines", help="folder of the builds")
-        one.add_argument("--minutes", type=float, default=60.0, help="begin no cell after that")
-        one.add_argument("--workloads", default=",".join(WORKLOADS))
-        one.add_argument(
-            "--count", type=int, default=1, help="sweeps of each workload, rounds of finals"
-        )
-        one.add_argument("--first", type=int, default=1, help="seed of the first")
-        one.add_argument("--share", type=float, default=0.1, help="of the grid's time, for a sweep")
-        one.add_argument(
-            "--spare", type=float, default=8.0, help="seconds kept for all but the search"
-        )
-        one.set_defaults(run=run)
-    commands.add_parser("report").set_defaults(run=report)
-    given = parser.parse_args()
+    given = options(
+        __doc__, what=("grid", "sweep", "finals", "report"), folder="", engines="", rows=ROWS,
+        minutes=60.0, workloads=",".join(WORKLOADS), share=0.1, spare=8.0, count=1, first=1,
+    )  # fmt: skip
+    if given.what == "report":
+        say(report(given.rows))
+        return
+    place = Box(Path(given.folder).resolve())
     try:
-        given.run(given)
+        make(place, Path(given.engines))
+        (sweep if given.what == "sweep" else measure)(given, place)
     finally:
-        if hasattr(given, "folder"):
-            end_supervisor(Place(Path(given.folder)).context.paths)
+        end_supervisor(place.context.paths)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """The sweep on boxes that replay published tables: what it serves after a night, over many seeds.
 
-python -m benchmarks.replay [SEEDS] [--hours 8]
+python -m benchmarks.replay [--seeds 20] [--hours 8]
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 from collections.abc import Iterator
+from statistics import median
 
 import numpy as np
 
-from benchmarks.measure import row, say, table
+from benchmarks.measure import options, row, say, table
 from benchmarks.simulator.replay import ReplayBox, Surface, surfaces
 from tunerd.profile.arm import Arm
 from tunerd.sweep.tuner import Outcome, tune
@@ -44,18 +43,15 @@ def cells(surface: Surface, seeds: int, hours: float) -> Iterator[str]:
     yield f"{sum(not one.failure for one in surface.cells)}"
     yield f"{surface.behind(surface.ranked[-1]):.1%}"
     yield f"{sum(one == 0 for one in served)} of {seeds}"
-    yield f"{statistics.median(served):.1%} / {max(served):.1%}"
-    yield f"{statistics.median(arms):.0f}"
-    yield f"{statistics.median(starts):.0f}"
-    yield f"{statistics.median(spent):.1f}"
+    yield f"{median(served):.1%} / {max(served):.1%}"
+    yield f"{median(arms):.0f}"
+    yield f"{median(starts):.0f}"
+    yield f"{median(spent):.1f}"
     yield f"{wrong} of {seeds}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("seeds", type=int, nargs="?", default=20)
-    parser.add_argument("--hours", type=float, default=8.0)
-    given = parser.parse_args()
+    given = options(__doc__, seeds=20, hours=8.0)
     heads = ("table", "arms that ran", "slowest behind the best", "published best served",
              "served behind it, median / worst", "arms measured", "starts", "hours",
              "promoted over the best")  # fmt: skip

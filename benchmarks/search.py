@@ -171,9 +171,8 @@ def _unfit(rows: list[Row]) -> str:
 def _starts_to(rows: list[Row], near: float) -> str:
     """Starts after which regret stays below, and of how many boxes it does."""
     there = [point[1] for row in rows if (point := stays(row["path"], near))]
-    return (
-        f"{median(there):.0f} ({len(there)} of {len(rows)})" if there else f"- (0 of {len(rows)})"
-    )
+    usual = f"{median(there):.0f}" if there else "-"
+    return f"{usual} ({len(there)} of {len(rows)})"
 
 
 def _by_end(rows: list[Row]) -> Iterator[list[str]]:

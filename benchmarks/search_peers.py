@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.simulator.box import SimulatedBox
 from benchmarks.simulator.tasks import Task
-from tunerd.profile.arm import Arm, Request, ServerDied
+from tunerd.profile.arm import Arm, Family, Request, ServerDied
 
 # Less free than this while the workload ran counts as a run that failed [MiB].
 GUARD_MIB = 64.0
@@ -88,18 +88,18 @@ def published(task: Task) -> list[Arm]:
     """What the write-ups' authors run, where this space allows it: the warm start."""
     kept = task.incumbent
     found = [kept]
-    for engine, spec in task.space.families:
-        for n_max, p_min in ((3, 0.75), (2, 0.0), (6, 0.75)):
-            arm = replace(kept, engine=engine, spec=spec, n_max=n_max, p_min=p_min)
-            found.append(_allowed(task, arm.with_margin(max(kept.fit_mib, 1664))))
+    least_mib = max(kept.fit_mib, 1664)
+    for (engine, spec), family in task.space.families.items():
+        margin = min((value for value in family.fit_mib if value >= least_mib), default=least_mib)
+        for n_max, wanted in ((3, 0.75), (2, 0.0), (6, 0.75)):
+            found.append(replace(
+                kept, engine=engine, spec=spec, n_max=n_max, p_min=_nearest(family, wanted), fit_mib=margin
+            ))  # fmt: skip
     return list(dict.fromkeys(arm.canonical() for arm in found))
 
 
-def _allowed(task: Task, arm: Arm) -> Arm:
-    family = task.space.families[arm.family]
-    p_min = min(family.p_min, key=lambda value: abs(value - arm.p_min))
-    margin = min((value for value in family.fit_mib if value >= arm.fit_mib), default=arm.fit_mib)
-    return replace(arm, p_min=p_min, fit_mib=margin)
+def _nearest(family: Family, p_min: float) -> float:
+    return min(family.p_min, key=lambda value: abs(value - p_min))
 
 
 def random_search(task: Task, bench: Bench, rng: np.random.Generator) -> None:
@@ -155,8 +155,7 @@ def _suggested(task: Task, trial: Any) -> Arm:
     n_max, p_min = 0, 0.0
     if spec != "off":
         n_max = trial.suggest_int("n_max", family.n_max[0], family.n_max[-1])
-        asked = trial.suggest_float("p_min", 0.0, 0.95)
-        p_min = min(family.p_min, key=lambda value: abs(value - asked))
+        p_min = _nearest(family, trial.suggest_float("p_min", 0.0, 0.95))
     margin = trial.suggest_int("fit_mib", family.fit_mib[0], family.fit_mib[-1], step=128)
     kv = trial.suggest_categorical("kv", list(family.kv))
     ubatch = trial.suggest_categorical("ubatch", list(family.ubatch))

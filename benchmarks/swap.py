@@ -13,7 +13,6 @@ between two profiles that differ in the model's alias only, so all three load th
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -21,11 +20,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import Case, compared, conditions, note, say, table, take_turns
+from benchmarks.measure import (
+    Case,
+    compared,
+    conditions,
+    note,
+    options,
+    say,
+    table,
+    take_turns,
+)
 from tests.support import roots, run_folder
 from tests.support.build_box import build_box
 from tests.support.deployment import UNIT, Deployment, profile
@@ -83,26 +92,21 @@ class Target:
 
         return Case(name, run)
 
-    def apply(self) -> None:
+    def swap(self, name: str) -> None:
         self.live = 1 - self.live
-        done = self.tunerd("apply", PROFILES[self.live], "--yes", "--now")
-        self.told_s.setdefault("apply", []).append(done["without_service_s"])
-
-    def rollback(self) -> None:
-        self.live = 1 - self.live
-        done = self.tunerd("rollback", "--yes", "--now")
-        self.told_s.setdefault("rollback", []).append(done["without_service_s"])
+        to = [PROFILES[self.live]] if name == "apply" else []
+        done = self.tunerd(name, *to, "--yes", "--now")
+        self.told_s.setdefault(name, []).append(done["without_service_s"])
 
 
 @contextmanager
 def systemd_target(shape: str) -> Iterator[Target]:
     run_folder.sweep(roots.cache_folder())
-    root = roots.host_root()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
         write(design(SHAPES[shape]), folder / "tiny.gguf").path.chmod(0o644)
-        with Machine(root, binds={"/srv/models": folder}) as machine:
+        with Machine(roots.host_root(), binds={"/srv/models": folder}) as machine:
             note(machine.run("systemctl", "--version").stdout.splitlines()[0])
             texts = {one: profile("embedded", serving__alias=one) for one in PROFILES}
             tunerd = Deployment(machine, profiles=texts)
@@ -132,38 +136,25 @@ def local_target(shape: str) -> Iterator[Target]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("where", choices=("systemd", "local"))
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="medium")
-    options = parser.parse_args()
-    open_target = systemd_target if options.where == "systemd" else local_target
-    with open_target(options.shape) as target:
-        how = "systemctl restart" if options.where == "systemd" else "the supervisor's restart"
+    given = options(__doc__, where=("systemd", "local"), rounds=8, shape="medium")
+    is_systemd = given.where == "systemd"
+    with (systemd_target if is_systemd else local_target)(given.shape) as target:
+        how = "systemctl restart" if is_systemd else "the supervisor's restart"
         bare = target.case(how, target.restart)
-        cases = [bare, target.case("apply", target.apply), target.case("rollback", target.rollback)]
-        take_turns(cases, options.rounds)
+        swaps = [target.case(name, partial(target.swap, name)) for name in ("apply", "rollback")]
+        cases = [bare, *swaps]
+        take_turns(cases, given.rounds)
     say(compared(cases, bare, unit="s without a token", digits=2))
     rows = []
-    for case in cases[1:]:
+    for case in swaps:
         more = [took - restart for took, restart in zip(case.figures, bare.figures, strict=True)]
-        rows.append(
-            (
-                case.name,
-                f"{median(more):+.2f} ({min(more):+.2f} to {max(more):+.2f})",
-                f"{median(target.told_s[case.name][1:]):.2f}",
-                f"{median(target.walls_s[case.name][1:]):.1f}",
-            )
-        )
-    heads = (
-        "",
-        "against the restart of its round [s]",
-        "as tunerd counts [s]",
-        "whole command [s]",
-    )
-    say("\n" + table(heads, rows))
-    say(f"\n{options.where}, embedded engine, designed model `{options.shape}`; "
-        f"{conditions(options.rounds)}")  # fmt: skip
+        rows.append((
+            case.name, f"{median(more):+.2f} ({min(more):+.2f} to {max(more):+.2f})",
+            f"{median(target.told_s[case.name][1:]):.2f}", f"{median(target.walls_s[case.name][1:]):.1f}",
+        ))  # fmt: skip
+    heads = ("", "against the restart of its round [s]", "as tunerd counts [s]", "whole command [s]")  # fmt: skip
+    say(f"\n{table(heads, rows)}\n\n{given.where}, embedded engine, designed model `{given.shape}`; "
+        f"{conditions(given.rounds)}")  # fmt: skip
 
 
 if __name__ == "__main__":

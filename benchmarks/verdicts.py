@@ -49,9 +49,7 @@ def compared(task: tuple[Scene, int]) -> tuple[Standing, bool, int, float]:
     scene, seed = task
     stand = SimulatedStand(scene, seed)
     found = Comparing(stand, CHAT, LIMITS, random.Random(seed)).run()  # noqa: S311
-    low = high = None
-    if found.gain is not None:
-        low, high = found.gain.lower, found.gain.upper
+    low, high = (found.gain.lower, found.gain.upper) if found.gain else (None, None)
     holds = low is not None and high is not None and low <= scene.gain <= high
     return found.standing, holds, len(found.pairs), stand.clock_s / 3600
 

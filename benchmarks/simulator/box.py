@@ -51,6 +51,11 @@ class Noise:
         0.013  # by which all texts of a night are longer or shorter than they were asked to be
     )
 
+    def weather(self, now_s: float, phase: float = 0.0) -> float:
+        """Heat and slow drift, as a ratio."""
+        heat = self.heat * (1 - math.exp(-now_s / self.heat_s))
+        return 1 + heat + self.drift * math.sin(now_s / 7200 + phase)
+
 
 QUIET = Noise(0, 0, 0, 0, 0, 0, 0, 1.0, 0, 0, 0, 0, 0)
 
@@ -85,9 +90,24 @@ class Life:
         return found
 
 
+class Timed:
+    """A box in simulated time; `now` says how much of it has passed."""
+
+    _now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+    def check(self) -> None:
+        pass
+
+
 @dataclass
-class SimulatedBox:
-    """Runs in simulated time; `now` says how much of it has passed."""
+class SimulatedBox(Timed):
+    """Answers as a card of these coefficients would, with noise."""
 
     card: Card
     noise: Noise = field(default_factory=Noise)
@@ -98,7 +118,6 @@ class SimulatedBox:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng([self.seed, self.card.seed, 77])
-        self._now = 0.0
         self._life: Life | None = None
         self._phase = float(self._rng.uniform(0, 2 * math.pi))
         self.n_restarts = 0
@@ -111,15 +130,6 @@ class SimulatedBox:
         self.truth = Truth(self.card)
 
     # The protocol
-
-    def now(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self._now += seconds
-
-    def check(self) -> None:
-        pass
 
     def restart(self, arm: Arm) -> Boot:
         begin = self._now
@@ -177,7 +187,7 @@ class SimulatedBox:
         noise, truth = self.noise, self.truth
         text = _normal(request.prompt_id, request.kind)
         drafted, accepted, steps, step_ms = self._decode(request, arm, text, life)
-        factor = life.factor * self._weather()
+        factor = life.factor * noise.weather(self._now, self._phase)
         factor *= math.exp(noise.text * _normal(request.prompt_id, "speed"))
         factor *= math.exp(noise.pairing * _normal(request.prompt_id, str(arm)))
         factor *= math.exp(float(self._rng.normal(0.0, noise.request)))
@@ -186,11 +196,9 @@ class SimulatedBox:
         spill = max(-free, 0.0)
         slow = 1 + self.card.spill_ms_share * spill / 1024
         n_new = total - warm
-        prompt_ms = truth.prompt_ms(life.arm, n_new, warm) * factor * slow
-        predicted_ms = step_ms * factor * slow
-        if request.concurrency > 1:
-            slower = request.concurrency**0.6
-            prompt_ms, predicted_ms = prompt_ms * slower, predicted_ms * slower
+        slower = math.pow(max(request.concurrency, 1), 0.6)
+        prompt_ms = truth.prompt_ms(life.arm, n_new, warm) * factor * slow * slower
+        predicted_ms = step_ms * factor * slow * slower
         wall_ms = prompt_ms + predicted_ms + _OVERHEAD_MS
         self._now += wall_ms / 1000
         answer: dict[str, Any] = {
@@ -209,12 +217,6 @@ class SimulatedBox:
             answer["tool_ok"] = bool(self._rng.random() >= truth.tool_breakage(arm))
         return answer
 
-    def _weather(self) -> float:
-        """Heat and slow drift."""
-        heat = self.noise.heat * (1 - math.exp(-self._now / self.noise.heat_s))
-        drift = self.noise.drift * math.sin(self._now / 7200 + self._phase)
-        return 1 + heat + drift
-
     def _decode(
         self, request: Request, arm: Arm, text: float, life: Life
     ) -> tuple[int, int, list[tuple[float, int, int]], float]:
@@ -227,10 +229,8 @@ class SimulatedBox:
             return 0, 0, [], float(by_length[0]) * n_left
         drafter = truth.spec(arm).drafter
         n_steps = min(n_left, _STEPS_SIMULATED)
-        tired = drafter.fatigue * min(request.n_predict, 2000) / 2000
-        right, confidence = drafter.lengths(
-            request.kind, TEXT_SD * text - tired, n_steps, self._rng
-        )
+        shift = TEXT_SD * text - drafter.tired(request.n_predict)
+        right, confidence = drafter.lengths(request.kind, shift, n_steps, self._rng)
         drafted, accepted = drafter.drafted_and_accepted(right, confidence, arm.p_min)
         drafted = np.minimum(drafted, arm.n_max)
         accepted = np.minimum(accepted, arm.n_max)
@@ -259,11 +259,8 @@ class Truth:
         engine = self.card.engines.get(arm.engine)
         return engine if engine is not None and arm.spec in engine.specs else None
 
-    def _engine(self, arm: Arm) -> Engine:
-        return self.card.engines[arm.engine]
-
     def spec(self, arm: Arm) -> Spec:
-        return self._engine(arm).specs[arm.spec]
+        return self.card.engines[arm.engine].specs[arm.spec]
 
     # Memory
 
@@ -289,7 +286,7 @@ class Truth:
         card = self.card
         if self.engine(arm) is None:
             return 0.0
-        engine, spec = self._engine(arm), self.spec(arm)
+        engine, spec = self.card.engines[arm.engine], self.spec(arm)
         on_card = self.share_on_card(arm)
         weights = on_card * card.experts_mib
         if not card.experts_mib:
@@ -321,7 +318,7 @@ class Truth:
 
     def step_ms(self, arm: Arm, started: Arm, depth_k: float) -> Array:
         """Time of a step that drafts 0, 1, ... tokens."""
-        engine, spec, card = self._engine(arm), self.spec(arm), self.card
+        engine, spec, card = self.card.engines[arm.engine], self.spec(arm), self.card
         length = np.arange(N_POSITIONS + 1)
         batch = length + 1.0
         share = self.share_on_card(started)
@@ -341,7 +338,7 @@ class Truth:
 
     def prompt_ms(self, arm: Arm, n_tokens: int, depth: int) -> float:
         """Time to read so many tokens behind so many."""
-        engine, spec = self._engine(arm), self.spec(arm)
+        engine, spec = self.card.engines[arm.engine], self.spec(arm)
         ubatch = min(arm.ubatch, arm.batch)
         batches = math.ceil(n_tokens / ubatch)
         share = self.share_on_card(arm)
@@ -351,8 +348,9 @@ class Truth:
         time += n_tokens * (engine.prompt_token_ms + engine.prompt_depth_ms * middle)
         return time * spec.prefill_tax * self._quirk(arm)
 
-    def _table(self, arm: Arm, kind: str, tired: float) -> Array:
+    def _table(self, arm: Arm, kind: str, n_predict: int) -> Array:
         """Histograms of (drafted, accepted) by text: shape (texts, 17, 17), for unlimited drafts."""
+        tired = self.spec(arm).drafter.tired(n_predict)
         key = (arm.engine, arm.spec, kind, arm.p_min, round(tired, 3))
         if key not in self._tables:
             drafter = self.spec(arm).drafter
@@ -379,13 +377,12 @@ class Truth:
         """Expected turn time of one class."""
         depth = (one.cached_tokens + one.new_tokens + one.n_predict / 2) / 1000
         by_length = self.step_ms(arm, arm, depth)
-        slower = one.concurrency**0.6 if one.concurrency > 1 else 1.0
+        slower = math.pow(max(one.concurrency, 1), 0.6)
         prompt = self.prompt_ms(arm, one.new_tokens, one.cached_tokens)
         if not arm.drafts:
             decode = float(by_length[0]) * (one.n_predict - 1)
         else:
-            tired = self.spec(arm).drafter.fatigue * min(one.n_predict, 2000) / 2000
-            table = self._table(arm, one.kind, tired)
+            table = self._table(arm, one.kind, one.n_predict)
             limit = np.minimum(np.arange(N_POSITIONS + 1), arm.n_max)
             time = (table.sum(axis=2) * by_length[limit]).sum(axis=1)
             accepted = (table.sum(axis=1) * limit).sum(axis=1)
@@ -395,8 +392,7 @@ class Truth:
 
     def acceptance(self, arm: Arm, kind: str, n_predict: int) -> float:
         """Accepted tokens as a share of drafted ones."""
-        tired = self.spec(arm).drafter.fatigue * min(n_predict, 2000) / 2000
-        table = self._table(arm, kind, tired).mean(axis=0)
+        table = self._table(arm, kind, n_predict).mean(axis=0)
         limit = np.minimum(np.arange(N_POSITIONS + 1), arm.n_max)
         return float((table.sum(axis=0) * limit).sum() / (table.sum(axis=1) * limit).sum())
 

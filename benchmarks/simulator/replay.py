@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulator.box import Noise, normal
+from benchmarks.simulator.box import Noise, Timed, normal
 from tunerd.profile.arm import Arm, Boot, Family, Refused, Request, ServerDied, Space
 from tunerd.profile.workload import RequestClass, Workload
 
@@ -166,7 +166,7 @@ def _drafts(
     return tuple((drafted * count, accepted * count) for count in steps)
 
 
-class ReplayBox:
+class ReplayBox(Timed):
     """Answers with the published speeds, in simulated time."""
 
     per_request = frozenset[str]()
@@ -183,19 +183,8 @@ class ReplayBox:
         self._surface = surface
         self._noise = noise or Noise()
         self._rng = np.random.default_rng([seed, len(surface.name)])
-        self._now = 0.0
         self._cell: Cell | None = None
-        self._luck = 1.0
         self.started: list[Arm] = []
-
-    def now(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self._now += seconds
-
-    def check(self) -> None:
-        pass
 
     def restart(self, arm: Arm) -> Boot:
         self.started.append(arm)
@@ -220,7 +209,7 @@ class ReplayBox:
             self._now += _HANG_S
             raise ServerDied("hang")
         at = self._class_of(request)
-        slow = self._luck * self._weather() * self._of_request(request, cell.arm)
+        slow = self._luck * self._noise.weather(self._now) * self._of_request(request, cell.arm)
         n_new = request.cached_tokens + request.new_tokens
         prompt_ms = 1000 * n_new / cell.prompt_tok_s[at] * slow
         predicted_ms = 1000 * request.n_predict / cell.tok_s[at] * slow
@@ -259,9 +248,3 @@ class ReplayBox:
         if rng.random() < noise.tail_share:
             log += math.log1p(float(rng.uniform(0.0, noise.tail)))
         return math.exp(log)
-
-    def _weather(self) -> float:
-        """Heat, and slow drift."""
-        noise = self._noise
-        heat = noise.heat * (1 - math.exp(-self._now / noise.heat_s))
-        return 1 + heat + noise.drift * math.sin(self._now / 7200)

@@ -47,6 +47,7 @@ _DRAFTS = Family(
     batch=(2048,),
     threads=(4, 6, 8, 12, 16),
 )
+_LOOKUPS = replace(_DRAFTS, p_min=(0.0,))
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,11 @@ def task(card_class: str, workload: str, seed: int | None) -> Task:
     card = CARDS[card_class]()
     if seed is not None:
         card = redraw(card, seed)
-    families = {}
-    for engine, one in card.engines.items():
-        for spec in one.specs:
-            family = _DRAFTS
-            if spec == "ngram":
-                family = replace(family, p_min=(0.0,))
-            families[engine, spec] = family
+    families = {
+        (engine, spec): _LOOKUPS if spec == "ngram" else _DRAFTS
+        for engine, one in card.engines.items()
+        for spec in one.specs
+    }
     return Task(
         f"{card_class}-{workload}-{seed}", card, WORKLOADS[workload], Space(families),
         _runnable(card, _INCUMBENTS[card_class]),

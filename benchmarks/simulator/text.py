@@ -43,6 +43,10 @@ class Drafter:
     fatigue: float = 0.0
     token_sd: float = 1.2
 
+    def tired(self, n_predict: int) -> float:
+        """What an answer of so many tokens takes from the level in its course."""
+        return self.fatigue * min(n_predict, 2000) / 2000
+
     def lengths(
         self, kind: str, shift: float, n_steps: int, rng: np.random.Generator
     ) -> tuple[Array, Array]:
@@ -69,7 +73,6 @@ class Drafter:
         threshold = 0.0 if self.lookup is not None else (p_min if self.has_filter else 0.0)
         passes = confidence >= threshold
         if self.first_is_free and self.lookup is None:
-            passes = passes.copy()
             passes[:, 0] = True
         drafted = np.cumprod(passes, axis=1)
         accepted = np.cumprod(passes & right.astype(bool), axis=1)
