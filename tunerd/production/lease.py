@@ -295,13 +295,13 @@ class Held:
         ctx: Context,
         lease: Lease,
         *,
-        was_running: bool,
+        before: UnitState,
         began_s: float,
         address: Address | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         self.id = lease.spec.id
-        self.was_running = was_running
+        self.was_running = before.is_active
         self.restores = lease.spec.restores
         self.inhibits = lease.inhibits
         self.notes = notes
@@ -311,6 +311,7 @@ class Held:
         self.until_s = began_s + lease.spec.limit_s
         self._ctx = ctx
         self._lease = lease
+        self._before = before
         self._began_s = began_s
         self._address = address
         self._n_candidates = 0
@@ -463,6 +464,12 @@ class Held:
 
     def _see_it_serve(self) -> None:
         ctx = self._ctx
+        state = ctx.services.state(ctx.unit)
+        life = state.invocation_id
+        is_another = life is not None and life != self._before.invocation_id
+        if is_another and not state.runs and ctx.services.was_stopped(ctx.unit, life):
+            self.afterwards = _LEFT
+            return
         try:
             ctx.services.start(ctx.unit)  # joins the start that the manager has begun
         except JobCanceled:
@@ -479,6 +486,7 @@ class Held:
         if not found.was_stopped:
             failure = found.failure
             raise self._not_back(found.text, f"{failure.kind}: {failure.words}")
+        self.afterwards = _LEFT
 
     def _not_back(self, message: str, cause: str | None) -> Stranded:
         return Stranded(
@@ -518,8 +526,7 @@ def hold(
     """
     with _only_measurement(ctx, purpose), Interrupts() as interrupts:
         wait_for_dead_measurement(ctx)
-        spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after)
-        held = _begin(ctx, spec, before, purpose)
+        held = _begin(ctx, purpose, budget_s, start_after=start_after)
         interrupted: BaseException | None = None
         try:
             yield held
@@ -669,11 +676,13 @@ def _is_begun(ctx: Context, now: UnitState, before: UnitState) -> bool:
     return bool(ctx.services.properties(ctx.unit, "Job").get("Job"))
 
 
-def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str) -> Held:
+def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool) -> Held:
     """Stop production and take its place, while no swap runs and none is left half-way."""
     with lock(ctx.paths.lock, purpose=f"beginning {purpose}", since=ctx.now_text()):
         recover_locked(ctx)
-        notes = drain(ctx, before)
+        notes = drain(ctx, ctx.services.state(ctx.unit))
+        # After the wait: what somebody stopped meanwhile stays stopped.
+        spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after)
         clear_dead_measurements(ctx, is_mine=True)
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()
@@ -683,7 +692,7 @@ def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str) -> He
         held = Held(
             ctx,
             lease,
-            was_running=before.is_active,
+            before=before,
             began_s=began_s,
             address=address,
             notes=notes,

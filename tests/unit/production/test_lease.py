@@ -39,7 +39,7 @@ from tunerd.production.measurement import (
 )
 from tunerd.production.recover import recover
 from tunerd.records import plain
-from tunerd.result import Progress, error
+from tunerd.result import Progress, error, ignore_progress
 from tunerd.tryout.local_service import Ending
 from tunerd.units.manager import (
     PORT_LIMIT_S,
@@ -275,6 +275,39 @@ def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: Wo
         pass
 
     assert world.serving_alias() == "one"
+
+
+def test_what_somebody_stops_while_its_requests_are_waited_for_stays_stopped(world: World) -> None:
+    """It was started at the end of the lease, since it had run when the wait began."""
+
+    def stop(progress: Progress) -> None:
+        if progress.text.startswith("waiting for "):
+            world.manager.stop(UNIT)
+
+    world.servers[-1].behaviour.slots_are_busy = True
+    ctx = replace(world.context(), progress=stop)
+    with hold(ctx, purpose="sweep x", budget_s=60) as lease:
+        assert not lease.restores
+    assert world.serving_alias() is None
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_what_somebody_stops_once_a_lease_has_ended_is_not_started_again(
+    world: World, comes_back: bool
+) -> None:
+    world.put(world.text("one").replace(b"StartLimitBurst=1", b"StartLimitBurst=9"))
+
+    def stop(progress: Progress) -> None:
+        if progress.text == "watching that it stays":
+            world.manager.stop(UNIT)
+
+    ctx = replace(world.context(), progress=stop if comes_back else ignore_progress)
+    with hold(ctx, purpose="sweep x", budget_s=60) as lease:
+        if not comes_back:  # who wants the card, and finds the unit stopped while the card is busy
+            world.manager.start(UNIT)
+            world.manager.stop(UNIT)
+    assert world.serving_alias() is None
+    assert lease.afterwards == "was left to who stopped it just now, or to the next boot"
 
 
 def test_many_measurements_in_a_row_never_meet_the_start_limit(world: World) -> None:
