@@ -86,6 +86,15 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
     assert person["state"] == "stopped"
     assert "somebody started" in person["reason"]
 
+    # One who wants the card stops it then, which the end of the sweep leaves alone.
+    box.systemctl("start", SWEEP)
+    until(box, lambda: bool(candidates(box)), "a candidate")
+    box.systemctl("start", UNIT)
+    box.systemctl("stop", UNIT)
+    until(box, lambda: ended(box), "the sweep ended")
+    assert box.show("ActiveState") == "inactive"
+    box.systemctl("start", UNIT)
+
     # `stop` returns when production serves; the next night goes on with what this one has measured.
     box.systemctl("start", SWEEP)
     until(box, lambda: bool(candidates(box)), "a candidate")

@@ -33,6 +33,7 @@ class NoLease:
     """Nothing ends it, and no candidate of it ever fails."""
 
     left_s = 3600.0
+    restores = True
 
     def check(self) -> None:
         pass

@@ -465,8 +465,8 @@ class Held:
     def _see_it_serve(self) -> None:
         ctx = self._ctx
         state = ctx.services.state(ctx.unit)
-        life = state.invocation_id
-        is_another = life is not None and life != self._before.invocation_id
+        life = state.invocation_id or ""
+        is_another = life not in {"", self._before.invocation_id}
         if is_another and not state.runs and ctx.services.was_stopped(ctx.unit, life):
             self.afterwards = _LEFT
             return

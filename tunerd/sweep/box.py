@@ -111,12 +111,17 @@ class House:
 
     `known` are processes that compute beside the server and may: those of its begin, where the settings
     allow to share. `limits_w` are the cards of its begin, by uuid, with the limit of their power that holds
-    until its end; None where it may change, or nobody can set it.
+    until its end; None where it may change, or nobody can set it. `serves` is whether the server ran when it
+    began, or was started for it.
     """
 
     ctx: Context
     known: frozenset[int] = field(default_factory=frozenset)
     limits_w: Mapping[str, float | None] = field(default_factory=dict)
+    serves: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.serves = self.ctx.services.state(self.ctx.unit).runs
 
     def settle(self) -> None:
         """Wait until a sweep may begin; production serves meanwhile.
@@ -183,6 +188,13 @@ class House:
                 return why
             self.ctx.clock.sleep(_HOUSE_POLL_S)
         return None
+
+    def stopped(self) -> str | None:
+        """That the server is down which served, where no measurement has its place: somebody wants the machine."""
+        state = self.ctx.services.state(self.ctx.unit) if self.serves else None
+        if state is None or state.runs:
+            return None
+        return f"{state.unit} {'failed' if state.has_failed else 'was stopped'}"
 
     def processors(self) -> ProcessorLook | None:
         """Who has worked until now: the server, or others; None where nobody can tell."""
@@ -299,7 +311,7 @@ class LeaseBox:
         self.ctx.clock.sleep(seconds)
 
     def check(self) -> None:
-        """Whether the lease still stands, there is time left and room for what is measured, and the cards are the same.
+        """Whether the lease still stands in the server's place, with time left, room for what is measured, and the same cards.
 
         Raises:
             sweep.Preempted: it does not, or there is none.
@@ -311,8 +323,9 @@ class LeaseBox:
             self.held.check()
         except LeaseEnded as ended:
             raise self._preempted(ended.cause or ended.message) from ended
-        if why := self.house.full() or self.house.changed():
-            raise self._preempted(why)
+        stopped = None if self.held.restores else self.house.stopped()
+        if over := stopped or self.house.full() or self.house.changed():
+            raise self._preempted(over)
 
     def restart(self, arm: Arm) -> Boot:
         """A fresh process of an arm, as it would be deployed."""

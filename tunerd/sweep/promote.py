@@ -195,7 +195,7 @@ def follow_policy(
 ) -> tuple[Message, ...]:
     """What the settings say becomes of a winner; called when a sweep has proved one.
 
-    It is not deployed where a window ends (`deadline`) before the load (`load_s`) could.
+    It is not deployed where a window ends (`deadline`) before the load (`load_s`) could, nor where nothing serves.
 
     Raises:
         Stranded: nothing serves.
@@ -211,8 +211,13 @@ def follow_policy(
     if deadline is not None and deadline.end_s - ctx.clock.now_s() < load_s:
         text = f"the winner was not deployed: the window {deadline.text} ends before it had loaded"
         return (warning("not-promoted", text, f"`tunerd promote {number}`"),)
+
+    def demand_service(_made: Plan) -> None:  # what somebody stopped is started by nobody else
+        if not ctx.services.state(ctx.unit).runs:
+            raise DeployError(f"{ctx.unit} does not run", hint=f"`tunerd promote {number}`")
+
     try:
-        done = promote(replace(ctx, is_unattended=True), number, drain=True)
+        done = promote(replace(ctx, is_unattended=True), number, drain=True, confirm=demand_service)
     except (Stranded, Interrupted):  # nothing serves, or somebody wants an end: no line in a list
         raise
     except TunerdError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -528,8 +529,9 @@ class _Run:
             quiet,
             purpose=f"sweep {self.keeper.number} of {prepared.plan_request.profile}",
             budget_s=self._limit_s(left_s),
-            start_after=prepared.request.start_after,
+            start_after=prepared.request.start_after and not self.house.serves,
         ) as held:
+            self.house.serves |= held.restores
             began_s = ctx.clock.monotonic_s()
             box = self._box(quiet, held, began_s + left_s)
             ctx.report(Progress("starting the first configuration", left_s=left_s))
@@ -579,9 +581,11 @@ class _Run:
                 yield
             now_w = own_w
 
+        house = copy(box.house)
+        house.limits_w = dict.fromkeys(house.limits_w)
         beside = replace(
             box,
-            house=replace(box.house, limits_w=dict.fromkeys(box.house.limits_w)),
+            house=house,
             on_arm=records.__setitem__,
             on_samples=lambda arm, found: self.keeper.at_limit(
                 arm, records[arm], found, now_w, sha256
@@ -634,6 +638,8 @@ class _Run:
     def _why_over(self) -> str | None:
         """Why it cannot go on after it had yielded, by what one that is resumed must be: as it began."""
         ctx, begun = self.ctx, self.prepared
+        if stopped := self.house.stopped():
+            return stopped
         try:
             demand_open(ctx, begun.request.window)
             now = prepare(ctx, begun.request, proves=True, for_resume=True)
@@ -648,15 +654,15 @@ class _Run:
         quiet_s = ctx.settings.sweep.quiet_s
         ctx.say(f"the sweep yielded: {box.yielded}; it goes on when nobody was served for "
                 f"{format_duration(quiet_s)}")  # fmt: skip
-        now_s = ctx.clock.monotonic_s()
-        give_up_s = now_s + self._left_s(end_s) - _LEAST_S - quiet_s
-        quiet = Quiet(now_s, self.house.processors())
-        while (now_s := ctx.clock.monotonic_s()) < give_up_s:
+        quiet = Quiet(ctx.clock.monotonic_s(), self.house.processors())
+        # Looked at each time: the machine may be asleep for what is left of a window.
+        while self._left_s(end_s) > _LEAST_S + quiet_s:
             is_taken = _is_taken(ctx)
             if not is_taken and not self._serves_still():
                 box.ended = "what serves is no longer what it began with"
                 return False
             is_used = is_taken or _is_busy(ctx) or self.house.trouble() is not None
+            now_s = ctx.clock.monotonic_s()
             if quiet.for_s(now_s, self.house.processors(), is_used=is_used) >= quiet_s:
                 box.ended = self._why_over()
                 return box.ended is None

@@ -161,6 +161,21 @@ def test_a_window_that_ends_before_the_load_could_deploys_nothing(box: SweepBox)
     assert serving(box) == 1
 
 
+def test_a_winner_does_not_start_a_server_that_somebody_stopped(box: SweepBox) -> None:
+    """Who stopped it before the night, or while it came back after it, had it started with another text."""
+    ctx = box.box.context
+    number = put_proposal(ctx)
+    ctx.services.stop(ctx.unit)
+    try:
+        (told,) = follow_policy(by_itself(ctx), number)
+        assert not ctx.services.state(ctx.unit).runs
+    finally:
+        ctx.services.start(ctx.unit)
+        until(lambda: box.serves, "it serves")
+    assert told.text == f"the winner was not deployed: {ctx.unit} does not run"
+    assert serving(box) == 1
+
+
 def test_a_winner_that_is_slower_in_service_is_taken_back(box: SweepBox) -> None:
     ctx = box.box.context
     done = deploy(ctx, put_proposal(ctx, token_ms=0.05))

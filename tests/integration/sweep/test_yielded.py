@@ -1,17 +1,24 @@
-"""A sweep in a terminal that has given the place back, for others use the server, and waits until nobody does."""
+"""A sweep that has given the place back, for others use the server, and waits until nobody does; one whose server was stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support.sweep_box import SweepBox, kill, swept, upgrade
 from tests.support.waiting import until
+from tunerd.app import Context
+from tunerd.machine.clock import SystemClock
 from tunerd.machine.files import is_locked, lock
+from tunerd.result import ActionResult, Progress
+from tunerd.sweep.plan import SweepRequest
+from tunerd.sweep.run import run_sweep
 
 pytestmark = pytest.mark.timeout(540)
 
@@ -104,3 +111,89 @@ def test_a_sweep_that_has_yielded_does_not_go_on_with_another_build() -> None:
         assert box.serves
         arms = box.json("results", "show", "1")["arms"]
         assert len({one["fingerprint"]["engine_sha256"] for one in arms}) == 1
+
+
+def run(
+    box: SweepBox, ctx: Context, then: Callable[[contextlib.ExitStack], None], **asked: Any
+) -> ActionResult:
+    """A sweep that somebody else disturbs once it has the server's place; `then` is what happens when it has yielded.
+
+    It does not go on then.
+    """
+    begun = []
+
+    def follow(progress: Progress) -> None:
+        if progress.text == "starting the first configuration":
+            begun.append(progress)
+            assert len(begun) == 1
+            others.enter_context(somebody_else(box))
+        elif progress.text.startswith("the sweep yielded"):
+            then(others)
+
+    with contextlib.ExitStack() as others:
+        request = SweepRequest(**{"budget_s": 600.0, "seed": 3, **asked})
+        return run_sweep(replace(ctx, progress=follow), request, confirm=lambda _: None)
+
+
+def test_a_sweep_that_has_yielded_ends_where_somebody_stops_the_server() -> None:
+    """Who wants the card had it taken again for the rest of the night."""
+    with swept() as box:
+        ctx, served = box.box.context, []
+        ctx.services.stop(ctx.unit)  # --start-after starts it once, not again and again
+
+        def stop(others: contextlib.ExitStack) -> None:
+            others.close()
+            ctx.services.stop(ctx.unit)
+            served.append(len(box.engine.served()))
+
+        done = run(box, ctx, stop, start_after=True)
+        assert served == [len(box.engine.served())]
+        assert not ctx.services.state(ctx.unit).runs
+        assert f"ended before its time: {ctx.unit} was stopped" in done.messages[-1].text
+        assert box.newest()["reason"] == f"{ctx.unit} was stopped"
+
+
+@pytest.mark.parametrize("start_after", [False, True])
+def test_a_sweep_whose_server_is_stopped_before_it_is_taken_away_measures_nothing(
+    start_after: bool,
+) -> None:
+    with swept() as box:
+        ctx = box.box.context
+        before = len(box.engine.served())
+        request = SweepRequest(budget_s=30.0, seed=3, start_after=start_after)
+        done = run_sweep(ctx, request, confirm=lambda _: ctx.services.stop(ctx.unit))
+        assert done.exit_code == 1
+        assert len(box.engine.served()) == before
+        assert not ctx.services.state(ctx.unit).runs
+        assert box.newest()["reason"] == f"{ctx.unit} was stopped"
+
+
+class Suspended(SystemClock):
+    """That of a machine which sleeps in the next wait."""
+
+    sleeps = False
+    slept_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.slept_s = 12 * 3600.0 if self.sleeps else 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.slept_s
+
+
+def test_a_sweep_that_waits_in_a_machine_that_sleeps_ends_with_its_window() -> None:
+    """It waited on for all of its budget, by a clock that stands still in sleep, with people at the server."""
+    with swept() as box:
+        ctx, clock = box.box.context, Suspended()
+
+        def sleep(_others: contextlib.ExitStack) -> None:
+            clock.sleeps = True
+
+        sweep = ctx.settings.sweep.model_copy(update={"timezone": "UTC"})
+        ctx = replace(ctx, clock=clock, settings=ctx.settings.model_copy(update={"sweep": sweep}))
+        hour = int(clock.now_s()) // 3600
+        window = f"{(hour - 1) % 24:02d}:00-{(hour + 6) % 24:02d}:00"
+        done = run(box, ctx, sleep, budget_s=3 * 3600.0, window=window)
+        assert "not quiet" in done.payload["sentence"]
+        assert box.serves

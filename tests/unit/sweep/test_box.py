@@ -8,7 +8,7 @@ from typing import NoReturn, cast
 
 import pytest
 
-from tests.fault.world import World
+from tests.fault.world import UNIT, World
 from tests.support.fake_gpu import FakeGpuReader, a_card
 from tests.support.fakes import FakeClock
 from tunerd.app import Context
@@ -204,6 +204,23 @@ def test_a_window_that_ends_ends_the_sweep_and_production_serves(world: World) -
         "the window 01:00-09:00 ends (09:00 UTC), and production must serve again by then"
     )
     assert world.serving_alias() == "one"
+
+
+def test_a_server_that_is_stopped_before_its_place_is_taken_ends_the_sweep(world: World) -> None:
+    """Somebody wants the card: it was measured on all the same, since nothing had to be given back."""
+    ctx = context(world)
+    house = House(ctx)
+    assert house.stopped() is None
+    world.manager.stop(UNIT)
+    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
+        tried = box(ctx, held, house)
+        with pytest.raises(Preempted):
+            tried.restart(ARM)
+    assert tried.ended == f"{UNIT} was stopped"
+    assert world.serving_alias() is None
+
+    with hold(ctx, purpose="sweep 2 of one", budget_s=600) as held:
+        box(ctx, held, House(ctx)).check()  # it was down when this one began
 
 
 def test_a_clock_that_is_set_back_to_before_the_window_ends_the_sweep(world: World) -> None:
