@@ -25,15 +25,15 @@ from tunerd.words import Mode, sha256
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
-    """The unit that the service manager would start, tunerd's own by default.
+def read_live_unit(ctx: Context, unit: str | None = None, now: UnitState | None = None) -> LiveUnit:
+    """The unit that the service manager would start, tunerd's own by default; `now` where that was just read.
 
     Raises:
         HostError: one of its files cannot be read.
         ServiceError: the service manager does not answer.
     """
     unit = unit or ctx.unit
-    state = ctx.services.state(unit)
+    state = now or ctx.services.state(unit)
     path = state.fragment_path
     if path is None and unit == ctx.unit and ctx.unit_path.exists():
         path = ctx.unit_path
@@ -92,25 +92,25 @@ def work_dir_of(ctx: Context, live: LiveUnit) -> str:
     return (own.home if own is not None else ctx.environment.get("HOME")) or "/"
 
 
-def unit_with(ctx: Context, text: str) -> UnitFile:
-    """What a unit with this text would be, with the drop-ins that are in force.
+def unit_with(ctx: Context, text: str, live: LiveUnit | None = None) -> UnitFile:
+    """What a unit with this text would be, with the drop-ins that are in force; `live` where that was just read.
 
     Raises:
         HostError: one of them cannot be read.
         ServiceError: the service manager does not answer.
     """
-    drop_ins = (_text(ctx, path) or "" for path in ctx.services.state(ctx.unit).drop_ins)
-    return with_drop_ins(text, drop_ins)
+    paths = (live or ctx.services.state(ctx.unit)).drop_ins
+    return with_drop_ins(text, (_text(ctx, path) or "" for path in paths))
 
 
-def environment_with(ctx: Context, text: str) -> dict[str, str]:
-    """What the server of a unit with this text would get, with the drop-ins that are in force.
+def environment_with(ctx: Context, text: str, live: LiveUnit | None = None) -> dict[str, str]:
+    """What the server of a unit with this text would get, as `unit_with`.
 
     Raises:
         HostError: one of its files cannot be read.
         ServiceError: the service manager does not answer.
     """
-    merged, specifiers = unit_with(ctx, text), specifiers_of(ctx, ctx.unit)
+    merged, specifiers = unit_with(ctx, text, live), specifiers_of(ctx, ctx.unit)
     return environment_of(merged, specifiers) | file_environment_of(ctx, merged, specifiers)
 
 
@@ -181,10 +181,9 @@ def demand_replaceable(ctx: Context) -> None:
         )
 
 
-def serving_now(ctx: Context, live: LiveUnit) -> Serving:
+def serving_now(ctx: Context, live: LiveUnit, state: UnitState) -> Serving:
     """How the running server is reached and named: what its unit leaves to the build is looked up."""
     serving = live.serving
-    state = ctx.services.state(live.unit)
     address = address_now(ctx, live, state)
     if address is None or not state.is_active:
         return serving

@@ -83,6 +83,7 @@ from tunerd.profile.schema import Speculation
 from tunerd.records import plain
 from tunerd.result import ActionResult, Level, Message, error, note, warning
 from tunerd.units.live import LiveUnit, Serving
+from tunerd.units.manager import UnitState
 from tunerd.units.systemd import lingers
 from tunerd.units.text import UnitSpec, environment_of, parse_unit, render_unit, unified_diff
 from tunerd.words import Family, MiB, Mode, sha256
@@ -110,7 +111,7 @@ def check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[
     ]
 
 
-def check_port(ctx: Context, after: Serving) -> list[Message]:
+def check_port(ctx: Context, after: Serving, state: UnitState) -> list[Message]:
     """Whether the server can have its address: one of this machine, on which nobody else listens."""
     hosts = [] if after.host is None else [host.strip() for host in after.host.split(",")]
     problems = {host: why_no_listener(host) for host in hosts if not host.endswith(UNIX_SOCKET)}
@@ -122,7 +123,6 @@ def check_port(ctx: Context, after: Serving) -> list[Message]:
         ]
     if after.port is None:
         return []
-    state = ctx.services.state(ctx.unit)
     own = state.main_pid
     where = after.host or "127.0.0.1"
     listener = who_listens(after.port, where, own)
@@ -156,15 +156,13 @@ def _taken(who: str, port: int, way: str = "") -> Message:
 def check_handover(
     ctx: Context, live: LiveUnit, family: Family | None, before: Serving, after: Serving
 ) -> list[Message]:
-    """Whether what serves now leaves its port to this family only after a while.
+    """Whether what serves now leaves its port to this family only after a while; None is for nobody.
 
     ik closes streams from its side, so the kernel keeps the port for a minute after the last one
     (TCP_TIMEWAIT_LEN of Linux), and ik's sockets do not share it with those of other families. These
     close connections first now and then: while they load, and when a client has been idle.
     """
     if after.port is None or before.port != after.port or family is None:
-        return []
-    if not ctx.services.state(ctx.unit).is_active:
         return []
     if (_family_of(ctx, live) is Family.IK) is (family is Family.IK):
         return []
@@ -181,9 +179,9 @@ def check_handover(
     ]
 
 
-def check_return(ctx: Context, live: LiveUnit) -> Iterator[Message]:
+def check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Message]:
     """Whether what serves could be started again, should the new server fail: its files may be others by now."""
-    why = why_no_start(ctx, live) if ctx.services.state(ctx.unit).is_active else None
+    why = why_no_start(ctx, live) if state.is_active else None
     if why is not None:
         yield warning(NO_WAY_BACK, f"what serves now could not be started again, should the new server fail: {why}",
                       "`tunerd engines keep` keeps builds; where the old one can be put back, do that first")  # fmt: skip
@@ -191,11 +189,12 @@ def check_return(ctx: Context, live: LiveUnit) -> Iterator[Message]:
 
 def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]:
     """What stands in the way of an older unit's port; told, since going back is for trouble."""
-    taken = [warning(one.code, one.text, one.hint) for one in check_port(ctx, old.serving)]
-    taken += check_return(ctx, live)
+    state = ctx.services.state(ctx.unit)
+    taken = [warning(one.code, one.text, one.hint) for one in check_port(ctx, old.serving, state)]
+    taken += check_return(ctx, live, state)
     if old.program == live.program:
         return taken
-    family = _family_of(ctx, old)
+    family = _family_of(ctx, old) if state.is_active else None
     return [*taken, *check_handover(ctx, live, family, live.serving, old.serving)]
 
 
@@ -326,6 +325,7 @@ def memory_of_plan(
     facts: ModelFacts,
     host: Host,
     correction: MemoryCorrection | None,
+    pid: int | None,
 ) -> MemoryPlan:
     """The estimate, with what earlier loads showed of it, and what it means here."""
     resolved, has_gpu = chosen.resolved, chosen.has_gpu
@@ -334,7 +334,7 @@ def memory_of_plan(
     calculated = estimate(facts, settings)
     judged = judge_memory(
         replace(calculated, parts=corrected(calculated.parts, correction)),
-        _free(ctx, host, chosen.devices),
+        _free(host, chosen.devices, pid),
         has_gpu=has_gpu,
         fit_mib=margin_in_force(resolved),
     )
@@ -474,9 +474,8 @@ def _layers(value: int | str | None) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _free(ctx: Context, host: Host, devices: Sequence[OffloadDevice]) -> Free:
-    """What is free, and beside it what the present server will give back."""
-    pid = ctx.services.state(ctx.unit).main_pid
+def _free(host: Host, devices: Sequence[OffloadDevice], pid: int | None) -> Free:
+    """What is free, and beside it what the present server (`pid`) will give back."""
     facts = process_facts(pid) if pid is not None else None
     ram = host.memory.available_mib
     if ram is not None and facts is not None and facts.rss_mib is not None:
@@ -724,19 +723,21 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     # gather
     host = read_host(ctx.gpu)
     demand_replaceable(ctx)
-    live = read_live_unit(ctx)
-    live_text = standing_text(ctx)
     chosen = choose(ctx, request, host)
+    state = ctx.services.state(ctx.unit)  # now, for a build may have been tried for minutes
+    live = read_live_unit(ctx, now=state)
+    live_text = standing_text(ctx)
     engine, resolved, command = chosen.engine, chosen.resolved, chosen.command
     stamps = {path: stamp_of(path) for _, path in files_of(command.argv)}
     facts = read_facts(ctx, chosen.model_path)
-    before = serving_now(ctx, live)
+    before = serving_now(ctx, live, state)
+    is_handed_over = state.is_active and live.program != str(engine.program)
 
     # decide
     spec = unit_spec(ctx, resolved, engine, command, live)
     unit_text = render_unit(unit_template(ctx), spec)
     correction = correction_of(ctx, command.argv, unit_text)
-    memory = memory_of_plan(ctx, chosen, facts, host, correction)
+    memory = memory_of_plan(ctx, chosen, facts, host, correction, state.main_pid)
     after = serving_after(command, engine.capabilities)
     messages = (
         *named_by_plan(ctx, request),
@@ -751,14 +752,14 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
             live,
             before,
             lost=lost_lines(live, unit_text, command.argv),
-            environment=environment_with(ctx, unit_text),
+            environment=environment_with(ctx, unit_text, live),
         ),
         *check_user(user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
-        *check_written(command.argv, unit_with(ctx, unit_text), ctx.unit),
+        *check_written(command.argv, unit_with(ctx, unit_text, live), ctx.unit),
         *check_arguments(ctx, engine, command),
-        *check_port(ctx, after),
-        *check_handover(ctx, live, _family(engine), before, after),
-        *check_return(ctx, live),
+        *check_port(ctx, after, state),
+        *check_handover(ctx, live, _family(engine) if is_handed_over else None, before, after),
+        *check_return(ctx, live, state),
         *(
             error("unit-refused", f"the service manager would complain: {line}")
             for line in ctx.services.verify(ctx.unit, unit_text)

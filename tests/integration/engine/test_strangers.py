@@ -121,12 +121,14 @@ def test_a_plan_takes_the_server_into_which_nobody_may_look_for_no_stranger() ->
             world.put(world.text("own"))
             serving = read_live_unit(ctx).serving
             with without_rights():
-                assert check_port(ctx, serving) == []
+                assert check_port(ctx, serving, ctx.services.state(UNIT)) == []
             world.manager.pid = silent.pid
             world.manager.reset_failed(UNIT)
             world.manager.restart(UNIT)
             with without_rights():
-                assert [one.code for one in check_port(ctx, serving)] == ["port-taken"]
+                assert [one.code for one in check_port(ctx, serving, ctx.services.state(UNIT))] == [
+                    "port-taken"
+                ]
 
 
 def test_a_swap_asks_no_stranger_in_the_place_of_a_server_that_binds_nothing() -> None:

@@ -150,7 +150,7 @@ def test_a_card_that_is_too_small_is_told_by_who_places_the_model(
     )  # fmt: skip
     facts = ModelFiles(None, Files()).read_facts(model)
 
-    judged = memory_of_plan(world.context(), chosen, facts, replace(HOST, gpus=()), None)
+    judged = memory_of_plan(world.context(), chosen, facts, replace(HOST, gpus=()), None, None)
 
     (refused,) = [one for one in judged.messages if one.level is Level.ERROR]
     assert ("fit can move no more" in refused.text) is is_placed_by_fit
