@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import asdict, replace
 from html import unescape
@@ -15,6 +14,7 @@ from tests.support.folders import DATA
 from tests.support.local_box import Box as LocalBox
 from tests.support.reports import evidence_of, page_of
 from tests.support.synthetic_runs import START_S, Box, MadeRun, made_runs
+from tests.support.transcripts import compare
 from tunerd.app import Context
 from tunerd.cli.output import sections_lines
 from tunerd.errors import HostError, UsageError
@@ -29,7 +29,6 @@ from tunerd.web.view import Chart, Lines, Section, Table
 
 Sections = tuple[Section, ...]
 BOX = Box("only", "mainline", 3)
-GOLDEN = DATA / "golden/report.txt"
 
 
 def report_on(folder: Path, *runs: MadeRun) -> Sections:
@@ -105,11 +104,7 @@ def test_what_was_measured_is_told_as_in_the_golden_text(tmp_path: Path) -> None
     runs = [*made_runs(), replace(deep, summaries=(kept,))]
 
     shown = [one for one in report_on(tmp_path, *runs) if one.name != "runs"]  # which has times
-    text = "\n".join(sections_lines(shown)) + "\n"
-
-    if os.environ.get("TUNERD_TEST_UPDATE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    compare(DATA / "golden/report.txt", "\n".join(sections_lines(shown)) + "\n")
 
 
 def test_what_is_missing_is_said_and_never_zero(tmp_path: Path) -> None:
