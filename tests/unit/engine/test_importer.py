@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +15,12 @@ from hypothesis import strategies as st
 
 from tests.support.builders import HELP_OF, capabilities_of
 from tests.support.profiles import PROFILE_DATA, context, profile_of
+from tests.support.transcripts import transcript
 from tunerd.engine.flags import CommandLine, RenderContext, arguments_sha256, render
 from tunerd.engine.help import parse_help, read_capabilities
 from tunerd.engine.importer import Imported, import_command_line, split_flags
 from tunerd.profile.layers import Layer, LayerFile, Resolved, resolve
-from tunerd.profile.schema import check_file
+from tunerd.profile.schema import check_file, flatten
 
 DIALECTS = sorted(HELP_OF)
 
@@ -91,6 +95,7 @@ def any_line(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 @settings(max_examples=200, deadline=None)
 @given(any_line())
+@example(("main-0x", ["-c", "9" * 5000]))
 @example(("bee-04", ["--override-tensor", ""]))
 @example(("ik-now", ["-cd", "4096"]))  # by its help, and not by its parser
 @example(("main-0x", ["--override-tensor", "exps=CPU,,a=CPU"]))
@@ -103,108 +108,112 @@ def test_every_word_of_any_command_line_is_placed_or_named(case: tuple[str, list
         assert entry.reason
 
 
-# One flag at a time.
+# What becomes of lines and variables.
 
 
-@pytest.mark.parametrize(
-    ("dialect", "line", "key", "expected"),
-    [
-        ("main-0x", "-c 4096", "serving.ctx_size", 4096),
-        ("main-0x", "--ctx_size 4096", "serving.ctx_size", 4096),
-        ("main-0x", "-n -1", "serving.n_predict", -1),
-        ("main-0x", "--temp .5", "serving.temp", 0.5),
-        ("main-0x", "--temp 5e-1", "serving.temp", 0.5),
-        ("main-0x", "--temp 1", "serving.temp", 1),
-        ("main-0x", "-fa 1", "serving.flash_attn", "on"),
-        ("main-0x", "-fa disabled", "serving.flash_attn", "off"),
-        ("main-0x", "--no-warmup", "serving.warmup", False),
-        ("main-0x", "--warmup --no-warmup", "serving.warmup", False),
-        ("main-0x", "-nkvo", "memory.kv_offload", False),
-        ("main-0x", "-a one -a two", "serving.alias", "two"),
-        ("main-0x", "-lm mlock", "serving.load_mode", "mlock"),
-        ("main-mid", "--no-mmap --mlock", "serving.load_mode", "mlock"),
-        ("main-mid", "--mlock --no-mmap", "serving.load_mode", "mlock"),
-        ("main-mid", "--mlock", "serving.load_mode", "mmap+mlock"),
-        ("main-mid", "--no-mmap --mmap", "serving.load_mode", "mmap"),
-        ("main-mid", "-dio", "serving.load_mode", "dio"),
-        ("main-mid", "--no-mmap -dio", "serving.load_mode", "dio"),
-        ("main-lm", "--no-mmap --mlock", "serving.load_mode", "mlock"),
-        ("main-lm", "--mlock --no-mmap", "serving.load_mode", "none"),
-        ("main-lm", "--mlock", "serving.load_mode", "mlock"),
-        ("main-lm", "-lm mmap+mlock --no-mmap", "serving.load_mode", "none"),
-        ("main-lm", "--mlock -ndio", "serving.load_mode", "none"),
-        ("main-0x", "--chat-template-kwargs '{\"a\":false}'", "serving.chat_template_kwargs", {"a": False}),
-        ("main-0x", "-ngl all", "memory.n_gpu_layers", "all"),
-        ("main-0x", "-ot a=CPU,b=CPU -ot c=CPU", "memory.override_tensor", ["a=CPU", "b=CPU", "c=CPU"]),
-        ("main-0x", "-fitt 512", "memory.fit_mib", 512),
-        ("main-0x", "--fit off", "memory.fit", False),
-        ("main-0x", "--fit off --device CUDA0", "memory.fit", False),
-        ("ik-now", "--fit --fit-margin 1664", "memory.fit_mib", 1664),
-        ("ik-now", "--fit", "memory.fit", True),
-        ("ik-now", "--context-shift off", "serving.context_shift", False),
-        ("main-0x", "--no-context-shift", "serving.context_shift", False),
-        ("main-0x", "--spec-type draft-mtp", "speculation.type", "mtp"),
-        ("main-0x", "--spec-type none", "speculation.type", "off"),
-        ("main-0x", "--spec-type draft-mtp,ngram-mod", "speculation.type", "mtp,ngram-mod"),
-        # Both were seen at work on the build of August 2026.
-        ("main-0x", "--spec-type draft-mtp --spec-type ngram-mod", "speculation.type", "mtp,ngram-mod"),
-        ("main-0x", "--spec-type draft-mtp --spec-type none", "speculation.type", "mtp"),
-        ("main-0x", "-c 032768", "serving.ctx_size", 32768),
-        ("main-0x", "-fitt +512", "memory.fit_mib", 512),
-        ("ik-may", "-mtp", "speculation.type", "mtp"),
-        ("ik-may", "-mtp -no-mtp", "speculation.type", "mtp"),
-        ("ik-now", "--spec-type mtp:p_min=0.75,n_max=3", "speculation.p_min", 0.75),
-        ("main-old", "-md /d.gguf --draft-max 5", "speculation.type", "draft"),
-        ("main-old", "-md /d.gguf --draft-max 5", "speculation.n_max", 5),
-        # Each was seen to draft, and no deeper than that, on a build of its dialect.
-        ("main-mid", "-md /d.gguf --spec-draft-n-max 5", "speculation.type", "draft"),
-        *((dialect, "--spec-type ngram-simple --draft-max 2", "speculation.n_max", 2)
-          for dialect in ("main-old", "ik-may")),
-        ("main-0x", "-md /d.gguf", "speculation.type", "off"),
-        ("main-0x", "", "speculation.type", "off"),
-        ("main-0x", "", "serving.port", "default"),
-    ],
-)  # fmt: skip
-def test_a_flag_becomes_its_key(dialect: str, line: str, key: str, expected: object) -> None:
-    assert value(imported(line, dialect), key) == expected
+def variables(*assigned: str) -> list[str]:
+    return [f"LLAMA_ARG_{one}" for one in assigned]
 
 
-@pytest.mark.parametrize(
-    ("dialect", "line", "lost", "why"),
-    [
-        ("main-0x", "--nope 5 -c 5", "--nope 5", "does not list"),
-        ("main-0x", "--mlock", "--mlock", "no such"),
-        ("main-0x", "-c", "-c", "missing"),
-        ("main-0x", "-c many", "-c many", "a whole number"),
-        ("main-0x", f"-c {'9' * 5000}", f"-c {'9' * 5000}", "allowed"),
-        ("main-0x", "--temp nan", "--temp nan", "allowed"),
-        ("main-0x", "-fitt 512,1024", "-fitt 512,1024", "one margin for all devices"),
-        ("main-0x", "-t -1", "-t -1", "greater than or equal to 1"),
-        ("main-0x", "--port 0", "--port 0", "greater than or equal to 1"),
-        ("main-0x", "--fit off -fitt 512", "-fitt 512", "without --fit"),
-        ("ik-now", "--fit-margin 1664", "--fit-margin 1664", "without --fit"),
-        ("main-0x", "-ngl 9 -fitt 512", "-fitt 512", "by hand"),
-        ("main-0x", "--spec-draft-n-max 5", "--spec-draft-n-max 5", "speculation.type = off"),
-        ("main-0x", "--spec-type ngram-mod --spec-draft-n-max 5", "--spec-draft-n-max 5", "beside"),
-        ("main-0x", "--spec-type draft-dflash", "--spec-type draft-dflash", "needs a draft model"),
-        *((dialect, "--spec-type draft-mtp -md /mtp.gguf", "-md /mtp.gguf", "own file alone")
-          for dialect in ("main-mid", "main-lm")),
-        ("main-mid", "--mlock -dio", "--mlock --direct-io", "one load mode"),
-        ("main-0x", "--api-key hunter2", "--api-key ...", "secret"),
-        ("main-0x", "--api_key hunter2", "--api_key ...", "secret"),
-        ("main-0x", "-hft hunter2", "-hft ...", "secret"),
-        ("main-0x", "-a 'a\nb'", "-a a\nb", "allowed"),
-        ("main-0x", "--lora 'a\nb'", "--lora a\nb", "control character"),
-        ("main-0x", "stray words -c 5", "stray words", "does not list"),
-    ],
-)  # fmt: skip
-def test_what_no_profile_can_say_is_named(dialect: str, line: str, lost: str, why: str) -> None:
-    found = imported(line, dialect)
-    named = {key.replace("-dio", "--direct-io"): reason for key, reason in reasons(found).items()}
-    assert lost in named or why == "no such"
-    if why != "no such":
-        assert why in named[lost]
+# Variables before flags, by the dialect that reads them, under what is to be seen of them.
+LINES: dict[str, dict[str, Sequence[str]]] = {
+    "A value becomes its key however it is spelt": {
+        "main-0x": ("", "-c 4096", "--ctx_size 4096", "-c 032768", "-n -1", "--temp .5", "--temp 5e-1", "--temp 1",
+                    "-fa 1", "-fa disabled", "--no-warmup", "-nkvo", "-ngl all", "-fitt 512", "-fitt +512",
+                    "--chat-template-kwargs '{\"a\":false}'", "--no-context-shift"),
+        "ik-now": ("--context-shift off",),
+    },
+    "Of two values the last counts, but for lists, which add up": {
+        "main-0x": ("-a one -a two", "--warmup --no-warmup", "-ot a=CPU,b=CPU -ot c=CPU"),
+        "main-lm": ("LLAMA_ARG_OVERRIDE_TENSOR=a=CPU -ot b=CPU",),
+    },
+    "Load modes are as builds of May and August 2026 served them": {
+        "main-0x": ("-lm mlock", "--mlock"),
+        "main-mid": ("--no-mmap --mlock", "--mlock --no-mmap", "--mlock", "--no-mmap --mmap", "-dio", "--no-mmap -dio",
+                     "--mlock -dio", "LLAMA_ARG_MLOCK=1 --no-mmap"),
+        "main-lm": ("--no-mmap --mlock", "--mlock --no-mmap", "--mlock", "-lm mmap+mlock --no-mmap", "--mlock -ndio",
+                    "LLAMA_ARG_MLOCK=1 --no-mmap", "LLAMA_ARG_NO_MMAP=1 LLAMA_ARG_MLOCK=1"),
+    },
+    "What places the model excludes other ways of it": {
+        "main-0x": ("--fit off", "--fit off --device CUDA0", "-fitt 512,1024", "--fit off -fitt 512",
+                    "-ngl 9 -fitt 512", "-ngl 9", "-ngl 9 --fit on", "-c 4096 --temp .5 -fa 1 -ot a=CPU --fit off"),
+        "ik-now": ("--fit --fit-margin 1664", "--fit", "--fit-margin 1664"),
+    },
+    # Each was seen to draft, and no deeper than that, on a build of its dialect; chains on that of August 2026.
+    "Speculation is what the build was seen to do of it": {
+        "main-0x": ("--spec-type draft-mtp", "--spec-type none", "--spec-type draft-mtp,ngram-mod",
+                    "--spec-type draft-mtp --spec-type ngram-mod", "--spec-type draft-mtp --spec-type none",
+                    "-md /d.gguf", "--spec-draft-n-max 5", "--spec-type ngram-mod --spec-draft-n-max 5",
+                    "--spec-type draft-dflash", "--spec-default"),
+        "main-lm": ("LLAMA_ARG_SPEC_TYPE=ngram-mod --spec-type draft-mtp", "--spec-type draft-mtp -md /mtp.gguf"),
+        "main-mid": ("-md /d.gguf --spec-draft-n-max 5", "--spec-type draft-mtp -md /mtp.gguf"),
+        "main-old": ("-md /d.gguf --draft-max 5", "--spec-type ngram-simple --draft-max 2"),
+        "ik-may": ("-mtp", "-mtp -no-mtp", "--spec-type ngram-simple --draft-max 2"),
+        "ik-now": ("--spec-type mtp:p_min=0.75,n_max=3",),
+    },
+    "What no profile can say is named": {
+        "main-0x": ("--nope 5 -c 5", "-c", "-c many", "--temp nan", "-t -1", "--port 0", "-a 'a\nb'", "--lora 'a\nb'",
+                    "stray words -c 5"),
+    },
+    "A variable is the option that it stands for": {
+        "main-0x": variables("CTX_SIZE=4096", "ALIAS=x", "FLASH_ATTN=on", "JINJA=1", "JINJA=disabled",
+                             "NO_JINJA=whatever", "ENDPOINT_METRICS=true", "ENDPOINT_SLOTS=0", "SPEC_TYPE=draft-mtp",
+                             "LOAD_MODE=mlock", "MODEL=/m.gguf", "CACHE_TYPE_K=q8_0", "FIT_TARGET=512", "NO_HOST=1"),
+        "main-mid": ("LLAMA_LOG_VERBOSITY=2 LLAMA_CACHE=/c _X=1",),
+    },
+    "Switches of ik know `1` and `true` alone": {
+        "ik-now": variables("FLASH_ATTN=1", "FLASH_ATTN=on", "ENDPOINT_SLOTS=no", "ENDPOINT_METRICS=true",
+                            "MODEL_ALIAS=x", "MLOCK=1", "MLOCK=on"),
+    },
+    "On mainline the line wins over the environment, on ik the other way round": {
+        "main-0x": ("LLAMA_ARG_CTX_SIZE=2048 -c 1024",),
+        "ik-now": ("LLAMA_ARG_CTX_SIZE=2048 -c 1024",),
+    },
+    "A secret goes into no profile, and each has its way": {
+        "main-0x": ("--api-key hunter2", "--api_key hunter2", "-hft hunter2", "--hf-token hunter2",
+                    *(f"{name}=hunter2 CUDA_VISIBLE_DEVICES=0" for name in
+                      ("LLAMA_API_KEY", "HF_TOKEN", "LLAMA_ARG_API_KEY", "MY_SECRET", "OPENAI_API_KEY"))),
+    },
+    # It went from a file of root's own into the unit, where everybody reads it.
+    "A variable with the key of the line goes into no profile, but for one with the letters of a common word": {
+        "main-lm": (*(f"{name}='--api-key hunter2' GGML_X=1 -m /q.gguf --api-key hunter2"
+                      for name in ("MY_KEY", "LLAMA_ARGS", "PASS")),
+                    "LD_LIBRARY_PATH=/usr/local/lib CUDA_CACHE_PATH=/var/local -m /q.gguf --api-key local"),
+    },
+}  # fmt: skip
+VARIABLE = re.compile(r"[A-Z_]+=")
+
+
+def came_of(line: str, dialect: str) -> list[str]:
+    """What a line brings beside the profile of an empty one."""
+    words = shlex.split(line)
+    given = list(itertools.takewhile(VARIABLE.match, words))
+    environment = dict(one.split("=", 1) for one in given)
+    found = imported(words[len(given) :], dialect, environment)
+    empty = flatten(imported("", dialect).data) if line else {}
     assert "hunter2" not in str(found)
+    shown = [
+        f"{name} = {json.dumps(value)}"
+        for name, value in flatten(found.data).items()
+        if empty.get(name) != value
+    ]
+    shown += [f"not taken: {text}: {reason}" for text, reason in reasons(found).items()]
+    shown += [f"overridden: {name}" for name in found.overridden]
+    shown += [f"added: {flag}" for flag in found.added]
+    told = [f"{dialect}: {line or 'nothing'}", *(f"    {one}" for one in shown)]
+    return [one.replace("\n", r"\n") for one in told]
+
+
+def test_what_becomes_of_a_line_is_told_as_in_the_golden_text() -> None:
+    """Of one that is empty all is told, of others what they change in that."""
+    transcript(
+        "imported/lines",
+        [
+            (heading, [text for dialect, lines in by_dialect.items() for line in lines
+                       for text in came_of(line, dialect)])
+            for heading, by_dialect in LINES.items()
+        ],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -247,127 +256,6 @@ def test_what_tunerd_would_set_is_left_to_the_engine_where_the_line_does_not() -
     assert command.argv[1:] == ("--model", "/m.gguf", "--ctx-size", "512")
 
 
-# Environments.
-
-
-@pytest.mark.parametrize(
-    ("dialect", "variable", "key", "expected"),
-    [
-        ("main-0x", "CTX_SIZE=4096", "serving.ctx_size", 4096),
-        ("main-0x", "ALIAS=x", "serving.alias", "x"),
-        ("main-0x", "FLASH_ATTN=on", "serving.flash_attn", "on"),
-        ("main-0x", "JINJA=1", "serving.jinja", True),
-        ("main-0x", "JINJA=disabled", "serving.jinja", False),
-        ("main-0x", "NO_JINJA=whatever", "serving.jinja", False),
-        ("main-0x", "ENDPOINT_METRICS=true", "serving.metrics", True),
-        ("main-0x", "ENDPOINT_SLOTS=0", "serving.slots", False),
-        ("main-0x", "SPEC_TYPE=draft-mtp", "speculation.type", "mtp"),
-        ("main-0x", "LOAD_MODE=mlock", "serving.load_mode", "mlock"),
-        ("main-0x", "MODEL=/m.gguf", "model.path", "/m.gguf"),
-        ("main-0x", "CACHE_TYPE_K=q8_0", "serving.cache_type_k", "q8_0"),
-        ("main-0x", "FIT_TARGET=512", "memory.fit_mib", 512),
-        ("main-0x", "NO_HOST=1", "serving.host", "default"),
-        # ik's switches know `1` and `true` alone.
-        ("ik-now", "FLASH_ATTN=1", "serving.flash_attn", "on"),
-        ("ik-now", "FLASH_ATTN=on", "serving.flash_attn", "off"),
-        ("ik-now", "ENDPOINT_SLOTS=no", "serving.slots", False),
-        ("ik-now", "ENDPOINT_METRICS=true", "serving.metrics", True),
-        ("ik-now", "MODEL_ALIAS=x", "serving.alias", "x"),
-        ("ik-now", "MLOCK=1", "serving.load_mode", "mmap+mlock"),
-        ("ik-now", "MLOCK=on", "serving.load_mode", None),
-    ],
-)
-def test_a_variable_is_the_option_that_it_stands_for(
-    dialect: str, variable: str, key: str, expected: object
-) -> None:
-    name, _, text = variable.partition("=")
-    found = imported("", dialect, {f"LLAMA_ARG_{name}": text})
-    assert value(found, key) == expected
-    assert "environment" not in found.data
-    assert found.unplaced == ()
-
-
-@pytest.mark.parametrize(
-    ("dialect", "wins", "overridden"),
-    [("main-0x", 1024, ("LLAMA_ARG_CTX_SIZE",)), ("ik-now", 2048, ())],
-)
-def test_on_mainline_the_command_line_wins_over_the_environment_and_on_ik_the_other_way_round(
-    dialect: str, wins: int, overridden: tuple[str, ...]
-) -> None:
-    found = imported("-c 1024", dialect, {"LLAMA_ARG_CTX_SIZE": "2048"})
-    assert value(found, "serving.ctx_size") == wins
-    assert found.overridden == overridden
-
-
-@pytest.mark.parametrize(
-    ("dialect", "line", "variables", "key", "expected"),
-    [
-        # As builds of May and August 2026 served them.
-        ("main-mid", "--no-mmap", ["MLOCK=1"], "serving.load_mode", "mlock"),
-        ("main-lm", "--no-mmap", ["MLOCK=1"], "serving.load_mode", "none"),
-        ("main-lm", "", ["NO_MMAP=1", "MLOCK=1"], "serving.load_mode", "none"),
-        ("main-lm", "-ot b=CPU", ["OVERRIDE_TENSOR=a=CPU"], "memory.override_tensor", ["a=CPU", "b=CPU"]),
-        ("main-lm", "--spec-type draft-mtp", ["SPEC_TYPE=ngram-mod"], "speculation.type", "ngram-mod,mtp"),
-    ],
-)  # fmt: skip
-def test_options_that_add_up_do_so_with_their_variables(
-    dialect: str, line: str, variables: Sequence[str], key: str, expected: object
-) -> None:
-    split = (variable.partition("=") for variable in variables)
-    found = imported(line, dialect, {f"LLAMA_ARG_{name}": text for name, _, text in split})
-    assert value(found, key) == expected
-    assert found.overridden == ()
-
-
-def test_other_variables_are_options_where_the_help_says_so() -> None:
-    found = imported("", "main-mid", {"LLAMA_LOG_VERBOSITY": "2", "LLAMA_CACHE": "/c", "_X": "1"})
-    assert value(found, "serving.log_verbosity") == 2
-    assert found.data["environment"] == {"LLAMA_CACHE": "/c"}
-    assert "no such name" in reasons(found)["_X=1"]
-    one_side = imported("", "main-0x", {"LLAMA_ARG_NO_HOST": "1"})
-    assert one_side.data["extra_args"] == ["--no-host"]
-
-
-@pytest.mark.parametrize("name", ["LLAMA_API_KEY", "HF_TOKEN", "LLAMA_ARG_API_KEY", "MY_SECRET"])
-def test_a_secret_of_the_environment_goes_into_no_profile(name: str) -> None:
-    found = imported("", "main-0x", {name: "hunter2", "CUDA_VISIBLE_DEVICES": "0"})
-    assert "hunter2" not in str(found)
-    assert found.data["environment"] == {"CUDA_VISIBLE_DEVICES": "0"}
-    assert reasons(found)[f"{name}=..."].startswith("a secret")
-
-
-@pytest.mark.parametrize("name", ["MY_KEY", "LLAMA_ARGS", "PASS"])
-def test_a_variable_with_the_key_that_the_line_gives_goes_into_no_profile(name: str) -> None:
-    """It went from a file of root's own into the unit, where everybody reads it."""
-    variables = {name: "--api-key hunter2", "GGML_X": "1"}
-    found = imported("-m /q.gguf --api-key hunter2", "main-lm", variables)
-    assert "hunter2" not in str(found)
-    assert found.data["environment"] == {"GGML_X": "1"}
-    assert "serving.api_key_file" in reasons(found)[f"{name}=..."]
-
-
-def test_a_key_that_is_a_common_word_makes_no_secret_of_what_holds_its_letters() -> None:
-    variables = {"LD_LIBRARY_PATH": "/usr/local/lib", "CUDA_CACHE_PATH": "/var/local"}
-    found = imported("-m /q.gguf --api-key local", "main-lm", variables)
-    assert found.data["environment"] == variables
-
-
-def test_nobody_is_told_to_make_a_token_for_downloads_the_key_of_clients() -> None:
-    found = imported("--hf-token hunter2", "main-lm", {"HF_TOKEN": "x", "OPENAI_API_KEY": "y"})
-    told = reasons(found)
-    assert "downloads" in told["--hf-token ..."]
-    assert "downloads" in told["HF_TOKEN=..."]
-    assert "drop-in" in told["OPENAI_API_KEY=..."]
-    assert "hunter2" not in str(found)
-
-
-def test_flags_that_the_line_did_not_have_are_told() -> None:
-    assert imported("-c 4096 --temp .5 -fa 1 -ot a=CPU --fit off", "main-0x").added == ()
-    assert imported("-ngl 9", "main-0x").added == ("--fit off",)
-    assert imported("-ngl 9 --fit on", "main-0x").added == ("--fit off",), "though fit was given"
-    assert imported("", "main-0x", {"LLAMA_ARG_CTX_SIZE": "512"}).added == ()
-
-
 @pytest.mark.parametrize(
     ("dialect", "line"),
     [
@@ -406,12 +294,6 @@ def test_a_kind_that_only_the_build_knows_keeps_its_word() -> None:
     assert value(found, "speculation.type") == "draft-mtp-adaptive"
     assert value(found, "speculation.n_max") == 6
     assert found.unplaced == ()
-
-
-def test_the_ready_made_speculation_of_a_build_is_left_to_it() -> None:
-    found = imported("--spec-default", "main-0x")
-    assert value(found, "speculation.type") == "default"
-    assert found.data["extra_args"] == ["--spec-default"]
 
 
 @pytest.mark.parametrize(
