@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.conftest import started_by_hand
 from tests.support import needs
-from tests.support.local_box import Box
+from tests.support.local_box import Box, settings
 from tests.support.ports import free_port
 from tests.support.waiting import until
 from tunerd.production.status import status
@@ -74,6 +74,13 @@ def test_a_script_that_says_what_is_served_is_no_router(folder: Path) -> None:
     assert "does not say what it serves" in refused["message"]
     assert "ExecStart=" in refused["hint"]
     assert "router" not in unknown
+
+
+def test_a_script_that_answers_no_probe_is_replaced(folder: Path) -> None:
+    with served(folder, "START", "test $# = 0 && exec ENGINE WORDS") as box:
+        done = box.json("apply", "cpu-embedded", "--yes", *settings(box, serving__port=free_port()))
+
+    assert done["generation"] == 1
 
 
 def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(folder: Path) -> None:
