@@ -239,60 +239,60 @@ def exited(status: int) -> dict[str, object]:
     return {"exit_kind": "exited", "exit_status": status}
 
 
-@pytest.mark.parametrize(
-    ("lines", "ending", "kind", "words"),
-    [
-        # Where the log tells nothing the ending does.
-        # Anybody may have sent it: only the kernel's own word is one of memory.
-        (TWO_LINES, {"exit_kind": "killed", "exit_status": 9}, FailureKind.KILLED, "signal 9; last line"),
-        (TWO_LINES, {"exit_kind": "killed", "exit_status": 9, "result": "oom-kill"},
-         FailureKind.OUT_OF_MEMORY, "killed by the kernel"),
-        (TWO_LINES, {"exit_kind": "dumped", "exit_status": 11}, FailureKind.CRASH, "signal 11"),
-        (TWO_LINES, {"exit_kind": "killed", "exit_status": 6}, FailureKind.CRASH, "signal 6; last line"),
-        *((TWO_LINES, exited(n), FailureKind.CANNOT_START, "last line") for n in (126, 127, 203, 217)),
-        (TWO_LINES, exited(1), FailureKind.UNKNOWN, "last line"),
-        (TWO_LINES, {}, FailureKind.UNKNOWN, "last line"),
-        # A file that is missing elsewhere is not the model's.
-        (["CUDA error: an illegal memory access", BACKTRACE], ABORTED, FailureKind.DRIVER, "illegal"),
-        (["GGML_ASSERT(n > 0) failed", BACKTRACE], ABORTED, FailureKind.CRASH, "GGML_ASSERT"),
-        (["GGML_ASSERT(ctx->mem_buffer != NULL) failed", BACKTRACE], ABORTED,
-         FailureKind.OUT_OF_MEMORY, "mem_buffer"),
-        ([NO_BACKEND, "CUDA error: an illegal memory access"], ABORTED, FailureKind.DRIVER, "illegal"),
-        (["CUDA error: out of memory", BACKTRACE], ABORTED, FailureKind.OUT_OF_VRAM, "out of memory"),
-        ([NO_LIBRARY], exited(127), FailureKind.CANNOT_START, "libcudart.so.12"),
-        (["To enable q4_0, q4_1, and iq4_nl KV cache types, recompile with -DGGML_IQK_FA_ALL_QUANTS=ON",
-          BACKTRACE], ABORTED, FailureKind.BAD_ARGUMENT, "KV cache types"),
-        (["0.00.007.785 E error: the supplied chat template is not supported: {% if %}",
-          "0.00.007.790 E common_chat_verify_template: failed to apply template: std::exception"],
-         exited(1), FailureKind.BAD_ARGUMENT, "{% if %}"),
-        (["llama_model_load: error loading model: key not found in model: qwen35.block_count"], exited(1),
-         FailureKind.MODEL_UNSUPPORTED, "block_count"),
-        (["0.00.020.902 E llama_model_load: error loading model: check_tensor_dims: tensor 'blk.4.x' not found",
-          "0.00.026.412 E srv  llama_server: exiting due to model loading error"], exited(1),
-         FailureKind.MODEL_UNSUPPORTED, "'blk.4.x' not found"),
-        (["0.00.020.902 E llama_model_load: error loading model: split state of two models",
-          "0.00.026.412 E srv  llama_server: exiting due to model loading error"], exited(1),
-         FailureKind.UNKNOWN, "split state"),
-        (["the target and draft vocabs are not compatible - tokens will be translated between the two",
-          "last line"], exited(1), FailureKind.UNKNOWN, "last line"),
-        # Memory of a card is not taken for the machine's, nor for a fault that is told before.
-        *((["CUDA error: an illegal memory access was encountered", "std::bad_alloc", line], {},
-           FailureKind.OUT_OF_VRAM, line)
-          for line in (
-              "ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 521142272",
-              "alloc_tensor_range: failed to allocate Vulkan0 buffer of size 1",
-              "llama_kv_cache: unable to allocate CUDA0 buffer",
-              "CUDA error: out of memory",
-              "ROCm error: out of memory",
-              "CUDA0: device 0 is out of memory")),
+# What is to be seen, and of which lines and endings.
+DECIDED: dict[str, list[tuple[list[str], dict[str, object]]]] = {
+    # Anybody may have sent signal 9: only the kernel's own word is one of memory.
+    "Where the log tells nothing the ending does": [
+        (TWO_LINES, {"exit_kind": "killed", "exit_status": 9}),
+        (TWO_LINES, {"exit_kind": "killed", "exit_status": 9, "result": "oom-kill"}),
+        (TWO_LINES, {"exit_kind": "dumped", "exit_status": 11}),
+        (TWO_LINES, {"exit_kind": "killed", "exit_status": 6}),
+        *((TWO_LINES, exited(status)) for status in (1, 126, 127, 203, 217)),
+        (TWO_LINES, {}),
     ],
-)  # fmt: skip
-def test_the_most_telling_line_decides_and_else_the_ending(
-    lines: list[str], ending: dict[str, object], kind: FailureKind, words: str
-) -> None:
-    failure = classify(lines, **ending)  # type: ignore[arg-type]
-    assert failure.kind is kind
-    assert words in failure.words
+    "A file that is missing elsewhere is not the model's": [
+        (["CUDA error: an illegal memory access", BACKTRACE], ABORTED),
+        (["GGML_ASSERT(n > 0) failed", BACKTRACE], ABORTED),
+        (["GGML_ASSERT(ctx->mem_buffer != NULL) failed", BACKTRACE], ABORTED),
+        ([NO_BACKEND, "CUDA error: an illegal memory access"], ABORTED),
+        (["CUDA error: out of memory", BACKTRACE], ABORTED),
+        ([NO_LIBRARY], exited(127)),
+        (["To enable q4_0, q4_1, and iq4_nl KV cache types, recompile with -DGGML_IQK_FA_ALL_QUANTS=ON",
+          BACKTRACE], ABORTED),
+    ],
+    "What is wrong with a template or a model is told, and else nothing is known": [
+        (["0.00.007.785 E error: the supplied chat template is not supported: {% if %}",
+          "0.00.007.790 E common_chat_verify_template: failed to apply template: std::exception"], exited(1)),
+        (["llama_model_load: error loading model: key not found in model: qwen35.block_count"], exited(1)),
+        *(([f"0.00.020.902 E llama_model_load: error loading model: {why}",
+            "0.00.026.412 E srv  llama_server: exiting due to model loading error"], exited(1))
+          for why in ("check_tensor_dims: tensor 'blk.4.x' not found", "split state of two models")),
+        (["the target and draft vocabs are not compatible - tokens will be translated between the two",
+          "last line"], exited(1)),
+    ],
+    "Memory of a card is not taken for the machine's, nor for a fault that is told before": [
+        (["CUDA error: an illegal memory access was encountered", "std::bad_alloc", line], {})
+        for line in (
+            "ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 521142272",
+            "alloc_tensor_range: failed to allocate Vulkan0 buffer of size 1",
+            "llama_kv_cache: unable to allocate CUDA0 buffer",
+            "CUDA error: out of memory",
+            "ROCm error: out of memory",
+            "CUDA0: device 0 is out of memory")
+    ],
+}  # fmt: skip
+
+
+def test_the_most_telling_line_decides_as_in_the_golden_text_and_else_the_ending() -> None:
+    cases = []
+    for heading, inputs in DECIDED.items():
+        shown: list[str] = []
+        for lines, ending in inputs:
+            failure = classify(lines, **ending)  # type: ignore[arg-type]
+            ended = " ".join(str(part) for part in ending.values()) or "ending unknown"
+            shown += [*lines, f"({ended})", *(f"    {one}" for one in told(failure))]
+        cases.append((heading, shown))
+    transcript("failures/decided", cases)
 
 
 # What no build here can be made to say: from public reports and from sources, which stand beside each.
