@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,17 @@ def _is_shared(path: Path) -> bool:
         'scope="module"' in text
         or re.search(r"^@(functools\.)?cache$", text, re.MULTILINE) is not None
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays to the end: the collector of garbage is not to look through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
