@@ -37,36 +37,27 @@ def test_what_ends_with_a_session_is_said(tunerd: Deployment) -> None:
     )
 
 
-def test_a_shell_whose_folders_the_manager_does_not_read_deploys_nothing(
-    tunerd: Deployment,
+@pytest.mark.parametrize(
+    ("variable", "why", "written"),
+    [
+        # Its swap was in a state of its own, under another lock, and the daemon neither watched nor mended it.
+        ("XDG_STATE_HOME", f"`/home/{USER}/.local/state/tunerd`", "tunerd/generations"),
+        ("XDG_CONFIG_HOME", "does not read the units in", "systemd/user"),
+    ],
+)
+def test_a_shell_whose_folders_are_others_than_those_of_the_manager_and_the_daemon_deploys_nothing(
+    tunerd: Deployment, variable: str, why: str, written: str
 ) -> None:
-    elsewhere = {"XDG_CONFIG_HOME": f"/home/{USER}/cfg"}
-    tunerd.machine.sh(
-        f"mkdir ~{USER}/cfg; cp -r ~{USER}/.config/tunerd ~{USER}/cfg; chown -R {USER}: ~{USER}/cfg"
-    )
-    before = tunerd.show("InvocationID", "llama-server.service")
-
-    refused = tunerd("apply", "plain", "--yes", expect=1, env=elsewhere)
-
-    assert "does not read the units in" in refused.err
-    assert "XDG_CONFIG_HOME" in refused.err
-    assert tunerd.machine.files(f"/home/{USER}/cfg/systemd/user") == []
-    assert tunerd.show("InvocationID", "llama-server.service") == before
-
-
-def test_a_shell_whose_state_is_another_than_that_of_the_daemon_deploys_nothing(
-    tunerd: Deployment,
-) -> None:
-    """Its swap was in a state of its own, under another lock, and the daemon neither watched nor mended it."""
-    elsewhere = {"XDG_STATE_HOME": f"/home/{USER}/st"}
+    own = f"/home/{USER}/own"
     tunerd("apply", "plain", "--yes")
+    tunerd.machine.sh(f"mkdir {own}; cp -r ~{USER}/.config/tunerd {own}; chown -R {USER}: {own}")
     before = tunerd.show("InvocationID", "llama-server.service")
 
     refused = tunerd(
-        "apply", "plain", "--yes", "--set", "serving.ctx_size=2048", expect=1, env=elsewhere
+        "apply", "plain", "--yes", "--set", "serving.ctx_size=2048", expect=1, env={variable: own}
     )
 
-    assert f"`/home/{USER}/.local/state/tunerd`" in refused.err
-    assert "XDG_STATE_HOME" in refused.err
-    assert tunerd.machine.files(f"/home/{USER}/st/tunerd/generations") == []
+    assert why in refused.err
+    assert variable in refused.err
+    assert tunerd.machine.files(f"{own}/{written}") == []
     assert tunerd.show("InvocationID", "llama-server.service") == before

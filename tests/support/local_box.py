@@ -22,6 +22,7 @@ from tests.support.preloaded import tunerd
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.app import Context, build_context
 from tunerd.engine.builds import find_engines
+from tunerd.measure.store import open_to_read
 from tunerd.tryout.designed import SHAPES, design, write
 
 
@@ -94,6 +95,15 @@ class Box:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=self.environment, cwd=self.folder, start_new_session=True,
         )  # fmt: skip
+
+    def has_samples(self) -> bool:
+        """Whether a run under way has stored some."""
+        store = open_to_read(self.context.paths.evidence)
+        if store is None:
+            return False
+        with store:
+            newest = store.runs(limit=1)
+        return bool(newest) and newest[0].outcome is None and newest[0].n_samples > 0
 
 
 @functools.cache

@@ -16,7 +16,6 @@ from tests.support.local_box import Box, deployed, settings
 from tests.support.ports import free_port
 from tests.support.supervised import supervisor_pid, wait_until_gone
 from tests.support.waiting import until
-from tunerd.measure.store import open_to_read
 from tunerd.tryout.local import Local
 from tunerd.tryout.local_state import enabled_mark
 
@@ -186,7 +185,7 @@ def test_a_measurement_of_what_serves_that_a_signal_ends_says_so_and_keeps_what_
 ) -> None:
     with box.begin("bench", "--repeats", "100", "--json") as measuring:
         try:
-            until(lambda: measured(box) or measuring.poll() is not None, "samples are stored")
+            until(lambda: box.has_samples() or measuring.poll() is not None, "samples are stored")
             measuring.send_signal(number)
             out, told = measuring.communicate(timeout=180.0)
         finally:
@@ -198,16 +197,6 @@ def test_a_measurement_of_what_serves_that_a_signal_ends_says_so_and_keeps_what_
     run = box.json("results", "list")["results"][0]
     assert run["outcome"] == "stopped"
     assert f"`tunerd results show {run['run']}`" in found["state"]
-
-
-def measured(box: Box) -> bool:
-    """Whether a run under way has stored some."""
-    store = open_to_read(box.context.paths.evidence)
-    if store is None:
-        return False
-    with store:
-        newest = store.runs(limit=1)
-    return bool(newest) and newest[0].outcome is None and newest[0].n_samples > 0
 
 
 @pytest.mark.parametrize(

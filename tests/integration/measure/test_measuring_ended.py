@@ -17,7 +17,6 @@ import pytest
 
 from tests.support.sweep_box import SweepBox, swept
 from tests.support.waiting import until
-from tunerd.measure.store import open_to_read
 
 LIMIT_S = 240
 LONG = ("--repeats", "100", "--yes", "--json")
@@ -40,16 +39,6 @@ def begin(box: SweepBox, *words: str, stdin: int | None = None) -> subprocess.Po
     )  # fmt: skip
 
 
-def has_samples(box: SweepBox) -> bool:
-    """Whether the run under way has stored some."""
-    store = open_to_read(box.box.context.paths.evidence)
-    if store is None:
-        return False
-    with store:
-        newest = store.runs(limit=1)
-    return bool(newest) and newest[0].outcome is None and newest[0].n_samples > 0
-
-
 @pytest.mark.parametrize(
     ("words", "number", "code"),
     [
@@ -70,7 +59,7 @@ def test_a_measurement_that_is_ended_by_hand_is_one_object_and_the_unit_serves(
 ) -> None:
     process = begin(box, *words)
     try:
-        until(lambda: has_samples(box) or process.poll() is not None, "samples are stored")
+        until(lambda: box.box.has_samples() or process.poll() is not None, "samples are stored")
         if number is None:
             box.box.context.services.start("llama-server.service")
         else:
@@ -96,7 +85,7 @@ def test_a_measurement_that_is_ended_by_hand_is_one_object_and_the_unit_serves(
 def test_a_second_measurement_is_refused_before_it_asks_or_stores_anything(box: SweepBox) -> None:
     process = begin(box, "bench", "night", "--set", "serving.metrics=false", *LONG)
     try:
-        until(lambda: has_samples(box) or process.poll() is not None, "samples are stored")
+        until(lambda: box.box.has_samples() or process.poll() is not None, "samples are stored")
         kept = box.json("results", "list")["total"]
         for words in (("bench", "night"), ("bench",), ("compare", "live", "speculation.n_max=2"),
                       ("sweep", "run", "--budget", "1h")):  # fmt: skip
