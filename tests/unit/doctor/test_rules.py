@@ -195,6 +195,7 @@ FIRES = [
 SILENT = [
     ("server-down", a_box()),
     ("gpu-unreadable", without_cards()),
+    ("gpu-unreadable", with_host(a_box(), gpu_problem="1 and 2", awaits_reboot="1 and 2")),
     ("gpu-throttled", with_card(throttle_reasons=(POWER_CAP,))),
     ("uvm-missing", without_cards()),
     ("uvm-missing", replace(a_box(), driver=replace(DRIVER, has_uvm_device=False, is_wsl=True))),
