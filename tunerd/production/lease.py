@@ -25,7 +25,7 @@ from tunerd.engine.builds import engine_of, found_of
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.running import demand_card, replaced_under
 from tunerd.engine.server import Address
-from tunerd.engine.serving import environment_with, read_live_unit
+from tunerd.engine.serving import environment_with, read_live_unit, standing_text
 from tunerd.errors import (
     Busy,
     DeployError,
@@ -36,7 +36,7 @@ from tunerd.errors import (
     TunerdError,
 )
 from tunerd.machine.facts import Gpu
-from tunerd.machine.files import lock, stamp_of
+from tunerd.machine.files import holder_of, is_locked, lock, stamp_of
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
 from tunerd.production.gate import (
@@ -277,6 +277,7 @@ _SIGNAL_FOLLOWS_S = 1.0
 # Of a unit: those that are stopped with it. Source: systemd.unit(5), the inverses of Requires= and the like.
 _TAKE_ALONG = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf")
 _LEFT = "was left to who stopped it just now, or to the next boot"
+_CHANGED = "was left to who changes it just now"
 
 
 class Held:
@@ -312,6 +313,7 @@ class Held:
         self._ctx = ctx
         self._lease = lease
         self._before = before
+        self._text = standing_text(ctx)
         self._began_s = began_s
         self._address = address
         self._n_candidates = 0
@@ -483,10 +485,16 @@ class Held:
             if self.was_running:
                 self.without_service_s = found.answered_at_s - self._began_s
             return
-        if not found.was_stopped:
+        if not found.was_stopped and not self._is_changed():
             failure = found.failure
             raise self._not_back(found.text, f"{failure.kind}: {failure.words}")
-        self.afterwards = _LEFT
+        self.afterwards = _LEFT if found.was_stopped else _CHANGED
+
+    def _is_changed(self) -> bool:
+        """Whether somebody deploys in its place, or has, and looks after the unit."""
+        path = self._ctx.paths.lock
+        is_others = is_locked(path) and holder_of(path) != os.getpid()
+        return is_others or standing_text(self._ctx) != self._text
 
     def _not_back(self, message: str, cause: str | None) -> Stranded:
         return Stranded(

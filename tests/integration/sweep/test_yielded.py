@@ -83,7 +83,7 @@ def test_a_sweep_that_has_yielded_does_not_stop_what_was_deployed_meanwhile() ->
             told = json.loads(sweep.communicate(timeout=60)[0])
         finally:
             sweep.kill()
-        assert "what serves is no longer what it began with" in str(told["messages"])
+        assert "what serves is no longer what it began with" in str(told["messages"]), told
         assert "other" in box.call("status").stdout
         assert box.serves
 

@@ -310,6 +310,22 @@ def test_what_somebody_stops_once_a_lease_has_ended_is_not_started_again(
     assert lease.afterwards == "was left to who stopped it just now, or to the next boot"
 
 
+def test_what_somebody_deploys_while_it_comes_back_is_theirs_to_look_after(world: World) -> None:
+    """The new server answered where the old one was waited for, which was told as a server that does not come back."""
+    begun: list[Progress] = []
+
+    def change(progress: Progress) -> None:
+        if progress.text == "asking for a first generation" and not begun:
+            begun.append(progress)
+            deploy(world.context(), world, "other")
+
+    ctx = replace(world.context(), progress=change)
+    with hold(ctx, purpose="sweep x", budget_s=60) as lease:
+        pass
+    assert world.serving_alias() == "other"
+    assert lease.afterwards == "was left to who changes it just now"
+
+
 def test_many_measurements_in_a_row_never_meet_the_start_limit(world: World) -> None:
     for _ in range(4):  # the unit may be started once in five minutes
         with held(world) as lease:
