@@ -104,14 +104,14 @@ def benched(box: Box, *words: str) -> dict[str, Any]:
     return found
 
 
-def since_s(box: Box) -> float:
+def serving_pid(box: Box) -> int:
     found: dict[str, Any] = json.loads(box.call("status", "--json").stdout)
     assert found["active"] == "active"
-    return round(float(found["since_s"]), 3)
+    return int(found["pid"])
 
 
 def test_the_live_unit_is_measured_with_its_fingerprint_and_left_as_it_is(box: Box) -> None:
-    before = since_s(box)
+    before = serving_pid(box)
     found = benched(box, "--suite", "mtp")
 
     arm = found["arms"][0]
@@ -122,7 +122,7 @@ def test_the_live_unit_is_measured_with_its_fingerprint_and_left_as_it_is(box: B
     # The context of 1024 tokens has no room for the long review: it is not asked, and that is told.
     assert "long_code_review" not in {row["case"] for row in found["summary"]}
     assert any("long_code_review" in message["text"] for message in found["messages"]), found
-    assert since_s(box) == before
+    assert serving_pid(box) == before
     run = json.loads(box.call("results", "list", "--json").stdout)["results"][0]
     assert run["run"] == found["run"]
     assert [(one["holds"], one["differs_from_live"]) for one in run["arms"]] == [(True, [])]
@@ -172,7 +172,7 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serve
 
 
 def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box: Box) -> None:
-    before = since_s(box)
+    before = serving_pid(box)
     done = box.call("bench", "cpu-embedded", *settings(box), "--suite", "lengths",
                     "--depth", "5000", "--yes", "--json")  # fmt: skip
 
@@ -180,7 +180,7 @@ def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box:
     assert done.returncode == 1
     assert "has no room for suite `lengths`" in error["message"]
     assert error["state"] == "nothing was stopped: llama-server.service is as before"
-    assert since_s(box) == before
+    assert serving_pid(box) == before
 
 
 @pytest.mark.parametrize(
