@@ -176,7 +176,7 @@ def swept(**behaviour: Any) -> Iterator[SweepBox]:
     (folder / "config" / "tunerd.toml").write_text(
         f'[engines.fake]\npath = "{engine.program}"\nallow_writable = true\n'
         "[sweep]\npatience_s = 1.0\nquiet_s = 1.0\n"
-        "[service]\nsettle_s = 0.1\ndrain_s = 0.0\n[probation]\nevery_s = 5.0\n"
+        "[service]\nsettle_s = 0.1\ndrain_s = 0.0\nstop_timeout_s = 3\n[probation]\nevery_s = 5.0\n"
     )
     for_everybody(engine)
     box = SweepBox(Box(folder), engine, port)
