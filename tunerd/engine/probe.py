@@ -40,6 +40,7 @@ from tunerd.machine.files import Files, is_gone, looked_at, real_path
 from tunerd.machine.net import free_port
 from tunerd.machine.process import Completed, Limits, User, is_alone_in, may_read_open
 from tunerd.records import plain
+from tunerd.units.live import is_shell
 from tunerd.units.sandbox import Sandbox
 
 KEPT_RECORD = "identity.json"
@@ -47,6 +48,9 @@ EMBEDDED_PROGRAM = "tunerd-llama-server"
 # The server, and the one program for everything that llama.cpp's installer brings (since June 2026).
 PROGRAM_NAMES = ("llama-server", "llama")
 FIT_PROGRAM = "llama-fit-params"
+# What reads the words of a shell's script, or has another file read them (sh(1)).
+_READS_WORDS = re.compile(rb"\$\{?[@*#1]|\bgetopts\b|^[ \t]*(\.|source)[ \t]", re.MULTILINE)
+_MOST_SCRIPT_BYTES = 64 * 1024
 # A device, and what of it goes to the model, the context and what is computed [MiB].
 _ESTIMATED = re.compile(r"^(\S+)((?: \d{1,8}){3}) ?$", re.MULTILINE)
 _SERVES = re.compile(r"^[ \t]+serve[ \t]", re.MULTILINE)
@@ -461,6 +465,12 @@ class EngineProber:
                 cause="a probe runs as another account",
                 hint="create the account `llama-server`, or set service.user",
             )
+        if _takes_no_words(found.program):
+            raise EngineError(
+                f"will not run `{found.program}` to ask it",
+                cause="it is a script that hands no words on: it would start its server once more",
+                hint='write "$@" behind the words of its server, or name the server itself',
+            )
         what = f"`{found.program} {' '.join(arguments[:1])}`"
         late = threading.Timer(
             self.patience_s, self.tell, [f"waiting for {what}, up to {self.timeout_s:.0f} s"]
@@ -567,6 +577,13 @@ def shebang(program: Path) -> list[str]:
     """What a script says that runs it; empty for any other program."""
     line = first_bytes(program, _MAX_SHEBANG).partition(b"\n")[0]
     return [os.fsdecode(word) for word in line[2:].split()] if line[:2] == b"#!" else []
+
+
+def _takes_no_words(program: Path) -> bool:
+    """Whether a shell's script does the same whatever it is told, beside production and its memory too."""
+    if not any(map(is_shell, shebang(program))):
+        return False
+    return _READS_WORDS.search(first_bytes(program, _MOST_SCRIPT_BYTES)) is None
 
 
 def first_bytes(path: Path, n_bytes: int) -> bytes:

@@ -69,7 +69,9 @@ def test_a_script_that_says_what_is_served_is_no_router(folder: Path) -> None:
         (unit,) = box.json("detect")["units"]
         refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
         unknown = json.dumps(box.json("doctor")["not_checked"])
+        engines = box.call("engines").stdout
 
+    assert "start its server once more" in engines, engines
     assert unit["router"] is False
     assert "does not say what it serves" in refused["message"]
     assert "ExecStart=" in refused["hint"]
