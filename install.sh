@@ -170,8 +170,16 @@ prepare_environment() {
 put_environment() {
     [ "$dry" = no ] || return 0
     rm -rf -- "$1.old"
-    [ ! -e "$1" ] || mv -- "$1" "$1.old"
-    mv -- "$prepared" "$1"
+    [ ! -e "$1" ] || mv -T -- "$1" "$1.old"
+    # A Python that is about to end makes its folders anew, for the bytecode of what it has just read.
+    for _ in 1 2 3; do
+        rm -rf -- "$1"
+        ! mv -T -- "$prepared" "$1" || break
+    done
+    if [ -e "$prepared" ]; then
+        rm -rf -- "$1" && mv -T -- "$1.old" "$1" || true
+        die "could not put the new $1 in its place, and mv says above why" 'what was there is back'
+    fi
     rm -rf -- "$1.old"
 }
 
