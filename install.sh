@@ -177,7 +177,8 @@ put_environment() {
         ! mv -T -- "$prepared" "$1" || break
     done
     if [ -e "$prepared" ]; then
-        rm -rf -- "$1" && mv -T -- "$1.old" "$1" || true
+        rm -rf -- "$1"
+        [ ! -e "$1.old" ] || mv -T -- "$1.old" "$1"
         die "could not put the new $1 in its place, and mv says above why" 'what was there is back'
     fi
     rm -rf -- "$1.old"
