@@ -38,6 +38,7 @@ from tunerd.engine.importer import unlisted_flags
 from tunerd.engine.probe import (
     BACKEND,
     KEPT_RECORD,
+    OF_A_UNIT,
     EngineProber,
     Found,
     build_folders,
@@ -231,7 +232,7 @@ def found_in_unit(live: LiveUnit, program: Path) -> Found:
     """The program of a unit, with what the unit gives it to find its libraries by."""
     given = live.environment
     variables = tuple((name, given[name]) for name in _FINDS_LIBRARIES if name in given)
-    return Found(program, f"unit {live.unit}", environment=variables)
+    return Found(program, f"{OF_A_UNIT}{live.unit}", environment=variables)
 
 
 def _kept(ctx: Context) -> Iterator[Found]:

@@ -48,6 +48,7 @@ EMBEDDED_PROGRAM = "tunerd-llama-server"
 # The server, and the one program for everything that llama.cpp's installer brings (since June 2026).
 PROGRAM_NAMES = ("llama-server", "llama")
 FIT_PROGRAM = "llama-fit-params"
+OF_A_UNIT = "unit "
 # What reads the words of a shell's script, or has another file read them (sh(1)).
 _READS_WORDS = re.compile(rb"\$\{?[@*#1]|\bgetopts\b|^[ \t]*(\.|source)[ \t]", re.MULTILINE)
 _MOST_SCRIPT_BYTES = 64 * 1024
@@ -465,7 +466,7 @@ class EngineProber:
                 cause="a probe runs as another account",
                 hint="create the account `llama-server`, or set service.user",
             )
-        if _takes_no_words(found.program):
+        if found.found_by.startswith(OF_A_UNIT) and _takes_no_words(found.program):
             raise EngineError(
                 f"will not run `{found.program}` to ask it",
                 cause="it is a script that hands no words on: it would start its server once more",
