@@ -157,14 +157,13 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
     watched(box)
     before = box.show("InvocationID")
 
-    def ask() -> Any:
-        """A request; the restart of a server that rests may meet one that comes just then."""
+    def is_restarted() -> bool:
+        """One more request; a restart may meet one that comes just then."""
         body = {"prompt": "please go on with code", "n_predict": 600, "temperature": 0}
         status, _ = box.ask("/completion", body)
-        if status != HTTPStatus.OK:
-            return box.until(told(box, "drift"), "why a request was cut")
-        return told(box, "drift")()
+        return status != HTTPStatus.OK or box.show("InvocationID") != before
 
-    text = box.until(ask, "a drift")
-    assert "decays within its life, from " in text
-    box.until(lambda: box.show("InvocationID") != before, "it was restarted")
+    box.until(is_restarted, "it was restarted")
+    text = box.until(told(box, "drift-restart"), "it was told")
+    assert text == "the server decays within its life, and is restarted"
+    assert "decays within its life, from " in str(told(box, "drift")())

@@ -9,7 +9,6 @@ from functools import cache
 from tunerd.machine.net import can_bind
 
 _FIRST, _N_EACH, _N_SHARES = 10_000, 500, 20
-_HELD: list[socket.socket] = []
 
 
 def free_port() -> int:
@@ -23,7 +22,7 @@ def free_port() -> int:
 
 @cache
 def _own() -> itertools.cycle[int]:
-    """A share is taken by a name that the kernel lets go with the process."""
+    """A share is taken by a name that the kernel lets go with the process, to which it is left open."""
     for number in range(_N_SHARES):
         name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -31,7 +30,7 @@ def _own() -> itertools.cycle[int]:
         except OSError:
             name.close()
             continue
-        _HELD.append(name)
+        name.detach()
         first = _FIRST + number * _N_EACH
         return itertools.cycle(range(first, first + _N_EACH))
     raise AssertionError(f"more than {_N_SHARES} processes of tests at once")

@@ -327,7 +327,7 @@ class Systemd:
         """What the unit wrote since then, as far as the journal goes back."""
         done = self._journal_of(
             max_lines,
-            *(f"--unit={unit}", f"--since=@{since_s:.0f}"),
+            *(f"--unit={unit}", f"--since=@{since_s:.6f}"),
             max_bytes=_MAX_SPAN_BYTES,
             timeout_s=_SPAN_TIMEOUT_S,
         )

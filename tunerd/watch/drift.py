@@ -103,6 +103,8 @@ class Drift:
         self._others_mib: int | None = None
         self._confirmed: Confirmed | None = None
         self._has_drifted = False
+        # False where it was told before its log could bear it out, which the next look at that may do.
+        self._is_sure = True
         self.not_judged: str | None = "too little was asked of it to judge its speed"
         """Why nobody can say that the speed is what was confirmed; None where it was seen to be."""
         self._begin_anew()
@@ -154,21 +156,24 @@ class Drift:
         known = replace(confirmed, others_mib=self._others_mib)
         if not self._has_grown(reading):
             return None
+        was_told = self._has_drifted
         decision = self._judged(reading, known, policy, engine_sha256)
         # Speed falls with the depth of a conversation as well.
         is_slow = all(_is_slow(one, known) for one in self.stretches[-_STRETCHES:])
         if decision is None or decision.kind != DRIFT or not is_slow:
             return decision
         requests = self._requests(None if engine.counters is None else engine.counters.generated)
-        decision = look_closer(decision, requests, known, demands_log=demands_log)
-        if decision is None:
+        closer = look_closer(decision, requests, known, demands_log=demands_log)
+        if closer is None:
             told = (
                 f"by its counters it made {self.tok_s:.1f} tok/s, which its log does not bear out"
             )
             self.not_judged = told
-            self._has_drifted = False
+            self._has_drifted = was_told
             self._begin_anew()
-        return decision
+            return None
+        self._is_sure = closer.act is decision.act
+        return None if was_told and closer.act is Act.NOTHING else closer
 
     def _has_grown(self, seen: Reading) -> bool:
         """Take what was served since the look before into account; whether a stretch became whole."""
@@ -207,9 +212,9 @@ class Drift:
                 text = "the server does again what was measured of it"
                 return Decision("drift-over", Act.NOTHING, "note", text, _told(last))
             return None
-        if self._has_drifted:
+        if self._has_drifted and self._is_sure:
             return None
-        self._has_drifted = True
+        self._has_drifted = self._is_sure = True
         cause, decays = likely_cause(self.stretches, seen, confirmed, engine_sha256)
         act = Act.RESTART if decays and policy == "act" else Act.NOTHING
         text = f"the server does not do any more what was measured of it: {cause}"

@@ -92,11 +92,12 @@ class Watcher:
         ctx = self._ctx
         state = self._state()
         asked = self._ask(state)
+        at_s = ctx.clock.now_s()  # just after the counters, as near to them as can be
         gpu = ctx.gpu.read()
         pid = None if state is None else state.main_pid
         measurement = read_measurement(ctx)
         return Reading(
-            at_s=ctx.clock.now_s(),
+            at_s=at_s,
             gpus=None if gpu.gpus is None else _gpus(gpu.gpus, pid),
             gpu_problem=gpu.problem,
             driver_version=gpu.driver_version,
@@ -192,16 +193,16 @@ class Watcher:
 
         With `spare` it is asked only where it worked when it was asked last, or never was.
         """
-        now_s, life = self._ctx.clock.monotonic_s(), life_of(state)
+        clock, life = self._ctx.clock, life_of(state)
         counted, before = self._counted(state), self._scrape
         if counted is not None and before is not None:
             is_known = spare and not counted.n_at_work
-            if is_known or now_s - before.at_s < _LEAST_SCRAPE_S:
+            if is_known or clock.monotonic_s() - before.at_s < _LEAST_SCRAPE_S:
                 return counted, None
         text = server.metrics_text(timeout_s=_ASK_S)
         if text is None:
             return None, None
-        counters = read_counters(text)
+        now_s, counters = clock.monotonic_s(), read_counters(text)
         served, known = None, counters
         if before is not None and before.life == life:
             served, known = served_between(before.known, counters, now_s - before.at_s)

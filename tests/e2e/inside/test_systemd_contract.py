@@ -86,6 +86,15 @@ class TestSystemd(RealProcessesContract, SystemdContract):
     ) -> None:
         assert self.units.verify(UNIT, self.text().replace(*change))
 
+    def test_the_log_since_a_moment_begins_at_it_and_not_at_a_whole_second(self) -> None:
+        self.eventually_logs("early-start", self.start("--print early-start").invocation_id)
+        first_s = self.units.log_since(UNIT, self.time.now_s() - 3600, max_lines=1000).begins_s
+        assert first_s is not None
+
+        assert self.units.log_since(UNIT, first_s, max_lines=1000).begins_s == first_s
+        after_s = self.units.log_since(UNIT, first_s + 0.000_01, max_lines=1000).begins_s
+        assert after_s is None or after_s > first_s
+
 
 class TestLeasesOfSystemd(LeaseContract):
     def test_a_unit_whose_name_is_escaped_is_stopped_and_comes_back(self, take: Take) -> None:

@@ -585,22 +585,28 @@ def counted(folder: Path, policy: str) -> Counting:
 
 
 def work(
-    world: Counting, depth: int, *speeds: float, forged: int = 0, is_busy: bool = False
+    world: Counting,
+    depth: int,
+    *speeds: float,
+    forged: int = 0,
+    is_busy: bool = False,
+    is_late: bool = False,
 ) -> None:
     """Requests one after the other, each logged and counted at the look after it.
 
-    At each look somebody has written the lines of so many more, and with `is_busy` has asked again.
+    At each look somebody has written the lines of so many more, and with `is_busy` has asked again. What
+    `is_late` is logged after the look.
     """
     for task, tok_s in enumerate(speeds):
         head = f"slot print_timing: id  0 | task {task} | "
-        for line in (
+        lines = (
             f"slot launch_slot_: id  0 | task {task} | processing task, is_child = 0",
             f"{head}prompt eval time = 30.00 ms / {depth} tokens (0.1 ms per token, 8000.00 tokens per second)",
             f"{head}       eval time = {600_000 / tok_s:.2f} ms / 600 tokens (1 ms per token, 1 tokens per second)",
             f"slot release: id  0 | task {task} | stop processing: n_tokens = {depth + 599}, truncated = 0",
-        ):
-            for _ in range(1 + forged):
-                world.manager.print_line(UNIT, line)
+        )
+        if not is_late:
+            log(world, lines, 1 + forged)
         if world.counted != world.life:
             world.counted, world.total = world.life, Tally(0, 0.0)
         world.total = Tally(world.total.n + 600, world.total.seconds + 600 / tok_s)
@@ -611,6 +617,14 @@ def work(
                 counters=counters,
             )
         )  # fmt: skip
+        if is_late:
+            log(world, lines)
+
+
+def log(world: Counting, lines: tuple[str, ...], times: int = 1) -> None:
+    for line in lines:
+        for _ in range(times):
+            world.manager.print_line(UNIT, line)
 
 
 @pytest.mark.parametrize("policy", ["act", "advise"])
@@ -643,6 +657,22 @@ def test_lines_that_somebody_else_wrote_restart_nothing(counting: Counting) -> N
     work(counting, 200, *DECAYS, forged=1)
     assert (counting.kinds, counting.life) == (["drift"], before)
     assert "is not known" in counting.told[0].text
+
+
+def test_a_decay_whose_requests_its_log_told_too_late_is_acted_on_as_soon_as_it_tells_them(
+    counting: Counting,
+) -> None:
+    """It was told of once, and from then on never looked at."""
+    before = counting.life
+    work(counting, 200, *DECAYS[:-1])
+    work(counting, 200, DECAYS[-1], is_late=True)
+    assert (counting.kinds, counting.life) == (["drift"], before)
+    work(counting, 200, DECAYS[-1], is_late=True)
+    assert counting.kinds == ["drift"], "which is told once"
+    work(counting, 200, DECAYS[-1])
+    assert counting.kinds == ["drift", "drift", "drift-restart"]
+    assert "no deeper than those: 29.9 tok/s" in counting.told[1].text
+    assert counting.life != before
 
 
 def test_one_that_decays_again_and_again_is_restarted_no_oftener_than_one_that_hangs(
