@@ -391,19 +391,19 @@ def _database(text: str) -> str:
         raise ValueError(
             f"an address that begins with {_DATABASE}, such as {_DATABASE}tunerd@db/tunerd"
         )
-    parts = urlsplit(text)
     # As SQLAlchemy reads it: a `/`, `?` or `#` in a password ends the host for urlsplit.
     named = re.match(r"[^:/]*:[^@]*@", text.removeprefix(_DATABASE))
-    if (
-        named
-        or parts.password is not None
-        or {"password", "sslpassword"} & set(parse_qs(parts.query))
-    ):
+    try:
+        parts = urlsplit(text)
+        has_password = named or parts.password is not None
+        _ = has_password or parts.port
+    except ValueError as error:
+        raise ValueError("an address whose host and port are valid: `HOST:5432`") from error
+    if has_password or {"password", "sslpassword"} & set(parse_qs(parts.query)):
         raise ValueError(
             "an address without a password: that comes from a file (`?passfile=/etc/tunerd/pgpass`, "
             "PGPASSFILE, a service of PGSERVICEFILE), or a systemd credential"
         )
-    _ = parts.port  # which says what is wrong with it
     return text
 
 
@@ -681,13 +681,13 @@ def _no_toml(path: Path, error: Exception) -> ConfigError:
 
 
 def _unknown_variables(variables: Mapping[str, str]) -> list[str]:
-    names = [PREFIX + key.upper().replace(".", "__") for key in _known()]
+    names = [key.upper().replace(".", "__") for key in _known()]
     problems = []
     for variable in variables:
         if _is_known(variable):
             continue
-        nearest = nearest_name(variable, [*names, *(PREFIX + key for key in _ELSEWHERE)])
-        hint = f" (did you mean {nearest}?)" if nearest else ""
+        nearest = nearest_name(variable.removeprefix(PREFIX), [*names, *_ELSEWHERE])
+        hint = f" (did you mean {PREFIX}{nearest}?)" if nearest else ""
         problems.append(f"environment: {variable}: no such setting{hint}")
     return problems
 
