@@ -341,10 +341,14 @@ def test_a_server_started_by_a_script_comes_back_too(tunerd: Deployment) -> None
     assert tunerd.unit() == old
     assert tunerd.alias(port=8099) == "scripted"
 
+    assert "unit-enabled" in codes(tunerd.json("plan", "plain"))
     tunerd.apply("plain")
+    assert tunerd.show("UnitFileState") == "enabled"
     assert tunerd.alias(port=8099) is None, "the script's child has ended too"
-    tunerd.json("rollback")
+    assert "unit-disabled" in codes(tunerd.json("rollback"))
     assert tunerd.alias(port=8099) == "scripted"
+    assert tunerd.show("UnitFileState") == "static"
+    assert tunerd.json("verify")["drift"] == [], "which it was before"
 
 
 def test_a_server_with_a_key_in_plain_text_comes_back_too(tunerd: Deployment) -> None:

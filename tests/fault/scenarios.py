@@ -58,6 +58,13 @@ def _by_hand_and_stopped(world: World) -> None:
     world.put(world.text("by-hand"), mode=0o600, starts=False, enables=False)
 
 
+def _by_hand_and_replaced(world: World) -> None:
+    """By one that starts at boot, which the other cannot."""
+    text, _, _ = world.text("by-hand").partition(b"[Install]")
+    world.put(text, enables=False)
+    deploy(world.context(), world, "old")
+
+
 def _packaged(world: World) -> None:
     (world.paths.runtime_unit_dir / UNIT).write_bytes(world.text("packaged"))
     world.manager.reload()
@@ -92,6 +99,7 @@ SCENARIOS = (
     Scenario("rollback", _deployed_twice, _rollback),
     Scenario("rollback to no unit", _deployed, _rollback),
     Scenario("rollback to a packaged unit", _packaged_and_replaced, _rollback),
+    Scenario("rollback to a unit that starts at no boot", _by_hand_and_replaced, _rollback),
     Scenario("apply that fails", _deployed, _apply_broken, fails=True),
     Scenario("first apply that fails", _nothing, _apply_broken, fails=True),
 )

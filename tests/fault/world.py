@@ -178,7 +178,6 @@ class World:
             expected=Expectation(None, alias, expects_draft=False),
             model_bytes=None,
             drain=False,
-            enable=True,
         )
 
     @property

@@ -86,7 +86,6 @@ def apply(
             address=address_of_plan(ctx, made),
             expected=expectation_of_plan(made),
             drain=drain,
-            enable=True,
             model_bytes=made.facts.file_bytes,
             wants_probation=probation,
             sweep=sweep,

@@ -187,6 +187,14 @@ def check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Mes
                       "`tunerd engines keep` keeps builds; where the old one can be put back, do that first")  # fmt: skip
 
 
+def check_boot(ctx: Context, state: UnitState, *, enable: bool) -> Iterator[Message]:
+    """Whether the unit starts at boot afterwards, where it did not before or the other way round."""
+    if state.exists and state.is_enabled is not None and state.is_enabled is not enable:
+        verb, other = ("enabled", "disable") if enable else ("disabled", "enable")
+        yield note(f"unit-{verb}", f"{ctx.unit} will be {verb}, which it is not now",
+                   f"`{ctx.systemctl} {other} {ctx.unit}` undoes that")  # fmt: skip
+
+
 def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]:
     """What stands in the way of an older unit's port; told, since going back is for trouble."""
     state = ctx.services.state(ctx.unit)
@@ -760,6 +768,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_port(ctx, after, state),
         *check_handover(ctx, live, _family(engine) if is_handed_over else None, before, after),
         *check_return(ctx, live, state),
+        *check_boot(ctx, state, enable=True),
         *(
             error("unit-refused", f"the service manager would complain: {line}")
             for line in ctx.services.verify(ctx.unit, unit_text)

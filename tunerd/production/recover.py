@@ -327,7 +327,10 @@ def _watch(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
 
 def _see_that_it_starts_at_boot(ctx: Context, record: SwapRecord) -> None:
     """A way back that was cut short may have disabled what stays after all."""
-    if record.new_sha256 is not None and ctx.services.state(ctx.unit).is_enabled is False:
+    entry = ctx.generations.read(record.generation)
+    if record.new_sha256 is None or (entry is not None and not entry.generation.enable):
+        return
+    if ctx.services.state(ctx.unit).is_enabled is False:
         ctx.services.enable(ctx.unit)
 
 

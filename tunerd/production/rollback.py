@@ -30,7 +30,7 @@ from tunerd.profile.files import (
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome, changed_model_files
 from tunerd.units.live import LiveUnit, read_live
-from tunerd.units.text import unified_diff
+from tunerd.units.text import parse_unit, unified_diff
 from tunerd.words import generation_number, sha256
 
 Confirm = Callable[["Target"], None]
@@ -41,14 +41,15 @@ class Target:
     """Where a rollback would lead.
 
     `text` is None for going back to where no unit file stood. `made_by` is the generation that
-    deployed this text, where that is known. `was` is the generation that replaced no unit file, so
-    that going back leaves what was there before it.
+    deployed this text, where that is known, and `was` the newest that replaced it: it says how things
+    stood then. `enable` is whether it then starts at boot; None leaves that as it is.
     """
 
     name: str
     text: bytes | None
     made_by: Generation | None
     was: Generation | None
+    enable: bool | None
     diff: str
     messages: tuple[Message, ...]
 
@@ -152,7 +153,7 @@ def preview(ctx: Context, to: str | None) -> ActionResult:
 
 def find_target(ctx: Context, to: str | None) -> Target:
     """Where a rollback would lead, checked: its program and model are still there."""
-    name, text, was = _chosen(ctx, to)
+    name, text = _chosen(ctx, to)
     if sha256(text) == sha256(standing_text(ctx)):
         raise DeployError(
             f"`{name}` is what is live already",
@@ -161,13 +162,19 @@ def find_target(ctx: Context, to: str | None) -> Target:
         )
     live = read_live_unit(ctx)
     made_by = _makers(ctx).get(sha256(text) or "")
-    messages = (*_check(ctx, name, text, live, made_by), *(_passed_over(ctx) if to is None else ()))
+    was = _replaced_by(ctx, text)
+    enable = _can_start_at_boot(text) if was is None else was.was_enabled
+    messages = (
+        *_check(ctx, name, text, live, made_by),
+        *_at_boot(ctx, text, enable),
+        *(_passed_over(ctx) if to is None else ()),
+    )
     new = text.decode("utf-8", "replace") if text is not None else None
-    return Target(name, text, made_by, was, unified_diff(live.text, new, ctx.unit), messages)
+    diff = unified_diff(live.text, new, ctx.unit)
+    return Target(name, text, made_by, was, enable, diff, messages)
 
 
-def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None, Generation | None]:
-    """Name, text, and where that is None the generation before which no unit file stood."""
+def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None]:
     if to is None:
         return _newest(ctx)
     number = generation_number(to)
@@ -175,27 +182,34 @@ def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None, Generation
         entry = ctx.generations.read(number)
         if entry is None or entry.generation.unit != ctx.unit:
             raise UsageError(f"there is no generation {to} of {ctx.unit}", hint="`tunerd history`")
-        text = ctx.generations.unit_text(number)
-        return f"generation {to}", text, _first(ctx) if text is None else None
+        return f"generation {to}", ctx.generations.unit_text(number)
     if to in {backup.name for backup in backups(ctx)}:
-        return to, ctx.files.read(ctx.paths.unit_dir / to), None
+        return to, ctx.files.read(ctx.paths.unit_dir / to)
     for entry in ctx.generations.entries(ctx.unit):
         if entry.generation.replaced_backup == to:
             kept = ctx.generations.replaced_text(entry.generation.number)
             if kept is not None:  # its backup was pruned, or somebody removed it
-                return to, kept, None
+                return to, kept
     raise UsageError(
         f"no such backup of {ctx.unit}: `{to}`", hint="`tunerd rollback --list` shows what there is"
     )
 
 
-def _first(ctx: Context) -> Generation | None:
-    """The newest generation that replaced no unit file."""
-    found = (entry.generation for entry in ctx.generations.entries(ctx.unit))
-    return next((one for one in found if one.replaced_absent), None)
+def _replaced_by(ctx: Context, text: bytes | None) -> Generation | None:
+    """The newest generation that replaced this text, or no unit file where it is None."""
+    wanted = sha256(text)
+    for entry in ctx.generations.entries(ctx.unit):
+        one = entry.generation
+        if (
+            one.replaced_absent
+            if text is None
+            else wanted == sha256(ctx.generations.replaced_text(one.number))
+        ):
+            return one
+    return None
 
 
-def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
+def _newest(ctx: Context) -> tuple[str, bytes | None]:
     """What was deployed where somebody edited it since, else what the newest swap replaced.
 
     What is live already (a failed swap's backup) is passed over.
@@ -205,22 +219,22 @@ def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
     if deployed is not None and deployed.unit_sha256 not in {None, live}:
         text = ctx.generations.unit_text(deployed.number)
         if text is not None:
-            return f"generation {deployed.number}", text, None
+            return f"generation {deployed.number}", text
     for entry in ctx.generations.entries(ctx.unit):
         generation = entry.generation
         if not _changed_the_unit(entry.ending):
             continue
         if generation.replaced_absent and live is not None:
-            return "no unit file", None, generation
+            return "no unit file", None
         name = generation.replaced_backup
         content = _backup_text(ctx, name) if name is not None else None
         content = content or ctx.generations.replaced_text(generation.number)
         if name is not None and content is not None and sha256(content) != live:
-            return name, content, None
+            return name, content
     for backup in backups(ctx):
         content = _backup_text(ctx, backup.name)
         if content is not None and sha256(content) != live:
-            return backup.name, content, None
+            return backup.name, content
     raise DeployError(
         f"there is nothing to go back to: no backup of {ctx.unit} in `{ctx.paths.unit_dir}`",
         state="nothing was changed",
@@ -331,6 +345,18 @@ def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
     return "`tunerd rollback --list` shows what else there is; `tunerd engines keep` keeps programs"
 
 
+def _can_start_at_boot(text: bytes | None) -> bool:
+    unit = parse_unit((text or b"").decode("utf-8", "surrogateescape"))
+    return bool(unit.values("Install", "WantedBy") or unit.values("Install", "RequiredBy"))
+
+
+def _at_boot(ctx: Context, text: bytes | None, enable: bool | None) -> Iterator[Message]:
+    if text is not None and enable is not None:
+        from tunerd.production.plan import check_boot  # see _check
+
+        yield from check_boot(ctx, ctx.services.state(ctx.unit), enable=enable)
+
+
 def _as_unit(ctx: Context, text: bytes) -> LiveUnit:
     return read_live(
         unit=ctx.unit,
@@ -349,6 +375,7 @@ def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapR
         reason=reason,
         unit_sha256=sha256(target.text),
         from_generation=made_by.number or None,
+        enable=target.enable,
         host={},
     )
     alias = None if old is None else old.serving.alias
@@ -359,16 +386,8 @@ def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapR
         address=None if old is None else address_of(ctx, old),
         expected=Expectation(None, alias, expects_draft=False),
         drain=drain,
-        enable=_enable(target),
         starts_packaged=target.was is not None and target.was.was_active,
     )
-
-
-def _enable(target: Target) -> bool | None:
-    """What to do about starting at boot: as it was, where going back leaves no unit file of ours."""
-    if target.text is not None:
-        return True
-    return None if target.was is not None and target.was.was_enabled else False
 
 
 ROLLED_BACK, AGAIN, TAKEN_BACK = "rolled back", "promoted", "taken back"

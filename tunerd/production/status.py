@@ -401,7 +401,7 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
     elif not state.is_active and read_measurement(ctx) is None:
         yield warning("not-running", f"the unit is {state.active_state} ({state.result})",
                       f"{_by_hand(ctx, 'start', generation)}, or `tunerd rollback`")  # fmt: skip
-    if state.is_enabled is False:
+    if state.is_enabled is False and generation.enable:
         yield warning("not-enabled", "the unit does not start at boot",
                       _by_hand(ctx, "enable", generation))  # fmt: skip
 

@@ -88,7 +88,6 @@ class SwapRequest:
     address: Address | None
     expected: Expectation
     drain: bool
-    enable: bool | None
     model_bytes: int | None = None
     starts_packaged: bool = False
     wants_probation: bool = False
@@ -350,13 +349,18 @@ def demand_text(ctx: Context, *wanted: str | None) -> None:
         raise ForeignEditError(f"{ctx.unit} was edited just now by somebody else")
 
 
+def _disable_what_stands(ctx: Context) -> None:
+    """While its file stands: without it the manager does not know what to take away."""
+    if ctx.services.state(ctx.unit).is_enabled:
+        ctx.services.disable(ctx.unit)
+
+
 def _put_back(ctx: Context, record: SwapRecord) -> None:
     """The old text, or no file where none stood."""
     is_whole = partial(demand_text, ctx, record.old_sha256, record.new_sha256)
     is_whole()
-    # While the new file stands: without it the manager does not know what to take away.
-    if not record.was_enabled and ctx.services.state(ctx.unit).is_enabled:
-        ctx.services.disable(ctx.unit)
+    if not record.was_enabled:
+        _disable_what_stands(ctx)
     if sha256(standing_text(ctx)) == record.old_sha256:
         return
     if record.old_sha256 is None:
@@ -525,6 +529,9 @@ def _go_forward(
     if request.text is None:
         demand_text(ctx, record.old_sha256)
         return _remove_unit(ctx, request, course)
+    if request.generation.enable is False:
+        course.has_touched = True
+        _disable_what_stands(ctx)
     ctx.files.write(
         ctx.unit_path,
         request.text,
@@ -535,7 +542,7 @@ def _go_forward(
     course.has_touched = True
     ctx.services.reload()
     _check_parsed(ctx)
-    if request.enable:
+    if request.generation.enable:
         ctx.services.enable(ctx.unit)
     ctx.say("restarting", step=5, steps=STEPS)
     course.stopped_s = ctx.clock.monotonic_s()
@@ -565,8 +572,8 @@ def _remove_unit(ctx: Context, request: SwapRequest, course: _Course) -> Serving
     course.has_touched = True
     course.stopped_s = ctx.clock.monotonic_s()
     ctx.services.stop(ctx.unit)
-    if request.enable is False:
-        ctx.services.disable(ctx.unit)
+    if request.generation.enable is False:
+        _disable_what_stands(ctx)
     ctx.files.remove(ctx.unit_path, check=partial(demand_text, ctx, request.old_sha256))
     ctx.services.reload()
     ctx.services.reset_failed(ctx.unit)

@@ -48,7 +48,8 @@ class Generation:
 
     `replaced_backup` names the backup of what stood before; None with `replaced_absent` where
     nothing did. `unit_text` is None for a swap that removed the unit file. `with_tuned` says whether the
-    tuned layer took part; records from before this was kept say that it did. Whoever asks for a swap leaves
+    tuned layer took part, `enable` whether it is to start at boot, where None leaves that as it is; records
+    from before these were kept say yes. Whoever asks for a swap leaves
     the number, the moment, the old state and who asked to it.
     """
 
@@ -70,6 +71,7 @@ class Generation:
     replaced_absent: bool = False
     was_active: bool = False
     was_enabled: bool | None = None
+    enable: bool | None = True
     from_generation: int | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
     requested_by: str | None = None

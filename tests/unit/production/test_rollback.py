@@ -129,6 +129,31 @@ def test_where_an_older_unit_cannot_serve_any_more_the_hint_is_about_what_is_gon
     assert hint in (caught.value.hint or "")
 
 
+def test_what_did_not_start_at_boot_does_not_after_one_went_back_to_it_and_that_is_said(
+    world: World,
+) -> None:
+    """It could not be gone back to where its unit has no [Install], and was enabled where it has one."""
+    by_hand, _, _ = world.text("by-hand").partition(b"[Install]")
+    for text in (by_hand, world.text("by-hand")):
+        world.put(text, enables=False)
+        deploy(world.context(), world, "new")
+        assert world.snapshot().is_enabled
+
+        (said,) = find_target(world.context(), None).messages
+        go_back(world.context())
+
+        assert said.text == f"{UNIT} will be disabled, which it is not now"
+        assert (world.standing, world.serving_alias()) == (text, "by-hand")
+        assert not world.snapshot().is_enabled
+    go_back(world.context())
+    assert world.serving_alias() == "new"
+    assert world.snapshot().is_enabled
+
+    backup = world.paths.unit_dir / f"{UNIT}.pre-mine"  # of which history knows nothing
+    backup.write_bytes(by_hand + b"# mine\n")
+    assert find_target(world.context(), backup.name).enable is False
+
+
 # A person may take an hour to answer: meanwhile rollback, guards and recovery work.
 
 
