@@ -465,8 +465,10 @@ class Session:
             for url, target in targets.items():
                 self.on_arm(replace(target, n_ctx=min(sizes, default=None)), url)
 
-    def ask(self, plans: Mapping[str, DeployPlan], confirm: Confirm, *, start_after: bool) -> float:
-        """Ask whether candidates may be measured; for how long at most [s]."""
+    def ask(
+        self, plans: Mapping[str, DeployPlan], confirm: Confirm, *, start_after: bool
+    ) -> tuple[float, bool]:
+        """Ask whether candidates may be measured; for how long at most [s], and whether the server ran then."""
         for plan in plans.values():
             demand_root_for_plan(self.ctx, plan)
         first = next(iter(plans.values()))
@@ -483,10 +485,10 @@ class Session:
         demand_alone(self.ctx)
         profile = first.resolved.name
         confirm(f"`{profile}` is measured in the place of {self.ctx.unit}: {ahead.text}. Go on?")
-        return max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S))
+        return max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S)), ahead.runs
 
     def on_candidates(
-        self, plans: Mapping[str, DeployPlan], budget_s: float, *, start_after: bool
+        self, plans: Mapping[str, DeployPlan], budget_s: float, *, start_after: bool, ran: bool
     ) -> None:
         """Candidates in the live unit's place, one after the other."""
         profile = next(iter(plans.values())).resolved.name
@@ -498,6 +500,7 @@ class Session:
                 purpose=f"bench {profile}",
                 budget_s=budget_s,
                 start_after=start_after,
+                ran=ran,
             ) as held,
         ):
             self.messages += [note("lease", text) for text in held.notes]
@@ -768,9 +771,9 @@ def bench_profile(
         plans[SERVING] = serving
         asked = replace(asked, with_own_sampling=changes_sampling(output))
     session = Session(ctx, asked, messages=messages)
-    budget_s = session.ask(plans, confirm, start_after=start_after)
+    budget_s, ran = session.ask(plans, confirm, start_after=start_after)
     with EvidenceStore(ctx.paths.evidence, check=False) as session.store:
-        session.on_candidates(plans, budget_s, start_after=start_after)
+        session.on_candidates(plans, budget_s, start_after=start_after, ran=ran)
         return result_of(session, f"profile {request.profile}", published)
 
 

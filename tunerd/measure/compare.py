@@ -406,6 +406,7 @@ def _measure(
         purpose=f"compare {prepared.sides['A'].name} with {prepared.sides['B'].name}",
         budget_s=prepared.limit_s,
         start_after=prepared.request.start_after,
+        ran=prepared.outlook.runs,
     ) as held:
         stand = CandidateStand(
             ctx=ctx,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -27,10 +28,16 @@ from tunerd.engine.health import (
     says_port_taken,
 )
 from tunerd.engine.server import Address, LlamaServer
-from tunerd.engine.serving import address_now, address_of, read_live_unit, server_now
-from tunerd.errors import JobCanceled, ServiceError, TunerdError
+from tunerd.engine.serving import (
+    address_now,
+    address_of,
+    read_live_unit,
+    server_now,
+    standing_text,
+)
+from tunerd.errors import Busy, JobCanceled, ServiceError, TunerdError
 from tunerd.machine.clock import polls
-from tunerd.machine.files import real_path
+from tunerd.machine.files import holder_of, is_locked, lock, real_path
 from tunerd.machine.host import process_facts
 from tunerd.machine.net import (
     can_bind,
@@ -398,6 +405,8 @@ def start_again(
                 return found
             ctx.report(Progress("waiting until the port is free again", left_s=end_s - now_s))
             ctx.clock.sleep(min(PORT_POLL_S, end_s - now_s))
+            if ctx.services.state(ctx.unit).active_state == "inactive":
+                return replace(found, was_stopped=True)
         elif pauses_s and _ended_without_cause(ctx, found):
             pause_s = pauses_s.pop(0)
             text = f"it ended without a cause ({found.failure.words}); it is started again"
@@ -407,6 +416,16 @@ def start_again(
                 return found  # somebody stopped it meanwhile, or does something else with it
         else:
             return found
+
+
+def is_given_up(ctx: Context, state: UnitState) -> bool:
+    """Whether its manager started it again until it gave it up, and nobody stopped it."""
+    life = state.invocation_id
+    if state.active_state != "failed" or not state.n_restarts or life is None:
+        return False
+    # Where the log has nothing of it, nobody knows who ended it.
+    is_known = ctx.services.log(ctx.unit, invocation_id=life, max_lines=1)
+    return bool(is_known) and not ctx.services.was_stopped(ctx.unit, life)
 
 
 def _ended_without_cause(ctx: Context, found: NotServing) -> bool:
@@ -437,7 +456,8 @@ def come_back(ctx: Context) -> Serving | NotServing:
     """Watch production, which was started, until it serves or nothing will start it again.
 
     A start that its manager repeats is waited for, for as long as a port may take to be free; one that
-    failed for such a port is repeated here, also where the manager has given up.
+    failed for such a port is repeated here, also where the manager has given up. What somebody stops or
+    changes meanwhile is left alone.
 
     Raises:
         HostError: its file cannot be read.
@@ -445,18 +465,37 @@ def come_back(ctx: Context) -> Serving | NotServing:
     """
     end_s = ctx.clock.monotonic_s() + PORT_PATIENCE_S
     while True:
-        n_restarts = ctx.services.state(ctx.unit).n_restarts or 0
+        n_restarts, text = ctx.services.state(ctx.unit).n_restarts or 0, standing_text(ctx)
         found = check_as_it_stands(ctx, old_invocation=None)
         if isinstance(found, Serving):
             return found
         if port_will_be_free(found, _address(ctx)):
             ctx.say("waiting until the port is free again")
             ctx.clock.sleep(PORT_POLL_S)
-            return start_as_it_stands(ctx)
-        if not _is_started_again(ctx.services.state(ctx.unit), n_restarts):
-            return start_as_it_stands(ctx) if _ended_without_cause(ctx, found) else found
-        if not _wait_for_restart(ctx, end_s):
+            if ctx.services.state(ctx.unit).active_state == "inactive":
+                return replace(found, was_stopped=True)
+        elif _is_started_again(ctx.services.state(ctx.unit), n_restarts):
+            if not _wait_for_restart(ctx, end_s):
+                return found
+            continue
+        elif not _ended_without_cause(ctx, found):
             return found
+        again = _start_alone(ctx, text)
+        if again is not None or ctx.clock.monotonic_s() >= end_s:
+            return again or found
+        ctx.clock.sleep(PORT_POLL_S)
+
+
+def _start_alone(ctx: Context, text: bytes | None) -> Serving | NotServing | None:
+    """Start the unit that has this text; None where somebody changes it, or has."""
+    path, alone = ctx.paths.lock, contextlib.ExitStack()
+    try:
+        if not (is_locked(path) and holder_of(path) == os.getpid()):
+            alone.enter_context(lock(path, purpose="bringing it back", since=ctx.now_text()))
+    except Busy:
+        return None
+    with alone:
+        return start_as_it_stands(ctx) if standing_text(ctx) == text else None
 
 
 def start_as_it_stands(ctx: Context, *, has_served: bool = True) -> Serving | NotServing:

@@ -31,7 +31,7 @@ class SwapRecord:
     served before, so that it can be told whether a restart has happened. `was_healthy` says whether
     the old server answered, so that going back must make it answer again. `link_to` is where the unit
     file led, if it was a link. `wants_probation` says that what serves then is to be watched, `sweep` which one
-    proved it.
+    proved it. `was_given_up` says that the old server's manager had started it again and again.
     """
 
     unit: str
@@ -50,6 +50,7 @@ class SwapRecord:
     link_to: str | None = None
     wants_probation: bool = False
     sweep: int | None = None
+    was_given_up: bool = False
 
 
 def record_from_json(data: object) -> SwapRecord:

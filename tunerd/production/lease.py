@@ -25,7 +25,7 @@ from tunerd.engine.builds import engine_of, found_of
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.running import demand_card, replaced_under
 from tunerd.engine.server import Address
-from tunerd.engine.serving import environment_with, read_live_unit, standing_text
+from tunerd.engine.serving import environment_with, read_live_unit
 from tunerd.errors import (
     Busy,
     DeployError,
@@ -36,7 +36,7 @@ from tunerd.errors import (
     TunerdError,
 )
 from tunerd.machine.facts import Gpu
-from tunerd.machine.files import holder_of, is_locked, lock, stamp_of
+from tunerd.machine.files import lock, stamp_of
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
 from tunerd.production.gate import (
@@ -52,6 +52,7 @@ from tunerd.production.gate import (
     wait_until_serving,
     why_it_ended,
 )
+from tunerd.production.journal import record_path
 from tunerd.production.measurement import (
     clear_dead_measurements,
     ended_by,
@@ -313,7 +314,7 @@ class Held:
         self._ctx = ctx
         self._lease = lease
         self._before = before
-        self._text = standing_text(ctx)
+        self._newest = newest_of(ctx)
         self._began_s = began_s
         self._address = address
         self._n_candidates = 0
@@ -480,7 +481,11 @@ class Held:
         except ServiceError as error:
             if not ctx.services.state(ctx.unit).has_failed:
                 raise self._not_back(error.message, error.cause) from error
-        found = come_back(ctx)
+        try:
+            found = come_back(ctx)
+        except JobCanceled:  # somebody stops it while it is started once more
+            self.afterwards = _LEFT
+            return
         if isinstance(found, Serving):
             if self.was_running:
                 self.without_service_s = found.answered_at_s - self._began_s
@@ -492,9 +497,7 @@ class Held:
 
     def _is_changed(self) -> bool:
         """Whether somebody deploys in its place, or has, and looks after the unit."""
-        path = self._ctx.paths.lock
-        is_others = is_locked(path) and holder_of(path) != os.getpid()
-        return is_others or standing_text(self._ctx) != self._text
+        return record_path(self._ctx).exists() or newest_of(self._ctx) != self._newest
 
     def _not_back(self, message: str, cause: str | None) -> Stranded:
         return Stranded(
@@ -505,6 +508,12 @@ class Held:
         )
 
 
+def newest_of(ctx: Context) -> int:
+    """The number of the unit's newest generation; 0 where there is none."""
+    newest = next(iter(ctx.generations.entries(ctx.unit)), None)
+    return 0 if newest is None else newest.generation.number
+
+
 @contextlib.contextmanager
 def hold(
     ctx: Context,
@@ -512,6 +521,7 @@ def hold(
     purpose: str,
     budget_s: float,
     start_after: bool = False,
+    ran: bool = False,
 ) -> Iterator[Held]:
     """Hold production's place for the body; afterwards production serves again, as before.
 
@@ -524,9 +534,11 @@ def hold(
         budget_s: The longest that production may be away, without its own load [s]; the service
             manager ends the lease then.
         start_after: Start production afterwards even if it does not run now.
+        ran: It did when whoever asked was told what this costs: where it does no more, nothing is measured.
 
     Raises:
         Busy: another measurement or a change is under way.
+        Preempted: somebody stopped production before its place was taken.
         DeployError: production does not start at boot, so a power cut would leave nothing.
         HostError: a file cannot be written.
         ServiceError: the lease cannot be had; production was started again.
@@ -534,7 +546,7 @@ def hold(
     """
     with _only_measurement(ctx, purpose), Interrupts() as interrupts:
         wait_for_dead_measurement(ctx)
-        held = _begin(ctx, purpose, budget_s, start_after=start_after)
+        held = _begin(ctx, purpose, budget_s, start_after=start_after, ran=ran)
         interrupted: BaseException | None = None
         try:
             yield held
@@ -684,13 +696,19 @@ def _is_begun(ctx: Context, now: UnitState, before: UnitState) -> bool:
     return bool(ctx.services.properties(ctx.unit, "Job").get("Job"))
 
 
-def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool) -> Held:
+def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool, ran: bool) -> Held:
     """Stop production and take its place, while no swap runs and none is left half-way."""
     with lock(ctx.paths.lock, purpose=f"beginning {purpose}", since=ctx.now_text()):
         recover_locked(ctx)
         notes = drain(ctx, ctx.services.state(ctx.unit))
         # After the wait: what somebody stopped meanwhile stays stopped.
         spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after)
+        if ran and not before.runs:
+            raise Preempted(
+                "the measurement was ended before it began",
+                cause=f"{ctx.unit} {'failed' if before.has_failed else 'was stopped'} meanwhile",
+                state="nothing was touched",
+            )
         clear_dead_measurements(ctx, is_mine=True)
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()
@@ -706,8 +724,8 @@ def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool) ->
             notes=notes,
         )
         try:
-            # Earlier starts must not count against the one that brings it back.
-            ctx.services.reset_failed(ctx.unit)
+            if spec.restores:  # earlier starts must not count against the one that brings it back
+                ctx.services.reset_failed(ctx.unit)
             now_s = ctx.clock.now_s()
             record = LeaseRecord(
                 id=spec.id,

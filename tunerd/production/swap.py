@@ -32,6 +32,7 @@ from tunerd.errors import (
     JobCanceled,
     NoSupervisor,
     RolledBack,
+    ServiceError,
     Stranded,
     TunerdError,
 )
@@ -46,6 +47,7 @@ from tunerd.production.gate import (
     Serving,
     check_as_it_stands,
     drain,
+    is_given_up,
     start_again,
     start_as_it_stands,
     started,
@@ -208,6 +210,7 @@ def _record(
         was_active=before.runs,
         was_healthy=was_healthy,
         was_enabled=before.is_enabled,
+        was_given_up=is_given_up(ctx, before),
         old_invocation=before.invocation_id,
         link_to=str(ctx.unit_path.readlink()) if ctx.unit_path.is_symlink() else None,
     )
@@ -287,6 +290,9 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
             ctx.services.stop(ctx.unit)
         if has_supervisor:
             ctx.services.reset_failed(ctx.unit)
+        if has_supervisor and starts and record.was_given_up:
+            with contextlib.suppress(ServiceError):  # which it may be once more
+                ctx.services.start(ctx.unit)
         return Back(None)
     if not starts:
         return Back(None, was_left_stopped=not state.is_active)
@@ -297,6 +303,8 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
         isinstance(found, NotServing) and not _cannot_be_asked(ctx) and not _loads(ctx)
     ):
         found = start_as_it_stands(ctx, has_served=record.was_healthy)
+    if isinstance(found, NotServing) and found.was_stopped:
+        return Back(None, was_left_stopped=True)
     if isinstance(found, NotServing) and _cannot_be_asked(ctx):
         return Back(None, is_unknown=True)
     return Back(found)
@@ -496,6 +504,13 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
         )
     before = ctx.services.state(ctx.unit)
     notes = drain(ctx, before) if request.drain else ()
+    ran = before.runs or request.generation.reason == "guard"  # which nobody asked for
+    if ran and ctx.services.state(ctx.unit).active_state == "inactive":
+        raise DeployError(
+            f"{ctx.unit} was stopped meanwhile",
+            state="nothing was changed, and it stays stopped",
+            hint="the same again deploys it nevertheless",
+        )
     record = begin(ctx, request, old_text, before, interrupts)
     course = _Course()
     try:

@@ -17,7 +17,7 @@ from tunerd.engine.help import SHORT
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now, stands
-from tunerd.errors import Busy, HostError, Stranded, TunerdError, UsageError
+from tunerd.errors import Busy, HostError, Preempted, Stranded, TunerdError, UsageError
 from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import holder_of, is_locked, lock
 from tunerd.machine.process import words_of
@@ -203,10 +203,15 @@ def compare_builds(
         Stranded: production does not serve afterwards.
     """
     demand_open(ctx, window)
-    House(ctx).settle()
+    house = House(ctx)
+    house.settle()
     prepared = prepare_builds(ctx, builds, budget_s=budget_s)
     if prepared is None:
         return None
+    if stopped := house.stopped():
+        raise Preempted(
+            "the comparison was ended before it began", cause=stopped, state="nothing was touched"
+        )
     load_s = prepared.outlook.load_s or 0.0
     least_s = least_time_s(budget_s, load_s)
     deadline = deadline_of(ctx, window, load_s=load_s, changes_program=True)

@@ -20,6 +20,7 @@ from tunerd.engine.serving import stands
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import Confirm, apply
+from tunerd.production.gate import is_given_up
 from tunerd.production.journal import read_record
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import OwnUnit, start_own_unit
@@ -562,15 +563,11 @@ def start_given_up(ctx: Context, tell: Callable[[], None]) -> None:
     """
     with lock(ctx.paths.lock, purpose="guard start", since=ctx.now_text()):
         state, serving = ctx.services.state(ctx.unit), ctx.deployed()
-        was_given_up = state.active_state == "failed" and bool(state.n_restarts)
-        if not was_given_up or not state.is_enabled:
+        if not state.is_enabled or not is_given_up(ctx, state):
             return
         if serving is None or not stands(ctx, serving):
             return
         if read_record(ctx) is not None or read_measurement(ctx) is not None:
-            return
-        life = state.invocation_id
-        if life is None or ctx.services.was_stopped(ctx.unit, life):
             return
         tell()
         ctx.services.start(ctx.unit, timeout_s=_RESTART_S)
@@ -729,16 +726,11 @@ def raise_margin(
         if ask is not None:
             ask(made)
 
-    try:
-        done = apply(
-            ctx, request, drain=False, confirm=confirm_both, reason=BY_GUARD,
-            ask=None if ask is None else ask_what_may_be,
-            probation=False,  # which would go back to the margin that ran out
-        )  # fmt: skip
-    except TunerdError:
-        if ask is None:  # a person may leave it stopped
-            _start_anyway(ctx)
-        raise
+    done = apply(
+        ctx, request, drain=False, confirm=confirm_both, reason=BY_GUARD,
+        ask=None if ask is None else ask_what_may_be,
+        probation=False,  # which would go back to the margin that ran out
+    )  # fmt: skip
     text = f"the fit margin is {target_mib} MiB now, it was {margin.fit_mib} MiB"
     payload = {**done.payload, "fit_mib": target_mib, "fit_before_mib": margin.fit_mib}
     return replace(
@@ -772,11 +764,3 @@ def _only_the_margin(generation: Generation) -> Callable[[Plan], None]:
 
 def _without_margin(argv: Sequence[str]) -> list[str]:
     return [word for before, word in pairwise(("", *argv)) if before not in _MARGIN_FLAGS]
-
-
-def _start_anyway(ctx: Context) -> None:
-    """A server that dies again and again still serves in between; stopped it never would."""
-    with contextlib.suppress(TunerdError):
-        if not ctx.services.state(ctx.unit).is_active:
-            ctx.services.reset_failed(ctx.unit)
-            ctx.services.start(ctx.unit)

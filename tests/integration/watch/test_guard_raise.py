@@ -141,10 +141,14 @@ def test_a_tuned_layer_that_was_left_out_is_left_out_again(box: Box) -> None:
         tuned.unlink()
 
 
-def test_after_a_raise_that_failed_the_server_runs_again(box: Box) -> None:
-    with box.unit.open("a") as unit:
-        unit.write("# mine\n")
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_a_server_that_somebody_stopped_is_started_by_no_raise(box: Box, is_edited: bool) -> None:
+    """It was, where the raise was refused as well, and where another change was under way."""
+    if is_edited:
+        with box.unit.open("a") as unit:
+            unit.write("# mine\n")
     services = box.context.services
     services.stop(UNIT)
-    assert "error" in raised(box)
-    assert services.state(UNIT).is_active
+    told = raised(box)["error"]
+    assert is_edited or told["message"] == f"{UNIT} was stopped meanwhile"
+    assert not services.state(UNIT).runs

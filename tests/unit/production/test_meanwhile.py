@@ -1,0 +1,203 @@
+"""What a person, or another command, does with the server while tunerd waits for something."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fault.scenarios import deploy
+from tests.fault.world import BROKEN, ENGINE, UNIT, World
+from tests.support.fakes import Invocation, Life
+from tunerd.errors import JobCanceled, Preempted, RolledBack, Stranded, TunerdError
+from tunerd.machine.files import lock
+from tunerd.production.gate import is_given_up
+from tunerd.production.lease import hold
+from tunerd.production.swap import swap
+from tunerd.result import Progress
+from tunerd.tryout.local_service import Ending
+
+OLD, OTHER = "/bin/cat", "/bin/ls"
+WAITS = "until the port is free again"
+TAKEN = Life(
+    prints=("OSError: [Errno 98] Address already in use",),
+    ends_after_s=0.0,
+    ending=Ending(code=1),
+)
+
+
+def a_text(world: World, program: str = OLD, *, restart: str = "no") -> bytes:
+    return (
+        f"[Unit]\nStartLimitIntervalSec=900\nStartLimitBurst=9\n[Service]\nType=exec\nRestart={restart}\n"
+        f"RestartSec=5\nExecStart={program} --host 127.0.0.1 --port {world.port} --alias {Path(program).name}\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    ).encode()
+
+
+class Once:
+    """Serves at its first start, and then finds its port taken."""
+
+    def __init__(self, world: World) -> None:
+        self.serve = world.manager.programs[ENGINE]
+        self.starts = 0
+        world.manager.programs[OLD] = self.start
+
+    def start(self, invocation: Invocation) -> Life:
+        self.starts += 1
+        return self.serve(invocation) if self.starts == 1 else TAKEN
+
+
+def once(text: str, act: Callable[[], object]) -> Callable[[Progress], None]:
+    """Acts when this is told for the first time."""
+    acts = iter([act])
+
+    def on(told: Progress) -> None:
+        if text in told.text:
+            next(acts, lambda: None)()
+
+    return on
+
+
+def measured(world: World, on: Callable[[Progress], None], *, ran: bool = False) -> str:
+    """What became of the server after a measurement."""
+    ctx = replace(world.context(), progress=on)
+    with hold(ctx, purpose="bench x", budget_s=60.0, ran=ran) as held:
+        on(Progress("measuring"))
+    return held.afterwards
+
+
+@pytest.mark.parametrize("what", ["a swap's way back", "the end of a measurement"])
+def test_a_server_that_is_stopped_while_its_port_is_waited_for_stays_stopped(
+    world: World, what: str
+) -> None:
+    """Its manager was between two starts, and would have tried again as well."""
+    server = Once(world)
+    world.put(a_text(world, restart="on-failure").replace(b"Sec=5\n", b"Sec=60\n"))
+    on = once(WAITS, lambda: world.manager.stop(UNIT))
+    if what == "the end of a measurement":
+        assert "was left to who stopped it" in measured(world, on)
+    else:
+        with pytest.raises(RolledBack, match="not swapped"):
+            deploy(replace(world.context(), progress=on), world, "new", program=BROKEN)
+    assert not world.manager.state(UNIT).runs
+    starts = server.starts
+    world.clock.advance(120)
+    assert server.starts == starts
+
+
+def test_what_is_deployed_while_the_port_is_waited_for_is_not_started_again(world: World) -> None:
+    Once(world)
+    other: list[Invocation] = []
+    serve = world.manager.programs[ENGINE]
+
+    def start(invocation: Invocation) -> Life:
+        other.append(invocation)
+        return serve(invocation)
+
+    world.manager.programs[OTHER] = start
+    world.put(a_text(world))
+
+    def change() -> None:
+        ctx = world.context()
+        with lock(ctx.paths.lock, purpose="apply", since="now"):
+            swap(ctx, world.request(a_text(world, OTHER), alias="ls"))
+
+    assert measured(world, once(WAITS, change)) == "serves again"
+    assert (world.serving_alias(), len(other)) == ("ls", 1)
+
+
+def test_a_server_is_not_started_again_while_somebody_holds_what_changes_it(world: World) -> None:
+    server = Once(world)
+    world.put(a_text(world))
+    path, starts = world.context().paths.lock, [0]
+    with contextlib.ExitStack() as theirs:
+
+        def take() -> None:
+            starts[0] = server.starts
+            theirs.enter_context(lock(path, purpose="apply", since="now"))
+            path.write_text('{"pid": 1}')
+
+        with pytest.raises(Stranded):
+            measured(world, once(WAITS, take))
+    assert server.starts == starts[0]
+
+
+def test_a_stop_that_meets_the_start_of_a_server_that_comes_back_is_respected(world: World) -> None:
+    Once(world)
+    world.put(a_text(world))
+
+    def cancel() -> None:
+        world.manager.errors["restart"] = [JobCanceled("somebody stopped it")]
+
+    assert "was left to who stopped it" in measured(world, once(WAITS, cancel))
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_nothing_is_measured_where_the_server_was_stopped_since_its_cost_was_told(
+    world: World, ran: bool
+) -> None:
+    world.put(a_text(world, ENGINE))
+    world.servers[-1].behaviour.slots_are_busy = True
+    on = once("waiting for ", lambda: world.manager.stop(UNIT))
+    if ran:
+        with pytest.raises(Preempted, match="ended before it began"):
+            measured(world, on, ran=True)
+    else:
+        assert measured(world, on) == "does not run, as before"
+    assert not world.manager.state(UNIT).runs
+
+
+def test_a_swap_does_not_start_what_was_stopped_while_its_requests_were_waited_for(
+    world: World,
+) -> None:
+    world.put(world.text("one"))
+    world.servers[-1].behaviour.slots_are_busy = True
+    ctx = replace(world.context(), progress=once("requests", lambda: world.manager.stop(UNIT)))
+    text = a_text(world, ENGINE)
+    with (
+        lock(ctx.paths.lock, purpose="promote", since="now"),
+        pytest.raises(TunerdError, match="was stopped meanwhile"),
+    ):
+        swap(ctx, replace(world.request(text, alias="new"), drain=True))
+    assert not world.manager.state(UNIT).runs
+    assert world.standing == world.text("one")
+
+
+def test_an_edit_that_does_not_start_is_told_by_the_measurement_that_put_it_into_force(
+    world: World,
+) -> None:
+    """It was taken for a change by somebody who looks after the server."""
+
+    def edit() -> None:
+        world.unit_path.write_bytes(a_text(world, BROKEN))
+        world.manager.reload()  # as each candidate does
+
+    world.put(a_text(world, ENGINE))
+    with pytest.raises(Stranded):
+        measured(world, once("measuring", edit))
+
+
+@pytest.mark.parametrize("what", ["a measurement", "an apply that failed"])
+def test_a_server_that_was_given_up_still_is_after(world: World, what: str) -> None:
+    """Nobody started it again every quarter of an hour from then on."""
+    is_broken = [False]
+    serve = world.manager.programs[ENGINE]
+    dies = Life(prints=("CUDA error: out of memory",), ends_after_s=1.0, ending=Ending(code=1))
+    world.manager.programs[OLD] = lambda one: dies if is_broken[0] else serve(one)
+    world.put(a_text(world, restart="on-failure").replace(b"Burst=9", b"Burst=4"))
+    is_broken[0] = True
+    world.manager.end_main(UNIT, Ending(code=1))
+    world.clock.advance(120)
+    assert is_given_up(world.context(), world.manager.state(UNIT))
+
+    if what == "a measurement":
+        assert measured(world, lambda _: None) == "does not run, as before"
+    else:
+        with pytest.raises(RolledBack):
+            deploy(world.context(), world, "new", program=BROKEN)
+        world.clock.advance(120)
+
+    assert is_given_up(world.context(), world.manager.state(UNIT))
