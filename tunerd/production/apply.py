@@ -77,6 +77,7 @@ def apply(
         for told in made.messages:
             if told.code == NO_WAY_BACK:
                 ctx.say(told.text)
+        ran = ctx.services.state(ctx.unit).runs
         messages += _keep_engines(ctx, made)
         text = made.unit_text.encode("utf-8", "surrogateescape")
         asked = SwapRequest(
@@ -86,6 +87,7 @@ def apply(
             address=address_of_plan(ctx, made),
             expected=expectation_of_plan(made),
             drain=drain,
+            ran=ran,
             model_bytes=made.facts.file_bytes,
             wants_probation=probation,
             sweep=sweep,

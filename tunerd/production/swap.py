@@ -80,6 +80,7 @@ class SwapRequest:
     `text` is None to remove the unit file (going back to where none stood). `old_sha256` is what
     the plan was made for: another text there now means that somebody changed it meanwhile.
     `generation` still lacks its number, backup, old state and who asked: the swap fills them in.
+    `ran` is whether the server ran when this was agreed to: one that was stopped since is left alone.
     `starts_packaged` is whether what is left after removing the file shall run, `wants_probation` whether
     what serves then is to be watched, and `sweep` which one proved it.
     """
@@ -90,6 +91,7 @@ class SwapRequest:
     address: Address | None
     expected: Expectation
     drain: bool
+    ran: bool = False
     model_bytes: int | None = None
     starts_packaged: bool = False
     wants_probation: bool = False
@@ -504,7 +506,8 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
         )
     before = ctx.services.state(ctx.unit)
     notes = drain(ctx, before) if request.drain else ()
-    ran = before.runs or request.generation.reason == "guard"  # which nobody asked for
+    # Nobody asked for what a guard does.
+    ran = request.ran or before.runs or request.generation.reason == "guard"
     if ran and ctx.services.state(ctx.unit).active_state == "inactive":
         raise DeployError(
             f"{ctx.unit} was stopped meanwhile",

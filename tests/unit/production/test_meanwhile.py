@@ -150,10 +150,14 @@ def test_nothing_is_measured_where_the_server_was_stopped_since_its_cost_was_tol
     assert not world.manager.state(UNIT).runs
 
 
-def test_a_swap_does_not_start_what_was_stopped_while_its_requests_were_waited_for(
-    world: World,
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_swap_does_not_start_what_was_stopped_since_it_was_agreed_to(
+    world: World, is_before: bool
 ) -> None:
+    """While engines were kept, or requests waited for."""
     world.put(world.text("one"))
+    if is_before:
+        world.manager.stop(UNIT)
     world.servers[-1].behaviour.slots_are_busy = True
     ctx = replace(world.context(), progress=once("requests", lambda: world.manager.stop(UNIT)))
     text = a_text(world, ENGINE)
@@ -161,7 +165,7 @@ def test_a_swap_does_not_start_what_was_stopped_while_its_requests_were_waited_f
         lock(ctx.paths.lock, purpose="promote", since="now"),
         pytest.raises(TunerdError, match="was stopped meanwhile"),
     ):
-        swap(ctx, replace(world.request(text, alias="new"), drain=True))
+        swap(ctx, replace(world.request(text, alias="new"), drain=True, ran=is_before))
     assert not world.manager.state(UNIT).runs
     assert world.standing == world.text("one")
 
