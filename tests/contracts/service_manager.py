@@ -360,6 +360,13 @@ class ServiceManagerContract(Contract):
         self.units.disable(UNIT)
         assert self.units.state(UNIT).is_enabled is False
 
+    def test_a_unit_is_disabled_also_by_a_file_that_does_not_say_when_it_would_start(self) -> None:
+        self.put(self.text(install=self.install))
+        self.units.enable(UNIT)
+        self.put(self.text())
+        self.units.disable(UNIT)
+        assert not self.units.state(UNIT).is_enabled
+
     def test_a_unit_that_does_not_say_when_cannot_be_enabled(self) -> None:
         self.put(self.text())
 

@@ -403,9 +403,10 @@ def start_again(
             end_s = now_s + PORT_PATIENCE_S if end_s is None else end_s
             if now_s >= end_s:
                 return found
+            before = ctx.services.state(ctx.unit)
             ctx.report(Progress("waiting until the port is free again", left_s=end_s - now_s))
             ctx.clock.sleep(min(PORT_POLL_S, end_s - now_s))
-            if ctx.services.state(ctx.unit).active_state == "inactive":
+            if was_stopped_since(ctx, before):
                 return replace(found, was_stopped=True)
         elif pauses_s and _ended_without_cause(ctx, found):
             pause_s = pauses_s.pop(0)
@@ -423,9 +424,31 @@ def is_given_up(ctx: Context, state: UnitState) -> bool:
     life = state.invocation_id
     if state.active_state != "failed" or not state.n_restarts or life is None:
         return False
-    # Where the log has nothing of it, nobody knows who ended it.
-    is_known = ctx.services.log(ctx.unit, invocation_id=life, max_lines=1)
-    return bool(is_known) and not ctx.services.was_stopped(ctx.unit, life)
+    try:
+        if ctx.services.was_stopped(ctx.unit, life):
+            return False
+        # Where the log has nothing of it, a stop that was not obeyed is known by its result alone.
+        return state.result != "timeout" or bool(
+            ctx.services.log(ctx.unit, invocation_id=life, max_lines=1)
+        )
+    except ServiceError:
+        return False
+
+
+def was_stopped_since(ctx: Context, before: UnitState, *, by_anybody: bool = False) -> bool:
+    """Whether somebody stopped the server: not where it ended well by itself, or waits for its start at boot.
+
+    Args:
+        ctx: Where.
+        before: How it was a moment ago. Of a stop between two starts by its manager nothing is written.
+        by_anybody: Whether one that ended well by itself counts as stopped.
+    """
+    now = ctx.services.state(ctx.unit)
+    if now.active_state != "inactive" or now.invocation_id is None:
+        return False
+    if ctx.services.properties(ctx.unit, "Job").get("Job"):
+        return False
+    return by_anybody or before.is_waiting or ctx.services.was_stopped(ctx.unit, now.invocation_id)
 
 
 def _ended_without_cause(ctx: Context, found: NotServing) -> bool:
@@ -470,9 +493,10 @@ def come_back(ctx: Context) -> Serving | NotServing:
         if isinstance(found, Serving):
             return found
         if port_will_be_free(found, _address(ctx)):
+            before = ctx.services.state(ctx.unit)
             ctx.say("waiting until the port is free again")
             ctx.clock.sleep(PORT_POLL_S)
-            if ctx.services.state(ctx.unit).active_state == "inactive":
+            if was_stopped_since(ctx, before):
                 return replace(found, was_stopped=True)
         elif _is_started_again(ctx.services.state(ctx.unit), n_restarts):
             if not _wait_for_restart(ctx, end_s):

@@ -296,7 +296,7 @@ def _untouched(ctx: Context, record: SwapRecord) -> Recovered:
     serving = _see_to_the_old(ctx, record, Recovery.UNTOUCHED, "it was cut short")
     _finish(ctx, record, Outcome.ROLLED_BACK, "interrupted", "the unit had not been changed")
     text = f"generation {record.generation} was cut short; the previous unit is in place"
-    text += _unseen(record, serving)
+    text += _unseen(ctx, record, serving)
     return Recovered(Recovery.UNTOUCHED, record.generation, text, serving)
 
 
@@ -326,24 +326,33 @@ def _watch(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
 
 
 def _see_that_it_starts_at_boot(ctx: Context, record: SwapRecord) -> None:
-    """A way back that was cut short may have disabled what stays after all."""
-    entry = ctx.generations.read(record.generation)
-    if record.new_sha256 is None or (entry is not None and not entry.generation.enable):
+    """Or does not, as what stays was meant to; a way back that was cut short may have disabled it."""
+    if record.new_sha256 is None:
         return
-    if ctx.services.state(ctx.unit).is_enabled is False:
+    entry = ctx.generations.find(record.generation)
+    is_wanted = entry is None or entry.generation.enable
+    is_enabled = ctx.services.state(ctx.unit).is_enabled
+    if is_wanted and is_enabled is False:
         ctx.services.enable(ctx.unit)
+    elif is_enabled and not is_wanted:
+        ctx.services.disable(ctx.unit)
 
 
 def _undo(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> Recovered:
     serving = _see_to_the_old(ctx, record, found, why)
     _finish(ctx, record, Outcome.ROLLED_BACK, "interrupted", why)
-    text = f"generation {record.generation} was undone, because {why}{_unseen(record, serving)}"
+    text = (
+        f"generation {record.generation} was undone, because {why}{_unseen(ctx, record, serving)}"
+    )
     return Recovered(found, record.generation, text, serving)
 
 
-def _unseen(record: SwapRecord, serving: bool | None) -> str:
-    is_unknown = record.was_active and serving is None
-    return "; it runs, and whether it serves cannot be seen from here" if is_unknown else ""
+def _unseen(ctx: Context, record: SwapRecord, serving: bool | None) -> str:
+    if not record.was_active or serving is not None:
+        return ""
+    if not ctx.services.state(ctx.unit).runs:
+        return "; it is stopped, as somebody asked meanwhile"
+    return "; it runs, and whether it serves cannot be seen from here"
 
 
 def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> bool | None:

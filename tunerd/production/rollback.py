@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,14 +43,14 @@ class Target:
 
     `text` is None for going back to where no unit file stood. `made_by` is the generation that
     deployed this text, where that is known, and `was` the newest that replaced it: it says how things
-    stood then. `enable` is whether it then starts at boot; None leaves that as it is.
+    stood then. `enable` is whether it then starts at boot.
     """
 
     name: str
     text: bytes | None
     made_by: Generation | None
     was: Generation | None
-    enable: bool | None
+    enable: bool
     diff: str
     messages: tuple[Message, ...]
 
@@ -163,10 +164,10 @@ def find_target(ctx: Context, to: str | None) -> Target:
     live = read_live_unit(ctx)
     made_by = _makers(ctx).get(sha256(text) or "")
     was = _replaced_by(ctx, text)
-    enable = _can_start_at_boot(text) if was is None else was.was_enabled
+    enable = _enable(text, was)
     messages = (
         *_check(ctx, name, text, live, made_by),
-        *_at_boot(ctx, text, enable),
+        *_at_boot(ctx, text, enable=enable),
         *(_passed_over(ctx) if to is None else ()),
     )
     new = text.decode("utf-8", "replace") if text is not None else None
@@ -197,15 +198,13 @@ def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None]:
 
 def _replaced_by(ctx: Context, text: bytes | None) -> Generation | None:
     """The newest generation that replaced this text, or no unit file where it is None."""
-    wanted = sha256(text)
     for entry in ctx.generations.entries(ctx.unit):
         one = entry.generation
-        if (
-            one.replaced_absent
-            if text is None
-            else wanted == sha256(ctx.generations.replaced_text(one.number))
-        ):
+        if text is None and one.replaced_absent:
             return one
+        with contextlib.suppress(HostError):  # one bad file does not stand in the way of all others
+            if text is not None and ctx.generations.replaced_text(one.number) == text:
+                return one
     return None
 
 
@@ -345,13 +344,16 @@ def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
     return "`tunerd rollback --list` shows what else there is; `tunerd engines keep` keeps programs"
 
 
-def _can_start_at_boot(text: bytes | None) -> bool:
+def _enable(text: bytes | None, was: Generation | None) -> bool:
+    """As it was, where that is known; else a unit file that can be enabled is."""
+    if was is not None and was.was_enabled is not None:
+        return was.was_enabled
     unit = parse_unit((text or b"").decode("utf-8", "surrogateescape"))
     return bool(unit.values("Install", "WantedBy") or unit.values("Install", "RequiredBy"))
 
 
-def _at_boot(ctx: Context, text: bytes | None, enable: bool | None) -> Iterator[Message]:
-    if text is not None and enable is not None:
+def _at_boot(ctx: Context, text: bytes | None, *, enable: bool) -> Iterator[Message]:
+    if text is not None:
         from tunerd.production.plan import check_boot  # see _check
 
         yield from check_boot(ctx, ctx.services.state(ctx.unit), enable=enable)

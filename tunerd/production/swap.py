@@ -52,6 +52,7 @@ from tunerd.production.gate import (
     start_as_it_stands,
     started,
     wait_until_serving,
+    was_stopped_since,
 )
 from tunerd.production.journal import (
     SCHEMA,
@@ -360,7 +361,7 @@ def demand_text(ctx: Context, *wanted: str | None) -> None:
 
 
 def _disable_what_stands(ctx: Context) -> None:
-    """While its file stands: without it the manager does not know what to take away."""
+    """While a file of it stands: without one the manager does not know what to take away."""
     if ctx.services.state(ctx.unit).is_enabled:
         ctx.services.disable(ctx.unit)
 
@@ -506,13 +507,14 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
         )
     before = ctx.services.state(ctx.unit)
     notes = drain(ctx, before) if request.drain else ()
-    # Nobody asked for what a guard does.
-    ran = request.ran or before.runs or request.generation.reason == "guard"
-    if ran and ctx.services.state(ctx.unit).active_state == "inactive":
+    by_guard = request.generation.reason == "guard"  # which nobody asked for
+    ran = request.ran or before.runs or by_guard
+    if ran and was_stopped_since(ctx, before, by_anybody=by_guard):
+        again = f"`{ctx.systemctl} start {ctx.unit}`" if by_guard else "the same again"
         raise DeployError(
             f"{ctx.unit} was stopped meanwhile",
             state="nothing was changed, and it stays stopped",
-            hint="the same again deploys it nevertheless",
+            hint=f"{again} starts it",
         )
     record = begin(ctx, request, old_text, before, interrupts)
     course = _Course()
@@ -547,9 +549,6 @@ def _go_forward(
     if request.text is None:
         demand_text(ctx, record.old_sha256)
         return _remove_unit(ctx, request, course)
-    if request.generation.enable is False:
-        course.has_touched = True
-        _disable_what_stands(ctx)
     ctx.files.write(
         ctx.unit_path,
         request.text,
@@ -567,6 +566,8 @@ def _go_forward(
     found = start_again(ctx, partial(_watch_new, ctx, request), lambda: request.address)
     if isinstance(found, NotServing):
         raise _UnhealthyError(found)
+    if not request.generation.enable:  # last: until then a power cut must bring a server back
+        _disable_what_stands(ctx)
     return found
 
 
@@ -590,7 +591,7 @@ def _remove_unit(ctx: Context, request: SwapRequest, course: _Course) -> Serving
     course.has_touched = True
     course.stopped_s = ctx.clock.monotonic_s()
     ctx.services.stop(ctx.unit)
-    if request.generation.enable is False:
+    if not request.generation.enable:
         _disable_what_stands(ctx)
     ctx.files.remove(ctx.unit_path, check=partial(demand_text, ctx, request.old_sha256))
     ctx.services.reload()

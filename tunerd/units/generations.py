@@ -48,8 +48,8 @@ class Generation:
 
     `replaced_backup` names the backup of what stood before; None with `replaced_absent` where
     nothing did. `unit_text` is None for a swap that removed the unit file. `with_tuned` says whether the
-    tuned layer took part, `enable` whether it is to start at boot, where None leaves that as it is; records
-    from before these were kept say yes. Whoever asks for a swap leaves
+    tuned layer took part, `enable` whether it is to start at boot; records from before these were kept
+    say yes. Whoever asks for a swap leaves
     the number, the moment, the old state and who asked to it.
     """
 
@@ -71,7 +71,7 @@ class Generation:
     replaced_absent: bool = False
     was_active: bool = False
     was_enabled: bool | None = None
-    enable: bool | None = True
+    enable: bool = True
     from_generation: int | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
     requested_by: str | None = None
@@ -160,8 +160,9 @@ class Generations:
             if text is not None:
                 self._files.write(folder / name, text, mode=_PRIVATE)
         record = plain(generation, schema=SCHEMA)
-        if generation.with_tuned:  # an earlier version takes a key that it does not know for damage
-            del record["with_tuned"]
+        for name in ("with_tuned", "enable"):  # keys that an earlier version takes for damage
+            if record[name]:
+                del record[name]
         self._files.write_json(folder / _RECORD, record)
 
     def end(self, number: int, ending: Ending) -> None:

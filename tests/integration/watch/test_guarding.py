@@ -440,7 +440,7 @@ class GivenUp(World):
 
     def __init__(self, folder: Path, *dying: str) -> None:
         super().__init__(folder)
-        self.dying = dying or ("it loads",)
+        self.dying = dying
         limit = "[Unit]\nStartLimitIntervalSec=900\nStartLimitBurst=4\n"
         text = f"{limit}{SERVER}[Install]\nWantedBy=multi-user.target\n"
         self.write(text)

@@ -38,16 +38,18 @@ def a_text(world: World, program: str = OLD, *, restart: str = "no") -> bytes:
 
 
 class Once:
-    """Serves at its first start, and then finds its port taken."""
+    """Serves at its first start, and then finds its port taken; from one on, if any, it serves again."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, code: int = 1, again_at: float = float("inf")) -> None:
         self.serve = world.manager.programs[ENGINE]
-        self.starts = 0
+        self.starts, self.again_at = 0, again_at
+        self.taken = replace(TAKEN, ending=Ending(code=code))
         world.manager.programs[OLD] = self.start
 
     def start(self, invocation: Invocation) -> Life:
         self.starts += 1
-        return self.serve(invocation) if self.starts == 1 else TAKEN
+        serves = self.starts == 1 or self.starts >= self.again_at
+        return self.serve(invocation) if serves else self.taken
 
 
 def once(text: str, act: Callable[[], object]) -> Callable[[Progress], None]:
@@ -86,6 +88,21 @@ def test_a_server_that_is_stopped_while_its_port_is_waited_for_stays_stopped(
     starts = server.starts
     world.clock.advance(120)
     assert server.starts == starts
+
+
+@pytest.mark.parametrize("what", ["a swap's way back", "the end of a measurement"])
+def test_a_server_whose_failed_start_counts_as_a_good_end_was_stopped_by_nobody(
+    world: World, what: str
+) -> None:
+    """As behind a pipe, or with `SuccessExitStatus=`."""
+    Once(world, code=0, again_at=4)
+    world.put(a_text(world, restart="on-failure"))
+    if what == "the end of a measurement":
+        assert measured(world, lambda _: None) == "serves again"
+    else:
+        with pytest.raises(RolledBack):
+            deploy(world.context(), world, "new", program=BROKEN)
+    assert world.serving_alias() == "cat"
 
 
 def test_what_is_deployed_while_the_port_is_waited_for_is_not_started_again(world: World) -> None:

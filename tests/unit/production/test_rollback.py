@@ -13,6 +13,8 @@ from tests.fault.world import BROKEN, UNIT, World, a_generation
 from tunerd.errors import DeployError, RolledBack, UsageError
 from tunerd.machine.files import MAX_READ_BYTES, is_locked
 from tunerd.production.rollback import Target, find_target, list_targets, rollback
+from tunerd.result import Progress
+from tunerd.tryout.local_state import enabled_mark
 from tunerd.units.generations import Ending, Outcome
 from tunerd.units.text import demand_as_shown, shown_hash
 from tunerd.words import sha256
@@ -152,6 +154,39 @@ def test_what_did_not_start_at_boot_does_not_after_one_went_back_to_it_and_that_
     backup = world.paths.unit_dir / f"{UNIT}.pre-mine"  # of which history knows nothing
     backup.write_bytes(by_hand + b"# mine\n")
     assert find_target(world.context(), backup.name).enable is False
+
+
+def test_where_no_unit_stood_nothing_is_left_enabled(world: World) -> None:
+    deploy(world.context(), world, "old")
+    go_back(world.context())
+    assert not enabled_mark(world.paths, UNIT).exists()
+
+
+def test_an_edit_that_comes_before_a_unit_is_disabled_leaves_it_enabled(world: World) -> None:
+    world.put(world.text("by-hand"), enables=False)
+    deploy(world.context(), world, "new")
+    world.servers[-1].behaviour.slots_are_busy = True
+
+    def edit(told: Progress) -> None:
+        if told.text.startswith("waiting for"):
+            world.unit_path.write_bytes(world.text("new") + b"# mine\n")
+
+    ctx = replace(world.context(), progress=edit)
+    with pytest.raises(DeployError, match="not swapped"):
+        rollback(ctx, to=None, drain=True)
+    assert world.snapshot().is_enabled
+
+
+def test_one_bad_file_of_history_stands_in_the_way_of_no_rollback(world: World) -> None:
+    for name in ("one", "two", "three"):
+        deploy(world.context(), world, name)
+    bad = world.paths.generations_dir / "000002" / "replaced"
+    bad.unlink()
+    bad.mkdir()
+    world.unit_path.write_bytes(world.text("three") + b"# mine\n")
+    world.manager.reload()
+    go_back(world.context())
+    assert world.standing == world.text("three")
 
 
 # A person may take an hour to answer: meanwhile rollback, guards and recovery work.
