@@ -142,10 +142,10 @@ prepare_environment() {
     exec 7<"$(dirname -- "$1")"
     wait_for_lock 7 'another installation is under way'
     prepared=$1.new
-    trap 'rm -rf -- "$prepared"' EXIT
+    trap undo EXIT
     trap 'exit 130' HUP INT PIPE TERM
     rm -rf -- "$prepared"
-    [ -e "$1" ] || [ ! -e "$1.old" ] || mv -- "$1.old" "$1"
+    put_back "$1"
     if "$1/bin/python" -Ic "$is_whole" 2>/dev/null; then
         problem=$(cp -a -- "$1/." "$prepared" 2>&1) ||
             die "could not copy $1: $(printf '%s\n' "$problem" | head -n 1)" 'nothing was replaced'
@@ -166,22 +166,41 @@ prepare_environment() {
     sync --file-system -- "$prepared"
 }
 
-# Puts what was prepared in the place of environment $1.
+# Puts what was prepared in the place of environment $1. No signal ends this between the two moves; where
+# the second fails, `undo` takes back the first.
 put_environment() {
     [ "$dry" = no ] || return 0
     rm -rf -- "$1.old"
+    trap '' HUP INT PIPE TERM
     [ ! -e "$1" ] || mv -T -- "$1" "$1.old"
-    # A Python that is about to end makes its folders anew, for the bytecode of what it has just read.
+    move "$prepared" "$1" ||
+        die "could not put the new $1 in its place, and mv says above why" 'nothing was replaced'
+    trap 'exit 130' HUP INT PIPE TERM
+    rm -rf -- "$1.old" || true
+}
+
+# Moves environment $1 to $2, where at most folders are in the way: a Python that is about to end makes its own
+# anew, for the bytecode of what it has just read, even while they are removed.
+move() {
     for _ in 1 2 3; do
-        rm -rf -- "$1"
-        ! mv -T -- "$prepared" "$1" || break
+        rm -rf -- "$2" || true
+        ! mv -T -- "$1" "$2" || return 0
     done
-    if [ -e "$prepared" ]; then
-        rm -rf -- "$1"
-        [ ! -e "$1.old" ] || mv -T -- "$1.old" "$1"
-        die "could not put the new $1 in its place, and mv says above why" 'what was there is back'
+    return 1
+}
+
+# Moves what was in the place of environment $1 back, where no other came there.
+put_back() {
+    [ -e "$1/pyvenv.cfg" ] || [ ! -e "$1.old" ] || move "$1.old" "$1"
+}
+
+# What an installation that ends early does last.
+undo() {
+    trap '' HUP INT PIPE TERM
+    if [ -n "$prepared" ]; then
+        put_back "${prepared%.new}" || true
+        rm -rf -- "$prepared" || true
     fi
-    rm -rf -- "$1.old"
 }
 
 # Lets programs of environment $1 find their Python where they will be, below $2.
@@ -392,7 +411,7 @@ make_way() {
     [ "$uninstall" = no ] || refuse_during_swap "$1/journal"
     if manager --quiet is-active tunerd.service 2>/dev/null; then
         # An installation that fails leaves the daemon running.
-        trap 'status=$?; rm -rf -- "$prepared"; let_go; manager restart tunerd.service; exit $status' EXIT
+        trap 'status=$?; undo; let_go; manager restart tunerd.service; exit $status' EXIT
         trap 'exit 130' HUP INT PIPE TERM
     fi
     # Leases come last: what was measured in a terminal ends with them, sweeps and jobs end their own.

@@ -155,6 +155,29 @@ def test_an_upgrade_that_fails_or_is_cut_short_leaves_all_as_it_was(
     assert [name for name in machine.files("/opt") if name.startswith("tunerd")] == ["tunerd"]
 
 
+def test_an_upgrade_that_is_hindered_between_its_moves_leaves_a_program_in_its_place(
+    installed_machine: Machine,
+) -> None:
+    """Folders that a Python made anew while they were removed, or a signal, left none, and then lost what its owner had put there."""
+    machine = installed_machine
+    fails_late = '#!/bin/sh\n/bin/rm "$@" && [ "$*" != "-rf -- /opt/tunerd" ]\n'
+    machine.write("/root/bin/rm", fails_late, mode=0o755)
+    # As one left it that was killed there.
+    killed = "mv /opt/tunerd /opt/tunerd.old && mkdir -p /opt/tunerd/lib && : >/opt/tunerd.old/mine"
+    machine.sh(killed)
+    for moves, status in (("*.new\\ /opt/tunerd) exit 1", 1), ('*.old) kill -s TERM "$PPID"', 0)):
+        script = f'#!/bin/sh\ncase "$*" in {moves};; esac\n/bin/mv "$@"\n'
+        machine.write("/root/bin/mv", script, mode=0o755)
+        done = machine.sh(f"export PATH=/root/bin:$PATH; {PIP} {INSTALL}", check=False)
+
+        assert done.returncode == status, done.stderr
+        assert ("could not put the new /opt/tunerd in its place" in done.stderr) is (status == 1)
+        assert machine.exists("/opt/tunerd/mine")
+        assert machine.systemctl("is-active", "tunerd.service") == "active"
+        assert machine.run("tunerd", "status").returncode == 0
+        assert [name for name in machine.files("/opt") if name.startswith("tunerd")] == ["tunerd"]
+
+
 def test_the_servers_account_cannot_write_what_tunerd_knows(installed_machine: Machine) -> None:
     stat = installed_machine.run(
         "stat", "-c", "%a %U %G", "/var/lib/tunerd", "/var/lib/llama-server"
