@@ -60,7 +60,7 @@ PURE = {
     "model": "facts gguf memory report verdict",
     "tryout": "local_service",
     "profile": "arm layers schema workload",
-    "engine": "emit flags health help importer log",
+    "engine": "emit flags health help importer log script",
     "production": "checks",
     "measure": "answer evidence findings pairs request trust",
     "sweep": "challenge context costs known laws learner limits night observations search space tuner",

@@ -35,6 +35,7 @@ from tunerd.engine.help import (
     parse_version,
     read_capabilities,
 )
+from tunerd.engine.script import hands_words_on
 from tunerd.errors import EngineError, HostError, ServiceError
 from tunerd.machine.files import Files, is_gone, looked_at, real_path
 from tunerd.machine.net import free_port
@@ -49,8 +50,6 @@ EMBEDDED_PROGRAM = "tunerd-llama-server"
 PROGRAM_NAMES = ("llama-server", "llama")
 FIT_PROGRAM = "llama-fit-params"
 OF_A_UNIT = "unit "
-# What reads the words of a shell's script, or has another file read them (sh(1)).
-_READS_WORDS = re.compile(rb"\$\{?[@*#1]|\bgetopts\b|^[ \t]*(\.|source)[ \t]", re.MULTILINE)
 _MOST_SCRIPT_BYTES = 64 * 1024
 # A device, and what of it goes to the model, the context and what is computed [MiB].
 _ESTIMATED = re.compile(r"^(\S+)((?: \d{1,8}){3}) ?$", re.MULTILINE)
@@ -469,8 +468,9 @@ class EngineProber:
         if found.found_by.startswith(OF_A_UNIT) and _takes_no_words(found.program):
             raise EngineError(
                 f"will not run `{found.program}` to ask it",
-                cause="it is a script that hands no words on: it would start its server once more",
-                hint='write "$@" behind the words of its server, or name the server itself',
+                cause="it is a script that is not seen to hand its own words on, and may start its server once more",
+                hint="let the unit name the server itself, or let the script put all of its own words "
+                'behind those of its server: "$@" in sh and bash, $argv in fish',
             )
         what = f"`{found.program} {' '.join(arguments[:1])}`"
         late = threading.Timer(
@@ -581,10 +581,10 @@ def shebang(program: Path) -> list[str]:
 
 
 def _takes_no_words(program: Path) -> bool:
-    """Whether a shell's script does the same whatever it is told, beside production and its memory too."""
+    """Whether a shell's script may do the same whatever it is told, beside production and its memory too."""
     if not any(map(is_shell, shebang(program))):
         return False
-    return _READS_WORDS.search(first_bytes(program, _MOST_SCRIPT_BYTES)) is None
+    return not hands_words_on(first_bytes(program, _MOST_SCRIPT_BYTES))
 
 
 def first_bytes(path: Path, n_bytes: int) -> bytes:

@@ -65,7 +65,8 @@ def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(folder: P
 
 
 def test_a_script_that_says_what_is_served_is_no_router(folder: Path) -> None:
-    with served(folder, "START", "exec ENGINE WORDS") as box:
+    script = """log() { echo "$1" "$@"; }\nlog up  # and "$@"\nexec ENGINE WORDS"""
+    with served(folder, "START", script) as box:
         (unit,) = box.json("detect")["units"]
         refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
         unknown = json.dumps(box.json("doctor")["not_checked"])

@@ -1,0 +1,49 @@
+"""What a shell's script does with the words that it is started with, as far as its text shows.
+
+Only a script that is seen to hand all of them on can be asked for the help of its server: any other would
+start that once more. So in doubt it hands none on.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ALL = rb"\$\{?(?:[@*]|argv\b(?!\[\d))"  # argv: csh, zsh and fish
+# What may name the words and hands none of them on; each is left out before the next is looked for.
+_ASIDES = tuple(
+    re.compile(pattern, re.MULTILINE | re.DOTALL)
+    for pattern in (
+        rb"\\\n",
+        rb"(?:^|(?<=[ \t;]))#[^\n]*",
+        rb"'[^'\n]*'",  # another program's, such as awk's
+        # A function, whose words are its own: in one line, or to the line that ends it.
+        (
+            rb"^([ \t]*)(?:function[ \t]|[\w-]+[ \t]*\(\))"
+            rb"(?:[^\n]*(?:[})]|;[ \t]*end)[ \t]*$|.*?(?:^\1(?:[})]|end\b)|\Z))"
+        ),
+        rb"\bcase[ \t][^\n]{1,99}?[ \t]in\b",
+        rb"\bfor[ \t]+\w+[ \t]+in[ \t][^\n;]*",
+        # What is said, or compared.
+        (
+            rb"(?:^|[;&|(){}!]|\b(?:if|elif|then|else|do|while|until|not)\b)[ \t]*"
+            rb"(?:echo|printf|print|log\w*|test|\[\[?)[ \t][^\n;&|]*"
+        ),
+    )
+)
+_REPLACED = re.compile(rb"\bset[ \t]+(?:--|argv\b)(?![^\n;&|]*" + _ALL + rb")")
+_HANDED_ON = re.compile(_ALL)
+# Words that are taken one by one, and put behind others.
+_LOOPS = re.compile(rb"\bfor[ \t]+(\w+)[ \t]*(?:[;\n]|do\b|in[ \t]+\"?" + _ALL + rb")")
+_ADDED = re.compile(
+    rb"(?:\+=[(\" \t]*|=\(?\"?\$\{?\w+(?:\[@\])?\}?\"?[ \t]+\"?)\$\{?(\w+)\}?(?![\w#%:])"
+)
+
+
+def hands_words_on(script: bytes) -> bool:
+    """Whether the server that a script of any shell starts (sh(1), csh(1), fish(1)) gets all its words."""
+    loops = {b"1", *_LOOPS.findall(script)}
+    for aside in _ASIDES:
+        script = aside.sub(b" ", script)
+    if _REPLACED.search(script):
+        return False
+    return _HANDED_ON.search(script) is not None or not loops.isdisjoint(_ADDED.findall(script))
