@@ -123,13 +123,19 @@ def check_port(ctx: Context, after: Serving, state: UnitState) -> list[Message]:
         ]
     if after.port is None:
         return []
+    port, where = after.port, after.host or "127.0.0.1"
+    # Who listens may be the server itself, started since its unit was read.
+    is_taken = _check_listener(ctx, port, where, state)
+    return is_taken and _check_listener(ctx, port, where, ctx.services.state(ctx.unit))
+
+
+def _check_listener(ctx: Context, port: int, where: str, state: UnitState) -> list[Message]:
     own = state.main_pid
-    where = after.host or "127.0.0.1"
-    listener = who_listens(after.port, where, own)
-    if listener is None and is_listened_on(after.port, where):
-        if state.is_active and own is not None and _is_its_own(own, after.port):
+    listener = who_listens(port, where, own)
+    if listener is None and is_listened_on(port, where):
+        if state.is_active and own is not None and _is_its_own(own, port):
             return []
-        return [_taken("somebody whose processes cannot be seen from here", after.port)]
+        return [_taken("somebody whose processes cannot be seen from here", port)]
     if listener in {None, own} or listener in measuring_pids(ctx):
         return []
     who = f"{process_name(listener) or 'a process'} (process {listener})"
@@ -137,8 +143,8 @@ def check_port(ctx: Context, after: Serving, state: UnitState) -> list[Message]:
     with contextlib.suppress(TunerdError):
         if unit is not None and read_live_unit(ctx, unit).is_known:
             way = f"`tunerd settings set service.unit {unit}` deploys in its place; or "
-            return [_taken(f"{who} of {unit}", after.port, way)]
-    return [_taken(who, after.port)]
+            return [_taken(f"{who} of {unit}", port, way)]
+    return [_taken(who, port)]
 
 
 def _is_its_own(pid: int, port: int) -> bool:

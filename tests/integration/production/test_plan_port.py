@@ -18,11 +18,14 @@ from tests.support.build_box import BuildBox, build_box
 from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tests.support.sweep_box import for_everybody
+from tests.support.waiting import until
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
+from tunerd.engine.serving import read_live_unit
+from tunerd.machine.net import is_listened_on
 from tunerd.production.gate import NotServing, port_will_be_free
-from tunerd.production.plan import make_plan
+from tunerd.production.plan import check_port, make_plan
 from tunerd.production.rollback import preview
 
 
@@ -98,6 +101,19 @@ def test_a_port_that_somebody_else_took_is_told_before_a_rollback_too(box: Build
     with socket.create_server(("127.0.0.1", box.port)):
         found = {one.code: one for one in preview(ctx, None).messages}
     assert "listens on port" in found["port-taken"].text
+
+
+def test_a_server_that_came_up_after_its_unit_was_read_is_no_stranger_on_its_port(
+    box: BuildBox,
+) -> None:
+    """A plan is made for seconds: a restart in them refused the guard's larger margin, which then gave up."""
+    ctx = box.box.context
+    ctx.services.stop("llama-server.service")
+    between = ctx.services.state("llama-server.service")
+    ctx.services.start("llama-server.service")
+    until(lambda: is_listened_on(box.port), "it listens")
+
+    assert check_port(ctx, read_live_unit(ctx).serving, between) == []
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-box.invalid", "127.0.0.1,192.0.2.1"])
