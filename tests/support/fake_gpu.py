@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tunerd.machine.clock import Clock
 from tunerd.machine.facts import Gpu, GpuProcess, GpuReading
 from tunerd.words import MiB
 
@@ -126,6 +128,23 @@ class FakeGpuReader:
         left = tuple(gpu for gpu in self._reading.gpus or () if gpu.index != index)
         problem = f"GPU {index}: the GPU is lost: it has fallen off the bus"
         self._reading = replace(_found(left, problem), gpus=left or None)
+
+
+class LateGpuReader(FakeGpuReader):
+    """Lists its first card for three seconds more after it was lost, as a driver may."""
+
+    def __init__(self, clock: Clock, *gpus: Gpu) -> None:
+        super().__init__(*gpus)
+        self._clock, self._gone_s = clock, math.inf
+
+    def read(self) -> GpuReading:
+        if self._clock.monotonic_s() >= self._gone_s:
+            super().lose(0)
+        return super().read()
+
+    def lose(self, index: int) -> None:
+        assert index == 0
+        self._gone_s = self._clock.monotonic_s() + 3.0
 
 
 def _found(gpus: Sequence[Gpu], problem: str | None = None) -> GpuReading:

@@ -103,6 +103,7 @@ def crowd(gpus: Sequence[Gpu] | None, own: Collection[int], known: Collection[in
 
 
 _HOUSE_POLL_S = 5.0
+_OF_A_LOST_CARD = frozenset({Reason.CRASH, Reason.ERROR})
 
 
 @dataclass
@@ -331,7 +332,7 @@ class LeaseBox:
         """A fresh process of an arm, as it would be deployed."""
         boot = self._restart(arm)
         if not boot.ok:
-            self.check()  # what befalls the card is not the arm's fault
+            self._blame(boot.failure)
         return boot
 
     def _restart(self, arm: Arm) -> Boot:
@@ -500,7 +501,10 @@ class LeaseBox:
         self.on_samples(process.arm, [one.sample for one in found])
         problem = next((one.sample.problem for one in found if one.sample.problem), None)
         if problem is not None:
-            raise self._gone(process.arm, process.candidate, problem, is_call=sent[0].has_tools)
+            gone = self._gone(process.arm, process.candidate, problem, is_call=sent[0].has_tools)
+            if isinstance(gone, ServerDied):
+                self._blame(gone.kind)
+            raise gone
         return found, frozenset(mark for one in found for mark in one.sample.marks)
 
     def _gone(
@@ -524,6 +528,16 @@ class LeaseBox:
             return ServerDied(str(fault.reason))
         self.tell(f"{arm} is given up: {problem}")
         return ServerDied(str(Reason.HANG if problem == NOT_IN_TIME else Reason.ERROR))
+
+    def _blame(self, failure: str) -> None:
+        """Whether an arm's end is its own: a driver may list a card for some seconds after it was lost.
+
+        Raises:
+            sweep.Preempted: it befell the card, or the lease.
+        """
+        if self.house.limits_w and failure in _OF_A_LOST_CARD:
+            self.sleep(_HOUSE_POLL_S)
+        self.check()
 
     # Reading
 

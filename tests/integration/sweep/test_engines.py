@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support import needs
-from tests.support.bench_box import BenchBox
-from tests.support.fake_gpu import FakeGpuReader, a_card
+from tests.support.bench_box import BenchBox, HurriedClock
+from tests.support.fake_gpu import FakeGpuReader, LateGpuReader, a_card
 from tests.support.real_box import N_CTX, NoLease, RealBox, options
 from tests.support.server_process import serving
 from tunerd.engine.server import LlamaServer, Streamed
@@ -95,6 +95,21 @@ def test_an_answer_amid_which_the_power_limit_changed_is_none(box: RealBox) -> N
     assert box.restart(OFF).ok
     box.on_samples = lambda _arm, _samples: cards.show(replace(a_card(), power_limit_w=150.0))
     with pytest.raises(Preempted, match="150 W, and was 220 W"):
+        box.measure(Request("code", "one", 0, 60, 4))
+
+
+@pytest.mark.parametrize("box", ENGINES[:1], indirect=True)
+def test_a_server_that_ends_with_its_card_is_held_against_no_arm(box: RealBox) -> None:
+    """The driver listed the card for some seconds more, and the arm counted as one that crashes."""
+    clock = HurriedClock()
+    cards = LateGpuReader(clock, a_card())
+    box.ctx = replace(box.ctx, gpu=cards, clock=clock)
+    box.house = House(box.ctx)
+    box.house.settle()
+    assert box.restart(OFF).ok
+    box.tell = lambda _text: cards.lose(0)
+    box.end_server()
+    with pytest.raises(Preempted, match="a card is there no more: GPU 0: the GPU is lost"):
         box.measure(Request("code", "one", 0, 60, 4))
 
 

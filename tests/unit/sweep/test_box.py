@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn, cast
 
 import pytest
 
-from tests.fault.world import UNIT, World
-from tests.support.fake_gpu import FakeGpuReader, a_card
+from tests.fault.world import BROKEN, UNIT, World
+from tests.support.fake_gpu import FakeGpuReader, LateGpuReader, a_card
 from tests.support.fakes import FakeClock
-from tunerd.app import Context
+from tests.support.model_headers import facts_of_shape
+from tests.support.profiles import a_plan_for
+from tests.support.shapes import PlainShape
+from tunerd.app import Context, data_dir
 from tunerd.calendar import Deadline
 from tunerd.errors import Busy, DeployError, UsageError
 from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
@@ -155,6 +159,35 @@ def test_what_befalls_the_card_ends_the_sweep_and_is_held_against_no_arm(
             tried.restart(ARM)
     assert words in str(tried.ended)
     assert tried.yielded is None
+    assert world.serving_alias() == "one"
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_crash_is_held_against_no_arm_where_its_card_turns_out_to_be_lost(
+    world: World, *, is_lost: bool
+) -> None:
+    gpu = LateGpuReader(world.clock, COOL)
+    ctx = replace(context(world), gpu=gpu, data_dir=data_dir())
+    house = House(ctx)
+    house.settle()
+    crashes = replace(
+        a_plan_for(ctx, Path(BROKEN)), facts=facts_of_shape(PlainShape(architecture="llama"))
+    )
+    told = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if is_lost:
+            gpu.lose(0)
+
+    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
+        tried = replace(box(ctx, held, house), plan_arm=lambda _arm: crashes, tell=tell)
+        if is_lost:
+            with pytest.raises(Preempted, match="a card is there no more: GPU 0: the GPU is lost"):
+                tried.restart(ARM)
+        else:
+            assert tried.restart(ARM).failure == "crash"
+    assert "does not start: error: it fell over" in told[0]
     assert world.serving_alias() == "one"
 
 
