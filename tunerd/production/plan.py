@@ -197,8 +197,10 @@ def check_boot(ctx: Context, state: UnitState, *, enable: bool) -> Iterator[Mess
     """Whether the unit starts at boot afterwards, where it did not before or the other way round."""
     if state.exists and state.is_enabled is not None and state.is_enabled is not enable:
         verb, other = ("enabled", "disable") if enable else ("disabled", "enable")
-        yield note(f"unit-{verb}", f"{ctx.unit} will be {verb}, which it is not now",
-                   f"`{ctx.systemctl} {other} {ctx.unit}` undoes that")  # fmt: skip
+        way = (
+            None if ctx.mode is Mode.LOCAL else f"`{ctx.systemctl} {other} {ctx.unit}` undoes that"
+        )
+        yield note(f"unit-{verb}", f"{ctx.unit} will be {verb}, which it is not now", way)
 
 
 def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]:
