@@ -24,7 +24,6 @@ POINTS = "tests/e2e/test_crash_points.py"
 SWAPS = "tests/unit/production"
 BACKUPS = "tests/unit/production/test_rollback.py"
 PROMOTIONS = "tests/integration/sweep/test_promote.py"
-RAISES = "tests/integration/watch/test_guard_raise.py tests/integration/watch/test_guarding.py"
 _PROBLEM = re.compile(r"^E\s+(?:AssertionError: )?(\d+ \(|killed |cut |edited |Ctrl-C |\d+ )")
 
 
@@ -96,7 +95,7 @@ MUTANTS = (
            'sweep.verdict is None or sweep.verdict.outcome != "promote"', "sweep.verdict is None",
            PROMOTIONS),
     Mutant("promotes over what the sweep began from", PROMOTE,
-           "if not is_start_of(ctx, sweep, prepared.generation):", "if False:", PROMOTIONS),
+           "if now is None or not is_start_of(ctx, sweep, now):", "if now is None:", PROMOTIONS),
     Mutant("promotes under the same conditions", PROMOTE,
            "if found.holds is not True or", "if False or", PROMOTIONS),
     Mutant("a winner that is slower in service", PROMOTE,
@@ -107,8 +106,8 @@ MUTANTS = (
            "deadline.end_s - ctx.clock.now_s() < load_s", "False", PROMOTIONS),
     Mutant("a promotion that was overtaken", PROMOTE,
            "        raise _Overtaken", "        return", PROMOTIONS),
-    Mutant("the server after a failed raise", "watch/guarding.py",
-           "        _start_anyway(ctx)\n        raise", "        raise", RAISES),
+    Mutant("a given-up server after a failed swap", SWAP,
+           "starts and record.was_given_up", "False", "tests/unit/production/test_meanwhile.py"),
     Mutant("the least gain", PAIRS, "least_gain = math.log1p(margin)", "least_gain = 0.0",
            "tests/unit/measure/test_pairs.py"),
     Mutant("host memory is not VRAM", HEALTH,

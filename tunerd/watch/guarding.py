@@ -726,17 +726,11 @@ def raise_margin(
         if ask is not None:
             ask(made)
 
-    try:
-        done = apply(
-            ctx, request, drain=False, confirm=confirm_both, reason=BY_GUARD,
-            ask=None if ask is None else ask_what_may_be,
-            probation=False,  # which would go back to the margin that ran out
-        )  # fmt: skip
-    except TunerdError:
-        if ask is None:  # one that was given up may serve for a while
-            with contextlib.suppress(TunerdError):
-                start_given_up(ctx, lambda: None)
-        raise
+    done = apply(
+        ctx, request, drain=False, confirm=confirm_both, reason=BY_GUARD,
+        ask=None if ask is None else ask_what_may_be,
+        probation=False,  # which would go back to the margin that ran out
+    )  # fmt: skip
     text = f"the fit margin is {target_mib} MiB now, it was {margin.fit_mib} MiB"
     payload = {**done.payload, "fit_mib": target_mib, "fit_before_mib": margin.fit_mib}
     return replace(
