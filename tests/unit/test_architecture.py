@@ -19,17 +19,15 @@ PACKAGE = ROOT / "tunerd"
 
 # From the bottom to the top: what is named later may import what is named before, and nothing else.
 ORDER = (
-    "errors", "words", "paths", "calendar", "settings", "result", "records", "log", "machine", "units", "model", "app",
-    "tryout", "profile", "operations", "engine", "production", "measure", "sweep", "watch", "doctor", "fleet", "jobs",
+    "errors", "words", "paths", "calendar", "settings", "result", "records", "log", "machine", "units", "model", "tryout",
+    "app", "profile", "operations", "engine", "production", "jobs", "measure", "sweep", "watch", "doctor", "fleet",
     "web", "cli", "__main__",
 )  # fmt: skip
 
 # Imports that point up all the same. Each is a debt: none may come to them.
 UPWARD = {
-    ("app", "tryout/local"),
     ("production/plan", "measure/conditions"),
     ("production/rollback", "sweep/record"),
-    ("sweep/run", "jobs"),
 }
 
 # What others import of each package; the rest of its modules are its own business.

@@ -189,7 +189,7 @@ def engines_command(call: Call, prove: bool) -> ActionResult:
       tunerd engines --prove
       tunerd engines keep mainline-0.7.0
     """  # noqa: D301
-    from tunerd.engine.builds import engines
+    from tunerd.engine.prove import engines
 
     return engines(call.context(tells=True), prove=prove)
 
@@ -540,9 +540,10 @@ def set_settings(call: Call, key: str, words: tuple[str, ...]) -> ActionResult:
       sudo tunerd settings set models.dirs /srv/models /srv/more
       sudo tunerd settings set sweep.promote auto
     """  # noqa: D301
+    from tunerd.sweep.plan import check_setting
     from tunerd.sweep.schedule import set_setting
 
-    return set_setting(call.context(), key, words)
+    return set_setting(call.context(), key, words, check=check_setting)
 
 
 @settings_command.command(name="unset", short_help="Take one out of tunerd.toml.")
@@ -557,7 +558,7 @@ def unset_settings(call: Call, key: str) -> ActionResult:
     """  # noqa: D301
     from tunerd.sweep.schedule import set_setting
 
-    return set_setting(call.context(), key, ())
+    return set_setting(call.context(), key, (), check=None)
 
 
 def render_settings(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -611,7 +612,8 @@ def new_model_command(call: Call, path: Path, shape: str, seed: int, force: bool
     """  # noqa: D301
     from tunerd.tryout.designed import model_new
 
-    return model_new(call.context(tells=True), path, shape=shape, seed=seed, force=force)
+    say = call.context(tells=True).say
+    return model_new(path, shape=shape, seed=seed, force=force, say=say)
 
 
 def render_model(payload: Mapping[str, Any]) -> Iterator[str]:

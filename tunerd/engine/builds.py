@@ -78,7 +78,7 @@ from tunerd.profile.files import load_profile, load_sources, workload_files
 from tunerd.profile.layers import Resolved, layers_of, set_layer
 from tunerd.profile.schema import SPEC_WORDS
 from tunerd.records import plain
-from tunerd.result import ActionResult, Message, note, warning
+from tunerd.result import ActionResult, Message, warning
 from tunerd.units.generations import Generation
 from tunerd.units.live import LiveUnit, is_shell
 from tunerd.units.sandbox import BUS, Sandbox
@@ -264,28 +264,6 @@ def _same_file(one: Path, other: Path) -> bool:
 
 # Builds of these dialects say that they take n-max and p-min with a request; only a proof counts.
 _CLAIMS_PER_REQUEST = frozenset({"ik-now"})
-
-
-def engines(ctx: Context, *, prove: bool = False) -> ActionResult:
-    """List engines, after trying their features on a designed model if asked to."""
-    from tunerd.engine.prove import prove_engine
-
-    found = find_engines(ctx)
-    if prove:
-        found = tuple(prove_engine(ctx, engine) for engine in found)
-    messages: list[Message] = []
-    known = [engine for engine in found if engine.capabilities is not None]
-    if any(engine.proof("mtp").effect is Effect.UNTRIED for engine in known):
-        messages.append(
-            note(
-                "untried",
-                "what a build does with its flags has not been tried on all of them",
-                "`tunerd engines --prove` takes a few seconds each",
-            )
-        )
-    return ActionResult(
-        "engines", {"engines": [engine_json(engine) for engine in found]}, tuple(messages)
-    )
 
 
 def engine_json(engine: Engine) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import sandbox
+from tunerd.engine.builds import engine_json, find_engines, sandbox
 from tunerd.engine.flags import CommandLine, RenderContext, render
 from tunerd.engine.health import Completion, HttpState, classify
 from tunerd.engine.help import Effect, Engine, Proof
@@ -21,6 +21,7 @@ from tunerd.machine.net import free_port
 from tunerd.machine.process import Child, Limits
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
 from tunerd.profile.schema import nest
+from tunerd.result import ActionResult, Message, note
 from tunerd.units.manager import cut_lines
 from tunerd.units.sandbox import Sandbox
 from tunerd.words import Family
@@ -41,6 +42,26 @@ _CHANGES = (
     ("per-request", OVERRIDDEN, "n-max 1 with the request"),
     ("per-request p-min", GATED_BY_REQUEST, "p-min 0.75 with the request"),
 )
+
+
+def engines(ctx: Context, *, prove: bool = False) -> ActionResult:
+    """List engines, after trying their features on a designed model if asked to."""
+    found = find_engines(ctx)
+    if prove:
+        found = tuple(prove_engine(ctx, engine) for engine in found)
+    messages: list[Message] = []
+    known = [engine for engine in found if engine.capabilities is not None]
+    if any(engine.proof("mtp").effect is Effect.UNTRIED for engine in known):
+        messages.append(
+            note(
+                "untried",
+                "what a build does with its flags has not been tried on all of them",
+                "`tunerd engines --prove` takes a few seconds each",
+            )
+        )
+    return ActionResult(
+        "engines", {"engines": [engine_json(engine) for engine in found]}, tuple(messages)
+    )
 
 
 def judge_trials(trials: Mapping[str, Completion], expected_text: str) -> tuple[Proof, ...]:

@@ -29,7 +29,7 @@ from tunerd.engine.serving import file_environment_of, specifiers_of, unit_with
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, stamp_of
 from tunerd.measure.compare import FRAME_TOKENS, SideRequest, context_tokens, plan_side, slots
-from tunerd.measure.learn import workload_for
+from tunerd.measure.learn import find_workload, workload_for
 from tunerd.measure.life import LIVE
 from tunerd.measure.results import candidates, here_of, imported, rates_seen
 from tunerd.model.files import ModelFiles
@@ -843,14 +843,16 @@ def _ranges(resolved: Resolved) -> dict[str, tuple[Any, ...]]:
 _SPACE = "sweep.space"
 
 
-def check_lists(space: Sequence[str], keep: Sequence[str]) -> None:
-    """Whether a sweep could go by `sweep.space` and `sweep.keep`.
+def check_setting(ctx: Context, key: str, words: Sequence[str]) -> None:
+    """Whether a sweep could go by what a setting would hold.
 
     Raises:
-        UsageError, ConfigError: one of them is no list of values or keys.
+        UsageError, ConfigError: a list of values or keys is none, or there is no such workload.
     """
-    _typed(_SPACE, space)
-    _kept(keep)
+    if key == "sweep.workload":
+        find_workload(ctx, words[0])
+    _typed(_SPACE, words if key == _SPACE else ())
+    _kept(words if key == "sweep.keep" else ())
 
 
 def _typed(where: str, space: Sequence[str]) -> dict[str, tuple[Any, ...]]:

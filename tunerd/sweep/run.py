@@ -54,7 +54,6 @@ from tunerd.sweep.record import (
     unfinished,
 )
 from tunerd.sweep.schedule import (
-    configured_request,
     deadline_of,
     demand_open,
     demand_time,
@@ -282,6 +281,16 @@ def run_sweep(
         return _Run(ctx, prepared, keeper, known, "sweep run", house, meet).go()
 
 
+def _configured(ctx: Context, *, at_once: bool = False) -> SweepRequest:
+    """The night that the settings describe; `at_once` whatever their window says."""
+    settings = ctx.settings.sweep
+    return SweepRequest(
+        budget_s=min(settings.budget_s, settings.downtime_s),
+        workload=settings.workload,
+        window=None if at_once else settings.window,
+    )
+
+
 def run_night(
     ctx: Context, *, confirm: Confirm, at_once: bool = False, meet: Meet = alone
 ) -> ActionResult:
@@ -293,7 +302,7 @@ def run_night(
     Raises:
         UsageError, ConfigError, DeployError, Busy, HostError, Stranded: as `run_sweep`.
     """
-    request = configured_request(ctx, at_once=at_once)
+    request = _configured(ctx, at_once=at_once)
     builds = due_comparison(ctx)
     if builds is not None:
         compared = compare_builds(ctx, builds, budget_s=request.budget_s, window=request.window)
@@ -734,7 +743,7 @@ def start_night(
         Busy, UsageError, ConfigError, DeployError, ServiceError: as `start_sweep`.
     """
     _demand_none(ctx)
-    request = configured_request(ctx, at_once=True)
+    request = _configured(ctx, at_once=True)
     builds = due_comparison(ctx)
     compared = None if builds is None else prepare_builds(ctx, builds, budget_s=request.budget_s)
     prepared = compared or prepare(ctx, request, proves=False)

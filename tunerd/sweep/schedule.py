@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunerd import calendar
 from tunerd.app import Context
@@ -26,10 +27,6 @@ from tunerd.settings import check_settings, sources_of
 from tunerd.units.manager import UP
 from tunerd.units.systemd import lingers
 from tunerd.words import Mode, format_duration, local_time, nearest_name
-
-if TYPE_CHECKING:
-    from tunerd.sweep.plan import SweepRequest
-
 
 _LEAST_STARTS = 4  # what serves now and one more, each started twice
 _LEAST_S = 30.0
@@ -275,18 +272,6 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
     return replace(done, messages=(*done.messages, *told))
 
 
-def configured_request(ctx: Context, *, at_once: bool = False) -> SweepRequest:
-    """The night that the settings describe; `at_once` whatever their window says."""
-    from tunerd.sweep.plan import SweepRequest
-
-    settings = ctx.settings.sweep
-    return SweepRequest(
-        budget_s=min(settings.budget_s, settings.downtime_s),
-        workload=settings.workload,
-        window=None if at_once else settings.window,
-    )
-
-
 def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
     """Leave the next night out, or have it after all.
 
@@ -441,13 +426,20 @@ def show_settings(ctx: Context) -> ActionResult:
     return ActionResult("settings", {"settings": rows, "paths": paths, "mode": str(ctx.mode)})
 
 
-def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
+def set_setting(
+    ctx: Context,
+    key: str,
+    words: Sequence[str],
+    *,
+    check: Callable[[Context, str, Sequence[str]], None] | None,
+) -> ActionResult:
     """Write one key of tunerd.toml, its comments and all else kept; without words the key is taken away.
 
     Args:
         ctx: Where.
         key: Dotted, such as `models.dirs`.
         words: What was typed: as many as a list has, or the list itself; as TOML reads them, else as text.
+        check: Refuses what the file may hold and no sweep could go by, as `check_setting` does.
 
     Raises:
         UsageError: there is no such key, or what it would hold is not allowed.
@@ -476,8 +468,8 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
     tried: list[Any] = [*map(_as_toml, words), *words] or [None]
     if is_list and words:
         tried = [list(words)]
-    if words:
-        _demand_meaning(ctx, key, words)
+    if words and check is not None:
+        _demand_meaning(partial(check, ctx), key, words)
     name = "settings set" if words else "settings unset"
     for one in tried[:-1]:
         with contextlib.suppress(UsageError):
@@ -485,21 +477,18 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
     return set_keys(ctx, name, {key: tried[-1]}, "tunerd settings")
 
 
-def _demand_meaning(ctx: Context, key: str, words: Sequence[str]) -> None:
+def _demand_meaning(
+    check: Callable[[str, Sequence[str]], None], key: str, words: Sequence[str]
+) -> None:
     """Refuse what a settings file may hold, and nothing could go by.
 
     Raises:
         UsageError: a list of values or keys is none, there is no such workload, or others reach the address.
     """
-    from tunerd.measure.learn import find_workload  # which brings numpy
-    from tunerd.sweep.plan import check_lists  # which imports this module
-
     refused = "that cannot be set"
     state = "nothing was changed"
     try:
-        if key == "sweep.workload":
-            find_workload(ctx, words[0])
-        check_lists(words if key == "sweep.space" else (), words if key == "sweep.keep" else ())
+        check(key, words)
     except (UsageError, ConfigError) as problem:
         raise UsageError(refused, cause=problem.words, state=state, hint=problem.hint) from problem
     with contextlib.suppress(ValueError):  # what is no address the settings tell

@@ -7,7 +7,7 @@ import math
 import random
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd import __version__
-from tunerd.app import Context
 from tunerd.errors import HostError, UsageError
 from tunerd.machine.files import Files, destination
 from tunerd.result import ActionResult
@@ -697,7 +696,9 @@ def _add_vocabulary(writer: GGUFWriter, made: Design) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def model_new(ctx: Context, path: Path, *, shape: str, seed: int, force: bool) -> ActionResult:
+def model_new(
+    path: Path, *, shape: str, seed: int, force: bool, say: Callable[[str], None]
+) -> ActionResult:
     """Write the model and its ground truth.
 
     Raises:
@@ -709,9 +710,9 @@ def model_new(ctx: Context, path: Path, *, shape: str, seed: int, force: bool) -
     if not path.absolute().parent.is_dir():
         raise UsageError(f"no such folder: `{path.parent}`", hint=f"mkdir -p {path.parent}")
     _demand_free(path, force=force)
-    ctx.say(f"designing {shape}")
+    say(f"designing {shape}")
     made = design(SHAPES[shape], seed)
-    ctx.say(f"writing {path}")
+    say(f"writing {path}")
     written = write(made, path, force=force)
     payload = {
         "path": str(written.path),

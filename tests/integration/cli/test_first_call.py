@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.local_box import Box
 from tunerd.errors import TunerdError
+from tunerd.sweep.plan import check_setting
 from tunerd.sweep.schedule import set_setting
 
 SHIPPED = Path(__file__).parents[3] / "units" / "tunerd.toml"
@@ -231,7 +232,7 @@ def test_a_setting_that_cannot_be_changes_nothing(
 ) -> None:
     before = (box.folder / "config" / "tunerd.toml").read_text()
     with pytest.raises(TunerdError) as caught:
-        set_setting(box.context, words[0], words[1:])
+        set_setting(box.context, words[0], words[1:], check=check_setting)
     error = caught.value
     assert told in f"{error.message} {error.cause} {error.hint}"
     assert (error.exit_code, error.state) == (2, "nothing was changed")
