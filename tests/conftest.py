@@ -18,6 +18,10 @@ import pytest
 from tests.support import needs
 from tests.support.browser import needs_browser
 from tests.support.postgres import Postgres, postgres_server
+from tunerd.cli.main import cli
+from tunerd.operations import entered_by
+
+entered_by(cli)  # as every process is that asks for an operation
 
 _E2E_PROGRAMS = {
     "mkfs.ext4": "e2fsprogs",

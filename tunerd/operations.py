@@ -8,7 +8,6 @@ in a terminal, and is checked by the very command, before anything runs and agai
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import re
 import sys
@@ -618,11 +617,19 @@ def _given(ctx: click.Context) -> Iterator[click.Parameter]:
             yield one
 
 
+# The command that has all others.
+_ENTRY: list[click.Command] = []
+
+
+def entered_by(command: click.Command) -> None:
+    """Ask this command for all others from now on; the entry says so, since commands know this module."""
+    _ENTRY[:] = [command]
+
+
 def _command_of(
     argv: Sequence[str], who: object = MEMBER
 ) -> tuple[list[str], click.Command, click.Context]:
-    # By name: commands are imported when they are used, and know this module.
-    command: click.Command = importlib.import_module("tunerd.cli.main").cli
+    (command,) = _ENTRY
     commands = {key.partition(" --")[0] for key in MAY}
     path = next((list(argv[:n]) for n in (2, 1) if " ".join(argv[:n]) in commands), None)
     if path is None:

@@ -27,7 +27,6 @@ ORDER = (
 # Imports that point up all the same. Each is a debt: none may come to them.
 UPWARD = {
     ("production/plan", "measure/conditions"),
-    ("production/rollback", "sweep/record"),
 }
 
 # What others import of each package; the rest of its modules are its own business.
@@ -132,7 +131,6 @@ class Import:
     file: str
     line: int
     module: str
-    is_late: bool
 
     @property
     def top(self) -> str:
@@ -178,16 +176,17 @@ def nodes() -> tuple[tuple[str, ast.stmt | ast.expr | ast.excepthandler], ...]:
 
 @cache
 def imports() -> tuple[Import, ...]:
-    """Every import of the package, also those inside functions and `if TYPE_CHECKING`."""
+    """Every import of the package, also those inside functions, by a name, and `if TYPE_CHECKING`."""
     found = []
     for file, node in nodes():
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"tunerd/{file}.py:{node.lineno} imports relatively"
         if isinstance(node, ast.Import | ast.ImportFrom):
             prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            is_late = node not in tree(sources()[file]).body
             names = (f"{prefix}{alias.name}" for alias in node.names)
-            found += [Import(file, node.lineno, name, is_late) for name in names]
+            found += [Import(file, node.lineno, name) for name in names]
+        if isinstance(node, ast.Call) and called(node) == "import_module":
+            found.append(Import(file, node.lineno, ast.unparse(node.args[0]).strip("'f")))
     return tuple(found)
 
 
@@ -224,10 +223,10 @@ def test_imports_point_down() -> None:
 
 
 def test_no_modules_need_each_other() -> None:
+    """Not even by imports in functions."""
     needs = TopologicalSorter[str]()
     for found, module in inside():
-        if not found.is_late:
-            needs.add(found.file, module)
+        needs.add(found.file, module)
     needs.prepare()  # raises with the circle
 
 

@@ -11,7 +11,7 @@ import click
 from tunerd.cli.complete import keys, names_of
 from tunerd.cli.output import columns, finish, line, table_lines
 from tunerd.operations import HASH, IMAGE, LINE, NUMBER, PROFILE, SETTING, TARGET, Call, operation
-from tunerd.result import ActionResult
+from tunerd.result import ActionResult, Message
 from tunerd.web.view import (
     backups_table,
     counted,
@@ -269,9 +269,16 @@ def rollback_command(
         what = {"diff": target.diff, "to": target.name}
         call.ask(f"Go back to {target.name} now?", target.messages, what)
 
+    def settle(left: str | None, reached: str | None) -> tuple[Message, ...]:
+        if not ctx.paths.tuned_dir.exists():
+            return ()
+        from tunerd.sweep.record import after_rollback  # brings SQLAlchemy
+
+        return after_rollback(ctx, left, reached)
+
     return rollback(
-        ctx, to=to, drain=not now, confirm=as_shown(shown), ask=None if call.yes else ask
-    )
+        ctx, to=to, drain=not now, confirm=as_shown(shown), ask=None if call.yes else ask, settle=settle
+    )  # fmt: skip
 
 
 def render_rollback(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -151,7 +151,9 @@ def cli(ctx: click.Context, system: bool, user: bool, local: bool) -> None:
     if len(asked) > 1:
         raise click.UsageError(f"--{' and --'.join(asked)} exclude each other: give one.")
     from tunerd.cli.terminal import Terminal
+    from tunerd.operations import entered_by
 
+    entered_by(ctx.command)
     ctx.obj = Terminal(asked[0] if asked else None)
 
 

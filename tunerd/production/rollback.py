@@ -18,16 +18,6 @@ from tunerd.production.journal import backups
 from tunerd.production.recover import changing
 from tunerd.production.swap import SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for
-from tunerd.profile.arm import Arm, arm_from_json
-from tunerd.profile.files import (
-    TunedRecord,
-    forget_failure,
-    read_declined,
-    read_tuned,
-    remember_failure,
-    take_out_tuned,
-    write_tuned,
-)
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome, changed_model_files
 from tunerd.units.live import LiveUnit, read_live
@@ -35,6 +25,7 @@ from tunerd.units.text import parse_unit, unified_diff
 from tunerd.words import generation_number, sha256
 
 Confirm = Callable[["Target"], None]
+Settle = Callable[[str | None, str | None], tuple[Message, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +54,7 @@ def rollback(
     confirm: Confirm = lambda _target: None,
     ask: Confirm | None = None,
     reason: str = "rollback",
+    settle: Settle = lambda _left, _reached: (),
 ) -> ActionResult:
     """Make an earlier unit live again.
 
@@ -73,6 +65,8 @@ def rollback(
         confirm: Checks the target under the lock; raises to stop.
         ask: Shows the target and asks a person, without the lock; raises to stop.
         reason: Why, for the backup's name and the history.
+        settle: What follows once it is done, still under the lock: takes the hashes of the unit that was left
+            and of the one that serves, gives what a person should hear.
 
     Raises:
         Busy: another change is under way.
@@ -95,8 +89,7 @@ def rollback(
     ) as target:
         left = sha256(standing_text(ctx))
         done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
-        by_hand = reason == "rollback"
-        tuned = after_rollback(ctx, left, sha256(target.text)) if by_hand else ()
+        tuned = settle(left, sha256(target.text))
         loaded = remember_live_load(ctx)
     messages += [*target.messages, *tuned, *loaded]
     messages += [note("swap", text) for text in done.notes]
@@ -390,94 +383,3 @@ def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapR
         drain=drain,
         starts_packaged=target.was is not None and target.was.was_active,
     )
-
-
-ROLLED_BACK, AGAIN, TAKEN_BACK = "rolled back", "promoted", "taken back"
-
-
-def after_rollback(ctx: Context, left: str | None, reached: str | None) -> tuple[Message, ...]:
-    """Bring the tuned layers into line with a rollback by hand; it is done, so trouble is only told.
-
-    Args:
-        ctx: Where; the caller holds the lock of changes.
-        left: Hash of the unit that was gone back from.
-        reached: Hash of the unit that serves now.
-    """
-    if not ctx.paths.tuned_dir.exists():
-        return ()
-    known = {entry.generation.number: entry.generation for entry in ctx.generations.entries()}
-    found: list[Message] = []
-    try:
-        for profile in {one.profile: None for one in known.values() if one.profile is not None}:
-            record, declined = read_tuned(ctx, profile), read_declined(ctx, profile)
-            if record is not None and _went(known, record, left, reached):
-                found.append(_decline(ctx, record))
-            elif declined is not None and _went(known, declined, reached, left):
-                found.append(_take_again(ctx, declined))
-    except HostError as error:
-        found.append(warning("tuned", f"the tuned layer is still in force: {error.message}",
-                             "`tunerd apply --untuned` leaves it out"))  # fmt: skip
-    return tuple(found)
-
-
-def after_failure(
-    ctx: Context, profile: str, sweep: int, arm: Arm, engine_sha256: str | None, reason: str
-) -> None:
-    """A promoted server that did worse was taken back: so is its tuned layer, and its arm stays out.
-
-    Raises:
-        HostError: a file cannot be written.
-    """
-    from tunerd.sweep.record import keep_decision
-
-    remember_failure(ctx, profile, arm, engine_sha256, reason)
-    record = read_tuned(ctx, profile)
-    if record is not None and record.sweep == sweep:
-        take_out_tuned(ctx, record, by_hand=False)
-    keep_decision(ctx, sweep, {"what": TAKEN_BACK, "text": f"failed in service: {reason}"})
-
-
-def _went(
-    known: dict[int, Generation], record: TunedRecord, on: str | None, off: str | None
-) -> bool:
-    """Whether the first of two units rests on this layer, and the second does not."""
-    return _rests_on(known, record, on) and not _rests_on(known, record, off)
-
-
-def _rests_on(known: dict[int, Generation], record: TunedRecord, sha256: str | None) -> bool:
-    """Whether a unit is the promoted one, or was first made after it."""
-    promoted = known.get(record.generation) if record.generation is not None else None
-    if promoted is None or sha256 is None:
-        return False
-    makers = [one for one in known.values() if one.unit_sha256 == sha256]
-    if not makers or all(one.profile not in {record.profile, None} for one in makers):
-        return False
-    return sha256 == promoted.unit_sha256 or min(one.number for one in makers) > promoted.number
-
-
-def _decline(ctx: Context, record: TunedRecord) -> Message:
-    from tunerd.sweep.record import keep_decision
-
-    take_out_tuned(ctx, record, by_hand=True)
-    if record.arm is not None:
-        arm = arm_from_json(record.arm)
-        remember_failure(ctx, record.profile, arm, record.engine_sha256, "it was rolled back by hand",
-                         sweep=record.sweep)  # fmt: skip
-    keep_decision(ctx, record.sweep, {"what": ROLLED_BACK, "text": "rolled back by hand"})
-    return note(
-        "tuned-declined",
-        f"what sweep {record.sweep} found is left out of the next `tunerd apply`, and not proposed again",
-        f"`tunerd promote {record.sweep}` deploys it again, as does a rollback to it",
-    )
-
-
-def _take_again(ctx: Context, record: TunedRecord) -> Message:
-    from tunerd.sweep.record import keep_decision
-
-    write_tuned(ctx, record)
-    if record.arm is not None:
-        forget_failure(ctx, record.profile, arm_from_json(record.arm))
-    keep_decision(
-        ctx, record.sweep, {"what": AGAIN, "generation": record.generation, "text": "by hand"}
-    )
-    return note("tuned", f"what sweep {record.sweep} found is in force again")

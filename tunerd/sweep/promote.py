@@ -27,7 +27,7 @@ from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import reading
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan, make_plan, plan
-from tunerd.production.rollback import TAKEN_BACK, after_failure, rollback
+from tunerd.production.rollback import rollback
 from tunerd.profile.arm import LEFT_TO_FIT, Arm, arm_from_json, plain
 from tunerd.profile.files import (
     TunedRecord,
@@ -42,7 +42,7 @@ from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, expected_turns, measure_live
 from tunerd.sweep.context import LUCK
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
-from tunerd.sweep.record import StoredSweep, find_sweep, keep_decision
+from tunerd.sweep.record import TAKEN_BACK, StoredSweep, after_failure, find_sweep, keep_decision
 from tunerd.sweep.space import changes
 from tunerd.sweep.tuner import changed
 from tunerd.units.generations import Generation

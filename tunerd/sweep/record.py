@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunerd import __version__
 from tunerd.app import Context
-from tunerd.errors import UsageError
+from tunerd.errors import HostError, UsageError
 from tunerd.measure.answer import Sample, Seconds
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -20,8 +20,19 @@ from tunerd.measure.evidence import (
 )
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.production.measurement import read_measurement
+from tunerd.profile.arm import arm_from_json
+from tunerd.profile.files import (
+    TunedRecord,
+    forget_failure,
+    read_declined,
+    read_tuned,
+    remember_failure,
+    take_out_tuned,
+    write_tuned,
+)
 from tunerd.records import plain
-from tunerd.result import ActionResult, note
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.units.generations import Generation
 from tunerd.words import local_time
 
 if TYPE_CHECKING:
@@ -207,6 +218,89 @@ def keep_decision(ctx: Context, number: int, decision: Mapping[str, Any]) -> Non
     """Keep what became of a sweep's proposal."""
     with EvidenceStore(ctx.paths.evidence) as store:
         store.add_summary(number, SummaryRecord(KIND, _DECISION, None, dict(decision)))
+
+
+ROLLED_BACK, AGAIN, TAKEN_BACK = "rolled back", "promoted", "taken back"
+
+
+def after_rollback(ctx: Context, left: str | None, reached: str | None) -> tuple[Message, ...]:
+    """Bring the tuned layers into line with a rollback by hand; it is done, so trouble is only told.
+
+    Args:
+        ctx: Where; the caller holds the lock of changes.
+        left: Hash of the unit that was gone back from.
+        reached: Hash of the unit that serves now.
+    """
+    known = {entry.generation.number: entry.generation for entry in ctx.generations.entries()}
+    found: list[Message] = []
+    try:
+        for profile in {one.profile: None for one in known.values() if one.profile is not None}:
+            record, declined = read_tuned(ctx, profile), read_declined(ctx, profile)
+            if record is not None and _went(known, record, left, reached):
+                found.append(_decline(ctx, record))
+            elif declined is not None and _went(known, declined, reached, left):
+                found.append(_take_again(ctx, declined))
+    except HostError as error:
+        found.append(warning("tuned", f"the tuned layer is still in force: {error.message}",
+                             "`tunerd apply --untuned` leaves it out"))  # fmt: skip
+    return tuple(found)
+
+
+def after_failure(
+    ctx: Context, profile: str, sweep: int, arm: Arm, engine_sha256: str | None, reason: str
+) -> None:
+    """A promoted server that did worse was taken back: so is its tuned layer, and its arm stays out.
+
+    Raises:
+        HostError: a file cannot be written.
+    """
+    remember_failure(ctx, profile, arm, engine_sha256, reason)
+    record = read_tuned(ctx, profile)
+    if record is not None and record.sweep == sweep:
+        take_out_tuned(ctx, record, by_hand=False)
+    keep_decision(ctx, sweep, {"what": TAKEN_BACK, "text": f"failed in service: {reason}"})
+
+
+def _went(
+    known: dict[int, Generation], record: TunedRecord, on: str | None, off: str | None
+) -> bool:
+    """Whether the first of two units rests on this layer, and the second does not."""
+    return _rests_on(known, record, on) and not _rests_on(known, record, off)
+
+
+def _rests_on(known: dict[int, Generation], record: TunedRecord, sha256: str | None) -> bool:
+    """Whether a unit is the promoted one, or was first made after it."""
+    promoted = known.get(record.generation) if record.generation is not None else None
+    if promoted is None or sha256 is None:
+        return False
+    makers = [one for one in known.values() if one.unit_sha256 == sha256]
+    if not makers or all(one.profile not in {record.profile, None} for one in makers):
+        return False
+    return sha256 == promoted.unit_sha256 or min(one.number for one in makers) > promoted.number
+
+
+def _decline(ctx: Context, record: TunedRecord) -> Message:
+    take_out_tuned(ctx, record, by_hand=True)
+    if record.arm is not None:
+        arm = arm_from_json(record.arm)
+        remember_failure(ctx, record.profile, arm, record.engine_sha256, "it was rolled back by hand",
+                         sweep=record.sweep)  # fmt: skip
+    keep_decision(ctx, record.sweep, {"what": ROLLED_BACK, "text": "rolled back by hand"})
+    return note(
+        "tuned-declined",
+        f"what sweep {record.sweep} found is left out of the next `tunerd apply`, and not proposed again",
+        f"`tunerd promote {record.sweep}` deploys it again, as does a rollback to it",
+    )
+
+
+def _take_again(ctx: Context, record: TunedRecord) -> Message:
+    write_tuned(ctx, record)
+    if record.arm is not None:
+        forget_failure(ctx, record.profile, arm_from_json(record.arm))
+    keep_decision(
+        ctx, record.sweep, {"what": AGAIN, "generation": record.generation, "text": "by hand"}
+    )
+    return note("tuned", f"what sweep {record.sweep} found is in force again")
 
 
 def history_of(

@@ -389,9 +389,8 @@ def _back(ctx: Context, entry: HistoryEntry) -> str | None:
 
 def _remember(ctx: Context, generation: Generation, sweep: int, reason: str) -> None:
     from tunerd.measure.store import reading
-    from tunerd.production.rollback import after_failure
     from tunerd.profile.arm import arm_from_json
-    from tunerd.sweep.record import find_sweep
+    from tunerd.sweep.record import after_failure, find_sweep
 
     with reading(ctx) as store:
         found = find_sweep(store, sweep)
