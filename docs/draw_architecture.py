@@ -15,9 +15,9 @@ LETTERS = 74
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1b1f24 }
 .name { font-weight: 600 } .quiet { fill: #57606a } .line { stroke: #d0d7de }
-.dot { fill: #0969da } .up { fill: #cf222e }
+.dot { fill: #0969da }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .quiet { fill: #8b949e } .line { stroke: #30363d } .dot { fill: #58a6ff } .up { fill: #ff7b72 }
+  text { fill: #e6edf3 } .quiet { fill: #8b949e } .line { stroke: #30363d } .dot { fill: #58a6ff }
 }
 """
 
@@ -85,9 +85,8 @@ def picture() -> str:
         )
         rows.append(f'<text class="quiet" x="104" y="{y + 18}">{escape(shown)}</text>')
         for other in sorted(imported(part) & set(parts)):
-            kind = "dot" if parts.index(other) > index else "up"
             at = LEFT + parts.index(other) * CELL + CELL / 2
-            rows.append(f'<circle class="{kind}" cx="{at:.0f}" cy="{y + 13}" r="5"/>')
+            rows.append(f'<circle class="dot" cx="{at:.0f}" cy="{y + 13}" r="5"/>')
     return "\n".join([*rows, "</svg>"]) + "\n"
 
 

@@ -12,9 +12,11 @@ import numpy as np
 from benchmarks.simulator.tasks import Task, task
 from tests.support.local_box import Box as LocalBox
 from tunerd.app import Context
+from tunerd.engine.conditions import FingerprintReader
+from tunerd.engine.fingerprint import Fingerprint
 from tunerd.measure.answer import ClientTimes, Sample, Timings
-from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord, SummaryRecord
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord
+from tunerd.measure.life import arm_record
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.arm import Arm, Boot, Box, Policy, Request, Space
 from tunerd.profile.arm import Sample as SweepSample
@@ -181,7 +183,7 @@ def put_proposal(
         keeper, reader = SweepKeeper.begin(ctx, store, prepared), FingerprintReader(ctx)
         for arm in {one.arm.canonical() for one in outcome.evidence.arms}:
             plan = plan_arm(ctx, prepared, arm)
-            record, _ = reader.arm(str(arm), plan.command.argv, variables or {})
+            record, _ = arm_record(reader, str(arm), plan.command.argv, variables or {})
             told = replace(record.fingerprint, **fingerprint)
             keeper.arm(arm, replace(record, fingerprint=told), prepared.shape.sha256)
         for sample in outcome.evidence.samples:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.flags import arguments_sha256
 from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
 from tunerd.measure.evidence import (
     ArmRecord,
     Crossover,
-    Fingerprint,
     RunOutcome,
     RunRecord,
     SummaryRecord,

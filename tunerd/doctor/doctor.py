@@ -36,6 +36,7 @@ from tunerd.engine.builds import (
     prober,
     why_no_start,
 )
+from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.flags import (
     SECRET_FLAGS,
     arguments_sha256,
@@ -64,7 +65,7 @@ from tunerd.machine.net import listening_pid, other_listeners
 from tunerd.machine.proc import process_name
 from tunerd.machine.process import account_homes
 from tunerd.measure.answer import Timings
-from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, holds
+from tunerd.measure.evidence import ArmRecord, StoredRun
 from tunerd.measure.learn import own_requests
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import EvidenceStore, reading

@@ -15,18 +15,12 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine import flags
 from tunerd.engine.builds import PlanRequest, find_engines, request_again
+from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.serving import environment_with, stands
 from tunerd.errors import BenchError, DeployError, UsageError
 from tunerd.measure import pairs
 from tunerd.measure.answer import Answer, Sample
-from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import (
-    ArmRecord,
-    RunRecord,
-    SummaryRecord,
-    TurnTime,
-    VerdictRecord,
-)
+from tunerd.measure.evidence import ArmRecord, RunRecord, SummaryRecord, TurnTime, VerdictRecord
 from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair, turns_of
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (

@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 
 from tunerd import __version__
 from tunerd.app import Context
+from tunerd.engine.conditions import FingerprintReader
+from tunerd.engine.fingerprint import Fingerprint
+from tunerd.engine.flags import compared_environment, named_files, without_secrets
 from tunerd.engine.health import HttpState
 from tunerd.engine.running import ENGINE, replaced_under
 from tunerd.engine.server import Address, LlamaServer, listed_models
@@ -34,8 +37,7 @@ from tunerd.measure.answer import (
     read_answer,
     read_counters,
 )
-from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import ArmRecord, Fingerprint
+from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.request import (
     THOUGHT_TOKENS,
     TOOL_KINDS,
@@ -58,6 +60,7 @@ from tunerd.production.gate import why_it_ended
 from tunerd.production.lease import Candidate
 from tunerd.profile.workload import MIXED, RequestClass
 from tunerd.result import Message, note, warning
+from tunerd.units.generations import Generation
 from tunerd.units.live import is_same_command
 from tunerd.words import all_known
 
@@ -169,7 +172,7 @@ def open_live(ctx: Context) -> Target:
     if generation is not None and tuple(generation.argv) != tuple(live.argv):
         generation = None
     reader = FingerprintReader(ctx)
-    arm, problems = reader.arm(LIVE, live.argv, live.environment, generation)
+    arm, problems = arm_record(reader, LIVE, live.argv, live.environment, generation)
     for what, text in replaced_under(ctx, state).items():
         part = _PARTS.get(what, "model_sha256")
         arm, part = arm.under(**{part: None}), part.removesuffix("_sha256")
@@ -178,6 +181,40 @@ def open_live(ctx: Context) -> Target:
         problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)
     profile = generation.profile if generation is not None else None
     return _of_unit(ctx, live.unit, state.main_pid, server, live.argv, profile, arm, problems)
+
+
+def arm_record(
+    reader: FingerprintReader,
+    name: str,
+    argv: tuple[str, ...],
+    environment: Mapping[str, str],
+    generation: Generation | None = None,
+) -> tuple[ArmRecord, tuple[str, ...]]:
+    """The record of an arm, and why parts of its fingerprint are unknown.
+
+    Args:
+        reader: Of fingerprints.
+        name: Of the arm.
+        argv: The whole argument vector, program first.
+        environment: What its unit sets.
+        generation: What deployed it, where something did.
+    """
+    found, engine = reader.of(argv, environment), reader.engine(argv[0])
+    capabilities, version = engine.capabilities, engine.version
+    arm = ArmRecord(
+        name=name,
+        fingerprint=found.fingerprint,
+        engine=engine.name,
+        family=str(capabilities.family) if capabilities is not None else None,
+        engine_version=version.text if version is not None else None,
+        program=argv[0],
+        model_path=named_files(argv).get("model.path"),
+        argv=without_secrets(argv),
+        environment=compared_environment(environment),
+        origins=generation.origins if generation is not None else (),
+        generation=generation.number if generation is not None else None,
+    )
+    return arm, found.problems
 
 
 def open_candidate(
@@ -199,7 +236,7 @@ def open_candidate(
     server = LlamaServer(replace(candidate.address, pid=candidate.serving.pid), ctx.clock)
     argv = plan.command.argv
     reader = reader or FingerprintReader(ctx)
-    arm, problems = reader.arm(name, argv, candidate.environment)
+    arm, problems = arm_record(reader, name, argv, candidate.environment)
     arm = replace(arm, origins=explain(plan.command, plan.resolved))
     pid = candidate.serving.pid
     if _runs_with(argv, pid) is False:

@@ -14,14 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tunerd import __version__
 from tunerd.app import Context
+from tunerd.engine import fingerprint
 from tunerd.engine.builds import find_engines, request_again
+from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.flags import argument_changes
 from tunerd.errors import ConfigError, HostError, Preempted, TunerdError, UsageError
 from tunerd.machine.facts import Gpu
 from tunerd.machine.process import words_of
 from tunerd.measure import evidence
 from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems, summarise
-from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.learn import workload_sha256_now
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.production.plan import Plan, make_plan
@@ -157,7 +158,7 @@ class StalenessCheck:
         self._ctx = ctx
         self.reader = FingerprintReader(ctx)
         self._live = ctx.deployed()
-        self._live_print: evidence.Fingerprint | None = None
+        self._live_print: fingerprint.Fingerprint | None = None
         self.messages: tuple[Message, ...] = ()
         if self._live is not None:
             now = self.reader.of_generation(self._live)
@@ -174,9 +175,9 @@ class StalenessCheck:
         then = arm.fingerprint
         workload = workload_sha256_now(self._ctx, run, then.workload_sha256)
         now = self.reader.of(arm.argv, arm.environment, workload_sha256=workload)
-        found = evidence.changes(then, now.fingerprint)
+        found = fingerprint.changes(then, now.fingerprint)
         return evidence.Validity(
-            holds=evidence.holds(then, now.fingerprint),
+            holds=fingerprint.holds(then, now.fingerprint),
             texts=(*(one.text for one in found if not one.is_remark), *now.problems),
             remarks=tuple(one.text for one in found if one.is_remark),
             differs_from_live=self._differences(arm),

@@ -28,6 +28,7 @@ from tunerd.engine.builds import (
     refusal,
     why_no_start,
 )
+from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.flags import (
     KINDS_WITH_PROBABILITY,
     CommandLine,
@@ -599,8 +600,6 @@ def remember_live_load(ctx: Context) -> tuple[Message, ...]:
 
 def _path(ctx: Context, argv: Sequence[str], unit_text: str) -> Path | None:
     """The file of this server; None where a part that its memory depends on is not known."""
-    from tunerd.measure.conditions import FingerprintReader
-
     environment = environment_of(parse_unit(unit_text), specifiers_of(ctx, ctx.unit))
     key = FingerprintReader(ctx).of(argv, environment).fingerprint.memory_key
     return None if key is None else ctx.paths.cache_dir / f"{_PREFIX}{key[:32]}.json"

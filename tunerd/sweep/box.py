@@ -16,6 +16,7 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.calendar import Deadline
+from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.health import Reason
 from tunerd.engine.server import NOT_IN_TIME
 from tunerd.errors import BenchError, Busy, ConfigError, DeployError, EngineError, HostError
@@ -24,7 +25,6 @@ from tunerd.machine.clock import polls
 from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.machine.host import free_disk_mib
 from tunerd.measure.answer import Mark, Sample, Timings
-from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.life import (
     SLOT_S,

@@ -13,6 +13,7 @@ import numpy as np
 
 from tunerd.app import Context
 from tunerd.engine.builds import find_engines, request_again
+from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.help import SHORT
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
@@ -22,7 +23,6 @@ from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import holder_of, is_locked, lock
 from tunerd.machine.process import words_of
 from tunerd.measure import compare
-from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, RunOutcome, StoredRun, VerdictRecord
 from tunerd.measure.learn import served_requests, workload_for
 from tunerd.measure.life import Texts, prompt_book

@@ -11,10 +11,10 @@ from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
 
+from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.log import LoggedRequest, Tally, read_requests, tally_of, without_newest
 from tunerd.errors import TunerdError
 from tunerd.measure.answer import Sample
-from tunerd.measure.evidence import Fingerprint
 from tunerd.units.manager import LogSpan
 from tunerd.watch.figures import Reading, Served
 from tunerd.watch.guards import Act, Decision, Policy

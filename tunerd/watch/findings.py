@@ -9,14 +9,15 @@ from pathlib import Path
 
 from tunerd.app import Context
 from tunerd.engine.builds import dry_arguments, refusal, request_again
+from tunerd.engine.conditions import FingerprintReader
+from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.flags import without_secrets
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, EngineError, TunerdError
 from tunerd.machine.files import is_gone, stamp_of
 from tunerd.measure.answer import Sample
-from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import ArmRecord, Fingerprint, holds
+from tunerd.measure.evidence import ArmRecord
 from tunerd.production.plan import UNASKED, make_plan
 from tunerd.profile.arm import Best
 from tunerd.records import plain, read_or_none

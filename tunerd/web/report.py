@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from tunerd import __version__
 from tunerd.app import Context
+from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.flags import argument_changes, without_secrets
 from tunerd.errors import UsageError
 from tunerd.machine.files import Files, destination
@@ -24,7 +25,6 @@ from tunerd.measure.evidence import (
     ArmFigures,
     ArmRecord,
     Crossover,
-    Fingerprint,
     RunEvidence,
     RunRecord,
     StoredRun,

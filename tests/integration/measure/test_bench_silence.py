@@ -18,6 +18,7 @@ import pytest
 from tests.support.bench_box import BenchBox, answering
 from tests.support.fakes import FakeClock
 from tests.support.ports import free_port
+from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import SystemClock
@@ -25,7 +26,7 @@ from tunerd.machine.host import process_cpu_s
 from tunerd.machine.proc import family_of
 from tunerd.machine.process import start
 from tunerd.measure.bench import Session
-from tunerd.measure.evidence import ArmRecord, Fingerprint
+from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.life import Life, Silence, Target, open_url
 from tunerd.measure.request import BenchRequest, Prompt, Request, Suite
 from tunerd.measure.store import EvidenceStore

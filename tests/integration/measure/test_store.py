@@ -19,10 +19,11 @@ from tests.support.folders import ROOT
 from tests.support.postgres import Postgres
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import MadeRun, made_runs
+from tunerd.engine.fingerprint import Fingerprint
 from tunerd.errors import Busy, HostError
 from tunerd.machine.process import Interrupts
 from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
-from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord, SummaryRecord
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord
 from tunerd.measure.store import EvidenceStore, StoreFile
 from tunerd.sweep.record import KIND, history_of
 

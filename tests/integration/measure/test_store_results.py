@@ -24,8 +24,9 @@ from tests.support.model_headers import small
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd import __version__
 from tunerd.cli.measure import render_csv, render_show
-from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
+from tunerd.engine.conditions import FingerprintReader
+from tunerd.engine.fingerprint import Fingerprint
+from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.learn import find_workload
 from tunerd.measure.results import export, results, show
 from tunerd.measure.store import EvidenceStore

@@ -16,9 +16,10 @@ from tests.support.local_box import Box, deployed
 from tests.support.ports import free_port
 from tests.support.server_process import CLIENT
 from tunerd.app import Context
+from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.log import read_requests
 from tunerd.measure.answer import Timings
-from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
+from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.learn import (
     find_workload,
     learn_workload,

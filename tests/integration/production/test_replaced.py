@@ -15,8 +15,8 @@ from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tunerd.engine.builds import PlanRequest
+from tunerd.engine.conditions import FingerprintReader
 from tunerd.errors import DeployError, Preempted
-from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.life import open_live
 from tunerd.production.lease import demand_return, hold
 from tunerd.production.plan import make_plan

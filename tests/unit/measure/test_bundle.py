@@ -14,8 +14,9 @@ import pytest
 from tests.support.bench_samples import sample
 from tests.support.fake_gpu import a_card
 from tests.support.folders import DATA, ROOT
+from tunerd.engine.fingerprint import Fingerprint
 from tunerd.errors import ConfigError
-from tunerd.measure.evidence import ArmRecord, Fingerprint
+from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.results import (
     MOST_BYTES,
     MOST_CANDIDATES,

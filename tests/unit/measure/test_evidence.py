@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tunerd.engine.fingerprint import Fingerprint, changes, holds
 from tunerd.engine.flags import (
     argument_changes,
     arguments_sha256,
@@ -15,7 +16,6 @@ from tunerd.engine.flags import (
     compared_environment,
     without_secrets,
 )
-from tunerd.measure.evidence import Fingerprint, changes, holds
 
 FULL = Fingerprint(
     engine_sha256="1a2b3c4d5e6f7788",

@@ -9,11 +9,10 @@ from pathlib import Path
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, find_programs
+from tunerd.engine.fingerprint import Fingerprint, models_sha256
 from tunerd.engine.flags import (
     arguments_sha256,
-    compared_environment,
     named_files,
-    without_secrets,
 )
 from tunerd.engine.help import Engine
 from tunerd.engine.probe import Found
@@ -21,7 +20,6 @@ from tunerd.engine.serving import specifiers_of
 from tunerd.errors import HostError, ModelFileError
 from tunerd.machine.files import stamp_of
 from tunerd.machine.host import read_host
-from tunerd.measure.evidence import ArmRecord, Fingerprint, models_sha256
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.units.generations import Generation
@@ -74,7 +72,7 @@ class FingerprintReader:
             problems.append(f"GPUs cannot be read: {self._host.gpu_problem}")
         if argv:
             named = named_files(argv)
-            found = self._engine(argv[0])
+            found = self.engine(argv[0])
             if found.identity is not None:
                 engine = found.identity.sha256
             else:
@@ -104,39 +102,8 @@ class FingerprintReader:
         specifiers = specifiers_of(self._ctx, generation.unit)
         return self.of(generation.argv, environment_of(unit, specifiers))
 
-    def arm(
-        self,
-        name: str,
-        argv: tuple[str, ...],
-        environment: Mapping[str, str],
-        generation: Generation | None = None,
-    ) -> tuple[ArmRecord, tuple[str, ...]]:
-        """The record of an arm, and why parts of its fingerprint are unknown.
-
-        Args:
-            name: Of the arm.
-            argv: The whole argument vector, program first.
-            environment: What its unit sets.
-            generation: What deployed it, where something did.
-        """
-        found, engine = self.of(argv, environment), self._engine(argv[0])
-        capabilities, version = engine.capabilities, engine.version
-        arm = ArmRecord(
-            name=name,
-            fingerprint=found.fingerprint,
-            engine=engine.name,
-            family=str(capabilities.family) if capabilities is not None else None,
-            engine_version=version.text if version is not None else None,
-            program=argv[0],
-            model_path=named_files(argv).get("model.path"),
-            argv=without_secrets(argv),
-            environment=compared_environment(environment),
-            origins=generation.origins if generation is not None else (),
-            generation=generation.number if generation is not None else None,
-        )
-        return arm, found.problems
-
-    def _engine(self, program: str) -> Engine:
+    def engine(self, program: str) -> Engine:
+        """The build behind a program, as it was found or is named."""
         if program not in self._engines:
             found = next((f for f in self._programs if str(f.program) == program), None)
             self._engines[program] = engine_of(
