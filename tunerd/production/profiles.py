@@ -402,6 +402,48 @@ def _from_unit(
     ctx: Context, unit: str
 ) -> tuple[dict[str, Any], tuple[Message, ...], list[dict[str, Any]]]:
     unit = unit if unit.endswith(".service") else f"{unit}.service"  # as systemctl takes it
+    live, engine, capabilities = _adoptable(ctx, unit)
+    imported = import_command_line(
+        live.arguments, live.environment, capabilities, work_dir_of(ctx, live)
+    )
+    data: dict[str, Any] = {
+        "description": f"what {unit} served when this was written",
+        "engine": {"prefer": [live.program]},
+        **imported.data,
+    }
+    messages = [
+        warning("unplaced", f"not taken over: {' '.join(u.words)}: {u.reason}")
+        for u in imported.unplaced
+    ]
+    messages += [
+        note("overridden", f"{name} is set in the environment, but the command line wins")
+        for name in imported.overridden
+    ]
+    messages += _take_projector(ctx, live, capabilities, data)
+    if unit != ctx.unit:
+        messages.append(
+            note(
+                "other-unit",
+                f"tunerd deploys {ctx.unit}, and {unit} stays beside it",
+                f"`tunerd settings set service.unit {unit}` makes that the unit which is deployed",
+            )
+        )
+    if imported.added:
+        messages.append(note("added", f"new on the command line: {', '.join(imported.added)}"))
+    elif not imported.unplaced:
+        messages.append(note("same", "the profile renders to the same flags as the unit has now"))
+    messages += _lost(ctx, engine, live, imported)
+    messages += _not_read(live)
+    unplaced = [{"words": list(u.words), "reason": u.reason} for u in imported.unplaced]
+    return data, tuple(messages), unplaced
+
+
+def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]:
+    """What a unit starts, and its build; whose words a profile could say.
+
+    Raises:
+        UsageError, ConfigError, EngineError: there is no such unit, or it is none of these.
+    """
     live = read_live_unit(ctx, unit)
     if live.text is None:
         nearest = nearest_name(unit, ctx.services.service_units())
@@ -433,39 +475,7 @@ def _from_unit(
             f"{unit} is a router: it starts a server for each model that it is asked for",
             hint="a profile describes one server; `tunerd profiles new NAME` makes one for a model",
         )
-    imported = import_command_line(
-        live.arguments, live.environment, engine.capabilities, work_dir_of(ctx, live)
-    )
-    data: dict[str, Any] = {
-        "description": f"what {unit} served when this was written",
-        "engine": {"prefer": [live.program]},
-        **imported.data,
-    }
-    messages = [
-        warning("unplaced", f"not taken over: {' '.join(u.words)}: {u.reason}")
-        for u in imported.unplaced
-    ]
-    messages += [
-        note("overridden", f"{name} is set in the environment, but the command line wins")
-        for name in imported.overridden
-    ]
-    messages += _take_projector(ctx, live, engine.capabilities, data)
-    if unit != ctx.unit:
-        messages.append(
-            note(
-                "other-unit",
-                f"tunerd deploys {ctx.unit}, and {unit} stays beside it",
-                f"`tunerd settings set service.unit {unit}` makes that the unit which is deployed",
-            )
-        )
-    if imported.added:
-        messages.append(note("added", f"new on the command line: {', '.join(imported.added)}"))
-    elif not imported.unplaced:
-        messages.append(note("same", "the profile renders to the same flags as the unit has now"))
-    messages += _lost(ctx, engine, live, imported)
-    messages += _not_read(live)
-    unplaced = [{"words": list(u.words), "reason": u.reason} for u in imported.unplaced]
-    return data, tuple(messages), unplaced
+    return live, engine, engine.capabilities
 
 
 # With these a server that is told a repository takes no projector along from there.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tunerd.errors import ConfigError
 from tunerd.units.text import (
+    ExecCommand,
     UnitFile,
     environment_files_of,
     environment_of,
@@ -158,26 +159,18 @@ def read_live(
     merged = with_drop_ins(text, (drop_in for _, drop_in in drop_ins))
     of_files = dict(file_environment or {})
     environment = environment_of(merged, specifiers) | of_files
-    program: str | None = None
-    argv: tuple[str, ...] | None = None
-    prefix: tuple[str, ...] = ()
     search_path = merged.value("Service", "ExecSearchPath")
-    problem: str | None = None
-    commands = merged.values("Service", "ExecStart")
-    if len(commands) != 1:
-        problem = f"it has {len(commands)} ExecStart= lines"
-    else:
-        try:
-            command = parse_exec(commands[0].value, environment, specifiers)
-            before, argv = _split(command.argv)
-            program = argv[0] if before else command.path
-            sets = [word for word in before if _ASSIGNMENT.fullmatch(word)]
-            environment |= dict(word.split("=", 1) for word in sets)
-            search_path = environment.get("PATH") if before else search_path
-            prefix = tuple(word for word in before if word not in sets)
-            prefix = () if len(prefix) == 1 and _name(prefix[0]) == "env" else prefix
-        except ConfigError as error:
-            problem = error.message
+    command, problem = _command(merged, environment, specifiers)
+    program, argv = None, None
+    prefix: tuple[str, ...] = ()
+    if command is not None:
+        before, argv = _split(command.argv)
+        program = argv[0] if before else command.path
+        sets = [word for word in before if _ASSIGNMENT.fullmatch(word)]
+        environment |= dict(word.split("=", 1) for word in sets)
+        search_path = environment.get("PATH") if before else search_path
+        prefix = tuple(word for word in before if word not in sets)
+        prefix = () if len(prefix) == 1 and _name(prefix[0]) == "env" else prefix
 
     def said(name: str) -> str | None:
         value = merged.value("Service", name)
@@ -207,6 +200,19 @@ def read_live(
         drop_in_exec=tuple(path for path, drop_in in drop_ins if _sets_command(drop_in)),
         problem=problem,
     )
+
+
+def _command(
+    merged: UnitFile, environment: Mapping[str, str], specifiers: Mapping[str, str]
+) -> tuple[ExecCommand | None, str | None]:
+    """The one command that it starts; else why it has none."""
+    commands = merged.values("Service", "ExecStart")
+    if len(commands) != 1:
+        return None, f"it has {len(commands)} ExecStart= lines"
+    try:
+        return parse_exec(commands[0].value, environment, specifiers), None
+    except ConfigError as error:
+        return None, error.message
 
 
 def _split(argv: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
