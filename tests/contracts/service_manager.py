@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -504,6 +505,34 @@ class ServiceManagerContract(Contract):
 
 class SystemdContract(ServiceManagerContract):
     """What only systemd does, and its fake: it keeps what it has read until the next reload."""
+
+    usual_slice = "system.slice"
+
+    def test_limits_on_memory_are_those_of_its_files_and_each_slice_tells_its_own(self) -> None:
+        gib, slice_ = 1024**3, "tunerd-contract.slice"
+        self.put(self.text(service=f"MemoryMax={2 * gib}"))
+        before = self.units.state(UNIT)
+        folder = self.path.with_name(f"{UNIT}.d")
+        folder.mkdir()
+        drop_in, of_slice = folder / "limit.conf", self.path.with_name(slice_)
+        try:
+            drop_in.write_text(f"[Service]\nMemoryMax={gib}\nSlice={slice_}\n")
+            of_slice.write_text(f"[Slice]\nMemoryHigh={4 * gib}\n")
+            self.units.reload()
+            state, around = self.units.state(UNIT), self.units.state(slice_)
+        finally:
+            shutil.rmtree(folder)
+            of_slice.unlink()
+            self.units.reload()
+
+        assert (before.slice, before.memory_max_bytes) == (self.usual_slice, 2 * gib)
+        assert (state.slice, state.drop_ins) == (slice_, (drop_in,))
+        assert (state.memory_max_bytes, state.memory_high_bytes) == (gib, None)
+        assert (around.slice, around.fragment_path) == ("tunerd.slice", of_slice)
+        assert (around.memory_max_bytes, around.memory_high_bytes) == (None, 4 * gib)
+        outer = self.units.state("tunerd.slice")
+        assert (outer.slice, outer.memory_max_bytes) == ("-.slice", None)
+        assert not self.units.state("tunerd-none.service").slice
 
     def test_a_changed_file_counts_from_the_reload_on(self) -> None:
         assert not self.start("--print old").needs_reload

@@ -101,7 +101,10 @@ Program = Callable[[Invocation], Life]
 
 
 class UnitDefinition:
-    """What systemd makes of a unit's files: drop-ins and masks count. `spec` is None where it cannot be started."""
+    """What systemd makes of a unit's files: drop-ins and masks count. `spec` is None where it cannot be started.
+
+    A slice is there without a file, too.
+    """
 
     def __init__(self, unit: str, paths: Paths) -> None:
         self.unit = unit
@@ -113,19 +116,22 @@ class UnitDefinition:
         self.spec: ServiceSpec | None = None
         self._signature = self._look()
         self._path, self._drop_ins = self._files()
-        if self._path is None:
-            self.load_state = "not-found"
-            return
-        text = _text(self._path)
-        file = parse_unit(text)
+        self._file = parse_unit("" if self._path is None else _text(self._path))
         for path in self._drop_ins:
-            file = file.with_drop_in(parse_unit(_text(path)))
-        self.load_state = _load_state(text, file)
+            self._file = self._file.with_drop_in(parse_unit(_text(path)))
+        if self._path is None or self._is_slice:
+            self.load_state = "loaded" if self._is_slice else "not-found"
+            return
+        self.load_state = _load_state(_text(self._path), self._file)
         if self.load_state == "loaded":
             try:
-                self.spec = read_service(self.unit, file)
+                self.spec = read_service(self.unit, self._file)
             except ConfigError:
                 self.load_state = "bad-setting"
+
+    @property
+    def _is_slice(self) -> bool:
+        return self.unit.endswith(".slice")
 
     def demand(self) -> ServiceSpec:
         """What to start."""
@@ -147,6 +153,22 @@ class UnitDefinition:
             "DropInPaths": " ".join(str(path) for path in self._drop_ins),
             "NeedDaemonReload": "yes" if self._look() != self._signature else "no",
             "UnitFileState": state,
+            **self._group(),
+        }
+
+    def _group(self) -> dict[str, str]:
+        """Where it is in the tree of groups, and its limits, which are written in bytes here."""
+        section = "Slice" if self._is_slice else "Service"
+        outer = self.unit.removesuffix(".slice").rpartition("-")[0] or "-"
+        parent = f"{outer}.slice" if self._is_slice else "system.slice"
+        limits = {
+            name: self._file.value(section, name) or "infinity"
+            for name in ("MemoryMax", "MemoryHigh")
+        }
+        is_there = self.load_state != "not-found"
+        return {
+            "Slice": (self._file.value(section, "Slice") or parent) if is_there else "",
+            **limits,
         }
 
     def _files(self) -> tuple[Path | None, list[Path]]:

@@ -115,7 +115,7 @@ def read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None
         no_start=f"its manager does not take it: {live.problem}"
         if state.load_state == "bad-setting"
         else why_no_start(ctx, live),
-        death=failure_of(state, lines) if state.has_failed else None,
+        death=failure_of(ctx, state, lines) if state.has_failed else None,
         pid=pid,
         was_edited=was_edited,
         argv=live.argv or (),

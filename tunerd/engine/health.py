@@ -18,6 +18,7 @@ class FailureKind(StrEnum):
 
     OUT_OF_VRAM = "out of VRAM"
     OUT_OF_MEMORY = "out of memory"
+    OUT_OF_RAM = "out of RAM"
     BAD_ARGUMENT = "argument refused"
     MODEL_MISSING = "model file missing"
     MODEL_UNREADABLE = "model file may not be read"
@@ -57,6 +58,7 @@ _REASONS = {
     FailureKind.DRIVER: Reason.CRASH,
     FailureKind.CRASH: Reason.CRASH,
     FailureKind.KILLED: Reason.KILLED,
+    FailureKind.OUT_OF_RAM: Reason.KILLED,  # a larger margin of VRAM would need more RAM
     FailureKind.STOPPED: Reason.CRASH,
     FailureKind.EDITED: Reason.CRASH,
     FailureKind.INTERRUPTED: Reason.CRASH,
@@ -195,6 +197,10 @@ _HINTS: dict[FailureKind, str] = {
         "lower serving.ctx_size, serving.ctx_checkpoints or serving.cache_ram_mib, "
         "or choose a smaller model"
     ),
+    FailureKind.OUT_OF_RAM: (
+        "lower serving.cache_ram_mib, serving.ctx_checkpoints or serving.ctx_size, or let weights be mapped "
+        "(serving.load_mode = mmap)"
+    ),
     FailureKind.BAD_ARGUMENT: "`tunerd plan PROFILE --explain` shows who set each flag",
     FailureKind.MODEL_MISSING: "`tunerd profiles show PROFILE` says where the file comes from",
     FailureKind.MODEL_UNREADABLE: (
@@ -244,6 +250,10 @@ def classify(
         why = [line for line in lines if _NO_EXEC_LINE.search(line)]
         hint = _HINTS[FailureKind.CANNOT_START]
         return Failure(FailureKind.CANNOT_START, last_words(why or lines), hint)
+    if result == "oom-kill" or any(_OOM_KILLED.match(line) for line in lines):
+        # Whatever it said before, it did not end of that.
+        hint = _HINTS[FailureKind.OUT_OF_RAM]
+        return Failure(FailureKind.OUT_OF_RAM, "killed by the kernel", hint)
     telling = [line.rstrip() for line in lines if not _WARNING.search(line)]
     overcome = [at for at, line in enumerate(telling) if _OVERCOME.search(line)]
     telling = (telling[overcome[-1] + 1 :] or telling[-1:]) if overcome else telling
@@ -252,9 +262,6 @@ def classify(
         if words is not None:
             return Failure(kind, clean_line(words), _HINTS.get(kind))
     words = last_words(telling)
-    if result == "oom-kill" or any(_OOM_KILLED.match(line) for line in lines):
-        words = "killed by the kernel: out of memory"
-        return Failure(FailureKind.OUT_OF_MEMORY, words, _HINTS[FailureKind.OUT_OF_MEMORY])
     if exit_kind == "killed" and exit_status == _SIGKILL:  # by whom, it does not say
         return Failure(FailureKind.KILLED, f"signal 9; {words}", _HINTS[FailureKind.KILLED])
     if exit_kind in {"killed", "dumped"}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
@@ -10,16 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from tunerd.app import Context
+from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address, LlamaServer
-from tunerd.errors import DeployError, HostError, ServiceError
+from tunerd.errors import DeployError, HostError, ServiceError, TunerdError
 from tunerd.machine.files import stamp_of
 from tunerd.machine.net import listening_ports
 from tunerd.machine.process import account
 from tunerd.units.generations import Ending, Generation
 from tunerd.units.live import LiveUnit, Serving, is_shell, read_live, with_drop_ins
-from tunerd.units.manager import UnitState
-from tunerd.units.text import UnitFile, environment_files_of, environment_of, parse_environment_file
-from tunerd.words import Mode, sha256
+from tunerd.units.manager import MemoryLimit, UnitState
+from tunerd.units.text import (
+    UnitFile,
+    environment_files_of,
+    environment_of,
+    parse_environment_file,
+    parse_unit,
+)
+from tunerd.words import Mode, have_mib, sha256
 
 # Where systemd looks for a program that is named without a path (systemd.exec(5), ExecSearchPath=).
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -112,6 +120,61 @@ def environment_with(ctx: Context, text: str, live: LiveUnit | None = None) -> d
     """
     merged, specifiers = unit_with(ctx, text, live), specifiers_of(ctx, ctx.unit)
     return environment_of(merged, specifiers) | file_environment_of(ctx, merged, specifiers)
+
+
+_OUTERMOST = "-.slice"
+
+
+def memory_limits(
+    ctx: Context, state: UnitState, *, is_replaced: bool = False
+) -> tuple[MemoryLimit, ...]:
+    """The tightest MemoryMax= and MemoryHigh= of a unit and the slices around it, as its manager has them.
+
+    Args:
+        ctx: Where.
+        state: Of the unit.
+        is_replaced: Another file will take the place of its own: what only that says is gone then.
+
+    Raises:
+        HostError: a file of a unit cannot be read.
+        ServiceError: the service manager does not answer.
+    """
+    found: dict[str, MemoryLimit] = {}
+    while True:
+        own = () if state.fragment_path is None else (state.fragment_path,)
+        files = state.drop_ins if is_replaced else (*own, *state.drop_ins)
+        limits = {"MemoryMax": state.memory_max_bytes, "MemoryHigh": state.memory_high_bytes}
+        for name, n_bytes in limits.items():
+            where = None if n_bytes is None else _last_with(ctx, name, files)
+            if n_bytes is not None and (where is not None or not is_replaced):
+                limit = MemoryLimit(name, state.unit, have_mib(n_bytes), where)
+                found[name] = min(found.get(name, limit), limit, key=lambda one: one.mib)
+        stays = (
+            not is_replaced or _last_with(ctx, "Slice", files) or not _last_with(ctx, "Slice", own)
+        )
+        if state.slice in {None, _OUTERMOST} or not stays:
+            return tuple(found[name] for name in limits if name in found)
+        state, is_replaced = ctx.services.state(state.slice), False
+
+
+def _last_with(ctx: Context, name: str, files: Iterable[Path]) -> Path | None:
+    """The last of a unit's files with this directive, which is the one that counts."""
+    units = ((path, parse_unit(_text(ctx, path) or "")) for path in files)
+    named = [path for path, unit in units if any(one.name == name for one in unit.directives)]
+    return named[-1] if named else None
+
+
+def with_limit(ctx: Context, failure: Failure, unit: str) -> Failure:
+    """A kill by the kernel with the limit on the unit's RAM, where one can be told."""
+    limits: tuple[MemoryLimit, ...] = ()
+    if failure.kind is FailureKind.OUT_OF_RAM:
+        with contextlib.suppress(TunerdError):
+            limits = memory_limits(ctx, ctx.services.state(unit))
+    for limit in limits:
+        if limit.name == "MemoryMax":
+            hint = f"raise it (`{ctx.systemctl} edit {limit.unit}`), or {failure.hint}"
+            return replace(failure, words=f"{failure.words}; {limit}", hint=hint)
+    return failure
 
 
 def stands(ctx: Context, generation: Generation) -> bool:

@@ -34,6 +34,7 @@ from tunerd.engine.serving import (
     read_live_unit,
     server_now,
     standing_text,
+    with_limit,
 )
 from tunerd.errors import Busy, JobCanceled, ServiceError, TunerdError
 from tunerd.machine.clock import polls
@@ -312,14 +313,14 @@ def _explain(
     ctx: Context, lost: Lost, state: UnitState, lines: tuple[str, ...], in_use: Address | None
 ) -> Failure:
     """The cause, from the log where the observation alone does not tell."""
-    failure = failure_of(state, lines)
+    failure = failure_of(ctx, state, lines)
     for _ in range(_LOG_READS):
         if state.is_active or failure.kind not in _VAGUE or state.invocation_id is None:
             break
         ctx.clock.sleep(_LOG_LAG_S)
         with contextlib.suppress(ServiceError):
             lines = _of_invocation(ctx, state) or lines
-        failure = failure_of(state, lines)
+        failure = failure_of(ctx, state, lines)
     is_better_seen = failure.kind in _VAGUE or state.is_active
     if lost.kind is not None and lost.kind is not failure.kind and is_better_seen:
         # Of a server that runs, warnings in its log are not what went wrong.
@@ -333,10 +334,11 @@ def _explain(
     return failure
 
 
-def failure_of(state: UnitState, lines: tuple[str, ...]) -> Failure:
+def failure_of(ctx: Context, state: UnitState, lines: tuple[str, ...]) -> Failure:
     """How a unit's server ended, by its manager and by what it wrote."""
     kind, status = state.exit_kind, state.exit_status
-    return classify(lines, exit_kind=kind, exit_status=status, result=state.result)
+    failure = classify(lines, exit_kind=kind, exit_status=status, result=state.result)
+    return with_limit(ctx, failure, state.unit)
 
 
 def _last_words(ctx: Context, unit: str, state: UnitState) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tunerd.result import Message, warning
-from tunerd.words import Mode
+from tunerd.words import MiB, Mode, format_mib
 
 # States of a unit whose command has not ended.
 UP = frozenset({"active", "activating", "deactivating"})
@@ -23,7 +23,9 @@ class UnitState:
     `unit` is its own name, also where an alias was asked for. `main_pid` is None while nothing runs.
     `exit_status` and `exit_kind` (exited, killed, dumped) are of the last main process that ended.
     `active_since_s` is wall-clock seconds since the epoch. `result` is `success` or the reason of the
-    last failure (exit-code, signal, core-dump, oom-kill, timeout, start-limit-hit, ...).
+    last failure (exit-code, signal, core-dump, oom-kill, timeout, start-limit-hit, ...). `slice` is the one that
+    it is in, and of a slice its parent; `memory_max_bytes` and `memory_high_bytes` are its own limits, without
+    those of its slices, and None where it has none.
     """
 
     unit: str
@@ -41,6 +43,9 @@ class UnitState:
     needs_reload: bool
     unit_file_state: str | None
     active_since_s: float | None
+    slice: str | None = None
+    memory_max_bytes: int | None = None
+    memory_high_bytes: int | None = None
 
     @property
     def exists(self) -> bool:
@@ -74,6 +79,24 @@ class UnitState:
         A unit that is only linked is pulled in by nothing, and a reboot forgets what is of this run.
         """
         return None if self.unit_file_state is None else self.unit_file_state == "enabled"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """What a unit, or a slice around it, may hold of RAM: pages of files that it read count, and can be taken back.
+
+    Beyond `MemoryMax` its processes are killed, beyond `MemoryHigh` they wait while pages are taken from them.
+    `where` is the file that says so; None where none does.
+    """
+
+    name: str
+    unit: str
+    mib: MiB
+    where: Path | None
+
+    def __str__(self) -> str:
+        place = "" if self.where is None else f" in `{self.where}`"
+        return f"{self.unit} may have {format_mib(self.mib)} ({self.name}={place})"
 
 
 def lacks_manager() -> Message:

@@ -56,6 +56,9 @@ STATE_PROPERTIES = (
     "NeedDaemonReload",
     "UnitFileState",
     "ActiveEnterTimestampMonotonic",
+    "Slice",
+    "MemoryMax",
+    "MemoryHigh",
 )
 # waitid(2): si_code of a child, as systemd prints it.
 _EXIT_KINDS = {"1": "exited", "2": "killed", "3": "dumped"}
@@ -90,6 +93,9 @@ def to_unit_state(unit: str, shown: Mapping[str, str], *, boot_s: float) -> Unit
         needs_reload=shown.get("NeedDaemonReload") == "yes",
         unit_file_state=shown.get("UnitFileState") or None,
         active_since_s=boot_s + entered_us / _PER_SECOND if entered_us else None,
+        slice=shown.get("Slice") or None,
+        memory_max_bytes=_number(shown.get("MemoryMax")),
+        memory_high_bytes=_number(shown.get("MemoryHigh")),
     )
 
 

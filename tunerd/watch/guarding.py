@@ -16,7 +16,7 @@ from tunerd.engine.flags import margin_in_force
 from tunerd.engine.health import FailureKind, classify
 from tunerd.engine.running import demand_card
 from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import stands
+from tunerd.engine.serving import stands, with_limit
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import Confirm, apply
@@ -304,7 +304,7 @@ class Guarding(Teller):
             )
         except TunerdError as problem:
             return FailureKind.UNKNOWN, problem.message
-        found = classify(lines)
+        found = with_limit(self._ctx, classify(lines), self._ctx.unit)
         return found.kind, found.words
 
     def _margin(self) -> Margin:

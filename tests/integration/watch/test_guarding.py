@@ -132,6 +132,24 @@ def test_a_server_that_dies_of_something_else_is_no_business_of_the_margin(
     assert world.kinds == ["server-dies"]
 
 
+def test_a_server_that_the_kernel_killed_is_told_of_with_the_limit_of_its_unit_and_has_its_margin_left(
+    world: World,
+) -> None:
+    drop_in = world.manager.unit_dir / f"{UNIT}.d/limit.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text(f"[Service]\nMemoryMax={8 << 30}\n")
+    world.manager.reload()
+    world.look()
+    for _ in range(3):
+        world.die(OOM, f"{UNIT}: A process of this unit has been killed by the OOM killer.")
+        world.look()
+
+    (told,) = world.told
+    assert told.kind == "server-dies"
+    assert "out of RAM: killed by the kernel" in told.text
+    assert f"{UNIT} may have 8192 MiB (MemoryMax= in `{drop_in}`)" in told.text
+
+
 @pytest.mark.parametrize("measuring", [None, "sweep 3"])
 def test_while_somebody_changes_or_measures_nothing_is_counted(
     world: World, measuring: str | None

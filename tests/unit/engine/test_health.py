@@ -231,6 +231,7 @@ NO_LIBRARY = (
     "/srv/llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared "
     "object file: No such file or directory"
 )
+UNIT = "llama-server.service"
 ABORTED = {"exit_kind": "dumped", "exit_status": 6}
 TWO_LINES = ["first line", "last line"]
 
@@ -249,6 +250,12 @@ DECIDED: dict[str, list[tuple[list[str], dict[str, object]]]] = {
         (TWO_LINES, {"exit_kind": "killed", "exit_status": 6}),
         *((TWO_LINES, exited(status)) for status in (1, 126, 127, 203, 217)),
         (TWO_LINES, {}),
+    ],
+    "What the kernel killed did not end of what it had said before": [
+        (["ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 521142272", *lines], ending)
+        for lines, ending in (
+            ([], {"exit_kind": "killed", "exit_status": 9, "result": "oom-kill"}),
+            ([f"{UNIT}: Failed with result 'oom-kill'."], {}))
     ],
     "A file that is missing elsewhere is not the model's": [
         (["CUDA error: an illegal memory access", BACKTRACE], ABORTED),
@@ -315,7 +322,6 @@ OTHER_VOCABULARY = (
 NOT_PINNED = (
     "ggml_cuda_host_malloc: failed to allocate 349659.17 MiB of pinned memory: out of memory"
 )
-UNIT = "llama-server.service"
 REPORTED: dict[str, tuple[list[str], dict[str, object]]] = {
     # cuBLAS has no memory for its handle, which shows at the first request.
     "ggml-org/llama.cpp#25304": (

@@ -263,6 +263,24 @@ def test_a_restart_that_was_due_and_the_way_back_may_be_one_start(world: World) 
     assert world.manager.state(UNIT).n_restarts == 1
 
 
+def test_what_the_kernel_killed_names_the_limit_of_its_unit(world: World) -> None:
+    drop_in = world.paths.unit_dir / f"{UNIT}.d/limit.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text(f"[Service]\nMemoryMax={8 << 30}\n")
+    deploy(world.context(), world, "old")
+    killed = f"{UNIT}: Failed with result 'oom-kill'."
+    world.manager.programs[BROKEN] = lambda _: Life(prints=(killed,), ends_after_s=0.5)
+
+    with pytest.raises(RolledBack) as caught:
+        deploy(world.context(), world, "new", program=BROKEN)
+
+    assert world.serving_alias() == "old"
+    limit = f"{UNIT} may have 8192 MiB (MemoryMax= in `{drop_in}`)"
+    assert caught.value.message.endswith("out of RAM")
+    assert caught.value.cause == f"killed by the kernel; {limit}"
+    assert f"raise it (`systemctl edit {UNIT}`)" in (caught.value.hint or "")
+
+
 def _interrupted(world: World, *, old_invocation: str | None) -> None:
     """A swap over the unit that stands was cut short before it touched anything."""
     record = a_record(old_sha256=sha256(world.standing), old_invocation=old_invocation)
