@@ -184,7 +184,10 @@ def command_line(tunerd: Deployment) -> list[str]:
 def test_a_unit_by_hand_is_kept_to_the_byte_and_comes_back(tunerd: Deployment) -> None:
     old = start_by_hand(tunerd, mode=0o640)
     machine = tunerd.machine
-    machine.write(f"{tunerd.units}/{UNIT}.d/mine.conf", "[Service]\nEnvironment=FROM_DROP_IN=1\n")
+    machine.write(
+        f"{tunerd.units}/{UNIT}.d/mine.conf",
+        "[Service]\nEnvironment=FROM_DROP_IN=1\nMemoryMax=4G\n",
+    )
     # As the write-ups do it.
     for name in ("pre-mtp", "pre-q8"):
         machine.run("cp", f"{tunerd.units}/{UNIT}", f"{tunerd.units}/{UNIT}.{name}")
@@ -195,6 +198,10 @@ def test_a_unit_by_hand_is_kept_to_the_byte_and_comes_back(tunerd: Deployment) -
     for line in ("WorkingDirectory=/home/alice", "ExecStartPre=/bin/true", "Nice=3"):
         assert line in texts(planned), texts(planned)
     assert "mine.conf" in texts(planned)
+    greedy = tunerd.json("plan", "plain", "--set", "serving.cache_ram_mib=8192")
+    limit = f"{UNIT} may have 4096 MiB (MemoryMax= in `{tunerd.units}/{UNIT}.d/mine.conf`)"
+    assert limit in texts(greedy)
+    assert limit not in texts(planned)
     assert "-# my own, do not touch" in planned["diff"]
 
     done = tunerd.apply("plain")

@@ -127,6 +127,13 @@ def cgroup_memory(root: Path = Path("/")) -> CgroupMemory:
     )
 
 
+def has_memory_groups(root: Path = Path("/")) -> bool:
+    """Whether the kernel counts memory by group here: some are built or started without that."""
+    mount = root / _MOUNT
+    controllers = read_text(mount / "cgroup.controllers") or ""
+    return "memory" in controllers.split() or (mount / "memory").is_dir()
+
+
 def _levels(path: str) -> list[str]:
     """Groups from the mount point down to the one around our own unit, as relative paths.
 

@@ -42,6 +42,7 @@ from tunerd.engine.server import Address
 from tunerd.engine.serving import (
     demand_replaceable,
     environment_with,
+    memory_limits,
     read_key,
     read_live_unit,
     serving_now,
@@ -52,7 +53,7 @@ from tunerd.engine.serving import (
 from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import real_path, stamp_of
-from tunerd.machine.host import process_facts, read_host
+from tunerd.machine.host import has_memory_groups, process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
 from tunerd.machine.proc import process_name, unit_of
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
@@ -342,7 +343,7 @@ def memory_of_plan(
     facts: ModelFacts,
     host: Host,
     correction: MemoryCorrection | None,
-    pid: int | None,
+    state: UnitState,
 ) -> MemoryPlan:
     """The estimate, with what earlier loads showed of it, and what it means here."""
     resolved, has_gpu = chosen.resolved, chosen.has_gpu
@@ -351,7 +352,7 @@ def memory_of_plan(
     calculated = estimate(facts, settings)
     judged = judge_memory(
         replace(calculated, parts=corrected(calculated.parts, correction)),
-        _free(host, chosen.devices, pid),
+        _free(ctx, chosen, host, state),
         has_gpu=has_gpu,
         fit_mib=margin_in_force(resolved),
     )
@@ -491,14 +492,19 @@ def _layers(value: int | str | None) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _free(host: Host, devices: Sequence[OffloadDevice], pid: int | None) -> Free:
-    """What is free, and beside it what the present server (`pid`) will give back."""
+def _free(ctx: Context, chosen: Choice, host: Host, state: UnitState) -> Free:
+    """What is free, and beside it what the present server will give back; and how much its unit may have."""
+    pid = state.main_pid
     facts = process_facts(pid) if pid is not None else None
     ram = host.memory.available_mib
     if ram is not None and facts is not None and facts.rss_mib is not None:
         total = host.memory.total_mib
         ram = MiB(ram + facts.rss_mib if total is None else min(total, ram + facts.rss_mib))
-    return Free(_free_vram(host, devices, pid), ram, host.memory.total_mib)
+    limits = memory_limits(ctx, state, is_replaced=True)
+    # What a card's driver pins was not seen to count.
+    is_strict = not chosen.has_gpu and host.memory.swap_total_mib == 0 and has_memory_groups()
+    vram = _free_vram(host, chosen.devices, pid)
+    return Free(vram, ram, host.memory.total_mib, limits, is_strict)
 
 
 def _free_vram(host: Host, devices: Sequence[OffloadDevice], pid: int | None) -> MiB | None:
@@ -752,7 +758,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     spec = unit_spec(ctx, resolved, engine, command, live)
     unit_text = render_unit(unit_template(ctx), spec)
     correction = correction_of(ctx, command.argv, unit_text)
-    memory = memory_of_plan(ctx, chosen, facts, host, correction, state.main_pid)
+    memory = memory_of_plan(ctx, chosen, facts, host, correction, state)
     after = serving_after(command, engine.capabilities)
     messages = (
         *named_by_plan(ctx, request),

@@ -11,6 +11,7 @@ import pytest
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.folders import plant
 from tunerd.machine.host import (
+    has_memory_groups,
     memory_of,
     read_cpu,
     read_host,
@@ -251,3 +252,20 @@ def test_memory_is_what_the_groups_around_a_server_leave_to_it(
     memory = read_memory(tmp_path)
 
     assert (memory.total_mib, memory.available_mib) == expected_mib
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory pids\n"}, True),
+        # Some boards are started without it, and a container may get none of its own.
+        ({"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids\n"}, False),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "1\n"}, True),
+        ({}, False),
+    ],
+)
+def test_whether_memory_is_counted_by_group(
+    tmp_path: Path, files: dict[str, str], expected: bool
+) -> None:
+    plant(tmp_path, files)
+    assert has_memory_groups(tmp_path) is expected

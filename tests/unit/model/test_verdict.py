@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from tunerd.model.memory import Device, Estimate, Part, PartKind
 from tunerd.model.verdict import Free, MemoryPlan, judge_memory
 from tunerd.result import Level
+from tunerd.units.manager import MemoryLimit
 from tunerd.words import MiB
 
 _MIB = 1024 * 1024
@@ -29,8 +33,8 @@ GROWING = part(PartKind.CHECKPOINTS, Device.HOST, 5000)
 
 
 def free(gpu: int | None = 12_000, ram: int | None = 16_000, total: int | None = 32_000) -> Free:
-    wrapped = [None if mib is None else MiB(mib) for mib in (gpu, ram, total)]
-    return Free(*wrapped)
+    vram, here, all_of_it = (None if mib is None else MiB(mib) for mib in (gpu, ram, total))
+    return Free(vram, here, all_of_it)
 
 
 def judged(
@@ -111,3 +115,63 @@ def test_without_fit_too_big_is_an_error_and_nothing_moves(
     gpu: int, expected: list[tuple[str, str]]
 ) -> None:
     assert codes(judged(NEED, free(gpu=gpu), fit_mib=None)) == expected
+
+
+# 2000 MiB of weights and 600 that are there to stay, of which 100 are only reserved; 500 more in time.
+SERVER = (
+    HOST,
+    part(PartKind.KV, Device.HOST, 500),
+    part(PartKind.COMPUTE, Device.HOST, 100),
+    part(PartKind.PROMPT_CACHE, Device.HOST, 500),
+)
+MAPPED, READ = estimate(*SERVER), estimate(*SERVER, mapped=False)
+FORBIDDEN, TOLD = ("error", "unit-limit"), ("warning", "unit-limit")
+
+
+def limited(maximum: int | None = None, high: int | None = None, *, strict: bool = True) -> Free:
+    places = (("MemoryMax", maximum, "x.service"), ("MemoryHigh", high, "ai.slice"))
+    file = Path("/etc/limit.conf")
+    limits = [MemoryLimit(name, unit, MiB(mib), file) for name, mib, unit in places if mib]
+    return replace(free(), limits=limits, is_strict=strict)
+
+
+@pytest.mark.parametrize(
+    ("what", "there", "expected", "says"),
+    [
+        # Read weights have to stay; what is only reserved may never be touched.
+        (READ, limited(2499), [FORBIDDEN], "needs 2600 MiB of RAM, and x.service may have 2499 MiB"),
+        (READ, limited(2499), [FORBIDDEN], "(MemoryMax= in `/etc/limit.conf`): the kernel kills it"),
+        (READ, limited(2500), [TOLD], "the kernel kills it"),
+        (READ, limited(2499, strict=False), [TOLD], "the kernel may kill it"),
+        (READ, limited(high=2499), [TOLD], "ai.slice may have 2499 MiB (MemoryHigh= in"),
+        (READ, limited(high=2499), [TOLD], "the kernel slows it down"),
+        # With time they need more.
+        (READ, limited(3099), [TOLD], "may grow until it needs 3100 MiB of RAM"),
+        (READ, limited(3100), [], ""),
+        # Mapped ones are pages that can be taken back, and are then read again.
+        (MAPPED, limited(499), [FORBIDDEN], "needs 600 MiB of RAM"),
+        (MAPPED, limited(1099), [TOLD], "may grow until it needs 1100 MiB of RAM"),
+        (MAPPED, limited(2599), [TOLD], "it will read from disk again and again"),
+        (MAPPED, limited(2600), [], ""),
+        (estimate(*SERVER, locked=True), limited(2499), [FORBIDDEN], "needs 2600 MiB"),
+        # One message: of what is killed nobody need know that it would be slow.
+        (READ, limited(2499, 2000), [FORBIDDEN], "MemoryMax="),
+        (READ, limited(4000, 2000), [TOLD], "MemoryHigh="),
+    ],
+)  # fmt: skip
+def test_what_a_unit_may_have_of_ram_is_held_against_what_cannot_be_taken_back(
+    what: Estimate, there: Free, expected: list[tuple[str, str]], says: str
+) -> None:
+    plan = judged(what, there, has_gpu=False)
+
+    assert codes(plan) == expected
+    assert all(says in message.text for message in plan.messages)
+
+
+def test_only_weights_that_could_be_mapped_are_advised_to_be() -> None:
+    advised = [
+        "serving.load_mode = mmap"
+        in (judged(what, limited(400), has_gpu=False).messages[0].hint or "")
+        for what in (READ, estimate(*SERVER, locked=True), MAPPED)
+    ]
+    assert advised == [True, True, False]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.world import World
+from tests.fault.world import UNIT, World
 from tests.support.builders import capabilities_of
 from tests.support.doctor_facts import HOST
 from tests.support.model_headers import facts_of_shape
@@ -16,7 +16,9 @@ from tests.support.shapes import PlainShape
 from tunerd.engine.builds import Choice
 from tunerd.engine.flags import CommandLine
 from tunerd.engine.help import Engine, OffloadDevice
+from tunerd.engine.serving import memory_limits
 from tunerd.machine.files import Files
+from tunerd.machine.host import has_memory_groups
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device, Estimate, PartKind, estimate
 from tunerd.production.plan import memory_of_plan, settings_of
@@ -150,8 +152,78 @@ def test_a_card_that_is_too_small_is_told_by_who_places_the_model(
     )  # fmt: skip
     facts = ModelFiles(None, Files()).read_facts(model)
 
-    judged = memory_of_plan(world.context(), chosen, facts, replace(HOST, gpus=()), None, None)
+    ctx = world.context()
+    state = ctx.services.state(UNIT)
+    judged = memory_of_plan(ctx, chosen, facts, replace(HOST, gpus=()), None, state)
 
     (refused,) = [one for one in judged.messages if one.level is Level.ERROR]
     assert ("fit can move no more" in refused.text) is is_placed_by_fit
     assert ("let fit place it" in (refused.hint or "")) is not is_placed_by_fit
+
+
+IN_SLICE = "[Service]\nSlice=ai-gpu.slice\n"
+OF_SLICES = {"ai-gpu.slice": "[Slice]\n", "ai.slice": f"[Slice]\nMemoryMax={2 << 30}\n"}
+
+
+@pytest.mark.parametrize(
+    ("own", "drop_ins", "now", "after"),
+    [
+        ("", {}, [], []),
+        (f"MemoryMax={1 << 30}\n", {}, [("MemoryMax", UNIT, 1024, UNIT)], []),
+        # What a drop-in says stays in force; of several the last one counts.
+        (f"MemoryMax={1 << 30}\n", {"a.conf": f"[Service]\nMemoryMax={3 << 30}\n", "b.conf": "[Service]\nNice=1\n"},
+         [("MemoryMax", UNIT, 3072, "a.conf")], [("MemoryMax", UNIT, 3072, "a.conf")]),
+        ("", {"a.conf": f"[Service]\nMemoryHigh={1 << 30}\n", "b.conf": "[Service]\nMemoryHigh=infinity\n"}, [], []),
+        # The tightest of each kind counts, wherever it is.
+        ("", {"a.conf": f"{IN_SLICE}MemoryMax={3 << 30}\nMemoryHigh={1 << 30}\n"},
+         *2 * ([("MemoryMax", "ai.slice", 2048, "ai.slice"), ("MemoryHigh", UNIT, 1024, "a.conf")],)),
+        # A slice that only the replaced file names is left with it.
+        ("Slice=ai-gpu.slice\n", {}, [("MemoryMax", "ai.slice", 2048, "ai.slice")], []),
+    ],
+)  # fmt: skip
+def test_the_tightest_limits_on_ram_are_those_that_hold_for_the_new_unit_as_well(
+    world: World,
+    own: str,
+    drop_ins: dict[str, str],
+    now: list[tuple[str, str, int, str]],
+    after: list[tuple[str, str, int, str]],
+) -> None:
+    files = {UNIT: f"[Service]\nExecStart=/bin/server\n{own}", **OF_SLICES}
+    files |= {f"{UNIT}.d/{name}": text for name, text in drop_ins.items()}
+    (world.paths.unit_dir / f"{UNIT}.d").mkdir()
+    for name, text in files.items():
+        (world.paths.unit_dir / name).write_text(text)
+    world.manager.reload()
+    ctx = world.context()
+    state = ctx.services.state(UNIT)
+
+    for is_replaced, expected in ((False, now), (True, after)):
+        found = memory_limits(ctx, state, is_replaced=is_replaced)
+        shown = [(one.name, one.unit, one.mib, one.where and one.where.name) for one in found]
+        assert shown == expected
+
+
+@pytest.mark.parametrize(("swap_mib", "level"), [(0, Level.ERROR), (512, Level.WARNING)])
+def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_it_is_tried(
+    world: World, tmp_path: Path, swap_mib: int, level: Level
+) -> None:
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path
+    program = Path("/bin/true")
+    chosen = Choice(
+        Engine("mine", program, "test", None, None, None, (), None),
+        profile_of({"serving.ctx_size": 262144}), CommandLine(str(program), ()), model,
+        devices=(), has_gpu=False, passed_over=(),
+    )  # fmt: skip
+    (world.paths.unit_dir / UNIT).write_text("[Service]\nExecStart=/bin/server\n")
+    drop_in = world.paths.unit_dir / f"{UNIT}.d/limit.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text(f"[Service]\nMemoryMax={1 << 20}\n")
+    ctx = world.context()
+    host = replace(HOST, gpus=(), memory=replace(HOST.memory, swap_total_mib=MiB(swap_mib)))
+    facts = ModelFiles(None, Files()).read_facts(model)
+
+    judged = memory_of_plan(ctx, chosen, facts, host, None, ctx.services.state(UNIT))
+
+    (said,) = [one for one in judged.messages if one.code == "unit-limit"]
+    assert f"{UNIT} may have 1 MiB (MemoryMax= in `{drop_in}`)" in said.text
+    assert said.level is (level if has_memory_groups() else Level.WARNING)
