@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tunerd.engine.flags import normal_spelling, owner_of
+from tunerd.engine.flags import drafts_with_probability, normal_spelling, owner_of
 from tunerd.engine.log import LoggedRequest
 from tunerd.machine.facts import Gpu
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, step_of
@@ -50,7 +50,8 @@ class Speculation:
     """What an arm is meant to do.
 
     `drafts` is None where nobody knows. `always` where not even a short answer can do without a draft
-    (p-min 0): then a sample without one shows that speculation was off.
+    (a model's, with p-min 0): then a sample without one shows that speculation was off. N-grams draft nothing
+    where nothing repeats.
     """
 
     drafts: bool | None
@@ -336,22 +337,24 @@ def speculation_of(argv: Sequence[str]) -> Speculation:
 
     None of the known flags leaves it open: a build may draft by itself, or by its environment.
     """
-    drafts: bool | None = None
+    drafts, has_model = None, False
     numbers: dict[str, float | None] = {}
     for word, value in itertools.pairwise([*argv[1:], ""]):
         key = owner_of(word) if word.startswith("-") else None
         if key == "speculation.type":
             stages = dict(stages_of((word, value)))
             drafts = bool(stages.keys() - _OFF_WORDS)
+            has_model |= drafts_with_probability(stages)
             for numbered in stages.values():
                 numbers |= {f"speculation.{name}": _number(text) for name, text in numbered.items()}
         elif key == "speculation.draft_model" and drafts is None:
-            drafts = True
+            drafts = has_model = True
         elif key is not None:
             numbers[key] = _number(value)
     if drafts and numbers.get("speculation.n_max") == 0:
         drafts = False
-    return Speculation(drafts, always=bool(drafts) and numbers.get("speculation.p_min") == 0)
+    always = bool(drafts) and has_model and numbers.get("speculation.p_min") == 0
+    return Speculation(drafts, always)
 
 
 def stages_of(argv: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:

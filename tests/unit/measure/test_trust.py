@@ -296,6 +296,10 @@ def test_counters_in_six_digits_tell_of_nobody_else(served: int) -> None:
         ("-mtp --draft-max 3 --draft-p-min 0", True, True),
         ("-no-mtp", False, False),
         ("--model-draft small.gguf", True, False),
+        ("--model-draft small.gguf --draft-p-min 0", True, True),
+        ("--spec-type ngram-mod --spec-draft-p-min 0", True, False),
+        ("--spec-type ngram-simple --draft-p-min 0.0", True, False),
+        ("--spec-type draft-mtp,ngram-mod --spec-draft-p-min 0", True, True),
     ],
 )
 def test_whether_it_drafts_is_told_from_every_dialects_flags(
