@@ -82,10 +82,14 @@ class Timings:
 
     @property
     def steps(self) -> int | None:
-        """Verification passes: each gives its accepted drafts and one token more."""
+        """Verification passes: each gives its accepted drafts and one token more.
+
+        None where the answer ended within a draft that is longer than what it has: such a one is counted whole.
+        """
         if self.predicted_n is None or self.predicted_n < 1:
             return None
-        return self.predicted_n - 1 - (self.draft_n_accepted or 0)
+        steps = self.predicted_n - 1 - (self.draft_n_accepted or 0)
+        return steps if steps > 0 or self.predicted_n == 1 else None
 
     @property
     def step_ms(self) -> float | None:

@@ -285,6 +285,18 @@ def test_the_figures_of_one_request() -> None:
     assert found.step_ms == pytest.approx(20.0)
 
 
+def test_steps_of_an_answer_that_ended_within_a_long_draft_are_unknown() -> None:
+    """A server counts such a draft whole: a pass took -2.5 ms, and two answers had 1.9 tokens a pass instead of 1."""
+    short = timings(predicted_n=4, draft_n=8, draft_n_accepted=7, predicted_ms=10.0)
+    assert (short.steps, short.step_ms) == (None, None)
+    assert timings(predicted_n=1).steps == 0
+
+    plain = timings(predicted_n=13, draft_n=12, draft_n_accepted=0)
+    found = summarise([sample(timings=plain), sample(timings=short)])
+
+    assert found.tokens_per_step == pytest.approx(1.0)
+
+
 def test_joules_a_token_are_all_energy_over_all_generated_tokens_of_requests_that_tell_both() -> (
     None
 ):
