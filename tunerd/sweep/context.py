@@ -42,10 +42,9 @@ def _speed_tok_s(classes: Sequence[RequestClass], token_ms: Sequence[float]) -> 
 
 
 def _token_ms(reading: Reading) -> float | None:
-    """Time of one token of an answer; None where the server did not tell."""
-    if not reading.predicted_ms or not reading.predicted_n:
-        return None
-    return reading.predicted_ms / reading.predicted_n
+    """Time of one token of an answer, of which the first comes with its prompt; None where the server did not tell."""
+    n_decoded = (reading.predicted_n or 0) - 1
+    return reading.predicted_ms / n_decoded if reading.predicted_ms and n_decoded > 0 else None
 
 
 class Floor(Challenge):
@@ -74,7 +73,8 @@ class Floor(Challenge):
             token_ms = _token_ms(reading)
             if token_ms is None:
                 raise Ended("failed", _UNTOLD)
-            turn_ms = (reading.turn_ms or 0.0) + one.n_predict * (self._wanted_ms - token_ms)
+            more_ms = (one.n_predict - 1) * (self._wanted_ms - token_ms)
+            turn_ms = (reading.turn_ms or 0.0) + more_ms
             wanted.append(Turn(turn_ms, reading.prompt_ms or 0.0))
         return {A: (tuple(wanted),), B: block_of(readings)}
 
@@ -85,7 +85,7 @@ class Floor(Challenge):
         speeds = []
         for pair in self._pairs:
             rows = zip(classes, class_ms(pair.a), class_ms(pair.b), strict=True)
-            token_ms = [self._wanted_ms - (a - b) / max(one.n_predict, 1) for one, a, b in rows]
+            token_ms = [self._wanted_ms - (a - b) / max(one.n_predict - 1, 1) for one, a, b in rows]
             speeds.append(_speed_tok_s(classes, token_ms))
         return fmean(speeds) if speeds else None
 
