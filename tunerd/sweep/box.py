@@ -544,12 +544,7 @@ class LeaseBox:
     def _answer(
         self, process: _Process, request: Request, found: Sequence[Answered], n_void: int
     ) -> dict[str, Any]:
-        """The timings of one request, as the search reads them; of several at once their mean."""
-        rows = [_row(one) for one in found]
-        answer: dict[str, Any] = {"n_void": n_void or None}
-        for key in rows[0]:
-            known = [row[key] for row in rows if row[key] is not None]
-            answer[key] = fmean(known) if known else None
+        answer = answer_of(found) | ({"n_void": n_void} if n_void else {})
         if len(found) == 1 and found[0].answer is not None and process.arm.drafts:
             answer["steps"] = found[0].answer.steps
         if request.kind == "tool" and not request.ignore_eos:
@@ -577,7 +572,24 @@ def _demand_room(target: Target, request: BenchRequest, prompt: Prompt) -> None:
         raise Refused(f"{n_tokens} tokens and {request.n_predict} more in {n_ctx}", n_tokens)
 
 
-_TIMINGS = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "draft_n", "draft_n_accepted")
+_TIMINGS = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
+_DRAFTS = ("draft_n", "draft_n_accepted")  # left out where nothing was drafted
+
+
+def answer_of(found: Sequence[Answered]) -> dict[str, Any]:
+    """The timings of one request, as the search reads them; of several at once the mean, and the least VRAM.
+
+    What one of several does not tell is unknown.
+    """
+    rows = [_row(one) for one in found]
+    answer = {}
+    for key in rows[0]:
+        if known := all_known(row[key] for row in rows):
+            answer[key] = min(known) if key == "vram_free_min_mib" else fmean(known)
+    return {key: value for key, value in answer.items() if value or key not in _OF_NONE}
+
+
+_OF_NONE = frozenset({*_DRAFTS, "decode_left_ms"})  # not told where there is none
 
 
 def _row(asked: Answered) -> dict[str, Any]:
@@ -587,8 +599,9 @@ def _row(asked: Answered) -> dict[str, Any]:
     return {
         "cache_n": cached,
         **{name: getattr(timings, name) for name in _TIMINGS},
+        **{name: getattr(timings, name) or 0 for name in _DRAFTS},
         "wall_ms": sample.client.wall_ms if sample.client is not None else None,
-        "decode_left_ms": sample.decode_left_ms or None,
+        "decode_left_ms": sample.decode_left_ms,
         "vram_free_min_mib": sample.vram_free_min_mib,
         "energy_j": sample.energy_j,
     }

@@ -10,6 +10,7 @@ from typing import NoReturn, cast
 import pytest
 
 from tests.fault.world import BROKEN, UNIT, World
+from tests.support.bench_samples import a_request, sample, timings
 from tests.support.fake_gpu import FakeGpuReader, LateGpuReader, a_card
 from tests.support.fakes import FakeClock
 from tests.support.model_headers import facts_of_shape
@@ -19,12 +20,14 @@ from tunerd.app import Context, data_dir
 from tunerd.calendar import Deadline
 from tunerd.errors import Busy, DeployError, UsageError
 from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
-from tunerd.measure.life import Texts
+from tunerd.measure.answer import ClientTimes
+from tunerd.measure.life import Answered, Texts
+from tunerd.measure.request import Prompt
 from tunerd.measure.trust import ProcessorLook
 from tunerd.production.lease import Held, hold
-from tunerd.profile.arm import Arm, Preempted
+from tunerd.profile.arm import Arm, Preempted, read
 from tunerd.settings import SweepSettings
-from tunerd.sweep.box import House, LeaseBox, Quiet, crowd, heat
+from tunerd.sweep.box import House, LeaseBox, Quiet, answer_of, crowd, heat
 from tunerd.sweep.schedule import deadline_of, demand_open, demand_time
 from tunerd.words import MiB
 
@@ -356,3 +359,23 @@ def test_a_machine_whose_processors_others_take_is_not_quiet() -> None:
     assert quiet.for_s(171.0, taken, is_used=False) == 0.0
     assert quiet.for_s(181.0, ProcessorLook(1160.0, 432.0, 51.0), is_used=False) == 10.0
     assert quiet.for_s(191.0, None, is_used=False) == 20.0
+
+
+def asked(**values: object) -> Answered:
+    return Answered(a_request(), Prompt("p", "x"), sample(**values), None, ())
+
+
+def test_several_at_once_are_read_as_their_mean_and_the_least_vram_that_one_saw() -> None:
+    """One that ended early had all take as long as it would have taken, and one that drafted had all draft."""
+    long = {"client": ClientTimes(3000.0, 50.0), "vram_free_min_mib": 900}
+    early = timings(predicted_n=51, predicted_ms=1000.0, draft_n=40, draft_n_accepted=10)
+    ended = {"timings": early, "client": ClientTimes(2000.0, 50.0), "vram_free_min_mib": 300}
+    answer = answer_of([asked(**long), asked(**long), asked(**long), asked(**ended)])
+
+    found = read(answer)
+
+    assert found.turn_ms == (3 * 3000.0 + 2000.0 + 50 * 20.0) / 4
+    assert (found.n_drafted, answer["draft_n_accepted"]) == (10, 2.5)
+    assert found.vram_free_min_mib == 300.0
+    assert "decode_left_ms" not in answer_of([asked(**long)])
+    assert "wall_ms" not in answer_of([asked(**long), asked(client=None)])
