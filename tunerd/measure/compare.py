@@ -794,7 +794,7 @@ def _verdict(prepared: Prepared, found: pairs.Comparison, quality: Quality | Non
     gain, decision = found.gain, found.decision
     ratio, low, high = (None, None, None) if gain is None else gain.ratios
     names = {side: one.name for side, one in prepared.sides.items()}
-    advice = pairs.advise(found.standing, prepared.changes, quality)
+    advice = pairs.advise(found.standing, prepared.changes, quality, found.unreliable)
     said = pairs.sentence(found, f"A ({names['A']})", f"B ({names['B']})", prepared.shape.name)
     return VerdictRecord(
         outcome=advice.outcome,

@@ -518,6 +518,7 @@ class Limits:
 
 # A pair of which a process failed is measured again; a side that fails so often cannot be measured.
 _TRIES = 3
+STARTS_FORGIVEN = 1
 _ATTEMPTS = 4
 # Requests should take about as long as the start that they need.
 _ROUND_SHARE = 1.0
@@ -551,7 +552,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Everything behind a verdict; `problem` says what failed, of which side."""
+    """Everything behind a verdict; `problem` says what failed, of which side, `failures` what did on the way."""
 
     workload: Workload
     pairs: tuple[Pair, ...]
@@ -560,6 +561,22 @@ class Comparison:
     elapsed_s: float
     n_unusable: int
     problem: str | None = None
+    failures: Mapping[Side, Sequence[BootFailed | LifeEnded]] = field(default_factory=dict)
+
+    @property
+    def unreliable(self) -> str | None:
+        """Why the faster side fails where the other does not; None where nothing says so."""
+        faster = _FASTER.get(self.standing)
+        if faster is None:
+            return None
+        here, there = self.failures.get(faster, ()), self.failures.get(A if faster == B else B, ())
+        deaths, other_deaths = (sum(isinstance(f, LifeEnded) for f in of) for of in (here, there))
+        n_starts = len(here) - deaths - (len(there) - other_deaths)
+        if not fails_more(n_starts, deaths - other_deaths):
+            return None
+        return (
+            f"it failed {len(here)} times, and {A if faster == B else B} {len(there)}: {here[-1]}"
+        )
 
     @property
     def standing(self) -> Standing:
@@ -602,6 +619,14 @@ class Comparison:
         return Part(name, class_index, gain, a_s, b_s)
 
 
+def fails_more(n_starts: int, n_deaths: int) -> bool:
+    """Whether one side fails where the other does not, by how much more often it did.
+
+    One start may fail for reasons of the machine; a death in the middle of a request is an outage.
+    """
+    return n_deaths > 0 or n_starts > STARTS_FORGIVEN
+
+
 class _Failed(Exception):
     """A side cannot be measured."""
 
@@ -632,7 +657,9 @@ class Comparing:
     n_rounds: int | None = None
     n_unusable: int = 0
     last_unusable: str = ""
-    n_failures: dict[Side, int] = field(default_factory=lambda: {A: 0, B: 0})
+    failures: dict[Side, list[BootFailed | LifeEnded]] = field(
+        default_factory=lambda: {A: [], B: []}
+    )
     begin_s: float = 0.0
     pair_begin_s: float = 0.0
     longest_s: float = 0.0
@@ -659,6 +686,7 @@ class Comparing:
             elapsed_s=self.stand.now_s() - self.begin_s,
             n_unusable=self.n_unusable,
             problem=problem,
+            failures=self.failures,
         )
 
     def _goes_on(self) -> bool:
@@ -723,8 +751,8 @@ class Comparing:
             try:
                 found[side] = self._process(side, name, orders, texts)
             except (BootFailed, LifeEnded) as error:
-                self.n_failures[side] += 1
-                if self.n_failures[side] >= _TRIES:
+                self.failures[side].append(error)
+                if len(self.failures[side]) >= _TRIES:
                     raise _Failed(f"{side}: {error}") from error
                 return None
             except Unusable as unusable:
@@ -847,6 +875,9 @@ def reasons(found: Comparison) -> Iterator[str]:
         yield "the pairs ended before they had decided"
     if found.problem is not None:
         yield found.problem
+    for side, failures in found.failures.items():
+        if failures:
+            yield f"{side} failed {len(failures)} times, and its pairs were measured anew: {failures[-1]}"
     if found.n_unusable:
         yield f"{found.n_unusable} answers did not count and were asked anew"
 
@@ -854,6 +885,7 @@ def reasons(found: Comparison) -> Iterator[str]:
 # Which side is recommended: the faster one, unless its answers are not as good as those of the other
 
 NOT_RECOMMENDED = "B is not recommended"
+_FASTER: Mapping[Standing, Side] = {Standing.B_FASTER: B, Standing.A_FASTER: A}
 
 
 @dataclass(frozen=True, slots=True)
@@ -870,15 +902,24 @@ class Advice:
     reasons: tuple[str, ...] = ()
 
 
-def advise(standing: Standing, changes: Sequence[OutputChange], quality: Quality | None) -> Advice:
+def advise(
+    standing: Standing,
+    changes: Sequence[OutputChange],
+    quality: Quality | None,
+    unreliable: str | None = None,
+) -> Advice:
     """The advice.
 
     Args:
         standing: Who is faster.
         changes: How B differs from A in what may change answers.
         quality: B's answers held against A's; None where they were not asked.
+        unreliable: Why the faster one fails where the other does not.
     """
-    faster: Side | None = {Standing.B_FASTER: B, Standing.A_FASTER: A}.get(standing)
+    faster = _FASTER.get(standing)
+    if unreliable is not None:
+        outcome = NOT_RECOMMENDED if faster == B else str(standing)
+        return Advice(outcome, None, f"{faster} is not recommended, for {unreliable}")
     if not changes:
         return Advice(str(standing), faster)
     if quality is not None and quality.passes:

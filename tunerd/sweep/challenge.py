@@ -26,6 +26,7 @@ from tunerd.measure.pairs import (
     Verdict,
     challenge_alpha,
     class_ms,
+    fails_more,
     gain_of,
     judge_challenge,
     pair_of,
@@ -38,7 +39,6 @@ from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
 from tunerd.sweep.observations import Answer, Observations, as_asked
 
 _RETRIES = 2
-_STARTS_FORGIVEN = 1
 
 
 def pair_json(pair: Pair) -> dict[str, Any]:
@@ -209,15 +209,12 @@ class Challenge:
 
     @property
     def _is_unreliable(self) -> bool:
-        """Whether the candidate fails where what serves does not.
-
-        One start may fail for reasons of the machine; a death in the middle of a request is an outage.
-        """
+        """Whether the candidate fails where what serves does not."""
         starts, deaths = (
             len(by_arm[self._candidate]) - len(by_arm[self._incumbent])
             for by_arm in (self._starts_failed, self._deaths)
         )
-        return deaths > 0 or starts > _STARTS_FORGIVEN
+        return fails_more(starts, deaths)
 
     def _check_memory(self) -> None:
         """A candidate whose starts leave less than its filled context did is too tight."""

@@ -18,6 +18,7 @@ from benchmarks.simulator.stand import SCENES, USUAL, Scene, SimulatedLife, Simu
 from benchmarks.simulator.tasks import CHAT
 from tunerd.measure.pairs import (
     EFFECTS,
+    NOT_RECOMMENDED,
     Asked,
     Comparing,
     Comparison,
@@ -28,6 +29,7 @@ from tunerd.measure.pairs import (
     Step,
     Turn,
     Unusable,
+    advise,
     betting_e_value,
     challenge_alpha,
     e_value,
@@ -213,6 +215,41 @@ def test_a_pair_with_a_failed_start_is_measured_again() -> None:
     found = run(SCENES[0], limits=replace(LIMITS, max_pairs=3), stand=stand)
     assert len(found.pairs) == 3
     assert found.problem is None
+
+
+@dataclass
+class Fragile(SimulatedStand):
+    """B is far faster, and dies amid so many of its requests."""
+
+    n_deaths: int = 0
+
+    def boot(self, side: Side) -> SimulatedLife:
+        life = super().boot(side)
+        if side == "B" and self.n_deaths:
+            self.n_deaths -= 1
+            life.close()
+        return life
+
+
+@pytest.mark.parametrize(
+    ("n_starts", "n_deaths", "is_told", "is_recommended"),
+    [(0, 0, False, True), (1, 0, True, True), (2, 0, True, False), (0, 1, True, False)],
+)
+def test_a_side_that_fails_meanwhile_is_told_and_not_recommended_where_the_other_does_not(
+    n_starts: int, n_deaths: int, *, is_told: bool, is_recommended: bool
+) -> None:
+    """Two crashes of it, and it was recommended without a word."""
+    scene = Scene("x", USUAL, gain=1.0)
+    stand = Fragile(scene, 1, fails={"B": n_starts}, n_deaths=n_deaths)
+    found = run(scene, stand=stand)
+
+    advice = advise(found.standing, (), None, found.unreliable)
+
+    assert found.standing is Standing.B_FASTER
+    assert any("B failed" in one for one in reasons(found)) is is_told
+    assert (advice.recommended == "B") is is_recommended
+    assert (advice.outcome == NOT_RECOMMENDED) is not is_recommended
+    assert (advice.remark is None) is is_recommended
 
 
 def test_a_pair_in_which_somebody_else_was_served_is_measured_again() -> None:
