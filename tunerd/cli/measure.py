@@ -62,7 +62,7 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
     yield from sections_lines((*figures_of(evidence, series), left_out(series, evidence)))
     for table in payload["tables"].values():
         yield "Aggregate: " + json.dumps({name: table[key] for name, key in _AGGREGATE.items()})
-    if payload["against"] is not None:
+    if payload["against"]:
         yield ""
         yield "beside the published numbers:"
         rows = (

@@ -806,6 +806,9 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
     if published is not None:
         family = session.opened[0].arm.family
         beside = beside_published(session.plan.suite, arms[0].samples, published, family)
+        if not beside:
+            text = "nothing was published of this: not for this engine, or not for prompts as long as here"
+            messages.append(note("nothing-published", text))
     payload = {
         "run": session.run,
         "target": target,

@@ -133,8 +133,11 @@ def _mtp_figures(samples: Sequence[Sample], published: Published, family: str) -
 
 
 def _length_figures(samples: Sequence[Sample], published: Published) -> Iterator[_Figure]:
+    """Of answers behind prompts as long as the published ones."""
+    wanted = published.prefill_tokens
+    near = samples if wanted is None else [s for s in samples if _is_near(s, wanted)]
     for name, there in (published.by_length or {}).items():
-        asked = [one for one in samples if one.n_predict == int(name)]
+        asked = [one for one in near if one.n_predict == int(name)]
         if asked:
             here = summarise(asked)
             yield f"{name} tokens, tok/s", here.decode.tok_s, there.get("tok_s"), "tok/s"
@@ -143,10 +146,9 @@ def _length_figures(samples: Sequence[Sample], published: Published) -> Iterator
 
 def _depth_figures(samples: Sequence[Sample], published: Published) -> Iterator[_Figure]:
     """Of a published range its middle, with the range."""
-    asked = [(depth, s) for s in samples if (depth := number(s.details, "depth")) is not None]
     for name, there in (published.by_depth or {}).items():
         wanted = int(name)
-        near = [s for depth, s in asked if abs(depth - wanted) <= _SAME_DEPTH_RATIO * wanted]
+        near = [one for one in samples if _is_near(one, wanted)]
         if not near:
             continue
         here = summarise(near)
@@ -156,6 +158,12 @@ def _depth_figures(samples: Sequence[Sample], published: Published) -> Iterator[
             span = f" ({ends[0]:g} to {ends[-1]:g})" if ends else ""
             middle = there.get(key, sum(ends) / len(ends) if ends else None)
             yield f"{wanted} tokens deep, {what}{span}", value, middle, unit
+
+
+def _is_near(sample: Sample, wanted: int) -> bool:
+    """Whether about so much was in its context."""
+    depth = number(sample.details, "depth")
+    return depth is not None and abs(depth - wanted) <= _SAME_DEPTH_RATIO * wanted
 
 
 # How far the context can be filled: where it spills out of VRAM, and where memory runs out.
