@@ -303,6 +303,14 @@ def _take_again(ctx: Context, record: TunedRecord) -> Message:
     return note("tuned", f"what sweep {record.sweep} found is in force again")
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier sweeps leave: samples, oldest first, and how many challenges what serves has had."""
+
+    samples: list[dict[str, Any]]
+    n_challenges: int
+
+
 def history_of(
     store: EvidenceStore,
     basis: str,
@@ -310,30 +318,38 @@ def history_of(
     *,
     but: int | None = None,
     most: int = _MOST_HISTORY,
-) -> list[dict[str, Any]]:
-    """Samples of earlier sweeps with the same basis, oldest first.
+) -> History:
+    """Samples of earlier sweeps with the same basis.
 
     Those of before `since_s`, when what serves was deployed, are of no challenge any more: a generation
-    has an alpha of its own. What its challenges have spent of it is remembered for as long as it serves.
+    has an alpha of its own. What its challenges have spent of it is remembered for as long as it serves,
+    whatever they were measured under.
     """
     found: list[list[dict[str, Any]]] = []
-    for sweep in sweeps_in_brief(store, limit=_LOOK_BACK):
-        if sweep.number == but or sweep.plan.get("basis") != basis:
-            continue
-        is_current = sweep.run.record.started_s >= since_s
+    n_challenges = 0
+    for at, run in enumerate(store.runs(kind=KIND, with_arms=False)):
+        is_current = run.record.started_s >= since_s
         is_full = sum(map(len, found)) > most
-        if is_full and not is_current:
+        if not is_current and (is_full or at >= _LOOK_BACK):
             break
+        is_same = _stored(store, run, (_PLAN,)).plan.get("basis") == basis
+        if run.number == but or not (is_same or is_current):
+            continue
+        events = store.sweep_events(run.number)
+        if is_current:
+            numbers = (event["pair"][0] for event in events if event.get("pair"))
+            n_challenges = max(n_challenges, *numbers, 0)
         spent = {} if is_current else {"pair": None}
-        events = store.sweep_events(sweep.number)
-        found.append(
-            [
-                {**event, "is_earlier": True, **spent}
-                for event in events
-                if not is_full or event.get("pair")
-            ]
-        )
-    return [event for events in reversed(found) for event in events]
+        if is_same:
+            found.append(
+                [
+                    {**event, "is_earlier": True, **spent}
+                    for event in events
+                    if not is_full or event.get("pair")
+                ]
+            )
+    samples = [event for events in reversed(found) for event in events]
+    return History(samples, n_challenges)
 
 
 def _stored(

@@ -44,6 +44,7 @@ from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm
 from tunerd.sweep.power import measure_limits, power_notes, time_for
 from tunerd.sweep.promote import follow_policy, is_start_of
 from tunerd.sweep.record import (
+    History,
     StoredSweep,
     SweepKeeper,
     find_sweep,
@@ -276,9 +277,9 @@ def run_sweep(
     demand_alone(ctx)
     confirm(prepared)
     with _only_sweep(ctx), EvidenceStore(ctx.paths.evidence, check=False) as store:
-        known = history_of(store, prepared.basis, prepared.generation.created_s)
+        history = history_of(store, prepared.basis, prepared.generation.created_s)
         keeper = SweepKeeper.begin(ctx, store, prepared)
-        return _Run(ctx, prepared, keeper, known, "sweep run", house, meet).go()
+        return _Run(ctx, prepared, keeper, history, "sweep run", house, meet).go()
 
 
 def _configured(ctx: Context, *, at_once: bool = False) -> SweepRequest:
@@ -381,8 +382,9 @@ def resume_sweep(
             store.reopen_run(sweep.number)
             keeper = SweepKeeper(ctx, store, sweep.number)
             since_s = prepared.generation.created_s
-            known = [*history_of(store, prepared.basis, since_s, but=sweep.number), *own]
-            return _Run(ctx, prepared, keeper, known, "sweep resume", house, meet).go()
+            history = history_of(store, prepared.basis, since_s, but=sweep.number)
+            history = replace(history, samples=[*history.samples, *own])
+            return _Run(ctx, prepared, keeper, history, "sweep resume", house, meet).go()
 
 
 def _only_sweep(ctx: Context) -> contextlib.AbstractContextManager[None]:
@@ -397,7 +399,7 @@ class _Run:
     ctx: Context
     prepared: PreparedSweep
     keeper: SweepKeeper
-    known: list[dict[str, Any]]
+    history: History
     command: str
     house: House
     meet: Meet
@@ -440,7 +442,7 @@ class _Run:
             "arms_measured": len(outcome.evidence.arms),
             "restarts": self._restarts,
             "elapsed_s": self._elapsed_s,
-            "known_before": len(self.known),
+            "known_before": len(self.history.samples),
             "without_service_s": away_s,
             "power": self._power,
         }
@@ -485,7 +487,7 @@ class _Run:
     def _night(self) -> tuple[Outcome, VerdictRecord, float | None, str | None]:
         ctx, budget_s = self.ctx, self.prepared.request.budget_s
         end_s = ctx.clock.monotonic_s() + budget_s
-        samples: list[dict[str, Any]] = list(self.known)
+        samples: list[dict[str, Any]] = list(self.history.samples)
         away_s: float | None = None
         while True:
             try:
@@ -563,6 +565,7 @@ class _Run:
                         box, prepared.space.space, prepared.workload, prepared.base.arm, search_s,
                         np.random.default_rng([prepared.seed, len(known)]), history=known,
                         policy=prepared.policy, on_sample=on_sample, study=self._study,
+                        n_challenges=self.history.n_challenges,
                     )  # fmt: skip
                     box.close()
                     if prepared.power_limits_w and box.yielded is box.ended is None:

@@ -246,6 +246,7 @@ def tune(
     policy: Policy | None = None,
     on_sample: Callable[[Sample], object] | None = None,
     study: Study | None = None,
+    n_challenges: int = 0,
 ) -> Outcome:
     """Searches for a better arm within a budget and says whether it should replace the incumbent.
 
@@ -260,6 +261,7 @@ def tune(
         policy: What counts as a gain and what may be given for it.
         on_sample: Called with every sample as it comes.
         study: Where other boxes of the same class tell what they know; None for a box alone.
+        n_challenges: How many the generation has had, those of which `history` has nothing included.
 
     Returns:
         promote, keep or inconclusive, with the evidence; `Preempted` ends it as inconclusive.
@@ -268,7 +270,7 @@ def tune(
         ValueError: The workload has no classes.
     """
     sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample, study)
-    sweep.recall(as_samples(history))
+    sweep.recall(as_samples(history), n_challenges)
     return sweep.run()
 
 
@@ -313,11 +315,11 @@ class _Sweep:
         self._cut_short: list[Carried] = []
         self._contexts: Widest | None = None
 
-    def recall(self, history: tuple[Sample, ...]) -> None:
+    def recall(self, history: tuple[Sample, ...], n_challenges: int) -> None:
         """Starts from what is known already."""
         self._history = history
         self.night.recall(history)
-        self._next_challenge += max((one.pair[0] for one in history if one.pair), default=0)
+        self._next_challenge += max(n_challenges, *(one.pair[0] for one in history if one.pair), 0)
         self._recall_challenges()
 
     def _recall_challenges(self) -> None:

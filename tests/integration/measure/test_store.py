@@ -177,19 +177,36 @@ def test_challenges_of_before_what_serves_was_deployed_spend_nothing_of_its_alph
 ) -> None:
     deployed_s = 1000.0
 
-    def put(after_s: float, basis: str) -> int:
+    def put(after_s: float, basis: str, challenge: int) -> int:
         number = store.add_run(replace(RUN, kind=KIND, started_s=deployed_s + after_s))
         store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": basis}))
-        store.add_sweep_event(number, {"process": f"p{number}", "pair": [1, 1]})
+        store.add_sweep_event(number, {"process": f"p{number}", "pair": [challenge, 1]})
         return number
 
-    put(-1, "same")
-    put(1, "other")
-    put(2, "same")
-    own = put(3, "same")
+    put(-2, "other", 9)
+    put(-1, "same", 8)
+    put(2, "same", 1)
+    own = put(3, "same", 2)
     found = history_of(store, "same", deployed_s, but=own)
-    assert [(one["process"], one["pair"]) for one in found] == [("p1", None), ("p3", [1, 1])]
-    assert all(one["is_earlier"] for one in found)
+    told = [(one["process"], one["pair"]) for one in found.samples]
+    assert told == [("p2", None), ("p3", [1, 1])]
+    assert all(one["is_earlier"] for one in found.samples)
+    assert found.n_challenges == 1
+
+
+def test_alpha_is_that_of_what_serves_whatever_its_challenges_were_measured_under(
+    store: EvidenceStore,
+) -> None:
+    """Each workload that was learned anew, and a search for a context, began with the first share again."""
+    for at, (basis, challenge) in enumerate([("mine", 1), ("other", 3), *[("mine", None)] * 60]):
+        number = store.add_run(replace(RUN, kind=KIND, started_s=float(at)))
+        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": basis}))
+        pair = None if challenge is None else [challenge, 1]
+        store.add_sweep_event(number, {"process": f"p{number}", "pair": pair})
+    found = history_of(store, "mine", 0.0)
+    assert found.n_challenges == 3
+    assert not any(one["process"] == "p2" for one in found.samples)
+    assert len(found.samples) == 61
 
 
 def test_what_a_challenge_spent_is_remembered_however_much_was_measured_since(
@@ -201,7 +218,7 @@ def test_what_a_challenge_spent_is_remembered_however_much_was_measured_since(
         for each in (pair, None, None):
             store.add_sweep_event(number, {"process": f"p{number}", "pair": each})
     found = history_of(store, "same", 1.0, most=2)
-    assert [one["pair"] for one in found] == [[1, 1], None, None, None]
+    assert [one["pair"] for one in found.samples] == [[1, 1], None, None, None]
 
 
 _WRITER = """

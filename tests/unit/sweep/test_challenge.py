@@ -227,6 +227,8 @@ def test_what_was_decided_is_spent(cut: Outcome) -> None:
     later = night(Wanted(one.card, seed=6), one, history)
     assert [result.n_carried for result in later.evidence.challenges] == [0]
     assert later.evidence.challenges[0].number == first.evidence.challenges[-1].number + 1
+    begun = night(Wanted(one.card, seed=6), one, n_challenges=4)
+    assert begun.evidence.challenges[0].number == 5, "of other conditions they are remembered too"
     again = night(Wanted(one.card, seed=7), one, [*cut.evidence.samples, *first.evidence.samples])
     assert [result.n_carried for result in again.evidence.challenges] == [
         len(first.evidence.challenges[0].pairs)
