@@ -16,7 +16,7 @@ from tunerd.engine.flags import (
 )
 from tunerd.engine.help import Engine
 from tunerd.engine.probe import Found
-from tunerd.engine.serving import specifiers_of
+from tunerd.engine.serving import limits_in_force, specifiers_of
 from tunerd.errors import HostError, ModelFileError
 from tunerd.machine.files import stamp_of
 from tunerd.machine.host import read_host
@@ -39,7 +39,7 @@ class FingerprintNow:
 
 
 class FingerprintReader:
-    """Reads fingerprints; the machine, each engine and each model only once.
+    """Reads fingerprints of what the unit runs, or would; the machine, each engine and each model only once.
 
     Engines are probed by what is remembered of them; one that changed is run again as probes are.
     """
@@ -49,6 +49,7 @@ class FingerprintReader:
         self._host = read_host(ctx.gpu)
         self._programs = find_programs(ctx)
         self._files = ModelFiles(ctx.paths.cache_dir, ctx.files)
+        self._limits = limits_in_force(ctx)
         self._engines: dict[str, Engine] = {}
         self._models: dict[str, tuple[ModelFacts | None, str | None]] = {}
 
@@ -89,6 +90,7 @@ class FingerprintReader:
             template_sha256=template,
             arguments_sha256=arguments,
             workload_sha256=workload_sha256,
+            unit_limits=self._limits,
             tunerd_version=__version__,
         )
         return FingerprintNow(fingerprint, tuple(problems))

@@ -25,6 +25,7 @@ _PARTS: Mapping[str, str] = {
     "template_sha256": "chat template",
     "arguments_sha256": "arguments",
     "workload_sha256": "workload",
+    "unit_limits": "limits of the unit",
     "tunerd_version": "tunerd",
 }
 # Memory depends on neither what is asked of the server nor how fast the card may run.
@@ -42,7 +43,8 @@ class Fingerprint:
     `gpu_names` is empty where there is certainly no GPU; `power_limits_w` has one for each of them.
     `model_sha256` covers every model file that the command names
     (`models_sha256`), `arguments_sha256` the arguments that matter. `template_sha256` is None where
-    there is none, `workload_sha256` where the measurement was not of a workload.
+    there is none, `workload_sha256` where the measurement was not of a workload. `unit_limits` are what drop-ins
+    leave a unit's server of processors and memory; evidence of before they were kept does not know them.
     """
 
     engine_sha256: str | None = None
@@ -54,11 +56,15 @@ class Fingerprint:
     template_sha256: str | None = None
     arguments_sha256: str | None = None
     workload_sha256: str | None = None
+    unit_limits: tuple[str, ...] | None = None
     tunerd_version: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its stable form: every key, with the number of this form."""
-        return {**plain(self, schema=SCHEMA), "power_limits_w": _watts(self.power_limits_w)}
+        """Its stable form: every key but that of no limits, with the number of this form."""
+        found = {**plain(self, schema=SCHEMA), "power_limits_w": _watts(self.power_limits_w)}
+        if not self.unit_limits:
+            del found["unit_limits"]
+        return found
 
     @property
     def sha256(self) -> str:
@@ -102,6 +108,8 @@ def changes(then: Fingerprint, now: Fingerprint) -> tuple[Change, ...]:
         before, after = _value(then, name), _value(now, name)
         if before == after and (before is not None or name not in _ALWAYS):
             continue
+        if name == "unit_limits" and not (before or after):
+            continue
         old, new = _shown(name, before), _shown(name, after)
         if before is None and after is None:
             text = f"{part} was not known, and cannot be told now"
@@ -144,7 +152,7 @@ def _shown(name: str, value: Any) -> str:
         return "none"
     if name == "power_limits_w":
         return ", ".join(f"{watt:g} W" for watt in value)
-    if name == "gpu_names":
+    if name in {"gpu_names", "unit_limits"}:
         return ", ".join(value)
     return str(value[:_SHORT_DIGITS] if name.endswith("sha256") else value)
 

@@ -18,7 +18,7 @@ from tunerd.machine.files import stamp_of
 from tunerd.machine.net import listening_ports
 from tunerd.machine.process import account
 from tunerd.units.generations import Ending, Generation
-from tunerd.units.live import LiveUnit, Serving, is_shell, read_live, with_drop_ins
+from tunerd.units.live import LiveUnit, Serving, is_shell, limits_of, read_live, with_drop_ins
 from tunerd.units.manager import MemoryLimit, UnitState
 from tunerd.units.text import (
     UnitFile,
@@ -202,6 +202,14 @@ def drop_ins_in_force(ctx: Context) -> tuple[str, ...] | None:
     try:
         return tuple(str(path) for path in ctx.services.state(ctx.unit).drop_ins)
     except ServiceError:
+        return None
+
+
+def limits_in_force(ctx: Context) -> tuple[str, ...] | None:
+    """What the unit's drop-ins leave its server of processors and memory; None where that cannot be told."""
+    try:
+        return limits_of(unit_with(ctx, ""))
+    except (HostError, ServiceError):
         return None
 
 

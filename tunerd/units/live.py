@@ -125,6 +125,19 @@ class LiveUnit:
         return serving_of(self.arguments, self.environment)
 
 
+# What decides how much of the machine a server gets, beside its own flags. Source: systemd.exec(5), systemd.resource-control(5).
+_LIMITS = (
+    "AllowedCPUs", "AllowedMemoryNodes", "CPUAffinity", "CPUQuota", "CPUSchedulingPolicy", "CPUWeight", "LimitMEMLOCK",
+    "MemoryHigh", "MemoryMax", "MemorySwapMax", "NUMAMask", "NUMAPolicy", "Nice",
+)  # fmt: skip
+
+
+def limits_of(unit: UnitFile) -> tuple[str, ...]:
+    """What it leaves its server of processors and memory, as `Name=value`."""
+    found = ((name, unit.value("Service", name)) for name in _LIMITS)
+    return tuple(f"{name}={value}" for name, value in found if value is not None)
+
+
 def with_drop_ins(text: str, drop_ins: Iterable[str]) -> UnitFile:
     """A unit's text with those of its drop-ins, in the order in which systemd applies them."""
     unit = parse_unit(text)

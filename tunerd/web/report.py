@@ -975,6 +975,8 @@ def _facts(
         yield "Power limit", joined([f"{limit:g} W" for limit in limits or ()])
     yield "Driver", found.driver_version or ("none" if found.gpu_names == () else None)
     yield "Processor", found.cpu_model
+    if found.unit_limits:
+        yield "Limits of the unit", joined(found.unit_limits)
     yield "Engine", ", ".join(_distinct((arm.engine, arm.engine_version))) or None
     yield "Engine identity", found.engine_sha256 and found.engine_sha256[:12]
     yield "Model file", None if arm.model_path is None else arm.model_path.rpartition("/")[2]

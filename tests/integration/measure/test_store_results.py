@@ -136,10 +136,18 @@ def _new_model(bench: Bench) -> None:
     os.utime(bench.model, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
 
 
+def lay_over(bench: Bench, text: str, name: str = "limits.conf") -> None:
+    folder = bench.paths.unit_dir / "llama-server.service.d"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"[Service]\n{text}\n")
+
+
 @pytest.mark.parametrize(
     ("change", "holds", "parts"),
     [
         (lambda _: None, True, []),
+        (lambda it: lay_over(it, "CPUQuota=50%"), False, ["limits of the unit"]),
+        (lambda it: lay_over(it, "Environment=X=1\nRestartSec=9"), True, []),
         (lambda it: it.gpu.show(replace(rtx_3090_ti(), power_limit_w=350.0)), False, ["power limit"]),
         (lambda it: it.gpu.show(replace(rtx_3090_ti(), name="NVIDIA GeForce RTX 5090")), False, ["GPU"]),
         (lambda it: it.write_engine("second"), False, ["engine"]),
@@ -152,7 +160,7 @@ def _new_model(bench: Bench) -> None:
             "GPUs cannot be read: driver and library do not match",
         ]),
     ],
-    ids=["nothing", "power limit", "card", "engine", "model", "template", "no card to be seen"],
+    ids=["nothing", "a drop-in with a limit", "a drop-in without one", "power limit", "card", "engine", "model", "template", "no card to be seen"],
 )  # fmt: skip
 def test_evidence_holds_until_the_machine_changes_and_what_changed_is_named(
     bench: Bench, change: Any, holds: bool | None, parts: list[str]
@@ -163,6 +171,21 @@ def test_evidence_holds_until_the_machine_changes_and_what_changed_is_named(
     assert row["holds"] is holds
     assert [text.partition(" changed: ")[0] for text in row["texts"]] == parts
     assert (row["remarks"], row["differs_from_live"]) == ([], None)
+
+
+def test_a_limit_of_a_drop_in_that_is_gone_or_another_is_named_with_both(bench: Bench) -> None:
+    """Half of the processors were taken from what serves, and what was proved with all of them still held."""
+    lay_over(bench, "CPUQuota=400%\nMemoryMax=20G")
+    lay_over(bench, "CPUQuota=200%", "more.conf")
+    bench.measured(an_arm(bench))
+    assert bench.staleness()["holds"] is True
+
+    lay_over(bench, "", "more.conf")
+    row = bench.staleness()
+    assert row["holds"] is False
+    assert row["texts"] == [
+        "limits of the unit changed: CPUQuota=200%, MemoryMax=20G -> CPUQuota=400%, MemoryMax=20G"
+    ]
 
 
 def write_workload(bench: Bench, answer_tokens: int) -> Path:

@@ -27,6 +27,7 @@ FULL = Fingerprint(
     template_sha256="bb" * 32,
     arguments_sha256="cc" * 32,
     workload_sha256="dd" * 32,
+    unit_limits=("CPUQuota=400%",),
     tunerd_version="0.1.0",
 )
 ARGV = ("/opt/llama-server", "--model", "/m/a.gguf", "--alias", "a", "--host", "::",
@@ -35,7 +36,9 @@ ARGV = ("/opt/llama-server", "--model", "/m/a.gguf", "--alias", "a", "--host", "
 
 def test_the_hash_of_a_fingerprint_does_not_change_between_versions() -> None:
     """Stored evidence is found by it."""
-    assert FULL.sha256 == ("a25f8596901635e3396328f8be42f28d05c1d6a05dc1e6f116be0d60f08fdcf9")
+    assert replace(FULL, unit_limits=()).sha256 == (
+        "a25f8596901635e3396328f8be42f28d05c1d6a05dc1e6f116be0d60f08fdcf9"
+    )
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Fingerprint)])
@@ -72,6 +75,7 @@ def test_a_change_is_said_in_words_with_both_values() -> None:
         ({"driver_version": None, "power_limits_w": (300.0,)}, False),
         ({"power_limits_w": (450.04,)}, True),  # one that moves in the second decimal is the same
         ({"power_limits_w": (450.1,)}, False),
+        ({"unit_limits": ()}, False),
     ],
     ids=str,
 )
@@ -81,6 +85,12 @@ def test_evidence_holds_until_a_part_that_matters_is_another(
     now = replace(FULL, **changed)
     assert holds(FULL, now) is still
     assert all(one.is_remark for one in changes(FULL, now)) is (still is True)
+
+
+def test_evidence_of_before_limits_were_kept_holds_where_there_are_none() -> None:
+    before = replace(FULL, unit_limits=None)
+    assert holds(before, replace(FULL, unit_limits=())) is True
+    assert holds(before, FULL) is None
 
 
 @pytest.mark.parametrize("field", ["engine_sha256", "model_sha256"])
