@@ -12,7 +12,7 @@ from tunerd.calendar import Deadline
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import argument_changes, changed_variables, without_secrets
 from tunerd.engine.health import FailureKind
-from tunerd.engine.serving import environment_with
+from tunerd.engine.serving import environment_with, stands
 from tunerd.errors import (
     BenchError,
     DeployError,
@@ -296,6 +296,12 @@ def _demand_start(ctx: Context, sweep: StoredSweep, now: Generation | None) -> N
             f"{'another unit' if now is None else now.number} serves now",
             state="nothing was touched",
             hint="`tunerd rollback` to what served then, or `tunerd sweep run` finds out whether it still holds",
+        )
+    if not stands(ctx, now):
+        raise DeployError(
+            f"{ctx.unit} was edited by hand, so what serves is not what sweep {sweep.number} began from",
+            state="nothing was touched",
+            hint="`tunerd verify` shows the difference; `tunerd apply` puts back what the profile says",
         )
 
 

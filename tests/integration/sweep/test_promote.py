@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.support.fake_gpu import FakeGpuReader
 from tests.support.made_sweep import put_proposal
 from tests.support.sweep_box import SweepBox, swept
 from tests.support.waiting import until
 from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import DeployError, UsageError
+from tunerd.machine.facts import GpuReading
+from tunerd.machine.files import is_locked
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.files import read_tuned, remember_failure
@@ -149,6 +153,38 @@ def test_a_unit_that_was_edited_by_hand_is_neither_swept_nor_replaced_by_a_winne
         assert box.box.unit.read_text() == edited
     finally:
         box.box.unit.write_text(before)
+    assert serving(box) == 1
+
+
+class WhoLooks(FakeGpuReader):
+    """Lets a person save the unit at the moment at which the change is made ready."""
+
+    edits: Callable[[], object] | None = None
+    during: Path
+
+    def read(self) -> GpuReading:
+        if self.edits is not None and is_locked(self.during):
+            self.edits()
+            self.edits = None
+        return super().read()
+
+
+def test_a_unit_that_is_edited_while_a_winner_is_made_ready_stays_as_it_was_edited(
+    box: SweepBox,
+) -> None:
+    """What a person had just saved was replaced by what a night had proved against another."""
+    gpu = WhoLooks()
+    ctx = replace(box.box.context, gpu=gpu)
+    number = put_proposal(ctx)
+    before = box.box.unit.read_text()
+    edited = before.replace("--threads 1", "--threads 2")
+    gpu.during, gpu.edits = ctx.paths.lock, lambda: box.box.unit.write_text(edited)
+    try:
+        told = follow_policy(by_itself(ctx), number)
+        assert box.box.unit.read_text() == edited
+    finally:
+        box.box.unit.write_text(before)
+    assert "was edited by hand" in told[0].text
     assert serving(box) == 1
 
 
