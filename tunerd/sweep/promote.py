@@ -142,8 +142,8 @@ def _deployed(ctx: Context, proposal: _Proposal, done: ActionResult) -> ActionRe
     except _Overtaken:
         told = warning(
             "overtaken",
-            f"something else was deployed while generation {generation} was measured again, and stays",
-            "`tunerd history`",
+            f"something else was deployed, or the unit edited, while generation {generation} was measured again: that stays",
+            "`tunerd history`; `tunerd verify`",
         )
     except (Stranded, Interrupted):
         raise
@@ -380,12 +380,12 @@ class _Again:
 
 
 class _Overtaken(Exception):
-    """Something else was deployed than the winner."""
+    """Something else was deployed than the winner, or its unit was edited by hand."""
 
 
 def _demand_still(ctx: Context, generation: int) -> None:
     serving = ctx.deployed()
-    if serving is None or serving.number != generation:
+    if serving is None or serving.number != generation or not stands(ctx, serving):
         raise _Overtaken
 
 

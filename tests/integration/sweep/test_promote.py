@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -157,15 +158,17 @@ def test_a_unit_that_was_edited_by_hand_is_neither_swept_nor_replaced_by_a_winne
 
 
 class WhoLooks(FakeGpuReader):
-    """Lets a person save the unit at the moment at which the change is made ready."""
+    """Lets a person save a unit with other flags, once, at a moment at which cards are looked at."""
 
-    edits: Callable[[], object] | None = None
-    during: Path
+    unit: Path | None = None
+    is_now: Callable[[], bool]
+    edited: str | None = None
 
     def read(self) -> GpuReading:
-        if self.edits is not None and is_locked(self.during):
-            self.edits()
-            self.edits = None
+        if self.unit is not None and self.is_now():
+            self.edited = self.unit.read_text().replace("--threads 1", "--threads 2")
+            self.unit.write_text(self.edited)
+            self.unit = None
         return super().read()
 
 
@@ -177,11 +180,10 @@ def test_a_unit_that_is_edited_while_a_winner_is_made_ready_stays_as_it_was_edit
     ctx = replace(box.box.context, gpu=gpu)
     number = put_proposal(ctx)
     before = box.box.unit.read_text()
-    edited = before.replace("--threads 1", "--threads 2")
-    gpu.during, gpu.edits = ctx.paths.lock, lambda: box.box.unit.write_text(edited)
+    gpu.unit, gpu.is_now = box.box.unit, lambda: is_locked(ctx.paths.lock)
     try:
         told = follow_policy(by_itself(ctx), number)
-        assert box.box.unit.read_text() == edited
+        assert box.box.unit.read_text() == gpu.edited
     finally:
         box.box.unit.write_text(before)
     assert "was edited by hand" in told[0].text
@@ -220,6 +222,29 @@ def test_a_winner_that_is_slower_in_service_is_taken_back(box: SweepBox) -> None
     assert read_tuned(ctx, "night") is None
     assert [row["arm"] for row in box.json("sweep", "run", "--dry-run")["plan"]["rejected"]]
     assert "failed in service" in box.newest()["decided"]["text"]
+
+
+def test_a_slower_winner_whose_unit_was_edited_meanwhile_is_left_as_it_was_edited(
+    box: SweepBox,
+) -> None:
+    """It went back to what served before, and the edit was gone."""
+    gpu, looks = WhoLooks(), [math.inf]
+
+    def told(one: Progress) -> None:
+        if "once more" in one.text:
+            looks.append(gpu.n_readings + 8)  # by then it is asked
+
+    ctx = replace(box.box.context, gpu=gpu, progress=told)
+    number = put_proposal(ctx, token_ms=0.05)
+    gpu.unit, gpu.is_now = box.box.unit, lambda: gpu.n_readings >= looks[-1]
+    try:
+        done = deploy(ctx, number)
+        assert gpu.edited is not None
+        assert box.box.unit.read_text() == gpu.edited
+        assert (done.exit_code, done.messages[-1].code) == (1, "overtaken")
+    finally:
+        box.json("rollback", "--yes", "--to", "1")
+    assert drafts(box)
 
 
 def test_a_winner_that_does_not_come_up_in_service_is_not_proposed_again(box: SweepBox) -> None:
