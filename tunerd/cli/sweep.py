@@ -360,7 +360,6 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     yield from columns((("sweep", str(payload["sweep"])), *sweep_facts(payload)))
     yield f"starts from: {payload['plan'].get('incumbent_text', UNKNOWN)}"
     yield payload["sentence"] or f"no verdict: {payload['reason'] or 'it has not come to its end'}"
-    yield from (f"  {reason}" for reason in payload["reasons"])
     for one in payload["challenges"]:
         yield from _challenge(one)
     if payload["decided"]:

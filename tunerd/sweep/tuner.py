@@ -579,7 +579,7 @@ class _Sweep:
             gains = (one.gain for one in self.challenges[n_decided:])
             uppers = (one.upper for one in gains if one is not None and one.upper is not None)
             bound = max(most or 0.0, 0.0, *uppers)
-            return KEEP, [f"at 95 %, no arm is more than {bound:.1%} faster"]
+            return KEEP, [f"at 95 %, nothing else is more than {bound:.1%} faster"]
         reason = f"{why} before everything promising was tried"
         if most is not None:
             reason += f"; up to {max(most, 0.0):.1%} may be missed"

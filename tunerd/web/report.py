@@ -173,6 +173,7 @@ def _newest(store: EvidenceStore) -> list[StoredRun]:
 
 
 _LETTERS = 2
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,16 +494,18 @@ _NO_SPEED: Columns[Measured] = {
 def acceptance_by_position(series: Sequence[Series], evidence: Runs) -> Section | None:
     """How often each position of a draft was accepted, and whose drafts nothing is known of."""
     found = [(one, shares) for one in series if (shares := _shares_of(one, evidence))]
-    silent = [
-        f"{one.label} drafted, and its server told nothing of positions: that takes counters of "
+    drafted = [one for one in series if one.speculates]
+    silent = _of_all([one for one in drafted if not _shares_of(one, evidence)], drafted)
+    told = (
+        f"Nothing was told of positions by the servers of {silent}: that takes counters of "
         "positions in /metrics (mainline since August 2026, serving.metrics = true) or counts by depth "
         "in each answer (ik_llama.cpp since August 2026)."
-        for one in series
-        if one.speculates and not _shares_of(one, evidence)
-    ]
-    made = Section("acceptance", "Drafts accepted, by position", " ".join(silent))
+        if silent
+        else ""
+    )
+    made = Section("acceptance", "Drafts accepted, by position", told)
     if not found:
-        return made if silent else None
+        return made if told else None
     depth = max(len(shares) for _, shares in found)
     plot = Lines(
         tuple(one.line(Point(at, share) for at, share in enumerate(shares, 1))
@@ -519,10 +522,18 @@ def acceptance_by_position(series: Sequence[Series], evidence: Runs) -> Section 
     text = "A draft is used up to its first wrong token, so late positions are reached less often."
     return replace(
         made,
-        text=" ".join((text, *silent)),
+        text=f"{text} {told}".rstrip(),
         charts=(Chart("acceptance", title, plot),),
         tables=(Table("Accepted in all verification steps", columns, rows),),
     )
+
+
+def _of_all(some: Sequence[Series], among: Sequence[Series]) -> str:
+    """Which configurations: by their names, or how many where there are many."""
+    if len(some) > _MOST_NAMED:
+        n = "all" if len(some) == len(among) else f"{len(some)} of"
+        return f"{n} {len(among)} configurations"
+    return "; ".join(one.label for one in some)
 
 
 def _shares_of(one: Series, evidence: Runs) -> tuple[float, ...] | None:
@@ -688,7 +699,7 @@ TITLES = {
 }
 _DRAWN_SUITES = frozenset({"mtp", "lengths", "deep", "quality"})
 _DRAWN_RECORDS = frozenset({AcceptanceByPosition.NAME, Crossover.NAME, Depth.NAME, TurnTime.NAME})
-_OF_SWEEPS = PAGE, EVIDENCE = ("sweep page", "sweep evidence")
+_OF_SWEEPS = PLAN, PAGE, EVIDENCE = ("sweep plan", "sweep page", "sweep evidence")
 _UNITS = {"_mib": "MiB", "_w": "W", "_tok_s": "tok/s", "_tokens": "tokens", "_ms": "ms", "_s": "s",
           "_letters": "letters", "_ratio": "share"}  # fmt: skip
 _CASE = "case"
@@ -809,7 +820,12 @@ def sweep_sections(evidence: Runs) -> Iterator[Section]:
     for one in evidence:
         kept = {summary.name: summary.figures for summary in one.summaries}
         if PAGE in kept and EVIDENCE in kept:
-            yield sweep_section(one.run.number, kept[PAGE], kept[EVIDENCE])
+            came_to = kept[EVIDENCE]
+            left_out = (
+                row for of in (kept.get(PLAN, {}), came_to) for row in of.get("left_out", ())
+            )
+            found = {**came_to, "left_out": list(left_out)}
+            yield sweep_section(one.run.number, kept[PAGE], found)
 
 
 # What it came to, and what it is valid for
@@ -822,6 +838,7 @@ _STATES = {True: "still holds on this machine", False: "no longer holds on this 
 
 def verdicts(series: Sequence[Series], evidence: Runs) -> Iterator[Section]:
     """What comparisons ended with, what their letters mean, and what else spoke for it."""
+    n_verdicts = sum(len(run.verdicts) for run in evidence)
     for run in evidence:
         for found in run.verdicts:
             names = [
@@ -833,13 +850,17 @@ def verdicts(series: Sequence[Series], evidence: Runs) -> Iterator[Section]:
             basis = (f"run {run.run.number}", found.what, pairs)
             yield Section(
                 name=f"verdict-{run.run.number}",
-                title="Verdict",
+                title="Verdict" if n_verdicts == 1 else f"Verdict of run {run.run.number}",
                 text=sentence([found.sentence]),
                 facts=(
-                    *((name, label) for name, label in names if label not in {None, name}),
+                    *(
+                        (name, label)
+                        for name, label in names
+                        if label and label != name and not label.endswith(f", {name}")
+                    ),
                     ("basis", ", ".join(part for part in basis if part)),
                 ),
-                remarks=found.reasons,
+                remarks=tuple(why for why in found.reasons if why not in found.sentence),
             )
 
 
@@ -856,11 +877,13 @@ def in_short(series: Sequence[Series], evidence: Runs, validities: Validities) -
         made = f"{counted(total, 'request')} {'was' if total == 1 else 'were'} made,"
         n_out = sum(not s.is_usable for one in series for s in one.samples)
         said.append(sentence([made, f"{n_out:,} left out of every figure"]))
+    doubted: dict[str, list[Series]] = {}
     for one in series:
         validity = _validity(one, validities)
         if validity is not None and not validity.holds:
-            why = "; ".join(validity.texts)
-            said.append(sentence([f"{one.label}:", _STATES[validity.holds], f"({why})"]))
+            why = f"{_STATES[validity.holds]} ({'; '.join(validity.texts)})"
+            doubted.setdefault(why, []).append(one)
+    said += [sentence([f"{_of_all(of, series)}:", why]) for why, of in doubted.items()]
     return Section("summary", "In short", "", remarks=tuple(said))
 
 

@@ -438,6 +438,10 @@ _CLASS: Columns[Mapping[str, Any]] = {
 
 _MOST_ARMS = 30
 _MOST_OF_A_KIND = 5
+_IN_SHORT = (
+    "Configurations in short: engine; kind of drafts, n-max/p-min; margin, VRAM that a start leaves free [MiB]; "
+    "kv, type of the cache; ub and b, batches [tokens]; t, threads."
+)
 
 
 def sweep_facts(sweep: Mapping[str, Any]) -> Facts:
@@ -458,6 +462,8 @@ def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, A
     """One sweep, by what `sweep/tuner` gathered and what it came to."""
     untried = evidence.get("best_untried")
     text = f"{page['n_starts']} starts and {page['n_requests']} requests."
+    if page["arms"]:
+        text += f" {_IN_SHORT}"
     if untried is not None:
         text += (
             f" What was not tried is believed to gain {untried:.1%} at most."
@@ -475,20 +481,21 @@ def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, A
 
 
 def _cliff(number: int, page: Mapping[str, Any]) -> tuple[Chart, ...]:
-    """VRAM left by margin: nothing where it ran out."""
+    """VRAM left by margin: nothing where it ran out. Dots alone, as each is of another configuration."""
     steps = sorted(page["margins"], key=lambda one: one["fit_mib"])
     if len({one["fit_mib"] for one in steps}) < 2:  # noqa: PLR2004 -- a curve needs two
         return ()
     lines = tuple(
-        Line(label, colour, tuple(Point(one["fit_mib"], 0 if is_out else one["free_mib"])
-                                  for one in steps if one["oom"] is is_out))
+        Line(label, colour, tuple(Point(one["fit_mib"], free) for one in found for free in
+                                  (0 if is_out else one["free_mib"], None)))
         for label, colour, is_out in (("left", "mainline", False), ("out of memory", "bad", True))
+        if (found := [one for one in steps if one["oom"] is is_out])
     )  # fmt: skip
     room = (steps[-1]["fit_mib"] - steps[0]["fit_mib"]) * 0.04
     plot = Lines(
         lines,
         unit="MiB left",
-        x_title="margin (fit_mib)",
+        x_title="margin (fit_mib) [MiB]",
         x_range=(steps[0]["fit_mib"] - room, steps[-1]["fit_mib"] + room),
     )
     title = "VRAM left with the context full, by margin"

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.folders import DATA
 from tests.support.local_box import Box as LocalBox
+from tests.support.made_sweep import put_sweep
 from tests.support.reports import evidence_of, page_of
 from tests.support.synthetic_runs import START_S, Box, MadeRun, made_runs
 from tests.support.transcripts import compare
@@ -19,12 +20,12 @@ from tunerd.app import Context
 from tunerd.cli.output import sections_lines
 from tunerd.errors import HostError, UsageError
 from tunerd.measure.answer import Mark, Sample, Timings
-from tunerd.measure.evidence import AcceptanceByPosition, RunRecord, SummaryRecord
+from tunerd.measure.evidence import AcceptanceByPosition, RunRecord, SummaryRecord, Validity
 from tunerd.measure.findings import Depth
 from tunerd.measure.results import results
 from tunerd.measure.store import EvidenceStore
 from tunerd.web.charts import draw, in_words
-from tunerd.web.report import report, sections_of, write_report
+from tunerd.web.report import gather_evidence, report, sections_of, write_report
 from tunerd.web.view import Chart, Lines, Section, Table
 
 Sections = tuple[Section, ...]
@@ -164,6 +165,41 @@ def stored(box: LocalBox, *runs: MadeRun) -> Context:
         for run in runs:
             run.put(store)
     return box.context
+
+
+def test_what_is_so_of_many_configurations_of_a_night_is_said_once(tmp_path: Path) -> None:
+    box = LocalBox(tmp_path)
+    night = put_sweep(box)
+    with EvidenceStore(box.context.paths.evidence) as store:
+        numbers = [night, *(run.put(store) for run in made_runs())]
+        plan = {
+            "seed": 7,
+            "incumbent": {"n_max": 0},
+            "left_out": [{"what": "ik, mtp", "reason": "no MTP block"}],
+        }
+        store.add_summary(night, SummaryRecord("sweep", "sweep plan", None, plan))
+    evidence, _ = gather_evidence(box.context, numbers)
+    stale = Validity(holds=False, texts=("driver 570.86.16 -> 580.10",))
+    arms = [(one.run.number, arm) for one in evidence for arm in one.samples]
+    assert len(arms) > 20
+
+    shown = sections_of(evidence, dict.fromkeys(arms, stale))
+
+    of = {one.name: one for one in shown}
+    assert [text for text in of["summary"].remarks if "no longer holds" in text] == [
+        f"All {len(of['conditions'].tables[0].rows)} configurations: no longer holds on this machine "
+        "(driver 570.86.16 -> 580.10)."
+    ]
+    assert of["acceptance"].text.count("told of positions") == 1
+    verdict = of[f"verdict-{night}"]
+    assert "faster over" in verdict.text
+    assert verdict.remarks == (), "the sentence has them"
+    assert ("ik, mtp", "no MTP block") in table(shown, "Not tried").rows
+    assert not [one.caption for one in of["more"].tables if "sweep plan" in one.caption]
+    assert len({one.title for one in shown}) == len(shown), "contents and landmarks are told apart"
+    margins = chart_of(shown, f"sweep-{night}-margins")
+    assert set(shares(margins)[1::2]) == {None}, "no line joins what is of different configurations"
+    assert "out of memory" not in in_words(margins.plot, margins.title), "none was"
 
 
 def test_nothing_measured_is_an_error_with_the_way_out(tmp_path: Path) -> None:
