@@ -171,7 +171,7 @@ _LOOKS: Mapping[str, _Look] = {
     "/rollback": _Look("rollback", "/generations", {"plan": "/api/rollback/preview"}, ("to",)),
     "/deploy": _Look("deploy", "/deploy", {"found": "/api/profiles", "status": "/api/status"}),
     "/deploy/{profile}": _Look("plan", "/deploy", {"plan": "/api/plan/{profile}?explain=true"}),
-    "/sweeps": _Look("sweeps", "/sweeps", {"found": "/api/sweeps"}),
+    "/sweeps": _Look("sweeps", "/sweeps", {"found": "/api/sweeps", "now": "/api/sweep"}),
     "/sweeps/{sweep}": _Look("sweep", "/sweeps", {"sweep": "/api/sweeps/{sweep}"}),
     "/workloads": _Look("workloads", "/workloads", {"found": "/api/workloads"}),
     "/workloads/{workload}": _Look("workloads", "/workloads", {
@@ -180,7 +180,7 @@ _LOOKS: Mapping[str, _Look] = {
     "/jobs": _Look("jobs", "/jobs", {"found": "/api/jobs"}),
     "/jobs/{number}": _Look("job", "/jobs", {"found": "/api/jobs/{number}"}),
 }  # fmt: skip
-LIVE_PARTS = ("health", "now", "days")
+LIVE_PARTS = ("health", "now", "serves", "days")
 _LEAST_LIVE_S = 2.0
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING})
 Page = Callable[["Pages", Request, Visitor], Awaitable[Response]]
@@ -307,40 +307,36 @@ async def _look(look: _Look, pages: Pages, request: Request, visitor: Visitor) -
 
 
 async def _overview(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    status, values = await _watched(pages, request, visitor)
+    values = await _watched(pages, request, visitor)
+    every_s = max(_LEAST_LIVE_S, pages.front.facts.every_s)
+    return pages.show("overview", visitor, "/", **values, spans=_SPANS, every_s=every_s)
+
+
+async def _live(pages: Pages, request: Request, visitor: Visitor) -> Response:
+    """The parts of the overview that change, for a script that puts them in their places."""
+    values = await _watched(pages, request, visitor)
+    made: Overview = values["view"]
+    parts = {name: pages.fill(f"live_{name}", **values) for name in LIVE_PARTS}
+    return Json({"title": made.health.sentence, "at": values["at"], "parts": parts})
+
+
+async def _watched(pages: Pages, request: Request, visitor: Visitor) -> dict[str, Any]:
+    """What the parts of the overview that change are filled with."""
+    hours = request.query_params.get("hours", "24")
+    status = await pages.ask("/api/status", visitor)
+    readings = await pages.ask("/api/readings", visitor, {"brief": True})
+    telemetry = await pages.ask("/api/telemetry", visitor, {"hours": hours})
     jobs = await pages.ask("/api/jobs", visitor)
     flags = None
     if status["generation"] is not None:
         kept = await pages.ask("/api/history/{number}", visitor, number=status["generation"])
         flags = flags_table(kept["generation"]["origins"])
-    running = [one for one in jobs["jobs"] if one["state"] in _UNDER_WAY]
-    return pages.show(
-        "overview", visitor, "/", **values, flags=flags, spans=_SPANS,
-        every_s=max(_LEAST_LIVE_S, pages.front.facts.every_s),
-        job=running[0] if running else None,
-    )  # fmt: skip
-
-
-async def _live(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    """The parts of the overview that change, for a script that puts them in their places."""
-    _, values = await _watched(pages, request, visitor)
-    made: Overview = values["view"]
-    parts = {name: pages.fill(f"live_{name}", **values) for name in LIVE_PARTS}
-    return Json({"title": made.health.sentence, "parts": parts})
-
-
-async def _watched(
-    pages: Pages, request: Request, visitor: Visitor
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The status, and what the parts of the overview that change are filled with."""
-    hours = request.query_params.get("hours", "24")
-    status = await pages.ask("/api/status", visitor)
-    readings = await pages.ask("/api/readings", visitor, {"brief": True})
-    telemetry = await pages.ask("/api/telemetry", visitor, {"hours": hours})
-    since_s = SystemClock().now_s() - float(hours) * 3600
+    now_s = SystemClock().now_s()
+    since_s = now_s - float(hours) * 3600
     telemetry["events"] = [one for one in telemetry["events"] if one["at_s"] >= since_s]
     made = overview(status, readings, telemetry, float(hours))
-    return status, {"view": made, "hours": float(hours)}
+    job = next((one for one in jobs["jobs"] if one["state"] in _UNDER_WAY), None)
+    return {"view": made, "hours": float(hours), "at": when(now_s), "job": job, "flags": flags}
 
 
 async def _generation(pages: Pages, request: Request, visitor: Visitor) -> Response:
@@ -644,7 +640,9 @@ def health_of(status: Mapping[str, Any]) -> Health:
     """Whether the server is well."""
     serves = f"{status['alias'] or 'It'} at {status['address'] or 'an unknown address'}"
     if status["change_under_way"]:
-        return Health("warn", "A change is under way right now.", "Its end is shown under Jobs.")
+        return Health(
+            "warn", "A change is under way right now.", "Its end is shown under Generations."
+        )
     if status["measurement"] is not None:
         what = status["measurement"]["purpose"]
         return Health(

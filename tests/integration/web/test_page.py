@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,9 @@ from tests.support.local_box import deployed
 from tests.support.made_sweep import put_sweep
 from tests.support.ports import free_port
 from tests.support.readings import a_reading, served, watched_hours
+from tunerd.jobs import folder_of
+from tunerd.operations import JobRequest, Lane
+from tunerd.result import Progress
 
 pytestmark = pytest.mark.llama
 
@@ -124,6 +129,14 @@ def test_the_overview_renews_itself_around_its_reader_until_it_is_paused_or_nobo
     assert shown.js("document.querySelector('details.data').open"), "an open table stays open"
     assert shown.js("document.querySelector('.data td').textContent").strip() == "77.7"
 
+    number = a_job(page, "promote")
+    with folder_of(page.box.context).writing(number) as tell:
+        shown.inner.clock.fast_forward(10_000)
+        shown.inner.wait_for_selector(f"text=Job {number}, promote, is running", timeout=30_000)
+        tell({"event": "end", "exit_code": 0, "result": {"messages": []}})
+    shown.inner.clock.fast_forward(10_000)
+    shown.until("!document.querySelector('.running')")
+
     shown.inner.click("#pause")
     asked: list[str] = []
     shown.inner.on("request", lambda request: asked.append(request.url))
@@ -141,6 +154,67 @@ def test_the_overview_renews_itself_around_its_reader_until_it_is_paused_or_nobo
     shown.inner.unroute("**/live*")
     shown.inner.clock.fast_forward(10_000)
     shown.inner.wait_for_selector("#renewed:has-text('Renewed at')")
+    shown.close()
+
+
+def a_job(page: ApiBox, kind: str, lane: Lane = Lane.CHANGE) -> int:
+    ctx = page.box.context
+    return folder_of(ctx).create(JobRequest(kind, (), lane, "alice", ctx.clock.now_s()))
+
+
+def ended(page: ApiBox, kind: str, exit_code: int, result: Mapping[str, Any]) -> str:
+    """The page of a job that ended so."""
+    number = a_job(page, kind)
+    with folder_of(page.box.context).writing(number) as tell:
+        tell({"event": "end", "exit_code": exit_code, "result": {"messages": [], **result}})
+    return page.ask(f"/jobs/{number}", tcp=True).text
+
+
+def test_a_sweep_that_was_begun_or_came_to_nothing_is_told_as_that(page: ApiBox) -> None:
+    begun = ended(page, "sweep start", 0, {"job": 7})
+    assert "<h1>The sweep has begun</h1>" in begun
+    assert 'href="/jobs/7"' in begun
+
+    came_to = {"sentence": "inconclusive: the time ended", "sweep": 1}
+    nothing = ended(page, "sweep run", 1, came_to)
+    assert "<h1>inconclusive: the time ended</h1>" in nothing
+    assert 'href="/sweeps/1"' in nothing
+    assert 'class="health warn"' in nothing
+
+    assert "<h1>It ended without a word</h1>" in ended(page, "apply", 1, {})
+
+
+def test_a_sweep_can_be_ended_where_one_is_under_way_and_begun_where_none_is(page: ApiBox) -> None:
+    idle = page.ask("/sweeps", tcp=True).text
+    number = a_job(page, "sweep run", Lane.MEASURE)
+    with folder_of(page.box.context).writing(number) as tell:
+        busy = page.ask("/sweeps", tcp=True).text
+        tell({"event": "end", "exit_code": 0, "result": {"messages": []}})
+
+    assert ("Begin a sweep" in idle, "End the sweep" in idle) == (True, False)
+    assert ("Begin a sweep" in busy, "End the sweep" in busy) == (False, True)
+
+
+@pytest.mark.browser
+def test_a_job_is_followed_on_where_the_daemon_was_away(chromium: Chromium, page: ApiBox) -> None:
+    asked = page.path.with_name("daemon.sock")
+    away = asked.with_name("away.sock")
+    number = a_job(page, "apply")
+    with folder_of(page.box.context).writing(number) as tell:
+        tell({"event": "progress", **asdict(Progress("loading the model"))})
+        shown = chromium.open(f"{page.url}/jobs/{number}", allow=page.url)
+        shown.inner.wait_for_selector("#progress:has-text('loading the model')")
+        asked.rename(away)
+        shown.inner.wait_for_selector(
+            "#progress:has-text('tunerd does not answer')", timeout=60_000
+        )
+        shown.inner.wait_for_timeout(5000)  # by when a browser was refused once
+        away.rename(asked)
+        tell({"event": "progress", **asdict(Progress("commit"))})
+        shown.inner.wait_for_selector("#progress:has-text('commit')", timeout=60_000)
+        done = {"messages": [], "summary": "generation 9 serves"}
+        tell({"event": "end", "exit_code": 0, "result": done})
+        shown.inner.wait_for_selector("h1:has-text('generation 9 serves')", timeout=60_000)
     shown.close()
 
 

@@ -10,7 +10,7 @@
   const shown = {};
   let isPaused = false;
   let isAsking = false;
-  let renewed = new Date();
+  let renewed = line.dataset.at;
 
   // What a reader stands in, or has marked, is not taken from under them.
   const isInUse = (place) => {
@@ -31,13 +31,13 @@
     keepOpen(place, fresh);
     place.replaceChildren(...fresh.childNodes);
   };
-  const show = ({ title, parts }) => {
+  const show = ({ title, at, parts }) => {
+    renewed = at;
     document.title = `${title}: tunerd`;
     for (const [name, text] of Object.entries(parts)) put(name, text);
   };
   const tell = (problem) => {
-    const at = renewed.toISOString().slice(11, 19);
-    said.textContent = problem ? `${problem}: what is shown is of ${at} UTC.` : `Renewed at ${at} UTC.`;
+    said.textContent = problem ? `${problem}: what is shown is of ${renewed}.` : `Renewed at ${renewed}.`;
     line.classList.toggle("stale", Boolean(problem));
   };
   const renew = async () => {
@@ -47,7 +47,6 @@
       const answer = await fetch(address, { headers: { Accept: "application/json" }, redirect: "error" });
       if (!answer.ok) throw new Error(answer.statusText);
       show(await answer.json());
-      renewed = new Date();
       tell(null);
     } catch {
       tell("tunerd does not answer");
