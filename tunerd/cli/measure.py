@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +332,7 @@ def render_workload(payload: Mapping[str, Any]) -> Iterator[str]:
         yield f"written: {payload['path']}"
 
 
+_MOST_NAMED = 3
 _HOLDS = {True: "yes", False: "no", None: "unknown"}
 _KEPT_APART = ("timings", "client", "details")
 
@@ -462,7 +463,7 @@ def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     rows = [
         (row["run"], when(row["started_s"]), row["kind"], ", ".join(row["suites"]) or "-",
-         row["profile"] or row["target"], ", ".join(row["arm_names"]) or "-", row["samples"],
+         row["profile"] or row["target"], _arms(row["arm_names"]), row["samples"],
          row["left_out"], ", ".join(dict.fromkeys(_HOLDS[one["holds"]] for one in row["arms"])) or "-",
          _ending(row))
         for row in payload["results"]
@@ -476,6 +477,11 @@ def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
         first, *others = one["sources"]
         more = f", and {len(others)} more" if others else ""
         yield f"imported {one['bundle']}: {one['entries']} configurations from {first}{more}"
+
+
+def _arms(names: Sequence[str]) -> str:
+    """Their names; of a night's, which has some thirty long ones, how many."""
+    return f"{len(names)} configurations" if len(names) > _MOST_NAMED else ", ".join(names) or "-"
 
 
 def render_show(payload: Mapping[str, Any]) -> Iterator[str]:

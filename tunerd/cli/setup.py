@@ -123,12 +123,12 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def _gpus(payload: Mapping[str, Any]) -> Iterator[str]:
     if payload["gpus"] is None:
-        yield f"GPU               unknown: {payload['gpu_problem']}"
+        yield f"GPU                unknown: {payload['gpu_problem']}"
         return
     if not payload["gpus"]:
-        yield "GPU               none"
+        yield "GPU                none"
     for gpu in payload["gpus"]:
-        yield f"GPU {gpu['index']}             {gpu['name']}"
+        yield f"GPU {gpu['index']}              {gpu['name']}"
         link = (
             f"generation {_shown(gpu['pcie_generation'])} of {_shown(gpu['pcie_generation_max'])}, "
             f"width {_shown(gpu['pcie_width'])} of {_shown(gpu['pcie_width_max'])}"
@@ -143,7 +143,7 @@ def _gpus(payload: Mapping[str, Any]) -> Iterator[str]:
         ]
         yield from columns(rows)
         yield from _users(gpu)
-    yield f"driver            {_shown(payload['driver_version'])}"
+    yield f"driver             {_shown(payload['driver_version'])}"
 
 
 def _users(gpu: Mapping[str, Any]) -> Iterator[str]:

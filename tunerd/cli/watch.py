@@ -387,8 +387,9 @@ def render_jobs(payload: Mapping[str, Any]) -> Iterator[str]:
 def _doing(row: Mapping[str, Any]) -> str:
     if row["state"] == "running" and row["progress"] is not None:
         return str(row["progress"]["text"])
-    failed = (row["result"] or {}).get("error")
-    return str(failed["message"]) if failed else ""
+    result = row["result"] or {}
+    failed = result.get("error")
+    return str(failed["message"] if failed else result.get("sentence") or "")
 
 
 @click.command(name="job", hidden=True)

@@ -435,17 +435,20 @@ def show_probation(ctx: Context) -> ActionResult:
             text = f"the record of the probation of generation {number} is damaged, or of another version: `{path}`"
             messages.append(warning("damaged", text, "the others are shown"))
             continue
-        is_cut = record.state == RUNNING and not _is_watched(ctx, record)
-        rows.append(plain(replace(record, state="cut") if is_cut else record))
+        rows.append(plain(_as_it_stands(ctx, record)))
     if not rows and not messages:
         messages.append(note("no-probation", "nothing was watched yet"))
     return ActionResult("probation show", {"probations": rows}, tuple(messages))
 
 
-def _is_watched(ctx: Context, record: ProbationRecord) -> bool:
-    """Whether a daemon looks at what serves, or did just now: it may be on its way back."""
+def _as_it_stands(ctx: Context, record: ProbationRecord) -> ProbationRecord:
+    """One that nobody closed is over where something else serves, and cut where no daemon looks, or did just now."""
+    if record.state != RUNNING:
+        return record
     serving = ctx.deployed()
     if serving is None or serving.number != record.generation:
-        return False
+        return replace(record, state="ended", reason=_OVERTAKEN)
     age_s = ctx.clock.now_s() - record.looked_s
-    return is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s
+    if is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s:
+        return record
+    return replace(record, state="cut", reason="no tunerd daemon runs; one that is started goes on")

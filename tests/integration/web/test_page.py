@@ -180,6 +180,7 @@ def test_a_sweep_that_was_begun_or_came_to_nothing_is_told_as_that(page: ApiBox)
     assert "<h1>inconclusive: the time ended</h1>" in nothing
     assert 'href="/sweeps/1"' in nothing
     assert 'class="health warn"' in nothing
+    assert "inconclusive: the time ended" in page.box.call("jobs").stdout
 
     assert "<h1>It ended without a word</h1>" in ended(page, "apply", 1, {})
 

@@ -17,6 +17,7 @@ from tests.support.reports import evidence_of, page_of
 from tests.support.synthetic_runs import START_S, Box, MadeRun, made_runs
 from tests.support.transcripts import compare
 from tunerd.app import Context
+from tunerd.cli.measure import render_list
 from tunerd.cli.output import sections_lines
 from tunerd.errors import HostError, UsageError
 from tunerd.measure.answer import Mark, Sample, Timings
@@ -195,6 +196,8 @@ def test_what_is_so_of_many_configurations_of_a_night_is_said_once(tmp_path: Pat
     assert verdict.remarks == (), "the sentence has them"
     assert ("ik, mtp", "no MTP block") in table(shown, "Not tried").rows
     assert not [one.caption for one in of["more"].tables if "sweep plan" in one.caption]
+    listed = list(render_list(results(box.context).payload))
+    assert max(map(len, listed)) < 200, "a terminal is not wider than its windows"
     assert len({one.title for one in shown}) == len(shown), "contents and landmarks are told apart"
     margins = chart_of(shown, f"sweep-{night}-margins")
     assert set(shares(margins)[1::2]) == {None}, "no line joins what is of different configurations"

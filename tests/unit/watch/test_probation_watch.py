@@ -243,6 +243,18 @@ def test_a_record_that_cannot_be_read_keeps_none_of_the_others_from_being_shown(
     assert len(list(render_probations(found.payload))) == 2
 
 
+def test_one_that_nobody_closed_is_over_where_something_else_serves_and_else_says_who_lacks(
+    world: World,
+) -> None:
+    begin_probation(shipped(world), 2)
+    world.clock.advance(3600.0)
+    (row,) = show_probation(world.context()).payload["probations"]
+    assert (row["state"], row["reason"].split(";")[0]) == ("cut", "no tunerd daemon runs")
+    deploy(world.context(), world, "newer")
+    (row,) = show_probation(world.context()).payload["probations"]
+    assert (row["state"], row["reason"]) == ("ended", "something else was deployed")
+
+
 def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so(
     world: World,
 ) -> None:
