@@ -601,6 +601,7 @@ def asked(argv: Sequence[str], *, is_member: bool = True) -> Asked:
 def kind_of(ctx: click.Context) -> str:
     """The operation that a parsed command is: its words, with the options that make it another one."""
     path = ctx.command_path.partition(" ")[2]
+    path = "detect" if path == "overview" else path  # shown in short
     options = {word for one in _given(ctx) for word in one.opts}
     made = [
         key

@@ -71,6 +71,8 @@ def test_an_operator_deploys_and_goes_back_without_root_and_a_stranger_cannot(
     assert "as generation 3" in back.stdout
     status = told(machine, "status", user="alice")
     assert (status["mode"], status["healthy"], status["generation"]) == ("system", True, 3)
+    alone = machine.run("tunerd", user="alice").stdout
+    assert "llama-server.service: active" in alone, "what is here in short is of the same server"
     assert told(machine, "history", "show", "3")["generation"]["requested_by"] == "alice"
 
     assert (status_code(machine, "alice"), status_code(machine, "bob")) == ("200", "000")
