@@ -61,7 +61,13 @@ class Context:
     @property
     def systemctl(self) -> str:
         """How a person calls the manager that the server runs under."""
-        return "systemctl --user" if self.mode is Mode.USER else "systemctl"
+        return self.mode.systemctl
+
+    def log_of(self, unit: str) -> str:
+        """How a person reads what a unit wrote."""
+        if self.mode is Mode.LOCAL:
+            return f"less {self.paths.log_dir / unit}.log"
+        return f"{self.mode.systemctl.replace('systemctl', 'journalctl')} -u {unit}"
 
     def deployed(self) -> Generation | None:
         """The generation that serves; None where tunerd has deployed nothing."""

@@ -79,6 +79,11 @@ class Mode(StrEnum):
     USER = "user"
     LOCAL = "local"
 
+    @property
+    def systemctl(self) -> str:
+        """How a person calls the manager that the server runs under."""
+        return "systemctl --user" if self is Mode.USER else "systemctl"
+
 
 class Family(StrEnum):
     """Whose code a build is; UNKNOWN is served by its flags like any other."""

@@ -128,6 +128,18 @@ def wait_for(tunerd: Deployment, alias: str, port: int) -> None:
     tunerd.until(lambda: tunerd.alias(port=port) == alias, f"{alias} serves on {port}")
 
 
+def test_what_a_person_is_to_type_is_for_the_manager_that_the_unit_is_of(machine: Machine) -> None:
+    tunerd = Deployment(machine, user="alice", profiles=PROFILES)
+    tunerd.write_unit("[Service]\nExecStart=/bin/false\nNice=3\n")
+    tunerd.systemctl("start", UNIT, check=False)
+    tunerd.until(lambda: tunerd.show("ActiveState") == "failed", "it has failed")
+    said = f"{tunerd('plan', 'plain')} {tunerd('status')}"
+    assert f"{UNIT}.pre-" in said
+    assert len(re.findall(rf"systemctl --user edit {UNIT}", said)) == 2
+    assert f"journalctl --user -u {UNIT}" in said
+    assert not re.search(r"(systemctl|journalctl) (?!--user)", said)
+
+
 def codes(said: dict[str, Any]) -> set[str]:
     return {message["code"] for message in said["messages"]}
 

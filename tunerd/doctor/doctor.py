@@ -112,6 +112,7 @@ def read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None
     facts = ServerFacts(
         unit=ctx.unit,
         is_active=state.is_active,
+        systemctl=ctx.systemctl,
         no_start=f"its manager does not take it: {live.problem}"
         if state.load_state == "bad-setting"
         else why_no_start(ctx, live),

@@ -357,6 +357,7 @@ class ServerFacts:
 
     unit: str
     is_active: bool
+    systemctl: str = "systemctl"
     no_start: str | None = None
     death: Failure | None = None
     pid: int | None = None

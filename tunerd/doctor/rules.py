@@ -496,7 +496,7 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
     if _UNIFIED in server.environment:
         yield _warns(
             f"{_UNIFIED} is set in {server.unit}: memory that does not fit the card goes to RAM",
-            f"remove it from the unit: systemctl edit --full {server.unit}",
+            f"remove it from the unit: {server.systemctl} edit --full {server.unit}",
         )
     if server.said.has_misplaced_layers:
         yield _warns(
@@ -720,7 +720,7 @@ def _memlock(facts: Facts) -> Iterator[Seen | Missing]:
         seen = "nothing is locked" if has_none else "not everything could be locked"
         yield _warns(
             f"mlock is asked for, and {seen}; the server's limit is {limit}",
-            f"systemctl edit {server.unit}, with LimitMEMLOCK=infinity below [Service]; a unit of a "
+            f"{server.systemctl} edit {server.unit}, with LimitMEMLOCK=infinity below [Service]; a unit of a "
             "user needs it in a drop-in of user@.service too",
         )
 
@@ -1032,7 +1032,7 @@ def _unseen(facts: Facts) -> Iterator[Seen | Missing]:
         return
     yield _warns(
         "nothing that the server wrote is in the journal: a death for want of VRAM is not known as one",
-        f"systemctl edit {server.unit}, with StandardOutput=journal, StandardError=inherit and an empty "
+        f"{server.systemctl} edit {server.unit}, with StandardOutput=journal, StandardError=inherit and an empty "
         "LogNamespace= below [Service], and restart it; or leave out --log-disable",
     )
 

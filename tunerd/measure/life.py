@@ -157,7 +157,7 @@ def open_live(ctx: Context) -> Target:
         hint = f"`{ctx.systemctl} restart {live.unit}`, or `tunerd verify`"
         if hides_words(live):
             cause = f"`{live.program}`, which it starts, is a script and gives its server others"
-            hint = f'let it end with the flags that it is given, "$@"; `systemctl status {live.unit}` shows them'
+            hint = f'let it end with the flags that it is given, "$@"; `{ctx.systemctl} status {live.unit}` shows them'
         raise BenchError(
             f"{live.unit} runs with other arguments than its file has", cause=cause, hint=hint
         )

@@ -191,6 +191,7 @@ def check_live(
     *,
     lost: Sequence[str] = (),
     environment: Collection[str] = (),
+    systemctl: str = "systemctl",
 ) -> Iterator[Message]:
     """What changes for clients, and what of a hand-written unit would no longer hold.
 
@@ -200,6 +201,7 @@ def check_live(
         now: How its server is reached and named now, where that says more than its text.
         lost: Lines of a hand-written unit that are not taken over.
         environment: Names of the variables that the new server gets, those of drop-ins too.
+        systemctl: How a person calls the unit's manager.
     """
     if live.text is None:
         return
@@ -232,7 +234,7 @@ def check_live(
         if lost:
             yield warning("foreign-directives",
                           "these lines of it are not taken over: " + "; ".join(lost),
-                          f"put what you want to keep into a drop-in: systemctl edit {live.unit}")  # fmt: skip
+                          f"put what you want to keep into a drop-in: {systemctl} edit {live.unit}")  # fmt: skip
 
 
 def _adopted(live: LiveUnit) -> Message:

@@ -774,6 +774,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
             before,
             lost=lost_lines(live, unit_text, command.argv),
             environment=environment_with(ctx, unit_text, live),
+            systemctl=ctx.systemctl,
         ),
         *check_user(user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
         *check_written(command.argv, unit_with(ctx, unit_text, live), ctx.unit),

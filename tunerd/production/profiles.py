@@ -455,7 +455,7 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
         )
     if live.argv is None or live.program is None:
         raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")
-    itself = f"let its ExecStart= name the server itself, with the flags that `systemctl status {unit}` shows"
+    itself = f"let its ExecStart= name the server itself, with the flags that `{ctx.systemctl} status {unit}` shows"
     if not live.names_a_model and hides_words(live):
         raise ConfigError(
             f"{unit} does not say what it serves: `{live.program}`, which it starts, does",

@@ -214,7 +214,7 @@ def _messages(
         messages.append(found)
     elif state.has_failed and not state.is_waiting:
         text = f"the unit has failed ({state.result})"
-        hint = "tunerd rollback" if was_deployed else f"journalctl -u {ctx.unit}; `tunerd doctor`"
+        hint = "tunerd rollback" if was_deployed else f"{ctx.log_of(ctx.unit)}; `tunerd doctor`"
         messages.append(warning("failed", text, hint))
     handed = ctx.settings.store.url and ctx.files.recall(HandedIn, ctx.paths.handed_in)
     if handed and handed.problem is not None:

@@ -565,7 +565,7 @@ class Systemd:
             raise JobCanceled(
                 f"the {verb} of {unit} was cancelled",
                 cause=_first_line(done.stderr),
-                hint="somebody else started or stopped it; `systemctl list-jobs` shows what waits",
+                hint=f"somebody else started or stopped it; `{self.mode.systemctl} list-jobs` shows what waits",
             )
         self._demand(done, f"{verb} of {unit} failed")
 
@@ -576,7 +576,7 @@ class Systemd:
             raise ServiceError(
                 message,
                 cause=f"`{done.argv[0]}` did not end within {done.took_s:.0f} s",
-                hint="`systemctl list-jobs` shows what systemd is waiting for",
+                hint=f"`{self.mode.systemctl} list-jobs` shows what systemd is waiting for",
             )
         hint = unreached(done.stderr, is_user=self.mode is Mode.USER)
         raise ServiceError(

@@ -314,6 +314,7 @@ def render_unit(template: str, spec: UnitSpec) -> str:
     values = {
         "HEADER": f" {MARK}: {_text(f'profile {spec.profile}, engine {spec.engine}')}",
         "UNIT": spec.unit,
+        "SYSTEMCTL": spec.mode.systemctl,
         "DESCRIPTION": _text(f"llama-server, profile {spec.profile}").replace("%", "%%"),
         "UNIT_DIRECTIVES": _lines(spec.unit_directives),
         "WORK_DIR": plain_value(spec.work_dir or "/"),

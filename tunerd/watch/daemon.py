@@ -457,7 +457,7 @@ class Nights(Teller):
         why = next((line for line in reversed(lines) if line.startswith("error:")), result)
         text = f"the sweep failed ({why})"
         self._event(
-            "sweep-failed", "error", text, f"journalctl -u {SWEEP_UNIT}; `tunerd sweep status`"
+            "sweep-failed", "error", text, f"{self._ctx.log_of(SWEEP_UNIT)}; `tunerd sweep status`"
         )
 
     def _say_once(self, problem: TunerdError) -> None:
@@ -500,7 +500,7 @@ def run_daemon(ctx: Context, parts: Sequence[MakePart] = ()) -> int:
                 "another tunerd daemon runs here",
                 cause=problem.cause,
                 state="this one did nothing",
-                hint="`systemctl status tunerd`; end that one first",
+                hint=f"`{ctx.systemctl} status tunerd`; end that one first",
             ) from problem
         except HostError as problem:  # a disk that takes nothing is no reason not to watch
             log.warning("daemon.not_locked", message=problem.message, cause=problem.cause)

@@ -225,7 +225,7 @@ class Guarding(Teller):
         self._raise_failed = None if serving is None else serving.number
         why = next((line for line in reversed(lines) if line.startswith("error:")), result)
         self._event(
-            "guard-failed", "error", f"{_RAISES}: it failed ({why})", f"journalctl -u {ACT_UNIT}"
+            "guard-failed", "error", f"{_RAISES}: it failed ({why})", self._ctx.log_of(ACT_UNIT)
         )
 
     def _look_at_cards(self, reading: Reading) -> None:

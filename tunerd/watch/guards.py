@@ -171,7 +171,7 @@ class Hang:
                 return None
             if self.policy == "act":
                 text += f" again, though it was restarted {len(recent)} times within the hour; it is left alone now"
-            hint = "`systemctl restart` it; `journalctl -k` may tell of the card"
+            hint = "restart it; `journalctl -k` may tell of the card"
             self.has_given_up = True
             return Decision("hang", Act.NOTHING, _GAVE_UP, text, evidence, hint)
         self.forget()
