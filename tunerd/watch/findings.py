@@ -26,15 +26,17 @@ from tunerd.units.generations import Generation
 from tunerd.units.live import MODEL_VARIABLES, LiveUnit
 from tunerd.watch.drift import Confirmed, confirmed_by, depth_of, slowest_tok_s, usable
 from tunerd.watch.guards import Basis, Replanned, cache_ram_mib
+from tunerd.watch.history import life_of
 
 _LOOK_BACK = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is known, of which generation; None is not known. `basis` is what a probation goes by, `best` what sweeps would find by now."""
+    """What is known, of which generation and run; None is not known. `basis` is what a probation goes by, `best` what sweeps would find by now."""
 
     generation: int | None = None
+    life: str | None = None
     basis: Basis | None = None
     confirmed: Confirmed | None = None
     replanned: Replanned | None = None
@@ -66,6 +68,7 @@ def check(ctx: Context) -> ActionResult:
     now, driver = _fingerprint(ctx, live), ctx.gpu.read().driver_version
     found = Findings(
         generation=None if generation is None else generation.number,
+        life=life_of(ctx.services.state(ctx.unit)),
         basis=None if generation is None else _basis(ctx, generation, now),
         confirmed=_confirmed(ctx, now),
         replanned=_replanned(ctx, live, generation, now.engine_sha256, driver),

@@ -268,7 +268,9 @@ class Guarding(Teller):
         if is_told or reading.engine.result == "timeout":
             return
         for _ in range(min(n, _MOST_DEATHS)):
-            decision = look_at_deaths(self._deaths, death)
+            decision = look_at_deaths(
+                self._deaths, death, was_deployed=self._generation() is not None
+            )
             if decision is not None:
                 self._say(decision)
 
@@ -407,6 +409,8 @@ class Guarding(Teller):
             self._look_at_best(findings.best)
         if findings.replanned is None or self._settings.upgrade == "off":
             return
+        if self._before is not None and findings.life not in {None, self._before.engine.life}:
+            return  # it was started since: the next check asks of what it was started with
         settings = self._ctx.settings
         decision = decide(
             findings.replanned,

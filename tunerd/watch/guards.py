@@ -350,11 +350,12 @@ def deaths_recalled(told: Iterable[Event]) -> Deaths:
     return Deaths((newest.at_s,), DIES if newest.kind == DIES else FAILED)
 
 
-def look_at_deaths(state: Deaths, death: Death) -> Decision | None:
-    """Take a death into account."""
+def look_at_deaths(state: Deaths, death: Death, *, was_deployed: bool = True) -> Decision | None:
+    """Take a death into account; one goes back from what tunerd has deployed alone."""
     n_deaths = state.count(death.at_s)
     evidence = f"{death.kind}: {death.words}" if death.words else str(death.kind)
-    hint = "`tunerd doctor`; `tunerd rollback` goes back to what served before"
+    back = "; `tunerd rollback` goes back to what served before" if was_deployed else ""
+    hint = f"`tunerd doctor`{back}"
     if death.has_given_up:
         if state.said == FAILED:
             return None
@@ -430,9 +431,9 @@ def decide(found: Replanned, policy: Policy, *, has_nights: bool) -> Decision | 
         parts.append(f"the driver is {now} instead of {before}")
     if not parts and not found.refusals:
         return None
-    what = " and ".join(parts) or "what stands was planned anew"
+    what = " and ".join(parts)
     if found.refusals:
-        text = f"{what}: the server's next start will fail with it"
+        text = ": ".join(filter(None, (what, "the server's next start will fail")))
         hint = (
             "deploy it anew before anything restarts it: `tunerd plan PROFILE` shows what is wrong; "
             "`tunerd engines keep` and `tunerd rollback` keep an older build"

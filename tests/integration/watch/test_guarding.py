@@ -258,6 +258,21 @@ def test_what_a_server_that_was_replaced_would_refuse_is_not_told_of_the_one_tha
     assert world.kinds == []
 
 
+def test_a_server_that_was_started_since_is_not_said_to_fail_at_its_next_start(
+    world: World,
+) -> None:
+    """Whoever mended what had failed was told, ten seconds later, that it would fail."""
+    refused = {"identity_changed": None, "refusals": ["`/srv/llama-server` is not there"],
+               "driver_before": None, "driver_now": None}  # fmt: skip
+    told = []
+    for life in ("the one before", world.life):
+        world.find(life=life, replanned=refused)
+        world.look()
+        told.append(world.kinds)
+    assert told == [[], ["upgrade-refused"]]
+    assert world.told[0].text.startswith("the server's next start will fail (")
+
+
 @pytest.mark.parametrize(
     ("policy", "gain", "told", "asked"),
     [("act", 0.08, 1, True), ("advise", 0.08, 1, False), ("off", 0.08, 0, False), ("act", 0.04, 0, False)],
@@ -448,6 +463,7 @@ def test_a_death_is_counted_once_though_the_service_manager_was_deaf_meanwhile(
         world.look(engine=engine)
     assert world.kinds == ["server-failed"]
     assert "".join(capfd.readouterr()).count("server.died") == 1
+    assert "rollback" not in str(world.told[0].hint), "tunerd has deployed nothing"
 
 
 # Given up
@@ -509,6 +525,7 @@ def test_a_server_that_was_given_up_is_started_every_15_minutes_and_that_is_told
     world.watch()  # another daemon
     world.look_for(2000)
     assert world.kinds == ["server-failed", "server-again"]
+    assert "tunerd rollback" in str(world.told[0].hint)
     assert world.told[-1].hint == f"`systemctl reset-failed {UNIT}` ends that"
     world.is_taken = False
     world.look_for(1000)
