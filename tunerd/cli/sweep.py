@@ -55,7 +55,6 @@ def _request_options(function: Any) -> Any:
     options = (
         click.option("--budget", type=SPAN, default="2h", show_default=True,
                      help="The longest it may take, the proof included."),
-        click.option("--arms", "max_arms", type=click.IntRange(min=2), help="Measure so many configurations at most."),
         click.option("--workload", type=WORKLOAD, shell_complete=names_of("workloads"),
                      help="The mix of requests [default: the profile's own]."),
         click.option("--space", type=SPACE, multiple=True, metavar="KEY=VALUE,...", shell_complete=keys,
@@ -82,8 +81,6 @@ def _request(given: Mapping[str, Any]) -> SweepRequest:
             "--goal context and --at-least go together",
             hint="for example --goal context --at-least 40",
         )
-    if given["goal"] == "context" and given["max_arms"] is not None:
-        raise UsageError("--arms counts configurations of a sweep for speed")
     rest = {name: value for name, value in given.items() if name not in {"budget", "goal"}}
     return SweepRequest(budget_s=given["budget"], **rest)
 

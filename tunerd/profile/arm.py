@@ -319,7 +319,6 @@ class Policy:
         tool_calls: Short tool calls that a winner must have got through.
         context_tokens: The context to fill, where neither space nor box tells [tok].
         seeds: Arms known from elsewhere, such as published settings; they are tried first.
-        max_arms: How many arms may be measured at most; None for as many as time allows.
         rejected: Arms that must not be recommended, with the reason, such as a failure in service.
         at_least_tok_s: The largest context that holds this speed is wanted, not the fastest arm; None for
             the latter [tok/s].
@@ -336,7 +335,6 @@ class Policy:
     tool_calls: int = 80
     context_tokens: int | None = None
     seeds: tuple[Arm, ...] = ()
-    max_arms: int | None = None
     rejected: tuple[tuple[Arm, str], ...] = ()
     at_least_tok_s: float | None = None
     n_slots: int = 1

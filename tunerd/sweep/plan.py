@@ -476,7 +476,6 @@ class SweepRequest:
     """
 
     budget_s: float
-    max_arms: int | None = None
     workload: str | None = None
     space: tuple[str, ...] = ()
     seed: int | None = None
@@ -611,7 +610,6 @@ def _policy(
         may_change_output=settings.may_change_output,
         context_tokens=context,
         seeds=_seeds(ctx, plan_request, base, base_plan),
-        max_arms=request.max_arms,
         rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
         at_least_tok_s=request.at_least_tok_s,
         n_slots=slots(base_plan),

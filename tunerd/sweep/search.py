@@ -430,11 +430,6 @@ class Search:
             found.append((most, filtered))
         return found
 
-    def _has_all_arms(self) -> bool:
-        """Whether as many arms were measured as are allowed."""
-        most = self.policy.max_arms
-        return most is not None and len(self.learner.measured()) >= most
-
     def _by_cost(self) -> list[FamilyGrid]:
         """Families, those most like the incumbent first: what is learned there helps the others."""
 
@@ -467,10 +462,6 @@ class Search:
                 return
             if not self._has_time():
                 self.left_out.append(Left(", ".join(family.key), _NO_TIME))
-                return
-            if self._has_all_arms():
-                why = f"{self.policy.max_arms} arms were measured already"
-                self.left_out.append(Left(", ".join(family.key), why))
                 return
             if self.measure(arm, "probe"):
                 return
@@ -509,7 +500,7 @@ class Search:
     def _measure_seeds(self) -> None:
         for arm in filter(self.grid.contains, self.policy.seeds):
             if self.learner.n_processes(arm) == 0 and self.limits.fails(arm) is None:
-                if not self._has_time() or self._has_all_arms():
+                if not self._has_time():
                     return
                 self.measure(arm, "seed")
 
@@ -568,9 +559,7 @@ class Search:
             if arm not in known and self._is_allowed(arm) and self._may_lead_if_proven(arm)
             if self.learner.n_processes(arm) < _RACE_ROUNDS
         ]
-        found = self.planes.improvements(rivals, leader)
-        if not self._has_all_arms():
-            found += self.planes.proposals(leader)
+        found = [*self.planes.improvements(rivals, leader), *self.planes.proposals(leader)]
         return sorted(found, key=lambda one: -one.improvement)
 
     # One process
