@@ -59,7 +59,7 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
     evidence = [evidence_of(run)]
     series = series_of(evidence)
     yield f"run {payload['run']}: {payload['suite']} of {payload['target']}, seed {payload['seed']}"
-    yield from sections_lines((*figures_of(evidence, series), left_out(series, evidence)))
+    yield from sections_lines((*figures_of(evidence, series), left_out(series)))
     for table in payload["tables"].values():
         yield "Aggregate: " + json.dumps({name: table[key] for name, key in _AGGREGATE.items()})
     if payload["against"]:
@@ -538,11 +538,8 @@ _BYTES_PER_KB = 1000
 @click.argument("run", type=NUMBER, nargs=-1)
 @click.option("--output", "-o", metavar="FILE", help="Where to write it; `-` for standard output. "
               "By default tunerd-report.html here.")  # fmt: skip
-@click.option("--no-check", is_flag=True, help="Do not say whether the figures still hold here.")
 @operation("render_report", show="show_written")
-def report_command(
-    call: Call, run: tuple[int, ...], output: str | None, no_check: bool
-) -> ActionResult:
+def report_command(call: Call, run: tuple[int, ...], output: str | None) -> ActionResult:
     """One HTML file about some runs: conditions, verdicts, tables and charts.
 
     The file needs nothing else: it can be mailed, kept, and read without a network. Without RUN it
@@ -556,7 +553,7 @@ def report_command(
     from tunerd.web.report import report
 
     del output  # where it is typed
-    return report(call.context(), run, checks=not no_check)
+    return report(call.context(), run)
 
 
 def show_written(

@@ -97,23 +97,16 @@ def gather_evidence(
     return tuple(sorted(found, key=lambda one: one.run.record.started_s)), damage
 
 
-def report(ctx: Context, numbers: Sequence[int], *, checks: bool = True) -> ActionResult:
-    """The page about some runs, not yet written anywhere.
-
-    Args:
-        ctx: Where.
-        numbers: The runs, as for `gather_evidence`.
-        checks: Whether it says if the figures still hold on this machine.
-    """
+def report(ctx: Context, numbers: Sequence[int]) -> ActionResult:
+    """The page about some runs, as for `gather_evidence`, not yet written anywhere."""
     from tunerd.measure.results import StalenessCheck
 
     evidence, messages = gather_evidence(ctx, numbers)
-    check = StalenessCheck(ctx) if checks else None
+    check = StalenessCheck(ctx)
     validities = {
         (one.run.number, arm.name): check.of(arm, one.run.record)
         for one in evidence
         for arm in one.run.record.arms
-        if check is not None
     }
     empty = [str(one.run.number) for one in evidence if one.run.n_samples == 0]
     if empty:
@@ -893,8 +886,8 @@ def _without(one: Series) -> str:
     return f" (without {joined([_as_words(kind) for kind in missing])})" if missing else ""
 
 
-def left_out(series: Sequence[Series], evidence: Runs) -> Section:
-    """Requests that no figure holds, and figures that requests do not have."""
+def left_out(series: Sequence[Series]) -> Section:
+    """Requests that no figure holds."""
     counts: dict[tuple[str, str], int] = {}
     made = []
     for one in series:
@@ -907,45 +900,18 @@ def left_out(series: Sequence[Series], evidence: Runs) -> Section:
             for text in why:
                 counts[text, one.label] = counts.get((text, one.label), 0) + 1
     marked = tuple((text, label, f"{n:,}") for (text, label), n in sorted(counts.items()))
-    reason, lacking = heads("~reason", "~configuration"), heads("~figure", "~configuration")
     tables = (
         Table("Requests by configuration", heads("~configuration", "made", "used", "left out"),
               tuple(made)),
-        Table("Left out, by reason (one request may have several)", (*reason, *heads("requests")),
-              marked),
-        Table("Figures that used requests lack", (*lacking, *heads("missing in", "of")),
-              tuple(sorted(_missing(series, evidence)))),
+        Table("Left out, by reason (one request may have several)",
+              heads("~reason", "~configuration", "requests"), marked),
     )  # fmt: skip
     return Section(
         "left-out",
-        "Left out and missing",
-        "What is marked is repeated or left out, never averaged in silence; "
-        "what is missing is missing, never zero.",
+        "Left out",
+        "What is marked is repeated or left out, never averaged in silence.",
         tables=tuple(table for table in tables if table.rows),
     )
-
-
-_BY_POSITION = "acceptance by position"
-_OF_DRAFTS = frozenset({"drafted tokens", _BY_POSITION})
-_OF_TIMINGS = {"decode rate": "decode_tok_s", "prompt rate": "prompt_tok_s", "tokens reused": "cache_n",
-               "drafted tokens": "draft_n", _BY_POSITION: "accepted_by_position"}  # fmt: skip
-
-
-def _missing(series: Sequence[Series], evidence: Runs) -> Iterator[tuple[str, ...]]:
-    """Figures that usable requests lack, where they could have them."""
-    for one in series:
-        used = [sample for sample in one.samples if sample.is_usable]
-        lacks = {name: sum(getattr(s.timings, key, None) is None for s in used)
-                 for name, key in _OF_TIMINGS.items()
-                 if not (name in _OF_DRAFTS and one.speculates is False)}  # fmt: skip
-        if _shares_of(one, evidence):
-            lacks.pop(_BY_POSITION, None)
-        lacks["time to first token"] = sum(getattr(s.client, "ttft_ms", None) is None for s in used)
-        lacks["wall time"] = sum(s.client is None for s in used)
-        if one.arm.fingerprint.gpu_names:
-            lacks["energy"] = sum(s.energy_j is None for s in used)
-        lacks["free VRAM"] = sum(s.vram_free_min_mib is None for s in used)
-        yield from ((name, one.label, f"{n:,}", f"{len(used):,}") for name, n in lacks.items() if n)
 
 
 def conditions(
@@ -1071,7 +1037,7 @@ def sections_of(evidence: Runs, validities: Validities) -> tuple[Section, ...]:
         *verdicts(series, evidence),
         in_short(series, evidence, validities),
         *figures_of(evidence, series),
-        left_out(series, evidence),
+        left_out(series),
         *conditions(series, evidence, validities),
         runs_section(evidence),
     )
