@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -315,7 +315,6 @@ class Learned:
     n_short: int
     n_unsure: int
     acceptance_ratio: float | None
-    histograms: Mapping[str, Mapping[str, int]]
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the file under `learned`, and as scripts read it."""
@@ -326,7 +325,6 @@ class Learned:
             "prompt_tok_s": _rounded(self.rates.prompt_tok_s, 1),
             "decode_tok_s": _rounded(self.rates.decode_tok_s, 1),
             "acceptance_ratio": _rounded(self.acceptance_ratio, 4),
-            **{name: dict(counts) for name, counts in self.histograms.items()},
         }
 
 
@@ -358,12 +356,6 @@ def learn(
         n_short=len(known) - len(work),
         n_unsure=len(requests) - len(known),
         acceptance_ratio=_acceptance(work),
-        histograms={
-            "prompt_tokens": _histogram([_prompt(one) for one in work]),
-            "new_prompt_tokens": _histogram([one.prompt_n for one in work]),
-            "answer_tokens": _histogram([one.predicted_n for one in work]),
-            "concurrency": _counts([one.concurrency for one in work]),
-        },
     )
 
 
@@ -441,16 +433,6 @@ def _median(values: Sequence[int]) -> int:
 def _acceptance(work: Sequence[LoggedRequest]) -> float | None:
     drafted = sum(one.drafted_n or 0 for one in work)
     return sum(one.accepted_n or 0 for one in work) / drafted if drafted else None
-
-
-def _histogram(values: Sequence[int]) -> dict[str, int]:
-    """Counts by powers of two, under the lower end of each bin."""
-    return _counts([1 << value.bit_length() - 1 if value else 0 for value in values])
-
-
-def _counts(values: Sequence[int]) -> dict[str, int]:
-    counts = Counter(values)
-    return {str(value): counts[value] for value in sorted(counts)}
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

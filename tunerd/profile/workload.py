@@ -371,7 +371,7 @@ class WorkloadTable(Table):
         Field(description="the classes of requests")
     )
     learned: dict[str, Any] | None = Field(
-        None, description="what `workload learn` saw: counts and histograms; nothing reads it back"
+        None, description="what `workload learn` saw, in numbers; nothing reads it back"
     )
 
 

@@ -371,12 +371,10 @@ _TOKENS = (("cached_tokens", "cached prompt", "waiting"), ("new_tokens", "new pr
            ("reasoning_tokens", "reasoning", "reasoning"), ("answer_tokens", "answer", "decode"))  # fmt: skip
 _TIMES = (("prefill_s", "prefill", "prefill"), ("reasoning_s", "reasoning", "reasoning"),
           ("decode_s", "decode", "decode"))  # fmt: skip
-_LEARNED = (("prompt_tokens", "prompts, tokens from"), ("new_prompt_tokens", "of them new, tokens from"),
-            ("answer_tokens", "answers, tokens from"), ("concurrency", "requests at once"))  # fmt: skip
 
 
 def workload_section(workload: Mapping[str, Any]) -> Section:
-    """Its classes; with the speed that the live server had, what their turns take; what it was learned from."""
+    """Its classes; with the speed that the live server had, what their turns take."""
     classes, rates, learned = workload["classes"], workload["rates"], workload["learned"] or {}
     means = [(one["name"], one["mean"]) for one in classes]
     charts = [Chart("tokens", "Tokens of one request", _of_classes(_TOKENS, "tokens", 0, means))]
@@ -390,20 +388,13 @@ def workload_section(workload: Mapping[str, Any]) -> Section:
         charts.append(Chart("turns", title, _of_classes(_TIMES, "seconds", 1, turns)))
     else:
         text = "turn times: unknown, since no log shows how fast the live server is"
-    seen = tuple(
-        (f"{name} {begin}", f"{n:,}")
-        for key, name in _LEARNED
-        for begin, n in learned.get(key, {}).items()
-    )
-    means_table = table_of("Mean request of each class", classes, _CLASS)
-    tables = (means_table, Table("What it was learned from", heads("~", "requests"), seen))
     accepted = percent(learned.get("acceptance_ratio"))
     return Section(
         "workload",
         workload["name"],
         text,
         tuple(charts),
-        tuple(table for table in tables if table.rows),
+        (table_of("Mean request of each class", classes, _CLASS),),
         facts=(("drafts accepted", accepted),) if accepted else (),
     )
 
