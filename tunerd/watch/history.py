@@ -273,8 +273,6 @@ _WAIT_S = 5.0
 _SIDES = ("", "-wal", "-shm")
 # Its name is a word of SQL.
 _NAMES = {"index": "card"}
-_MOST_DAMAGED = 2
-_MOST_DAMAGED_BYTES = 64 * 1024 * 1024
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -498,24 +496,17 @@ class TelemetryStore:
 
 
 def put_aside(path: Path, stamp: str) -> Path:
-    """Move a history out of the way, with what SQLite keeps beside it; where it is now.
-
-    The newest stays, and the one before it where both are within 64 MB.
+    """Move a history out of the way, with what SQLite keeps beside it, in place of one before; where it is now.
 
     Raises:
         HostError: it cannot be moved.
     """
     target = path.with_name(f"{path.name}.damaged-{stamp}")
     _move(path, target)
-    found = path.parent.glob(f"{path.name}.damaged-*")
-    aside = sorted((one for one in found if not one.name.endswith(_SIDES[1:])), reverse=True)
-    n_bytes = 0
-    for number, one in enumerate(aside):
-        with contextlib.suppress(OSError):
-            n_bytes += one.stat().st_size
-            if number and (number >= _MOST_DAMAGED or n_bytes > _MOST_DAMAGED_BYTES):
-                for side in _SIDES:
-                    Path(f"{one}{side}").unlink(missing_ok=True)
+    for one in path.parent.glob(f"{path.name}.damaged-*"):
+        if not one.name.startswith(target.name):
+            with contextlib.suppress(OSError):
+                one.unlink()
     return target
 
 
