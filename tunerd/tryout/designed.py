@@ -27,49 +27,11 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 
-# The words by kind of text; the first of each kind is its name.
-REGION_WORDS: Mapping[str, str] = {
-    "code": """
-        code def return import class function loop array string integer boolean module
-        package compile debug stack heap queue pointer buffer cache thread mutex lock socket
-        server client request response header payload parse
-    """,
-    "math": """
-        math plus minus times divided equals sum product quotient remainder fraction decimal
-        percent ratio number zero one two three four five six seven eight nine ten hundred
-        thousand million half third calculate
-    """,
-    "translation": """
-        translation bonjour monde merci maison jardin chien oiseau renard rapide brun saute
-        paresseux soleil lune etoile mer montagne riviere foret arbre fleur pain fromage vin
-        eau lait cafe livre ecole ville rue
-    """,
-    "factual": """
-        factual gravity force electron proton neutron atom molecule nucleus photon energy
-        mass velocity acceleration momentum pressure temperature oxygen hydrogen carbon
-        nitrogen helium iron copper silver gold planet mercury venus earth mars jupiter
-    """,
-    "summary": """
-        summary overall briefly mainly chiefly largely mostly industrial revolution factory
-        steam engine coal textile mill railway canal worker wage labour reform urban rural
-        migration growth trade market capitalism invention patent manufacture machine
-    """,
-    "explain": """
-        explain because however although whereas instead rather meanwhile otherwise moreover
-        furthermore consider suppose imagine example namely thus so when while until unless
-        since after before during through step process stage phase part
-    """,
-    "chat": """
-        chat hello hi hey thanks welcome sure okay yes no maybe please sorry great good nice
-        fine cool wow really actually basically probably definitely absolutely exactly right
-        wrong true false think know
-    """,
-    "creative": """
-        creative moon lighthouse whisper shadow velvet ember drift hollow mist tide lantern
-        raven willow echo sorrow wonder dream forgotten ancient golden crimson azure ivory
-        twilight dawn dusk midnight storm thunder lightning breeze
-    """,
+_WORDS = Path(__file__).with_name("words.txt").read_text("utf-8").partition("\n")[2]
+REGION_WORDS: Mapping[str, tuple[str, ...]] = {
+    words[0]: words for words in (tuple(one.split()) for one in _WORDS.split("\n\n"))
 }
+"""The words by kind of text; the first of each kind is its name."""
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Ends a text, begins a turn, ends a turn: the first three tokens."""
@@ -165,7 +127,7 @@ def vocabulary() -> Vocabulary:
     regions = []
     for name, words in REGION_WORDS.items():
         first = len(texts)
-        texts.extend(space + word for word in words.split())
+        texts.extend(space + word for word in words)
         regions.append(Region(name, first, len(texts)))
     return Vocabulary(tuple(texts), tuple(regions))
 

@@ -217,85 +217,12 @@ _READERS: Mapping[str, Reader] = {
     "keys": _keys_of_file, "folder": _folder, "flash": _on_off("--flash-attn", *_FLASH),
     "fit": _on_off("--fit", on=True, off=False), "thinking": _on_off("--reasoning", 1, 0, -1),
 }  # fmt: skip
-# An option a line, in columns two spaces apart: spellings, those that switch it off behind a `!`; argument
-# and how it is read, where it has one; the engine's fields, and what it is for.
-_TABLE = """\
--h --help --usage  -  print this text and exit
---version  -  print the version of the engine library and exit
--m --model  FNAME  text  model.path  model file to serve
--a --alias  STRING  words  +model_alias  names that clients may use
---host  HOST  words  hostnames  addresses, or a path that ends in .sock (default: 127.0.0.1)
---port  N  whole  port  port to listen on (default: 8080)
--c --ctx-size  N  whole  n_ctx  context in tokens (default: 0, 0 = the model's own)
--n --predict --n-predict  N  whole  n_predict  most tokens of an answer (default: -1)
--np --parallel  N  slots  n_parallel  slots (default: -1, -1 = auto)
--kvu --kv-unified !-no-kvu !--no-kv-unified  kv_unified  one KV buffer for all slots (default: if the slots are auto)
--fa --flash-attn  [on|off|auto]  flash  flash_attn_type  flash attention ('on', 'off', or 'auto', default: 'auto')
--ctk --cache-type-k  TYPE  kv  cache_type_k  type of the keys in the KV cache KV_NOTE
--ctv --cache-type-v  TYPE  kv  cache_type_v  type of the values in the KV cache KV_NOTE
--b --batch-size  N  whole  n_batch  most tokens in a logical batch (default: 2048)
--ub --ubatch-size  N  whole  n_ubatch  most tokens in a physical batch (default: 512)
--t --threads  N  whole  cpuparams.n_threads  threads that generate (default: all usable processors)
--tb --threads-batch  N  whole  cpuparams_batch.n_threads  threads that process prompts (default: same as --threads)
---threads-http  N  whole  n_threads_http  threads that answer requests (default: -1)
---poll  <0...100>  whole  cpuparams.poll cpuparams_batch.poll  how eagerly threads spin while they wait (default: 50)
--ctxcp --ctx-checkpoints --swa-checkpoints  N  whole  n_ctx_checkpoints  most checkpoints of a slot (default: 32)
--cms --checkpoint-min-step  N  whole  checkpoint_min_step  least tokens between checkpoints (default: 8192)
--cram --cache-ram  N  whole  cache_ram_mib  MiB of prompts to keep (default: 8192, -1 = no limit, 0 = none)
---cache-reuse  N  whole  n_cache_reuse  least tokens to reuse by shifting (default: 0)
---cache-prompt !--no-cache-prompt  cache_prompt  reuse what prompts have in common (default: enabled)
---context-shift !--no-context-shift  ctx_shift  drop the oldest tokens when it is full (default: disabled)
---warmup !--no-warmup  warmup  run the model once after loading (default: enabled)
--lm --load-mode  MODE  load  load_mode  how the model is loaded: LOAD_WORDS, or dio (default: auto)
--ngl --gpu-layers --n-gpu-layers  N  layers  n_gpu_layers  layers for a GPU, which this build has not (default: auto)
--fit --fit  [on|off]  fit  fit_params  make what was not given fit ('on' or 'off', default: 'on')
--fitt --fit-target  MiB0,MiB1,...  margins  fit_params_target  memory that --fit leaves free on each device (default: 1024)
--mm --mmproj  FILE  text  mmproj.path  multimodal projector
---jinja !--no-jinja  use_jinja  use the template engine for chats (default: enabled)
---chat-template  JINJA_TEMPLATE  text  chat_template  chat template in place of the model's
---chat-template-file  JINJA_TEMPLATE_FILE  file  chat_template  file with a chat template
---chat-template-kwargs  STRING  json  +default_template_kwargs  JSON object of arguments for the template
---reasoning-format  FORMAT  thoughts  reasoning_format  where thoughts go: none leaves them in the answer (default: auto)
--rea --reasoning  [on|off|auto]  thinking  enable_reasoning  let the model think (default: 'auto')
---reasoning-budget  N  budget  sampling.reasoning_budget_tokens  tokens to think with, 0 for none (default: -1, no limit)
---reasoning-budget-message  MESSAGE  text  sampling.reasoning_budget_message  what to say when the budget is spent
--s --seed  SEED  seed  sampling.seed  seed of the sampler (default: -1)
---temp --temperature  N  real  sampling.temp  temperature (default: 0.80)
---top-k  N  whole  sampling.top_k  top-k sampling (default: 40, 0 = disabled)
---top-p  N  real  sampling.top_p  top-p sampling (default: 0.95)
---min-p  N  real  sampling.min_p  min-p sampling (default: 0.05)
---repeat-penalty  N  real  sampling.penalty_repeat  penalty on repeated tokens (default: 1.00)
---presence-penalty  N  real  sampling.penalty_present  penalty on tokens that are there already (default: 0.00)
--to --timeout  N  whole  timeout_read timeout_write  seconds until a read or write times out (default: 3600)
---api-key  KEY  words  +api_keys  keys that clients must show
---api-key-file  FNAME  keys  +api_keys  file of such keys, one on each line; # begins a comment
---slot-save-path  PATH  folder  slot_save_path  folder for saved slots
---metrics  endpoint_metrics  serve /metrics (default: disabled)
---props  endpoint_props  let POST /props change things (default: disabled)
---slots !--no-slots  endpoint_slots  serve /slots (default: enabled)
--lv --verbosity --log-verbosity  N  whole  verbosity  log up to this level, 1 errors to 5 debugging (default: 3)
---spec-type  SPEC_WORDS  spec  +speculative.types  kinds of speculation, with commas between them (default: none)
---spec-draft-n-max  N  whole  speculative.draft.n_max  most tokens to draft in a step (default: 3)
---spec-draft-n-min  N  whole  speculative.draft.n_min  fewest tokens of a draft (default: 0)
---spec-draft-p-min --draft-p-min  P  real  speculative.draft.p_min  probability below which a draft ends (default: 0.00)
---spec-draft-model -md --model-draft  FNAME  text  speculative.draft.mparams.path  file of a draft model
---spec-draft-type-k -ctkd --cache-type-k-draft  TYPE  kv  speculative.draft.cache_type_k  type of the draft's keys KV_NOTE
---spec-draft-type-v -ctvd --cache-type-v-draft  TYPE  kv  speculative.draft.cache_type_v  type of the draft's values KV_NOTE
---spec-draft-backend-sampling !--no-spec-draft-backend-sampling  speculative.draft.backend_sampling  sample drafts in the backend (default: enabled)
---spec-ngram-mod-n-match  N  whole  speculative.ngram_mod.n_match  tokens to look up (default: 24)
---spec-ngram-mod-n-min  N  whole  speculative.ngram_mod.n_min  fewest tokens of a draft (default: 48)
---spec-ngram-mod-n-max  N  whole  speculative.ngram_mod.n_max  most tokens of a draft (default: 64)
-"""
-_NGRAM = """
---spec-{0}-size-n  N  whole  speculative.{1}.size_n  tokens to look up (default: 12)
---spec-{0}-size-m  N  whole  speculative.{1}.size_m  tokens to draft (default: 48)
---spec-{0}-min-hits  N  whole  speculative.{1}.min_hits  least times seen (default: 1)"""
+_TABLE = Path(__file__).with_name("options.txt")
 
 
 def _options() -> Iterator[Option]:
-    kinds = (word for word in _SPEC_WORDS if word.startswith(("ngram-s", "ngram-map")))
-    table = _TABLE.rstrip() + "".join(_NGRAM.format(one, one.replace("-", "_")) for one in kinds)
-    for line in table.splitlines():
+    lines = _TABLE.read_text("utf-8").splitlines()
+    for line in (one for one in lines if not one.startswith("#")):
         spellings, *argument, fields, text = line.split("  ")
         words = spellings.split()
         for name, told in _WORDS.items():
