@@ -71,6 +71,7 @@ class Gpu:
     reserved_mib: MiB | None
     free_mib: MiB | None
     processes: tuple[GpuProcess, ...] | None
+    display_active: bool | None
     power_limit_w: float | None
     power_default_w: float | None
     power_max_w: float | None
@@ -158,6 +159,7 @@ class Host:
     memory: HostMemory
     kernel: str | None
     hostname: str | None
+    in_container: bool | None
     awaits_reboot: str | None = None
 
 

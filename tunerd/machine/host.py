@@ -11,7 +11,7 @@ from typing import TypeVar
 import psutil
 
 from tunerd.machine.facts import Cpu, CpuFrequency, GpuReader, Host, HostMemory
-from tunerd.machine.proc import kib_field, read_fields, read_line, read_text
+from tunerd.machine.proc import is_in_container, kib_field, read_fields, read_line, read_text
 from tunerd.words import MiB, have_mib, need_mib
 
 _CPU_FOLDER = "sys/devices/system/cpu"
@@ -228,6 +228,7 @@ def read_host(gpu_reader: GpuReader, *, root: Path = Path("/")) -> Host:
         memory=read_memory(root),
         kernel=read_line(root / "proc/sys/kernel/osrelease"),
         hostname=read_line(root / "proc/sys/kernel/hostname"),
+        in_container=is_in_container(root),
         awaits_reboot=reading.awaits_reboot,
     )
 

@@ -182,16 +182,21 @@ class Sample:
         return None if self.client is None or left_ms is None else self.client.wall_ms + left_ms
 
 
+_QUARTILES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How figures of single requests lie: median, extremes, and how many are missing.
+    """How figures of single requests lie: median, quartiles, extremes, and how many are missing.
 
-    All but the counts are None where no request has the figure.
+    All but the counts are None where no request has the figure; quartiles need two.
     """
 
     n: int
     n_missing: int
     median: float | None
+    lower_quartile: float | None
+    upper_quartile: float | None
     least: float | None
     most: float | None
 
@@ -206,6 +211,7 @@ class Rate:
 
     tok_s: float | None
     n_tokens: int
+    total_ms: float
     n: int
     n_missing: int
 
@@ -229,6 +235,7 @@ class Summary:
     n_drafted: int | None
     n_accepted: int | None
     acceptance_ratio: float | None
+    tokens_per_step: float | None
     acceptance_by_position: tuple[float, ...] | None
     joules_per_token: float | None = None
     n_energy: int = 0
@@ -238,10 +245,13 @@ def spread(values: Iterable[float | None]) -> Spread:
     """Median and spread of figures, the missing ones counted."""
     given = list(values)
     known = sorted(value for value in given if value is not None)
+    quartiles = statistics.quantiles(known, n=_QUARTILES) if len(known) > 1 else None
     return Spread(
         n=len(known),
         n_missing=len(given) - len(known),
         median=statistics.median(known) if known else None,
+        lower_quartile=quartiles[0] if quartiles else None,
+        upper_quartile=quartiles[-1] if quartiles else None,
         least=known[0] if known else None,
         most=known[-1] if known else None,
     )
@@ -270,6 +280,7 @@ def summarise(samples: Sequence[Sample]) -> Summary:
         n_drafted=drafted,
         n_accepted=accepted,
         acceptance_ratio=accepted / drafted if drafted and accepted is not None else None,
+        tokens_per_step=_tokens_per_step(timings),
         acceptance_by_position=_by_position(timings),
         # Energy for reading prompts included.
         joules_per_token=sum(joules for joules, _ in energies) / sum(n for _, n in energies)
@@ -285,13 +296,19 @@ def _rate(rows: Iterable[tuple[int | None, float | None] | None], n: int) -> Rat
              if tokens is not None and ms is not None and tokens > 0 and ms > 0]  # fmt: skip
     n_tokens, total_ms = sum(tokens for tokens, _ in known), sum(ms for _, ms in known)
     tok_s = n_tokens / total_ms * 1000 if total_ms else None
-    return Rate(tok_s, n_tokens, len(known), n - len(known))
+    return Rate(tok_s, n_tokens, float(total_ms), len(known), n - len(known))
 
 
 def _total(timings: Sequence[Timings], name: str) -> int | None:
     """The sum of a count over all requests that have it; None if none has."""
     known = [value for one in timings if (value := getattr(one, name)) is not None]
     return sum(known) if known else None
+
+
+def _tokens_per_step(timings: Sequence[Timings]) -> float | None:
+    known = [(one.predicted_n - 1, one.steps) for one in timings if one.predicted_n and one.steps]
+    steps = sum(n_steps for _, n_steps in known)
+    return sum(tokens for tokens, _ in known) / steps if steps else None
 
 
 def _by_position(timings: Sequence[Timings]) -> tuple[float, ...] | None:

@@ -62,7 +62,7 @@ class RunRecord:
     """One call of a command that measures.
 
     `kind` is the command (bench, compare, sweep), `target` what it was pointed at in words, `seed` that
-    of the order of requests.
+    of the order of requests. `host` holds what a reader of a report wants to know of the machine.
     """
 
     kind: str
@@ -75,6 +75,7 @@ class RunRecord:
     model_name: str | None = None
     workload: str | None = None
     tunerd_version: str | None = None
+    host: Mapping[str, Any] = field(default_factory=dict)
     arms: tuple[ArmRecord, ...] = ()
 
     def arm(self, name: str) -> ArmRecord | None:

@@ -100,7 +100,7 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
         for number in numbers:
             run = run_of(store, number)
             found = store.arm_samples(number), store.summaries(number), store.verdicts(number)
-            runs.append({**run_json(run), **_in_full(run, *found)})
+            runs.append({**run_json(run), "host": dict(run.record.host), **_in_full(run, *found)})
         messages = damage_messages(store)
     return ActionResult("results export", {"runs": runs}, messages)
 
@@ -204,9 +204,9 @@ class StalenessCheck:
 
 def run_json(run: evidence.StoredRun) -> dict[str, Any]:
     """A run as scripts read it."""
-    head = plain(replace(run.record, arms=()))
+    head = plain(replace(run.record, arms=(), host={}))
     head["model"] = head.pop("model_name")
-    del head["arms"]
+    del head["arms"], head["host"]
     return {
         "run": run.number,
         **head,

@@ -176,6 +176,7 @@ class MemoryCorrection:
 
     taken: tuple[Taken, ...]
     n_loads: int
+    observed_s: float
 
 
 def taken(report: MemoryReport) -> tuple[Taken, ...]:

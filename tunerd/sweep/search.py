@@ -789,6 +789,7 @@ class Finalist:
         """`spare_s` says how much of the night the proof will not need."""
         self._search = search
         self._spare_s = spare_s
+        self.steps: list[MarginStep] = []
 
     @property
     def _limits(self) -> Limits:
@@ -806,7 +807,7 @@ class Finalist:
         """
         family = self._search.grid.of(leader)
         arm, good, tried, failures = leader, None, set[int](), 0
-        for n_steps in range(1, _STEPS + _TRIES + 1):
+        for _ in range(_STEPS + _TRIES):
             tried.add(arm.fit_mib)
             try:
                 step = self._try(arm)
@@ -814,6 +815,7 @@ class Finalist:
                 if good is None:
                     raise
                 break
+            self.steps.append(step)
             if step.failure and step.failure != "oom":
                 failures += 1
                 if failures >= _TRIES:
@@ -825,7 +827,7 @@ class Finalist:
             if not step.failure and self._is_enough(arm, step):
                 good = arm
             following = None if family is None else self._next(arm, step, good, family)
-            if following is None or following in tried or n_steps >= _STEPS:
+            if following is None or following in tried or len(self.steps) >= _STEPS:
                 break
             arm = arm.with_margin(following)
         if good is None:

@@ -42,7 +42,7 @@ from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import Night, PathPoint, TimeUp
 from tunerd.sweep.observations import FILL, TOOL, as_asked, blocks_of, decode_ms
-from tunerd.sweep.search import Finalist, Search
+from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import Grid, Left, build_grid
 from tunerd.words import all_known, format_duration
 
@@ -60,11 +60,12 @@ class Forecast:
     """What a budget allows, from the last load and the last speeds seen.
 
     `process_s` is one fresh server with one block of the workload [s], `starts` how many the budget
-    has.
+    has, `verdict_s` the pairs that show a gain of 5 % [s].
     """
 
     process_s: float
     starts: int
+    verdict_s: float
     needed_s: float
     can_decide: bool
     is_measured: bool
@@ -93,7 +94,8 @@ def forecast(
     process_s = workload.process_s(load_s, rates)
     pairs = pairs_needed(_GAIN, _PAIR_SD, margin=min_gain, alpha=challenge_alpha(_ALPHA, 1))
     pairs = min(pairs, Policy().max_pairs)
-    needed_s = (1 + 2 * n_families + 2 * pairs) * process_s
+    verdict_s = 2 * pairs * process_s
+    needed_s = (1 + 2 * n_families) * process_s + verdict_s
     starts = int(budget_s / process_s)
     can = needed_s <= budget_s
     text = (
@@ -102,7 +104,7 @@ def forecast(
     )
     if not can:
         text += f"; to search and to prove a gain of {_GAIN:.0%} takes about {format_duration(needed_s)}"
-    return Forecast(process_s, starts, needed_s, can, rates is not None, text)
+    return Forecast(process_s, starts, verdict_s, needed_s, can, rates is not None, text)
 
 
 PROMOTE = "promote"
@@ -115,7 +117,7 @@ class ArmReport:
     """One measured arm.
 
     Times are of one request of the workload [s]: measured (mean over blocks), predicted, and what is
-    believed of it. None is unknown. `reason` says why it could
+    believed of it with its relative standard deviation. None is unknown. `reason` says why it could
     not be recommended; empty if it could.
     """
 
@@ -124,6 +126,7 @@ class ArmReport:
     measured_s: float | None
     predicted_s: float | None
     believed_s: float | None
+    believed_sd: float | None
     headroom_mib: float | None
     reason: str
 
@@ -148,9 +151,11 @@ class Evidence:
         arms: Measured arms, the fastest first.
         left_out: What was not tried or was given up, with the reason.
         challenges: Verdicts, in order.
+        margins: The bisections of finalists, step by step.
         models: Parameters of the fitted laws by "engine, spec".
         best_untried: The most a point that was not measured is believed to gain (ratio).
         time_s: Where the time went.
+        n_history: Samples that were known before.
         wanted_tok_s: The speed that challenges were against, where the largest context was looked for.
         turns: What each kind of request took each arm, in this sweep.
     """
@@ -160,11 +165,13 @@ class Evidence:
     arms: tuple[ArmReport, ...]
     left_out: tuple[Left, ...]
     challenges: tuple[Result, ...]
+    margins: tuple[tuple[MarginStep, ...], ...]
     models: Mapping[str, Mapping[str, Any]]
     best_untried: float | None
     time_s: Mapping[str, float]
     elapsed_s: float
     restarts: int
+    n_history: int
     reasons: tuple[str, ...]
     wanted_tok_s: float | None = None
     turns: tuple[KindTurn, ...] = ()
@@ -300,6 +307,7 @@ class _Sweep:
         for arm, reason in self.policy.rejected:
             self.limits.reject(arm, reason)
         self.challenges: list[Result] = []
+        self.margins: list[tuple[MarginStep, ...]] = []
         self._next_challenge = 1
         self._phase_s = budget_s
         self._won: list[Result] = []
@@ -522,7 +530,11 @@ class _Sweep:
         return None
 
     def _finalist(self, leader: Arm) -> Arm | None:
-        return Finalist(self.search, lambda: self._spare_s(leader)).prepare(leader)
+        finalist = Finalist(self.search, lambda: self._spare_s(leader))
+        try:
+            return finalist.prepare(leader)
+        finally:
+            self.margins.append(tuple(finalist.steps))
 
     def _challenge(self, candidate: Arm) -> Result:
         before = next(
@@ -651,11 +663,13 @@ class _Sweep:
             arms=self._arm_reports(),
             left_out=tuple(dict.fromkeys(left_out)),
             challenges=tuple(self.challenges),
+            margins=tuple(self.margins),
             models=self.learner.to_json(),
             best_untried=self._best_untried(),
             time_s={name: round(seconds, 1) for name, seconds in self.night.spent_s.items()},
             elapsed_s=self.night.elapsed_s,
             restarts=self.night.restarts,
+            n_history=len(self._history),
             reasons=tuple(reasons),
             wanted_tok_s=self.policy.at_least_tok_s,
             turns=self._turns(),
@@ -698,6 +712,7 @@ class _Sweep:
                     measured_s=_seconds(sum(times) / len(times)) if times else None,
                     predicted_s=_seconds(predicted) if math.isfinite(predicted) else None,
                     believed_s=None if belief is None else _seconds(belief.mean),
+                    believed_sd=None if belief is None else round(belief.sd, 4),
                     headroom_mib=None if headroom is None else round(headroom.free_mib, 0),
                     reason=self._why_not(arm),
                 )
@@ -817,6 +832,7 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
         "against": "what serves" if wanted is None else f"turns at {wanted:g} tok/s",
         "n_starts": sum(event["event"] == "boot" for event in events),
         "n_requests": sum(event["event"] == "request" for event in events),
+        "seconds": sum(float(event.get("seconds") or 0.0) for event in events),
     }
 
 
@@ -833,6 +849,7 @@ def _heat(arms: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             best[key] = one
     return [
         {"engine": engine, "spec": spec, "n_max": n_max, "p_min": p_min,
+         "measured_s": one["measured_s"], "predicted_s": one["predicted_s"],
          "believed_s": one["believed_s"]}
         for (engine, spec, n_max, p_min), one in sorted(best.items())
     ]  # fmt: skip
@@ -848,7 +865,7 @@ def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         has_failed = event.get("failure") == "oom"
         free = (event.get("answer") or {}).get("vram_free_min_mib")
         if has_failed or (is_fill and free is not None):
-            found.append({"fit_mib": event["arm"]["fit_mib"],
+            found.append({"arm": event["arm"], "fit_mib": event["arm"]["fit_mib"],
                           "free_mib": None if has_failed else free, "oom": has_failed})  # fmt: skip
     return found
 
@@ -865,7 +882,8 @@ def _failures(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _pairs(challenges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
-        {"candidate": arm_text(one["candidate"]), "gain": one["gain"], "by_kind": one["by_kind"],
+        {"candidate": arm_text(one["candidate"]), "outcome": one["outcome"],
+         "reasons": list(one["reasons"]), "gain": one["gain"], "by_kind": one["by_kind"],
          "log_ratios": [pair["log_ratio"] for pair in one["pairs"]]}
         for one in challenges
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from tunerd.machine.host import (
     read_host,
     read_memory,
 )
-from tunerd.machine.proc import boot_id, unit_of
+from tunerd.machine.proc import boot_id, is_in_container, unit_of
 
 MEMINFO = """\
 MemTotal:       32768000 kB
@@ -64,7 +64,7 @@ def test_an_empty_tree_is_all_unknown(tmp_path: Path) -> None:
     assert cpu.logical_cores == len(os.sched_getaffinity(0))
     assert (memory.total_mib, memory.available_mib, memory.memlock_mib) == (None,) * 3
     assert (memory.swap_total_mib, memory.swap_used_mib, memory.memlock_unlimited) == (None,) * 3
-    assert (host.kernel, host.hostname) == (None, None)
+    assert (host.kernel, host.hostname, host.in_container) == (None,) * 3
 
 
 def test_a_plain_machine_is_read(tmp_path: Path) -> None:
@@ -87,6 +87,7 @@ def test_a_plain_machine_is_read(tmp_path: Path) -> None:
     assert (memory.swap_total_mib, memory.swap_used_mib) == (8000, 188)
     assert (memory.memlock_mib, memory.memlock_unlimited) == (8, False)
     assert (host.kernel, host.hostname) == ("6.12.48-amd64", "workstation")
+    assert host.in_container is False
     assert boot_id(tmp_path) == "65ccfcbd-efe7-4ebe-a1b3-21185810d531"
 
 
@@ -148,6 +149,14 @@ def test_an_arm_board_is_read(tmp_path: Path) -> None:
 
     assert cpu.model == "Raspberry Pi 5 Model B Rev 1.0"
     assert cpu.simd == ("neon", "fp16", "dotprod", "i8mm")
+
+
+@pytest.mark.parametrize("marker", ["run/systemd/container", "run/.containerenv", ".dockerenv"])
+def test_a_marker_file_means_a_container(tmp_path: Path, marker: str) -> None:
+    plant(tmp_path, {marker: ""})
+    plant_pid_namespace(tmp_path, INITIAL_NAMESPACE)
+
+    assert is_in_container(tmp_path) is True
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_speed_over_several_requests_is_all_tokens_over_all_time() -> None:
     found = summarise([short, long, *unknown, *left_out])
 
     assert found.decode.tok_s == pytest.approx(1010 / 11)
-    assert found.decode.n_tokens == 1010
+    assert (found.decode.n_tokens, found.decode.total_ms) == (1010, 11_000.0)
     assert (found.decode.n, found.decode.n_missing) == (2, 2)
     assert (found.n, found.n_unusable) == (4, 2)
 
@@ -271,6 +271,7 @@ def test_drafts_are_counted_over_all_steps_and_as_deep_as_the_deepest_draft() ->
 
     found = summarise([sample(timings=one), sample(timings=two)])
 
+    assert found.tokens_per_step == pytest.approx(55 / 40)
     assert found.acceptance_by_position == pytest.approx((12 / 40, 3 / 40))
 
 
