@@ -10,17 +10,24 @@ import re
 
 _ALL = rb"\$\{?(?:[@*]|argv\b(?!\[\d))"  # argv: csh, zsh and fish
 # What may name the words and hands none of them on; each is left out before the next is looked for.
-_ASIDES = tuple(
-    re.compile(pattern, re.MULTILINE | re.DOTALL)
+_NO_WORDS = tuple(
+    re.compile(pattern, re.MULTILINE)
     for pattern in (
         rb"\\\n",
         rb"(?:^|(?<=[ \t;]))#[^\n]*",
         rb"'[^'\n]*'",  # another program's, such as awk's
-        # A function, whose words are its own: in one line, or to the line that ends it.
-        (
-            rb"^([ \t]*)(?:function[ \t]|[\w-]+[ \t]*\(\))"
-            rb"(?:[^\n]*(?:[})]|;[ \t]*end)[ \t]*$|.*?(?:^\1(?:[})]|end\b)|\Z))"
-        ),
+        rb"\$\{?0\}?\"?[ \t]+\"?" + _ALL,  # to itself, with a lock or as somebody else
+    )
+)
+# A function, whose words are its own: in one line, or to the line that ends it.
+_FUNCTION = re.compile(
+    rb"^([ \t]*)(?:function[ \t]+([\w-]+)|([\w-]+)[ \t]*\(\))"
+    rb"([^\n]*(?:[})]|;[ \t]*end)[ \t]*$|.*?(?:^\1(?:[})]|end\b)|\Z))",
+    re.MULTILINE | re.DOTALL,
+)
+_ASIDES = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
         rb"\bcase[ \t][^\n]{1,99}?[ \t]in\b",
         rb"\bfor[ \t]+\w+[ \t]+in[ \t][^\n;]*",
         # What is said, or compared.
@@ -42,6 +49,20 @@ _ADDED = re.compile(
 def hands_words_on(script: bytes) -> bool:
     """Whether the server that a script of any shell starts (sh(1), csh(1), fish(1)) gets all its words."""
     loops = {b"1", *_LOOPS.findall(script)}
+    for aside in _NO_WORDS:
+        script = aside.sub(b" ", script)
+    functions = _FUNCTION.findall(script)
+    script = _FUNCTION.sub(b" ", script)
+    for (
+        _,
+        name,
+        named,
+        body,
+    ) in functions:  # the words of a call go as far as the function hands them
+        if not hands_words_on(body):
+            script = re.sub(
+                rb"(?<![\w$./-])%b(?![\w./=-])[^\n;&|]*" % (name or named), b" ", script
+            )
     for aside in _ASIDES:
         script = aside.sub(b" ", script)
     if _REPLACED.search(script):
