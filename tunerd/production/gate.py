@@ -421,6 +421,10 @@ def start_again(
             return found
 
 
+# As long as a stop is waited for elsewhere.
+_STOPS_S = 120.0
+
+
 def is_given_up(ctx: Context, state: UnitState) -> bool:
     """Whether its manager started it again until it gave it up, and nobody stopped it."""
     life = state.invocation_id
@@ -440,17 +444,25 @@ def is_given_up(ctx: Context, state: UnitState) -> bool:
 def was_stopped_since(ctx: Context, before: UnitState, *, by_anybody: bool = False) -> bool:
     """Whether somebody stopped the server: not where it ended well by itself, or waits for its start at boot.
 
+    One that is on its way down is waited for: with requests under way that takes a while, may end with a kill,
+    and may be the first half of a restart.
+
     Args:
         ctx: Where.
         before: How it was a moment ago. Of a stop between two starts by its manager nothing is written.
         by_anybody: Whether one that ended well by itself counts as stopped.
     """
-    now = ctx.services.state(ctx.unit)
-    if now.active_state != "inactive" or now.invocation_id is None:
+    for _ in polls(ctx.clock, _STOPS_S, every_s=_DRAIN_POLL_S):
+        now = ctx.services.state(ctx.unit)
+        if now.active_state != "deactivating":
+            break
+    if now.active_state not in {"inactive", "failed"} or now.invocation_id is None:
         return False
     if ctx.services.properties(ctx.unit, "Job").get("Job"):
         return False
-    return by_anybody or before.is_waiting or ctx.services.was_stopped(ctx.unit, now.invocation_id)
+    if now.active_state == "inactive" and (by_anybody or before.is_waiting):
+        return True
+    return ctx.services.was_stopped(ctx.unit, now.invocation_id)
 
 
 def _ended_without_cause(ctx: Context, found: NotServing) -> bool:

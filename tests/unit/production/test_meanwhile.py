@@ -12,7 +12,14 @@ import pytest
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.fakes import Invocation, Life
-from tunerd.errors import JobCanceled, Preempted, RolledBack, Stranded, TunerdError
+from tunerd.errors import (
+    JobCanceled,
+    Preempted,
+    RolledBack,
+    ServiceError,
+    Stranded,
+    TunerdError,
+)
 from tunerd.machine.files import lock
 from tunerd.production.gate import is_given_up
 from tunerd.production.lease import hold
@@ -185,6 +192,32 @@ def test_a_swap_does_not_start_what_was_stopped_since_it_was_agreed_to(
         swap(ctx, replace(world.request(text, alias="new"), drain=True, ran=is_before))
     assert not world.manager.state(UNIT).runs
     assert world.standing == world.text("one")
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_stop_that_takes_a_while_is_a_stop_also_where_it_ends_with_a_kill(
+    world: World, is_waited_for: bool
+) -> None:
+    """As of every server with a request under way: the swap started it, and cut `systemctl stop` short."""
+    serve, obeys_s = world.manager.programs[ENGINE], iter([float("inf")])
+    world.manager.programs[ENGINE] = lambda one: replace(
+        serve(one), obeys_after_s=next(obeys_s, 0.0)
+    )
+    world.put(world.text("one"))
+    world.servers[-1].behaviour.slots_are_busy = True
+
+    def stop() -> None:
+        with contextlib.suppress(ServiceError):
+            world.manager.stop(UNIT, timeout_s=100.0 if is_waited_for else 0.1)
+        world.servers[-1].close()  # it takes no more requests from then on
+
+    ctx = replace(world.context(), progress=once("requests", stop))
+    with (
+        lock(ctx.paths.lock, purpose="promote", since="now"),
+        pytest.raises(TunerdError, match="was stopped meanwhile"),
+    ):
+        swap(ctx, replace(world.request(a_text(world, ENGINE), alias="new"), drain=True))
+    assert world.manager.state(UNIT).active_state == "failed"
 
 
 def test_an_edit_that_does_not_start_is_told_by_the_measurement_that_put_it_into_force(
