@@ -356,6 +356,8 @@ def _unseen(ctx: Context, record: SwapRecord, serving: bool | None) -> str:
 
 
 def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> bool | None:
+    if record.boot_id != (boot_id() or "unknown"):  # which starts what it finds enabled
+        record = replace(record, was_active=record.was_active or record.was_enabled is True)
     try:
         back = go_back(ctx, record)
     except ForeignEditError:

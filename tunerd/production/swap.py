@@ -289,7 +289,7 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
     if record.was_enabled and state.is_enabled is False:  # a removal had disabled it
         ctx.services.enable(ctx.unit)
     if not record.was_active:
-        if state.runs:
+        if state.runs and not _started_as_it_stands(ctx, state):
             ctx.services.stop(ctx.unit)
         if has_supervisor:
             ctx.services.reset_failed(ctx.unit)
@@ -437,17 +437,20 @@ def _runs_what_stands(ctx: Context, state: UnitState, live: LiveUnit) -> bool:
 
     A wrapper script hides the words; the answer is no then, which costs a restart.
     """
-    if state.needs_reload or state.main_pid is None or state.active_since_s is None:
-        return False
-    facts = process_facts(state.main_pid)
+    facts = None if state.main_pid is None else process_facts(state.main_pid)
     if live.argv is None or facts is None or facts.cmdline is None:
         return False
+    return facts.cmdline[-len(live.argv) :] == live.argv and _started_as_it_stands(ctx, state)
+
+
+def _started_as_it_stands(ctx: Context, state: UnitState) -> bool:
+    """Whether it was started after the file's last change."""
+    if state.needs_reload or state.active_since_s is None:
+        return False
     try:
-        changed_s = ctx.unit_path.stat().st_ctime
+        return state.active_since_s > ctx.unit_path.stat().st_ctime
     except OSError:
         return False
-    words = facts.cmdline[-len(live.argv) :]
-    return words == live.argv and state.active_since_s > changed_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,13 +281,32 @@ def test_what_the_kernel_killed_names_the_limit_of_its_unit(world: World) -> Non
     assert f"raise it (`systemctl edit {UNIT}`)" in (caught.value.hint or "")
 
 
-def _interrupted(world: World, *, old_invocation: str | None) -> None:
+def _interrupted(world: World, *, old_invocation: str | None, ran: bool = True) -> None:
     """A swap over the unit that stands was cut short before it touched anything."""
     record = a_record(old_sha256=sha256(world.standing), old_invocation=old_invocation)
+    record = replace(record, was_active=ran, was_healthy=ran)
     (world.paths.unit_dir / str(record.backup)).write_bytes(world.standing or b"")
     ctx = world.context()
     ctx.files.make_folder(world.paths.journal_dir)
     ctx.files.write_json(world.paths.journal_dir / f"{UNIT}.json", plain(record, schema=SCHEMA))
+
+
+@pytest.mark.parametrize("is_by_boot", [True, False])
+def test_what_was_started_since_a_swap_over_a_stopped_server_was_cut_short_is_not_stopped(
+    world: World, is_by_boot: bool
+) -> None:
+    world.put(world.text("old"), starts=False)
+    _interrupted(world, old_invocation=None, ran=False)
+    if is_by_boot:
+        world.reboot()
+    else:
+        world.clock.set_wall(world.unit_path.stat().st_ctime + 60.0)
+        world.manager.start(UNIT)
+
+    recover(world.context())
+
+    assert world.serving_alias() == "old"
+    assert world.leftovers() == []
 
 
 class ClockOfALoad(FakeClock):
