@@ -197,28 +197,49 @@ def test_apply_says_whether_anybody_watches(world: World) -> None:
         assert "the daemon watches it for 1 h 00 min and goes back by itself if" in said.text
 
 
-@pytest.mark.parametrize("dies_first", [True, False])
-def test_a_death_while_nobody_watched_counts_and_one_before_the_watch_does_not(
-    world: World, dies_first: bool
-) -> None:
+def dies(world: World) -> None:
+    """The server, and its manager starts it again."""
+    world.manager.end_main(UNIT, Killed(code=1))
+    world.clock.advance(5.0)
+
+
+def is_restarted(world: World) -> None:
+    """A third generation serves, whose manager starts it again and again."""
     text = world.text("newer").replace(b"StartLimitBurst=1", b"StartLimitBurst=9")
     text = text.replace(b"Type=exec", b"Type=exec\nRestart=always\nRestartSec=1")
     ctx = world.context()
     with lock(ctx.paths.lock, purpose="apply", since="now"):
         swap(ctx, world.request(text, alias="newer"))
 
-    def die() -> None:
-        world.manager.end_main(UNIT, Killed(code=1))
-        world.clock.advance(5.0)
 
-    def begin() -> None:
-        begin_probation(shipped(world), 3)
-
-    for step in (die, begin) if dies_first else (begin, die):
-        step()
+@pytest.mark.parametrize("dies_first", [True, False])
+def test_a_death_while_nobody_watched_counts_and_one_before_the_watch_does_not(
+    world: World, dies_first: bool
+) -> None:
+    is_restarted(world)
+    if dies_first:
+        dies(world)
+    begin_probation(shipped(world), 3)
+    if not dies_first:
+        dies(world)
     path = world.paths.state_dir / "probation" / "3.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"left_s": WATCH_S}))
     assert Daemon(world).judged()["state"] == ("passed" if dies_first else "taken back")
+
+
+@pytest.mark.parametrize("dies_on", [True, False])
+def test_what_a_boot_takes_to_have_its_card_is_held_against_no_server(
+    world: World, dies_on: bool
+) -> None:
+    """It was taken back after a reboot in which it had to be started a second time."""
+    is_restarted(world)
+    begun(world, 3, state="paused", left_s=WATCH_S)
+    dies(world)
+    daemon = Daemon(world)
+    assert daemon.look() is None
+    if dies_on:
+        dies(world)
+    assert daemon.judged()["state"] == ("taken back" if dies_on else "passed")
 
 
 def test_who_watches_says_of_which_boot_it_is_before_its_first_look(world: World) -> None:
