@@ -192,7 +192,7 @@ class ServiceManagerContract(Contract):
         self.units.stop(UNIT)
 
     def test_a_program_that_ignores_the_signal_is_killed_in_time(self) -> None:
-        self.start("--print up --ignore-term", service="TimeoutStopSec=1")
+        before = self.start("--print up --ignore-term", service="TimeoutStopSec=1")
         self.eventually_logs("up")  # by then it has set what it does about signals
         began_s = self.time.monotonic_s()
 
@@ -202,6 +202,7 @@ class ServiceManagerContract(Contract):
         state = self.units.state(UNIT)
         assert 0.9 < took_s < 10
         assert (state.active_state, state.result) == ("failed", "timeout")
+        assert self.units.was_stopped(UNIT, before.invocation_id or "")
         assert (state.exit_kind, state.exit_status) == ("killed", signal.SIGKILL)
         assert state.main_pid is None
 
