@@ -53,16 +53,10 @@ def hands_words_on(script: bytes) -> bool:
         script = aside.sub(b" ", script)
     functions = _FUNCTION.findall(script)
     script = _FUNCTION.sub(b" ", script)
-    for (
-        _,
-        name,
-        named,
-        body,
-    ) in functions:  # the words of a call go as far as the function hands them
-        if not hands_words_on(body):
-            script = re.sub(
-                rb"(?<![\w$./-])%b(?![\w./=-])[^\n;&|]*" % (name or named), b" ", script
-            )
+    for _, name, named, body in functions:
+        if not hands_words_on(body):  # so far alone go the words of a call
+            call = rb"(?<![\w$./-])%b(?![\w./=-])[^\n;&|]*" % (name or named)
+            script = re.sub(call, b" ", script)
     for aside in _ASIDES:
         script = aside.sub(b" ", script)
     if _REPLACED.search(script):

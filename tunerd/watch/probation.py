@@ -208,9 +208,7 @@ class Probation:
         is_other_boot = boot is not None and earlier.boot_id not in {None, boot}
         went_down = is_other_boot and earlier.state == RUNNING  # without an order to
         record = replace(earlier, reason="", began_s=now_s, looked_s=now_s, boot_id=boot)
-        if (
-            is_other_boot
-        ):  # what a boot needs to have the card, or the disk of the models, is no fault of it
+        if is_other_boot:  # what a boot needs to have card and disks is no fault of the server
             record = replace(record, restarts=reading.engine.n_restarts or 0)
         return _Watch(
             entry, record, Drift(server_log(ctx)), record.left_s, record.restarts, basis,
