@@ -564,6 +564,7 @@ uninstall_user() {
     act rm -f -- "$data/tunerd/tunerd.toml"
     each_link unlink_ours "$data/tunerd/venv" "$bin" "$data"
     remove_environment "$data/tunerd/venv" "$bin"
+    [ ! -d "$data/tunerd" ] || act rmdir --ignore-fail-on-non-empty -- "$data/tunerd"
     let_go
     if user_manager_runs; then
         act systemctl --user daemon-reload

@@ -312,8 +312,9 @@ def test_a_user_installs_and_uninstalls_without_root(bare_machine: Machine) -> N
     bare_machine.run(kept, "--user", "--uninstall", user="alice")
 
     assert bare_machine.show("tunerd.service", "LoadState", user="alice") == "not-found"
-    left = bare_machine.sh("cd ~ && find . -name '*tunerd*' -not -type d", user="alice")
-    assert left.stdout.split() == ["./.config/tunerd/tunerd.toml"]
+    left = bare_machine.sh("cd ~ && find . -name '*tunerd*' | sort", user="alice")
+    kept_files = ["./.config/tunerd", "./.config/tunerd/tunerd.toml", "./.local/state/tunerd"]
+    assert left.stdout.split() == kept_files, "and nothing else, as it says"
 
 
 def test_a_python_without_venv_is_told_how_to_get_it(machines: Machines, bare_root: Root) -> None:
