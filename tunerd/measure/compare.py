@@ -625,7 +625,7 @@ class CandidateLife:
         """
         timings = [one.sample.timings for one in self._asked]
         drafted = [one.draft_n if one else None for one in timings]
-        problem = not_as_meant(self._life.target.speculation.drafts, drafted)
+        problem = not_as_meant(self._life.target.speculation.must_draft, drafted)
         if problem is not None:
             raise pairs.LifeEnded(problem)
         self._facts.messages |= {one.text: one for one in self._life.crowded()}

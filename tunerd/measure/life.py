@@ -679,7 +679,8 @@ class Life:
                 raise BenchError("it is meant not to draft, and drafted")
             if asked.has_drafted:
                 return True
-        if drafts and must_draft and not is_proved:
+        by_model = (target or self.target).speculation.by_model
+        if drafts and must_draft and by_model and not is_proved:
             marks = {str(mark) for one in seen for mark in one.sample.marks} - {Mark.WARM_UP}
             text = f"{len(seen)} requests without a drafted token"
             raise BenchError(

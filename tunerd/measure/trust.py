@@ -50,12 +50,18 @@ class Speculation:
     """What an arm is meant to do.
 
     `drafts` is None where nobody knows. `always` where not even a short answer can do without a draft
-    (a model's, with p-min 0): then a sample without one shows that speculation was off. N-grams draft nothing
-    where nothing repeats.
+    (a model's, with p-min 0): then a sample without one shows that speculation was off. Where it is not `by_model`,
+    n-grams alone draft, and nothing where nothing repeats.
     """
 
     drafts: bool | None
     always: bool = False
+    by_model: bool = True
+
+    @property
+    def must_draft(self) -> bool | None:
+        """What a process must be seen to do; None where neither speaks against it."""
+        return self.drafts if self.by_model or not self.drafts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +360,7 @@ def speculation_of(argv: Sequence[str]) -> Speculation:
     if drafts and numbers.get("speculation.n_max") == 0:
         drafts = False
     always = bool(drafts) and has_model and numbers.get("speculation.p_min") == 0
-    return Speculation(drafts, always)
+    return Speculation(drafts, always, by_model=has_model or not drafts)
 
 
 def stages_of(argv: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support import needs
 from tests.support.real_box import RealBox
+from tunerd.measure.life import Life
+from tunerd.measure.trust import speculation_of
 from tunerd.profile.arm import Arm, Request, read
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -42,3 +45,18 @@ def test_the_steps_of_an_answer_sum_up_to_its_timings(engine: str, tmp_path: Pat
         assert reading.n_steps == len(steps) == sum(one.n_steps for one in reading.steps)
     # A draft that is cut short by its confidence shows what shorter ones take.
     assert len({drafted for one in answers for _, drafted, _ in one["steps"]}) > 1
+
+
+@pytest.mark.parametrize("kind", ["ngram-mod", "ngram-simple"])
+def test_n_grams_that_find_nothing_to_repeat_are_measured(kind: str, tmp_path: Path) -> None:
+    """No bench and no comparison of a server with n-grams began: three short answers drafted nothing."""
+    words = ("--spec-type", kind)
+    box = RealBox([str(needs.engine("mainline-2026-08-18"))], tmp_path, *words)
+    try:
+        assert box.restart(replace(MTP, spec=kind)).ok
+        assert box._process is not None
+        target = replace(box._process.life.target, speculation=speculation_of(("x", *words)))
+        life = Life(box.ctx, target)
+        assert life.warm_up(box.texts.first(life), drafts=target.speculation.drafts) is False
+    finally:
+        box.close()

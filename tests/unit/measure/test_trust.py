@@ -305,7 +305,22 @@ def test_counters_in_six_digits_tell_of_nobody_else(served: int) -> None:
 def test_whether_it_drafts_is_told_from_every_dialects_flags(
     words: str, drafts: bool | None, always: bool
 ) -> None:
-    assert speculation_of(["llama-server", *words.split()]) == Speculation(drafts, always)
+    found = speculation_of(["llama-server", *words.split()])
+    assert (found.drafts, found.always) == (drafts, always)
+
+
+@pytest.mark.parametrize(
+    ("words", "must"),
+    [
+        ("--spec-type draft-mtp", True),
+        ("--spec-type ngram-mod", None),
+        ("--spec-type draft-mtp,ngram-mod", True),
+        ("--spec-type none", False),
+        ("-m x.gguf", None),
+    ],
+)
+def test_a_model_must_be_seen_to_draft_and_n_grams_need_not(words: str, must: bool | None) -> None:
+    assert speculation_of(["llama-server", *words.split()]).must_draft is must
 
 
 @pytest.mark.parametrize(
