@@ -669,8 +669,10 @@ class _Run:
         """Production serves meanwhile; whether there is time left, nobody uses it, and it is still what it was."""
         ctx = self.ctx
         quiet_s = ctx.settings.sweep.quiet_s
-        ctx.say(f"the sweep yielded: {box.yielded}; it goes on when nobody was served for "
-                f"{format_duration(quiet_s)}")  # fmt: skip
+        may_go_on = self._left_s(end_s) > _LEAST_S + quiet_s
+        then = f"it goes on when nobody was served for {format_duration(quiet_s)}"
+        ctx.say(f"the sweep yielded: {box.yielded}; "
+                f"{then if may_go_on else 'too little time is left for it to go on'}")  # fmt: skip
         quiet = Quiet(ctx.clock.monotonic_s(), self.house.processors())
         # Looked at each time: the machine may be asleep for what is left of a window.
         while self._left_s(end_s) > _LEAST_S + quiet_s:
