@@ -9,6 +9,7 @@ import json
 import re
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -477,8 +478,11 @@ class LlamaServerContract:
 
             assert server.process.poll() is None
 
-            def ends() -> bool:  # two that a busy machine delivers as one are one
+            def ends() -> bool:
+                """Two that a busy machine delivers as one are one; dozens at once may hold ik up for good."""
                 server.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    server.process.wait(5.0)
                 return server.process.poll() is not None
 
             until(ends, "the second one is heard")
