@@ -575,7 +575,7 @@ class Comparison:
         if not fails_more(n_starts, deaths - other_deaths):
             return None
         return (
-            f"it failed {len(here)} times, and {A if faster == B else B} {len(there)}: {here[-1]}"
+            f"it failed {_times(here)}, and {A if faster == B else B} {_times(there)}: {here[-1]}"
         )
 
     @property
@@ -617,6 +617,10 @@ class Comparison:
             return None
         a_s, b_s = (sum(times) / len(times) for times in both)
         return Part(name, class_index, gain, a_s, b_s)
+
+
+def _times(failures: Sequence[Exception]) -> str:
+    return "once" if len(failures) == 1 else f"{len(failures)} times"
 
 
 def fails_more(n_starts: int, n_deaths: int) -> bool:
@@ -876,8 +880,8 @@ def reasons(found: Comparison) -> Iterator[str]:
     if found.problem is not None:
         yield found.problem
     for side, failures in found.failures.items():
-        if failures:
-            yield f"{side} failed {len(failures)} times, and its pairs were measured anew: {failures[-1]}"
+        if failures and len(failures) < _TRIES:  # the last one of so many is the problem
+            yield f"{side} failed {_times(failures)}, and its pairs were measured anew: {failures[-1]}"
     if found.n_unusable:
         yield f"{found.n_unusable} answers did not count and were asked anew"
 

@@ -269,6 +269,14 @@ def test_a_side_that_does_not_start_is_named_with_its_reason() -> None:
     assert found.gain is None
     assert found.problem == "B: out of memory"
     assert "out of memory" in sentence(found, "A", "B", "chat")
+    assert list(reasons(found)) == ["B: out of memory"]
+
+
+def test_what_failed_once_and_was_measured_anew_is_told_as_once() -> None:
+    stand = SimulatedStand(SCENES[0], 1, fails={"B": 1})
+    found = run(SCENES[0], limits=replace(LIMITS, max_pairs=3), stand=stand)
+    told = next(one for one in reasons(found) if one.startswith("B failed"))
+    assert told == "B failed once, and its pairs were measured anew: out of memory"
 
 
 def test_each_part_and_each_class_has_its_own_effect() -> None:
