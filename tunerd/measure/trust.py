@@ -343,7 +343,7 @@ def speculation_of(argv: Sequence[str]) -> Speculation:
 
     None of the known flags leaves it open: a build may draft by itself, or by its environment.
     """
-    drafts, has_model = None, False
+    drafts, has_model, has_file = None, False, False
     numbers: dict[str, float | None] = {}
     for word, value in itertools.pairwise([*argv[1:], ""]):
         key = owner_of(word) if word.startswith("-") else None
@@ -353,10 +353,13 @@ def speculation_of(argv: Sequence[str]) -> Speculation:
             has_model |= drafts_with_probability(stages)
             for numbered in stages.values():
                 numbers |= {f"speculation.{name}": _number(text) for name, text in numbered.items()}
-        elif key == "speculation.draft_model" and drafts is None:
-            drafts = has_model = True
+        elif key == "speculation.draft_model":
+            has_file = True
         elif key is not None:
             numbers[key] = _number(value)
+    # Beside kinds that are n-grams a build loads it, and does not ask it.
+    if drafts is None and has_file:
+        drafts = has_model = True
     if drafts and numbers.get("speculation.n_max") == 0:
         drafts = False
     always = bool(drafts) and has_model and numbers.get("speculation.p_min") == 0

@@ -314,6 +314,10 @@ def test_whether_it_drafts_is_told_from_every_dialects_flags(
     [
         ("--spec-type draft-mtp", True),
         ("--spec-type ngram-mod", None),
+        ("-md d.gguf --spec-type ngram-mod", None),
+        ("--spec-type ngram-mod -md d.gguf", None),
+        ("-md d.gguf --spec-type draft-simple", True),
+        ("-md d.gguf", True),
         ("--spec-type draft-mtp,ngram-mod", True),
         ("--spec-type none", False),
         ("-m x.gguf", None),
