@@ -130,12 +130,18 @@ _LIMITS = (
     "AllowedCPUs", "AllowedMemoryNodes", "CPUAffinity", "CPUQuota", "CPUSchedulingPolicy", "CPUWeight", "LimitMEMLOCK",
     "MemoryHigh", "MemoryMax", "MemorySwapMax", "NUMAMask", "NUMAPolicy", "Nice",
 )  # fmt: skip
+# Of these all lines count together, and not the last alone.
+_MASKS = frozenset({"AllowedCPUs", "AllowedMemoryNodes", "CPUAffinity", "NUMAMask"})
 
 
 def limits_of(unit: UnitFile) -> tuple[str, ...]:
     """What it leaves its server of processors and memory, as `Name=value`."""
-    found = ((name, unit.value("Service", name)) for name in _LIMITS)
-    return tuple(f"{name}={value}" for name, value in found if value is not None)
+    found = ((name, [one.value for one in unit.values("Service", name)]) for name in _LIMITS)
+    return tuple(
+        f"{name}={' '.join(values if name in _MASKS else values[-1:])}"
+        for name, values in found
+        if values
+    )
 
 
 def with_drop_ins(text: str, drop_ins: Iterable[str]) -> UnitFile:

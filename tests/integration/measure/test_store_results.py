@@ -188,6 +188,19 @@ def test_a_limit_of_a_drop_in_that_is_gone_or_another_is_named_with_both(bench: 
     ]
 
 
+def test_processors_that_one_of_two_drop_ins_gave_are_missed_when_it_is_gone(bench: Bench) -> None:
+    """systemd merges masks, and the one that stays is the last of them before and after."""
+    lay_over(bench, "CPUAffinity=0-5", "first.conf")
+    lay_over(bench, "CPUAffinity=6", "more.conf")
+    bench.measured(an_arm(bench))
+    assert bench.staleness()["holds"] is True
+
+    lay_over(bench, "", "first.conf")
+    row = bench.staleness()
+    assert row["holds"] is False
+    assert row["texts"] == ["limits of the unit changed: CPUAffinity=0-5 6 -> CPUAffinity=6"]
+
+
 def write_workload(bench: Bench, answer_tokens: int) -> Path:
     folder = bench.paths.site_profiles / "workloads"
     folder.mkdir(parents=True, exist_ok=True)
