@@ -142,8 +142,9 @@ def _deployed(ctx: Context, proposal: _Proposal, done: ActionResult) -> ActionRe
     except _Overtaken:
         told = warning(
             "overtaken",
-            f"something else was deployed, or the unit edited, while generation {generation} was measured again: that stays",
-            "`tunerd history`; `tunerd verify`",
+            f"something else was deployed, or the unit edited, while generation {generation} was measured again: that stays; "
+            f"{verdict.text}",
+            "`tunerd history`; `tunerd verify`; `tunerd apply --untuned` leaves out what was promoted",
         )
     except (Stranded, Interrupted):
         raise

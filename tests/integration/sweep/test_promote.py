@@ -242,6 +242,8 @@ def test_a_slower_winner_whose_unit_was_edited_meanwhile_is_left_as_it_was_edite
         assert gpu.edited is not None
         assert box.box.unit.read_text() == gpu.edited
         assert (done.exit_code, done.messages[-1].code) == (1, "overtaken")
+        assert "in the pairs it took" in done.messages[-1].text
+        assert "--untuned" in (done.messages[-1].hint or "")  # its layer is in force
     finally:
         box.json("rollback", "--yes", "--to", "1")
     assert drafts(box)
