@@ -175,6 +175,10 @@ def test_a_sweep_that_was_begun_or_came_to_nothing_is_told_as_that(page: ApiBox)
     assert "<h1>The sweep has begun</h1>" in begun
     assert 'href="/jobs/7"' in begun
 
+    stopped = ended(page, "jobs stop", 0, {"job": 7, "kind": "bench"})
+    assert "has begun" not in stopped
+    assert "<h1>It is done</h1>" in stopped
+
     came_to = {"sentence": "inconclusive: the time ended", "sweep": 1}
     nothing = ended(page, "sweep run", 1, came_to)
     assert "<h1>inconclusive: the time ended</h1>" in nothing
