@@ -453,10 +453,10 @@ def read(answer: Mapping[str, Any]) -> Reading:
     steps = None
     if seen:
         steps = sum(one.n_steps for one in seen)
-    elif (
-        predicted_n is not None
-    ):  # each step gives a token beside those accepted, the prompt the first
-        steps = max(1, predicted_n - 1 - n_accepted)
+    elif predicted_n is not None and predicted_n - 1 > n_accepted:
+        # Each step gives a token beside those accepted, the prompt the first. A last draft may be counted whole
+        # although the answer ended within it.
+        steps = predicted_n - 1 - n_accepted
     tool_ok = answer.get("tool_ok")
     return Reading(
         prompt_n=_count(answer, "prompt_n"),

@@ -52,3 +52,10 @@ def test_a_search_counts_verification_passes_as_every_other_part_does() -> None:
     found = read(asdict(known))
     assert found.n_steps == known.steps == 35
     assert found.step_ms == known.step_ms == 20.0
+
+
+def test_passes_of_an_answer_that_ended_within_its_draft_are_unknown_to_a_search_too() -> None:
+    """One pass of 900 ms with 64 drafts went into the time of a pass."""
+    known = Timings(predicted_n=48, predicted_ms=900.0, draft_n=64, draft_n_accepted=60)
+    found = read(asdict(known))
+    assert (found.n_steps, found.step_ms) == (known.steps, known.step_ms) == (None, None)
