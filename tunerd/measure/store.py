@@ -668,13 +668,19 @@ class EvidenceStore:
         Raises:
             HostError: a row is damaged; without it, it would go on from another place.
         """
-        events = tuple(row["body"] for row in self._entries([number], _EVENT))
-        if not all(isinstance(event, dict) for event in events):
+        events, n_damaged = self.readable_events(number)
+        if n_damaged:
             raise HostError(
                 f"{self._file.name} has a damaged event of sweep {number}",
                 state="nothing in it was changed, and what serves does not depend on it",
             )
         return events
+
+    def readable_events(self, number: int) -> tuple[tuple[dict[str, Any], ...], int]:
+        """What can be read of what a sweep did, in order, and how many events are damaged."""
+        rows = [row["body"] for row in self._entries([number], _EVENT)]
+        events = tuple(row for row in rows if isinstance(row, dict))
+        return events, len(rows) - len(events)
 
     # Below
 

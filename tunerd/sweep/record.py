@@ -335,12 +335,12 @@ def history_of(
         is_same = _stored(store, run, (_PLAN,)).plan.get("basis") == basis
         if run.number == but or not (is_same or is_current):
             continue
-        events = store.sweep_events(run.number)
+        events, n_damaged = store.readable_events(run.number)
         if is_current:
             numbers = (event["pair"][0] for event in events if event.get("pair"))
-            n_challenges = max(n_challenges, *numbers, 0)
+            n_challenges = max(n_challenges, *numbers, 0) + n_damaged  # each may have had another
         spent = {} if is_current else {"pair": None}
-        if is_same:
+        if is_same and not n_damaged:
             found.append(
                 [
                     {**event, "is_earlier": True, **spent}

@@ -24,7 +24,7 @@ from tunerd.errors import Busy, HostError
 from tunerd.machine.process import Interrupts
 from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
 from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord
-from tunerd.measure.store import EvidenceStore, StoreFile
+from tunerd.measure.store import EvidenceStore, StoreFile, entry
 from tunerd.sweep.record import KIND, history_of
 
 PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
@@ -219,6 +219,24 @@ def test_what_a_challenge_spent_is_remembered_however_much_was_measured_since(
             store.add_sweep_event(number, {"process": f"p{number}", "pair": each})
     found = history_of(store, "same", 1.0, most=2)
     assert [one["pair"] for one in found.samples] == [[1, 1], None, None, None]
+
+
+def test_a_damaged_event_is_held_for_another_challenge_and_stops_no_night(
+    store: EvidenceStore,
+) -> None:
+    for at, basis in enumerate(("other", "same")):
+        number = store.add_run(replace(RUN, kind=KIND, started_s=float(at)))
+        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": basis}))
+        for challenge in (1, 2):
+            store.add_sweep_event(number, {"process": f"p{number}", "pair": [challenge, 1]})
+    with store._file.writing() as connection:
+        last = sa.select(sa.func.max(entry.c.id)).group_by(entry.c.run_id, entry.c.kind)
+        spoilt = sa.update(entry).where(entry.c.kind == "event", entry.c.id.in_(last))
+        connection.execute(spoilt.values(body="[1"))
+    found = history_of(store, "same", 0.0)
+    assert (found.samples, found.n_challenges) == ([], 3)
+    with pytest.raises(HostError, match="damaged event"):
+        store.sweep_events(number)
 
 
 _WRITER = """
