@@ -284,12 +284,14 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
         ServiceError: the service manager refused.
     """
     _put_back(ctx, record)
+    # What runs may have been started again by another text, after this one was put back.
+    is_known = not ctx.services.state(ctx.unit).needs_reload
     has_supervisor = _reload(ctx, record)
     state = ctx.services.state(ctx.unit)
     if record.was_enabled and state.is_enabled is False:  # a removal had disabled it
         ctx.services.enable(ctx.unit)
     if not record.was_active:
-        if state.runs and not _started_as_it_stands(ctx, state):
+        if state.runs and not (is_known and _started_as_it_stands(ctx, state)):
             ctx.services.stop(ctx.unit)
         if has_supervisor:
             ctx.services.reset_failed(ctx.unit)
@@ -444,13 +446,14 @@ def _runs_what_stands(ctx: Context, state: UnitState, live: LiveUnit) -> bool:
 
 
 def _started_as_it_stands(ctx: Context, state: UnitState) -> bool:
-    """Whether it was started after the file's last change."""
+    """Whether it was started after the file's last change, and that of the link to it."""
     if state.needs_reload or state.active_since_s is None:
         return False
     try:
-        return state.active_since_s > ctx.unit_path.stat().st_ctime
+        changed_s = max(ctx.unit_path.stat().st_ctime, ctx.unit_path.lstat().st_ctime)
     except OSError:
         return False
+    return state.active_since_s > changed_s
 
 
 @dataclass(frozen=True, slots=True)

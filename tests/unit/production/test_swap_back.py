@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -459,3 +460,45 @@ def test_a_recovery_that_is_ended_says_what_stands_and_what_goes_on_with_it(worl
         f"{words}; the record stays, and `tunerd recover` goes on"
     )
     assert Interrupted.by(KeyboardInterrupt()).state is None
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_new_server_that_still_runs_is_stopped_where_the_old_unit_was_not_active(
+    world: World, is_link: bool
+) -> None:
+    """Also where its unit file leads elsewhere: that file is older than the new server."""
+    world.put(world.text("old"), starts=False)
+    old = world.unit_path
+    if is_link:
+        old = old.rename(world.folder / "elsewhere.service")
+        world.unit_path.symlink_to(old)
+
+    def hang(_: Invocation) -> Life:
+        time.sleep(0.02)  # between the old file and its way back
+        world.clock.set_wall(old.lstat().st_ctime + 0.01)
+        return Life(prints=("loading",))
+
+    world.manager.programs[BROKEN] = hang
+    with pytest.raises(RolledBack):
+        deploy(world.context(), world, "new", program=BROKEN)
+
+    assert world.standing == world.text("old")
+    assert world.unit_path.is_symlink() is is_link
+    assert world.manager.state(UNIT).active_state == "inactive"
+
+
+def test_a_new_server_that_is_started_again_before_its_manager_knows_the_old_text_is_stopped(
+    world: World,
+) -> None:
+    world.manager.programs[BROKEN] = lambda _: Life(ends_after_s=30.0, ending=Ending(code=1))
+    new = world.text("new", program=BROKEN).replace(b"Burst=1", b"Burst=9")
+    world.put(new.replace(b"Type=exec", b"Type=exec\nRestart=always\nRestartSec=1"))
+    world.unit_path.write_bytes(world.text("old"))
+    world.clock.set_wall(world.unit_path.stat().st_ctime + 60.0)
+    _interrupted(world, old_invocation=None, ran=False)
+    world.clock.sleep(45.0)
+    assert world.manager.state(UNIT).runs, "its manager starts it again"
+
+    recover(world.context())
+
+    assert world.manager.state(UNIT).active_state == "inactive"
