@@ -16,12 +16,13 @@ _NO_WORDS = tuple(
         rb"\\\n",
         rb"(?:^|(?<=[ \t;]))#[^\n]*",
         rb"'[^'\n]*'",  # another program's, such as awk's
-        rb"\$\{?0\}?\"?[ \t]+\"?" + _ALL,  # to itself, with a lock or as somebody else
+        rb"\$\{?(?:0|BASH_SOURCE(?:\[0\])?)\}?\"?(?:\)\"?)?[ \t]+\"?"
+        + _ALL,  # to itself, with a lock or as somebody else
     )
 )
 # A function, whose words are its own: in one line, or to the line that ends it.
 _FUNCTION = re.compile(
-    rb"^([ \t]*)(?:function[ \t]+([\w-]+)|([\w-]+)[ \t]*\(\))"
+    rb"^([ \t]*)(?:function[ \t]+([\w:.-]+)|([\w:.-]+)[ \t]*\(\))"
     rb"([^\n]*(?:[})]|;[ \t]*end)[ \t]*$|.*?(?:^\1(?:[})]|end\b)|\Z))",
     re.MULTILINE | re.DOTALL,
 )
@@ -44,21 +45,35 @@ _LOOPS = re.compile(rb"\bfor[ \t]+(\w+)[ \t]*(?:[;\n]|do\b|in[ \t]+\"?" + _ALL +
 _ADDED = re.compile(
     rb"(?:\+=[(\" \t]*|=\(?\"?\$\{?\w+(?:\[@\])?\}?\"?[ \t]+\"?)\$\{?(\w+)\}?(?![\w#%:])"
 )
+# More than a server's script has; each is looked for in all others.
+_MOST_FUNCTIONS = 99
+_CALL = (
+    rb"(?<![\w$./:-])%b(?![\w./=:-])"
+    rb"(?:\$\((?:[^()\n]|\([^()\n]*\))*\)|`[^`\n]*`|[^\n;&|()`])*"  # in the $() that it stands in
+)
 
 
 def hands_words_on(script: bytes) -> bool:
     """Whether the server that a script of any shell starts (sh(1), csh(1), fish(1)) gets all its words."""
-    loops = {b"1", *_LOOPS.findall(script)}
     for aside in _NO_WORDS:
         script = aside.sub(b" ", script)
-    functions = _FUNCTION.findall(script)
-    script = _FUNCTION.sub(b" ", script)
-    for _, name, named, body in functions:
-        if not hands_words_on(body):  # so far alone go the words of a call
-            call = rb"(?<![\w$./-])%b(?![\w./=-])[^\n;&|]*" % (name or named)
-            script = re.sub(call, b" ", script)
+    texts = [(b"", script)]  # without a name, then its functions, those within functions too
+    for at, (own, text) in enumerate(texts):
+        texts += [(name or named, body) for _, name, named, body in _FUNCTION.findall(text)]
+        texts[at] = own, _FUNCTION.sub(b" ", text)
+        if len(texts) > _MOST_FUNCTIONS:
+            return False
+    while useless := next((one for one in texts[1:] if not _hands_on(one[1])), None):
+        texts.remove(useless)  # so far alone go the words of a call
+        call = re.compile(_CALL % re.escape(useless[0]))
+        texts = [(name, call.sub(b" ", text)) for name, text in texts]
+    return _hands_on(texts[0][1])
+
+
+def _hands_on(text: bytes) -> bool:
+    loops = {b"1", *_LOOPS.findall(text)}
     for aside in _ASIDES:
-        script = aside.sub(b" ", script)
-    if _REPLACED.search(script):
+        text = aside.sub(b" ", text)
+    if _REPLACED.search(text):
         return False
-    return _HANDED_ON.search(script) is not None or not loops.isdisjoint(_ADDED.findall(script))
+    return _HANDED_ON.search(text) is not None or not loops.isdisjoint(_ADDED.findall(text))
