@@ -136,7 +136,6 @@ def memory_limits(
         is_replaced: Another file will take the place of its own: what only that says is gone then.
 
     Raises:
-        HostError: a file of a unit cannot be read.
         ServiceError: the service manager does not answer.
     """
     found: dict[str, MemoryLimit] = {}
@@ -158,10 +157,13 @@ def memory_limits(
 
 
 def _last_with(ctx: Context, name: str, files: Iterable[Path]) -> Path | None:
-    """The last of a unit's files with this directive, which is the one that counts."""
-    units = ((path, parse_unit(_text(ctx, path) or "")) for path in files)
-    named = [path for path, unit in units if any(one.name == name for one in unit.directives)]
-    return named[-1] if named else None
+    """The last of a unit's files with this directive, which is the one that counts; of those that may be read."""
+    last = None
+    for path in files:
+        with contextlib.suppress(HostError):
+            unit = parse_unit(_text(ctx, path) or "")
+            last = path if any(one.name == name for one in unit.directives) else last
+    return last
 
 
 def with_limit(ctx: Context, failure: Failure, unit: str) -> Failure:

@@ -203,6 +203,22 @@ def test_the_tightest_limits_on_ram_are_those_that_hold_for_the_new_unit_as_well
         assert shown == expected
 
 
+def test_a_limit_counts_where_the_file_of_its_slice_cannot_be_read(world: World) -> None:
+    (world.paths.unit_dir / f"{UNIT}.d").mkdir()
+    files = {UNIT: "[Service]\nExecStart=/bin/server\n", f"{UNIT}.d/a.conf": IN_SLICE, **OF_SLICES}
+    for name, text in files.items():
+        (world.paths.unit_dir / name).write_text(text)
+    ctx = world.context()
+    state = ctx.services.state("ai.slice")
+    (world.paths.unit_dir / "ai.slice").unlink()
+    (world.paths.unit_dir / "ai.slice").mkdir()  # which root cannot read either
+
+    (limit,) = memory_limits(ctx, ctx.services.state(UNIT), is_replaced=True)
+
+    assert state.memory_max_bytes is not None
+    assert str(limit) == "ai.slice may have 2048 MiB (MemoryMax=)"
+
+
 @pytest.mark.parametrize(("swap_mib", "level"), [(0, Level.ERROR), (512, Level.WARNING)])
 def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_it_is_tried(
     world: World, tmp_path: Path, swap_mib: int, level: Level
