@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunerd import __version__
 from tunerd.app import Context
-from tunerd.errors import HostError, UsageError
+from tunerd.errors import Busy, HostError, UsageError
 from tunerd.measure.answer import Sample, Seconds
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -240,8 +240,8 @@ def after_rollback(ctx: Context, left: str | None, reached: str | None) -> tuple
                 found.append(_decline(ctx, record))
             elif declined is not None and _went(known, declined, reached, left):
                 found.append(_take_again(ctx, declined))
-    except HostError as error:
-        found.append(warning("tuned", f"the tuned layer is still in force: {error.message}",
+    except (Busy, HostError) as error:
+        found.append(warning("tuned", f"the tuned layer may still be in force: {error.message}",
                              "`tunerd apply --untuned` leaves it out"))  # fmt: skip
     return tuple(found)
 
