@@ -19,7 +19,7 @@ from tunerd.engine.serving import (
 from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
-from tunerd.production.gate import NotServing, Serving, check_as_it_stands
+from tunerd.production.gate import NotServing, Serving, check_as_it_stands, was_stopped_since
 from tunerd.production.journal import (
     Recovery,
     SwapRecord,
@@ -356,9 +356,15 @@ def _unseen(ctx: Context, record: SwapRecord, serving: bool | None) -> str:
 
 
 def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> bool | None:
-    if record.boot_id != (boot_id() or "unknown"):  # which starts what it finds enabled
-        record = replace(record, was_active=record.was_active or record.was_enabled is True)
     try:
+        if (
+            record.boot_id != (boot_id() or "unknown")
+            and record.was_enabled
+            and not record.was_active
+        ):
+            # A boot starts what it finds enabled; what somebody has stopped since stays so.
+            state = ctx.services.state(ctx.unit)
+            record = replace(record, was_active=not was_stopped_since(ctx, state))
         back = go_back(ctx, record)
     except ForeignEditError:
         raise

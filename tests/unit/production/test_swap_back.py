@@ -502,3 +502,15 @@ def test_a_new_server_that_is_started_again_before_its_manager_knows_the_old_tex
     recover(world.context())
 
     assert world.manager.state(UNIT).active_state == "inactive"
+
+
+def test_what_somebody_has_stopped_since_a_boot_started_it_stays_stopped(world: World) -> None:
+    world.put(world.text("old"), starts=False)
+    _interrupted(world, old_invocation=None, ran=False)
+    world.reboot()
+    world.manager.stop(UNIT)
+
+    recover(world.context())
+
+    assert world.manager.state(UNIT).active_state == "inactive"
+    assert world.leftovers() == []
