@@ -312,7 +312,8 @@ def test_one_that_is_killed_while_it_measures_again_leaves_the_winner_kept_and_w
     assert box.newest()["decision"] == "promoted"
     assert box.json("plan", "night")["diff"] == "", "the next apply keeps it"
     assert "--spec" not in " ".join(box.engine.served()[-1])
-    box.json("rollback", "--yes")
+    back = box.json("rollback", "--yes")
+    assert "tuned-declined" in {one["code"] for one in back["messages"]}
     assert drafts(box)
 
 
