@@ -180,6 +180,11 @@ class Limits:
         """What margins are chosen for: a little more, so that the next start passes as well."""
         return self.headroom_mib + _EXTRA_HEADROOM_MIB
 
+    @property
+    def _jitter_mib(self) -> float:
+        """By how much loads of one arm differ."""
+        return self._learner.headroom_mib / 3.0
+
     def headroom(self, arm: Arm) -> Headroom | None:
         """Of an arm, from its own filled contexts, else from the law; None if nobody knows."""
         if not self.knows_memory:
@@ -188,7 +193,7 @@ class Limits:
         filled, growths, loads = (
             of.get(key) for of in (self._seen.filled, self._seen.growths, self._seen.loads)
         )
-        jitter = self._learner.headroom_mib / 3.0
+        jitter = self._jitter_mib
         if growths and loads:  # every load of it says how lucky those were that were filled
             error = math.hypot(
                 jitter / math.sqrt(len(loads)), _READING_SD / math.sqrt(len(growths))
@@ -216,6 +221,17 @@ class Limits:
         return (
             headroom is None or headroom.free_mib - _ROOM_SDS * headroom.sd_mib >= self.headroom_mib
         )
+
+    def short_mib(self, arm: Arm) -> float:
+        """By how much more margin one load of it will hardly fail to have room.
+
+        A step to what one load has on average fell short again in every other one, and a fill takes minutes (docs/benchmarks.md).
+        """
+        headroom, jitter = self.headroom(arm), self._jitter_mib
+        if headroom is None:
+            return 0.0
+        wanted = self.headroom_mib + _ROOM_SDS * math.hypot(jitter, _READING_SD)
+        return wanted + _SAFE_SDS * math.hypot(jitter, headroom.sd_mib) - headroom.free_mib
 
     def margin_for(self, arm: Arm, sds: float) -> int | None:
         """Smallest allowed margin at which the context fits; None where no margin is enough.

@@ -886,14 +886,13 @@ class Finalist:
         """Margin to try next; None to stop."""
         if arm.is_placed:
             return None
-        target = self._limits.target_mib
         if step.failure == "oom" or (step.free_mib is not None and not self._is_enough(arm, step)):
             if good is not None:  # half way back, where there is time
                 if not self._is_time(arm):
                     return None
                 middle = family.margin_at_least((arm.fit_mib + good.fit_mib) / 2)
                 return middle if middle is not None and middle < good.fit_mib else None
-            short = _STEP_UP_MIB if step.free_mib is None else target - step.free_mib
+            short = _STEP_UP_MIB if step.free_mib is None else self._limits.short_mib(arm)
             if step.free_mib is not None and step.free_mib < _NEARLY_NONE_MIB:
                 short = max(short, _STEP_UP_MIB)  # nobody says how much more there was no room for
             return family.margin_at_least(arm.fit_mib + max(short, 1.0))
@@ -901,8 +900,8 @@ class Finalist:
             return None
         # Loads differ by a third of the headroom, and a challenge that one of its starts leaves short is lost: of 24 nights
         # of 2 h of 16G chat of the second world one or two, with a gain of 36 and 52 %.
-        spread = self._limits.headroom_mib / 3
-        lower = family.margin_at_least(arm.fit_mib - (step.free_mib - target - spread))
+        spare = step.free_mib - self._limits.target_mib - self._limits.headroom_mib / 3
+        lower = family.margin_at_least(arm.fit_mib - spare)
         is_worth_it = lower is not None and self._saves(arm, lower) >= _FINALIST_WORTH
         if lower is None or lower >= arm.fit_mib or not is_worth_it or not self._is_time(arm):
             return None

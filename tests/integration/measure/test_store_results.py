@@ -154,9 +154,9 @@ def lay_over(bench: Bench, text: str, name: str = "limits.conf") -> None:
         (_new_model, False, ["model"]),
         (lambda it: write_model(it.model, "{{ other }}"), False, ["model", "chat template"]),
         (_hidden_cards, None, [
-            "driver cannot be told now; it was 580.95.05",
-            "GPU cannot be told now; it was NVIDIA GeForce RTX 3090 Ti",
-            "power limit cannot be told now; it was 450 W",
+            "driver: 580.95.05 then, cannot be told now",
+            "GPU: NVIDIA GeForce RTX 3090 Ti then, cannot be told now",
+            "power limit: 450 W then, cannot be told now",
             "GPUs cannot be read: driver and library do not match",
         ]),
     ],
