@@ -374,7 +374,7 @@ def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has
         return {**answer, "vram_free_min_mib": life.arm.fit_mib - 400 + box.n_odd}
 
     one = two_arms()
-    family = Family((0,), (0.0,), range(0, 4097, 64), ("q8_0",), (512,), (2048,), (4, 8))
+    family = Family((0,), (0.0,), tuple(range(0, 4097, 64)), ("q8_0",), (512,), (2048,), (4, 8))
     one = replace(one, space=Space({("mainline", "off"): family}))
     search = begun_search(one, Odd(one.card, QUIET, starts=starts, answers=answers))
     finalist = Finalist(search, lambda: 0.0)
