@@ -243,7 +243,7 @@ class NvmlReader:
         return tuple(processes)
 
 
-_SAME_W = 1.0
+SAME_W = 1.0
 
 
 def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None) -> None:
@@ -263,11 +263,11 @@ def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None
         before_mw, wanted_mw = pynvml.nvmlDeviceGetPowerManagementLimit(handle), round(watts * 1000)
         if before_mw == wanted_mw:
             return
-        if in_place_of is not None and abs(before_mw / 1000 - in_place_of) >= _SAME_W:
+        if in_place_of is not None and abs(before_mw / 1000 - in_place_of) >= SAME_W:
             return
         pynvml.nvmlDeviceSetPowerManagementLimit(handle, wanted_mw)
         now_w = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
-        is_set = abs(now_w - watts) < _SAME_W
+        is_set = abs(now_w - watts) < SAME_W
         if not is_set:  # whoever restores would take it for one that somebody set since
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, before_mw)
     except pynvml.NVMLError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tunerd.app import Context
 from tunerd.errors import HostError, ServiceError, TunerdError
 from tunerd.machine.files import Files
-from tunerd.machine.gpu import set_power_limit
+from tunerd.machine.gpu import SAME_W, set_power_limit
 from tunerd.production.own import own_environment
 from tunerd.records import plain
 from tunerd.units.manager import UP, lease_unit, power_unit
@@ -41,7 +41,7 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
     """Let the only GPU draw so much [W] for the body, within a lease.
 
     Raises:
-        HostError: the card's limit cannot be told, or a file cannot be written.
+        HostError: the card's limit cannot be told, or a file cannot be written; or somebody set another one meanwhile.
         ServiceError: the limit was not set, or not given back; what it was is on record then.
     """
     gpus = ctx.gpu.read().gpus or ()
@@ -52,6 +52,7 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
         raise HostError("an earlier power limit was not given back", hint="`tunerd recover`")
     if before_w == watts:
         yield
+        _demand_it_held(ctx, watts)
         return
     ctx.files.make_folder(ctx.paths.runtime_dir)
     record = PowerRecord(lease, gpus[0].uuid, before_w, watts)
@@ -64,6 +65,7 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
     try:
         ctx.services.start_bound(unit, timeout_s=_TIMEOUT_S)
         yield
+        _demand_it_held(ctx, watts)
     finally:
         ctx.services.stop(unit, timeout_s=2 * _TIMEOUT_S)
         ctx.files.remove(folder / unit)
@@ -73,6 +75,17 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
             if [gpu.power_limit_w for gpu in ctx.gpu.read().gpus or ()] != [before_w]:
                 raise _not_given_back(record)
             ctx.files.remove(ctx.paths.power)  # it was never started
+
+
+def _demand_it_held(ctx: Context, watts: float) -> None:
+    """What was measured by a limit that somebody changed meanwhile is told of none."""
+    for gpu in ctx.gpu.read().gpus or ():
+        now_w = gpu.power_limit_w
+        if now_w is not None and abs(now_w - watts) >= SAME_W:
+            raise HostError(
+                f"it was measured at {watts:g} W, and somebody set {now_w:g} W meanwhile",
+                state="that one is left alone",
+            )
 
 
 def give_back_power(ctx: Context) -> bool:

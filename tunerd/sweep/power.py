@@ -222,7 +222,7 @@ def measure_limits(
                     with limited(watts):
                         box.sleep(_SETTLE_S)
                         found = _round(box, workload, f"power {number} {watts:g}")
-                        table.rounds.setdefault((str(arm), watts), []).append(found)
+                    table.rounds.setdefault((str(arm), watts), []).append(found)
                     longest_s = max(longest_s, box.now() - began_s)
     except (Preempted, Refused, ServerDied) as end:
         table.reasons.append(f"it ended early: {end}")

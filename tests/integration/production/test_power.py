@@ -199,13 +199,15 @@ def test_a_unit_that_was_never_started_leaves_nothing(card: Card) -> None:
     assert card.world.serving_alias() == "one"
 
 
-def test_a_limit_that_somebody_set_since_is_left_alone(card: Card) -> None:
+def test_a_limit_that_somebody_set_since_is_left_alone_and_what_was_measured_is_not_told_of_it(card: Card) -> None:
     ctx = card.context()
     uuid = rtx_4070_super().uuid or ""
-    with power_limit(ctx, ID, UNIT, OTHER_W):
-        set_power_limit(uuid, THIRD_W)
+    for watts, since_w in ((OTHER_W, THIRD_W), (THIRD_W, OTHER_W)):
+        told = f"{watts:g} W, and somebody set {since_w:g} W meanwhile"
+        with pytest.raises(HostError, match=told), power_limit(ctx, ID, UNIT, watts):
+            set_power_limit(uuid, since_w)
 
-    assert (card.limit_w, card.left()) == (THIRD_W, [])
+        assert (card.limit_w, card.left()) == (since_w, [])
 
 
 def test_what_somebody_measures_now_keeps_its_limit(card: Card) -> None:

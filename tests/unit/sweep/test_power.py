@@ -14,7 +14,7 @@ import pytest
 from tests.support.bench_box import BenchBox
 from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti, rtx_4070_super
 from tunerd.app import Context
-from tunerd.errors import ServiceError, UsageError
+from tunerd.errors import HostError, ServiceError, UsageError
 from tunerd.machine.facts import Gpu
 from tunerd.profile.arm import Arm, Boot, Preempted, Request, ServerDied
 from tunerd.profile.schema import POWER_LIMIT, check_file
@@ -105,6 +105,7 @@ class Card:
     clock_s: float = 0.0
     tells_energy: bool = True
     refuses: float | None = None
+    overtaken: float | None = None
     ends_after: int = 1_000_000
     dies_after: int = 1_000_000
     fails: Sequence[Arm] = ()
@@ -147,6 +148,8 @@ class Card:
             yield
         finally:
             self.watts = OWN_W
+        if watts == self.overtaken:
+            raise HostError("somebody set 180 W meanwhile")
 
 
 def measured(card: Card, *arms: Arm, end_s: float = 1e9) -> PowerTable:
@@ -250,6 +253,9 @@ def test_what_was_measured_is_kept_whatever_ends_it() -> None:
     assert ended.reasons == ["it ended early: somebody started production"]
     refused = measured(Card(refuses=150.0))
     assert "no permission" in refused.reasons[0]
+    overtaken = measured(Card(overtaken=150.0))
+    assert 150.0 not in {one.limit_w for one in overtaken.rows}, "it was another one meanwhile"
+    assert overtaken.reasons == ["somebody set 180 W meanwhile"]
     late = measured(Card(), end_s=40.0)
     assert late.reasons == ["there was no time for all of it"]
     assert late.rows
