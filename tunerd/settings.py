@@ -107,7 +107,7 @@ WindowText = Annotated[str, _of_a_window("text")]
 DaysText = Annotated[str, _of_a_window("days")]
 ZoneText = Annotated[str, _of_a_window("zone")]
 # Told to ssh as it is: no option of it, and nothing that a shell obeys.
-BOX_PATTERN = r"([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,199}"
+BOX_PATTERN = r"([A-Za-z_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,199}"
 BOX_WORDS = "a name that ssh knows, or user@name; letters, digits, `.`, `_`, `-` and `:`"
 BoxName = Annotated[str, of_form(BOX_PATTERN, BOX_WORDS)]
 

@@ -69,6 +69,12 @@ def test_a_shared_store_has_an_address(paths: Paths, url: str) -> None:
     assert load_settings(paths, {}).store.url == url
 
 
+@pytest.mark.parametrize("box", ["gpu1", "john.doe@gpu1.lan", "Alice@10.0.0.7", "_svc-x@fe80::7"])
+def test_a_box_may_have_whatever_account_a_directory_gives_out(paths: Paths, box: str) -> None:
+    write(paths, f"fleet.boxes = ['{box}']\n")
+    assert load_settings(paths, {}).fleet.boxes == (box,)
+
+
 # What is said of settings that are wrong: the file, and the environment.
 SAID: dict[str, tuple[str, dict[str, str]]] = {
     "All mistakes are reported at once, each with its place": (

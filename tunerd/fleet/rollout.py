@@ -41,7 +41,7 @@ _LOOKED_AT_AGAIN = frozenset({steps.State.APPLYING, steps.State.STRANDED})
 _NEXT_BACK = {
     steps.State.WATCHED: "it serves what was deployed; `tunerd fleet rollback {number}` returns it",
     steps.State.STRANDED: "`{asks}` says what serves there, if anything",
-    steps.State.LEFT: "",
+    steps.State.LEFT: "`{returns}` goes back there all the same",
 } | dict.fromkeys(
     (steps.State.APPLYING, steps.State.RETURNING),
     "it may serve either: `{asks}` shows it, `tunerd fleet rollback {number}` looks and goes on",
@@ -336,7 +336,7 @@ class _Walk:
 
     def _return(self, step: steps.Step) -> None:
         self._say(step, "going back")
-        limit_s = self._ctx.settings.fleet.change_s
+        limit_s, before = self._ctx.settings.fleet.change_s, step
         try:
             status = self._status(step)
             step = steps.to_return(step, status)
@@ -350,7 +350,7 @@ class _Walk:
             words = ("rollback", "--json", "--yes", f"--shown={shown_hash(preview.diff)}", *to)
             done = ask(self._ctx, step.box, words, steps.Change, limit_s=limit_s)
         except TunerdError as problem:
-            self.keep(step.at(steps.State.RETURNING, problem.words))
+            self.keep(steps.not_returned(before, problem))
         else:
             self.keep(step.at(steps.State.RETURNED, done.summary))
 
@@ -375,13 +375,11 @@ class _Walk:
     def _next(self, step: steps.Step) -> str | None:
         """What to do about a box, in the direction that it goes; None where it is where it should be."""
         text = (_NEXT_BACK if self.rollout.is_back else _NEXT).get(step.state)
-        return (
-            None
-            if text is None
-            else text.format(
-                asks=by_hand(self._ctx, step.box, "status"), number=self.rollout.number
-            )
-        )
+        if text is None:
+            return None
+        ctx, number, to = self._ctx, self.rollout.number, step.backup
+        back = by_hand(ctx, step.box, "rollback", "--list" if to is None else f"--to={to}")
+        return text.format(asks=by_hand(ctx, step.box, "status"), number=number, returns=back)
 
     def result(self, command: str) -> ActionResult:
         """How it stands, and what to do about each box that is not where it should be."""

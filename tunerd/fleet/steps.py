@@ -9,7 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from tunerd.errors import Interrupted, RolledBack, Stranded, TunerdError
+from tunerd.errors import (
+    Busy,
+    DeployError,
+    Interrupted,
+    RolledBack,
+    Stranded,
+    TunerdError,
+    UsageError,
+)
 
 # What another machine says is taken in these sizes, and not at all beyond them.
 _Number = Annotated[int, Field(ge=0, le=10**12)]
@@ -19,6 +27,7 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9:_.\\@
 _SHOWN_CHARACTERS = 500
 _EDITED = "unit-edited"
 _RUNNING = "running"
+_GUARD = "guard"
 _STRANDED = "stranded"
 _OVERTAKEN = 1  # or what follows a deployment failed
 _BLANK = " \t\\"
@@ -50,6 +59,7 @@ class Swap(BaseModel):
     reason: _Words
     outcome: _Words
     detail: _Words | None
+    from_generation: _Number | None = None
     replaced: _Name | Annotated[str, StringConstraints(pattern="^no unit file$")] | None
 
 
@@ -307,6 +317,11 @@ def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> S
         return step.at(State.STRANDED, swap.detail or "no reason is known")
     if status.generation != swap.number:
         return step.at(State.WENT_BACK, f"{swap.outcome}: {swap.detail or 'no reason is known'}")
+    # The margin that a guard raises is from no generation, and what went back has one in between.
+    is_back = swap.reason == _GUARD and swap.from_generation is not None
+    if is_back and swap.number > (step.newest or 0) + 1:
+        told = f"its own daemon took it back as generation {swap.number}"
+        return step.at(State.WENT_BACK, told)
     if preview.diff or swap.reason != rollout.what or status.is_edited:
         return step.at(State.LEFT, f"generation {swap.number} was deployed there meanwhile")
     backup = None if swap.replaced == "no unit file" else swap.replaced
@@ -344,6 +359,13 @@ def to_return(step: Step, status: Status) -> Step:
     if status.is_edited:
         return step.at(State.LEFT, "somebody edited the unit there")
     return step.at(State.LEFT, f"generation {status.generation} serves there now")
+
+
+def not_returned(step: Step, error: TunerdError) -> Step:
+    """A box that did not go back; where it was told before, it may still be at it."""
+    is_sure = isinstance(error, Busy | DeployError | UsageError) and not isinstance(error, Stranded)
+    is_as_deployed = is_sure and step.state is not State.RETURNING
+    return step.at(State.WATCHED if is_as_deployed else State.RETURNING, error.words)
 
 
 def name_of_hosts(listed: Mapping[str, Any]) -> Iterable[str]:

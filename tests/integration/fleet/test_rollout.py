@@ -18,6 +18,7 @@ from tests.support.stand_in import install
 from tests.support.supervised import processes_with
 from tests.support.sweep_box import SPEED, for_everybody
 from tests.support.waiting import until
+from tunerd.machine.files import lock
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -55,11 +56,20 @@ def test_every_box_gets_it_in_turn_and_gives_it_back_in_reverse(two: Fleet) -> N
     person.made.call("apply", "night", "--set", "speculation.n_max=3", "--yes")
     back = operator.fleet("rollback", "--yes", code=1)
     assert states(back) == ["returned", "left alone"]
+    kept = done["boxes"][1]["backup"]
+    assert f"`ssh gpu2 tunerd rollback --to={kept}`" in back["messages"][0]["hint"]
     assert "--spec-draft-n-max 4" in " ".join(two.boxes[0].made.engine.served()[-1])
     assert "--spec-draft-n-max 3" in " ".join(person.made.engine.served()[-1])
     assert states(operator.fleet("rollback", "--yes", code=1)) == ["returned", "left alone"]
     assert two.boxes[0].swaps[-1] == ("rollback", "serving")
     assert len(two.boxes[0].swaps) == 3
+
+    operator.fleet(*UNWATCHED)
+    with lock(person.made.box.context.paths.lock, purpose="a change", since="just now"):
+        busy = operator.fleet("rollback", "--yes", code=1)
+    assert states(busy) == ["returned", "watched"]
+    assert "it serves what was deployed; `tunerd fleet rollback" in busy["messages"][0]["hint"]
+    operator.fleet("resume")
 
     operator.fleet(*UNWATCHED)
     person.breaks("away")

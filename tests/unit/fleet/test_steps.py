@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tunerd.errors import Busy, DeployError, Interrupted, RolledBack, Stranded, TunerdError
+from tunerd.errors import (
+    Busy,
+    DeployError,
+    HostError,
+    Interrupted,
+    RolledBack,
+    Stranded,
+    TunerdError,
+)
 from tunerd.fleet.steps import (
     Change,
     Preview,
@@ -25,6 +33,7 @@ from tunerd.fleet.steps import (
     failed,
     judged,
     name_of_hosts,
+    not_returned,
     planned,
     settled,
     to_return,
@@ -44,10 +53,11 @@ def a_status(
     outcome: str = "serving",
     drift: tuple[str, ...] = (),
     healthy: bool | None = True,
+    back_to: int | None = None,
 ) -> Status:
     swap: Any = newest and {
         "number": newest, "reason": reason, "outcome": outcome, "detail": "out of VRAM",
-        "replaced": "llama-server.service.pre-apply-1",
+        "replaced": "llama-server.service.pre-apply-1", "from_generation": back_to,
     }  # fmt: skip
     return Status.model_validate(
         {"messages": [], "generation": newest if serving is None else serving, "healthy": healthy,
@@ -89,6 +99,9 @@ def test_a_difference_that_is_too_long_to_be_shown_says_so() -> None:
         (a_status(5, serving=4, outcome="stranded", healthy=None), NEW, State.STRANDED),
         (a_status(5, serving=4, outcome="stranded"), NEW, State.WENT_BACK),
         (a_status(5), NEW, State.LEFT),
+        (a_status(6, reason="guard", back_to=4), NEW, State.WENT_BACK),
+        (a_status(6, reason="guard"), NEW, State.LEFT),
+        (a_status(5, reason="guard", back_to=3), NEW, State.LEFT),
         (a_status(5, reason="rollback"), SAME, State.LEFT),
         (a_status(5, drift=("unit-edited",)), SAME, State.LEFT),
     ],
@@ -178,6 +191,24 @@ def test_only_what_the_rollout_deployed_is_returned() -> None:
     assert to_return(told, a_status(5)) is told
     failed_since = a_status(7, serving=6, reason="rollback", outcome="rolled back")
     assert to_return(told, failed_since).state is State.LEFT, "what another deployed serves there"
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (RolledBack("out of VRAM"), State.WATCHED),
+        (Busy("another change"), State.WATCHED),
+        (Stranded("nothing serves"), State.RETURNING),
+        (HostError("it cannot be asked"), State.RETURNING),
+        (Interrupted("by a signal"), State.RETURNING),
+    ],
+)
+def test_a_box_that_says_that_it_did_not_go_back_serves_what_was_deployed(
+    error: TunerdError, state: State
+) -> None:
+    assert not_returned(Step("gpu1", State.DONE), error).state is state
+    told = Step("gpu1", State.RETURNING)
+    assert not_returned(told, error).state is State.RETURNING, "it may still be at it"
 
 
 def test_the_order_of_return_is_the_other_way_round() -> None:
