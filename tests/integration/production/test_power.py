@@ -199,7 +199,9 @@ def test_a_unit_that_was_never_started_leaves_nothing(card: Card) -> None:
     assert card.world.serving_alias() == "one"
 
 
-def test_a_limit_that_somebody_set_since_is_left_alone_and_what_was_measured_is_not_told_of_it(card: Card) -> None:
+def test_a_limit_that_somebody_set_since_is_left_alone_and_what_was_measured_is_not_told_of_it(
+    card: Card,
+) -> None:
     ctx = card.context()
     uuid = rtx_4070_super().uuid or ""
     for watts, since_w in ((OTHER_W, THIRD_W), (THIRD_W, OTHER_W)):
