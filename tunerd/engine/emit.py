@@ -13,7 +13,7 @@ import posixpath
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from ipaddress import ip_address
@@ -162,7 +162,11 @@ def emit(
                 raise _refuse(target, flag, "it is not UTF-8")
     named = [replace(one, names=_own_names(one, servers)) for one in servers]
     carried, lost = zip(*(_carried(target, one) for one in named), strict=True)
-    told = tuple(dict.fromkeys(line for lines in lost for line in lines))
+    told = tuple(
+        dict.fromkeys(
+            (*(line for lines in lost for line in lines), *_lost_to_the_first(target, named))
+        )
+    )
     head = [*(one.title for one in named), *(f"not carried over: {line}" for line in told)]
     values = {"head": list(map(_remark, head)), "servers": carried, "together": together}
     if target in MANY:
@@ -170,6 +174,31 @@ def emit(
     else:
         values |= _for_one(target, carried[0], image or IMAGES[carried[0].has_gpu])
     return Emitted(_templates().get_template(f"{target}.j2").render(values), told)
+
+
+def _lost_to_the_first(target: Target, servers: Sequence[Server]) -> Iterator[str]:
+    """What a router has of its first server, and cannot have of the others.
+
+    Raises:
+        UsageError: another program belongs to one of them; seen of a router: a flag that its own build does not
+            know in any section keeps it from starting.
+    """
+    if target is not Target.MODELS_INI:
+        return
+    first = servers[0]
+    for one in servers[1:]:
+        if one.program != first.program:
+            raise UsageError(
+                f"{target} cannot hold {first.names[0]} and {one.names[0]} at once",
+                cause=f"a router starts all models with one program: {shlex.join(first.program)} or "
+                f"{shlex.join(one.program)}",
+                state="nothing was written",
+                hint="choose one engine for both (engine.prefer), or emit llama-swap",
+            )
+        if (one.host, one.port) != (first.host, first.port):
+            yield f"host and port of {one.names[0]}: the router has those of {first.names[0]}"
+        if one.api_key_file != first.api_key_file:
+            yield f"the API key of {one.names[0]}, or that it has none: the router does as {first.names[0]}"
 
 
 def _templates() -> Environment:

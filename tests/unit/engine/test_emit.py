@@ -144,6 +144,10 @@ WRITTEN: dict[str, tuple[Sequence[Target], list[Server], dict[str, Any]]] = {
     **{f"Several models run together only where they are known to fit, {together}": (
         (INI, LLAMA_SWAP), TWO, {"together": together}) for together in (True, False, None)},
     "A container takes one server": (CONTAINERS, TWO, {}),
+    "A router starts one program": (
+        [INI], [server_of("x"), server_of("y", names=("b",), program=("/opt/ik/llama-server",))], {}),
+    "A router has one address and one key": (
+        [INI], [server_of("x"), server_of("y", names=("b",), host="0.0.0.0", api_key_file="/etc/keys/k")], {}),
 }  # fmt: skip
 
 
