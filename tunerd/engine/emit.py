@@ -245,6 +245,9 @@ def _for_many(
     router = [*first.program, "--host", first.host or "127.0.0.1", "--port", str(first.port)]
     if first.api_key_file is not None:
         router += ["--api-key-file", first.api_key_file]
+    router += [
+        word for flag in first.flags if flag.name.startswith("--ssl-") for word in flag.words
+    ]
     most = len(servers) if together or len(servers) == 1 else 1
     router += ["--models-preset", "THIS-FILE", "--models-max", str(most)]
     aliases = [Flag(("alias", ",".join(one.names[1:]))) for one in servers]
