@@ -69,6 +69,13 @@ class Drift(BaseModel):
     code: _Words
 
 
+class Measurement(BaseModel):
+    """What holds the place of a box's server for a while."""
+
+    restores: bool
+    is_owed: bool
+
+
 class Status(Envelope):
     """`tunerd status`."""
 
@@ -76,12 +83,19 @@ class Status(Envelope):
     healthy: bool | None
     change_under_way: bool
     last_swap: Swap | None
+    measurement: Measurement | None = None
     drift: Annotated[list[Drift], Field(max_length=1000)]
 
     @property
     def newest(self) -> int | None:
         """The number of the newest swap."""
         return None if self.last_swap is None else self.last_swap.number
+
+    @property
+    def is_well(self) -> bool:
+        """Whether its server serves, or a measurement will give it its place back."""
+        now = self.measurement
+        return self.healthy is True or (now is not None and now.restores and not now.is_owed)
 
     @property
     def is_edited(self) -> bool:
@@ -263,6 +277,8 @@ def planned(step: Step, status: Status, preview: Preview, shown: str) -> Step:
     text = "; ".join(changes)
     if len(text) > _SHOWN_CHARACTERS:  # nobody may take a part for all that is asked about
         text = f"{len(changes)} lines: {text}"
+    if step.shown not in {"", shown}:
+        text = f"not what was planned before: {text}"
     return step.at(State.WAITING, text, shown=shown, newest=status.newest)
 
 

@@ -79,6 +79,26 @@ def test_what_serves_there_already_is_passed_over() -> None:
     assert "--shown=hash" in a_rollout().change(found)
 
 
+@pytest.mark.parametrize(
+    ("restores", "is_owed", "is_well"),
+    [(True, False, True), (False, False, False), (True, True, False)],
+)
+def test_a_box_that_is_measured_is_well_where_its_server_comes_back(
+    restores: bool, is_owed: bool, is_well: bool
+) -> None:
+    status = a_status(healthy=None)
+    assert not status.is_well
+    measured = {"measurement": {"restores": restores, "is_owed": is_owed, "id": "x"}}
+    assert Status.model_validate(status.model_dump() | measured).is_well is is_well
+
+
+def test_what_is_planned_otherwise_than_before_says_so() -> None:
+    before = planned(Step("gpu1"), a_status(), NEW, "hash")
+    assert planned(before, a_status(), NEW, "hash").text == before.text
+    after = planned(before, a_status(), NEW, "another")
+    assert after.text == f"not what was planned before: {before.text}"
+
+
 def test_a_difference_that_is_too_long_to_be_shown_says_so() -> None:
     lines = "".join(f"+    --flag-{n:02} value \\\n" for n in range(41))
     long = Preview(messages=[], diff=f"--- a\n+++ b\n{lines}")
