@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints
@@ -18,6 +19,7 @@ from tunerd.errors import (
     TunerdError,
     UsageError,
 )
+from tunerd.production.checks import masked
 
 # What another machine says is taken in these sizes, and not at all beyond them.
 _Number = Annotated[int, Field(ge=0, le=10**12)]
@@ -273,7 +275,10 @@ def planned(step: Step, status: Status, preview: Preview, shown: str) -> Step:
     if not preview.diff:
         return step.at(State.SKIPPED, "serves just that already")
     lines = (line for line in preview.diff.splitlines()[2:] if line[:1] in {"+", "-"})
-    changes = [f"{line[0]} {line[1:].strip(_BLANK)}" for line in lines]
+    changes = []
+    for sign, run in groupby(lines, key=lambda line: line[0]):
+        text = masked("\n".join(line[1:] for line in run))  # a flag's value may be on the next line
+        changes += [f"{sign} {line.strip(_BLANK)}" for line in text.splitlines()]
     text = "; ".join(changes)
     if len(text) > _SHOWN_CHARACTERS:  # nobody may take a part for all that is asked about
         text = f"{len(changes)} lines: {text}"

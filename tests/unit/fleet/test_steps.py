@@ -92,6 +92,16 @@ def test_a_box_that_is_measured_is_well_where_its_server_comes_back(
     assert Status.model_validate(status.model_dump() | measured).is_well is is_well
 
 
+def test_what_a_journal_keeps_of_a_unit_has_none_of_its_secrets() -> None:
+    lines = ("-Environment=HF_TOKEN=hush1", "-    --jinja --api-key hush2 \\", "-    --api-key \\",
+             "-    hush3 \\", "+    --hf-token=hush4")  # fmt: skip
+    diff = "\n".join(("--- a", "+++ b", "@@", *lines))
+    text = planned(Step("gpu1"), a_status(), Preview(messages=[], diff=diff), "hash").text
+    assert text == (
+        "- Environment=HF_TOKEN=...; - --jinja --api-key ...; - --api-key; - ...; + --hf-token=..."
+    )
+
+
 def test_what_is_planned_otherwise_than_before_says_so() -> None:
     before = planned(Step("gpu1"), a_status(), NEW, "hash")
     assert planned(before, a_status(), NEW, "hash").text == before.text
