@@ -66,11 +66,10 @@ def apply_(
 
 
 @fleet_command.command(name="promote", short_help="Deploy on each box what its sweep proved.")
-@click.argument("sweep", metavar="[SWEEP]", type=NUMBER, required=False)
 @_boxes
 @operation("render_rollout", preview="render_rollout")
-def promote(call: Call, sweep: int | None, **where: Any) -> ActionResult:
-    """Deploy what each box's own newest sweep (or SWEEP) proved there, one box after the other.
+def promote(call: Call, **where: Any) -> ActionResult:
+    """Deploy what each box's own newest sweep proved there, one box after the other.
 
     A box whose sweep proved nothing, or nothing new, is passed over.
 
@@ -78,8 +77,7 @@ def promote(call: Call, sweep: int | None, **where: Any) -> ActionResult:
     Example:
       tunerd fleet promote
     """  # noqa: D301
-    words = () if sweep is None else ("--", str(sweep))
-    return _roll_out(call, "promote", words, **where)
+    return _roll_out(call, "promote", (), **where)
 
 
 def _roll_out(

@@ -74,8 +74,8 @@ class Drift(BaseModel):
 class Measurement(BaseModel):
     """What holds the place of a box's server for a while."""
 
-    restores: bool
-    is_owed: bool
+    restores: bool = False
+    is_owed: bool = False  # older ones do not tell
 
 
 class Status(Envelope):
