@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,22 @@ def test_the_linter_has_nothing_to_say_for_production(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_settings_are_written_as_they_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "tunerd.toml"
+    engine = {"path": '/opt/ü "x"/llama-server', "environment": {"A": "${b}"}}
+    wanted = {"mode": "system", "models": {"dirs": ["/srv/m"]}, "engines": {"llama.cpp": engine}}
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps({"tunerd_settings": wanted}))
+    template = ROLES / "tunerd/templates/tunerd.toml.j2"
+    words = [program("ansible"), "localhost", "--connection=local", f"--extra-vars=@{given}",
+             "--module-name=template", f"--args=src={template} dest={path}"]  # fmt: skip
+    done = subprocess.run(
+        words, env=environment(tmp_path), capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert tomllib.loads(path.read_text()) == wanted
 
 
 def test_the_boxes_of_the_example_are_found(tmp_path: Path) -> None:
