@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from itertools import chain
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -35,7 +35,7 @@ class Window:
     begin: time
     end: time
     days: frozenset[int]
-    zone: ZoneInfo
+    zone: tzinfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,23 @@ def parse_window(text: str, days: str, zone: str) -> Window:
     begin, end = time(hours[0] % 24, hours[1]), time(hours[2] % 24, hours[3])
     if begin == end:
         raise ValueError("two different times of day, such as 01:00-06:30")
+    return Window(begin, end, _days(days), zone_named(zone))
+
+
+def zone_named(name: str) -> tzinfo:
+    """The time zone of this name; UTC is known on machines without the package tzdata too.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name in {"UTC", "Etc/UTC"}:
+        return UTC
     try:
-        where = ZoneInfo(zone)
+        return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError("the name of a time zone, such as Europe/Berlin") from error
-    return Window(begin, end, _days(days), where)
+        raise ValueError(
+            f"the name of a time zone, such as Europe/Berlin, not `{name}` (without the package tzdata only UTC is known)"
+        ) from error
 
 
 def _days(text: str) -> frozenset[int]:
@@ -101,7 +113,7 @@ def spans(window: Window, after_s: float) -> Iterator[Span]:
         day += _DAY
 
 
-def _instant(local: datetime, zone: ZoneInfo) -> float:
+def _instant(local: datetime, zone: tzinfo) -> float:
     """A time of the local clock in seconds since the epoch.
 
     One that occurs twice is the first; one that is left out is the moment at which clocks jump.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.folders import ROOT
 from tunerd.calendar import Deadline, open_span, parse_window, spans
 from tunerd.errors import ConfigError
 from tunerd.machine.clock import local_zone
@@ -153,3 +156,19 @@ def test_the_machines_zone_is_that_of_its_clock(tmp_path: Path) -> None:
     (tmp_path / "etc/localtime").symlink_to("../usr/share/zoneinfo/Europe/Berlin")
     assert local_zone({}, root=tmp_path) == "Europe/Berlin"
     assert local_zone({"TZ": ":America/New_York"}, root=tmp_path) == "America/New_York"
+    assert local_zone({"TZ": ":/etc/localtime"}, root=tmp_path) == "Europe/Berlin"
+    assert local_zone({"TZ": "/usr/share/zoneinfo/Asia/Kolkata"}) == "Asia/Kolkata"
+
+
+def test_a_machine_without_tzdata_has_windows_by_utc_and_is_told_what_others_need() -> None:
+    """Containers of Ubuntu have none: each command that reads settings refused a window for its time zone."""
+    script = """
+from tunerd.calendar import open_span, parse_window
+print(open_span(parse_window("23:00-01:00", "daily", "Etc/UTC"), 86400.0))
+parse_window("23:00-01:00", "daily", "Europe/Berlin")"""
+    variables = {"PYTHONPATH": str(ROOT), "PYTHONTZPATH": "/nonexistent"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "Span(begin_s=82800.0, end_s=90000.0)\n", done.stderr
+    assert "not `Europe/Berlin` (without the package tzdata" in done.stderr

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 import click
 
-from tunerd.calendar import Missed
+from tunerd.calendar import Missed, zone_named
 from tunerd.cli.complete import keys, names_of
 from tunerd.cli.deploy import start_after_option, yes_option
 from tunerd.cli.output import changed, columns, line, section_lines
@@ -504,7 +503,7 @@ def render_schedule(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _times(night: Mapping[str, Any], timezone: str) -> str:
-    zone = ZoneInfo(timezone)
+    zone = zone_named(timezone)
     begin = datetime.fromtimestamp(night["begin_s"], zone).strftime("%a %d %b %H:%M")
     end = datetime.fromtimestamp(night["end_s"], zone).strftime("%H:%M %Z")
     return f"{begin} to {end}"

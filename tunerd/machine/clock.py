@@ -40,15 +40,15 @@ def process_began_s(start_ticks: int) -> float:
 
 def local_zone(environment: Mapping[str, str], *, root: Path = Path("/")) -> str:
     """The name of the machine's time zone; UTC where it has none."""
-    if named := environment.get("TZ", "").lstrip(":"):
+    named = environment.get("TZ", "").lstrip(":")
+    if named and not named.startswith("/"):
         return named
-    try:
-        link = str((root / _LOCALTIME.relative_to("/")).readlink())
-        _, found, name = link.partition("zoneinfo/")
+    # TZ=:/etc/localtime spares programs a look at each time that they show.
+    for path in filter(None, (named, str(_LOCALTIME))):
+        target = os.path.realpath(root / path.lstrip("/"))
+        _, found, name = target.partition("zoneinfo/")
         if found:
             return name
-    except OSError:
-        pass
     try:
         return (root / _TIMEZONE.relative_to("/")).read_text().strip() or "UTC"
     except (OSError, ValueError):

@@ -41,13 +41,17 @@ def window_of(ctx: Context, text: str | None) -> calendar.Window | None:
     if text is None:
         return None
     settings = ctx.settings.sweep
-    zone = settings.timezone or local_zone(ctx.environment)
     try:
-        return calendar.parse_window(text, settings.days, zone)
+        return calendar.parse_window(text, settings.days, _zone(ctx, settings.timezone))
     except ValueError as error:
         raise UsageError(
             f"`{text}` is no window that a sweep could keep to", cause=f"allowed: {error}"
         ) from error
+
+
+def _zone(ctx: Context, named: str | None) -> str:
+    """By whose clock: what is named, else the machine's, for a daemon does not have the TZ of somebody's shell."""
+    return named or local_zone(ctx.environment if ctx.mode is Mode.LOCAL else {})
 
 
 def demand_open(ctx: Context, text: str | None) -> None:
@@ -71,7 +75,7 @@ def closed_text(ctx: Context, window: calendar.Window, text: str) -> str:
     if following is None:
         return f"the window {text} is closed, and does not open soon"
     opens = datetime.fromtimestamp(following.begin_s, window.zone).strftime("%a %d %b %H:%M")
-    return f"the window {text} is closed; it opens {opens} ({window.zone.key})"
+    return f"the window {text} is closed; it opens {opens} ({window.zone})"
 
 
 def deadline_of(
@@ -216,7 +220,7 @@ def show_schedule(ctx: Context) -> ActionResult:
         "enabled": settings.schedule.enabled,
         "window": settings.sweep.window,
         "days": settings.sweep.days,
-        "timezone": settings.sweep.timezone or local_zone(ctx.environment),
+        "timezone": _zone(ctx, settings.sweep.timezone),
         "missed": settings.schedule.missed,
         "begin": settings.schedule.begin,
         "budget_s": min(settings.sweep.budget_s, settings.sweep.downtime_s),
@@ -250,7 +254,7 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
     zone = changed.get("sweep.timezone") or ctx.settings.sweep.timezone
     if window is not None:
         try:
-            parsed = calendar.parse_window(window, days, zone or local_zone(ctx.environment))
+            parsed = calendar.parse_window(window, days, _zone(ctx, zone))
         except ValueError as error:
             raise UsageError(
                 "that is no window", cause=f"allowed: {error}", state="nothing was changed"
@@ -287,8 +291,7 @@ def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
         raise UsageError("there is no night to skip", hint="`tunerd schedule show`")
     span = found[0].span
     _write_memory(ctx, replace(memory, skip_begin_s=span.begin_s))
-    zone = ctx.settings.sweep.timezone or local_zone(ctx.environment)
-    payload = {"skipped": asdict(span), "timezone": zone}
+    payload = {"skipped": asdict(span), "timezone": _zone(ctx, ctx.settings.sweep.timezone)}
     return ActionResult("schedule skip-tonight", payload, has_acted=True)
 
 

@@ -19,17 +19,19 @@ from tunerd.app import Context
 from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_window
 from tunerd.cli.sweep import render_status
 from tunerd.errors import ServiceError
+from tunerd.machine.clock import local_zone
 from tunerd.machine.files import lock
 from tunerd.measure.store import EvidenceStore
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.probation import daemon_lock
 from tunerd.settings import ScheduleSettings
 from tunerd.sweep.run import sweep_status
-from tunerd.sweep.schedule import ask_tonight, read_memory
+from tunerd.sweep.schedule import ask_tonight, read_memory, show_schedule
 from tunerd.tryout.local_service import Ending
 from tunerd.watch.daemon import LONGEST_WAIT_S, Nights
 from tunerd.watch.figures import Event
 from tunerd.watch.history import HistoryKeeper, history
+from tunerd.words import Mode
 
 BERLIN = ZoneInfo("Europe/Berlin")
 WINDOW = parse_window("01:00-06:30", "daily", "Europe/Berlin")
@@ -89,6 +91,24 @@ def test_a_night_that_is_asked_for_is_tonight_whatever_the_days(tmp_path: Path) 
     assert read_memory(ctx).asked_s == ctx.clock.now_s()
     assert starts(ctx, looks=90)[0] == ["night"]
     assert read_memory(ctx).asked_s is None, "it was had"
+
+
+def test_the_tz_of_a_shell_moves_no_window_that_a_daemon_elsewhere_keeps(tmp_path: Path) -> None:
+    """Its daemon has the machine's clock; one without a service manager has what its container sets."""
+    elsewhere = "Asia/Kolkata" if local_zone({}) != "Asia/Kolkata" else "Asia/Tokyo"
+    ctx = box(tmp_path, "2026-11-23 12:00")
+    sweep = ctx.settings.sweep.model_copy(update={"timezone": None})
+    ctx = replace(
+        ctx,
+        settings=ctx.settings.model_copy(update={"sweep": sweep}),
+        environment={**ctx.environment, "TZ": elsewhere},
+    )
+    told = [show_schedule(replace(ctx, mode=mode)).payload["timezone"] for mode in Mode]
+    assert dict(zip(Mode, told, strict=True)) == {
+        Mode.SYSTEM: local_zone({}),
+        Mode.USER: local_zone({}),
+        Mode.LOCAL: elsewhere,
+    }
 
 
 # The daemon
