@@ -121,6 +121,17 @@ def own_command(mode: str, *words: str) -> list[str]:
     return [sys.executable, "-P", "-m", "tunerd", f"--{mode}", *words]
 
 
+def begin_in_utf_8() -> None:
+    """Begin this program anew where its locale has another encoding, in which Python reads words and names of files.
+
+    Units, profiles and records have them in UTF-8, as Python itself from 3.15 on: `/srv/größe.gguf` would
+    become another file. Where `-X utf8` does not help it goes on as it is.
+    """
+    if "utf8" not in sys._xoptions:  # noqa: SLF001 -- CPython documents it
+        words = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
+        os.execv(sys.executable, words)  # noqa: S606 -- its own program
+
+
 @dataclass(frozen=True, slots=True)
 class Completed:
     """A program that ended.

@@ -318,6 +318,10 @@ def option_text(option: Option) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server until a signal stops it; the exit status."""
+    if arguments is None and sys.getfilesystemencoding() != "utf-8":
+        from tunerd.machine.process import begin_in_utf_8
+
+        begin_in_utf_8()
     try:
         command = parse_command(sys.argv[1:] if arguments is None else arguments)
     except BadCommandLineError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.local_box import Box
+from tunerd.tryout.designed import SHAPES, design, write
 
 FULL = "/dev/full"
 _SAYS = """
@@ -84,6 +85,21 @@ def test_a_locale_without_the_characters_of_charts_gets_utf_8(tmp_path: Path, lo
 
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "\u2588" in shown.stdout
+
+
+def test_names_of_files_are_the_same_in_every_locale(tmp_path: Path) -> None:
+    """In `LC_ALL=de_DE` the bytes of `ü` were two other letters, and the unit that was planned served no file."""
+    folder = tmp_path / "Modelle für größere"
+    folder.mkdir()
+    write(design(SHAPES["tiny"]), folder / "tiny.gguf")
+    of_ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    planned = Box(folder, of_ascii).call(
+        "plan", "cpu-embedded", "--set", f"model.path={folder / 'tiny.gguf'}"
+    )
+
+    assert planned.returncode == 0, planned.stderr
+    assert f'--model "{folder}/tiny.gguf"' in planned.stdout
 
 
 @pytest.mark.parametrize("words", [("status",), ("--help",)])
