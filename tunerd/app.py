@@ -155,11 +155,14 @@ def build_context(
         HostError: the mode cannot work here.
     """
     from tunerd.machine.gpu import NvmlReader
-    from tunerd.units.systemd import Systemd, has_system_manager
+    from tunerd.units.systemd import Systemd, has_system_manager, runtime_dir
 
     environment = dict(os.environ) if environment is None else environment
     chosen = choose_mode(mode, environment)
     is_asked_for = bool(mode or environment.get("TUNERD_MODE"))
+    if chosen is not Mode.SYSTEM and (runtime := runtime_dir(environment)) is not None:
+        # What measures from cron or after `su`, and the daemon, meet in one folder.
+        environment = {**environment, "XDG_RUNTIME_DIR": str(runtime)}
     paths = paths_for(chosen, environment)
     settings, settings_problem = (
         (load_settings(paths, environment), None)

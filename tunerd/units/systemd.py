@@ -234,7 +234,7 @@ def has_system_manager() -> bool:
 
 def has_user_manager(environment: Mapping[str, str]) -> bool:
     """Whether a service manager of this user answers."""
-    runtime = _runtime_dir(environment)
+    runtime = runtime_dir(environment)
     if runtime is None:
         return False
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as channel:
@@ -254,11 +254,13 @@ def lingers(environment: Mapping[str, str]) -> bool | None:
     return name is not None and (_LINGER_DIR / name).exists()
 
 
-def _runtime_dir(environment: Mapping[str, str]) -> Path | None:
-    """XDG_RUNTIME_DIR, or where logind puts it: `su` and cron leave the variable out."""
-    named = environment.get("XDG_RUNTIME_DIR", "")
-    folder = Path(named) if named.startswith("/") else Path(f"/run/user/{os.getuid()}")
-    return folder if folder.is_dir() else None
+def runtime_dir(environment: Mapping[str, str]) -> Path | None:
+    """XDG_RUNTIME_DIR, or where logind puts it: cron leaves the variable out, and `su` that of who called it."""
+    for folder in (environment.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.getuid()}"):
+        with contextlib.suppress(OSError):
+            if folder.startswith("/") and Path(folder).stat().st_uid == os.getuid():
+                return Path(folder)
+    return None
 
 
 class Systemd:
@@ -288,7 +290,7 @@ class Systemd:
             if "XDG_STATE_HOME" in own and "TUNERD_STATE_DIR" not in own:
                 self._state_of_shell = paths.state_dir
             self._environment |= {name: own[name] for name in _USER_VARIABLES if name in own}
-            runtime = _runtime_dir(own)
+            runtime = runtime_dir(own)
             if runtime is not None:
                 self._environment["XDG_RUNTIME_DIR"] = str(runtime)
                 self.runtime_unit_dir = runtime / "systemd/user"

@@ -15,6 +15,7 @@ import pytest
 
 from tests.contracts.lease import LeaseContract, Take
 from tests.contracts.service_manager import UNIT, RealProcessesContract, SystemdContract
+from tunerd.app import build_context
 from tunerd.errors import ServiceError
 from tunerd.machine.clock import SystemClock
 from tunerd.paths import paths_for
@@ -121,6 +122,18 @@ def test_the_managers_that_are_there_are_found() -> None:
     # cron and su leave these variables out
     assert has_user_manager({}) is (MODE is Mode.USER)
     assert lingers(os.environ) is (MODE is Mode.USER)
+
+
+@pytest.mark.parametrize("left", [{}, {"XDG_RUNTIME_DIR": "/proc"}, {"XDG_RUNTIME_DIR": "/gone"}])
+def test_whatever_cron_and_su_leave_a_user_has_one_runtime_folder(left: dict[str, str]) -> None:
+    """From cron a sweep wrote where the daemon and `apply` did not look; after `su` no unit could be checked."""
+    home = {"HOME": os.environ["HOME"]}
+
+    found = build_context(mode=MODE, environment={**home, **left})
+
+    assert has_user_manager(left) is (MODE is Mode.USER)
+    assert found.paths == build_context(mode=MODE, environment=dict(os.environ)).paths
+    assert found.services.verify("x.service", "[Service]\nExecStart=/bin/true\n") == ()
 
 
 def test_the_version_is_read(manager: Systemd) -> None:
