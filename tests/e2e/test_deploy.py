@@ -5,6 +5,7 @@ A machine lives for the whole file; every test starts from what it deploys itsel
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,17 @@ def test_apply_serves_with_drafts_as_the_model_must_give_them(
     verified = box.json("verify")
     assert (verified["as_deployed"], verified["drift"]) == (True, [])
     assert box.show("User") == "llama-server"
+
+
+@ON_HOST
+def test_a_machine_that_slept_tells_since_when_it_serves(box: Deployment) -> None:
+    """CLOCK_MONOTONIC stands still meanwhile: after a night asleep it served since this morning."""
+    box.apply("plain")
+    since_s = box.json("status")["since_s"]
+
+    slept = box.machine.run("unshare", "--time", "--monotonic=-5", "tunerd", "status", "--json")
+
+    assert abs(json.loads(slept.stdout)["since_s"] - since_s) < 1
 
 
 def test_another_profile_and_back_and_back_again(box: Deployment) -> None:

@@ -15,15 +15,15 @@ import shlex
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError, JobCanceled, ServiceError
-from tunerd.machine.clock import SystemClock, polls
+from tunerd.machine.clock import SystemClock, polls, process_began_s
 from tunerd.machine.files import Files, sync_folder
 from tunerd.machine.net import TABLES, table_pattern
-from tunerd.machine.proc import process_name
+from tunerd.machine.proc import process_name, process_stat
 from tunerd.machine.process import MINIMAL_ENVIRONMENT, Completed, Setting, run
 from tunerd.paths import Paths, paths_for
 from tunerd.units.manager import (
@@ -301,7 +301,12 @@ class Systemd:
     def state(self, unit: str) -> UnitState:
         """How the unit is now."""
         boot_s = self.clock.now_s() - self.clock.monotonic_s()
-        return to_unit_state(unit, self.properties(unit, *STATE_PROPERTIES), boot_s=boot_s)
+        state = to_unit_state(unit, self.properties(unit, *STATE_PROPERTIES), boot_s=boot_s)
+        stat = None if state.main_pid is None else process_stat(state.main_pid)
+        if stat is None or state.active_since_s is None:
+            return state
+        # systemd counts by CLOCK_MONOTONIC, which stands still while the machine sleeps.
+        return replace(state, active_since_s=process_began_s(stat.start_ticks))
 
     def properties(self, unit: str, *names: str) -> Mapping[str, str]:
         """Raw properties; unknown ones are absent."""
