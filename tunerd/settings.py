@@ -658,7 +658,7 @@ def _read(path: Path) -> dict[str, Any]:
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(f"settings file is larger than {_MAX_FILE_BYTES} bytes: `{path}`")
     try:
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except ValueError as error:
         raise _no_toml(path, error) from error
     return _parsed(text, path)

@@ -467,9 +467,12 @@ def _busy(descriptor: int) -> Busy:
 def _cannot(verb: str, path: Path, error: OSError, *, state: str | None = None) -> HostError:
     hint = None
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        hint = f"free some space on the file system of {path.parent}"
+        hint = f"free some space on the file system of {path.parent}, or files where `df -i` says 100 %"
     elif error.errno == errno.EROFS:
         hint = _hint_read_only(path)
+    elif error.errno == errno.EPERM and os.geteuid() == 0:
+        shown = f"`lsattr -d {shlex.quote(str(path))} {shlex.quote(str(path.parent))}`"
+        hint = f"{shown} shows an `i` where one is immutable: `chattr -i` ends that"
     elif error.errno in {errno.EACCES, errno.EPERM}:
         hint = "run it as the owner, or as root"
     cause = error.strerror or str(error)

@@ -295,7 +295,7 @@ def workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
 
 def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
     try:
-        data = tomllib.loads((ctx.files.read(path) or b"").decode())
+        data = tomllib.loads((ctx.files.read(path) or b"").decode("utf-8-sig"))
         table = workload.WorkloadTable.model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False)

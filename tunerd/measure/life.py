@@ -909,7 +909,7 @@ def prompt_book(ctx: Context) -> PromptBook:
     content = ctx.files.read(_PROMPTS)
     if content is None:
         raise BenchError(f"no prompts: `{_PROMPTS}` is missing", hint="install tunerd again")
-    return read_prompts(tomllib.loads(content.decode()))
+    return read_prompts(tomllib.loads(content.decode("utf-8-sig")))
 
 
 @dataclass

@@ -48,7 +48,7 @@ def read_profile(path: Path, files: Files) -> Mapping[str, Any] | Problem:
     if len(content) > _MAX_BYTES:
         return Problem(str(path), "file", f"{len(content)} bytes", f"at most {_MAX_BYTES} bytes")
     try:
-        return tomllib.loads(content.decode())
+        return tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
         return Problem(str(path), "file", str(error), "valid TOML in UTF-8")
 

@@ -147,7 +147,7 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
 
     path = ctx.paths.settings_file
     try:
-        document = tomlkit.parse((ctx.files.read(path) or b"").decode())
+        document = tomlkit.parse((ctx.files.read(path) or b"").decode("utf-8-sig"))
     except (TOMLKitError, UnicodeDecodeError) as error:
         raise HostError(
             f"`{path}` is no TOML", cause=str(error), state="nothing was changed"
@@ -449,7 +449,7 @@ def set_setting(
         HostError: the file cannot be read or written.
     """
     known = sources_of(ctx.paths, ctx.environment)
-    in_file = tomllib.loads((ctx.files.read(ctx.paths.settings_file) or b"").decode())
+    in_file = tomllib.loads((ctx.files.read(ctx.paths.settings_file) or b"").decode("utf-8-sig"))
     is_there = _at(in_file, key) is not None
     if not is_there and key not in known and not key.startswith("engines."):
         nearest = nearest_name(key, tuple(known))

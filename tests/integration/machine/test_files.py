@@ -259,6 +259,24 @@ def test_space_that_was_set_aside_is_there_when_the_disk_is_full() -> None:
         Files().write(folder / "a", b"x" * 20_000)
 
 
+@needs_root
+def test_root_is_told_of_a_file_that_is_immutable(tmp_path: Path) -> None:
+    """Some people keep their unit so; root was told to be root."""
+    path = tmp_path / "llama-server.service"
+    path.write_bytes(b"old")
+    try:
+        program("chattr", "+i", path)
+    except ProgramFailed:
+        pytest.skip("the file system of the tests has no such attribute")
+    try:
+        with pytest.raises(HostError) as caught:
+            Files().write(path, b"new")
+    finally:
+        program("chattr", "-i", path)
+    assert f"`lsattr -d {path} {tmp_path}`" in (caught.value.hint or "")
+    assert names(tmp_path) == [path.name]
+
+
 # The lock.
 
 

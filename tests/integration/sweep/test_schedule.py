@@ -336,6 +336,23 @@ def test_the_address_of_a_webhook_is_for_the_owner_of_the_settings_alone(tmp_pat
         assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_files_that_an_editor_of_windows_wrote_are_read_and_changed(tmp_path: Path) -> None:
+    """A mark of UTF-8 that nobody sees stands first: they were `not valid TOML`, at line 1, column 1."""
+    made = Box(tmp_path)
+    (made.context.paths.site_profiles).mkdir(parents=True)
+    made.context.paths.settings_file.write_text("[sweep]\r\nmin_gain = 0.02\r\n", "utf-8-sig")
+    mine = made.context.paths.site_profiles / "mine.toml"
+    mine.write_text('extends = "cpu-embedded"\r\n', "utf-8-sig")
+
+    made.json("settings", "set", "sweep.budget_s", "3600")
+
+    assert (made.context.settings.sweep.min_gain, made.context.settings.sweep.budget_s) == (
+        0.02,
+        3600,
+    )
+    assert made.json("profiles", "check", "mine")["ok"]
+
+
 def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: Path) -> None:
     made = Box(tmp_path)
     file = made.context.paths.settings_file
