@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import Machines
 from tests.support.deployment import UNIT, Deployment, Said, UnitFile, profile
 from tests.support.machine import Machine
 from tests.support.overlay import Root
@@ -201,3 +202,20 @@ def test_where_even_the_old_server_cannot_come_back_it_is_said_and_mended_later(
 
     assert recovered["serving"] is True, recovered
     assert_as_before(tunerd, before)
+
+
+def test_a_full_disk_with_all_folders_for_temporary_files_on_it_has_a_way_back(
+    machines: Machines, host_root: Root
+) -> None:
+    """A unit is checked in such a folder; rollback ended with "the result cannot be shown: standard output"."""
+    profiles = {name: profile("embedded", serving__alias=name) for name in ("one", "two")}
+    tunerd = Deployment(machines(host_root, disk_mib=200), profiles=profiles)
+    tunerd.apply("one")
+    tunerd.apply("two")
+    tunerd.machine.sh(
+        "umount -l /tmp; dd if=/dev/zero of=/fill bs=64k; dd if=/dev/zero of=/filled bs=1; true"
+    )
+
+    tunerd("rollback", "--yes")
+
+    assert tunerd.alias() == "one"

@@ -404,7 +404,10 @@ class Systemd:
         looked up among the installed units and pass. Unknown keys and bad values leave the exit
         status at 0, so any line that names the unit is a complaint.
         """
-        with tempfile.TemporaryDirectory(prefix="tunerd-verify-") as folder:
+        # In memory where that may be written: the way back must not need space on a full disk.
+        above = (self.runtime_unit_dir, *self.runtime_unit_dir.parents[:2])
+        where = next((one for one in above if os.access(one, os.W_OK)), None)
+        with tempfile.TemporaryDirectory(prefix="tunerd-verify-", dir=where) as folder:
             path = Path(folder) / unit
             path.write_bytes(text.encode("utf-8", "surrogateescape"))
             options = ["--man=no", "--recursive-errors=no"]
