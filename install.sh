@@ -634,6 +634,9 @@ try_out() {
     if [ -e "$try_dir" ] && [ ! -e "$try_dir/.made-by-tunerd-try" ]; then
         [ -z "$(ls -A -- "$try_dir")" ] || die "there is something else in $try_dir" 'name a new folder'
     fi
+    case $(realpath -m -- "$try_dir") in
+    *[\'\"\\]*) die "no unit can name a program in $try_dir: it has a quote or a backslash" 'name another folder' ;;
+    esac
     if [ "$dry" = yes ]; then
         say "would install tunerd into $try_dir/venv and run detect, plan, apply, rollback, a sweep there"
         done_with '' || return 0

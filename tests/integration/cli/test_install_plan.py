@@ -46,6 +46,17 @@ def test_an_upgrade_keeps_what_a_shared_store_needs_though_the_python_was_replac
     assert planned(tmp_path) == "tunerd[embedded,fleet]"
 
 
+@pytest.mark.parametrize(("name", "code"), [("Jack's", 1), ("a b%ü", 0)])
+def test_a_try_out_begins_in_no_folder_of_which_no_program_can_serve(
+    tmp_path: Path, name: str, code: int
+) -> None:
+    """It ended after everything was installed: systemd refuses such a program, and so does the supervisor."""
+    done = install(tmp_path, "--try", name, "--dry-run", check=False)
+    assert done.returncode == code, done.stderr
+    assert ("it has a quote" in done.stderr) == bool(code)
+    assert not (tmp_path / name).exists()
+
+
 def uninstall(folder: Path) -> str:
     return install(folder, "--system", "--uninstall", "--dry-run").stdout
 
