@@ -104,7 +104,7 @@ TRAFFIC = Traffic(n_requests=50, n_prompt=50_000, n_predicted=20_000, n_drafted=
 LOG = LogFacts(
     has_cuda=True,
     cuda_architectures=(86, 89, 120),
-    has_all_kv_pairs=False,
+    kv_pairs=frozenset(),
     n_slots=1,
     traffic=TRAFFIC,
 )

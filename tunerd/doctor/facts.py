@@ -26,7 +26,10 @@ from tunerd.result import Level, Message
 from tunerd.words import MiB
 
 _SYSTEM_INFO = re.compile(r"system_info: n_threads")
-_CUDA_PART = re.compile(r"\| CUDA : (?P<part>[^:]{1,400}?)(?: \| [A-Za-z]\w* :|$)")
+_CUDA_PART = re.compile(r"\| CUDA : (?P<part>[^:]{1,2000}?)(?: \| [A-Za-z]\w* :|$)")
+# Builds since September 2026 list their pairs of KV types, those before only said whether they had all.
+_KV_PAIRS = re.compile(r"FA_QUANTS = (?P<list>\S+)")
+ALL_PAIRS = "all"
 _ARCHITECTURES = re.compile(r"\bARCHS = (?P<list>[0-9a-z,; ]{1,200}?)(?: \||$)")
 _MLOCK_REFUSED = "failed to mlock"
 _MAPPED_OVERRIDES = "tensor overrides to CPU are used with mmap enabled"
@@ -64,13 +67,13 @@ class Traffic:
 class LogFacts:
     """What the log of one life of a server says.
 
-    `has_cuda`, `cuda_architectures` and `has_all_kv_pairs` come from its line about the system, and are
-    None where the log does not reach back to it.
+    `has_cuda`, `cuda_architectures` and `kv_pairs` come from its line about the system, and are
+    None where the log does not reach back to it. `kv_pairs` (`q8_0-q4_0`) is empty where the build says none.
     """
 
     has_cuda: bool | None = None
     cuda_architectures: tuple[int, ...] | None = None
-    has_all_kv_pairs: bool | None = None
+    kv_pairs: frozenset[str] | None = None
     mlock_refused: bool = False
     maps_overridden_tensors: bool = False
     lacks_kernels: bool = False
@@ -95,7 +98,7 @@ def read_server_log(lines: Sequence[str], own: Sequence[Timings] = ()) -> LogFac
     return LogFacts(
         has_cuda=None if info is None else cuda is not None,
         cuda_architectures=_architectures(cuda["part"]) if cuda is not None else None,
-        has_all_kv_pairs=None if cuda is None else "FA_ALL_QUANTS = 1" in cuda["part"],
+        kv_pairs=_kv_pairs(cuda["part"]) if cuda is not None else None,
         mlock_refused=_says(lines, _MLOCK_REFUSED),
         maps_overridden_tensors=_says(lines, _MAPPED_OVERRIDES),
         lacks_kernels=_says(lines, _NO_KERNEL),
@@ -118,6 +121,14 @@ def _architectures(part: str) -> tuple[int, ...] | None:
         return None
     numbers = [int(digits) // 10 for digits in re.findall(r"\d{3,4}", found["list"])]
     return tuple(sorted(set(numbers))) or None
+
+
+def _kv_pairs(part: str) -> frozenset[str]:
+    """Pairs of KV types with kernels of their own."""
+    if "FA_ALL_QUANTS = 1" in part:
+        return frozenset({ALL_PAIRS})
+    found = _KV_PAIRS.search(part)
+    return frozenset(found["list"].split(",")) if found is not None else frozenset()
 
 
 def _traffic(lines: Sequence[str], own: Sequence[Timings]) -> Traffic | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from tunerd.doctor.facts import (
+    ALL_PAIRS,
     Facts,
     Missing,
     Rule,
@@ -57,6 +58,7 @@ _Q8_0_OF_F16 = 34 / 64  # bytes of 32 values
 # Pairs for which CUDA builds have kernels unless they were built with all of them.
 _PAIRS_OF_ALL_BUILDS = frozenset({"f16", "bf16", "f32", "q8_0", "q4_0"})
 _PAIRS_OF_SOME_BUILDS = frozenset({"q4_1", "q5_0", "q5_1"})
+_PAIRS_OF_NO_BUILD = frozenset({"iq4_nl"})
 _LOCKED_MODES = frozenset({"mlock", "mmap+mlock"})
 _MAPPED_MODES = frozenset({None, "auto", "mmap"})
 _SERVER_SWAP_MIB = 64
@@ -629,29 +631,40 @@ def _cache_mib(facts: Facts) -> float | None:
 @_rule(
     "kv-pair",
     "a pair of KV types that the build has no kernel for",
-    "attention then runs on the CPU, very slowly and without a word",
-    "ggml-cuda of llama.cpp, fattn.cu: pairs without GGML_CUDA_FA_ALL_QUANTS",
+    "attention then runs on the CPU, very slowly and without a word; builds since September 2026 turn most "
+    "pairs into f16 at each step instead",
+    f"ggml-cuda of llama.cpp, fattn.cu; {_issue(27109, 28079)}",
 )
 def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
     settings = facts.settings()
     k, v = _cache_types(settings)
     if facts.served_card() is None or settings.serving.flash_attn == "off":
         return
+    capabilities = facts.unit().capabilities
+    is_ik = capabilities is not None and capabilities.family is Family.IK
+    has_none = not is_ik and _PAIRS_OF_NO_BUILD & {k, v}
     is_fast = k == v and k in _PAIRS_OF_ALL_BUILDS
     is_known = {k, v} <= _PAIRS_OF_ALL_BUILDS | _PAIRS_OF_SOME_BUILDS
-    if is_fast or not is_known:
+    # ik's kernels have types that mainline's lack.
+    if is_fast or not (is_known or has_none) or (is_ik and k == v):
         return
-    capabilities = facts.unit().capabilities
-    if k == v and capabilities is not None and capabilities.family is Family.IK:
-        return  # its kernels have types that mainline's lack
     log = facts.log()
     if log.has_cuda is False:
         return
-    if not need(log.has_all_kv_pairs, "the build's FA_ALL_QUANTS: its log does not reach that far"):
+    pairs = need(log.kv_pairs, "the build's pairs of KV types: its log does not reach that far")
+    way = "tunerd plan PROFILE --set serving.cache_type_k=q8_0 --set serving.cache_type_v=q8_0"
+    what = f"the KV cache is {k}/{v}"
+    if has_none:
+        yield _errs(f"{what}, for which llama.cpp has no CUDA kernel", way)
+    elif pairs and not {ALL_PAIRS, f"{k}-{v}".replace("f32", "f16")} & pairs:
+        yield _warns(
+            f"{what}, for which this build has no kernel of its own: it becomes f16 at each step",
+            f'{way}, or build with -DGGML_CUDA_FA_QUANTS="q8_0-q8_0;{k}-{v}"',
+        )
+    elif not pairs:
         yield _errs(
-            f"the KV cache is {k}/{v}, for which this build has no CUDA kernel (FA_ALL_QUANTS is off)",
-            "tunerd plan PROFILE --set serving.cache_type_k=q8_0 --set serving.cache_type_v=q8_0, or "
-            "build with -DGGML_CUDA_FA_ALL_QUANTS=ON",
+            f"{what}, for which this build has no CUDA kernel (FA_ALL_QUANTS is off)",
+            f"{way}, or build with -DGGML_CUDA_FA_ALL_QUANTS=ON",
         )
 
 

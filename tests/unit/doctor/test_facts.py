@@ -190,6 +190,8 @@ CUDA_INFO = (
     "system_info: n_threads = 6 (n_threads_batch = 6) / 12 | CUDA : ARCHS = 860,890 | "
     "USE_GRAPHS = 1 | PEER_MAX_BATCH_SIZE = 128 | FA_ALL_QUANTS = 1 | CPU : SSE3 = 1 | AVX = 1 |"
 )
+_KV_TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16", "f16")
+PAIRS = [f"{k}-{v}" for k in _KV_TYPES for v in _KV_TYPES]
 MAINLINE_REQUESTS = """\
 slot launch_slot_: id  0 | task 0 | processing task, is_child = 0
 slot print_timing: id  0 | task 0 | prompt eval time =      31.30 ms /   240 tokens (    0.13 ms per token,  7666.51 tokens per second)
@@ -217,13 +219,18 @@ MISPLACED_NOW = (
     "(chunked) is assigned to device CUDA0 (usually due to missing support)"
 )
 CASES: list[tuple[list[str], dict[str, Any]]] = [
-    ([CUDA_INFO], {"has_cuda": True, "cuda_architectures": (86, 89), "has_all_kv_pairs": True}),
+    ([CUDA_INFO], {"has_cuda": True, "cuda_architectures": (86, 89), "kv_pairs": {"all"}}),
     ([CUDA_INFO.replace("FA_ALL_QUANTS = 1 | ", "").replace("860,890", "1200")],
-     {"cuda_architectures": (120,), "has_all_kv_pairs": False}),
+     {"cuda_architectures": (120,), "kv_pairs": set()}),
+    # As builds say it since ggml-org/llama.cpp#28079 (September 2026); seen on no card here.
+    ([CUDA_INFO.replace("FA_ALL_QUANTS = 1", "FA_QUANTS = q4_0-q4_0,q8_0-q8_0,f16-f16")],
+     {"kv_pairs": {"q4_0-q4_0", "q8_0-q8_0", "f16-f16"}, "cuda_architectures": (86, 89)}),
+    ([CUDA_INFO.replace("FA_ALL_QUANTS = 1", f"FA_QUANTS = {','.join(PAIRS)}")],
+     {"has_cuda": True, "kv_pairs": set(PAIRS)}),
     (log_of("logs/mainline-2026-04-26/out-of-memory.txt"),
-     {"has_cuda": False, "cuda_architectures": None, "has_all_kv_pairs": None}),
+     {"has_cuda": False, "cuda_architectures": None, "kv_pairs": None}),
     # It does not reach back to the start.
-    (MAINLINE_REQUESTS, {"has_cuda": None, "has_all_kv_pairs": None, "n_slots": None,
+    (MAINLINE_REQUESTS, {"has_cuda": None, "kv_pairs": None, "n_slots": None,
                          "traffic": Traffic(2, 300, 51, 61, 17)}),
     (log_of("memory/mainline-2026-08-18-cpu-mtp.txt"), {"traffic": None}),
     (log_of("logs/ik-2026-08/mlock-refused-and-no-mtp-block.txt"), {"mlock_refused": True}),

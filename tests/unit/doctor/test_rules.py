@@ -48,6 +48,7 @@ BY_CODE = {rule.code: rule for rule in ALL_RULES}
 UNMEASURED = replace(EVIDENCE, break_even=None)
 SMALL_CARD = with_card(total_mib=MiB(12282), used_mib=MiB(9000), processes=())
 PLAIN: dict[str, Any] = {"serving__cache_type_k": "f16", "serving__cache_type_v": "f16"}
+NEWER_PAIRS = frozenset({"q4_0-q4_0", "q8_0-q8_0", "f16-f16", "bf16-bf16"})
 LOW = replace(TRAFFIC, n_accepted=1500)
 IQ4_HEAD = replace(model(), mtp_types=(("iq4_xs", 400_000_000), ("f32", 2_000_000)))
 XORG = GpuProcess(900, MiB(950), "graphics", "Xorg", "display-manager.service")
@@ -142,6 +143,11 @@ FIRES = [
     ("kv-plain", "a plain cache where nothing is estimated",
      with_server(with_settings(SMALL_CARD, **PLAIN), estimate=None)),
     ("kv-pair", "a pair of caches without a kernel", with_settings(serving__cache_type_v="q4_0")),
+    ("kv-pair", "a pair of caches that a newer build turns into f16",
+     with_log(with_settings(serving__cache_type_v="q4_0"), kv_pairs=NEWER_PAIRS)),
+    ("kv-pair", "a cache that no build has a kernel for",
+     with_log(with_settings(serving__cache_type_k="iq4_nl", serving__cache_type_v="iq4_nl"),
+              kv_pairs=frozenset({"all"}))),
     ("context-not-fillable", "an engine that made less context", with_context(16384)),
     ("context-not-fillable", "more context than trained", with_server(estimate=estimated(524288))),
     ("context-not-fillable", "a context that RAM does not hold",
@@ -224,7 +230,9 @@ SILENT = [
     ("kv-plain", with_settings(**PLAIN)),
     ("kv-plain", without_cards(with_settings(**PLAIN))),
     ("kv-plain", with_settings(SMALL_CARD, memory__kv_offload=False, **PLAIN)),
-    ("kv-pair", with_log(with_settings(serving__cache_type_v="q4_0"), has_all_kv_pairs=True)),
+    ("kv-pair", with_log(with_settings(serving__cache_type_v="q4_0"), kv_pairs=frozenset({"all"}))),
+    ("kv-pair", with_log(with_settings(serving__cache_type_v="q4_0"),
+                         kv_pairs=NEWER_PAIRS | {"q8_0-q4_0"})),
     ("kv-pair", with_settings(serving__cache_type_v="q4_0", serving__flash_attn="off")),
     ("kv-pair", with_server(with_settings(serving__cache_type_v="q4_0"), devices=())),
     ("p-min-zero", with_server(with_settings(SMALL_CARD, speculation__p_min=0.0), devices=())),
@@ -282,7 +290,7 @@ UNKNOWN = [
      with_server(with_settings(speculation__type="ngram-mod"), model=None)),
     ("kv-plain", "size unknown", with_settings(with_card(total_mib=None), **PLAIN)),
     ("kv-pair", "kernels of pairs unknown",
-     with_log(with_settings(serving__cache_type_v="q4_0"), has_all_kv_pairs=None)),
+     with_log(with_settings(serving__cache_type_v="q4_0"), kv_pairs=None)),
     ("context-not-fillable", "model that cannot be read", with_server(model=None, model_problem="no such file")),
     ("context-not-fillable", "no estimate of context", with_server(estimate=None)),
     ("memlock", "limit unknown", with_server(locking=None)),
