@@ -43,7 +43,8 @@ _SLOTS = re.compile(r"\bn_slots = (?P<n>\d{1,4})\b")
 class Traffic:
     """Requests that a server answered, summed: tokens processed, generated, drafted and accepted.
 
-    `n_prompt` leaves out what came from the cache. `n_drafted` is 0 where nothing was drafted.
+    `n_prompt` leaves out what came from the cache. `n_drafted` is 0 where nothing was drafted. `n_lost`
+    prompt tokens were there, and were read again for want of a snapshot.
     """
 
     n_requests: int
@@ -51,6 +52,7 @@ class Traffic:
     n_predicted: int
     n_drafted: int
     n_accepted: int
+    n_lost: int = 0
 
     @property
     def n_steps(self) -> int:
@@ -143,6 +145,7 @@ def _traffic(lines: Sequence[str], own: Sequence[Timings]) -> Traffic | None:
         n_predicted=sum(one.predicted_n for one in requests),
         n_drafted=sum(one.drafted_n or 0 for one in requests),
         n_accepted=sum(one.accepted_n or 0 for one in requests),
+        n_lost=sum(one.lost_n for one in requests),
     )
 
 

@@ -703,6 +703,27 @@ def _context(facts: Facts) -> Iterator[Seen | Missing]:
         )
 
 
+# Prompt tokens that are worth a word: some ten seconds of reading, and more than a new conversation now and then.
+_LOST_TOKENS, _LOST_SHARE = 10_000, 0.2
+
+
+@_rule(
+    "prompts-read-anew",
+    "prompts that are read from their beginning, though it was there",
+    "a recurrent state and a sliding window can only be gone on with from a snapshot: where none lies before the place in "
+    "which prompts part, all is read; a prompt that was found again was read 60 times faster",
+    f"{CARD_24_GB}, phases 6 and 7; {_issue(22384, 24055)}",
+)
+def _read_anew(facts: Facts) -> Iterator[Seen | Missing]:
+    traffic = facts.traffic()
+    if traffic.n_lost >= max(_LOST_TOKENS, _LOST_SHARE * traffic.n_prompt):
+        yield _warns(
+            f"{traffic.n_lost} of {traffic.n_prompt} prompt tokens were read though the slot held them",
+            "put what changes (dates, memories) at the end of prompts; serving.ctx_checkpoints above 0; on mainline a "
+            "serving.n_ubatch of more tokens than change there",
+        )
+
+
 @_rule(
     "memlock",
     "mlock without the right to lock",

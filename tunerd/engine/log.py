@@ -29,6 +29,11 @@ _DRAFT = re.compile(r"draft acceptance(?: rate)? = \S+ \(\s*(\d+) accepted /\s*(
 _END = re.compile(r"stop processing: n_(?:tokens|past) = (\d+), truncated = (\d)")
 _END_IK = re.compile(r"slot released \|")
 _N_PAST = re.compile(r"\bn_past=(\d+)\b")
+# A prompt that begins like what the slot holds, without a snapshot to go on from (hybrid and sliding-window models):
+# of mainline the share that is alike, of ik its tokens.
+_READ_ANEW = "forcing full prompt re-processing"
+_ALIKE = re.compile(r"selected slot by LCP similarity, (?:f_)?sim_best = ([01]\.\d{1,9}) ")
+_ALIKE_IK = re.compile(r"\| n_past = (\d{1,9}), slot\.prompt\.tokens\.size")
 _TRUNCATED_IK = re.compile(r"\btruncated=(true|false)")
 _BEGINS_IK = "main] build info |"
 # Of a sum: what is logged and counted of a request while one looks. Of a counter: its last digit.
@@ -49,6 +54,7 @@ class LoggedRequest:
         drafted_n: Drafted tokens; None where the log says nothing of drafts.
         accepted_n: Drafted tokens that were right.
         concurrency: Requests under way when it began, itself among them.
+        lost_n: Prompt tokens that were there, and were read again for want of a snapshot [tok].
     """
 
     prompt_n: int
@@ -59,6 +65,7 @@ class LoggedRequest:
     drafted_n: int | None
     accepted_n: int | None
     concurrency: int
+    lost_n: int = 0
 
     @property
     def prompt_total_n(self) -> int | None:
@@ -111,6 +118,9 @@ class _Task:
     drafts: tuple[int, int] | None = None
     end_tokens: int | None = None
     is_truncated: bool = False
+    alike: float = 0.0
+    alike_n: int | None = None
+    is_read_anew: bool = False
     has_ended: bool = False
 
     def request(self) -> LoggedRequest | None:
@@ -127,7 +137,11 @@ class _Task:
             drafted_n=drafted,
             accepted_n=accepted,
             concurrency=self.concurrency,
+            lost_n=self._lost(prompt_n) if self.is_read_anew else 0,
         )
+
+    def _lost(self, prompt_n: int) -> int:
+        return min(prompt_n, round(self.alike * prompt_n) if self.alike_n is None else self.alike_n)
 
     def _cached(self, prompt_n: int, predicted_n: int) -> int | None:
         """The slot holds the whole prompt and all that was generated but the last token."""
@@ -144,6 +158,7 @@ class _Reader:
     tasks: dict[int, _Task] = field(default_factory=dict)
     by_slot: dict[str, _Task] = field(default_factory=dict)
     timed: int | None = None
+    alike: float = 0.0
     order: list[int] = field(default_factory=list)
     found: list[LoggedRequest] = field(default_factory=list)
     lives: int = 0
@@ -158,6 +173,10 @@ class _Reader:
             self.timed = task if _TIMING.search(line) else None
             if _START.search(line):
                 self._start(task, _slot_of(line) or f"of {task}")
+            elif task in self.tasks:
+                self._take_snapshot(self.tasks[task], line)
+        elif found := _ALIKE.search(line):
+            self.alike = float(found[1])
         self._take_timing(line)
         self._take_end(line, task)
 
@@ -168,8 +187,15 @@ class _Reader:
         if task in self.tasks:  # which no server begins twice: somebody else wrote one of both
             others.append(self.tasks[task])
         busy = sum(not one.has_ended and one.generated is None for one in others)
-        self.tasks[task] = self.by_slot[slot] = _Task(concurrency=busy + 1)
+        self.tasks[task] = self.by_slot[slot] = _Task(concurrency=busy + 1, alike=self.alike)
+        self.alike = 0.0
         self.order.append(task)
+
+    def _take_snapshot(self, task: _Task, line: str) -> None:
+        """What its prompt shares with what the slot held, and that nothing lay there to go on from."""
+        if found := _ALIKE_IK.search(line):
+            task.alike_n = int(found[1])
+        task.is_read_anew |= _READ_ANEW in line
 
     def _take_timing(self, line: str) -> None:
         """Times of the task that was named last: ik and old mainline head them with a line.

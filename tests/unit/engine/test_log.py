@@ -42,6 +42,26 @@ def test_length_reuse_and_drafts_of_every_request_are_told(
     assert [one.prompt_total_n for one in found] == [120, 150, 60]
 
 
+# Of a turn that goes on, of one whose answer was rewritten, of another conversation with 600 tokens in common, and of the
+# first one again, as far as 600: mainline and the embedded server without snapshots, ik with those that it makes.
+LOST_WITHOUT = [0, 0, 974, 600, 601]
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("mainline-2026-08-18", LOST_WITHOUT),
+        ("embedded", LOST_WITHOUT),
+        ("ik-2026-08", [0, 0, 0, 600, 600]),
+    ],
+)
+def test_prompt_tokens_that_were_there_and_were_read_again_are_told(
+    name: str, lost: list[int]
+) -> None:
+    found = read_requests(lines_of(f"read-anew-{name}")).requests
+    assert [one.lost_n for one in found] == lost
+
+
 def test_a_request_whose_end_is_lost_has_no_known_prompt() -> None:
     lines = [line for line in lines_of("mainline-2026-08-18") if "stop processing" not in line]
     found = read_requests(lines).requests
