@@ -132,6 +132,11 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
     if speculation.kinds and (serving.n_parallel or 1) > 1:
         yield warning("slots", f"speculation with {serving.n_parallel} slots is unsafe or refused on "
                       "several builds", "set serving.n_parallel = 1")  # fmt: skip
+    by_text = sorted(kind for kind in speculation.kinds if kind.startswith("ngram-"))
+    if "mtp" in speculation.kinds and by_text:
+        # Source: write-up "Multi-Token Prediction lands in llama.cpp"; ggml-org/llama.cpp#23154.
+        yield warning("mixed-drafts", f"MTP beside {', '.join(by_text)} is experimental, and ended servers with CUDA "
+                      "errors", "speculation.type = mtp; `tunerd compare` says whether both are any faster")  # fmt: skip
     cores = host.cpu.physical_cores
     if "physical" in {serving.threads, serving.threads_batch} and cores is None:
         yield error("cores", "the number of physical cores could not be told",

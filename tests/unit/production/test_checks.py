@@ -184,6 +184,7 @@ CHECKS: dict[str, Cases] = {
         "a larger ubatch": values(serving__n_ubatch=513, serving__n_batch=512),
         "MTP with two slots": values(serving__n_parallel=2, **MTP),
         "two slots": values(serving__n_parallel=2),
+        "MTP with n-grams": values(speculation__type="draft-mtp,ngram-mod"),
         "nine threads": values(serving__threads=9),
         "nine threads of unknown cores": values(BLIND, serving__threads=9),
         "as many threads as cores": values(serving__threads="physical"),
