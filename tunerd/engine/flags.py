@@ -636,6 +636,7 @@ class RenderContext:
         return value
 
 
+IN_STAGE = "inside `--spec-type`"
 NO_FLAG_NEEDED = "this is what the engine does without a flag"
 _NEVER_CHANGES = "this build never changes the depth by itself"
 # Before `--load-mode` these switches had the same meaning. Order matters to builds that have
@@ -982,7 +983,7 @@ class _Renderer:
         value = f"{word}:{','.join(words.values())}" if words else word
         yield Argument("--spec-type", value, _TYPE, strongest)
         for name, pair in words.items():
-            yield Note(given[name].key, f"`{pair}` inside `--spec-type`")
+            yield Note(given[name].key, f"`{pair}` {IN_STAGE}")
         adaptive = self.setting("speculation.adaptive")
         if adaptive is not None and not adaptive.value:
             yield Note(adaptive.key, _NEVER_CHANGES)

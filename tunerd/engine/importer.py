@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tunerd.engine.flags import (
+    IN_STAGE,
     LEGACY_LOAD,
     NO_FLAG_NEEDED,
     SECRET_FLAGS,
@@ -536,7 +537,7 @@ class _Import:
             key: notes.get(key, "it cannot be said beside the rest").removeprefix("left out: ")
             for key in owners - said - _RESPELLED
             if self.keys.get(key, LEAVE_TO_ENGINE) != LEAVE_TO_ENGINE
-            and notes.get(key) != NO_FLAG_NEEDED
+            and not notes.get(key, "").endswith((NO_FLAG_NEEDED, IN_STAGE))
         }
 
 

@@ -151,6 +151,10 @@ LINES: dict[str, dict[str, Sequence[str]]] = {
         "ik-may": ("-mtp", "-mtp -no-mtp", "--spec-type ngram-simple --draft-max 2"),
         "ik-now": ("--spec-type mtp:p_min=0.75,n_max=3",),
     },
+    # A unit from before June 2026, whose engine was upgraded since: what the stage says now is not lost.
+    "Depth and filter in flags of their own go into ik's stage": {
+        "ik-now": ("-mtp --draft-max 3 --draft-p-min 0.75", "--spec-type mtp --draft-max 3", "--draft-max 3"),
+    },
     "What no profile can say is named": {
         "main-0x": ("--nope 5 -c 5", "-c", "-c many", "--temp nan", "-t -1", "--port 0", "-a 'a\nb'", "--lora 'a\nb'",
                     "stray words -c 5"),
