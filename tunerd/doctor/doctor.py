@@ -153,7 +153,7 @@ def _with_build(
         return replace(facts, settings_problem=engine.problem)
     facts = replace(
         facts,
-        foreign_flags=foreign_flags(ctx, found, live.arguments, engine.capabilities),
+        foreign_flags=foreign_flags(ctx, found, live, engine.capabilities),
         devices=_devices(ctx, found, engine.capabilities, live),
     )
     if not live.names_a_model and hides_words(live):

@@ -364,7 +364,7 @@ class ServerFacts:
     `was_edited` is true, and what only this process shows (slots, locks, log) is unknown.
     `settings` are the keys that its command line and environment set; what they leave to the build
     is None there. `settings_problem` says why they cannot be read. `foreign_flags` are flags on the
-    command line that the build does not take; empty where the build is not known. `no_start` says why
+    command line, and variables, that the build does not take; empty where the build is not known. `no_start` says why
     nothing starts on what stands in the unit and on disk by now, `death` how a server that failed ended.
     `is_silent`: the journal has what the manager says of it, and nothing of its own.
     """

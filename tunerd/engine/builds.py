@@ -529,14 +529,17 @@ def dry_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def foreign_flags(
-    ctx: Context, found: Found, arguments: Sequence[str], capabilities: Capabilities
+    ctx: Context, found: Found, live: LiveUnit, capabilities: Capabilities
 ) -> tuple[str, ...]:
-    """Flags that the build neither lists nor takes: a dry run has the last word."""
-    unlisted = unlisted_flags(arguments, capabilities)
+    """Flags, and variables in their place, that the build neither lists nor takes: a dry run has the last word."""
+    gone = {option.env for option in capabilities.help.options if option.is_removed}
+    variables = tuple(one for one in live.environment.items() if one[0] in gone)
+    unlisted = (*unlisted_flags(live.arguments, capabilities), *(name for name, _ in variables))
     if not unlisted:
         return ()
+    found = replace(found, environment=(*found.environment, *variables))
     try:
-        refused = refusal(ctx, found, dry_arguments(arguments))
+        refused = refusal(ctx, found, dry_arguments(live.arguments))
     except EngineError:
         return ()
     return unlisted if refused is not None else ()
@@ -563,14 +566,14 @@ def why_no_start(ctx: Context, live: LiveUnit) -> str | None:
     except ModelFileError as error:
         if not isinstance(error.__cause__, OSError):  # which may be ours alone
             return error.words
-    return _why_not_run(ctx, found_in_unit(live, program), live.arguments)
+    return _why_not_run(ctx, found_in_unit(live, program), live)
 
 
-def _why_not_run(ctx: Context, found: Found, arguments: Sequence[str]) -> str | None:
+def _why_not_run(ctx: Context, found: Found, live: LiveUnit) -> str | None:
     """Why a program does not run with these arguments, where it may be asked."""
     engine = engine_of(ctx, found)
     if engine.capabilities is not None:
-        flags = foreign_flags(ctx, found_of(engine), arguments, engine.capabilities)
+        flags = foreign_flags(ctx, found_of(engine), live, engine.capabilities)
         return f"`{found.program}` does not take {', '.join(flags)} any more" if flags else None
     if _refusal(ctx, found, is_embedded=engine.is_embedded) is not None:
         return None

@@ -83,6 +83,28 @@ def test_an_older_unit_with_flags_that_the_build_takes_no_more_is_refused_before
         assert "--checkpoint-every-n-tokens" in told["text"]
 
 
+def test_a_variable_that_the_build_takes_no_more_is_told_before_the_server_is_started_on_it() -> (
+    None
+):
+    """As in the defaults file of Debian's unit: a server with it ends at once, with any argument."""
+    with a_box() as (box, builds):
+        box.profile("now")
+        box.apply("now")
+        unit = box.box.unit
+        with_variable = "[Service]\nEnvironment=LLAMA_ARG_DRAFT_MAX=3\n"
+        unit.write_text(unit.read_text().replace("[Service]\n", with_variable, 1))
+
+        def told() -> dict[str, str]:
+            found = box.box.json("doctor", code=None)["findings"]
+            return {one["code"]: one["seen"] for one in found}
+
+        assert not {"flags-removed", "server-down"} & told().keys()
+        install(builds / "b1", NEW)
+        found = told()
+        assert "does not take LLAMA_ARG_DRAFT_MAX" in found["flags-removed"]
+        assert "does not take LLAMA_ARG_DRAFT_MAX any more" in found["server-down"]
+
+
 def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_other_build() -> None:
     """A bench kept what the old build did as what the new one does."""
     with a_box() as (box, builds):
