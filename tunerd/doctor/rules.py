@@ -488,7 +488,7 @@ def _share_used(gpu: Gpu) -> float | None:
     "vram-spill",
     "memory of the card that lives in RAM",
     "a card with 448 GB/s then waits for 32 GB/s: speed collapses instead of an error",
-    f"{CARD_16_GB} (at 43k tokens); CUDA Programming Guide, unified memory; {_issue(27162)}",
+    f"{CARD_16_GB} (at 43k tokens); CUDA Programming Guide, unified memory; {_issue(27162, 24712)}",
 )
 def _spill(facts: Facts) -> Iterator[Seen | Missing]:
     card = facts.used_card()
@@ -501,9 +501,14 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
             f"remove it from the unit: {server.systemctl} edit --full {server.unit}",
         )
     if server.said.has_misplaced_layers:
+        why, do = "where VRAM ran out", "raise memory.fit_mib by a step of 128 MiB"
+        model, settings = server.model, server.settings
+        if model and model.has_mtp and settings and not speculates(settings):
+            # fit counts the trunk's layers, the loader the block too.
+            why = "where fit places a model whose MTP block is not used"
+            do = 'memory.n_gpu_layers = "all", with memory.n_cpu_moe for what has no room; or a file without that block'
         yield _warns(
-            "the log says that a layer's parts are on different devices, as happens where VRAM ran out",
-            "raise memory.fit_mib by a step of 128 MiB",
+            f"the log says that a layer's parts are on different devices, as happens {why}", do
         )
     share = _share_used(card)
     if need(facts.driver, "the driver's files").is_wsl and share is not None and share > FULL_SHARE:
