@@ -165,11 +165,14 @@ _VERSION = re.compile(
 
 # Digits of an identity that tell builds apart for people, and in names of folders.
 SHORT = 12
-# ik_llama.cpp takes these but does not list them: those of the first line never, the second not before July
-# 2026, the others not in a build for the CPU. Source: builds of June and August 2026, each flag tried with a
+# ik_llama.cpp takes these but does not list them: those of the first two lines never or no more, as far as `-thp` not before
+# July 2026, the others not in a build for the CPU. Source: builds of June and August 2026, each flag tried with a
 # missing model file (tests/integration/engine/test_golden_engines.py tries them again).
 IK_HIDDEN_FLAGS = frozenset(
     ("-a", "--alias", "--n-predict", "-to", "--embeddings", "--logit-bias", "-rcache", "--rope-cache",
+     "-fdn", "--fused-delta-net", "--recurrent-ckpt-mode",
+     "-gfm", "--gpu-fit-margin", "--dry-multiplier", "--dry-base", "--dry-allowed-length", "--dry-penalty-last-n",
+     "--dry-sequence-breaker", "--no-mmproj-offload", "--scheduler-async", "--transparent-huge-pages",
      "-ot", "--override-tensor", "-rtr", "-cmoe", "-ncmoe", "-thp",
      "-op", "--offload-policy", "-no-ooae", "--no-offload-only-active-experts", "--max-gpu",
      "-ngl", "--gpu-layers", "--n-gpu-layers", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft",

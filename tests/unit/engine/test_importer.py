@@ -148,8 +148,8 @@ LINES: dict[str, dict[str, Sequence[str]]] = {
         "main-lm": ("LLAMA_ARG_SPEC_TYPE=ngram-mod --spec-type draft-mtp", "--spec-type draft-mtp -md /mtp.gguf"),
         "main-mid": ("-md /d.gguf --spec-draft-n-max 5", "--spec-type draft-mtp -md /mtp.gguf"),
         "main-old": ("-md /d.gguf --draft-max 5", "--spec-type ngram-simple --draft-max 2"),
-        "ik-may": ("-mtp", "-mtp -no-mtp", "--spec-type ngram-simple --draft-max 2"),
-        "ik-now": ("--spec-type mtp:p_min=0.75,n_max=3",),
+        "ik-may": ("-mtp", "-mtp -no-mtp", "--spec-type ngram-simple --draft-max 2", "-gfm 0,512 --dry-base 2"),
+        "ik-now": ("--spec-type mtp:p_min=0.75,n_max=3", "--recurrent-ckpt-mode per-step"),
     },
     # A unit from before June 2026, whose engine was upgraded since: what the stage says now is not lost.
     "Depth and filter in flags of their own go into ik's stage": {
