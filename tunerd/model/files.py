@@ -278,7 +278,7 @@ _REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}/[A-Za-z0-9_][\w.-]{0,127}", re.AS
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # What a repository without a quantisation means, where there is such a file.
 _USUAL_QUANTS = ("Q4_K_M", "Q8_0")
-_NO_MODEL = re.compile(r"mmproj|imatrix|^mtp-", re.IGNORECASE)
+_NO_MODEL = re.compile(r"(?i:mmproj|imatrix)|(?:mtp|eagle3|dflash|dspark)-")
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path | None:

@@ -16,6 +16,12 @@ LOADED = r"from (\S+\.gguf) \(version"
 REPOSITORIES = {
     "maker/usual": ("x-Q8_0.gguf", "x-Q4_K_M.gguf", "x-UD-Q4_K_XL.gguf", "imatrix-x.gguf"),
     "maker/eight": ("x-Q8_0.gguf", "x-Q6_K.gguf", "mtp-x-Q4_K_M.gguf"),
+    "maker/drafters": (
+        "dflash-x-Q4_K_M.gguf",
+        "x-eagle3-Q4_K_M.gguf",
+        "MTP-x-Q4_K_M.gguf",
+        "x-mtp-Q4_K_M.gguf",
+    ),
     "maker/split": ("Q4_K_M/x-Q4_K_M-00001-of-00001.gguf", "x-BF16.gguf"),
 }
 
@@ -50,6 +56,7 @@ NEWER, OLDER = "mainline-2026-08-18", "mainline-2026-05-16"
         (NEWER, ("maker/usual", "-hff", "x-Q8_0.gguf")),
         (NEWER, ("maker/eight",)),
         (OLDER, ("maker/eight:Q6_K",)),
+        (NEWER, ("maker/drafters",)),
         (NEWER, ("maker/split",)),
         (OLDER, ("maker/split:bf16",)),
     ],
