@@ -72,7 +72,7 @@ from tunerd.measure.store import EvidenceStore, reading
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
-from tunerd.production.checks import UNIX_SOCKET, masked
+from tunerd.production.checks import masked
 from tunerd.production.gate import failure_of
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import settings_of
@@ -83,7 +83,7 @@ from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.schedule import show_settings
-from tunerd.units.live import LiveUnit, is_same_command
+from tunerd.units.live import UNIX_SOCKET, LiveUnit, is_same_command
 from tunerd.units.manager import UnitState
 from tunerd.words import Mode
 

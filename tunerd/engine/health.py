@@ -345,6 +345,8 @@ class Expectation:
 
     `must_draft` where not even a short generation can do without drafts (p-min 0, and a build whose
     reply counts them). `n_restarts` by its manager are known of, and do not speak against it.
+    `is_asked` unless nobody can ask it. `may_refuse`: it is not of our making, and may be a server of another
+    kind, such as a router, which answers that it does not generate.
     """
 
     old_invocation: str | None
@@ -352,6 +354,8 @@ class Expectation:
     expects_draft: bool
     must_draft: bool = False
     n_restarts: int = 0
+    is_asked: bool = True
+    may_refuse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +408,8 @@ def judge_start(
         return Lost(None, f"it ended and was started again {unit.n_restarts} times")
     is_new = unit.invocation_id != expected.old_invocation or expected.old_invocation is None
     runs = unit.is_active and is_new and unit.main_pid is not None
+    if runs and not expected.is_asked:
+        return None
     # What answers is in time, however late somebody looks.
     if runs and now.http in {HttpState.READY, HttpState.WRONG}:
         return _judge_answer(now, expected)

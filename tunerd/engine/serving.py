@@ -33,8 +33,16 @@ from tunerd.words import Mode, have_mib, sha256
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def read_live_unit(ctx: Context, unit: str | None = None, now: UnitState | None = None) -> LiveUnit:
+def read_live_unit(
+    ctx: Context,
+    unit: str | None = None,
+    now: UnitState | None = None,
+    *,
+    instead: str | None = None,
+) -> LiveUnit:
     """The unit that the service manager would start, tunerd's own by default; `now` where that was just read.
+
+    With a text `instead` of its own it is what that would be, with the same drop-ins.
 
     Raises:
         HostError: one of its files cannot be read.
@@ -45,7 +53,9 @@ def read_live_unit(ctx: Context, unit: str | None = None, now: UnitState | None 
     path = state.fragment_path
     if path is None and unit == ctx.unit and ctx.unit_path.exists():
         path = ctx.unit_path
-    text = None if state.load_state == "masked" else _text(ctx, path)
+    text = instead
+    if instead is None and state.load_state != "masked":
+        text = _text(ctx, path)
     drop_ins = [(drop_in, _text(ctx, drop_in) or "") for drop_in in state.drop_ins]
     specifiers = specifiers_of(ctx, unit)
     file_environment = {}
@@ -296,7 +306,7 @@ def address_of(ctx: Context, live: LiveUnit) -> Address | None:
 
 
 def _address(ctx: Context, serving: Serving, live: LiveUnit) -> Address | None:
-    if serving.port is None:
+    if serving.port is None or serving.asked_otherwise is not None:
         return None
     key = serving.api_key or read_key(ctx, serving.api_key_file, live)
     return Address(serving.host or "", serving.port, key)

@@ -149,7 +149,9 @@ def open_live(ctx: Context) -> Target:
         raise BenchError(f"{live.unit} does not run", cause=state.active_state, hint=hint)
     address = address_now(ctx, live, state)
     if address is None or live.argv is None:
-        raise BenchError(f"cannot tell how {live.unit} is reached", cause=live.problem, hint=hint)
+        way = live.serving.asked_otherwise
+        cause = live.problem if way is None else f"it answers {way}, where tunerd cannot ask it"
+        raise BenchError(f"cannot tell how {live.unit} is reached", cause=cause, hint=hint)
     # What runs must be what the unit says: it may have been edited since it was started.
     is_same = _runs_with(live.argv, state.main_pid)
     if is_same is False:

@@ -25,7 +25,7 @@ from tunerd.machine.facts import Host
 from tunerd.model.facts import ModelFacts
 from tunerd.profile.layers import Resolved
 from tunerd.result import Message, error, note, warning
-from tunerd.units.live import LiveUnit, Serving, serving_of
+from tunerd.units.live import UNIX_SOCKET, LiveUnit, Serving, serving_of
 from tunerd.units.manager import lacks_manager
 from tunerd.units.text import UnitFile, environment_of, parse_unit
 from tunerd.words import Mode, format_mib
@@ -41,7 +41,6 @@ _KEY_VARIABLES = {"LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE"}
 # With these a server answers by TLS, or elsewhere than it is asked.
 _ASKED_OTHERWISE = {"--ssl-cert-file", "--api-prefix"}
 _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
-UNIX_SOCKET = ".sock"
 
 
 def check_machine(

@@ -49,6 +49,7 @@ from tunerd.machine.net import (
     why_no_listener,
 )
 from tunerd.result import Progress
+from tunerd.units.live import LiveUnit
 from tunerd.units.manager import PORT_LIMIT_S, UnitState
 
 POLL_S = 0.1
@@ -66,11 +67,14 @@ _VAGUE = (FailureKind.UNKNOWN, FailureKind.CRASH, FailureKind.KILLED)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that answered: its process, and when (on the monotonic clock)."""
+    """A server that answered: its process, and when (on the monotonic clock).
+
+    Of one that nobody can ask `first_text` is None, and it was only seen to run since then.
+    """
 
     pid: int
     answered_at_s: float
-    first_text: str
+    first_text: str | None
 
 
 @dataclass(frozen=True)
@@ -153,24 +157,27 @@ class _Start:
         if isinstance(found, Lost):
             return found
         server, state = found
-        self._tell("asking for a first generation")
-        completion = server.complete(
-            PROBE_PROMPT, n_predict=PROBE_TOKENS, timeout_s=settings.generation_limit_s
-        )
-        answered_at_s = ctx.clock.monotonic_s()
-        lost = self._judge(state, completion, server)
+        if server is None:  # nobody can ask it
+            first_text, answered_at_s, lost = None, ctx.clock.monotonic_s(), None
+        else:
+            self._tell("asking for a first generation")
+            completion = server.complete(
+                PROBE_PROMPT, n_predict=PROBE_TOKENS, timeout_s=settings.generation_limit_s
+            )
+            first_text, answered_at_s = completion.text or "", ctx.clock.monotonic_s()
+            lost = self._judge(state, completion, server)
         if lost is None:
             self._tell("watching that it stays")
             lost = self._settle(state, settings.settle_s)
         if lost is None:
-            return Serving(state.main_pid or 0, answered_at_s, completion.text or "")
+            return Serving(state.main_pid or 0, answered_at_s, first_text)
         now = ctx.services.state(self.unit)
         is_by_itself = (now.n_restarts or 0) > self.expected.n_restarts
         if now.is_active and now.invocation_id != state.invocation_id and not is_by_itself:
             return _RestartedByHand(state.invocation_id, lost)
         return lost
 
-    def _wait_for_ready(self) -> tuple[LlamaServer, UnitState] | Lost:
+    def _wait_for_ready(self) -> tuple[LlamaServer | None, UnitState] | Lost:
         settings, clock = self.ctx.settings.service, self.ctx.clock
         began_s = clock.monotonic_s()
         moved_s, furthest = began_s, -1
@@ -189,7 +196,7 @@ class _Start:
             )
             if isinstance(judged, Lost):
                 return judged
-            if judged is None and server is not None:
+            if judged is None and (server is not None or not self.expected.is_asked):
                 return server, now.unit
             if judged is not None and (judged != last_text or self.model_bytes):
                 last_text = judged
@@ -199,7 +206,7 @@ class _Start:
     def _look(self) -> tuple[Observation, LlamaServer | None]:
         ctx, address = self.ctx, self.address
         state = ctx.services.state(self.unit)
-        if address is None and state.main_pid is not None:
+        if address is None and state.main_pid is not None and self.expected.is_asked:
             ports = listening_ports(state.main_pid)
             address = Address("127.0.0.1", min(ports)) if ports else None
         server = None
@@ -227,7 +234,8 @@ class _Start:
             return settled
         if completion.problem is not None and completion.timed_out:
             return Lost(FailureKind.HANG, f"the first generation gave {completion.problem}")
-        if completion.wants_key:  # it answers, and refuses only who may not tell it the key
+        # It answers, and refuses only who may not tell it the key, or what it is not for.
+        if completion.wants_key or (completion.is_refused and self.expected.may_refuse):
             return None
         slots = server.slots() if self.expected.expects_draft else None
         speculative = None if slots is None else slots.speculative
@@ -351,17 +359,24 @@ def _of_invocation(ctx: Context, state: UnitState) -> tuple[str, ...]:
     return ctx.services.log(state.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
 
 
+def expected_of(live: LiveUnit) -> Expectation:
+    """Who should answer once a unit that stood before is started again."""
+    return Expectation(
+        old_invocation=None,
+        alias=live.serving.alias,
+        expects_draft=False,
+        is_asked=live.serving.asked_otherwise is None,
+        may_refuse=True,
+    )
+
+
 def check_as_it_stands(ctx: Context, old_invocation: str | None) -> Serving | NotServing:
     """Whether the unit that stands on disk serves, judged by what its own text says.
 
     It gets the time of a way back: what a new server may take says nothing of one that served before.
     """
     live = read_live_unit(ctx)
-    expected = Expectation(
-        old_invocation=old_invocation,
-        alias=live.serving.alias,
-        expects_draft=False,
-    )
+    expected = replace(expected_of(live), old_invocation=old_invocation)
     limits = {"service": ctx.settings.service.on_the_way_back}
     patient = replace(ctx, settings=ctx.settings.model_copy(update=limits))
     return wait_until_serving(patient, ctx.unit, address=address_of(ctx, live), expected=expected)

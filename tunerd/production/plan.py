@@ -62,7 +62,6 @@ from tunerd.model.memory import Backend, Device, MemorySettings, estimate
 from tunerd.model.report import MemoryCorrection, corrected, device_of, parse_report, taken
 from tunerd.model.verdict import Free, MemoryPlan, judge_memory
 from tunerd.production.checks import (
-    UNIX_SOCKET,
     UserFacts,
     check_live,
     check_machine,
@@ -84,7 +83,7 @@ from tunerd.profile.layers import Resolved
 from tunerd.profile.schema import Speculation
 from tunerd.records import plain
 from tunerd.result import ActionResult, Level, Message, error, note, warning
-from tunerd.units.live import LiveUnit, Serving
+from tunerd.units.live import UNIX_SOCKET, LiveUnit, Serving
 from tunerd.units.manager import UnitState
 from tunerd.units.systemd import lingers
 from tunerd.units.text import UnitSpec, environment_of, parse_unit, render_unit, unified_diff
@@ -189,10 +188,20 @@ def check_handover(
 
 def check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Message]:
     """Whether what serves could be started again, should the new server fail: its files may be others by now."""
-    why = why_no_start(ctx, live) if state.is_active else None
+    if not state.is_active:
+        return
+    if live.serving.asked_otherwise is not None:
+        yield not_asked("what serves now", live.serving)
+    why = why_no_start(ctx, live)
     if why is not None:
         yield warning(NO_WAY_BACK, f"what serves now could not be started again, should the new server fail: {why}",
                       "`tunerd engines keep` keeps builds; where the old one can be put back, do that first")  # fmt: skip
+
+
+def not_asked(what: str, serving: Serving) -> Message:
+    """That nobody will be able to tell whether a server of this address answers."""
+    return warning("not-asked", f"{what} answers {serving.asked_otherwise}, where tunerd cannot ask it: once started "
+                   "again it is only seen to run", "see yourself whether it answers")  # fmt: skip
 
 
 def check_boot(ctx: Context, state: UnitState, *, enable: bool) -> Iterator[Message]:
@@ -210,6 +219,8 @@ def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]
     state = ctx.services.state(ctx.unit)
     taken = [warning(one.code, one.text, one.hint) for one in check_port(ctx, old.serving, state)]
     taken += check_return(ctx, live, state)
+    if old.serving.asked_otherwise is not None:
+        taken.append(not_asked("the older server", old.serving))
     if old.program == live.program:
         return taken
     family = _family_of(ctx, old) if state.is_active else None

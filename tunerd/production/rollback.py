@@ -11,16 +11,17 @@ from pathlib import Path
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, FailureKind
 from tunerd.engine.probe import changed_files, kept_folder
-from tunerd.engine.serving import address_of, read_live_unit, specifiers_of, standing_text
+from tunerd.engine.serving import address_of, read_live_unit, standing_text
 from tunerd.errors import DeployError, HostError, UsageError
 from tunerd.machine.files import is_gone
+from tunerd.production.gate import expected_of
 from tunerd.production.journal import backups
 from tunerd.production.recover import changing
 from tunerd.production.swap import SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome, changed_model_files
-from tunerd.units.live import LiveUnit, read_live
+from tunerd.units.live import LiveUnit
 from tunerd.units.text import parse_unit, unified_diff
 from tunerd.words import generation_number, sha256
 
@@ -93,6 +94,7 @@ def rollback(
         loaded = remember_live_load(ctx)
     messages += [*target.messages, *tuned, *loaded]
     messages += [note("swap", text) for text in done.notes]
+    is_unseen = done.serving is not None and done.serving.first_text is None
     payload = {
         "generation": done.generation,
         "to": target.name,
@@ -100,7 +102,7 @@ def rollback(
         "diff": target.diff,
         "without_service_s": done.without_service_s,
         "first_text": done.serving.first_text if done.serving is not None else None,
-        "serving": done.serving is not None,
+        "serving": None if is_unseen else done.serving is not None,
         "summary": f"back to {target.name} as generation {done.generation}{without_service(done)}",
     }
     return ActionResult("rollback", payload, tuple(messages), has_acted=True)
@@ -353,12 +355,7 @@ def _at_boot(ctx: Context, text: bytes | None, *, enable: bool) -> Iterator[Mess
 
 
 def _as_unit(ctx: Context, text: bytes) -> LiveUnit:
-    return read_live(
-        unit=ctx.unit,
-        path=ctx.unit_path,
-        text=text.decode("utf-8", "surrogateescape"),
-        specifiers=specifiers_of(ctx, ctx.unit),
-    )
+    return read_live_unit(ctx, instead=text.decode("utf-8", "surrogateescape"))
 
 
 def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapRequest:
@@ -373,13 +370,12 @@ def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapR
         enable=target.enable,
         host={},
     )
-    alias = None if old is None else old.serving.alias
     return SwapRequest(
         text=target.text,
         old_sha256=sha256(standing_text(ctx)),
         generation=generation,
         address=None if old is None else address_of(ctx, old),
-        expected=Expectation(None, alias, expects_draft=False),
+        expected=Expectation(None, None, expects_draft=False) if old is None else expected_of(old),
         drain=drain,
         starts_packaged=target.was is not None and target.was.was_active,
     )

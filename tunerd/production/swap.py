@@ -310,7 +310,8 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
         found = start_as_it_stands(ctx, has_served=record.was_healthy)
     if isinstance(found, NotServing) and found.was_stopped:
         return Back(None, was_left_stopped=True)
-    if isinstance(found, NotServing) and _cannot_be_asked(ctx):
+    is_seen = isinstance(found, Serving) and found.first_text is not None
+    if not is_seen and _cannot_be_asked(ctx):
         return Back(None, is_unknown=True)
     return Back(found)
 
@@ -326,9 +327,11 @@ def _cannot_be_asked(ctx: Context) -> bool:
     state = ctx.services.state(ctx.unit)
     if not state.is_active or state.main_pid is None:
         return False
-    address = address_now(ctx, read_live_unit(ctx), state)
+    live = read_live_unit(ctx)
+    address = address_now(ctx, live, state)
     if address is None:
-        return listening_ports(state.main_pid) is None
+        is_elsewhere = live.serving.asked_otherwise is not None
+        return is_elsewhere or listening_ports(state.main_pid) is None
     with contextlib.suppress(NoAnswerError):
         try:
             address.now()
@@ -528,7 +531,7 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
         serving = _go_forward(ctx, request, record, course)
         ctx.say("commit", step=STEPS, steps=STEPS)
         without_s = None  # nothing was interrupted, or nothing serves now
-        if record.was_active and serving is not None:
+        if record.was_active and serving is not None and serving.first_text is not None:
             without_s = course.without_service_s(serving.answered_at_s)
         with interrupts.held():
             watched, told = _commit(ctx, record, serving, without_s)

@@ -29,6 +29,8 @@ _NAMES_A_MODEL = re.compile(
 MODEL_VARIABLES = {"LLAMA_ARG_" + name for name in ("MODEL", "MODEL_URL", "HF_REPO", "DOCKER_REPO")}
 # What sets something up for itself and then becomes the program that is named behind its options.
 _BECOMES = {"chrt", "env", "ionice", "nice", "nohup", "numactl", "prlimit", "setpriv", "stdbuf", "taskset"}  # fmt: skip
+# Source: the parser of mainline.
+UNIX_SOCKET = ".sock"
 _ENGINE_WORDS = ("llama-server", "llama_server")
 # A server by its bare name, as starters find it on PATH.
 _SERVERS = {"llama-server", "llama"}
@@ -44,7 +46,7 @@ class Serving:
 
     A value is None where neither names it: then the build's own default holds. `api_key` is the first
     of the keys given in plain text, as hand-written units do. `sleeps`: it unloads its model when nobody
-    asked it anything for a while.
+    asked it anything for a while. `asked_otherwise` is how it is reached where tunerd cannot ask it.
     """
 
     host: str | None
@@ -54,6 +56,7 @@ class Serving:
     api_key_file: str | None
     api_key: str | None = field(default=None, repr=False)
     sleeps: bool = False
+    asked_otherwise: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +293,26 @@ def serving_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Serv
         return found
 
     port = of("LLAMA_ARG_PORT", "--port")
+    host = of("LLAMA_ARG_HOST", "--host")
     keys = of("LLAMA_API_KEY", "--api-key")
+    ways = {
+        "on a Unix socket": (host or "").endswith(UNIX_SOCKET),
+        "by TLS": of("LLAMA_ARG_SSL_CERT_FILE", "--ssl-cert-file"),
+        "below a prefix": of("LLAMA_ARG_API_PREFIX", "--api-prefix"),
+    }
     sleep_s = of("LLAMA_ARG_SLEEP_IDLE_SECONDS", "--sleep-idle-seconds")
     return Serving(
-        host=of("LLAMA_ARG_HOST", "--host"),
-        port=int(port) if port is not None and re.fullmatch(r"[0-9]{1,5}", port) else None,
+        host=host,
+        # Of port 0 the kernel says which it is.
+        port=(int(port) or None)
+        if port is not None and re.fullmatch(r"[0-9]{1,5}", port)
+        else None,
         alias=of("LLAMA_ARG_ALIAS", "-a", "--alias") or environment.get("LLAMA_ARG_MODEL_ALIAS"),
         model=of("LLAMA_ARG_MODEL", "-m", "--model"),
         api_key_file=of("LLAMA_ARG_API_KEY_FILE", "--api-key-file"),
         api_key=keys.partition(",")[0] if keys else None,
         sleeps=sleep_s is not None and re.fullmatch(r"0*[1-9][0-9]*", sleep_s) is not None,
+        asked_otherwise=next((way for way, is_given in ways.items() if is_given), None),
     )
 
 

@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.world import a_generation
 from tests.integration.conftest import started_by_hand
 from tests.support import needs
 from tests.support.local_box import Box
 from tests.support.ports import free_port
 from tests.support.waiting import until
+from tunerd.engine.health import Expectation
+from tunerd.errors import RolledBack
 from tunerd.production.status import status
+from tunerd.production.swap import SwapRequest, swap
 from tunerd.watch.history import Watcher
+from tunerd.words import sha256
 
 UNIT = "llama-server.service"
 
@@ -29,6 +34,26 @@ def box(tmp_path: Path) -> Iterator[Box]:
              "--port", str(free_port()), "-t", "1")  # fmt: skip
     with started_by_hand(made, shlex.join(words)):
         yield made
+
+
+@pytest.mark.engine
+def test_a_router_that_stood_before_serves_again_after_a_swap_that_failed(box: Box) -> None:
+    """Its answer that no model was named was taken for garbage: it was stranded, and restarted by each recovery."""
+    until(lambda: status(box.context).payload["healthy"], lambda: str(status(box.context).payload))
+    text = b"[Service]\nType=exec\nExecStart=/bin/false\n"
+    request = SwapRequest(
+        text=text,
+        old_sha256=sha256(box.unit.read_bytes()),
+        generation=a_generation(reason="apply", unit_sha256=sha256(text)),
+        address=None,
+        expected=Expectation(None, None, expects_draft=False),
+        drain=False,
+    )
+
+    with pytest.raises(RolledBack) as failed:
+        swap(box.context, request)
+
+    assert "serves again" in str(failed.value.state)
 
 
 @pytest.mark.engine

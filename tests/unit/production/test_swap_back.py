@@ -22,6 +22,7 @@ from tunerd.machine.files import lock
 from tunerd.production.journal import SCHEMA
 from tunerd.production.measurement import write_measurement
 from tunerd.production.recover import recover
+from tunerd.production.rollback import rollback
 from tunerd.production.status import status
 from tunerd.production.swap import swap
 from tunerd.records import plain
@@ -514,3 +515,25 @@ def test_what_somebody_has_stopped_since_a_boot_started_it_stays_stopped(world: 
 
     assert world.manager.state(UNIT).active_state == "inactive"
     assert world.leftovers() == []
+
+
+@pytest.mark.parametrize("words", ["--api-prefix /x", "--ssl-cert-file /c --ssl-key-file /k"])
+def test_a_server_that_nobody_can_ask_is_seen_to_run_and_strands_nothing(
+    world: World, words: str
+) -> None:
+    """Its answers were taken for somebody else's: it was restarted once more, and by each recovery again."""
+    text = world.text("old").replace(b"--alias", f"{words} --alias".encode())
+    world.put(text)
+    assert status(world.context()).payload["healthy"] is None
+
+    with pytest.raises(RolledBack) as failed:
+        swap(world.context(), world.request(world.text("bad", program=BROKEN), alias="bad"))
+    assert "cannot be seen from here" in str(failed.value.state)
+    assert world.leftovers() == []
+    assert len(world.servers) == 2
+
+    deploy(world.context(), world, "new")
+    back = rollback(world.context(), to=None, drain=True)
+    assert world.standing == text
+    assert (back.payload["serving"], back.payload["without_service_s"]) == (None, None)
+    assert "not-asked" in {one.code for one in back.messages}

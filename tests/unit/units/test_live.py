@@ -143,6 +143,7 @@ def test_the_file_behind_a_credential_is_found() -> None:
         (["--port", "\u00b2"], {}, None, None),
         (["--port", "9" * 5000], {}, None, None),
         (["--port", "-1"], {}, None, None),
+        (["--port", "0"], {}, None, None),
         ([], {"LLAMA_ARG_PORT": "\u0663"}, None, None),
     ],
 )
