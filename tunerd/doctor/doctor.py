@@ -258,7 +258,7 @@ def read_port(
         if named is None:
             return None
         port, host = named, (live.serving.host or DEFAULT_HOST).split(",")[0].strip()
-        if host.endswith(UNIX_SOCKET):
+        if host.endswith(UNIX_SOCKET) or live.is_container:
             return None
     pids = (listening_pid(port, host),) if own is None else other_listeners(port, host, own)
     names = (f"{process_name(pid) or 'a process'} (process {pid})" for pid in pids if pid)

@@ -553,7 +553,7 @@ def files_of(argv: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 def why_no_start(ctx: Context, live: LiveUnit) -> str | None:
     """Why a unit's server cannot start on what is here by now; None where nothing is known against it."""
-    if live.program is None or live.argv is None:
+    if live.program is None or live.argv is None or live.has_own_files:
         return None
     program, named = Path(live.program), named_files(live.argv)
     parts = [program, *(part for _, part in files_of(live.argv))]

@@ -346,7 +346,7 @@ class Expectation:
     `must_draft` where not even a short generation can do without drafts (p-min 0, and a build whose
     reply counts them). `n_restarts` by its manager are known of, and do not speak against it.
     `is_asked` unless nobody can ask it. `may_refuse`: it is not of our making, and may be a server of another
-    kind, such as a router, which answers that it does not generate.
+    kind, such as a router, which answers that it does not generate. `is_container`: others hold its port for it.
     """
 
     old_invocation: str | None
@@ -356,6 +356,7 @@ class Expectation:
     n_restarts: int = 0
     is_asked: bool = True
     may_refuse: bool = False
+    is_container: bool = False
 
 
 @dataclass(frozen=True, slots=True)

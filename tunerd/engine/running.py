@@ -62,7 +62,7 @@ def _unlike_deployed(
     ctx: Context, live: LiveUnit, generation: Generation | None
 ) -> Iterator[tuple[str, Path]]:
     """What a unit's server is made of, without the files that are known to be what was deployed."""
-    if live.argv is None or live.program is None:
+    if live.argv is None or live.program is None or live.has_own_files:
         return
     program = Path(live.program)
     identity = engine_of(ctx, found_in_unit(live, program)).identity

@@ -242,10 +242,11 @@ def check_manager(ctx: Context) -> None:
 def demand_replaceable(ctx: Context) -> None:
     """Leave a masked unit alone, for somebody said that it shall not start, and another name of a unit.
 
-    systemd calls an empty file a mask as well; that one is a broken unit, and may be replaced.
+    systemd calls an empty file a mask as well; that one is a broken unit, and may be replaced. A container that
+    runs is stopped as its own unit says, which is replaced before a restart stops anything.
 
     Raises:
-        DeployError: it is masked, or the name is an alias.
+        DeployError: it is masked, the name is an alias, or it runs a container.
     """
     state = ctx.services.state(ctx.unit)
     if state.unit != ctx.unit:
@@ -261,6 +262,13 @@ def demand_replaceable(ctx: Context) -> None:
             f"{state.unit} is masked: whoever did that wants it not to start",
             state="nothing was changed",
             hint=f"{ctx.systemctl} unmask {state.unit}",
+        )
+    if state.is_active and read_live_unit(ctx, now=state).is_container:
+        raise DeployError(
+            f"{ctx.unit} runs a container, which only its own unit knows how to stop",
+            cause="it would run on, with the card's memory and the port, beside the new server",
+            state="nothing was changed",
+            hint=f"`{ctx.systemctl} stop {ctx.unit}` first; a rollback starts it again",
         )
 
 

@@ -216,7 +216,8 @@ class _Start:
         alias = server.alias() if server is not None and http is HttpState.READY else None
         listener = None
         # Not at each look: the kernel's table takes long to read.
-        if address is not None and http in {HttpState.READY, HttpState.WRONG}:
+        answers = http in {HttpState.READY, HttpState.WRONG}
+        if address is not None and answers and not self.expected.is_container:
             listener = who_listens(address.port, address.host, state.main_pid)
         facts = process_facts(state.main_pid) if state.main_pid is not None else None
         vram_mib = _vram_used(ctx, state.main_pid)
@@ -367,6 +368,7 @@ def expected_of(live: LiveUnit) -> Expectation:
         expects_draft=False,
         is_asked=live.serving.asked_otherwise is None,
         may_refuse=True,
+        is_container=live.is_container,
     )
 
 

@@ -455,6 +455,12 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
         )
     if live.argv is None or live.program is None:
         raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")
+    if live.has_own_root:
+        raise ConfigError(
+            f"{unit} names files as they stand below its {', '.join(live.mounts)}",
+            state="nothing was written",
+            hint="`tunerd profiles new NAME --model FILE` makes a profile for a model of this machine",
+        )
     itself = f"let its ExecStart= name the server itself, with the flags that `{ctx.systemctl} status {unit}` shows"
     if not live.names_a_model and hides_words(live):
         raise ConfigError(

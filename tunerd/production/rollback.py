@@ -292,7 +292,7 @@ def _check(
     demand_root_for(ctx, text, f"`{name}`")
     why = why_no_start(ctx, old)
     messages = check_way_back(ctx, live, old)
-    is_gone_for_good = any(
+    is_gone_for_good = not old.has_own_files and any(
         path and is_gone(Path(path)) for path in (old.program, old.serving.model)
     )
     # Doubts may be wrong, and going back is for trouble: they count where nothing would serve afterwards.

@@ -34,6 +34,11 @@ UNIX_SOCKET = ".sock"
 _ENGINE_WORDS = ("llama-server", "llama_server")
 # A server by its bare name, as starters find it on PATH.
 _SERVERS = {"llama-server", "llama"}
+# What runs its command line where other files stand at the same paths, and others may hold its port.
+_CONTAINERS = {"apptainer", "bwrap", "chroot", "distrobox", "docker", "nerdctl", "podman", "singularity", "systemd-nspawn"}  # fmt: skip
+_OTHER_ROOT = ("RootDirectory", "RootImage")
+_OTHER_FILES = (*_OTHER_ROOT, "BindPaths", "BindReadOnlyPaths", "ExtensionDirectories", "ExtensionImages",
+                "MountImages", "TemporaryFileSystem")  # fmt: skip
 _SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi)?sh|busybox")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Of the one program for everything, `llama`; llama-server itself takes nothing but flags.
@@ -72,7 +77,7 @@ class LiveUnit:
     without the variables that `env` sets, which are in `environment`. `search_path` are the folders, with colons, in which
     a bare name of a program is looked for, None for systemd's own; `work_dir` is where the server starts, as the unit says
     it. A masked unit has no text. `link_to` is where the file leads if
-    it is a link. `shadowed_by` is where tunerd would write its own file, if this one, of a package,
+    it is a link. `mounts` are directives with which other files stand at some paths than on this machine. `shadowed_by` is where tunerd would write its own file, if this one, of a package,
     stands in another folder and is left there.
     """
 
@@ -95,6 +100,7 @@ class LiveUnit:
     file_environment: Mapping[str, str] = field(default_factory=dict)
     drop_in_exec: tuple[Path, ...] = ()
     problem: str | None = None
+    mounts: tuple[str, ...] = ()
     link_to: Path | None = None
     shadowed_by: Path | None = None
 
@@ -107,6 +113,21 @@ class LiveUnit:
     def has_subcommand(self) -> bool:
         """Whether it runs `llama serve`."""
         return (self.argv or ())[1:2] in _SUBCOMMANDS
+
+    @property
+    def is_container(self) -> bool:
+        """Whether its program starts the server in a container."""
+        return _name(self.program or "") in _CONTAINERS
+
+    @property
+    def has_own_files(self) -> bool:
+        """Whether its command line names files as they stand elsewhere than on this machine."""
+        return self.is_container or bool(self.mounts)
+
+    @property
+    def has_own_root(self) -> bool:
+        """Whether its program itself is one of those."""
+        return not set(_OTHER_ROOT).isdisjoint(self.mounts)
 
     @property
     def is_known(self) -> bool:
@@ -221,6 +242,7 @@ def read_live(
         file_environment=of_files,
         drop_in_exec=tuple(path for path, drop_in in drop_ins if _sets_command(drop_in)),
         problem=problem,
+        mounts=tuple(name for name in _OTHER_FILES if merged.values("Service", name)),
     )
 
 

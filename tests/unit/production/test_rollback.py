@@ -10,8 +10,11 @@ import pytest
 
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, UNIT, World, a_generation
-from tunerd.errors import DeployError, RolledBack, UsageError
+from tunerd.engine.builds import why_no_start
+from tunerd.engine.serving import read_live_unit
+from tunerd.errors import ConfigError, DeployError, RolledBack, UsageError
 from tunerd.machine.files import MAX_READ_BYTES, is_locked
+from tunerd.production.profiles import new_profile
 from tunerd.production.rollback import Target, find_target, list_targets, rollback
 from tunerd.result import Progress
 from tunerd.tryout.local_state import enabled_mark
@@ -248,3 +251,58 @@ def test_one_goes_back_to_a_unit_whose_drop_in_names_its_model(world: World) -> 
     go_back(world.context())
 
     assert world.serving_alias() == "old-7b"
+
+
+@pytest.mark.parametrize(
+    "mounts",
+    [
+        "RootDirectory=/srv/root",
+        "BindReadOnlyPaths=/srv/models:/models",
+        "TemporaryFileSystem=/models",
+    ],
+)
+def test_files_that_a_unit_sees_elsewhere_are_not_looked_for_here(
+    world: World, mounts: str
+) -> None:
+    """Nobody went back to such a unit: its model was told as gone."""
+    words = f"[Service]\n{mounts}\n".encode()
+    text = (
+        world.text("old")
+        .replace(b"[Service]\n", words)
+        .replace(b"--host", b"-m /models/x.gguf --host")
+    )
+    world.put(text)
+    assert why_no_start(world.context(), read_live_unit(world.context())) is None
+    deploy(world.context(), world, "new")
+
+    go_back(world.context())
+
+    assert world.standing == text
+    assert world.serving_alias() == "old"
+
+
+def test_a_container_is_stopped_by_its_own_unit_and_one_goes_back_to_it(world: World) -> None:
+    """It ran on beside the new server, with the port and the card's memory, and the way back met its name."""
+    docker = "/usr/bin/docker"
+    world.manager.programs[docker] = world.manager.programs["/bin/true"]
+    text = world.text("old", program=docker).replace(b"--host", b"run x -m /models/x.gguf --host")
+    world.put(text)
+    before = world.snapshot()
+    with pytest.raises(DeployError, match="runs a container") as refused:
+        deploy(world.context(), world, "new")
+    assert f"systemctl stop {UNIT}" in str(refused.value.hint)
+    assert world.snapshot() == before
+
+    world.manager.stop(UNIT)
+    deploy(world.context(), world, "new")
+    go_back(world.context())
+
+    assert world.serving_alias() == "old"
+
+
+def test_a_unit_with_a_root_of_its_own_becomes_no_profile_of_the_files_here(world: World) -> None:
+    """The program and the model that stand here at the same paths were taken for its own."""
+    world.put(world.text("old").replace(b"[Service]\n", b"[Service]\nRootDirectory=/srv/root\n"))
+
+    with pytest.raises(ConfigError, match="below its RootDirectory"):
+        new_profile(world.context(), "mine", from_unit=UNIT)
