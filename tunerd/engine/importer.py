@@ -132,7 +132,8 @@ def _from_folder(flag: Flag, folder: str, capabilities: Capabilities) -> Flag:
     is_list = option.spellings[0].startswith(_SEVERAL)
     names = flag.values[0].split(",") if is_list else [flag.values[0]]
     paths = (
-        str(PurePosixPath(folder, name)) if name[:1] not in {"/", ""} else name for name in names
+        str(PurePosixPath(folder, name)) if name[:1] not in {"/", "%", ""} else name
+        for name in names
     )
     return Flag(flag.word, (",".join(paths), *flag.values[1:]))
 

@@ -329,8 +329,9 @@ def read_key(ctx: Context, path: str | None, live: LiveUnit | None = None) -> st
     if path is None:
         return None
     reader = None
-    if live is not None and path.endswith("/api-key") and live.credential is not None:
-        path = live.credential
+    source = path if live is None else live.source_of(path)
+    if source != path:
+        path = source
     elif live is not None and live.user is not None and ctx.mode is Mode.SYSTEM:
         from tunerd.engine.probe import writable_by_others  # which takes long to import
 

@@ -105,14 +105,13 @@ def _server(
     n_program = len(argv) - len(unit.arguments)
     flags = _from_the_root(flags_of(argv[n_program:], origins), unit)
     key = serving.api_key_file
-    if key is not None and unit.credential is not None and key.endswith("/api-key"):
+    source = None if key is None else unit.source_of(key)
+    if source is not None and source != key:
         flags = tuple(
-            replace(one, words=(one.words[0], unit.credential))
-            if one.name == "--api-key-file"
-            else one
+            replace(one, words=(one.words[0], source)) if one.name == "--api-key-file" else one
             for one in flags
         )
-        key = unit.credential
+        key = source
     unsaid = sorted(one for one in unit.file_environment if not one.startswith(_OF_ENGINES))
     aliases = tuple(part.strip() for part in (serving.alias or "").split(",") if part.strip())
     return Server(

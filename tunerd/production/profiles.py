@@ -404,7 +404,10 @@ def _from_unit(
     unit = unit if unit.endswith(".service") else f"{unit}.service"  # as systemctl takes it
     live, engine, capabilities = _adoptable(ctx, unit)
     imported = import_command_line(
-        live.arguments, live.environment, capabilities, work_dir_of(ctx, live)
+        tuple(map(live.source_of, live.arguments)),
+        live.environment,
+        capabilities,
+        work_dir_of(ctx, live),
     )
     data: dict[str, Any] = {
         "description": f"what {unit} served when this was written",

@@ -40,6 +40,8 @@ _OTHER_ROOT = ("RootDirectory", "RootImage")
 _OTHER_FILES = (*_OTHER_ROOT, "BindPaths", "BindReadOnlyPaths", "ExtensionDirectories", "ExtensionImages",
                 "MountImages", "TemporaryFileSystem")  # fmt: skip
 _SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi)?sh|busybox")
+# Where `%d` leads while a unit runs; its text does not say.
+_OF_CREDENTIALS = re.compile(r"^/run/(user/\d+/)?credentials/[^/]+/")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Of the one program for everything, `llama`; llama-server itself takes nothing but flags.
 _SUBCOMMANDS = {("serve",), ("server",)}
@@ -72,8 +74,7 @@ class LiveUnit:
     (`problem` says why). `environment` is what its server gets, with drop-ins and files;
     `own_environment` and `own_environment_files` are what the unit file alone names, and
     `file_environment` what the files set. `drop_in_exec` are drop-ins that replace the command line.
-    `credential` is the file
-    behind the credential `api-key`. `prefix` is what starts the server for the unit, such as `taskset -c 0`,
+    `credentials` are the files behind its credentials, by name. `prefix` is what starts the server for the unit, such as `taskset -c 0`,
     without the variables that `env` sets, which are in `environment`. `search_path` are the folders, with colons, in which
     a bare name of a program is looked for, None for systemd's own; `work_dir` is where the server starts, as the unit says
     it. A masked unit has no text. `link_to` is where the file leads if
@@ -91,7 +92,7 @@ class LiveUnit:
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     group: str | None = None
-    credential: str | None = None
+    credentials: Mapping[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
     search_path: str | None = None
     work_dir: str | None = None
@@ -142,6 +143,12 @@ class LiveUnit:
         return any(map(_NAMES_A_MODEL.fullmatch, self.arguments)) or not MODEL_VARIABLES.isdisjoint(
             self.environment
         )
+
+    def source_of(self, path: str) -> str:
+        """The file behind a credential's path; any other path is that file itself."""
+        folder, _, name = path.rpartition("/")
+        is_credential = folder == "%d" or _OF_CREDENTIALS.match(path) is not None
+        return self.credentials.get(name, path) if is_credential else path
 
     @property
     def serving(self) -> Serving:
@@ -233,7 +240,7 @@ def read_live(
         environment=environment,
         user=said("User"),
         group=said("Group"),
-        credential=_credential(merged),
+        credentials=_credentials(merged),
         prefix=prefix,
         search_path=search_path,
         work_dir=None if work_dir is None else work_dir.removeprefix("-"),
@@ -247,14 +254,15 @@ def read_live(
 
 
 def _command(
-    merged: UnitFile, environment: Mapping[str, str], specifiers: Mapping[str, str]
+    merged: UnitFile, environment: dict[str, str], specifiers: Mapping[str, str]
 ) -> tuple[ExecCommand | None, str | None]:
     """The one command that it starts; else why it has none."""
     commands = merged.values("Service", "ExecStart")
     if len(commands) != 1:
         return None, f"it has {len(commands)} ExecStart= lines"
     try:
-        return parse_exec(commands[0].value, environment, specifiers), None
+        of_start = environment | {"CREDENTIALS_DIRECTORY": "%d"}  # which is its folder for systemd
+        return parse_exec(commands[0].value, of_start, specifiers), None
     except ConfigError as error:
         return None, error.message
 
@@ -293,7 +301,11 @@ def is_same_command(argv: Sequence[str], cmdline: Sequence[str] | None) -> bool 
     arguments = tuple(argv[1:])
     if not arguments:
         return None
-    return tuple(cmdline[-len(arguments) :]) == arguments
+    pairs = zip(arguments, cmdline[-len(arguments) :], strict=False)
+    same = (
+        _OF_CREDENTIALS.sub("%d/", one) == _OF_CREDENTIALS.sub("%d/", other) for one, other in pairs
+    )
+    return len(cmdline) >= len(arguments) and all(same)
 
 
 def _name(program: str) -> str:
@@ -338,12 +350,9 @@ def serving_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Serv
     )
 
 
-def _credential(unit: UnitFile) -> str | None:
-    for directive in unit.values("Service", "LoadCredential"):
-        name, _, path = directive.value.partition(":")
-        if name == "api-key" and path:
-            return path.replace("%%", "%")
-    return None
+def _credentials(unit: UnitFile) -> dict[str, str]:
+    parts = (one.value.partition(":") for one in unit.values("Service", "LoadCredential"))
+    return {name: path.replace("%%", "%") for name, _, path in parts if path}
 
 
 def _sets_command(drop_in: str) -> bool:

@@ -127,8 +127,24 @@ def test_an_environment_file_wins_over_the_units_own() -> None:
 
 def test_the_file_behind_a_credential_is_found() -> None:
     credential = "[Service]\nLoadCredential=other:/x\nLoadCredential=api-key:/etc/k%%1\n"
-    assert live(BY_HAND, ("/d/1.conf", credential)).credential == "/etc/k%1"
-    assert live().credential is None
+    found = live(BY_HAND, ("/d/1.conf", credential))
+    paths = ("%d/api-key", "/run/credentials/llama-server.service/other", "/etc/other", "%d/x")
+    assert [found.source_of(path) for path in paths] == ["/etc/k%1", "/x", "/etc/other", "%d/x"]
+
+
+@pytest.mark.parametrize("path", ["%d/api-key", "${CREDENTIALS_DIRECTORY}/api-key"])
+def test_a_credential_is_the_same_word_wherever_the_unit_found_it(path: str) -> None:
+    """Each server with a key was told as edited since it started, and nothing was measured of it."""
+    text = (
+        f"[Service]\nLoadCredential=api-key:/k\nExecStart=/x/llama-server --api-key-file {path}\n"
+    )
+    unit = read_live(unit="u.service", text=text, specifiers={})
+
+    assert unit.argv is not None
+    for folder in ("/run/credentials/u.service", "/run/user/1000/credentials/u.service"):
+        runs = ("/x/llama-server", "--api-key-file", f"{folder}/api-key")
+        assert is_same_command(unit.argv, runs)
+    assert not is_same_command(unit.argv, ("/x/llama-server", "--api-key-file", "/k"))
 
 
 @pytest.mark.parametrize(
