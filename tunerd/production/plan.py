@@ -52,7 +52,7 @@ from tunerd.engine.serving import (
 )
 from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
-from tunerd.machine.files import real_path, stamp_of
+from tunerd.machine.files import is_gone, real_path, stamp_of
 from tunerd.machine.host import has_memory_groups, process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
 from tunerd.machine.proc import process_name, unit_of
@@ -184,6 +184,13 @@ def check_handover(
             "another serving.port, spares the wait",
         )
     ]
+
+
+def check_key(path: str | None) -> Iterator[Message]:
+    """Whether the key file is there: its credential would be missed after the old server was stopped."""
+    if path is not None and is_gone(Path(path)):
+        yield error("no-key-file", f"serving.api_key_file is not there: `{path}`",
+                    "write the key into it, readable by root alone")  # fmt: skip
 
 
 def check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Message]:
@@ -788,6 +795,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
             systemctl=ctx.systemctl,
         ),
         *check_user(user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
+        *check_key(resolved.profile.serving.api_key_file),
         *check_written(command.argv, unit_with(ctx, unit_text, live), ctx.unit),
         *check_arguments(ctx, engine, command),
         *check_port(ctx, after, state),

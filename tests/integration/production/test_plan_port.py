@@ -147,3 +147,12 @@ def test_a_start_is_not_repeated_for_an_address_that_this_machine_has_not() -> N
     )
     assert port_will_be_free(found, Address("127.0.0.1", free_port()))
     assert not port_will_be_free(found, Address("192.0.2.1", free_port()))
+
+
+def test_a_key_file_that_is_not_there_is_told_before_anything_stops(box: BuildBox) -> None:
+    """systemd found the credential missing when it started the new server, and the old one was down by then."""
+    missing = "serving.api_key_file=/nowhere/key"
+
+    said = box.json("plan", "build", "--set", missing, expect=1)
+
+    assert "no-key-file" in {one["code"] for one in said["messages"]}
