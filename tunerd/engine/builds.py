@@ -553,11 +553,13 @@ def files_of(argv: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 def why_no_start(ctx: Context, live: LiveUnit) -> str | None:
     """Why a unit's server cannot start on what is here by now; None where nothing is known against it."""
-    if live.program is None or live.argv is None or live.has_own_files:
+    if live.program is None or live.argv is None or live.is_container or live.has_own_root:
         return None
     program, named = Path(live.program), named_files(live.argv)
     parts = [program, *(part for _, part in files_of(live.argv))]
     gone = [path for path in parts if path.is_absolute() and is_gone(path)]
+    if gone and live.has_own_files:
+        return None
     if gone:
         return f"gone: {', '.join(f'`{path}`' for path in gone)}"
     try:

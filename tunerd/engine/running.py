@@ -34,7 +34,10 @@ def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
         return {}
     began_s = process_began_s(stat.start_ticks)
     found: dict[str, str] = {}
-    for what, path in _unlike_deployed(ctx, read_live_unit(ctx, state.unit), ctx.deployed()):
+    live = read_live_unit(ctx, state.unit)
+    for what, path in _unlike_deployed(ctx, live, ctx.deployed()):
+        if is_gone(path) and live.has_own_files:
+            continue
         if is_gone(path):
             found.setdefault(what, f"`{path}` is gone")
         elif _changed_after(path, began_s, ctx.clock.now_s()):
@@ -62,7 +65,7 @@ def _unlike_deployed(
     ctx: Context, live: LiveUnit, generation: Generation | None
 ) -> Iterator[tuple[str, Path]]:
     """What a unit's server is made of, without the files that are known to be what was deployed."""
-    if live.argv is None or live.program is None or live.has_own_files:
+    if live.argv is None or live.program is None or live.is_container or live.has_own_root:
         return
     program = Path(live.program)
     identity = engine_of(ctx, found_in_unit(live, program)).identity
