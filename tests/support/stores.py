@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tunerd.fleet.database import Database
+from tunerd.fleet.shared import Database
 from tunerd.measure.store import BUSY_TIMEOUT_S, EvidenceStore
 
 

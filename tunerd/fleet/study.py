@@ -17,8 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 from tunerd.app import Context
 from tunerd.engine.builds import locate
 from tunerd.errors import TunerdError
-from tunerd.fleet.database import Database, claim, told
-from tunerd.fleet.shared import box_id, opened
+from tunerd.fleet.shared import Database, box_id, claim, opened, told
 from tunerd.model.files import ModelFiles
 from tunerd.profile.arm import DRAFT_MODEL, Arm, arm_from_json
 from tunerd.profile.arm import plain as arm_plain

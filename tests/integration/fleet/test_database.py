@@ -21,8 +21,7 @@ from tests.support.postgres import PASSWORD, Postgres, name_of, password_file
 from tests.support.programs import ProgramFailed, program
 from tests.support.stores import open_store
 from tunerd.errors import Busy, HostError
-from tunerd.fleet.database import STEPS, Database, Step
-from tunerd.fleet.shared import fleet_status, hand_in
+from tunerd.fleet.shared import STEPS, Database, Step, fleet_status, hand_in
 from tunerd.measure.store import EvidenceStore
 
 NEXT = max(STEPS) + 1
