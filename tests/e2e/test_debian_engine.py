@@ -28,7 +28,7 @@ from tunerd.engine.help import parse_devices
 from tunerd.machine.files import Files
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import MAINLINE_NOW, Device, PartKind, estimate
-from tunerd.model.report import MemoryReport, parse_report
+from tunerd.model.verdict import MemoryReport, parse_report
 from tunerd.sweep.space import Frozen, frozen_from_log, read_fit
 from tunerd.words import BYTES_PER_MIB
 

@@ -19,7 +19,7 @@ from tests.support.ports import free_port
 from tests.support.server_process import CLIENT
 from tunerd.paths import Paths
 from tunerd.tryout.designed import SHAPES, design, write
-from tunerd.tryout.local_state import PID_NAME
+from tunerd.tryout.local import PID_NAME
 
 
 @dataclass(frozen=True)

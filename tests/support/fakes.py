@@ -17,6 +17,7 @@ from pathlib import Path
 from tunerd.errors import ConfigError, ServiceError
 from tunerd.machine.net import can_bind
 from tunerd.paths import Paths
+from tunerd.tryout.local import enabled_mark, unit_names
 from tunerd.tryout.local_service import (
     EXIT_EXEC,
     START_LIMIT_HIT,
@@ -29,7 +30,6 @@ from tunerd.tryout.local_service import (
     result_of,
     should_restart,
 )
-from tunerd.tryout.local_state import enabled_mark, unit_names
 from tunerd.units.manager import MAX_LINE_CHARS, PORT_LIMIT_S, LeaseSpec, LogSpan, UnitState
 from tunerd.units.systemd import STATE_PROPERTIES, to_unit_state
 from tunerd.units.text import UnitFile, parse_unit, transient_text

@@ -34,7 +34,7 @@ from tunerd.model.memory import (
     MemorySettings,
     estimate,
 )
-from tunerd.model.report import device_of, parse_report
+from tunerd.model.verdict import device_of, parse_report
 from tunerd.tryout.designed import Shape
 
 # What design.md allows a cold estimate.

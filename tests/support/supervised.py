@@ -12,8 +12,7 @@ from tests.support.waiting import until
 from tunerd.errors import ServiceError
 from tunerd.machine.proc import all_processes, process_stat
 from tunerd.paths import Paths
-from tunerd.tryout.local import Local
-from tunerd.tryout.local_state import PID_NAME
+from tunerd.tryout.local import PID_NAME, Local
 
 _PATIENCE_S = 20.0
 

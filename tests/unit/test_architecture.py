@@ -28,10 +28,10 @@ ORDER = (
 FACES = {
     "machine": "clock facts files gpu host http net peers proc process",
     "units": "generations live manager sandbox systemd text",
-    "model": "facts files gguf memory report verdict",
-    "tryout": "designed local local_state supervisor",
+    "model": "facts files gguf memory verdict",
+    "tryout": "designed local supervisor",
     "profile": "arm files layers schema workload",
-    "engine": "builds conditions emit fingerprint flags health help importer log probe prove running server serving",
+    "engine": "builds conditions emit fingerprint flags health help importer log probe prove server serving",
     "production": "apply checks emit gate journal lease measurement own plan power probation "
     "profiles recover rollback status unattended",
     "measure": "answer bench compare evidence findings learn life pairs request "
@@ -49,7 +49,7 @@ PURE = {
     "": "calendar errors paths records result words",
     "machine": "facts",
     "units": "live manager text",
-    "model": "facts gguf memory report verdict",
+    "model": "facts gguf memory verdict",
     "tryout": "local_service",
     "profile": "arm layers schema workload",
     "engine": "emit fingerprint flags health help importer log script",

@@ -20,7 +20,7 @@ from tunerd.measure.evidence import number
 from tunerd.measure.trust import of_others, stages_of
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate
-from tunerd.model.report import MemoryReport, parse_report
+from tunerd.model.verdict import MemoryReport, parse_report
 from tunerd.profile.schema import ProfileFile
 from tunerd.result import Level, Message
 from tunerd.words import MiB

@@ -18,7 +18,6 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.flags import compared_environment, named_files, without_secrets
 from tunerd.engine.health import HttpState
-from tunerd.engine.running import ENGINE, replaced_under
 from tunerd.engine.server import Address, LlamaServer, listed_models
 from tunerd.engine.serving import address_now, hides_words, read_live_unit
 from tunerd.errors import BenchError, UsageError
@@ -56,7 +55,7 @@ from tunerd.measure.request import (
     warm_up,
 )
 from tunerd.production.checks import explain
-from tunerd.production.gate import why_it_ended
+from tunerd.production.gate import ENGINE, replaced_under, why_it_ended
 from tunerd.production.lease import Candidate
 from tunerd.profile.workload import MIXED, RequestClass
 from tunerd.result import Message, note, warning

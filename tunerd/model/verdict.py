@@ -1,15 +1,232 @@
-"""Whether an estimate fits what is free: yes, after fit has moved something, or not at all."""
+"""What an estimate means: whether it fits what is free, and what a load that the server logged makes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from tunerd.model.memory import COMPUTE, WEIGHTS, Device, Estimate, PartKind
-from tunerd.model.report import MemoryCorrection
+from tunerd.model.memory import COMPUTE, WEIGHTS, Device, Estimate, Part, PartKind
 from tunerd.result import Message, error, note, warning
 from tunerd.units.manager import MemoryLimit
-from tunerd.words import MiB, format_mib, have_mib, need_mib
+from tunerd.words import BYTES_PER_MIB, MiB, format_mib, have_mib, need_mib
+
+_MIB = r"(?P<mib>\d+(?:\.\d+)?) MiB"
+_BUFFER = re.compile(
+    rf"(?<!\S)(?P<label>\S++)\s++(?:(?:DSV4 \w+ )?"
+    r"(?:(?P<kind>model|LoRA|KV|RS|state|compute|output|per-step|shadow) )?"
+    rf"buffer(?: size)?|(?P<cache>MoE) cache size) =\s*{_MIB}"
+)
+_OFFLOADED = re.compile(r"offloaded (?P<on_gpu>\d+)/(?P<all>\d+) layers to GPU")
+_N_CTX = re.compile(r"\bn_ctx\s+= (?P<n_ctx>\d+)")
+# Labels of buffers in RAM: plain, mapped, repacked for the CPU, or pinned for a GPU.
+_HOST_LABEL = re.compile(r"CPU|Host$|.*_Host$")
+# The last is a projector's, which plans a compute buffer of its own.
+_CONTEXT_BEGINS = re.compile(
+    r"constructing llama_context|llama_init_from_model: n_ctx  |clip_ctx: CLIP using"
+)
+
+
+# What a buffer's line calls it, and what that is of an estimate's parts.
+_REPORTED_KINDS = {
+    None: PartKind.WEIGHTS,
+    "model": PartKind.WEIGHTS,
+    "LoRA": PartKind.WEIGHTS,
+    "KV": PartKind.KV,
+    "RS": PartKind.STATE,
+    "state": PartKind.STATE,
+    "per-step": PartKind.STATE,
+    "shadow": PartKind.STATE,
+    "compute": PartKind.COMPUTE,
+    "output": PartKind.OUTPUT,
+    "MoE": PartKind.EXPERT_CACHE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One allocation. `context` is 0 for the model, 1 for the target's context, 2 for the next."""
+
+    kind: PartKind
+    label: str
+    mib: float
+    context: int
+
+    @property
+    def device(self) -> Device:
+        """Where it is."""
+        return device_of(self.label)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """What the log says; empty tuples and None where it says nothing.
+
+    `buffers` are those of the last load, dry runs left out. `n_layers_on_gpu` of
+    `n_layers_to_place` counts the output layer, and is printed even where there is no GPU.
+    """
+
+    buffers: tuple[Buffer, ...]
+    n_ctx: int | None
+    n_layers_on_gpu: int | None
+    n_layers_to_place: int | None
+
+    def allocated_mib(self, device: Device, *kinds: PartKind) -> float | None:
+        """Sum of the buffers of these kinds (all without any) on a device; None without buffers.
+
+        Weights that are repacked for the CPU count once where the file is mapped: the pages that
+        they came from are not needed any more.
+        """
+        if not self.buffers:
+            return None
+        is_mapped = any(buffer.label.endswith("_Mapped") for buffer in self.buffers)
+        return sum(
+            buffer.mib
+            for buffer in self.buffers
+            if (not kinds or buffer.kind in kinds)
+            and buffer.device is device
+            and not (is_mapped and buffer.label.endswith("_REPACK"))
+        )
+
+
+def device_of(label: str) -> Device:
+    """Where something of that label is."""
+    return Device.HOST if _HOST_LABEL.match(label) else Device.GPU
+
+
+class _Reader:
+    """Goes through a log once."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        self.numbers: dict[str, int] = {}
+        self._context = 0
+        self._in_models = False
+
+    def read(self, line: str) -> None:
+        """Take in one line."""
+        if _CONTEXT_BEGINS.search(line):
+            self._context += 1
+        buffer = _BUFFER.search(line)
+        if buffer is not None:
+            self._buffer(buffer)
+            return
+        for pattern in (_OFFLOADED, _N_CTX):
+            found = pattern.search(line)
+            if found is not None:
+                self.numbers.update({name: int(text) for name, text in found.groupdict().items()})
+
+    def _buffer(self, found: re.Match[str]) -> None:
+        """A buffer; a new model's first one forgets an earlier load that was a dry run.
+
+        A context that plans its compute buffer again replaces the earlier plan.
+        """
+        kind = _REPORTED_KINDS[found["kind"] or found["cache"]]
+        label, mib = found["label"], float(found["mib"])
+        if kind is PartKind.WEIGHTS and not self._in_models:
+            loaded = (one.mib for one in self.buffers if one.kind is PartKind.WEIGHTS)
+            if not any(loaded):
+                self.buffers.clear()
+                self._context = 0
+        self._in_models = kind is PartKind.WEIGHTS
+        context = 0 if self._in_models else max(1, self._context)
+        if kind is PartKind.COMPUTE:
+            same = (kind, label, context)
+            self.buffers = [
+                one for one in self.buffers if (one.kind, one.label, one.context) != same
+            ]
+        self.buffers.append(Buffer(kind, label, mib, context))
+
+
+def parse_report(lines: Iterable[str]) -> MemoryReport:
+    """What a log says about memory; lines that say nothing of it are passed over."""
+    reader = _Reader()
+    for line in lines:
+        reader.read(line)
+    if not any(buffer.mib for buffer in reader.buffers if buffer.kind is PartKind.WEIGHTS):
+        reader.buffers = []
+    return MemoryReport(
+        buffers=tuple(reader.buffers),
+        n_ctx=reader.numbers.get("n_ctx"),
+        n_layers_on_gpu=reader.numbers.get("on_gpu"),
+        n_layers_to_place=reader.numbers.get("all"),
+    )
+
+
+# An engine reports one buffer for each of these purposes, where an estimate has finer parts.
+_PURPOSES: Mapping[PartKind, frozenset[PartKind]] = {
+    PartKind.WEIGHTS: WEIGHTS,
+    PartKind.KV: frozenset({PartKind.KV, PartKind.MTP_KV, PartKind.DRAFT_KV}),
+    PartKind.STATE: frozenset({PartKind.STATE, PartKind.DRAFT_STATE}),
+    PartKind.EXPERT_CACHE: frozenset({PartKind.EXPERT_CACHE}),
+    PartKind.COMPUTE: COMPUTE | {PartKind.OUTPUT},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Memory of one purpose on one device, as the engine reported it."""
+
+    device: Device
+    purpose: PartKind
+    mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCorrection:
+    """What the newest of `n_loads` loads of one server took."""
+
+    taken: tuple[Taken, ...]
+    n_loads: int
+    observed_s: float
+
+
+def taken(report: MemoryReport) -> tuple[Taken, ...]:
+    """What a load took; empty where the report has no buffers.
+
+    A log without buffer lines is no report of zero bytes: mainline prints them from log verbosity 4 on.
+    """
+    sums = (
+        (device, purpose, report.allocated_mib(device, *kinds))
+        for device in Device
+        for purpose, kinds in _PURPOSES.items()
+    )
+    return tuple(Taken(device, purpose, mib) for device, purpose, mib in sums if mib is not None)
+
+
+def corrected(parts: Sequence[Part], correction: MemoryCorrection | None) -> tuple[Part, ...]:
+    """The parts of an estimate with what the engine reported in place of what was calculated.
+
+    The correction must be of this very server (equal `Fingerprint.memory_key`): then what was reported
+    is what will be needed again, whatever formulas say today. Parts that grow with time stay as they
+    were calculated.
+    """
+    if correction is None:
+        return tuple(parts)
+    for one in correction.taken:
+        kinds = _PURPOSES[one.purpose]
+        mine = [part for part in parts if part.device is one.device and part.kind in kinds]
+        parts = [*(part for part in parts if part not in mine), *_as_reported(mine, one)]
+    order = {kind: index for index, kind in enumerate(PartKind)}
+    kept = [part for part in parts if part.n_bytes != 0]
+    return tuple(sorted(kept, key=lambda part: (part.device, order[part.kind])))
+
+
+def _as_reported(parts: Sequence[Part], one: Taken) -> list[Part]:
+    """The parts of a purpose so that together they are what was reported, each by its share."""
+    n_bytes = round(one.mib * BYTES_PER_MIB)
+    known = sum(part.n_bytes or 0 for part in parts)
+    if not known or any(part.n_bytes is None for part in parts):
+        kind = parts[0].kind if len(parts) == 1 else one.purpose
+        return [Part(kind, one.device, n_bytes, f"reported after a load: {one.mib:.0f} MiB")]
+    found = []
+    for part in parts:
+        share = round((part.n_bytes or 0) * n_bytes / known)
+        step = (share - (part.n_bytes or 0)) / BYTES_PER_MIB
+        formula = f"{part.formula}; {step:+.0f} MiB as the last load showed"
+        found.append(replace(part, n_bytes=share, formula=formula) if step else part)
+    return found
+
 
 _REMARK = "memory"
 # What the driver takes of an idle card for one process, before any kernel has run.

@@ -23,7 +23,6 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, found_of
 from tunerd.engine.health import Failure, FailureKind
-from tunerd.engine.running import demand_card, replaced_under
 from tunerd.engine.server import Address
 from tunerd.engine.serving import environment_with, read_live_unit
 from tunerd.errors import (
@@ -45,9 +44,11 @@ from tunerd.production.gate import (
     Serving,
     address_of_production,
     come_back,
+    demand_card,
     drain,
     is_one_program,
     program_of_production,
+    replaced_under,
     started,
     wait_until_serving,
     why_it_ended,
@@ -74,7 +75,7 @@ from tunerd.production.plan import (
 from tunerd.production.recover import recover_locked
 from tunerd.production.unattended import demand_root_for_plan
 from tunerd.result import Progress
-from tunerd.tryout.local_state import PID_NAME, prune_logs
+from tunerd.tryout.local import PID_NAME, prune_logs
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import (
     PORT_LIMIT_S,

@@ -59,8 +59,16 @@ from tunerd.machine.proc import process_name, unit_of
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Backend, Device, MemorySettings, estimate
-from tunerd.model.report import MemoryCorrection, corrected, device_of, parse_report, taken
-from tunerd.model.verdict import Free, MemoryPlan, judge_memory
+from tunerd.model.verdict import (
+    Free,
+    MemoryCorrection,
+    MemoryPlan,
+    corrected,
+    device_of,
+    judge_memory,
+    parse_report,
+    taken,
+)
 from tunerd.production.checks import (
     UserFacts,
     check_live,

@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 
 from tunerd.app import Context
 from tunerd.engine.health import FailureKind
-from tunerd.engine.running import demand_card
 from tunerd.engine.serving import (
     check_manager,
     demand_replaceable,
@@ -19,7 +18,13 @@ from tunerd.engine.serving import (
 from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
-from tunerd.production.gate import NotServing, Serving, check_as_it_stands, was_stopped_since
+from tunerd.production.gate import (
+    NotServing,
+    Serving,
+    check_as_it_stands,
+    demand_card,
+    was_stopped_since,
+)
 from tunerd.production.journal import (
     Recovery,
     SwapRecord,

@@ -32,7 +32,7 @@ from tunerd.machine.peers import peer_of, unix_socket
 from tunerd.machine.proc import members, process_stat
 from tunerd.machine.process import MINIMAL_ENVIRONMENT, Child, Limits, Setting, User, start
 from tunerd.paths import Paths
-from tunerd.tryout import local_state as kept
+from tunerd.tryout import local as kept
 from tunerd.tryout.local_service import (
     EXIT_CODE,
     EXIT_EXEC,

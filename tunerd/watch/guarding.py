@@ -14,13 +14,12 @@ from tunerd.app import Context
 from tunerd.engine.builds import request_again
 from tunerd.engine.flags import margin_in_force
 from tunerd.engine.health import FailureKind, classify
-from tunerd.engine.running import demand_card
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import stands, with_limit
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import Confirm, apply
-from tunerd.production.gate import is_given_up
+from tunerd.production.gate import demand_card, is_given_up
 from tunerd.production.journal import read_record
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import OwnUnit, start_own_unit

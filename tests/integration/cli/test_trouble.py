@@ -16,8 +16,7 @@ from tests.support.local_box import Box, deployed, settings
 from tests.support.ports import free_port
 from tests.support.supervised import supervisor_pid, wait_until_gone
 from tests.support.waiting import until
-from tunerd.tryout.local import Local
-from tunerd.tryout.local_state import enabled_mark
+from tunerd.tryout.local import Local, enabled_mark
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from tunerd.engine.log import learn, read_requests
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.clock import SystemClock
 from tunerd.measure.answer import Counters, read_counters
-from tunerd.model.report import parse_report
+from tunerd.model.verdict import parse_report
 from tunerd.watch.figures import served_between
 from tunerd.web.metrics import exposition
 

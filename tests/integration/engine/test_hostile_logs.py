@@ -19,7 +19,7 @@ READERS = {
     "arguments": "from tunerd.engine.health import argument_error\n"
     "def read(lines): argument_error(1, '\\n'.join(lines))",
     "requests": "from tunerd.engine.log import read_requests as read",
-    "memory": "from tunerd.model.report import parse_report as read",
+    "memory": "from tunerd.model.verdict import parse_report as read",
     "placement": "from tunerd.sweep.space import read_fit as read",
     "doctor": "from tunerd.doctor.facts import read_server_log as read",
 }

@@ -27,7 +27,7 @@ from tunerd.measure.learn import (
     workload_for,
 )
 from tunerd.measure.store import EvidenceStore
-from tunerd.tryout.local_state import UnitLog
+from tunerd.tryout.local import UnitLog
 
 LOGS = DATA / "requests"
 OWN = "[[classes]]\nprompt_tokens = 77\nanswer_tokens = 7\n"

@@ -14,7 +14,7 @@ from tests.fault.world import a_record
 from tests.support.build_box import BuildBox, build_box
 from tests.support.ports import free_port
 from tunerd.model.memory import Device
-from tunerd.model.report import parse_report
+from tunerd.model.verdict import parse_report
 from tunerd.production.journal import SCHEMA
 from tunerd.records import plain
 

@@ -41,16 +41,16 @@ from tunerd.errors import Busy, NoSupervisor, ServiceError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.process import Setting, User, run
 from tunerd.paths import Paths
-from tunerd.tryout.local import Local
-from tunerd.tryout.local_service import EXIT_EXEC
-from tunerd.tryout.local_state import (
+from tunerd.tryout.local import (
     SOCKET_NAME,
+    Local,
     UnitLog,
     UnitRecord,
     current_boot,
     read_record,
     write_record,
 )
+from tunerd.tryout.local_service import EXIT_EXEC
 from tunerd.tryout.supervisor import supervise
 from tunerd.units.manager import UnitState, lease_unit
 

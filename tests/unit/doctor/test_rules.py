@@ -38,7 +38,7 @@ from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.help import Effect, Proof
 from tunerd.machine.facts import POWER_CAP, CpuFrequency, GpuProcess
 from tunerd.model.memory import Device
-from tunerd.model.report import MemoryReport
+from tunerd.model.verdict import MemoryReport
 from tunerd.result import error, warning
 from tunerd.words import MiB
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.folders import DATA
 from tunerd.model.memory import Device, Part, PartKind
-from tunerd.model.report import (
+from tunerd.model.verdict import (
     MemoryCorrection,
     MemoryReport,
     Taken,

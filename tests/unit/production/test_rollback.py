@@ -17,7 +17,7 @@ from tunerd.machine.files import MAX_READ_BYTES, is_locked
 from tunerd.production.profiles import new_profile
 from tunerd.production.rollback import Target, find_target, list_targets, rollback
 from tunerd.result import Progress
-from tunerd.tryout.local_state import enabled_mark
+from tunerd.tryout.local import enabled_mark
 from tunerd.units.generations import Ending, Outcome
 from tunerd.units.text import demand_as_shown, shown_hash
 from tunerd.words import sha256

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tunerd.paths import paths_for
-from tunerd.tryout.local_state import prune_logs
+from tunerd.tryout.local import prune_logs
 from tunerd.units.manager import candidate_unit, is_candidate
 from tunerd.words import Mode
 
