@@ -29,7 +29,7 @@ from tunerd.app import Context
 from tunerd.engine.health import Expectation
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import Files, Look, sync_folder
-from tunerd.machine.proc import boot_id
+from tunerd.machine.process import boot_id
 from tunerd.paths import Paths
 from tunerd.production.journal import SwapRecord
 from tunerd.production.recover import recover

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.waiting import until
 from tunerd.errors import ServiceError
-from tunerd.machine.proc import all_processes, process_stat
+from tunerd.machine.process import all_processes, process_stat
 from tunerd.paths import Paths
 from tunerd.tryout.local import PID_NAME, Local
 

@@ -26,12 +26,12 @@ ORDER = (
 
 # What others import of each package; the rest of its modules are its own business.
 FACES = {
-    "machine": "clock facts files gpu host http net peers proc process",
+    "machine": "clock facts files gpu host http net peers process",
     "units": "generations live manager sandbox systemd text",
     "model": "facts files gguf memory verdict",
     "tryout": "designed local supervisor",
     "profile": "arm files layers schema workload",
-    "engine": "builds conditions emit fingerprint flags health help importer log probe prove server serving",
+    "engine": "builds conditions emit fingerprint flags health help importer log probe prove server",
     "production": "apply checks emit gate journal lease measurement own plan power probation "
     "profiles recover rollback status unattended",
     "measure": "answer bench compare evidence findings learn life pairs request "
@@ -39,7 +39,7 @@ FACES = {
     "sweep": "known laws plan promote record run schedule",
     "watch": "daemon figures findings guarding history notices probation",
     "doctor": "doctor",
-    "fleet": "boxes rollout shared steps study",
+    "fleet": "rollout shared steps study",
     "web": "charts page part report view",
 }
 
@@ -52,10 +52,10 @@ PURE = {
     "model": "facts gguf memory verdict",
     "tryout": "local_service",
     "profile": "arm layers schema workload",
-    "engine": "emit fingerprint flags health help importer log script",
+    "engine": "emit fingerprint flags health help importer log",
     "production": "checks",
     "measure": "answer evidence findings pairs request trust",
-    "sweep": "challenge context costs known laws learner limits night observations search space tuner",
+    "sweep": "challenge costs known laws learner limits night observations search space tuner",
     "watch": "drift figures guards",
     "doctor": "facts rules",
     "fleet": "steps",
@@ -83,7 +83,7 @@ OWNERS = {
     "select": "cli/output",
     "multiprocessing": "",
     "asyncio": "tryout/supervisor",
-    "tunerd.settings": "app cli/complete fleet/boxes sweep/schedule watch/daemon watch/notices",
+    "tunerd.settings": "app cli/output fleet/rollout sweep/schedule watch/daemon watch/notices",
     "tunerd.log": "cli/watch",
 }
 # Entry points read it once and pass it on; the supervisor's process has one of its own.

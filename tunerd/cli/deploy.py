@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunerd.cli.complete import keys, names_of
-from tunerd.cli.output import columns, finish, line, table_lines
+from tunerd.cli.output import columns, finish, keys, line, names_of, table_lines
 from tunerd.operations import HASH, IMAGE, LINE, NUMBER, PROFILE, SETTING, TARGET, Call, operation
 from tunerd.result import ActionResult, Message
 from tunerd.web.view import (

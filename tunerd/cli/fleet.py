@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunerd.cli.complete import names_of
 from tunerd.cli.deploy import probation_option, set_option, untuned_option, yes_option
-from tunerd.cli.output import columns
+from tunerd.cli.output import columns, names_of
 from tunerd.operations import NUMBER, PROFILE, Call, operation
 from tunerd.result import ActionResult
 from tunerd.web.view import counted
@@ -84,8 +83,7 @@ def _roll_out(
     call: Call, what: str, words: tuple[str, ...], *, boxes: tuple[str, ...],
     inventory: Path | None, probation: bool,
 ) -> ActionResult:  # fmt: skip
-    from tunerd.fleet.boxes import boxes_of
-    from tunerd.fleet.rollout import roll_out
+    from tunerd.fleet.rollout import boxes_of, roll_out
 
     ctx, agree = call.context(tells=True), _asks(call, "Deploy on {n}, {first} first?")
     names = boxes_of(ctx, boxes, inventory)

@@ -11,12 +11,13 @@ from typing import Any
 
 import click
 
-from tunerd.cli.complete import keys, names_of
 from tunerd.cli.deploy import set_option, start_after_option, yes_option
 from tunerd.cli.output import (
     columns,
     finish,
+    keys,
     line,
+    names_of,
     print_message,
     section_lines,
     sections_lines,

@@ -11,9 +11,8 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from tunerd.cli.complete import names_of, shapes
 from tunerd.cli.deploy import set_option, yes_option
-from tunerd.cli.output import changed, columns, line, or_unknown
+from tunerd.cli.output import changed, columns, line, names_of, or_unknown, shapes
 from tunerd.operations import PROFILE, SEED, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_mib, need_mib

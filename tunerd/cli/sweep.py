@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunerd.calendar import Missed, zone_named
-from tunerd.cli.complete import keys, names_of
 from tunerd.cli.deploy import start_after_option, yes_option
-from tunerd.cli.output import changed, columns, line, section_lines
+from tunerd.cli.output import changed, columns, keys, line, names_of, section_lines
 from tunerd.errors import UsageError
 from tunerd.operations import (
     DAYS,

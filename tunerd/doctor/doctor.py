@@ -48,8 +48,13 @@ from tunerd.engine.flags import (
 from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.importer import import_command_line
 from tunerd.engine.probe import Found
-from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import address_now, hides_words, read_live_unit, standing_text
+from tunerd.engine.server import (
+    LlamaServer,
+    address_now,
+    hides_words,
+    read_live_unit,
+    standing_text,
+)
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_locked
@@ -62,8 +67,7 @@ from tunerd.machine.host import (
     read_host,
 )
 from tunerd.machine.net import listening_pid, other_listeners
-from tunerd.machine.proc import process_name
-from tunerd.machine.process import account_homes
+from tunerd.machine.process import account_homes, process_name
 from tunerd.measure.answer import Timings
 from tunerd.measure.evidence import ArmRecord, StoredRun
 from tunerd.measure.learn import own_requests

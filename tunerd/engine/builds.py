@@ -52,7 +52,7 @@ from tunerd.engine.probe import (
     read_proofs,
     writable_by_others,
 )
-from tunerd.engine.serving import read_live_unit
+from tunerd.engine.server import read_live_unit
 from tunerd.errors import (
     ConfigError,
     EngineError,

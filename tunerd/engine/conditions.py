@@ -16,7 +16,7 @@ from tunerd.engine.flags import (
 )
 from tunerd.engine.help import Engine
 from tunerd.engine.probe import Found
-from tunerd.engine.serving import limits_in_force, specifiers_of
+from tunerd.engine.server import limits_in_force, specifiers_of
 from tunerd.errors import HostError, ModelFileError
 from tunerd.machine.files import stamp_of
 from tunerd.machine.host import read_host

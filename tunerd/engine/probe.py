@@ -30,12 +30,12 @@ from tunerd.engine.help import (
     OffloadDevice,
     Proof,
     Version,
+    hands_words_on,
     parse_devices,
     parse_help,
     parse_version,
     read_capabilities,
 )
-from tunerd.engine.script import hands_words_on
 from tunerd.errors import EngineError, HostError, ServiceError
 from tunerd.machine.files import Files, is_gone, looked_at, real_path
 from tunerd.machine.net import free_port

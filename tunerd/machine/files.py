@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 
 from tunerd.errors import Busy, HostError
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.proc import read_mounts, read_text
-from tunerd.machine.process import User, may_read_open
+from tunerd.machine.process import User, may_read_open, read_mounts, read_text
 from tunerd.records import plain, read_or_none
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ import pynvml
 
 from tunerd.errors import HostError
 from tunerd.machine.facts import POWER_CAP, DriverFiles, Gpu, GpuProcess, GpuReading
-from tunerd.machine.proc import (
+from tunerd.machine.process import (
     in_initial_pid_namespace,
     nvidia_gpus_on_pci_bus,
     other_graphics_on_pci_bus,

@@ -11,7 +11,7 @@ from typing import TypeVar
 import psutil
 
 from tunerd.machine.facts import Cpu, CpuFrequency, GpuReader, Host, HostMemory
-from tunerd.machine.proc import is_in_container, kib_field, read_fields, read_line, read_text
+from tunerd.machine.process import is_in_container, kib_field, read_fields, read_line, read_text
 from tunerd.words import MiB, have_mib, need_mib
 
 _CPU_FOLDER = "sys/devices/system/cpu"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.machine.proc import descends_from, family_of, read_fields, read_text
+from tunerd.machine.process import descends_from, family_of, read_fields, read_text
 
 _PROC = Path("/proc")
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")

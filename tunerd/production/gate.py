@@ -29,8 +29,9 @@ from tunerd.engine.health import (
     says_port_taken,
 )
 from tunerd.engine.probe import way_to
-from tunerd.engine.server import Address, LlamaServer
-from tunerd.engine.serving import (
+from tunerd.engine.server import (
+    Address,
+    LlamaServer,
     address_now,
     address_of,
     read_live_unit,
@@ -50,7 +51,7 @@ from tunerd.machine.net import (
     who_listens,
     why_no_listener,
 )
-from tunerd.machine.proc import may_use_nvidia, process_stat
+from tunerd.machine.process import may_use_nvidia, process_stat
 from tunerd.result import Progress
 from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.live import LiveUnit

@@ -38,8 +38,8 @@ from tunerd.engine.flags import (
 )
 from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
-from tunerd.engine.server import Address
-from tunerd.engine.serving import (
+from tunerd.engine.server import (
+    Address,
     demand_replaceable,
     environment_with,
     memory_limits,
@@ -55,8 +55,7 @@ from tunerd.machine.facts import Host
 from tunerd.machine.files import is_gone, real_path, stamp_of
 from tunerd.machine.host import has_memory_groups, process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
-from tunerd.machine.proc import process_name, unit_of
-from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
+from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read, process_name, unit_of
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Backend, Device, MemorySettings, estimate
 from tunerd.model.verdict import (

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from tunerd.app import Context
 from tunerd.engine.health import FailureKind
-from tunerd.engine.serving import (
+from tunerd.engine.server import (
     check_manager,
     demand_replaceable,
     drop_ins_in_force,
@@ -17,7 +17,7 @@ from tunerd.engine.serving import (
 )
 from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
-from tunerd.machine.proc import boot_id
+from tunerd.machine.process import boot_id
 from tunerd.production.gate import (
     NotServing,
     Serving,

@@ -16,8 +16,9 @@ from typing import NoReturn
 
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, Failure, FailureKind, HttpState
-from tunerd.engine.server import Address, UnknownListenerError
-from tunerd.engine.serving import (
+from tunerd.engine.server import (
+    Address,
+    UnknownListenerError,
     address_now,
     check_manager,
     demand_replaceable,
@@ -40,8 +41,7 @@ from tunerd.machine.files import is_full
 from tunerd.machine.host import process_facts
 from tunerd.machine.http import NoAnswerError
 from tunerd.machine.net import listening_ports
-from tunerd.machine.proc import boot_id
-from tunerd.machine.process import Interrupts
+from tunerd.machine.process import Interrupts, boot_id
 from tunerd.production.gate import (
     NotServing,
     Serving,

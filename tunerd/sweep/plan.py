@@ -25,7 +25,7 @@ from tunerd.engine.builds import (
 from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE
 from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
-from tunerd.engine.serving import file_environment_of, specifiers_of, unit_with
+from tunerd.engine.server import file_environment_of, specifiers_of, unit_with
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, stamp_of
 from tunerd.measure.compare import FRAME_TOKENS, SideRequest, context_tokens, plan_side, slots
@@ -57,7 +57,7 @@ from tunerd.profile.layers import Layer, Resolved
 from tunerd.profile.schema import POWER_LIMIT, Range, all_keys, values_of, wrong_values
 from tunerd.profile.workload import Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
-from tunerd.sweep.context import sizes_between
+from tunerd.sweep.challenge import sizes_between
 from tunerd.sweep.known import Known, published
 from tunerd.sweep.power import limits_of
 from tunerd.sweep.schedule import closed_text, deadline_of, window_of

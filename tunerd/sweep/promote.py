@@ -12,7 +12,7 @@ from tunerd.calendar import Deadline
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import argument_changes, changed_variables, without_secrets
 from tunerd.engine.health import FailureKind
-from tunerd.engine.serving import environment_with, stands
+from tunerd.engine.server import environment_with, stands
 from tunerd.errors import (
     BenchError,
     DeployError,
@@ -40,7 +40,7 @@ from tunerd.profile.schema import nest
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, expected_turns, measure_live
-from tunerd.sweep.context import LUCK
+from tunerd.sweep.challenge import LUCK
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
 from tunerd.sweep.record import TAKEN_BACK, StoredSweep, after_failure, find_sweep, keep_decision
 from tunerd.sweep.space import changes

@@ -20,8 +20,14 @@ import tunerd
 from tunerd.errors import ConfigError, HostError, JobCanceled, NoSupervisor, ServiceError
 from tunerd.machine.clock import Clock, SystemClock, polls
 from tunerd.machine.files import Files
-from tunerd.machine.proc import boot_id, process_stat
-from tunerd.machine.process import MINIMAL_ENVIRONMENT, SEARCH_PATH, Setting, start
+from tunerd.machine.process import (
+    MINIMAL_ENVIRONMENT,
+    SEARCH_PATH,
+    Setting,
+    boot_id,
+    process_stat,
+    start,
+)
 from tunerd.paths import Paths
 from tunerd.tryout.local_service import ServiceSpec, complaints_about, read_service
 from tunerd.units.manager import LeaseSpec, LogSpan, UnitState, log_lines, log_span, mark

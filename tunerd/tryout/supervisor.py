@@ -29,8 +29,16 @@ from tunerd.machine.clock import SystemClock
 from tunerd.machine.files import lock
 from tunerd.machine.net import can_bind
 from tunerd.machine.peers import peer_of, unix_socket
-from tunerd.machine.proc import members, process_stat
-from tunerd.machine.process import MINIMAL_ENVIRONMENT, Child, Limits, Setting, User, start
+from tunerd.machine.process import (
+    MINIMAL_ENVIRONMENT,
+    Child,
+    Limits,
+    Setting,
+    User,
+    members,
+    process_stat,
+    start,
+)
 from tunerd.paths import Paths
 from tunerd.tryout import local as kept
 from tunerd.tryout.local_service import (

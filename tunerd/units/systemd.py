@@ -23,8 +23,14 @@ from tunerd.errors import HostError, JobCanceled, ServiceError
 from tunerd.machine.clock import SystemClock, polls, process_began_s
 from tunerd.machine.files import Files, sync_folder
 from tunerd.machine.net import TABLES, table_pattern
-from tunerd.machine.proc import process_name, process_stat
-from tunerd.machine.process import MINIMAL_ENVIRONMENT, Completed, Setting, run
+from tunerd.machine.process import (
+    MINIMAL_ENVIRONMENT,
+    Completed,
+    Setting,
+    process_name,
+    process_stat,
+    run,
+)
 from tunerd.paths import Paths, paths_for
 from tunerd.units.manager import (
     PORT_LIMIT_S,

@@ -26,7 +26,7 @@ from tunerd.calendar import Opening
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import Clock
 from tunerd.machine.files import holder_of, is_locked, lock, stamp_of
-from tunerd.machine.proc import is_stopped
+from tunerd.machine.process import is_stopped
 from tunerd.production.journal import record_path
 from tunerd.production.measurement import has_leftovers
 from tunerd.production.own import SWEEP_UNIT, OwnUnit, start_own_unit

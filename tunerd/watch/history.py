@@ -13,13 +13,12 @@ from urllib.parse import quote
 
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
-from tunerd.engine.server import Address, LlamaServer
-from tunerd.engine.serving import address_now, read_live_unit
+from tunerd.engine.server import Address, LlamaServer, address_now, read_live_unit
 from tunerd.errors import HostError, TunerdError
 from tunerd.machine.facts import Gpu
 from tunerd.machine.files import make_private, stamp_of
 from tunerd.machine.host import CpuSeconds, cpu_seconds, memory_of, process_cpu_s, read_memory
-from tunerd.machine.proc import descends_from, may_use_nvidia
+from tunerd.machine.process import descends_from, may_use_nvidia
 from tunerd.measure.answer import Counters, read_counters
 from tunerd.production.measurement import read_measurement
 from tunerd.result import ActionResult, Message, warning

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from tunerd.app import Context
-from tunerd.engine.serving import drop_ins_in_force, other_drop_ins, stands
+from tunerd.engine.server import drop_ins_in_force, other_drop_ins, stands
 from tunerd.errors import (
     Busy,
     DeployError,
@@ -24,7 +24,7 @@ from tunerd.errors import (
     UsageError,
 )
 from tunerd.machine.files import is_locked
-from tunerd.machine.proc import boot_id
+from tunerd.machine.process import boot_id
 from tunerd.production.journal import read_record
 from tunerd.production.own import OwnUnit, probation_unit, start_own_unit
 from tunerd.production.probation import (

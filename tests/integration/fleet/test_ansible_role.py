@@ -13,7 +13,7 @@ import pytest
 from tests.support.ansible import ROLES, environment, program
 from tests.support.local_box import Box
 from tunerd.errors import HostError
-from tunerd.fleet.boxes import boxes_of
+from tunerd.fleet.rollout import boxes_of
 
 FOLDER = ROLES.parent
 

@@ -34,7 +34,7 @@ from tests.support.tcp_proxy import Proxy
 from tests.support.waiting import until
 from tunerd.cli.fleet import render_boxes
 from tunerd.errors import HostError, UsageError
-from tunerd.fleet.boxes import boxes_of
+from tunerd.fleet.rollout import boxes_of
 from tunerd.fleet.shared import fleet_status, hand_in
 from tunerd.machine.clock import SystemClock
 from tunerd.measure.evidence import RunOutcome

@@ -14,8 +14,7 @@ from tests.support.fake_gpu import FakeGpuReader
 from tests.support.folders import ROOT
 from tests.support.needs import missing
 from tunerd.machine.host import process_facts, read_host
-from tunerd.machine.proc import boot_id
-from tunerd.machine.process import start
+from tunerd.machine.process import boot_id, start
 
 
 def test_this_machine_agrees_with_other_ways_to_ask() -> None:

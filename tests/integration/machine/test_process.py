@@ -19,14 +19,16 @@ from tests.support.folders import ROOT
 from tests.support.needs import needs_root
 from tests.support.supervised import wait_until_gone
 from tunerd.errors import HostError
-from tunerd.machine.proc import family_of, members, session_members
 from tunerd.machine.process import (
     MINIMAL_ENVIRONMENT,
     Limits,
     Setting,
     User,
+    family_of,
+    members,
     own_command,
     run,
+    session_members,
     start,
 )
 

@@ -23,8 +23,7 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.host import process_cpu_s
-from tunerd.machine.proc import family_of
-from tunerd.machine.process import start
+from tunerd.machine.process import family_of, start
 from tunerd.measure.bench import Session
 from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.life import Life, Silence, Target, open_url

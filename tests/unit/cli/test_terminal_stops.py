@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fault.world import UNIT, World
-from tunerd.machine.proc import is_stopped
+from tunerd.machine.process import is_stopped
 from tunerd.units.systemd import Notifier
 from tunerd.watch.daemon import Recovery
 from tunerd.watch.figures import Event

@@ -17,7 +17,7 @@ from tunerd.machine.host import (
     read_host,
     read_memory,
 )
-from tunerd.machine.proc import boot_id, is_in_container, unit_of
+from tunerd.machine.process import boot_id, is_in_container, unit_of
 
 MEMINFO = """\
 MemTotal:       32768000 kB

@@ -26,7 +26,7 @@ from tunerd.app import Context, data_dir
 from tunerd.cli.deploy import render_probations
 from tunerd.errors import RolledBack, UsageError
 from tunerd.machine.files import lock
-from tunerd.machine.proc import boot_id
+from tunerd.machine.process import boot_id
 from tunerd.production.measurement import write_measurement
 from tunerd.production.probation import begin_probation, daemon_lock, read_probation
 from tunerd.production.recover import recover
