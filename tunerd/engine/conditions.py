@@ -10,10 +10,7 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, find_programs
 from tunerd.engine.fingerprint import Fingerprint, models_sha256
-from tunerd.engine.flags import (
-    arguments_sha256,
-    named_files,
-)
+from tunerd.engine.flags import arguments_sha256, named_files
 from tunerd.engine.help import Engine
 from tunerd.engine.probe import Found
 from tunerd.engine.server import limits_in_force, specifiers_of

@@ -20,14 +20,7 @@ from tunerd.machine.host import read_host
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems
 from tunerd.measure.compare import answering, context_tokens, plan_side, side_of
 from tunerd.measure.evidence import ArmRecord, RunRecord
-from tunerd.measure.findings import (
-    SERVING,
-    ArmData,
-    beside_published,
-    figures,
-    findings,
-    mtp_table,
-)
+from tunerd.measure.findings import SERVING, ArmData, beside_published, figures, findings, mtp_table
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
     LIVE,

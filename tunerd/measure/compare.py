@@ -23,14 +23,7 @@ from tunerd.measure.answer import Answer, Sample
 from tunerd.measure.evidence import ArmRecord, RunRecord, SummaryRecord, TurnTime, VerdictRecord
 from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair, turns_of
 from tunerd.measure.learn import workload_for
-from tunerd.measure.life import (
-    LIVE,
-    Life,
-    Target,
-    Texts,
-    open_candidate,
-    prompt_book,
-)
+from tunerd.measure.life import LIVE, Life, Target, Texts, open_candidate, prompt_book
 from tunerd.measure.request import (
     BenchRequest,
     Prompt,

@@ -27,13 +27,7 @@ from tunerd.measure.evidence import RunRecord
 from tunerd.measure.store import reading
 from tunerd.measure.trust import of_others
 from tunerd.profile import workload
-from tunerd.profile.files import (
-    LEARNED,
-    WORKLOADS,
-    load_profile,
-    load_sources,
-    workload_files,
-)
+from tunerd.profile.files import LEARNED, WORKLOADS, load_profile, load_sources, workload_files
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.result import ActionResult, Level, Message, note, warning
 from tunerd.words import check_name, format_duration, innermost, nearest_name, problem_of

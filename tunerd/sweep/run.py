@@ -54,12 +54,7 @@ from tunerd.sweep.record import (
     sweeps_in_brief,
     unfinished,
 )
-from tunerd.sweep.schedule import (
-    deadline_of,
-    demand_open,
-    demand_time,
-    least_time_s,
-)
+from tunerd.sweep.schedule import deadline_of, demand_open, demand_time, least_time_s
 from tunerd.sweep.tuner import PROMOTE, Outcome, arm_text, changed, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP

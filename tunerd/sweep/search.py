@@ -15,15 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from tunerd.profile.arm import (
-    OFF,
-    Arm,
-    Policy,
-    ServerDied,
-    placement_of,
-    simplicity,
-    wording_of,
-)
+from tunerd.profile.arm import OFF, Arm, Policy, ServerDied, placement_of, simplicity, wording_of
 from tunerd.sweep.known import Study, Told
 from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Belief, Learner

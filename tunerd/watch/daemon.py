@@ -34,12 +34,7 @@ from tunerd.production.probation import daemon_lock, read_probation
 from tunerd.production.recover import Unfinished, recover
 from tunerd.production.status import HAND_IN_EVERY_S, HandedIn
 from tunerd.settings import settings_or_last_good
-from tunerd.sweep.schedule import (
-    begin_night,
-    forget_what_is_ahead,
-    is_wanted_later,
-    next_openings,
-)
+from tunerd.sweep.schedule import begin_night, forget_what_is_ahead, is_wanted_later, next_openings
 from tunerd.units.generations import Generation, HistoryEntry, Outcome
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier

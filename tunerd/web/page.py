@@ -14,12 +14,7 @@ from urllib.parse import parse_qsl
 import structlog
 from jinja2 import Environment
 from starlette.requests import Request
-from starlette.responses import (
-    HTMLResponse,
-    PlainTextResponse,
-    RedirectResponse,
-    Response,
-)
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tunerd import __version__
