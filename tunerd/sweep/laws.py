@@ -263,14 +263,14 @@ _MIB_PER_GIB = 1024.0
 WIDTH = 2048.0
 
 
-def room_gib(arm: Arm, n_max: int | None = None) -> float:
-    """VRAM that an arm leaves unused by weights [GiB]; `n_max` of another draft, if given.
+def room_gib(arm: Arm) -> float:
+    """VRAM that an arm leaves unused by weights [GiB].
 
     Nothing moves for a draft where the model is placed by hand: that is a level of its own.
     """
     if arm.is_placed:
         return 0.0
-    drafts = (arm.n_max if n_max is None else n_max) if arm.drafts else 0
+    drafts = arm.n_max if arm.drafts else 0
     return (arm.fit_mib + _MIB_PER_DRAFT * drafts) / _MIB_PER_GIB
 
 

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 KIND = "sweep"
 _SUITE = "workload"
-_PLAN = "sweep plan"
-_EVIDENCE = "sweep evidence"
+PLAN = "sweep plan"
+EVIDENCE = "sweep evidence"
 _DECISION = "sweep decision"
-_PAGE = "sweep page"
+PAGE = "sweep page"
 _POWER = "sweep power"
 # Beyond it the samples of earlier nights cost more to read than they teach.
 _MOST_HISTORY = 4000
@@ -101,7 +101,7 @@ class SweepKeeper:
             )
         )
         figures = {**plan_json(prepared), "request": plain(prepared.request)}
-        store.add_summary(number, SummaryRecord(KIND, _PLAN, None, figures))
+        store.add_summary(number, SummaryRecord(KIND, PLAN, None, figures))
         return cls(ctx, store, number)
 
     def arm(self, arm: Arm, record: ArmRecord, workload_sha256: str) -> None:
@@ -142,9 +142,9 @@ class SweepKeeper:
         from tunerd.sweep.tuner import page_of
 
         evidence = outcome.evidence.to_json(with_samples=False)
-        self._store.add_summary(self.number, SummaryRecord(KIND, _EVIDENCE, None, evidence))
+        self._store.add_summary(self.number, SummaryRecord(KIND, EVIDENCE, None, evidence))
         page = page_of(self._store.sweep_events(self.number), evidence)
-        self._store.add_summary(self.number, SummaryRecord(KIND, _PAGE, None, page))
+        self._store.add_summary(self.number, SummaryRecord(KIND, PAGE, None, page))
         record = _verdict(outcome, incumbent, workload)
         if served is not None:
             record = replace(record, details={**record.details, "served": dict(served)})
@@ -190,12 +190,12 @@ def sweeps(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSwe
 def sweeps_in_brief(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSweep, ...]:
     """Sweeps, newest first, with plan, verdict and decision alone: a night's evidence is a megabyte."""
     found = store.runs(limit=limit, kind=KIND, with_arms=False)
-    return tuple(_stored(store, run, (_PLAN, _DECISION)) for run in found)
+    return tuple(_stored(store, run, (PLAN, _DECISION)) for run in found)
 
 
 def page_kept(store: EvidenceStore, number: int) -> Mapping[str, Any] | None:
     """What a page about a sweep draws, as it was stored at its end; None before that."""
-    kept = [one.figures for one in store.summaries(number, names=(_PAGE,)) if one.suite == KIND]
+    kept = [one.figures for one in store.summaries(number, names=(PAGE,)) if one.suite == KIND]
     return kept[-1] if kept else None
 
 
@@ -332,7 +332,7 @@ def history_of(
         is_full = sum(map(len, found)) > most
         if not is_current and (is_full or at >= _LOOK_BACK):
             break
-        is_same = _stored(store, run, (_PLAN,)).plan.get("basis") == basis
+        is_same = _stored(store, run, (PLAN,)).plan.get("basis") == basis
         if run.number == but or not (is_same or is_current):
             continue
         events, n_damaged = store.readable_events(run.number)
@@ -355,7 +355,7 @@ def history_of(
 def _stored(
     store: EvidenceStore,
     run: StoredRun,
-    names: Collection[str] = (_PLAN, _EVIDENCE, _DECISION, _POWER),
+    names: Collection[str] = (PLAN, EVIDENCE, _DECISION, _POWER),
 ) -> StoredSweep:
     last: dict[str, Mapping[str, Any]] = {
         one.name: one.figures
@@ -365,8 +365,8 @@ def _stored(
     verdicts = store.verdicts(run.number)
     return StoredSweep(
         run=run,
-        plan=last.get(_PLAN, {}),
-        evidence=last.get(_EVIDENCE),
+        plan=last.get(PLAN, {}),
+        evidence=last.get(EVIDENCE),
         verdict=verdicts[-1] if verdicts else None,
         decision=last.get(_DECISION),
         power=last.get(_POWER),

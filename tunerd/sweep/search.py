@@ -29,6 +29,7 @@ Array = NDArray[np.float64]
 _PRUNE = 0.15
 _PER_FAMILY = 60
 _VARIANT_POINTS = 6
+_MOST_PROPOSED = 400
 # Measured already if its margin was this near what is thought to be needed now [MiB].
 _SAME_MARGIN_MIB = 192
 _PLANE_WORTH = 0.002
@@ -70,9 +71,9 @@ class Planes:
         sd = math.sqrt(expected.sd**2 + USUAL.process**2 + (USUAL.block**2 + USUAL.answer**2))
         self._off.append((seen[0] - expected.mean) / sd)
 
-    def proposals(self, leader: Belief, *, limit: int = 400) -> list[Proposal]:
+    def proposals(self, leader: Belief) -> list[Proposal]:
         """Points that were not measured, the most promising first."""
-        return self.improvements(self._candidates(leader.arm, limit), leader)
+        return self.improvements(self._candidates(leader.arm), leader)
 
     def improvements(self, arms: Sequence[Arm], leader: Belief) -> list[Proposal]:
         """What knowing more of each arm is expected to save against the leader, the most first.
@@ -95,7 +96,7 @@ class Planes:
         found.sort(key=lambda one: (-round(one.improvement, 5), simplicity(one.belief.arm)))
         return found
 
-    def _candidates(self, leader: Arm, limit: int) -> list[Arm]:
+    def _candidates(self, leader: Arm) -> list[Arm]:
         found: list[tuple[float, Arm]] = []
         for family in self._grid.families.values():
             if not self._learner.is_known(family.key):
@@ -115,7 +116,7 @@ class Planes:
                 for index, (time, arm) in enumerate(found)
                 if time < best + _PRUNE and not self._is_measured(arm, measured)
             ),
-        )[:limit]
+        )[:_MOST_PROPOSED]
         return [arm for _, _, arm in near if self._limits.fails(arm) is None]
 
     def _plane(self, family: FamilyGrid, variant: Variant) -> tuple[list[Arm], Array]:

@@ -48,8 +48,8 @@ from tunerd.web.app import (
 from tunerd.web.html import environment, static_text, style
 from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
-    Cell,
     Chart,
+    Columns,
     Facts,
     KeyFigure,
     Line,
@@ -69,6 +69,7 @@ from tunerd.web.view import (
     status_facts,
     sweep_facts,
     sweep_section,
+    table_of,
     workload_section,
 )
 from tunerd.words import UNKNOWN, Mode, format_duration, ratio, when
@@ -476,15 +477,14 @@ def cards_table(readings: Mapping[str, Any]) -> Table | None:
     latest = readings.get("latest")
     if latest is None or not latest["gpus"]:
         return None
-    rows = tuple(tuple(take(gpu) for take in _CARD.values()) for gpu in latest["gpus"])
-    return Table("Cards now", heads(*_CARD), rows)
+    return table_of("Cards now", latest["gpus"], _CARD)
 
 
 def _of_all(part: str | None, whole: str | None) -> str | None:
     return part if part is None or whole is None else f"{part} of {whole}"
 
 
-_CARD: Mapping[str, Callable[[Mapping[str, Any]], Cell]] = {
+_CARD: Columns[Mapping[str, Any]] = {
     "~Card": lambda gpu: (
         f"GPU {gpu['index']}: {gpu['name']}{', split by MIG' if gpu['is_mig'] else ''}"
     ),

@@ -40,6 +40,7 @@ from tunerd.measure.results import damage_messages, run_of
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, warning
+from tunerd.sweep.record import EVIDENCE, PAGE, PLAN
 from tunerd.web.charts import colour_of
 from tunerd.web.html import environment, static_text, style
 from tunerd.web.view import (
@@ -692,7 +693,7 @@ TITLES = {
 }
 _DRAWN_SUITES = frozenset({"mtp", "lengths", "deep", "quality"})
 _DRAWN_RECORDS = frozenset({AcceptanceByPosition.NAME, Crossover.NAME, Depth.NAME, TurnTime.NAME})
-_OF_SWEEPS = PLAN, PAGE, EVIDENCE = ("sweep plan", "sweep page", "sweep evidence")
+_OF_SWEEPS = frozenset({PLAN, PAGE, EVIDENCE})
 _UNITS = {"_mib": "MiB", "_w": "W", "_tok_s": "tok/s", "_tokens": "tokens", "_ms": "ms", "_s": "s",
           "_letters": "letters", "_ratio": "share"}  # fmt: skip
 _CASE = "case"

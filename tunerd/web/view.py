@@ -209,12 +209,12 @@ def counted(n: int, one: str, many: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
-def joined(words: Iterable[str], last: str = "and") -> str:
+def joined(words: Iterable[str]) -> str:
     """`a, b and c`."""
     known = list(words)
     if len(known) < 2:  # noqa: PLR2004
         return "".join(known)
-    return f"{', '.join(known[:-1])} {last} {known[-1]}"
+    return f"{', '.join(known[:-1])} and {known[-1]}"
 
 
 def sentence(parts: Sequence[str]) -> str:
