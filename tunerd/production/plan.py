@@ -571,7 +571,7 @@ def memory_json(plan: MemoryPlan) -> dict[str, Any]:
 
 
 # Lines from a start that hold what an engine says of its load.
-LOAD_LINES = 5000
+_LOAD_LINES = 5000
 _PREFIX = "load-"
 
 
@@ -619,13 +619,19 @@ def remember_live_load(ctx: Context) -> tuple[Message, ...]:
     not kept.
     """
     with contextlib.suppress(TunerdError):
-        state = ctx.services.state(ctx.unit)
-        live = read_live_unit(ctx)
-        if state.is_active and state.invocation_id is not None and live.text and live.argv:
-            lines = ctx.services.log(
-                ctx.unit, invocation_id=state.invocation_id, max_lines=LOAD_LINES
-            )
+        live, lines = read_live_unit(ctx), load_lines(ctx)
+        if lines and live.text and live.argv:
             return remember_load(ctx, live.argv, live.text, lines)
+    return ()
+
+
+def load_lines(ctx: Context) -> tuple[str, ...]:
+    """What the server that runs wrote since its start, the load included; empty where nobody can tell."""
+    with contextlib.suppress(TunerdError):
+        state = ctx.services.state(ctx.unit)
+        if state.is_active and state.invocation_id is not None:
+            life = state.invocation_id
+            return ctx.services.log(ctx.unit, invocation_id=life, max_lines=_LOAD_LINES)
     return ()
 
 

@@ -37,7 +37,7 @@ from tunerd.model.memory import Device
 from tunerd.operations import SHORT_KEYS
 from tunerd.production.lease import Outlook, beside_others, outlook, replaced_amid
 from tunerd.production.measurement import wait_for_dead_measurement
-from tunerd.production.plan import LOAD_LINES, Plan, make_plan, settings_of
+from tunerd.production.plan import Plan, load_lines, make_plan, settings_of
 from tunerd.profile.arm import (
     CONTEXT_SIZE,
     DRAFT,
@@ -238,7 +238,7 @@ def _frozen(ctx: Context, base: Plan) -> Frozen | str:
     if capabilities is not None:
         laws = laws_of(capabilities)
         uses_mtp = "mtp" in profile.speculation.kinds
-        said = read_fit(_lines(ctx))
+        said = read_fit(load_lines(ctx))
         told = frozen_from_log(said, base.facts, laws, uses_mtp=uses_mtp)
         if told is not None:
             return told
@@ -247,18 +247,6 @@ def _frozen(ctx: Context, base: Plan) -> Frozen | str:
     free = base.memory.free_mib.get(Device.GPU)
     margin = profile.memory.fit_mib if profile.memory.fit_mib is not None else _USUAL_MARGIN_MIB
     return frozen_from_estimate(base.facts, settings, free, margin)
-
-
-def _lines(ctx: Context) -> tuple[str, ...]:
-    try:
-        state = ctx.services.state(ctx.unit)
-        if not state.is_active or state.invocation_id is None:
-            return ()
-        return tuple(
-            ctx.services.log(ctx.unit, invocation_id=state.invocation_id, max_lines=LOAD_LINES)
-        )
-    except TunerdError:
-        return ()
 
 
 # More of these needs less VRAM and more RAM, where more of anything else needs more.
