@@ -392,16 +392,16 @@ def operation_of(command: click.Command) -> Operation:
 class Kind(click.ParamType[Any]):
     """Words of one kind; what a member gives must match the schema, root's is checked where it is used."""
 
+    name = "text"
+
     def __init__(
         self,
         schema: Mapping[str, Any],
         *,
-        name: str = "text",
         read: Callable[[str], Any] = str,
         check: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.schema = schema
-        self.name = name
         self._read = read
         self._check = check
 
