@@ -11,7 +11,7 @@ import pytest
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, UNIT, World, a_generation
 from tunerd.engine.builds import why_no_start
-from tunerd.engine.serving import read_live_unit
+from tunerd.engine.server import read_live_unit
 from tunerd.errors import ConfigError, DeployError, RolledBack, UsageError
 from tunerd.machine.files import MAX_READ_BYTES, is_locked
 from tunerd.production.profiles import new_profile
