@@ -11,8 +11,8 @@ from pathlib import Path
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, FailureKind
 from tunerd.engine.probe import changed_files, kept_folder
-from tunerd.engine.server import address_of, read_live_unit, standing_text
-from tunerd.errors import DeployError, HostError, UsageError
+from tunerd.engine.server import address_of, read_live_unit, standing_text, work_dir_of
+from tunerd.errors import DeployError, HostError, ServiceError, UsageError
 from tunerd.machine.files import is_gone
 from tunerd.production.gate import expected_of
 from tunerd.production.journal import backups
@@ -293,7 +293,7 @@ def _check(
     why = why_no_start(ctx, old)
     messages = check_way_back(ctx, live, old)
     is_gone_for_good = not old.has_own_files and any(
-        path and is_gone(Path(path)) for path in (old.program, old.serving.model)
+        path and is_gone(_path_of(ctx, old, path)) for path in (old.program, old.serving.model)
     )
     # Doubts may be wrong, and going back is for trouble: they count where nothing would serve afterwards.
     if is_gone_for_good or (why is not None and any(one.code == NO_WAY_BACK for one in messages)):
@@ -306,7 +306,10 @@ def _check(
     if why is not None:
         hint = "where it does not, what serves now is started again"
         messages.append(warning("may-not-start", f"`{name}` may not serve any more: {why}", hint))
-    complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
+    try:
+        complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
+    except ServiceError as error:  # what checks may be missing, or hang: it is no reason to stay
+        complaints = (error.words,)
     messages += [warning("unit-complaint", line) for line in complaints]
     if made_by is not None:
         since = f"since generation {made_by.number}"
@@ -326,10 +329,17 @@ def _check(
     return messages
 
 
+def _path_of(ctx: Context, unit: LiveUnit, name: str) -> Path:
+    """A file as the unit's server finds it, which may be told by the folder where it starts."""
+    return Path(work_dir_of(ctx, unit), name)
+
+
 def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
     """What to do where the old unit's program or model is gone, or the program another one."""
     model = old.serving.model
-    if model is not None and is_gone(Path(model)):  # without it a kept engine is no help
+    if model is not None and is_gone(
+        _path_of(ctx, old, model)
+    ):  # without it a kept engine is no help
         return f"put the model back to `{model}`; `tunerd rollback --list` shows what else there is"
     if made_by is not None:
         kept = kept_folder(ctx.paths.engines_dir, made_by.engine_sha256)

@@ -410,20 +410,30 @@ class Systemd:
         looked up among the installed units and pass. Unknown keys and bad values leave the exit
         status at 0, so any line that names the unit is a complaint.
         """
-        # In memory where that may be written: the way back must not need space on a full disk.
-        above = (self.runtime_unit_dir, *self.runtime_unit_dir.parents[:2])
-        where = next((one for one in above if os.access(one, os.W_OK)), None)
-        with tempfile.TemporaryDirectory(prefix="tunerd-verify-", dir=where) as folder:
-            path = Path(folder) / unit
-            path.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with contextlib.ExitStack() as stack:
+            path = self._alone(stack, unit, text.encode("utf-8", "surrogateescape"))
             options = ["--man=no", "--recursive-errors=no"]
             done = self._run("systemd-analyze", "verify", *options, str(path))
-            found = complaints(done.stderr, unit, folder)
+            found = complaints(done.stderr, unit, str(path.parent))
         if done.timed_out:
             raise ServiceError(f"{unit} cannot be checked", cause="systemd-analyze hangs")
         if not found and not done.is_ok:
             return tuple(line for line in done.stderr.split("\n") if line.strip())
         return found
+
+    def _alone(self, stack: contextlib.ExitStack, unit: str, text: bytes) -> Path:
+        """This text under its name in a folder of its own.
+
+        In memory where that can be written: the way back must not need space on a full disk.
+        """
+        above = (self.runtime_unit_dir, *self.runtime_unit_dir.parents[:2])
+        for where in (*above, None):
+            with contextlib.suppress(OSError):
+                made = tempfile.TemporaryDirectory(prefix="tunerd-verify-", dir=where)
+                path = Path(stack.enter_context(made)) / unit
+                path.write_bytes(text)
+                return path
+        raise ServiceError(f"{unit} cannot be checked", cause="no folder for it can be written")
 
     def version(self) -> int:
         """systemd's version."""

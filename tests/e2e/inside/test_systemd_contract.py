@@ -9,6 +9,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,18 @@ def test_whatever_cron_and_su_leave_a_user_has_one_runtime_folder(left: dict[str
     assert has_user_manager(left) is (MODE is Mode.USER)
     assert found.paths == build_context(mode=MODE, environment=dict(os.environ)).paths
     assert found.services.verify("x.service", "[Service]\nExecStart=/bin/true\n") == ()
+
+
+def test_a_unit_is_checked_where_no_folder_in_memory_can_be_written(tmp_path: Path) -> None:
+    """It ended before anything was done; what may be written by its rights may be full."""
+    (tmp_path / "full").touch()
+    paths = replace(
+        paths_for(MODE, os.environ), runtime_unit_dir=tmp_path / "full" / "systemd" / "system"
+    )
+
+    found = Systemd(MODE, paths).verify("x.service", "[Service]\nExecStart=/x\n")
+
+    assert "/x is not executable" in " ".join(found)
 
 
 def test_the_version_is_read(manager: Systemd) -> None:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from tests.fault.scenarios import deploy, go_back
-from tests.fault.world import BROKEN, UNIT, World, a_generation
+from tests.fault.world import BROKEN, UNIT, OwnPids, World, a_generation
 from tunerd.engine.builds import why_no_start
 from tunerd.engine.server import read_live_unit
-from tunerd.errors import ConfigError, DeployError, RolledBack, UsageError
+from tunerd.errors import ConfigError, DeployError, RolledBack, ServiceError, UsageError
 from tunerd.machine.files import MAX_READ_BYTES, is_locked
 from tunerd.production.profiles import new_profile
 from tunerd.production.rollback import Target, find_target, list_targets, rollback
@@ -306,3 +306,37 @@ def test_a_unit_with_a_root_of_its_own_becomes_no_profile_of_the_files_here(worl
 
     with pytest.raises(ConfigError, match="below its RootDirectory"):
         new_profile(world.context(), "mine", from_unit=UNIT)
+
+
+def test_one_goes_back_to_a_unit_that_names_its_model_by_its_working_directory(
+    world: World,
+) -> None:
+    """The model was looked for where `tunerd` was called, and told as gone."""
+    (world.folder / "x.gguf").write_bytes(b"GGUF")
+    words = f"[Service]\nWorkingDirectory={world.folder}\n".encode()
+    text = world.text("old").replace(b"[Service]\n", words).replace(b"--host", b"-m x.gguf --host")
+    world.put(text)
+    deploy(world.context(), world, "new")
+
+    go_back(world.context())
+
+    assert world.serving_alias() == "old"
+
+
+class _WithoutAnalyze(OwnPids):
+    """A manager without the program that checks units."""
+
+    def verify(self, unit: str, text: str) -> tuple[str, ...]:
+        raise ServiceError(f"{unit} cannot be checked")
+
+
+def test_one_goes_back_where_units_cannot_be_checked(world: World) -> None:
+    """A systemd-analyze that hung, or was not there, was a reason to stay with what serves badly."""
+    world.manager = _WithoutAnalyze(world.folder, world.clock, world.manager.programs)
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+
+    done = rollback(world.context(), to=None, drain=False)
+
+    assert world.standing == world.text("old")
+    assert "cannot be checked" in " ".join(one.text for one in done.messages)
