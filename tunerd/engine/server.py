@@ -758,7 +758,8 @@ def demand_replaceable(ctx: Context) -> None:
             state="nothing was changed",
             hint=f"{ctx.systemctl} unmask {state.unit}",
         )
-    if state.is_active and read_live_unit(ctx, now=state).is_container:
+    # One that starts is there already: podman tells its manager late, when the model is loaded.
+    if state.runs and not state.is_waiting and read_live_unit(ctx, now=state).is_container:
         raise DeployError(
             f"{ctx.unit} runs a container, which only its own unit knows how to stop",
             cause="it would run on, with the card's memory and the port, beside the new server",

@@ -460,7 +460,7 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
         raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")
     if live.has_own_root:
         raise ConfigError(
-            f"{unit} names files as they stand below its {', '.join(live.mounts)}",
+            f"{unit} names files as they stand below its {', '.join(live.mounts) or live.program}",
             state="nothing was written",
             hint="`tunerd profiles new NAME --model FILE` makes a profile for a model of this machine",
         )

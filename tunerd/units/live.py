@@ -35,7 +35,9 @@ _ENGINE_WORDS = ("llama-server", "llama_server")
 # A server by its bare name, as starters find it on PATH.
 _SERVERS = {"llama-server", "llama"}
 # What runs its command line where other files stand at the same paths, and others may hold its port.
-_CONTAINERS = {"apptainer", "bwrap", "chroot", "distrobox", "docker", "nerdctl", "podman", "singularity", "systemd-nspawn"}  # fmt: skip
+_CONTAINERS = {"distrobox", "docker", "nerdctl", "podman", "systemd-nspawn"}
+# Of these the server is a process of the unit itself, which ends with it.
+_OTHER_ROOTS = {"apptainer", "bwrap", "chroot", "singularity"}
 _OTHER_ROOT = ("RootDirectory", "RootImage")
 _OTHER_FILES = (*_OTHER_ROOT, "BindPaths", "BindReadOnlyPaths", "ExtensionDirectories", "ExtensionImages",
                 "MountImages", "TemporaryFileSystem")  # fmt: skip
@@ -117,18 +119,19 @@ class LiveUnit:
 
     @property
     def is_container(self) -> bool:
-        """Whether its program starts the server in a container."""
+        """Whether its program has others start the server, in a container."""
         return _name(self.program or "") in _CONTAINERS
 
     @property
     def has_own_files(self) -> bool:
         """Whether its command line names files as they stand elsewhere than on this machine."""
-        return self.is_container or bool(self.mounts)
+        return self.is_container or self.has_own_root or bool(self.mounts)
 
     @property
     def has_own_root(self) -> bool:
-        """Whether its program itself is one of those."""
-        return not set(_OTHER_ROOT).isdisjoint(self.mounts)
+        """Whether its program itself is one of those, or leads to others."""
+        is_led = _name(self.program or "") in _OTHER_ROOTS
+        return is_led or not set(_OTHER_ROOT).isdisjoint(self.mounts)
 
     @property
     def is_known(self) -> bool:
@@ -283,7 +286,7 @@ def _is_program(before: str, word: str) -> bool:
     """Whether a word behind a starter begins a command line; a file that a server is told does not."""
     if word.startswith("/"):
         return _NAMES_A_MODEL.fullmatch(before) is None
-    return word in _SERVERS | _BECOMES
+    return word in _SERVERS | _BECOMES | _CONTAINERS
 
 
 def is_shell(program: str) -> bool:

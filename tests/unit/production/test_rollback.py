@@ -19,6 +19,7 @@ from tunerd.production.rollback import Target, find_target, list_targets, rollba
 from tunerd.result import Progress
 from tunerd.tryout.local import enabled_mark
 from tunerd.units.generations import Ending, Outcome
+from tunerd.units.manager import UnitState
 from tunerd.units.text import demand_as_shown, shown_hash
 from tunerd.words import sha256
 
@@ -294,6 +295,47 @@ def test_a_container_is_stopped_by_its_own_unit_and_one_goes_back_to_it(world: W
     assert world.snapshot() == before
 
     world.manager.stop(UNIT)
+    deploy(world.context(), world, "new")
+    go_back(world.context())
+
+    assert world.serving_alias() == "old"
+
+
+class _Starting(OwnPids):
+    """A manager whose unit has not told yet that it is ready."""
+
+    def state(self, unit: str) -> UnitState:
+        return replace(super().state(unit), active_state="activating", sub_state="start")
+
+
+def test_a_container_that_still_starts_is_not_replaced_either(world: World) -> None:
+    """Of one whose manager hears of it when its model is loaded, it was, and the container ran on."""
+    docker = "/usr/bin/docker"
+    programs = {**world.manager.programs, docker: world.manager.programs["/bin/true"]}
+    world.manager = _Starting(world.folder, world.clock, programs)
+    world.put(world.text("old", program=docker).replace(b"--host", b"run x --host"))
+
+    with pytest.raises(DeployError, match="runs a container"):
+        deploy(world.context(), world, "new")
+
+
+@pytest.mark.parametrize("words", ["/usr/bin/env docker", "/usr/bin/nice -n 5 podman"])
+def test_a_container_is_seen_behind_what_only_starts_it(world: World, words: str) -> None:
+    world.manager.programs[words.split()[0]] = world.manager.programs["/bin/true"]
+    world.put(world.text("old", program=words).replace(b"--host", b"run x --host"))
+
+    with pytest.raises(DeployError, match="runs a container"):
+        deploy(world.context(), world, "new")
+
+
+@pytest.mark.parametrize("program", ["/usr/sbin/chroot", "/usr/bin/bwrap", "/usr/bin/apptainer"])
+def test_what_ends_with_its_unit_is_replaced_though_it_sees_other_files(
+    world: World, program: str
+) -> None:
+    """It was refused as a container that would run on; its processes are the unit's own."""
+    world.manager.programs[program] = world.manager.programs["/bin/true"]
+    world.put(world.text("old", program=program).replace(b"--host", b"/srv /x --host"))
+
     deploy(world.context(), world, "new")
     go_back(world.context())
 
