@@ -157,12 +157,16 @@ def build_context(
     from tunerd.machine.gpu import NvmlReader
     from tunerd.units.systemd import Systemd, has_system_manager, runtime_dir
 
-    environment = dict(os.environ) if environment is None else environment
+    environment = dict(os.environ if environment is None else environment)
     chosen = choose_mode(mode, environment)
     is_asked_for = bool(mode or environment.get("TUNERD_MODE"))
-    if chosen is not Mode.SYSTEM and (runtime := runtime_dir(environment)) is not None:
-        # What measures from cron or after `su`, and the daemon, meet in one folder.
-        environment = {**environment, "XDG_RUNTIME_DIR": str(runtime)}
+    # What measures from cron or after `su`, and the daemon, meet in one folder.
+    runtime = runtime_dir(environment)
+    left = environment.pop("XDG_RUNTIME_DIR", None)
+    if runtime is not None:
+        environment["XDG_RUNTIME_DIR"] = str(runtime)
+    if left not in {None, str(runtime)}:  # whose bus is that of the same account
+        environment.pop("DBUS_SESSION_BUS_ADDRESS", None)
     paths = paths_for(chosen, environment)
     settings, settings_problem = (
         (load_settings(paths, environment), None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from tunerd.app import build_context
 from tunerd.errors import ConfigError
 from tunerd.paths import paths_for
 from tunerd.words import Mode
@@ -79,3 +81,18 @@ def test_a_relative_folder_is_refused_for_it_would_be_another_one_elsewhere(
     with pytest.raises(ConfigError, match=f"`TUNERD_{folder}_DIR` is a relative path") as refused:
         paths_for(mode, {**HOME, f"TUNERD_{folder}_DIR": "rel/s"})
     assert f"{Path.cwd()}/rel/s" in str(refused.value.hint)
+
+
+def test_the_runtime_folder_of_another_account_is_not_taken(tmp_path: Path) -> None:
+    """What `su` left led there, and what cron starts was elsewhere: each saw no measurement of the other."""
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    if os.getuid() == 0:
+        os.chown(foreign, 65534, 65534)
+    else:
+        foreign = Path("/")
+    home = {"HOME": str(tmp_path)}
+
+    left_by_su = build_context(mode="local", environment={**home, "XDG_RUNTIME_DIR": str(foreign)})
+
+    assert left_by_su.paths == build_context(mode="local", environment=home).paths

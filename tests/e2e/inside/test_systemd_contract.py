@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -125,7 +126,10 @@ def test_the_managers_that_are_there_are_found() -> None:
     assert lingers(os.environ) is (MODE is Mode.USER)
 
 
-@pytest.mark.parametrize("left", [{}, {"XDG_RUNTIME_DIR": "/proc"}, {"XDG_RUNTIME_DIR": "/gone"}])
+OF_ANOTHER = {"XDG_RUNTIME_DIR": "/proc", "DBUS_SESSION_BUS_ADDRESS": "unix:path=/proc/bus"}
+
+
+@pytest.mark.parametrize("left", [{}, OF_ANOTHER, {"XDG_RUNTIME_DIR": "/gone"}])
 def test_whatever_cron_and_su_leave_a_user_has_one_runtime_folder(left: dict[str, str]) -> None:
     """From cron a sweep wrote where the daemon and `apply` did not look; after `su` no unit could be checked."""
     home = {"HOME": os.environ["HOME"]}
@@ -135,6 +139,12 @@ def test_whatever_cron_and_su_leave_a_user_has_one_runtime_folder(left: dict[str
     assert has_user_manager(left) is (MODE is Mode.USER)
     assert found.paths == build_context(mode=MODE, environment=dict(os.environ)).paths
     assert found.services.verify("x.service", "[Service]\nExecStart=/bin/true\n") == ()
+    assert isinstance(found.services, Systemd)
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        try:
+            found.services.start_scope(f"tunerd-{process.pid}.scope", process.pid, "contract")
+        finally:
+            process.kill()
 
 
 def test_a_unit_is_checked_where_no_folder_in_memory_can_be_written(tmp_path: Path) -> None:

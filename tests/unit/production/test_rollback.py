@@ -321,7 +321,7 @@ def test_a_container_that_still_starts_is_not_replaced_either(world: World) -> N
 
 @pytest.mark.parametrize("words", ["/usr/bin/env docker", "/usr/bin/nice -n 5 podman"])
 def test_a_container_is_seen_behind_what_only_starts_it(world: World, words: str) -> None:
-    world.manager.programs[words.split()[0]] = world.manager.programs["/bin/true"]
+    world.manager.programs[words.partition(" ")[0]] = world.manager.programs["/bin/true"]
     world.put(world.text("old", program=words).replace(b"--host", b"run x --host"))
 
     with pytest.raises(DeployError, match="runs a container"):
@@ -368,7 +368,7 @@ def test_one_goes_back_to_a_unit_that_names_its_model_by_its_working_directory(
 class _WithoutAnalyze(OwnPids):
     """A manager without the program that checks units."""
 
-    def verify(self, unit: str, text: str) -> tuple[str, ...]:
+    def verify(self, unit: str, text: str) -> tuple[str, ...]:  # noqa: ARG002 -- as the manager has it
         raise ServiceError(f"{unit} cannot be checked")
 
 
