@@ -764,7 +764,8 @@ def demand_replaceable(ctx: Context) -> None:
             f"{ctx.unit} runs a container, which only its own unit knows how to stop",
             cause="it would run on, with the card's memory and the port, beside the new server",
             state="nothing was changed",
-            hint=f"`{ctx.systemctl} stop {ctx.unit}` first; a rollback starts it again",
+            hint=f"`{ctx.systemctl} stop {ctx.unit}` first; a rollback starts it again, and where the new server fails "
+            f"`{ctx.systemctl} start {ctx.unit}` does, for what was stopped stays so",
         )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunerd.errors import ConfigError
@@ -38,6 +38,7 @@ _SERVERS = {"llama-server", "llama"}
 _CONTAINERS = {"distrobox", "docker", "nerdctl", "podman", "systemd-nspawn"}
 # Of these the server is a process of the unit itself, which ends with it.
 _OTHER_ROOTS = {"apptainer", "bwrap", "chroot", "singularity"}
+_PUBLISHED = re.compile(r"(?:^| )(?:-p|--publish)[ =](\S+)")
 _OTHER_ROOT = ("RootDirectory", "RootImage")
 _OTHER_FILES = (*_OTHER_ROOT, "BindPaths", "BindReadOnlyPaths", "ExtensionDirectories", "ExtensionImages",
                 "MountImages", "TemporaryFileSystem")  # fmt: skip
@@ -156,7 +157,16 @@ class LiveUnit:
     @property
     def serving(self) -> Serving:
         """Address and names."""
-        return serving_of(self.arguments, self.environment)
+        found = serving_of(self.arguments, self.environment)
+        if found.asked_otherwise is None and self.is_container and not self._has_port(found.port):
+            return replace(found, asked_otherwise="on a port that others give its container")
+        return found
+
+    def _has_port(self, port: int | None) -> bool:
+        """Whether a container is asked here on the port that it has itself."""
+        words = " ".join(self.arguments)
+        given = [one.split(":") for one in _PUBLISHED.findall(words)]
+        return port is not None and (not given or any(str(port) in one[:-1] for one in given))
 
 
 # What decides how much of the machine a server gets, beside its own flags. Source: systemd.exec(5), systemd.resource-control(5).

@@ -10,6 +10,7 @@ import pytest
 
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, UNIT, OwnPids, World, a_generation
+from tests.support.fakes import Life
 from tunerd.engine.builds import why_no_start
 from tunerd.engine.server import read_live_unit
 from tunerd.errors import ConfigError, DeployError, RolledBack, ServiceError, UsageError
@@ -299,6 +300,22 @@ def test_a_container_is_stopped_by_its_own_unit_and_one_goes_back_to_it(world: W
     go_back(world.context())
 
     assert world.serving_alias() == "old"
+
+
+@pytest.mark.parametrize("words", ["run -p 9000:{port} x", "run --publish=127.0.0.1:9000:{port} x"])
+def test_a_container_that_is_asked_by_another_port_is_seen_to_run(world: World, words: str) -> None:
+    """It was asked on the port that it has inside, where nothing listens here, and nobody went back to it."""
+    docker = "/usr/bin/docker"
+    world.manager.programs[docker] = lambda _invocation: Life()
+    run = words.format(port=world.port)
+    text = world.text("old", program=docker).replace(b"--host", f"{run} --host".encode())
+    world.put(text, starts=False)
+    deploy(world.context(), world, "new")
+
+    back = rollback(world.context(), to=None, drain=False)
+
+    assert world.standing == text
+    assert "not-asked" in {one.code for one in back.messages}
 
 
 class _Starting(OwnPids):
