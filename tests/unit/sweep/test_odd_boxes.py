@@ -384,6 +384,23 @@ def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has
     assert found.fit_mib == 640
 
 
+def test_a_step_past_the_largest_margin_is_one_to_it() -> None:
+    one = two_arms()
+
+    def starts(_: Odd, arm: Arm, boot: Boot) -> Boot:
+        return replace(boot, vram_free_mib=arm.fit_mib - 200)
+
+    def answers(_: Odd, life: Life, __: Request, answer: dict[str, Any]) -> dict[str, Any]:
+        return {**answer, "vram_free_min_mib": life.arm.fit_mib - 400}
+
+    family = Family((0,), (0.0,), (512, 608), ("q8_0",), (512,), (2048,), (4, 8))
+    one = replace(one, space=Space({("mainline", "off"): family}))
+    search = begun_search(one, Odd(one.card, QUIET, starts=starts, answers=answers))
+    found = Finalist(search, lambda: 0.0).prepare(replace(faster(one), fit_mib=512))
+    assert found is not None
+    assert found.fit_mib == 608
+
+
 def test_a_context_that_is_shared_out_is_full_when_all_slots_are() -> None:
     one = two_arms()
     context = one.card.context // 2
