@@ -197,8 +197,16 @@ def _lost_to_the_first(target: Target, servers: Sequence[Server]) -> Iterator[st
             )
         if (one.host, one.port) != (first.host, first.port):
             yield f"host and port of {one.names[0]}: the router has those of {first.names[0]}"
-        if one.api_key_file != first.api_key_file:
-            yield f"the API key of {one.names[0]}, or that it has none: the router does as {first.names[0]}"
+        for what, of_one, of_first in (
+            ("the API key", one.api_key_file, first.api_key_file),
+            ("TLS", _tls(one), _tls(first)),
+        ):
+            if of_one != of_first:
+                yield f"{what} of {one.names[0]}, or that it has none: the router does as {first.names[0]}"
+
+
+def _tls(server: Server) -> list[str]:
+    return [word for flag in server.flags if flag.name.startswith("--ssl-") for word in flag.words]
 
 
 def _templates() -> Environment:
@@ -245,9 +253,7 @@ def _for_many(
     router = [*first.program, "--host", first.host or "127.0.0.1", "--port", str(first.port)]
     if first.api_key_file is not None:
         router += ["--api-key-file", first.api_key_file]
-    router += [
-        word for flag in first.flags if flag.name.startswith("--ssl-") for word in flag.words
-    ]
+    router += _tls(first)
     most = len(servers) if together or len(servers) == 1 else 1
     router += ["--models-preset", "THIS-FILE", "--models-max", str(most)]
     aliases = [Flag(("alias", ",".join(one.names[1:]))) for one in servers]

@@ -185,8 +185,8 @@ _IK_IDLE_FLAGS = frozenset(("-cd", "--ctx-size-draft"))
 _IK_KV_TYPES = "f32,f16,bf16,q8_0,q4_0,q4_1,iq4_nl,q5_0,q5_1,q6_0,q8_KV"
 # Nor how deep a stage drafts that names no depth. Source: its buffer of states for MTP.
 _IK_N_MAX = 16
-# Nor its p-min, which the one of June rounds to 0.8. Source: its parser; both draft so without the key.
-_IK_P_MIN = 0.75
+# Nor its p-min, which the one of June rounds. Source: its parser; both draft so without the key.
+_IK_P_MIN, _IK_P_MIN_TOLD = 0.75, (None, 0.8)
 # `n_parallel is set to auto, using n_parallel = 4 and kv_unified = true`.
 _SLOTS_OF_AUTO = 4
 
@@ -396,8 +396,10 @@ def read_capabilities(help_text: HelpText) -> Capabilities:
     """What a build accepts, from its help text alone; its name and version play no part."""
     flags = help_text.live_spellings
     family = _family(help_text)
+    p_min = _number(help_text, "--spec-draft-p-min", "--draft-p-min")
     if family is Family.IK:
         flags |= IK_HIDDEN_FLAGS
+        p_min = _IK_P_MIN if p_min in _IK_P_MIN_TOLD else p_min
     spec_types = _spec_types(help_text.option("--spec-type"))
     spec_style = _spec_style(flags, family)
     if spec_style is SpecStyle.STAGE:
@@ -421,9 +423,7 @@ def read_capabilities(help_text: HelpText) -> Capabilities:
         default_n_max=_IK_N_MAX
         if spec_style is SpecStyle.STAGE
         else _whole(_number(help_text, "--spec-draft-n-max", "--draft-max")),
-        default_p_min=_IK_P_MIN
-        if family is Family.IK
-        else _number(help_text, "--spec-draft-p-min", "--draft-p-min"),
+        default_p_min=p_min,
         default_port=_whole(_number(help_text, "--port")),
         default_slots=_slots(help_text),
     )

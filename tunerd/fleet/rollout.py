@@ -533,7 +533,7 @@ class _Walk:
         if text is None:
             return None
         ctx, number, to = self._ctx, self.rollout.number, step.backup
-        back = by_hand(ctx, step.box, "rollback", "--list" if to is None else f"--to={to}")
+        back = by_hand(ctx, step.box, "rollback", *(() if to is None else (f"--to={to}",)))
         return text.format(asks=by_hand(ctx, step.box, "status"), number=number, returns=back)
 
     def result(self, command: str) -> ActionResult:

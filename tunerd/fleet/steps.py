@@ -339,8 +339,9 @@ def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> S
     if status.generation != swap.number:
         return step.at(State.WENT_BACK, f"{swap.outcome}: {swap.detail or 'no reason is known'}")
     # The margin that a guard raises is from no generation, and what went back has one in between.
-    is_back = swap.reason == _GUARD and swap.from_generation is not None
-    if is_back and swap.number > (step.newest or 0) + 1:
+    newest = step.newest or 0
+    is_back = swap.reason == _GUARD and 0 < (swap.from_generation or 0) <= newest
+    if is_back and swap.number > newest + 1:
         told = f"its own daemon took it back as generation {swap.number}"
         return step.at(State.WENT_BACK, told)
     if preview.diff or swap.reason != rollout.what or status.is_edited:

@@ -147,7 +147,8 @@ WRITTEN: dict[str, tuple[Sequence[Target], list[Server], dict[str, Any]]] = {
     "A router starts one program": (
         [INI], [server_of("x"), server_of("y", names=("b",), program=("/opt/ik/llama-server",))], {}),
     "A router has one address and one key": (
-        [INI], [server_of("x"), server_of("y", names=("b",), host="::1", api_key_file="/etc/keys/k")], {}),
+        [INI], [server_of("x"), server_of("y", names=("b",), host="::1", api_key_file="/etc/keys/k",
+                                         flags=(Flag(("--ssl-key-file", "/k")),))], {}),
     "A router speaks TLS where its first server does": (
         [INI], bare(flags=(Flag(("--ssl-key-file", "/k")), Flag(("--ssl-cert-file", "/c")))), {}),
 }  # fmt: skip

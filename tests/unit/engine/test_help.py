@@ -56,6 +56,11 @@ def test_capabilities_are_those_of_the_build(dialect: str) -> None:
     )
 
 
+def test_an_ik_that_says_another_p_min_than_its_usual_one_has_that() -> None:
+    text = text_of("ik-may").replace("p_min override (default: 0.8)", "p_min override (default: 0.5)")
+    assert read_capabilities(parse_help(text)).default_p_min == 0.5
+
+
 # Which word each build has for each kind; a kind that is not named is not to be had.
 WORDS = {
     "main-old": {"draft": "draft"},

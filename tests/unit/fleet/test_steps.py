@@ -130,6 +130,7 @@ def test_a_difference_that_is_too_long_to_be_shown_says_so() -> None:
         (a_status(5, serving=4, outcome="stranded"), NEW, State.WENT_BACK),
         (a_status(5), NEW, State.LEFT),
         (a_status(6, reason="guard", back_to=4), NEW, State.WENT_BACK),
+        (a_status(7, reason="guard", back_to=5), SAME, State.LEFT),
         (a_status(6, reason="guard"), NEW, State.LEFT),
         (a_status(5, reason="guard", back_to=3), NEW, State.LEFT),
         (a_status(5, reason="rollback"), SAME, State.LEFT),
