@@ -130,6 +130,8 @@ FIRES = [
     ("vram-spill", "layers on two devices", with_log(has_misplaced_layers=True)),
     ("vram-spill", "a layer in RAM, and an MTP block that is not used",
      with_settings(with_log(has_misplaced_layers=True), speculation__type="off")),
+    ("vram-spill", "the same, of layers that somebody counted out",
+     with_settings(with_log(has_misplaced_layers=True), speculation__type="off", memory__n_gpu_layers=30)),
     ("vram-spill", "a full card of Windows",
      replace(with_card(used_mib=MiB(48_000)), driver=replace(DRIVER, is_wsl=True))),
     ("display-vram", "a desktop on the card, and graphics beside it", on_a_desktop(has_other=True)),
