@@ -503,9 +503,7 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
     if server.said.has_misplaced_layers:
         why, do = "where VRAM ran out", "raise memory.fit_mib by a step of 128 MiB"
         model, settings = server.model, server.settings
-        is_bare_fit = (
-            settings and settings.memory.n_gpu_layers is None and not speculates(settings)
-        )
+        is_bare_fit = settings and settings.memory.n_gpu_layers is None and not speculates(settings)
         if is_bare_fit and model and model.has_mtp:
             # fit counts the trunk's layers, the loader the block too.
             why = "where fit places a model whose MTP block is not used"

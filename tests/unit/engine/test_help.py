@@ -57,7 +57,9 @@ def test_capabilities_are_those_of_the_build(dialect: str) -> None:
 
 
 def test_an_ik_that_says_another_p_min_than_its_usual_one_has_that() -> None:
-    text = text_of("ik-may").replace("p_min override (default: 0.8)", "p_min override (default: 0.5)")
+    text = text_of("ik-may").replace(
+        "p_min override (default: 0.8)", "p_min override (default: 0.5)"
+    )
     assert read_capabilities(parse_help(text)).default_p_min == 0.5
 
 
