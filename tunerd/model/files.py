@@ -278,7 +278,9 @@ _REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}/[A-Za-z0-9_][\w.-]{0,127}", re.AS
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # What a repository without a quantisation means, where there is such a file.
 _USUAL_QUANTS = ("Q4_K_M", "Q8_0")
-_NO_MODEL = re.compile(r"(?i:mmproj|imatrix)|(?:mtp|eagle3|dflash|dspark)-")
+_NO_MODEL = re.compile(r"mmproj|imatrix")
+# Builds since May 2026 leave these out too; those before serve what is called so.
+_DRAFTER = re.compile(r"(?:mtp|eagle3|dflash|dspark)-")
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path | None:
@@ -302,6 +304,7 @@ def cached_models(hub: Path, repo: str, file_name: str | None = None) -> tuple[P
     if file_name is not None:
         return tuple(path for path in files if _name_filter(file_name)(path))
     models = [path for path in files if not _NO_MODEL.search(path.name)]
+    models = [path for path in models if not _DRAFTER.search(path.name)] or models
     for wanted in (quant,) if quant else _USUAL_QUANTS:
         is_it = re.compile(rf"{re.escape(wanted)}[.-]", re.IGNORECASE)
         found = [path for path in models if is_it.search(path.name)]

@@ -22,6 +22,8 @@ REPOSITORIES = {
         "MTP-x-Q4_K_M.gguf",
         "x-mtp-Q4_K_M.gguf",
     ),
+    "maker/letters": ("x-MMProj-iMatrix-Q4_K_M.gguf",),
+    "maker/small": ("x-27b-mtp-Q4_K_M.gguf",),
     "maker/split": ("Q4_K_M/x-Q4_K_M-00001-of-00001.gguf", "x-BF16.gguf"),
 }
 
@@ -30,7 +32,7 @@ REPOSITORIES = {
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache as `hf download` leaves it: links from snapshots to one real file each."""
     made = tmp_path_factory.mktemp("hf")
-    model = write(design(SHAPES["tiny"]), made / "tiny.gguf").path
+    model = write(design(SHAPES["tiny-nomtp"]), made / "tiny.gguf").path
     for repository, names in REPOSITORIES.items():
         folder = made / "hub" / f"models--{repository.replace('/', '--')}"
         (folder / "refs").mkdir(parents=True)
@@ -42,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-NEWER, OLDER = "mainline-2026-08-18", "mainline-2026-05-16"
+NEWER, OLDER, OLDEST = "mainline-2026-08-18", "mainline-2026-05-16", "mainline-2026-04-26"
 
 
 @pytest.mark.engine
@@ -57,6 +59,8 @@ NEWER, OLDER = "mainline-2026-08-18", "mainline-2026-05-16"
         (NEWER, ("maker/eight",)),
         (OLDER, ("maker/eight:Q6_K",)),
         (NEWER, ("maker/drafters",)),
+        (NEWER, ("maker/letters",)),
+        (OLDEST, ("maker/small",)),
         (NEWER, ("maker/split",)),
         (OLDER, ("maker/split:bf16",)),
     ],
