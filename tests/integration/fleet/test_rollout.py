@@ -12,13 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.fault.campaign import TIMEOUT_S, chance, faults
+from tests.support.bench_box import BenchBox
 from tests.support.made_sweep import put_proposal
 from tests.support.ssh_boxes import Fleet, fleet, states
 from tests.support.stand_in import install
 from tests.support.supervised import processes_with
 from tests.support.sweep_box import SPEED, for_everybody
 from tests.support.waiting import until
+from tunerd.fleet.rollout import roll_back
+from tunerd.fleet.steps import Rollout, State, Step
 from tunerd.machine.files import lock
+from tunerd.records import plain
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -282,6 +286,16 @@ def test_each_box_promotes_what_its_own_sweep_proved(two: Fleet) -> None:
     assert states(operator.fleet("rollback", "--yes")) == ["skipped", "returned"]
     assert second.swaps[-1] == ("rollback", "serving")
     assert first.swaps[-1] == ("promote", "serving"), "another rollout did that"
+
+
+def test_a_box_whose_backup_is_not_known_goes_back_by_itself(tmp_path: Path) -> None:
+    ctx = BenchBox(tmp_path).context()
+    journal = ctx.paths.state_dir / "fleet/rollouts/1.json"
+    journal.parent.mkdir(parents=True)
+    left = Step("gpu1", State.LEFT, "generation 5 was deployed there meanwhile")
+    ctx.files.write_json(journal, plain(Rollout(1, "apply", (), 0.0, (left,)), schema=1))
+    told = roll_back(ctx, 1, agree=lambda _: None).messages[0].hint or ""
+    assert told == "`ssh gpu1 tunerd rollback` goes back there all the same"
 
 
 def test_two_at_once_do_not_meet_on_a_box(one: Fleet) -> None:
