@@ -889,7 +889,7 @@ class Finalist:
             if step.free_mib is not None and step.free_mib < _NEARLY_NONE_MIB:
                 short = max(short, _STEP_UP_MIB)  # nobody says how much more there was no room for
             larger = family.margin_at_least(arm.fit_mib + max(short, 1.0))
-            return family.fit_mib[-1] if larger is None else larger
+            return max(family.fit_mib[-1], arm.fit_mib) if larger is None else larger
         if step.free_mib is None or not self._search.learner.memory(arm.family).is_binding:
             return None
         # Loads differ by a third of the headroom, and a challenge that one of its starts leaves short is lost: of 24 nights
