@@ -359,8 +359,6 @@ class _Walk:
         if preview.exit_code and preview.nothing is None:
             told = [one.text for one in preview.messages if one.level == "error"]
             raise HostError("; ".join(told) or f"it would be refused ({preview.exit_code})")
-        if not preview.diff and preview.nothing is None and not status.is_well:
-            raise HostError("it serves just that already, but it is not well")
         return steps.planned(step, status, preview, shown_hash(preview.diff))
 
     def keep(self, step: steps.Step) -> steps.Step:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from tunerd.errors import (
     Busy,
     DeployError,
+    HostError,
     Interrupted,
     RolledBack,
     Stranded,
@@ -269,9 +270,15 @@ def exit_code(step: Step) -> int:
 
 
 def planned(step: Step, status: Status, preview: Preview, shown: str) -> Step:
-    """What is to be done on a box, by what serves there and what would."""
+    """What is to be done on a box, by what serves there and what would.
+
+    Raises:
+        HostError: nothing is, and its server does not serve.
+    """
     if preview.nothing is not None:
         return step.at(State.SKIPPED, preview.nothing)
+    if not preview.diff and not status.is_well:
+        raise HostError("it serves just that already, but it is not well")
     if not preview.diff:
         return step.at(State.SKIPPED, "serves just that already")
     lines = (line for line in preview.diff.splitlines()[2:] if line[:1] in {"+", "-"})

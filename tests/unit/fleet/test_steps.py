@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -83,13 +84,16 @@ def test_what_serves_there_already_is_passed_over() -> None:
     ("restores", "is_owed", "is_well"),
     [(True, False, True), (False, False, False), (True, True, False)],
 )
-def test_a_box_that_is_measured_is_well_where_its_server_comes_back(
+def test_a_box_that_is_measured_is_passed_over_where_its_server_comes_back(
     restores: bool, is_owed: bool, is_well: bool
 ) -> None:
-    status = a_status(healthy=None)
-    assert not status.is_well
+    serves_nothing = a_status(healthy=None)
     measured = {"measurement": {"restores": restores, "is_owed": is_owed, "id": "x"}}
-    assert Status.model_validate(status.model_dump() | measured).is_well is is_well
+    is_measured = Status.model_validate(serves_nothing.model_dump() | measured)
+    with pytest.raises(HostError, match="it is not well"):
+        planned(Step("gpu1"), serves_nothing, SAME, "")
+    with nullcontext() if is_well else pytest.raises(HostError, match="it is not well"):
+        assert planned(Step("gpu1"), is_measured, SAME, "").state is State.SKIPPED
 
 
 def test_what_a_journal_keeps_of_a_unit_has_none_of_its_secrets() -> None:
