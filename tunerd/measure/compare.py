@@ -738,6 +738,7 @@ class Keeper:
     def __init__(self, ctx: Context, store: EvidenceStore, prepared: Prepared) -> None:
         self._store = store
         self._prepared = prepared
+        self._served = set[pairs.Side]()
         plan = prepared.plans["A"]
         self.number = store.add_run(
             RunRecord(
@@ -758,6 +759,7 @@ class Keeper:
         """A side has served for the first time."""
         arm = arm.under(workload_sha256=self._prepared.shape.sha256)
         self._store.add_arm(self.number, replace(arm, name=side))
+        self._served.add(side)
 
     def samples(self, side: pairs.Side, samples: Sequence[Sample]) -> None:
         """What one process was asked."""
@@ -773,8 +775,9 @@ class Keeper:
             self._store.add_summary(self.number, one.to_record(SUITE))
 
     def answers(self, quality: Quality) -> None:
-        """B's answers held against A's."""
-        self._store.add_summary(self.number, quality.to_record("B", "A"))
+        """B's answers held against A's; why there are none of a side that has not served is the verdict's."""
+        if len(self._served) == len(pairs.SIDES):
+            self._store.add_summary(self.number, quality.to_record("B", "A"))
 
     def verdict(self, found: pairs.Comparison, quality: Quality | None) -> VerdictRecord:
         """The verdict, stored."""
