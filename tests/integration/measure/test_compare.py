@@ -167,6 +167,15 @@ def test_a_template_that_changes_answers_fails_the_gate_whatever_the_speed(
     assert "short answers: 3 of 3 differ" in shown
 
 
+def test_a_side_that_answers_otherwise_and_does_not_start_is_told_with_the_reason(box: Box) -> None:
+    words = ("--set", "serving.chat_template={% broken", "--workload", "small", "--yes")
+    found = box.json("compare", "quick", *words, "--budget", "300s", code=1)
+    assert found["verdict"] == "open"
+    assert "`B` does not serve: " in found["sentence"]
+    assert "B did not start" in found["quality"]["reasons"][0]
+    assert state(box)["healthy"] is True
+
+
 def asked(*words: str, options: tuple[str, ...] = (), workload: str = "small") -> CompareRequest:
     return CompareRequest(words=words, options=options, workload=workload)
 
