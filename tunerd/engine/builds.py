@@ -558,6 +558,8 @@ def why_no_start(ctx: Context, live: LiveUnit) -> str | None:
     program, named = Path(live.program), named_files(live.argv)
     parts = [program, *(part for _, part in files_of(live.argv))]
     gone = [path for path in parts if path.is_absolute() and is_gone(path)]
+    if "/" not in live.program:  # what is found has a path by now
+        gone.insert(0, program)
     if gone and live.has_own_files:
         return None
     if gone:

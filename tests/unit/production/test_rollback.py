@@ -119,6 +119,7 @@ def test_what_another_unit_replaced_is_never_offered(world: World) -> None:
     [
         ("/bin/true", False, "put the model back to `"),
         ("/no/such/server", True, "`tunerd engines keep` keeps programs"),
+        ("no-such-llama-server", True, "`tunerd engines keep` keeps programs"),
     ],
 )
 def test_where_an_older_unit_cannot_serve_any_more_the_hint_is_about_what_is_gone(
@@ -134,6 +135,7 @@ def test_where_an_older_unit_cannot_serve_any_more_the_hint_is_about_what_is_gon
         find_target(world.context(), name)
 
     assert hint in (caught.value.hint or "")
+    assert caught.value.cause == f"gone: `{program if has_model else model}`"
 
 
 def test_what_did_not_start_at_boot_does_not_after_one_went_back_to_it_and_that_is_said(
