@@ -21,8 +21,6 @@ _DAY = timedelta(days=1)
 # A load is slower when the model has left the page cache meanwhile.
 _LOAD_SLACK = 1.5
 _LEAST_RESERVE_S = 5.0
-# Linux keeps the port of ended connections for a minute (TIME_WAIT).
-_PORT_S = 65.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,18 +160,17 @@ class Deadline:
         return self.measuring_s(now_s) <= 0
 
 
-def reserve_s(load_s: float, *, drain_s: float, deploys: bool, changes_program: bool) -> float:
+def reserve_s(load_s: float, *, drain_s: float, deploys: bool, port_wait_s: float) -> float:
     """What the end of a window is kept free for [s].
 
     Args:
         load_s: The time that production takes to load, as far as it is known [s].
         drain_s: The longest wait for requests under way before production is stopped [s].
         deploys: Whether a winner is deployed at the end, which is one more load.
-        changes_program: Whether candidates run another build, which leaves the port taken for a while.
+        port_wait_s: How long the port may stay taken before each load [s], where candidates run another build.
     """
     n_loads = 2 if deploys else 1
-    port_s = _PORT_S if changes_program else 0.0
-    return drain_s + n_loads * (_LOAD_SLACK * load_s + _LEAST_RESERVE_S + port_s)
+    return drain_s + n_loads * (_LOAD_SLACK * load_s + _LEAST_RESERVE_S + port_wait_s)
 
 
 _MINUTE_S = 60.0

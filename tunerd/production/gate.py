@@ -392,7 +392,7 @@ def check_as_it_stands(ctx: Context, old_invocation: str | None) -> Serving | No
 # Connections that have ended keep their port for a minute (TCP_TIMEWAIT_LEN of Linux). A server whose
 # socket options are not those of the one before it cannot bind it before: mainline after ik_llama.cpp.
 PORT_PATIENCE_S = 65.0
-PORT_POLL_S = 3.0
+_AGAIN_S = 3.0
 # Before a server that has served is started once more after an end without a cause: what ends beside it (its
 # forerunner, on a busy machine) takes seconds, and whoever ends the daemon waits for this (30 s in its unit).
 _PAUSES_S = (3.0, 6.0, 12.0)
@@ -429,7 +429,7 @@ def start_again(
                 return found
             before = ctx.services.state(ctx.unit)
             ctx.report(Progress("waiting until the port is free again", left_s=end_s - now_s))
-            ctx.clock.sleep(min(PORT_POLL_S, end_s - now_s))
+            ctx.clock.sleep(min(_AGAIN_S, end_s - now_s))
             if was_stopped_since(ctx, before):
                 return replace(found, was_stopped=True)
         elif pauses_s and _ended_without_cause(ctx, found):
@@ -531,7 +531,7 @@ def come_back(ctx: Context) -> Serving | NotServing:
         if port_will_be_free(found, _address(ctx)):
             before = ctx.services.state(ctx.unit)
             ctx.say("waiting until the port is free again")
-            ctx.clock.sleep(PORT_POLL_S)
+            ctx.clock.sleep(_AGAIN_S)
             if was_stopped_since(ctx, before):
                 return replace(found, was_stopped=True)
         elif _is_started_again(ctx.services.state(ctx.unit), n_restarts):
@@ -543,7 +543,7 @@ def come_back(ctx: Context) -> Serving | NotServing:
         again = _start_alone(ctx, text)
         if again is not None or ctx.clock.monotonic_s() >= end_s:
             return again or found
-        ctx.clock.sleep(PORT_POLL_S)
+        ctx.clock.sleep(_AGAIN_S)
 
 
 def _start_alone(ctx: Context, text: bytes | None) -> Serving | NotServing | None:

@@ -24,7 +24,7 @@ from tunerd.profile.schema import all_keys
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings import check_settings, sources_of
-from tunerd.units.manager import UP
+from tunerd.units.manager import PORT_LIMIT_S, UP
 from tunerd.units.systemd import lingers
 from tunerd.words import Mode, format_duration, local_time, nearest_name
 
@@ -90,7 +90,7 @@ def deadline_of(
         load_s,
         drain_s=ctx.settings.service.drain_s,
         deploys=ctx.settings.sweep.promote == "auto",
-        changes_program=changes_program,
+        port_wait_s=PORT_LIMIT_S if changes_program else 0.0,
     )
     return calendar.Deadline(span.end_s, kept_s, str(text), span.begin_s)
 

@@ -29,6 +29,7 @@ from tunerd.profile.arm import Arm, Preempted, read
 from tunerd.settings import SweepSettings
 from tunerd.sweep.box import House, LeaseBox, Quiet, answer_of, crowd, heat
 from tunerd.sweep.schedule import deadline_of, demand_open, demand_time
+from tunerd.units.manager import PORT_LIMIT_S
 from tunerd.words import MiB
 
 ARM = Arm("fake", "off", 0, 0.0, 0, "f16", 512, 2048, 1)
@@ -338,15 +339,22 @@ def test_too_little_of_a_window_is_refused_before_anything_stops(world: World) -
     demand_time(ctx, deadline, budget_s=7200.0, load_s=10.0)
 
 
-def test_a_night_that_deploys_keeps_time_for_one_more_load(world: World) -> None:
+@pytest.mark.parametrize(
+    ("policy", "changes_program", "more_s"),
+    [("auto", False, 60.0), ("ask", True, PORT_LIMIT_S), ("auto", True, 60.0 + 2 * PORT_LIMIT_S)],
+)
+def test_a_night_keeps_time_for_one_more_load_where_it_deploys_and_for_a_port_where_it_tries_builds(
+    world: World, policy: str, changes_program: bool, more_s: float
+) -> None:
     world.clock.set_wall(NINE - 600)
-    found = []
-    for policy in ("ask", "auto"):
+
+    def kept_s(policy: str, changes_program: bool) -> float:
         ctx = context(world, promote=policy)
-        deadline = deadline_of(ctx, "01:00-09:00", load_s=60.0, changes_program=False)
+        deadline = deadline_of(ctx, "01:00-09:00", load_s=60.0, changes_program=changes_program)
         assert deadline is not None
-        found.append(deadline.reserve_s)
-    assert found[1] >= found[0] + 60.0
+        return deadline.reserve_s
+
+    assert kept_s(policy, changes_program) >= kept_s("ask", changes_program=False) + more_s
 
 
 def test_a_machine_whose_processors_others_take_is_not_quiet() -> None:
