@@ -1,4 +1,4 @@
-"""The rules that keep the parts apart, read from the sources themselves: five tables, each exactly what the sources say."""
+"""The rules that keep the parts apart, read from the sources themselves: tables, each exactly what the sources say."""
 
 from __future__ import annotations
 

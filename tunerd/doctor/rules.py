@@ -1,4 +1,4 @@
-"""Every rule of the doctor: cards, memory, host, engine, speculation."""
+"""Every rule of the doctor, in the order asked: cards, memory, host, engine, speculation, what serves, tunerd itself."""
 
 from __future__ import annotations
 

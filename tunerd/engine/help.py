@@ -1,4 +1,4 @@
-"""Engines: which dialect a build speaks, what it was probed to accept, what was proved of it."""
+"""What a build says of itself: its dialect and all that it accepts, from its help text; and what a start script hands on to it."""
 
 from __future__ import annotations
 

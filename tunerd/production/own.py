@@ -37,7 +37,7 @@ class OwnUnit:
 
 
 def probation_unit(generation: int) -> str:
-    """The name of the unit that watches a generation after its swap."""
+    """The name of the unit that takes a generation back."""
     return f"tunerd-probation-{generation}.service"
 
 

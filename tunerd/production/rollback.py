@@ -148,7 +148,7 @@ def preview(ctx: Context, to: str | None) -> ActionResult:
 
 
 def find_target(ctx: Context, to: str | None) -> Target:
-    """Where a rollback would lead, checked: its program and model are still there."""
+    """Where a rollback would lead, checked: what is known to be gone refuses it, doubts are told."""
     name, text = _chosen(ctx, to)
     if sha256(text) == sha256(standing_text(ctx)):
         raise DeployError(

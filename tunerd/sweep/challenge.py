@@ -5,6 +5,8 @@ cut short may go on later with the pairs it has, put together again from their s
 challenge, of the same two arms, at the share of alpha that it was given when it began, and with all of its
 pairs. What was decided is spent: another challenge of the same arms begins with new pairs and a share of
 its own.
+
+The largest context that holds a speed is looked for here, too: its proof is a challenge of that speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When nights are: shown, set, skipped, begun at once, and begun by the daemon."""
+"""When nights are: shown, set, skipped, begun at once, and begun by the daemon; and the settings of the box, of which they are some."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""To see tunerd work anywhere: a small manager, a small engine, small models."""
+"""To see tunerd work anywhere: the manager of `--local`, a small engine, and small models, by which `engine.prove` proves builds too."""
