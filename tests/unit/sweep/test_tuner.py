@@ -283,10 +283,10 @@ def test_a_kind_whose_first_process_spilled_is_tried_with_more_margin() -> None:
 
 
 def test_a_proof_may_take_some_pairs_more_where_they_are_little_of_the_night() -> None:
-    assert planned_pairs(LEAST_NAMED, 300.0, 1 * 3600.0) == LEAST_NAMED
+    assert planned_pairs(LEAST_NAMED, 300.0, 1 * 3600.0) == LEAST_NAMED + 1
     assert planned_pairs(LEAST_NAMED, 300.0, 2 * 3600.0) == LEAST_NAMED + 1
     assert planned_pairs(LEAST_NAMED, 300.0, 24 * 3600.0) == LEAST_NAMED + 3
-    assert planned_pairs(8, 300.0, 1 * 3600.0) == 10
+    assert planned_pairs(8, 300.0, 1 * 3600.0) == 11
 
 
 def test_the_least_time_of_a_proof_is_kept_unless_it_is_nearly_all_there_is() -> None:
