@@ -16,7 +16,6 @@ from tunerd.doctor.facts import (
     Facts,
     Locking,
     LogFacts,
-    OwnFacts,
     PortFacts,
     ServerFacts,
     Traffic,
@@ -148,7 +147,7 @@ def a_box(**changes: Any) -> Facts:
         server=a_server(),
         port=PortFacts(8080, ()),
         evidence=EVIDENCE,
-        own=OwnFacts(),
+        own={},
     )
     return replace(healthy, **changes)
 

@@ -18,7 +18,6 @@ from tunerd.doctor.facts import (
     EvidenceFacts,
     Facts,
     Locking,
-    OwnFacts,
     PortFacts,
     ServerFacts,
     break_even,
@@ -378,11 +377,14 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
     return facts, messages
 
 
-def _own_facts(ctx: Context) -> OwnFacts | None:
+def _own_facts(ctx: Context) -> Mapping[str, Message | None] | None:
     try:
-        cut_short = None if is_locked(ctx.paths.lock) else interrupted(ctx)
-        settings = next(iter(ctx.settings_messages()), None)
-        return OwnFacts(unsupervised(ctx), _unwatched(ctx), settings, cut_short)
+        return {
+            "no-supervisor": unsupervised(ctx),
+            "no-daemon": _unwatched(ctx),
+            "settings-wrong": next(iter(ctx.settings_messages()), None),
+            "swap-cut-short": None if is_locked(ctx.paths.lock) else interrupted(ctx),
+        }
     except TunerdError:  # which the unit's reader told of
         return None
 

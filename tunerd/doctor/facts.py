@@ -428,23 +428,12 @@ class PortFacts:
     others: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnFacts:
-    """What is the matter with tunerd itself; each None where nothing is.
-
-    `unsupervised` is that local mode's supervisor does not run, `unwatched` that the daemon of the others does not,
-    `settings` that others than those written hold, `interrupted` that a swap was cut short.
-    """
-
-    unsupervised: Message | None = None
-    unwatched: Message | None = None
-    settings: Message | None = None
-    interrupted: Message | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything that `doctor` gathered. `server` is None where there is no unit to look at."""
+    """Everything that `doctor` gathered. `server` is None where there is no unit to look at.
+
+    `own` is what is the matter with tunerd itself, by the code of the rule that tells it.
+    """
 
     host: Host
     frequency: CpuFrequency | None = None
@@ -452,7 +441,7 @@ class Facts:
     server: ServerFacts | None = None
     port: PortFacts | None = None
     evidence: EvidenceFacts | None = None
-    own: OwnFacts | None = None
+    own: Mapping[str, Message | None] | None = None
 
     # Questions that several rules ask; each ends the rule that lacks the answer.
 

@@ -1077,52 +1077,30 @@ def _unseen(facts: Facts) -> Iterator[Seen | Missing]:
     )
 
 
-@_rule(
-    "no-supervisor",
-    "local mode's supervisor does not run",
-    "without systemd it alone starts the server, and starts it again when it ends",
-    _OWN,
-)
-def _unsupervised(facts: Facts) -> Iterator[Seen | Missing]:
-    found = need(facts.own, "whether tunerd's supervisor answers").unsupervised
-    if found is not None:
-        yield Seen(found.level, found.text, found.hint or "tunerd supervise")
+def _of_tunerd(code: str, what: str, level: Level | None) -> _Check:
+    """Tells what is the matter with tunerd, at its own level or at this one."""
+
+    def check(facts: Facts) -> Iterator[Seen | Missing]:
+        found = need(facts.own, what).get(code)
+        if found is not None:
+            yield Seen(level or found.level, found.text, found.hint or "tunerd status")
+
+    return check
 
 
-@_rule(
-    "no-daemon",
-    "tunerd's daemon does not run",
-    "guards, probation and nights rest, and nobody is told",
-    _OWN,
-)
-def _unwatched(facts: Facts) -> Iterator[Seen | Missing]:
-    found = need(facts.own, "whether tunerd's daemon runs").unwatched
-    if found is not None:
-        yield _warns(found.text, found.hint or "tunerd daemon")
-
-
-@_rule(
-    "settings-wrong",
-    "settings that cannot be read, or hold what is not allowed",
-    "what changes something refuses to work by them, and the daemon goes by others",
-    _OWN,
-)
-def _settings_wrong(facts: Facts) -> Iterator[Seen | Missing]:
-    found = need(facts.own, "whether the settings are right").settings
-    if found is not None:
-        yield _errs(found.text, found.hint or "tunerd settings")
-
-
-@_rule(
-    "swap-cut-short",
-    "a swap that was cut short",
-    "unit and record may differ until the daemon, the next change or `tunerd recover` mends that",
-    _OWN,
-)
-def _interrupted(facts: Facts) -> Iterator[Seen | Missing]:
-    found = need(facts.own, "whether a swap was cut short").interrupted
-    if found is not None:
-        yield _errs(found.text, found.hint or "tunerd recover")
-
+for _code, _looks_for, _why, _what, _level in (
+    ("no-supervisor", "local mode's supervisor does not run",
+     "without systemd it alone starts the server, and starts it again when it ends",
+     "whether tunerd's supervisor answers", None),
+    ("no-daemon", "tunerd's daemon does not run",
+     "guards, probation and nights rest, and nobody is told", "whether tunerd's daemon runs", None),
+    ("settings-wrong", "settings that cannot be read, or hold what is not allowed",
+     "what changes something refuses to work by them, and the daemon goes by others",
+     "whether the settings are right", Level.ERROR),
+    ("swap-cut-short", "a swap that was cut short",
+     "unit and record may differ until the daemon, the next change or `tunerd recover` mends that",
+     "whether a swap was cut short", Level.ERROR),
+):  # fmt: skip
+    _rule(_code, _looks_for, _why, _OWN)(_of_tunerd(_code, _what, _level))
 
 ALL_RULES = tuple(_RULES)

@@ -32,7 +32,7 @@ from tests.support.fake_gpu import a_card
 from tests.support.transcripts import transcript
 from tunerd.cli.main import cli
 from tunerd.doctor import rules
-from tunerd.doctor.facts import Facts, Finding, Locking, OwnFacts, PortFacts, Rule, diagnose
+from tunerd.doctor.facts import Facts, Finding, Locking, PortFacts, Rule, diagnose
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.help import Effect, Proof
@@ -193,15 +193,15 @@ FIRES = [
      old_build("-mtp")),
     ("log-unseen", "a server that writes nothing", with_server(log=None, is_silent=True)),
     ("no-supervisor", "a supervisor that is down",
-     a_box(own=OwnFacts(error("no-supervisor", "it is down", "tunerd supervise")))),
+     a_box(own={"no-supervisor": error("no-supervisor", "it is down", "tunerd supervise")})),
     ("no-daemon", "a daemon that is down",
-     a_box(own=OwnFacts(unwatched=warning("no-daemon", "it is down", "start tunerd")))),
+     a_box(own={"no-daemon": warning("no-daemon", "it is down", "start tunerd")})),
     ("settings-wrong", "settings that cannot be read",
-     a_box(own=OwnFacts(settings=warning("settings", "no TOML", "correct it")))),
+     a_box(own={"settings-wrong": warning("settings", "no TOML", "correct it")})),
     ("server-down", "a model that is gone", with_server(no_start="gone: `/models/a.gguf`")),
     ("server-down", "a server that died", with_server(death=Failure(FailureKind.PORT_TAKEN, "couldn't bind", None))),
     ("swap-cut-short", "a swap that was cut short",
-     a_box(own=OwnFacts(interrupted=warning("interrupted", "of generation 3", "recover")))),
+     a_box(own={"swap-cut-short": warning("interrupted", "of generation 3", "recover")})),
 ]  # fmt: skip
 
 SILENT = [
