@@ -15,7 +15,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -27,7 +26,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -119,15 +118,6 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Visitor:
-    """Somebody who may act; `name` is for records, `key` tells one from another."""
-
-    peer: Peer
-    name: str
-    key: str
-
-
 @dataclass
 class Gate:
     """Decides about every request; safe to ask from several threads.
@@ -165,21 +155,21 @@ class Gate:
         """Whether this peer may come in, as far as the kernel says."""
         return may_act(peer, own_uid=self.own_uid, group=self.group())
 
-    def enter(self, peer: Peer, headers: Headers) -> Visitor | Answer:
-        """Who this is, if they may act."""
+    def enter(self, peer: Peer, headers: Headers) -> Answer | None:
+        """Why this peer may not act; None where they may."""
         if peer.uid == 0 and any(name in headers for name in _OF_PROXIES):
             hint = "let it run under an account of its own in group tunerd, with a login of its own"
             return refused(403, "a proxy that runs as root speaks for nobody", hint)
         if self.knows(peer):
-            return Visitor(peer, peer.text, f"uid:{peer.uid}")
+            return None
         hint = "root adds somebody with `usermod -aG tunerd NAME`; it counts from the next login on"
         return refused(403, "only root and members of group tunerd may do that", hint)
 
-    def form_token(self, visitor: Visitor) -> str:
+    def form_token(self, visitor: Peer) -> str:
         """What a form of ours carries, so that a form of somebody else is told from it."""
-        return hmac.new(self._secret, visitor.key.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._secret, str(visitor.uid).encode(), hashlib.sha256).hexdigest()
 
-    def is_form_token(self, visitor: Visitor, offered: str) -> bool:
+    def is_form_token(self, visitor: Peer, offered: str) -> bool:
         """Whether a form was ours, and this visitor's."""
         return hmac.compare_digest(
             offered.encode("utf-8", "replace"), self.form_token(visitor).encode()
@@ -234,13 +224,11 @@ class GateMiddleware:
         if peer is None:
             return _answer(refused(403, "the other end is not known"), path)
         refusal = self._gate.check_origin(scope["method"], path, headers)
+        refusal = refusal or self._gate.enter(peer, headers)
         if refusal is not None:
             return _answer(refusal, path)
-        found = self._gate.enter(peer, headers)
-        if isinstance(found, Visitor):
-            scope[VISITOR] = found
-            return None
-        return _answer(found, path)
+        scope[VISITOR] = peer
+        return None
 
 
 class Json(JSONResponse):
@@ -255,12 +243,8 @@ def _answer(refusal: Answer, path: str) -> Response:
     if path.startswith(("/api/", "/metrics")):
         return Json(refusal.envelope, refusal.status or 403)
     error = refusal.envelope["error"]
-    hint = f"<p>{escape(error['hint'])}</p>" if error["hint"] else ""
-    text = (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>tunerd</title>'
-        f"<main><h1>{escape(error['message'])}</h1>{hint}</main></html>"
-    )
-    return HTMLResponse(text, refusal.status or 403)
+    text = "\n\n".join(filter(None, (error["message"], error["hint"])))
+    return PlainTextResponse(text, refusal.status or 403)
 
 
 def _with_headers(send: Send, path: str) -> Send:
@@ -365,13 +349,13 @@ class Front:
     gate: Gate
     facts: Facts
     followed: WeakValueDictionary[str, _Followed] = field(default_factory=WeakValueDictionary)
-    _shares: dict[str, anyio.CapacityLimiter] = field(default_factory=dict)
+    _shares: dict[int | None, anyio.CapacityLimiter] = field(default_factory=dict)
     _slow: anyio.CapacityLimiter | None = None
 
     async def read(
         self,
         path: str,
-        visitor: Visitor,
+        visitor: Peer,
         parts: Mapping[str, str] | None = None,
         query: Mapping[str, str | list[str]] | None = None,
     ) -> Answer:
@@ -390,21 +374,21 @@ class Front:
             return await self._ask(visitor, argv=argv)
         return await self.wait(argv, visitor)
 
-    async def look(self, name: str, visitor: Visitor, given: Mapping[str, Any]) -> Answer:
+    async def look(self, name: str, visitor: Peer, given: Mapping[str, Any]) -> Answer:
         """What no command says."""
         return await self._ask(visitor, look=name, given=given)
 
-    async def wait(self, argv: Sequence[str], visitor: Visitor) -> Answer:
+    async def wait(self, argv: Sequence[str], visitor: Peer) -> Answer:
         """What a slow look comes to."""
         self._slow = self._slow or anyio.CapacityLimiter(_SLOW_AT_ONCE)
         return await self._in_turn(visitor, self._slow, argv=list(argv), waits=True)
 
-    async def run(self, argv: Sequence[str], visitor: Visitor) -> Answer:
+    async def run(self, argv: Sequence[str], visitor: Peer) -> Answer:
         """What these words come to: a job that was begun, or what was read."""
         return await self._in_turn(visitor, None, argv=list(argv))
 
     async def begin(
-        self, kind: str, given: Mapping[str, Any], visitor: Visitor, *, is_text: bool = False
+        self, kind: str, given: Mapping[str, Any], visitor: Peer, *, is_text: bool = False
     ) -> Answer:
         """Begin a job with these values of its operation."""
         try:
@@ -414,14 +398,14 @@ class Front:
         return await self.run(argv, visitor)
 
     async def _in_turn(
-        self, visitor: Visitor, limiter: anyio.CapacityLimiter | None, **what: Any
+        self, visitor: Peer, limiter: anyio.CapacityLimiter | None, **what: Any
     ) -> Answer:
         """Ask; what one account asks for waits for each other, and not what others ask for."""
-        share = self._shares.setdefault(visitor.key, anyio.CapacityLimiter(_OF_ONE_AT_ONCE))
+        share = self._shares.setdefault(visitor.uid, anyio.CapacityLimiter(_OF_ONE_AT_ONCE))
         if share.statistics().tasks_waiting >= _MOST_WAITING:
             problem = Busy(
                 "too much that you asked for waits",
-                cause=f"{_MOST_WAITING} requests of {visitor.name}",
+                cause=f"{_MOST_WAITING} requests of {visitor.text}",
                 state="nothing was touched",
                 hint="try again when they are answered",
             )
@@ -430,9 +414,9 @@ class Front:
             return await self._ask(visitor, limiter, **what)
 
     async def _ask(
-        self, visitor: Visitor, limiter: anyio.CapacityLimiter | None = None, **what: Any
+        self, visitor: Peer, limiter: anyio.CapacityLimiter | None = None, **what: Any
     ) -> Answer:
-        question = {"uid": visitor.peer.uid, **what}
+        question = {"uid": visitor.uid, **what}
         return await anyio.to_thread.run_sync(_asked, self.path, question, limiter=limiter)
 
 
@@ -529,7 +513,7 @@ class _Followed:
     _asked_s: float = -math.inf
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
 
-    async def look(self, front: Front, visitor: Visitor, number: str) -> None:
+    async def look(self, front: Front, visitor: Peer, number: str) -> None:
         async with self._lock:
             if self.is_over or anyio.current_time() - self._asked_s < _POLL_S:
                 return
@@ -544,7 +528,7 @@ class _Followed:
 
 
 async def _stream(
-    front: Front, job: _Followed, visitor: Visitor, number: str, seen: int
+    front: Front, job: _Followed, visitor: Peer, number: str, seen: int
 ) -> AsyncIterator[str]:
     """Every event after the first `seen`, until the job is over; the job does not care who listens."""
     quiet_s = 0.0
@@ -577,9 +561,9 @@ async def _openapi(_request: Request) -> Response:
     return Json(describe_api())
 
 
-def visitor_of(request: Request) -> Visitor:
+def visitor_of(request: Request) -> Peer:
     """Who asks, as the gate has noted."""
-    found: Visitor = request.scope[VISITOR]
+    found: Peer = request.scope[VISITOR]
     return found
 
 

@@ -22,6 +22,7 @@ from tunerd.errors import ConfigError, TunerdError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.peers import (
     DAEMON_SOCKET,
+    Peer,
     group_number,
     inherited_sockets,
     say_not_served,
@@ -39,7 +40,6 @@ from tunerd.web.app import (
     Gate,
     GateMiddleware,
     Json,
-    Visitor,
     build_app,
     read_body,
     read_facts,
@@ -179,7 +179,7 @@ _LOOKS: Mapping[str, _Look] = {
 LIVE_PARTS = ("health", "now", "serves", "days")
 _LEAST_LIVE_S = 2.0
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING})
-Page = Callable[["Pages", Request, Visitor], Awaitable[Response]]
+Page = Callable[["Pages", Request, Peer], Awaitable[Response]]
 
 
 def build_site(front: Front) -> GateMiddleware:
@@ -228,7 +228,7 @@ class Pages:
         except NotShownError as problem:
             return self.show("error", visitor, "", problem.status, error=problem.error)
 
-    async def ask(self, path: str, visitor: Visitor, query: Mapping[str, Any] | None = None,
+    async def ask(self, path: str, visitor: Peer, query: Mapping[str, Any] | None = None,
                   **parts: Any) -> dict[str, Any]:  # fmt: skip
         """The envelope of a reading route.
 
@@ -243,7 +243,7 @@ class Pages:
             raise NotShownError(answer, 404 if is_usage else 503)
         return dict(answer.envelope)
 
-    def show(self, template: str, visitor: Visitor | None, here: str, code: int = 200, /,
+    def show(self, template: str, visitor: Peer | None, here: str, code: int = 200, /,
              **values: Any) -> Response:  # fmt: skip
         """A page from its template."""
         text = self.fill(
@@ -251,7 +251,7 @@ class Pages:
             **values,
             version=__version__,
             unit=self.front.facts.unit,
-            visitor=visitor.name if visitor is not None else None,
+            visitor=visitor.text if visitor is not None else None,
             token=self.front.gate.form_token(visitor) if visitor is not None else "",
             places=PLACES,
             here=here,
@@ -291,7 +291,7 @@ def _text(value: Any) -> str:
 # Looking
 
 
-async def _look(look: _Look, pages: Pages, request: Request, visitor: Visitor) -> Response:
+async def _look(look: _Look, pages: Pages, request: Request, visitor: Peer) -> Response:
     found: dict[str, Any] = {}
     told = request.query_params
     given = {name: told[name] for name in look.passes if told.get(name)}
@@ -302,13 +302,13 @@ async def _look(look: _Look, pages: Pages, request: Request, visitor: Visitor) -
     return pages.show(look.template, visitor, look.here, query=told, **found)
 
 
-async def _overview(pages: Pages, request: Request, visitor: Visitor) -> Response:
+async def _overview(pages: Pages, request: Request, visitor: Peer) -> Response:
     values = await _watched(pages, request, visitor)
     every_s = max(_LEAST_LIVE_S, pages.front.facts.every_s)
     return pages.show("overview", visitor, "/", **values, spans=_SPANS, every_s=every_s)
 
 
-async def _live(pages: Pages, request: Request, visitor: Visitor) -> Response:
+async def _live(pages: Pages, request: Request, visitor: Peer) -> Response:
     """The parts of the overview that change, for a script that puts them in their places."""
     values = await _watched(pages, request, visitor)
     made: Overview = values["view"]
@@ -316,7 +316,7 @@ async def _live(pages: Pages, request: Request, visitor: Visitor) -> Response:
     return Json({"title": made.health.sentence, "at": values["at"], "parts": parts})
 
 
-async def _watched(pages: Pages, request: Request, visitor: Visitor) -> dict[str, Any]:
+async def _watched(pages: Pages, request: Request, visitor: Peer) -> dict[str, Any]:
     """What the parts of the overview that change are filled with."""
     hours = request.query_params.get("hours", "24")
     status = await pages.ask("/api/status", visitor)
@@ -335,7 +335,7 @@ async def _watched(pages: Pages, request: Request, visitor: Visitor) -> dict[str
     return {"view": made, "hours": float(hours), "at": when(now_s), "job": job, "flags": flags}
 
 
-async def _generation(pages: Pages, request: Request, visitor: Visitor) -> Response:
+async def _generation(pages: Pages, request: Request, visitor: Peer) -> Response:
     number = request.path_params["number"]
     kept = await pages.ask("/api/history/{number}", visitor, number=number)
     status = await pages.ask("/api/status", visitor)
@@ -346,7 +346,7 @@ async def _generation(pages: Pages, request: Request, visitor: Visitor) -> Respo
     return pages.show("generation", visitor, "/generations", kept=kept, status=status, diff=diff)
 
 
-async def _promotion(pages: Pages, request: Request, visitor: Visitor) -> Response:
+async def _promotion(pages: Pages, request: Request, visitor: Peer) -> Response:
     """What promoting would change, and whether to."""
     sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
     answer = await pages.front.wait(["promote", str(sweep["sweep"])], visitor)
@@ -355,7 +355,7 @@ async def _promotion(pages: Pages, request: Request, visitor: Visitor) -> Respon
     return pages.show("promotion", visitor, "/sweeps", sweep=sweep, plan=answer.envelope)
 
 
-async def _declining(pages: Pages, request: Request, visitor: Visitor) -> Response:
+async def _declining(pages: Pages, request: Request, visitor: Peer) -> Response:
     sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
     if sweep["verdict"] != "promote" or sweep["decision"] is not None:
         raise NotShownError(refused(409, "this sweep proposes nothing, or was decided already"))
@@ -365,7 +365,7 @@ async def _declining(pages: Pages, request: Request, visitor: Visitor) -> Respon
 # Changing
 
 
-async def _do(kind: str, pages: Pages, request: Request, visitor: Visitor) -> Response:
+async def _do(kind: str, pages: Pages, request: Request, visitor: Peer) -> Response:
     """A form that begins a job, and leads to it."""
     fields = await form_of(request)
     if not pages.front.gate.is_form_token(visitor, fields.get("token", "")):

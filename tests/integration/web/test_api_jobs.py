@@ -18,7 +18,7 @@ from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
 from tunerd.machine.peers import Peer, Via, account_text, unix_socket
 from tunerd.operations import JobRequest, Lane
 from tunerd.result import Progress
-from tunerd.web.app import Facts, Front, Gate, Visitor
+from tunerd.web.app import Facts, Front, Gate
 from tunerd.web.part import Answering
 from tunerd.web.routes import Answer
 
@@ -188,7 +188,7 @@ def test_one_accounts_flood_does_not_hold_up_what_another_asks_for(tmp_path: Pat
 
     gate = Gate(own_uid=0, group=lambda: None)
     front = Front(path, gate, Facts("llama-server.service", 10.0, None, ()))
-    bob, alice = (Visitor(Peer(Via.UNIX, uid), str(uid), f"uid:{uid}") for uid in (1000, 1001))
+    bob, alice = (Peer(Via.UNIX, uid) for uid in (1000, 1001))
 
     async def ask() -> list[Answer]:
         flood = [asyncio.create_task(front.begin("rollback", {}, bob)) for _ in range(60)]
