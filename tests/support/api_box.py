@@ -115,10 +115,19 @@ class ApiBox:
 
     def events(self, number: int) -> list[dict[str, Any]]:
         """Everything that a job tells until it is over."""
-        said = self.ask(f"/api/jobs/{number}/events")
-        assert said.status == 200, said
-        lines = [line for line in said.text.splitlines() if line.startswith("data: ")]
-        return [json.loads(line.removeprefix("data: ")) for line in lines]
+        found: list[dict[str, Any]] = []
+        offset = 0
+
+        def is_over() -> bool:
+            nonlocal offset
+            said = self.ask(f"/api/jobs/{number}/events?offset={offset}")
+            assert said.status == 200, said
+            found.extend(said.json["events"])
+            offset = said.json["offset"]
+            return bool(said.json["is_over"])
+
+        until(is_over, "the job is over", _JOBS_LIMIT_S)
+        return found
 
     def ask_as(self, uid: int, *groups: int, url: str = "/api/status", method: str = "GET",
                tcp: bool = False) -> tuple[int | None, str]:  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ _HEADERS = {"Content-Type": "application/json", "X-Tunerd": "1"}
 # A daemon that is started again, or started by its socket, answers within seconds.
 _TRIES = 20
 _AGAIN_S = 0.5
-_OK, _BEGUN = 200, 202
+_BEGUN = 202
 # Of the server, and perhaps over soon; what is below is its answer.
 _SERVER_ERRORS = 500
 
@@ -76,22 +76,13 @@ class Remote:
         except (NoAnswerError, NoAnswerInTimeError, ValueError) as error:
             raise self._silent(error) from error
 
-    def _events(self, number: int, after: int) -> Iterator[Mapping[str, Any]]:
-        """What a job tells until the stream ends, without the first ones that were seen before."""
-        try:
-            with self._request() as request:
-                url = f"/api/jobs/{number}/events"
-                status = request.send("GET", url, {"Last-Event-ID": str(after)})
-                if status != _OK:
-                    told = error_from_json(json.loads(b"".join(request.pieces())))
-                    if status < _SERVER_ERRORS:
-                        raise told
-                    raise AwayError(told.message, cause=told.cause, hint=told.hint)
-                for line in request.lines(silence_s=_LIMIT_S):
-                    if line.startswith(b"data: "):
-                        yield json.loads(line.removeprefix(b"data: "))
-        except (NoAnswerError, NoAnswerInTimeError, ValueError) as error:
-            raise self._silent(error) from error
+    def _told(self, number: int, offset: int) -> Mapping[str, Any]:
+        """What a job told since an offset."""
+        status, code, envelope = self.ask(f"/api/jobs/{number}/events?offset={offset}")
+        if status >= _SERVER_ERRORS:
+            problem = error_from_json(envelope)
+            raise AwayError(problem.message, cause=problem.cause, hint=problem.hint)
+        return result_from_json(envelope, code, has_acted=False).payload
 
     def _request(self) -> HttpRequest:
         return HttpRequest(self._path, timeout_s=_LIMIT_S, clock=self._clock)
@@ -131,36 +122,29 @@ class Remote:
             raise
 
     def _follow(self, number: int) -> ActionResult:
-        seen, tries = 0, 0
+        offset, tries = 0, 0
         while True:
-            away = _lost(number)
             try:
-                for event in self._events(number, seen):
-                    seen, tries = seen + 1, 0
-                    if event["event"] == "progress":
-                        self._progress(progress_of(event))
-                    if event["event"] == "end":
-                        return _end(number, event)
-            except AwayError as error:
-                away = error
-            tries += 1
-            if tries > _TRIES:
-                raise away
+                told = self._told(number, offset)
+            except AwayError:
+                tries += 1
+                if tries > _TRIES:
+                    raise
+                self._clock.sleep(_AGAIN_S)
+                continue
+            offset, tries = told["offset"], 0
+            for event in told["events"]:
+                if event["event"] == "progress":
+                    self._progress(progress_of(event))
+                if event["event"] == "end":
+                    return result_from_json(event["result"], int(event["exit_code"]))
+            if told["is_over"]:
+                raise HostError(
+                    f"job {number} ended without a word",
+                    cause="its process was killed",
+                    hint="`tunerd status` shows what serves",
+                )
             self._clock.sleep(_AGAIN_S)
-
-
-def _end(number: int, event: Mapping[str, Any]) -> ActionResult:
-    if event["result"] is None:
-        raise _lost(number)
-    return result_from_json(event["result"], int(event["exit_code"]))
-
-
-def _lost(number: int) -> HostError:
-    return HostError(
-        f"job {number} ended without a word",
-        cause="its process was killed, or the daemon went away",
-        hint="`tunerd status` shows what serves",
-    )
 
 
 # Done here by a member who does not ask for the system's server.

@@ -8,16 +8,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
@@ -26,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -44,7 +42,6 @@ from tunerd.web.routes import (
     is_slow,
     refused,
 )
-from tunerd.words import generation_number
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -267,9 +264,7 @@ _BY_CODE = {"busy": 409, "usage": 404, "config": 422, "deploy": 409, "stranded":
 _ERRORS = {404: "there is nothing under this address", 405: "that cannot be done here",
            500: "tunerd itself failed; its log says how"}  # fmt: skip
 _METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
-_POLL_S = 0.25
 _BEGUN = 202
-_KEEP_ALIVE_S = 15.0
 _BODY_S = 20.0
 
 # Longer than two that look for something take, one after the other.
@@ -340,15 +335,11 @@ def _asked(path: Path, question: Mapping[str, Any]) -> Answer:
 
 @dataclass
 class Front:
-    """Asks the daemon for everything, and holds each account to its share; `path` is where it is asked.
-
-    `followed` are jobs by their number, each for as long as somebody reads what it tells.
-    """
+    """Asks the daemon for everything, and holds each account to its share; `path` is where it is asked."""
 
     path: Path
     gate: Gate
     facts: Facts
-    followed: WeakValueDictionary[str, _Followed] = field(default_factory=WeakValueDictionary)
     _shares: dict[int | None, anyio.CapacityLimiter] = field(default_factory=dict)
     _slow: anyio.CapacityLimiter | None = None
 
@@ -443,7 +434,6 @@ def build_app(
         *(Route(at, partial(_read, front, at), methods=["GET"]) for at in (*READS, *LOOK_PATHS)),
         *(Route(at, partial(_begin, front, kind), methods=["POST"]) for at, kind in BEGINS.items()),
         Route(RUN, partial(_run, front), methods=["POST"]),
-        Route("/api/jobs/{number}/events", partial(_follow, front), methods=["GET"]),
         Route("/api/openapi.json", _openapi, methods=["GET"]),
         Route("/metrics", partial(_metrics, front), methods=["GET"]),
         *pages,
@@ -486,68 +476,6 @@ def _begun(answer: Answer) -> Response:
     if answer.status == _BEGUN:
         response.headers["location"] = f"/api/jobs/{answer.envelope['job']['job']}"
     return response
-
-
-async def _follow(front: Front, request: Request) -> Response:
-    visitor, number = visitor_of(request), request.path_params["number"]
-    job = front.followed.setdefault(number, _Followed())
-    await job.look(front, visitor, number)
-    if job.refused is not None:
-        return respond(job.refused)
-    seen = generation_number(request.headers.get("last-event-id", "")) or 0
-    return StreamingResponse(
-        _stream(front, job, visitor, number, seen),
-        media_type="text/event-stream",
-        headers={"x-accel-buffering": "no"},
-    )
-
-
-@dataclass
-class _Followed:
-    """What a job told: however many follow it, the daemon is asked now and then, for what is new."""
-
-    events: list[Mapping[str, Any]] = field(default_factory=list)
-    is_over: bool = False
-    refused: Answer | None = None
-    _offset: int = 0
-    _asked_s: float = -math.inf
-    _lock: anyio.Lock = field(default_factory=anyio.Lock)
-
-    async def look(self, front: Front, visitor: Peer, number: str) -> None:
-        async with self._lock:
-            if self.is_over or anyio.current_time() - self._asked_s < _POLL_S:
-                return
-            since = {"number": number, "offset": str(self._offset)}
-            answer = await front.look("news", visitor, since)
-            self._asked_s = anyio.current_time()
-            if answer.is_error:
-                self.refused = answer
-                return
-            self.events += answer.envelope["events"]
-            self._offset, self.is_over = answer.envelope["offset"], answer.envelope["is_over"]
-
-
-async def _stream(
-    front: Front, job: _Followed, visitor: Peer, number: str, seen: int
-) -> AsyncIterator[str]:
-    """Every event after the first `seen`, until the job is over; the job does not care who listens."""
-    quiet_s = 0.0
-    while job.refused is None:  # where the daemon went away the client asks again
-        for at, event in enumerate(job.events[seen:], seen + 1):
-            yield f"id: {at}\nevent: {event.get('event')}\ndata: {json.dumps(event)}\n\n"
-            quiet_s = 0.0
-        seen = max(seen, len(job.events))
-        if job.is_over:
-            if not job.events or job.events[-1].get("event") != "end":
-                died = {"event": "end", "exit_code": 1, "result": None}
-                yield f"event: end\ndata: {json.dumps(died)}\n\n"
-            return
-        await anyio.sleep(_POLL_S)
-        quiet_s += _POLL_S
-        if quiet_s >= _KEEP_ALIVE_S:
-            quiet_s = 0.0
-            yield ": still at it\n\n"
-        await job.look(front, visitor, number)
 
 
 async def _metrics(front: Front, request: Request) -> Response:

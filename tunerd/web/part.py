@@ -187,7 +187,7 @@ class Desk:
         looks: Mapping[str, Callable[..., Mapping[str, Any]]] = {
             "facts": self._facts,
             "metrics": self._metrics,
-            "news": self._news,
+            "events": self._events,
             "job": lambda number: {"job": read_job(self._ctx, number).to_json()},
             "readings": self._readings,
             "telemetry": self._history,
@@ -207,7 +207,7 @@ class Desk:
 
         return {"text": exposition(self._telemetry.latest()).decode()}
 
-    def _news(self, number: int, offset: int) -> Mapping[str, Any]:
+    def _events(self, number: int, offset: int = 0) -> Mapping[str, Any]:
         job = read_job(self._ctx, number, offset)
         return {"events": job.events, "offset": job.offset, "is_over": job.state.is_over}
 

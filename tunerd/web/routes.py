@@ -70,8 +70,12 @@ class Look:
 LOOKS: Mapping[str, Look] = {
     "facts": Look("What the page shows everywhere, and where it listens"),
     "metrics": Look("The newest reading for Prometheus"),
-    "news": Look("What a job told since", {"number": _NUMBER, "offset": _NUMBER}),
     "job": Look("One job", {"number": _NUMBER}, "/api/jobs/{number}"),
+    "events": Look(
+        "What a job told since an offset, which the answer before has",
+        {"number": _NUMBER, "offset": _NUMBER},
+        "/api/jobs/{number}/events",
+    ),
     "readings": Look(
         "What was watched in the last hour",
         {"brief": {"type": "boolean", "description": _BRIEF}},
@@ -119,7 +123,6 @@ def describe_api() -> Schema:
     for path, kind in BEGINS.items():
         paths.setdefault(path, {})["post"] = _beginning(path, kind)
     paths[RUN] = {"post": _running()}
-    paths["/api/jobs/{number}/events"] = {"get": _events()}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -194,16 +197,6 @@ def _posting(name: str, summary: str, body: Schema, more: Schema) -> Schema:
             **_ELSE,
         },
     }
-
-
-def _events() -> Schema:
-    path = "/api/jobs/{number}/events"
-    described = _reading(path, "What a job does, until it ends", LOOKS["job"].takes, set(), "Job")
-    stream = {
-        "description": "events `begun`, `progress` and `end`",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    }
-    return {**described, "operationId": "get_job_events", "responses": {"200": stream, **_ELSE}}
 
 
 def _name(path: str, method: str) -> str:

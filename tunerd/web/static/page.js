@@ -15,22 +15,24 @@
   document.addEventListener("DOMContentLoaded", () => {
     const line = document.getElementById("progress");
     if (!line) return;
-    const follow = () => {
-      const events = new EventSource(`/api/jobs/${line.dataset.job}/events`);
-      events.addEventListener("progress", (event) => {
-        const { text, step, steps, done_ratio: ratio } = JSON.parse(event.data);
-        const count = step && steps ? `[${step}/${steps}] ` : "";
-        line.textContent = count + text + (ratio === null ? "" : ` ${Math.round(ratio * 100)} %`);
-      });
-      events.addEventListener("end", () => {
-        events.close();
-        location.reload();
-      });
-      // A browser asks again by itself where the line broke, but not where it was refused.
-      events.addEventListener("error", () => {
+    let offset = 0;
+    const show = ({ text, step, steps, done_ratio: ratio }) => {
+      const count = step && steps ? `[${step}/${steps}] ` : "";
+      line.textContent = count + text + (ratio === null ? "" : ` ${Math.round(ratio * 100)} %`);
+    };
+    const follow = async () => {
+      try {
+        const answer = await fetch(`/api/jobs/${line.dataset.job}/events?offset=${offset}`, { redirect: "error" });
+        if (!answer.ok) throw new Error(answer.statusText);
+        const told = await answer.json();
+        offset = told.offset;
+        told.events.filter((one) => one.event === "progress").forEach(show);
+        if (told.is_over) location.reload();
+        else setTimeout(follow, 500);
+      } catch {
         line.textContent = "tunerd does not answer; it is asked again every few seconds";
-        if (events.readyState === EventSource.CLOSED) setTimeout(follow, 3000);
-      });
+        setTimeout(follow, 3000);
+      }
     };
     follow();
   });
