@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -88,12 +87,12 @@ def profiles_for_here(typed: Any, command: str) -> tuple[str, str | None]:
 
 def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    yield from _gpus(payload)
     cpu, memory = payload["cpu"], payload["memory"]
     physical, logical = _shown(cpu["physical_cores"]), _shown(cpu["logical_cores"])
     simd = " ".join(cpu["simd"]) if cpu["simd"] is not None else None
     locked = "unlimited" if memory["memlock_unlimited"] else format_mib(memory["memlock_mib"])
-    rows = [
+    yield from columns([
+        *_gpus(payload),
         ("processor", f"{_shown(cpu['model'])}, {physical} physical cores, {logical} logical"),
         ("SIMD", simd),
         ("RAM", f"{format_mib(memory['available_mib'])} free of {format_mib(memory['total_mib'])}"),
@@ -101,8 +100,7 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
         ("memory lock limit", locked),
         ("service manager", _manager(payload)),
         ("kernel", payload["kernel"]),
-    ]  # fmt: skip
-    yield from columns(rows)
+    ])  # fmt: skip
     yield ""
     yield "engines"
     yield from _engines(payload["engines"])
@@ -120,42 +118,40 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
     yield from columns(profiles) if profiles else ["  none"]
 
 
-def _gpus(payload: Mapping[str, Any]) -> Iterator[str]:
+def _gpus(payload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     if payload["gpus"] is None:
-        yield f"GPU                unknown: {payload['gpu_problem']}"
+        yield "GPU", f"unknown: {payload['gpu_problem']}"
         return
     if not payload["gpus"]:
-        yield "GPU                none"
+        yield "GPU", "none"
     for gpu in payload["gpus"]:
-        yield f"GPU {gpu['index']}              {gpu['name']}"
-        link = (
-            f"generation {_shown(gpu['pcie_generation'])} of {_shown(gpu['pcie_generation_max'])}, "
-            f"width {_shown(gpu['pcie_width'])} of {_shown(gpu['pcie_width_max'])}"
-        )
         used = f"{format_mib(gpu['used_mib'])} used of {format_mib(gpu['total_mib'])}"
         limit = or_unknown(gpu["power_limit_w"], "W")
         default = or_unknown(gpu["power_default_w"], "W")
-        rows = [
-            ("  VRAM", f"{format_mib(gpu['free_mib'])} free, {used}"),
-            ("  power limit", f"{limit} (default {default})"),
-            ("  PCIe link", link),
-        ]
-        yield from columns(rows)
-        yield from _users(gpu)
-    yield f"driver             {_shown(payload['driver_version'])}"
+        yield f"GPU {gpu['index']}", gpu["name"]
+        yield "  VRAM", f"{format_mib(gpu['free_mib'])} free, {used}"
+        yield "  power limit", f"{limit} (default {default})"
+        yield (
+            "  PCIe link",
+            (
+                f"generation {_shown(gpu['pcie_generation'])} of {_shown(gpu['pcie_generation_max'])}, "
+                f"width {_shown(gpu['pcie_width'])} of {_shown(gpu['pcie_width_max'])}"
+            ),
+        )
+        yield from (("  used by", text) for text in _users(gpu))
+    yield "driver", payload["driver_version"]
 
 
-def _users(gpu: Mapping[str, Any]) -> Iterator[str]:
+def _users(gpu: Mapping[str, Any]) -> Iterator[str | None]:
     if gpu["processes"] is None:
-        yield "  used by         unknown"
-        return
-    for process in gpu["processes"]:
+        yield None
+    for process in gpu["processes"] or ():
         what = " (display server)" if process["is_display_server"] else ""
         unit = f", unit {process['unit']}" if process["unit"] else ""
         name = _shown(process["name"])
-        yield f"  used by         {name}{what}, pid {process['pid']}{unit}: {format_mib(process['used_mib'])}"
+        yield f"{name}{what}, pid {process['pid']}{unit}: {format_mib(process['used_mib'])}"
     if gpu["unattributed_mib"]:
-        yield f"  used by         nobody that can be seen: {format_mib(gpu['unattributed_mib'])}"
+        yield f"nobody that can be seen: {format_mib(gpu['unattributed_mib'])}"
 
 
 def _engines(engines: list[Mapping[str, Any]]) -> Iterator[str]:
@@ -417,7 +413,6 @@ def render_bundle(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 _HEADS = {"error": "errors", "warning": "warnings", "note": "notes"}
-_WIDTH = 80
 
 
 @click.command(name="doctor")
@@ -452,13 +447,12 @@ def render_doctor(payload: Mapping[str, Any]) -> Iterator[str]:
     if not payload["findings"]:
         yield "nothing was found"
     yield from _not_checked(payload["not_checked"])
-    yield from _wrapped("passed: ", ", ".join(payload["passed"]) or "none", "  ")
+    yield from columns([("passed:", ", ".join(payload["passed"]) or "none")])
 
 
 def _finding(finding: Mapping[str, Any]) -> Iterator[str]:
-    yield from _wrapped(f"  {finding['code']}: ", finding["seen"], "    ")
-    for name in ("why", "do", "source"):
-        yield from _wrapped(f"    {name:<7} ", finding[name], " " * 12)
+    yield from columns([(f"  {finding['code']}:", finding["seen"])])
+    yield from columns((f"    {name}", finding[name]) for name in ("why", "do", "source"))
     yield ""
 
 
@@ -471,21 +465,10 @@ def _not_checked(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if rows:
         yield f"not checked ({len(rows)}), for want of"
     for missing, codes in by_missing.items():
-        yield from _wrapped(f"  {missing}: ", ", ".join(codes), "    ")
+        yield f"  {missing}:"
+        yield from columns([("   ", ", ".join(codes))])
     if rows:
         yield ""
-
-
-def _wrapped(first: str, text: str, indent: str) -> list[str]:
-    """Lines of at most 100 characters; a command or a path is never cut."""
-    return textwrap.wrap(
-        text,
-        width=_WIDTH,
-        initial_indent=first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 class _Shows(click.Group):

@@ -75,7 +75,7 @@ def test_without_a_gpu_and_without_a_server_it_says_what_it_could_not_check(tmp_
         assert codes(said) <= OF_THE_MACHINE | {"port-clash"}
     told = box.call("doctor")
     assert told.returncode == worst(said)
-    assert "a unit that serves: " in told.stdout
+    assert "a unit that serves:" in told.stdout
     assert re.search(r"^passed: ", told.stdout, re.MULTILINE)
 
 
