@@ -19,7 +19,7 @@ from tunerd.app import Context
 from tunerd.errors import Busy, HostError, Interrupted, TunerdError, UsageError
 from tunerd.machine.clock import Clock, SystemClock
 from tunerd.machine.files import is_locked
-from tunerd.machine.process import Interrupts
+from tunerd.machine.process import Interrupts, Setting, own_command, start
 from tunerd.operations import JobRequest, JobState, Lane
 from tunerd.production.own import NOTIFY, SWEEP, OwnUnit, start_own_unit
 from tunerd.records import plain, read_or_none
@@ -158,6 +158,7 @@ _START_LIMIT_S = 120.0
 _STOP_S = 1800.0
 _POLL_S = 0.25
 _MOST_KEPT = 50
+_MOST_SHOWN = 20
 # Each is a process of root's with memory of its own, which the server needs.
 _LOOKS_OF_ONE = 6
 _TOLD_EVERY_S = 1.0
@@ -246,8 +247,6 @@ def _make_room(folder: JobFolder) -> None:
 
 
 def _start_process(ctx: Context, folder: JobFolder, number: int, words: list[str]) -> None:
-    from tunerd.machine.process import Setting, own_command, start
-
     argv = own_command(ctx.mode, *words)
     with folder.log(number).open("ab") as log:
         child = start(argv, Setting(env=dict(ctx.environment)), log=log.fileno())
@@ -275,11 +274,6 @@ def read_job(ctx: Context, number: int, offset: int = 0) -> Job:
     else:
         state = JobState.STARTING
     return Job(number, request, state, events, offset)
-
-
-def list_jobs(ctx: Context, *, limit: int = 20) -> list[Job]:
-    """The newest jobs that do more than look, newest first."""
-    return [read_job(ctx, one) for one in folder_of(ctx).of_lanes(looks=False)[:limit]]
 
 
 def running_jobs(ctx: Context) -> list[Job]:
@@ -357,9 +351,10 @@ def sweeping_job(ctx: Context) -> int | None:
     return next((one.number for one in found if one.request.lane is Lane.MEASURE), None)
 
 
-def jobs(ctx: Context, *, limit: int = 20) -> ActionResult:
-    """`tunerd jobs`: the newest ones."""
-    return ActionResult("jobs", {"jobs": [one.to_json() for one in list_jobs(ctx, limit=limit)]})
+def jobs(ctx: Context) -> ActionResult:
+    """`tunerd jobs`: the newest that do more than look, newest first."""
+    numbers = folder_of(ctx).of_lanes(looks=False)[:_MOST_SHOWN]
+    return ActionResult("jobs", {"jobs": [read_job(ctx, one).to_json() for one in numbers]})
 
 
 def watch_job(ctx: Context, number: int) -> ActionResult:

@@ -302,10 +302,8 @@ def send(call: Call, name: str) -> ActionResult:
 
 
 @click.group(name="jobs", invoke_without_command=True)
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, hidden=True,
-              help="So many of the newest.")  # fmt: skip
 @operation("render_jobs", needs_settings=False)
-def jobs_command(call: Call, limit: int) -> ActionResult:
+def jobs_command(call: Call) -> ActionResult:
     """What members of group tunerd asked for through the daemon since the machine was started.
 
     \b
@@ -315,7 +313,7 @@ def jobs_command(call: Call, limit: int) -> ActionResult:
     """  # noqa: D301
     from tunerd.jobs import jobs
 
-    return jobs(call.context(), limit=limit)
+    return jobs(call.context())
 
 
 @jobs_command.command(name="watch", short_help="Follow a job to its end.")

@@ -274,20 +274,23 @@ _N_RUNS = 200
 _MAY_DIFFER = ("speculation.", "memory.")
 
 
-def read_evidence(ctx: Context, server: ServerFacts | None) -> EvidenceFacts:
-    """What is stored of the server.
-
-    Raises:
-        HostError: the store is damaged or cannot be read.
-    """
-    with reading(ctx) as store:
-        if store is None:
-            return EvidenceFacts()
-        runs = store.runs(limit=_N_RUNS)
-        facts = EvidenceFacts()
-        if server is not None and server.argv and runs:
-            facts = _of_what_serves(ctx, store, runs, server)
-        return replace(facts, damage=tuple(one.text for one in store.damage))
+def _evidence(
+    ctx: Context, server: ServerFacts | None, messages: list[Message]
+) -> EvidenceFacts | None:
+    """What is stored of the server; None where the store is damaged or cannot be read."""
+    facts = EvidenceFacts()
+    try:
+        with reading(ctx) as store:
+            if store is None:
+                return facts
+            runs = store.runs(limit=_N_RUNS)
+            if server is not None and server.argv and runs:
+                facts = _of_what_serves(ctx, store, runs, server)
+            messages += [warning("damaged-rows", one.text) for one in store.damage]
+    except TunerdError as problem:
+        messages.append(_could_not("stored measurements", problem))
+        return None
+    return facts
 
 
 def _of_what_serves(
@@ -393,18 +396,6 @@ def _unwatched(ctx: Context) -> Message | None:
     if ctx.mode is Mode.LOCAL or ctx.deployed() is None or is_locked(daemon_lock(ctx)):
         return None
     return warning("no-daemon", "no tunerd daemon runs", f"{ctx.systemctl} start tunerd")
-
-
-def _evidence(
-    ctx: Context, server: ServerFacts | None, messages: list[Message]
-) -> EvidenceFacts | None:
-    try:
-        facts = read_evidence(ctx, server)
-    except TunerdError as problem:
-        messages.append(_could_not("stored measurements", problem))
-        return None
-    messages += [warning("damaged-rows", text) for text in facts.damage]
-    return facts
 
 
 def _edited(ctx: Context) -> Message:

@@ -409,7 +409,6 @@ class EvidenceFacts:
 
     `holds` tells whether the newest run of the command line that serves still counts; `changes` say
     what changed since. `newest_run` is its number, None where what serves was never measured.
-    `damage` names what of the store could not be read.
     """
 
     newest_run: int | None = None
@@ -417,7 +416,6 @@ class EvidenceFacts:
     changes: tuple[str, ...] = ()
     break_even: BreakEven | None = None
     no_break_even: str = NOTHING_MEASURED
-    damage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

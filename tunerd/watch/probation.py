@@ -146,11 +146,11 @@ class Probation:
         if self._watch is not None and not self._watch.is_being_taken:
             self._write(self._watch, PAUSED, self._watch.record.reason)
 
-    def begin_taking_back(self, reason: str) -> bool:
-        """Have it taken back by a unit of its own; whether that began."""
+    def begin_taking_back(self, reason: str) -> None:
+        """Have it taken back by a unit of its own."""
         ctx, watch = self._ctx, self._watch
         if watch is None:
-            return False
+            return
         number = watch.generation.number
         # A power cut now must not end the watch.
         self._write(watch, RUNNING, reason)
@@ -162,11 +162,9 @@ class Probation:
         log.warning("probation.takes_back", generation=number, reason=reason)
         try:
             start_own_unit(ctx, unit)
+            watch.is_being_taken = True
         except TunerdError as problem:
             log.warning("probation.not_started", unit=unit.name, problem=problem.message)
-            return False
-        watch.is_being_taken = True
-        return True
 
     def _has_failed(self, watch: _Watch) -> bool:
         """Whether what was to take it back has ended, and left it as it was."""

@@ -184,40 +184,37 @@ class Desk:
                 return refused(404, "there is nothing of that number", "/api/openapi.json")
             why = "there is no such parameter" if isinstance(error, KeyError) else str(error)
             return bad_request("a parameter is wrong", f"{name[:100]}: {why}")
-        looks: Mapping[str, Callable[..., Mapping[str, Any]]] = {
-            "facts": self._facts,
-            "metrics": self._metrics,
-            "events": self._events,
-            "job": lambda number: {"job": read_job(self._ctx, number).to_json()},
-            "readings": self._readings,
-            "telemetry": self._history,
-        }
-        act = looks[question.look]
+        act: Callable[..., Mapping[str, Any]] = getattr(self, f"_look_{question.look}")
         return _said(
             question.look, lambda: Answer.of(ActionResult(question.look, dict(act(**given))))
         )
 
-    def _facts(self) -> Mapping[str, Any]:
+    # Each look of `LOOKS`, by its name.
+
+    def _look_facts(self) -> Mapping[str, Any]:
         page, settings = self._ctx.settings.page, self._ctx.settings
         return {"unit": self._ctx.unit, "every_s": settings.daemon.every_s, "listen": page.listen,
                 "hosts": list(page.hosts)}  # fmt: skip
 
-    def _metrics(self) -> Mapping[str, Any]:
+    def _look_metrics(self) -> Mapping[str, Any]:
         from tunerd.web.metrics import exposition
 
         return {"text": exposition(self._telemetry.latest()).decode()}
 
-    def _events(self, number: int, offset: int = 0) -> Mapping[str, Any]:
+    def _look_job(self, number: int) -> Mapping[str, Any]:
+        return {"job": read_job(self._ctx, number).to_json()}
+
+    def _look_events(self, number: int, offset: int = 0) -> Mapping[str, Any]:
         job = read_job(self._ctx, number, offset)
         return {"events": job.events, "offset": job.offset, "is_over": job.state.is_over}
 
-    def _readings(self, *, brief: bool = False) -> Mapping[str, Any]:
+    def _look_readings(self, *, brief: bool = False) -> Mapping[str, Any]:
         found = self._telemetry.readings()
         rows = [one.to_brief_json() if brief else one.to_json() for one in found]
         latest = found[-1].to_json() if found else None
         return {"watched": True, "latest": latest, "readings": rows}
 
-    def _history(self, hours: float = _HOURS) -> Mapping[str, Any]:
+    def _look_telemetry(self, hours: float = _HOURS) -> Mapping[str, Any]:
         now_s = self._ctx.clock.now_s()
         # Some hundred points, whatever the stretch; rows of a minute and of ten are kept.
         fitting = (step for step in _STEPS_S if hours * 3600 / step <= _MOST_POINTS)

@@ -24,7 +24,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import until
 from tunerd.cli.terminal import Remote
 from tunerd.errors import HostError
-from tunerd.jobs import list_jobs
+from tunerd.jobs import jobs
 from tunerd.machine.peers import inherited_sockets, peer_of, unix_socket
 from tunerd.paths import parse_listen
 from tunerd.result import ignore_progress
@@ -193,7 +193,7 @@ def test_whatever_the_web_part_asks_is_checked_again(
 
     assert told == status
     assert "error" in envelope
-    assert list_jobs(ctx) == []
+    assert jobs(ctx).payload["jobs"] == []
 
 
 def test_an_address_to_listen_on_is_read_as_written_or_refused() -> None:

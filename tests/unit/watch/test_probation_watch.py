@@ -169,7 +169,7 @@ def test_a_take_back_is_begun_as_a_unit_and_begun_again_where_that_comes_to_noth
     for _ in range(3):
         reason = daemon.look()
         assert reason is not None
-        assert daemon.watch.begin_taking_back(reason)
+        daemon.watch.begin_taking_back(reason)
         text = (world.manager.runtime_unit_dir / unit).read_text()
         assert '"probation" "take-back" "2" "--reason" "the machine went down' in text
         assert daemon.look() is None, "it is at work"
