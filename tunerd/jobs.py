@@ -22,8 +22,8 @@ from tunerd.machine.files import is_locked
 from tunerd.machine.process import Interrupts, Setting, own_command, start
 from tunerd.operations import JobRequest, JobState, Lane
 from tunerd.production.own import NOTIFY, SWEEP, OwnUnit, start_own_unit
-from tunerd.records import plain, read_or_none
-from tunerd.result import ActionResult, Progress, error_json, progress_of, result_from_json
+from tunerd.records import plain, read, read_or_none
+from tunerd.result import ActionResult, Progress, ProgressSink, error_json, result_from_json
 from tunerd.words import Mode
 
 _MODE = 0o700
@@ -33,6 +33,8 @@ _MAX_EVENTS_BYTES = 16 * 1024 * 1024
 
 Tell = Callable[[Mapping[str, Any]], None]
 """Keeps an event of a job."""
+News = Callable[[int], Mapping[str, Any]]
+"""What a job told since an offset."""
 
 
 def _add(descriptor: int, event: Mapping[str, Any]) -> None:
@@ -156,7 +158,7 @@ END = "end"
 _START_LIMIT_S = 120.0
 # A stop waits until production serves again, which includes the load of its model.
 _STOP_S = 1800.0
-_POLL_S = 0.25
+_POLL_S = 0.5
 _MOST_KEPT = 50
 _MOST_SHOWN = 20
 # Each is a process of root's with memory of its own, which the server needs.
@@ -357,39 +359,53 @@ def jobs(ctx: Context) -> ActionResult:
     return ActionResult("jobs", {"jobs": [read_job(ctx, one).to_json() for one in numbers]})
 
 
+def news_of(ctx: Context, number: int, offset: int = 0) -> Mapping[str, Any]:
+    """What a job told since an offset, the offset to go on from, and whether nothing will follow."""
+    job = read_job(ctx, number, offset)
+    return {"events": job.events, "offset": job.offset, "is_over": job.state.is_over}
+
+
 def watch_job(ctx: Context, number: int) -> ActionResult:
+    """As `follow`, by the files of the job."""
+    return follow(number, partial(news_of, ctx, number), ctx.report, ctx.clock)
+
+
+def follow(number: int, news: News, report: ProgressSink, clock: Clock) -> ActionResult:
     """Report the progress of a job from its beginning, and give what it came to.
+
+    Args:
+        number: Of the job.
+        news: What it told since an offset, as `news_of` has it.
+        report: Takes its progress.
+        clock: By which it is looked at again.
 
     Raises:
         UsageError: there is none of this number.
         TunerdError: as the job itself.
     """
-    job = read_job(ctx, number)
+    offset = 0
     while True:
-        for event in job.events:
+        told = news(offset)
+        offset = told["offset"]
+        for event in told["events"]:
             if event["event"] == "progress":
-                ctx.report(progress_of(event))
-        if job.state.is_over:
-            return _outcome(read_job(ctx, number))
-        ctx.clock.sleep(_POLL_S)
-        job = read_job(ctx, number, job.offset)
-
-
-def _outcome(job: Job) -> ActionResult:
-    if job.end is None:
-        raise HostError(
-            f"job {job.number} ended without a word",
-            cause="its process was killed",
-            hint="`tunerd status` shows what serves",
-        )
-    return result_from_json(job.end["result"], int(job.end["exit_code"]))
+                report(read(Progress, event))
+            if event["event"] == END:
+                return result_from_json(event["result"], int(event["exit_code"]))
+        if told["is_over"]:
+            raise HostError(
+                f"job {number} ended without a word",
+                cause="its process was killed",
+                hint="`tunerd status` shows what serves",
+            )
+        clock.sleep(_POLL_S)
 
 
 # In the process of the job
 
 
 def run_job(
-    make_context: Callable[[Callable[[Progress], None]], Context],
+    make_context: Callable[[ProgressSink], Context],
     number: int,
     act: Callable[[Context, JobRequest], ActionResult],
 ) -> int:

@@ -154,13 +154,6 @@ def ignore_progress(_progress: Progress) -> None:
     """Nobody is looking."""
 
 
-def progress_of(event: Mapping[str, Any]) -> Progress:
-    """The progress that a job's event tells of."""
-    return Progress(
-        str(event["text"]), event["step"], event["steps"], event["done_ratio"], event["left_s"]
-    )
-
-
 class Muted:
     """Progress that can be held back: the steps of a hundred starts would hide that of the whole."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from tunerd.web.view import (
 from tunerd.words import format_duration, format_mib
 
 if TYPE_CHECKING:
+    from tunerd.engine.builds import PlanRequest
     from tunerd.production.plan import Plan
     from tunerd.production.rollback import Target
 
@@ -41,6 +42,14 @@ set_option = click.option(
 untuned_option = click.option(
     "--untuned", is_flag=True, help="Leave out what the last promotion found."
 )
+
+
+def request_of(profile: str, options: Sequence[str], *, untuned: bool = False) -> PlanRequest:
+    """A profile to be planned, with what these options set."""
+    from tunerd.engine.builds import PlanRequest
+    from tunerd.profile.files import parse_options
+
+    return PlanRequest(profile, parse_options(options), with_tuned=not untuned)
 
 
 start_after_option = click.option(
@@ -66,11 +75,9 @@ def plan_command(
       tunerd plan rtx-3090-ti-24gb --explain
       tunerd plan rtx-5060-ti-16gb --set speculation.n_max=3
     """  # noqa: D301
-    from tunerd.engine.builds import PlanRequest
     from tunerd.production.plan import plan
-    from tunerd.profile.files import parse_options
 
-    request = PlanRequest(profile, parse_options(options), with_tuned=not untuned)
+    request = request_of(profile, options, untuned=untuned)
     return plan(call.context(tells=True), request, with_explain=explain)
 
 
@@ -173,12 +180,10 @@ def apply_command(
       tunerd apply rtx-3090-ti-24gb
       tunerd apply rtx-5060-ti-16gb --set speculation.n_max=3 --yes
     """  # noqa: D301
-    from tunerd.engine.builds import PlanRequest
     from tunerd.production.apply import apply
     from tunerd.production.plan import plan
-    from tunerd.profile.files import parse_options
 
-    request = PlanRequest(profile, parse_options(options), with_tuned=not untuned)
+    request = request_of(profile, options, untuned=untuned)
     ctx = call.context(acts=not dry_run)
     if dry_run:
         return plan(ctx, request)
@@ -587,19 +592,16 @@ def emit_command(
       tunerd emit compose -o compose.yaml
       tunerd emit shell rtx-5060-ti-16gb --set speculation.n_max=3
     """  # noqa: D301
-    from tunerd.engine.builds import PlanRequest
     from tunerd.engine.emit import Target
     from tunerd.errors import UsageError
     from tunerd.production.emit import write_down
-    from tunerd.profile.files import parse_options
 
     del output, force  # where it is typed
     if not profile and (options or untuned):
         raise UsageError("--set and --untuned need a PROFILE: what serves now is as it is")
     if image is not None and target not in {"compose", "quadlet"}:
         raise UsageError("--image is for compose and quadlet")
-    given = parse_options(options)
-    requests = [PlanRequest(one, given, with_tuned=not untuned) for one in dict.fromkeys(profile)]
+    requests = [request_of(one, options, untuned=untuned) for one in dict.fromkeys(profile)]
     return write_down(call.context(), Target(target), requests, image=image)
 
 
@@ -643,11 +645,10 @@ def fits_command(call: Call, profile: tuple[str, ...], budget_mib: int | None) -
       tunerd fits coder chat embeddings
       tunerd fits coder chat --budget-mib 20000
     """  # noqa: D301
-    from tunerd.engine.builds import PlanRequest
     from tunerd.production.emit import fits
     from tunerd.words import MiB
 
-    requests = [PlanRequest(one, {}) for one in profile]
+    requests = [request_of(one, ()) for one in profile]
     return fits(
         call.context(), requests, budget_mib=None if budget_mib is None else MiB(budget_mib)
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tunerd.cli.deploy import set_option, start_after_option, yes_option
+from tunerd.cli.deploy import request_of, set_option, start_after_option, yes_option
 from tunerd.cli.output import (
     columns,
     finish,
@@ -111,10 +111,8 @@ def bench_command(
       tunerd bench --url http://127.0.0.1:11434 --suite lengths
       tunerd bench --url ollama=http://127.0.0.1:11434#qwen3:30b --url mtp=http://127.0.0.1:8080
     """  # noqa: D301
-    from tunerd.engine.builds import PlanRequest
     from tunerd.measure.bench import bench_live, bench_profile, bench_urls
     from tunerd.measure.request import BenchRequest, Suite
-    from tunerd.profile.files import parse_options
 
     start_after, against = given.pop("start_after"), given.pop("against")
     if profile is not None and urls:
@@ -134,7 +132,7 @@ def bench_command(
         return bench_urls(ctx, asked, urls)
     if profile is None:
         return bench_live(ctx, asked)
-    request = PlanRequest(profile, parse_options(options))
+    request = request_of(profile, options)
     return bench_profile(ctx, asked, request, call.ask, start_after=start_after)
 
 

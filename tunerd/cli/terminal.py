@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,6 @@ from tunerd.result import (
     ProgressSink,
     error_from_json,
     ignore_progress,
-    progress_of,
     result_from_json,
 )
 from tunerd.words import Mode, is_profile_file
@@ -76,8 +77,15 @@ class Remote:
         except (NoAnswerError, NoAnswerInTimeError, ValueError) as error:
             raise self._silent(error) from error
 
+    def _news(self, number: int, offset: int) -> Mapping[str, Any]:
+        """What a job told since an offset; a daemon that is away is asked again for a while."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(AwayError):
+                return self._told(number, offset)
+            self._clock.sleep(_AGAIN_S)
+        return self._told(number, offset)
+
     def _told(self, number: int, offset: int) -> Mapping[str, Any]:
-        """What a job told since an offset."""
         status, code, envelope = self.ask(f"/api/jobs/{number}/events?offset={offset}")
         if status >= _SERVER_ERRORS:
             problem = error_from_json(envelope)
@@ -112,39 +120,16 @@ class Remote:
 
         The daemon may go and come back meanwhile: the job is a process of its own.
         """
+        from tunerd.jobs import follow
+
         try:
-            return self._follow(number)
+            return follow(number, partial(self._news, number), self._progress, self._clock)
         except (KeyboardInterrupt, SystemExit) as end:
             end.add_note(
                 f"job {number} goes on; `tunerd jobs watch {number}` follows it, and "
                 f"`tunerd jobs stop {number}` ends a measurement"
             )
             raise
-
-    def _follow(self, number: int) -> ActionResult:
-        offset, tries = 0, 0
-        while True:
-            try:
-                told = self._told(number, offset)
-            except AwayError:
-                tries += 1
-                if tries > _TRIES:
-                    raise
-                self._clock.sleep(_AGAIN_S)
-                continue
-            offset, tries = told["offset"], 0
-            for event in told["events"]:
-                if event["event"] == "progress":
-                    self._progress(progress_of(event))
-                if event["event"] == "end":
-                    return result_from_json(event["result"], int(event["exit_code"]))
-            if told["is_over"]:
-                raise HostError(
-                    f"job {number} ended without a word",
-                    cause="its process was killed",
-                    hint="`tunerd status` shows what serves",
-                )
-            self._clock.sleep(_AGAIN_S)
 
 
 # Done here by a member who does not ask for the system's server.

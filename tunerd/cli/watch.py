@@ -66,23 +66,23 @@ def show_again(
     """One look where that is asked for or nobody sits there, else again and again, until Ctrl-C."""
     import shutil
     import sys
-    import threading
+
+    from tunerd.machine.clock import SystemClock
 
     if params["once"] or as_json or not sys.stdout.isatty():
         finish(perform(), render_top, as_json=as_json)
         return
 
-    pause = threading.Event()
+    clock = SystemClock()
     sys.stdout.write(_OTHER_SCREEN)
     try:
-        is_over = False
-        while not is_over:
+        while True:
             height = shutil.get_terminal_size().lines
             lines = harmless_lines(perform().payload, render_top)[: height - 1]
             shown = "".join(line + _END_OF_LINE for line in lines)
             sys.stdout.write(f"{_HOME}{shown}{_REST_EMPTY}")
             sys.stdout.flush()
-            is_over = pause.wait(params["every_s"])
+            clock.sleep(params["every_s"])
     except KeyboardInterrupt:
         return
     finally:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tunerd.app import Context
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
-from tunerd.jobs import demand_lane, read_job, running_jobs, start_job
+from tunerd.jobs import demand_lane, news_of, read_job, running_jobs, start_job
 from tunerd.machine.peers import (
     DAEMON_SOCKET,
     account_number,
@@ -205,8 +205,7 @@ class Desk:
         return {"job": read_job(self._ctx, number).to_json()}
 
     def _look_events(self, number: int, offset: int = 0) -> Mapping[str, Any]:
-        job = read_job(self._ctx, number, offset)
-        return {"events": job.events, "offset": job.offset, "is_over": job.state.is_over}
+        return news_of(self._ctx, number, offset)
 
     def _look_readings(self, *, brief: bool = False) -> Mapping[str, Any]:
         found = self._telemetry.readings()

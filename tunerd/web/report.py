@@ -88,10 +88,8 @@ def gather_evidence(
         UsageError: there is no such run, or nothing was measured yet.
     """
     with reading(ctx) as store:
-        if store is None:
-            raise UsageError("nothing was measured yet", hint="tunerd bench")
-        runs = [run_of(store, one) for one in dict.fromkeys(numbers)] if numbers else _newest(store)
-        if not runs:
+        runs = [] if store is None else _chosen(store, numbers)
+        if store is None or not runs:
             raise UsageError("nothing was measured yet", hint="tunerd bench")
         found = [store.evidence(run) for run in runs]
         damage = damage_messages(store)
@@ -151,8 +149,10 @@ def evidence_of(run: Mapping[str, Any]) -> RunEvidence:
     )  # fmt: skip
 
 
-def _newest(store: EvidenceStore) -> list[StoredRun]:
-    """The newest runs, each of which has a suite that no newer one has."""
+def _chosen(store: EvidenceStore, numbers: Sequence[int]) -> list[StoredRun]:
+    """These runs; without any the newest, each of which has a suite that no newer one has."""
+    if numbers:
+        return [run_of(store, one) for one in dict.fromkeys(numbers)]
     covered: set[str] = set()
     chosen = []
     for run in store.runs(limit=_LOOK_BACK):
