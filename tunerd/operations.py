@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -176,64 +176,22 @@ def _is_plain(schema: Mapping[str, Any]) -> bool:
 
 
 # What members may ask for, and how it is done. An option behind a command makes it another operation.
-MAY: Mapping[str, Lane] = {
-    "status": Lane.HERE,
-    "top": Lane.HERE,
-    "history": Lane.HERE,
-    "history show": Lane.HERE,
-    "history diff": Lane.HERE,
-    "rollback --list": Lane.HERE,
-    "rollback --dry-run": Lane.HERE,
-    "verify": Lane.HERE,
-    "profiles list": Lane.HERE,
-    "profiles show": Lane.HERE,
-    "profiles check": Lane.HERE,
-    "schedule show": Lane.HERE,
-    "guard show": Lane.HERE,
-    "jobs": Lane.HERE,
-    "doctor": Lane.APART,
-    "results list": Lane.APART,
-    "results show": Lane.APART,
-    "results export": Lane.APART,
-    "report": Lane.APART,
-    "sweep list": Lane.APART,
-    "sweep show": Lane.APART,
-    "sweep status": Lane.APART,
-    "workload list": Lane.APART,
-    "workload show": Lane.APART,
-    "probation show": Lane.APART,
-    "plan": Lane.LOOK,
-    "emit": Lane.LOOK,
-    "fits": Lane.LOOK,
-    "apply --dry-run": Lane.LOOK,
-    "promote --dry-run": Lane.LOOK,
-    "engines": Lane.LOOK,
-    "detect": Lane.LOOK,
-    "guard check": Lane.LOOK,
-    "sweep run --dry-run": Lane.LOOK,
-    "sweep watch": Lane.LOOK,
-    "apply": Lane.CHANGE,
-    "rollback": Lane.CHANGE,
-    "promote": Lane.CHANGE,
-    "guard raise-margin": Lane.CHANGE,
-    "recover": Lane.CHANGE,
-    "bench": Lane.MEASURE,
-    "compare": Lane.MEASURE,
-    "sweep run": Lane.MEASURE,
-    "sweep resume": Lane.MEASURE,
-    "sweep night": Lane.MEASURE,
-    "engines --prove": Lane.MEASURE,
-    "decline": Lane.NOTE,
-    "sweep start": Lane.NOTE,
-    "sweep stop": Lane.NOTE,
-    "schedule set": Lane.NOTE,
-    "schedule skip-tonight": Lane.NOTE,
-    "schedule run-now": Lane.NOTE,
-    "guard set": Lane.NOTE,
-    "workload learn": Lane.NOTE,
-    "notify test": Lane.NOTE,
-    "jobs stop": Lane.NOTE,
-}
+_BY_LANE: Mapping[Lane, Sequence[str]] = {
+    Lane.HERE: ("status", "top", "history", "history show", "history diff", "rollback --list",
+        "rollback --dry-run", "verify", "profiles list", "profiles show", "profiles check",
+        "schedule show", "guard show", "jobs"),
+    Lane.APART: ("doctor", "results list", "results show", "results export", "report",
+        "sweep list", "sweep show", "sweep status", "workload list", "workload show",
+        "probation show"),
+    Lane.LOOK: ("plan", "emit", "fits", "apply --dry-run", "promote --dry-run", "engines",
+        "detect", "guard check", "sweep run --dry-run", "sweep watch"),
+    Lane.CHANGE: ("apply", "rollback", "promote", "guard raise-margin", "recover"),
+    Lane.MEASURE: ("bench", "compare", "sweep run", "sweep resume", "sweep night",
+        "engines --prove"),
+    Lane.NOTE: ("decline", "sweep start", "sweep stop", "schedule set", "schedule skip-tonight",
+        "schedule run-now", "guard set", "workload learn", "notify test", "jobs stop"),
+}  # fmt: skip
+MAY: Mapping[str, Lane] = {kind: lane for lane, kinds in _BY_LANE.items() for kind in kinds}
 # What is left to root where the system's server is meant, and why. All else is done by whoever types it.
 ONLY_ROOT: Mapping[str, str] = {
     "results import": "a service reads no files for others",
@@ -285,14 +243,12 @@ class Call:
     Attributes:
         ctx: The `Context` that was made for whoever asks.
         yes: Whether its question was answered beforehand.
-        readings: What the daemon saw in the last hour, oldest first; empty elsewhere.
-        memo: What one operation keeps for the next time that the same call does it.
+        top: Shows what is watched; kept for the next time that the same call does it.
     """
 
     ctx: Any = None
     yes: bool = True
-    readings: Sequence[Any] = ()
-    memo: dict[str, Any] = field(default_factory=dict)
+    top: Callable[[], ActionResult] | None = None
 
     def context(self, *, acts: bool = False, tells: bool = False) -> Any:
         """The `Context`: for who acts, and so tells how far it is; tells; or only looks."""

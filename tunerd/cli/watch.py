@@ -49,15 +49,11 @@ def top_command(call: Call, once: bool, every_s: float) -> ActionResult:
       tunerd top
       tunerd top --once --json | jq .speeds
     """  # noqa: D301
-    from tunerd.watch.history import Top, top
+    from tunerd.watch.history import Top
 
     del once, every_s  # of the terminal
-    if call.readings:
-        return top(call.context(), call.readings)
-    if "top" not in call.memo:
-        call.memo["top"] = Top(call.context())
-    found: ActionResult = call.memo["top"].look()
-    return found
+    call.top = call.top or Top(call.context()).look
+    return call.top()
 
 
 def show_again(

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -40,7 +41,7 @@ from tunerd.operations import Asked, Call, JobRequest, Lane, asked, json_of, wor
 from tunerd.paths import FROM_ELSEWHERE
 from tunerd.profile.files import load_profile, parse_options
 from tunerd.result import ActionResult, ignore_progress
-from tunerd.watch.history import Telemetry, history
+from tunerd.watch.history import Telemetry, history, top
 from tunerd.web.routes import LOOKS, MAX_QUESTION_BYTES, Answer, bad_request, refused
 from tunerd.words import Mode
 
@@ -115,8 +116,8 @@ class Desk:
     def _done(self, words: Asked, question: Question) -> Answer:
         """In this process, in one of its own, or by a job."""
         if words.lane is Lane.HERE:
-            readings = self._telemetry.readings() if words.kind == "top" else ()
-            return Answer.of(words.act(Call(ctx=self._ctx, readings=readings)))
+            shown = partial(top, self._ctx, self._telemetry.readings())
+            return Answer.of(words.act(Call(ctx=self._ctx, top=shown)))
         is_look = words.lane is Lane.LOOK
         if words.lane is not Lane.APART and not (question.waits and is_look):
             return self._begin(words, question)[1]
