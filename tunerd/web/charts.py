@@ -11,7 +11,7 @@ from math import ceil, floor, log10
 
 from markupsafe import Markup
 
-from tunerd.web.view import NO_BREAK, Bar, Bars, Crossing, Line, Lines, Plot, Point, joined, percent
+from tunerd.web.view import NO_BREAK, Bar, Bars, Line, Lines, Plot, Point, joined, percent
 from tunerd.words import UNKNOWN, local_time
 
 # Engines that have a colour of their own; static/report.css has all colours.
@@ -274,7 +274,7 @@ def _point_words(plot: Lines, line: Line, point: Point) -> str:
     return f"{line.label}, {where}: {shown}{spread}"
 
 
-def _mark(crossing: Crossing, x: _Axis, y: _Upwards) -> Iterator[str]:
+def _mark(crossing: Point, x: _Axis, y: _Upwards) -> Iterator[str]:
     """A line where two lines cross, and a band for its interval."""
     if crossing.low is not None and crossing.high is not None:
         low, high = (min(x.high, max(x.low, one)) for one in (crossing.low, crossing.high))

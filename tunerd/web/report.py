@@ -51,7 +51,6 @@ from tunerd.web.view import (
     Chart,
     Column,
     Columns,
-    Crossing,
     Line,
     Lines,
     Part,
@@ -566,7 +565,7 @@ def crossover(series: Sequence[Series], evidence: Runs) -> Section | None:
     mark = next((c for _, c in crossings if c.n_tokens), None)
     plot = Lines(
         lines, unit="seconds", x_title="tokens of the answer", height=340, x_ticks=tuple(lengths),
-        crossing=Crossing(mark.n_tokens, mark.low, mark.high) if mark and mark.n_tokens else None,
+        crossing=Point(mark.n_tokens, None, mark.low, mark.high) if mark and mark.n_tokens else None,
     )  # fmt: skip
     has_spread = any(point.low is not None for line in lines for point in line.points)
     note = "Points: medians." + (_WHISKERS if has_spread else "")

@@ -80,17 +80,11 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """Where two lines cross, with its interval."""
-
-    x: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines over an axis from zero, over `x_range`, or over time (seconds since the epoch)."""
+    """Lines over an axis from zero, over `x_range`, or over time (seconds since the epoch).
+
+    `crossing` is where two of them cross, with the interval of that.
+    """
 
     lines: tuple[Line, ...]
     unit: str
@@ -100,7 +94,7 @@ class Lines:
     is_time: bool = False
     x_ticks: tuple[float, ...] | None = None
     x_range: tuple[float, float] | None = None
-    crossing: Crossing | None = None
+    crossing: Point | None = None
     axis: ClassVar[str] = "lines"
 
 

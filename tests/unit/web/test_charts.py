@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tunerd.web.charts import draw, in_words
-from tunerd.web.view import Bar, Bars, Crossing, Line, Lines, Part, Plot, Point
+from tunerd.web.view import Bar, Bars, Line, Lines, Part, Plot, Point
 
 HOSTILE = "</title><script>alert(1)</script>\"'&"
 NOON_S = 1_795_003_200.0
@@ -39,7 +39,7 @@ def texts(plot: Plot) -> list[str]:
         Lines((line(5.0),), "tok/s"),
         Lines((line(5.0, begin=NOON_S),), "tok/s", is_time=True),
         Lines((line(0.0, 0.0),), "tok/s", x_title="tokens"),
-        Lines((line(1.0, None, 0.5),), "", is_ratio=True, crossing=Crossing(1.0, None, 4.0)),
+        Lines((line(1.0, None, 0.5),), "", is_ratio=True, crossing=Point(1.0, None, None, 4.0)),
         Bars((("code", (Bar("on", (Part("on", "ik", None),), None),)),), "tok/s"),
     ],
 )
