@@ -67,7 +67,7 @@ class Remote:
     ) -> tuple[int, int, Mapping[str, Any]]:
         """What a route says; with a body it is asked for a change: status, exit code, envelope."""
         try:
-            with self._request() as request:
+            with HttpRequest(self._path, timeout_s=_LIMIT_S, clock=self._clock) as request:
                 if body is None:
                     status = request.send("GET", url, {}, None)
                 else:
@@ -75,7 +75,11 @@ class Remote:
                 envelope = json.loads(b"".join(request.pieces()))
                 return status, int(request.header("x-tunerd-exit-code") or 1), envelope
         except (NoAnswerError, NoAnswerInTimeError, ValueError) as error:
-            raise self._silent(error) from error
+            raise AwayError(
+                "tunerd's daemon does not answer",
+                cause=f"`{self._path}`: {str(error) or 'no answer in time'}",
+                hint="only root and members of group tunerd get in; `systemctl status tunerd` says more",
+            ) from error
 
     def _news(self, number: int, offset: int) -> Mapping[str, Any]:
         """What a job told since an offset; a daemon that is away is asked again for a while."""
@@ -91,16 +95,6 @@ class Remote:
             problem = error_from_json(envelope)
             raise AwayError(problem.message, cause=problem.cause, hint=problem.hint)
         return result_from_json(envelope, code, has_acted=False).payload
-
-    def _request(self) -> HttpRequest:
-        return HttpRequest(self._path, timeout_s=_LIMIT_S, clock=self._clock)
-
-    def _silent(self, error: Exception) -> AwayError:
-        return AwayError(
-            "tunerd's daemon does not answer",
-            cause=f"`{self._path}`: {str(error) or 'no answer in time'}",
-            hint="only root and members of group tunerd get in; `systemctl status tunerd` says more",
-        )
 
     def job(self, number: int) -> Mapping[str, Any]:
         """A job as it stands."""

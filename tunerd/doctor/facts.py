@@ -229,8 +229,6 @@ def break_even(
     if depth is None:
         return None
     on, off = ([one for one in side if _alike(one.depth, depth)] for side in (all_on, all_off))
-    if not on:
-        return None
     steps = np.array([(one.step_ms, one.steps, one.drafted / one.steps) for one in on])
     on_prompts, off_prompts = _like_prompts(all_on, all_off), _like_prompts(all_off, all_on)
     return BreakEven(

@@ -7,6 +7,7 @@ from functools import partial
 
 from tunerd.doctor.facts import (
     ALL_PAIRS,
+    BreakEven,
     Facts,
     Missing,
     Rule,
@@ -838,24 +839,24 @@ def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
             "tunerd engines --prove",
         )
         return
-    ratio, wanted = _acceptance(facts, traffic)
+    ratio, wanted, cost = _acceptance(facts, traffic)
     if ratio < wanted:
         yield _warns(
             f"{ratio:.0%} of {traffic.n_drafted} drafted tokens were accepted, and on this box, with "
-            f"this traffic, {_needs(wanted)}{_measured_at(facts)}",
+            f"this traffic, {_needs(wanted)}{_measured_at(cost)}",
             "tunerd plan PROFILE --set speculation.type=off, or a higher speculation.p_min or lower "
             "speculation.n_max",
         )
 
 
-def _acceptance(facts: Facts, traffic: Traffic) -> tuple[float, float]:
-    """The acceptance seen, and the one from which speculation pays here."""
+def _acceptance(facts: Facts, traffic: Traffic) -> tuple[float, float, BreakEven]:
+    """The acceptance seen, the one from which speculation pays here, and what that is by."""
     if traffic.n_drafted < _ENOUGH_DRAFTS:
         raise Missing(f"more traffic: {traffic.n_drafted} drafted tokens are too few to judge by")
     evidence = need(facts.evidence, "stored measurements")
     cost = need(evidence.break_even, evidence.no_break_even)
     wanted = need(cost.acceptance_ratio(traffic), "drafts in the traffic")
-    return traffic.n_accepted / traffic.n_drafted, wanted
+    return traffic.n_accepted / traffic.n_drafted, wanted, cost
 
 
 def _needs(wanted: float) -> str:
@@ -864,11 +865,8 @@ def _needs(wanted: float) -> str:
     return f"speculation pays from {wanted:.0%} on"
 
 
-def _measured_at(facts: Facts) -> str:
+def _measured_at(cost: BreakEven) -> str:
     """What the figure is of: the depth of context, and whether the cost to prompts is in it."""
-    cost = facts.evidence.break_even if facts.evidence is not None else None
-    if cost is None:
-        return ""
     depth = f"measured at about {cost.depth_tokens} tokens of context"
     is_taxed = cost.tax_ms(1) is not None
     return (
@@ -891,7 +889,7 @@ def _head_quant(facts: Facts) -> Iterator[Seen | Missing]:
     bits = need(_bits(model.mtp_types), "the types of the MTP block's weights")
     if bits >= _SMALL_BITS:
         return
-    ratio, wanted = _acceptance(facts, facts.traffic())
+    ratio, wanted, _ = _acceptance(facts, facts.traffic())
     if ratio < wanted:
         yield _warns(
             f"the MTP block has {bits:.1f} bits per weight ({model.mtp_types[0][0]}), and only "

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _CONNECT_LIMIT_S = 2.0
 _LOOK_S = 2.0
 _PIECE_BYTES = 64 * 1024
-_MOST_LINE_BYTES = 64 * 1024 * 1024
 _MOST_HEAD_BYTES = 16 * 1024
 # Python 3.14's own buffers take 128 KiB at once: a body that came with its head would count as head.
 _BUFFER_BYTES = 8 * 1024
@@ -99,21 +98,12 @@ class HttpRequest:
 
     def pieces(self) -> Iterator[bytes]:
         """The body, as it arrives."""
-        while piece := self._read(lambda answer: answer.read1(_PIECE_BYTES)):
+        while piece := self._piece():
             self._gives_up = None
             yield piece
         # `read1` takes a connection that broke for the end of the body.
         if self._answer is not None and self._answer.length:
             raise NoAnswerError(f"the answer broke off, {self._answer.length} bytes are missing")
-
-    def lines(self, *, silence_s: float) -> Iterator[bytes]:
-        """The body of an answer that goes on for as long as something comes every so often."""
-        while True:
-            self._deadline_s = self._clock.monotonic_s() + silence_s
-            line = self._read(lambda answer: answer.readline(_MOST_LINE_BYTES))
-            if not line:
-                return
-            yield line
 
     def hang_up(self) -> None:
         """End it, from another thread too."""
@@ -121,11 +111,11 @@ class HttpRequest:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _read(self, read: Callable[[http.client.HTTPResponse], bytes]) -> bytes:
+    def _piece(self) -> bytes:
         if self._answer is None:
             return b""
         with _told():
-            return read(self._answer)
+            return self._answer.read1(_PIECE_BYTES)
 
     def _connected(self) -> socket.socket:
         limit_s = min(self._left_s(), _CONNECT_LIMIT_S)
