@@ -50,7 +50,6 @@ from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
     Chart,
     Columns,
-    Facts,
     KeyFigure,
     Line,
     Lines,
@@ -311,9 +310,8 @@ async def _overview(pages: Pages, request: Request, visitor: Peer) -> Response:
 async def _live(pages: Pages, request: Request, visitor: Peer) -> Response:
     """The parts of the overview that change, for a script that puts them in their places."""
     values = await _watched(pages, request, visitor)
-    made: Overview = values["view"]
     parts = {name: pages.fill(f"live_{name}", **values) for name in LIVE_PARTS}
-    return Json({"title": made.health.sentence, "at": values["at"], "parts": parts})
+    return Json({"title": values["view"]["health"].sentence, "at": values["at"], "parts": parts})
 
 
 async def _watched(pages: Pages, request: Request, visitor: Peer) -> dict[str, Any]:
@@ -594,41 +592,28 @@ class Health:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The first page."""
-
-    health: Health
-    figures: tuple[KeyFigure, ...]
-    cards: Table | None
-    facts: Facts
-    remarks: tuple[Mapping[str, Any], ...]
-    charts: tuple[Chart, ...]
-    tables: tuple[Table, ...]
-
-
 def overview(
     status: Mapping[str, Any],
     readings: Mapping[str, Any],
     telemetry: Mapping[str, Any],
     hours: float = 24.0,
-) -> Overview:
-    """The first page, from `/api/status`, `/api/readings` and `/api/telemetry` of so many hours."""
+) -> dict[str, Any]:
+    """What the first page is filled with, from `/api/status`, `/api/readings` and `/api/telemetry` of so many hours."""
     remarks = [
         *status["messages"],
         *({"level": "warning", **drift} for drift in status["drift"]),
         *(_event(one) for one in telemetry.get("events", [])[:5]),
     ]
     seen = watched(telemetry, readings, live=hours <= _LIVE_HOURS)
-    return Overview(
-        health=health_of(status),
-        figures=key_figures(status, readings),
-        cards=cards_table(readings),
-        facts=status_facts(status),
-        remarks=tuple(remarks),
-        charts=tuple(charts_of(seen)),
-        tables=tables_of(seen),
-    )
+    return {
+        "health": health_of(status),
+        "figures": key_figures(status, readings),
+        "cards": cards_table(readings),
+        "facts": status_facts(status),
+        "remarks": remarks,
+        "charts": list(charts_of(seen)),
+        "tables": tables_of(seen),
+    }
 
 
 def health_of(status: Mapping[str, Any]) -> Health:

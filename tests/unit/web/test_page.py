@@ -62,9 +62,9 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
     card = {"index": 0, "name": "RTX 3090", "used_mib": None, "total_mib": 24576}
     made = overview(WELL | {"vram": [card], "since_s": None}, {"readings": []}, {"points": []})
 
-    assert [figure.value for figure in made.figures] == ["not seen", "not seen", "unknown"]
-    assert "since" not in (dict(made.facts)["unit"] or "")
-    assert made.charts == ()
+    assert [figure.value for figure in made["figures"]] == ["not seen", "not seen", "unknown"]
+    assert "since" not in (dict(made["facts"])["unit"] or "")
+    assert made["charts"] == []
 
 
 def test_a_speed_that_was_seen_long_ago_is_not_shown_as_now() -> None:
@@ -73,7 +73,7 @@ def test_a_speed_that_was_seen_long_ago_is_not_shown_as_now() -> None:
         return {"at_s": at_s, "engine": {"served": served}}
 
     def shown(*rows: dict[str, Any]) -> str:
-        return overview(WELL, {"readings": list(rows)}, {}).figures[0].value
+        return str(overview(WELL, {"readings": list(rows)}, {})["figures"][0].value)
 
     assert shown(reading(0, 50.0), reading(60, None)) == "50.0"
     assert shown(reading(0, 50.0), reading(3000, None)) == "not seen"
@@ -88,11 +88,11 @@ def test_idle_stretches_are_gaps_in_a_chart_and_said_so() -> None:
     points = [point(0, 600), point(60, None), point(120, 300)]
     made = overview(WELL, {"readings": []}, {"points": points, "gpus": [], "events": []})
 
-    chart = made.charts[0]
+    chart = made["charts"][0]
     assert drawn(chart) == [[50.0, None, 50.0]]
     assert chart.note == "Gaps: the server was idle or away."
     assert "Generation 50.0 tok/s" in in_words(chart.plot, chart.title)
-    assert [one.name for one in made.charts] == ["speed"]
+    assert [one.name for one in made["charts"]] == ["speed"]
 
 
 def test_a_card_that_says_nothing_of_itself_has_no_figures_and_none_are_made_up() -> None:
