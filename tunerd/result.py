@@ -46,17 +46,12 @@ class ActionResult:
     exit_code: int = 0
     has_acted: bool = False
 
-    @property
-    def ok(self) -> bool:
-        """Whether the action did what was asked."""
-        return self.exit_code == 0
-
     def to_json(self) -> dict[str, Any]:
         """The envelope that every `--json` prints."""
         return {
             "schema": SCHEMA,
             "command": self.command,
-            "ok": self.ok,
+            "ok": self.exit_code == 0,
             "messages": [asdict(one) for one in self.messages],
             **self.payload,
         }
