@@ -5,7 +5,9 @@ python docs/generate_reference.py          rewrites the files
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -152,7 +154,7 @@ def settings_page() -> Iterator[str]:
             yield inspect.cleandoc(EngineSettings.__doc__ or "") + "\n"
             yield from _rows(EngineSettings)
         else:
-            yield f"`{name}`: {field.description} (default `{field.default}`)\n"
+            yield f"`{name}`: {meanings(Settings)[name]} (default `{field.default}`)\n"
 
 
 def profiles_page() -> Iterator[str]:
@@ -224,7 +226,19 @@ def doctor_page() -> Iterator[str]:
     yield ""
 
 
+def meanings(table: type[BaseModel]) -> dict[str, str]:
+    """What stands below each field of a table, or in it."""
+    tree = ast.parse(inspect.getsource(table))
+    nodes = [node for made in tree.body if isinstance(made, ast.ClassDef) for node in made.body]
+    found = {name: field.description or "" for name, field in table.model_fields.items()}
+    for field, below in itertools.pairwise(nodes):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            found[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+    return found
+
+
 def _rows(table: type[BaseModel]) -> Iterator[str]:
+    told = meanings(table)
     yield "| name | meaning | default |\n|---|---|---|"
     for name, field in table.model_fields.items():
         default = (
@@ -232,7 +246,7 @@ def _rows(table: type[BaseModel]) -> Iterator[str]:
             if field.is_required()
             else f"`{_plain(field.get_default(call_default_factory=True))}`"
         )
-        yield f"| `{name}` | {_text(field.description)} | {default} |"
+        yield f"| `{name}` | {_text(told[name])} | {default} |"
     yield ""
 
 

@@ -131,26 +131,22 @@ class Table(BaseModel):
 class ServiceSettings(Table):
     """The unit that tunerd deploys, and how long its swap may take."""
 
-    unit: UnitName = Field("llama-server.service", description="unit that is deployed")
-    user: UserName | None = Field(
-        None,
-        description="account of the server in system mode; else the live unit's `User=`, else "
-        "`llama-server`",
-    )
-    drain_s: Seconds = Field(30.0, description="how long a swap waits for idle slots")
-    start_limit_s: Annotated[float, Field(ge=10, le=86400)] = Field(
-        1800.0, description="longest load of a new server's model"
-    )
-    stall_s: AtLeastOneSecond = Field(
-        120.0, description="longest load of it without any sign of progress"
-    )
-    generation_limit_s: AtLeastOneSecond = Field(
-        180.0, description="longest first generation of it"
-    )
-    settle_s: Seconds = Field(3.0, description="how long the new server must stay up before commit")
-    stop_timeout_s: Annotated[int, Field(ge=1, le=600)] = Field(
-        30, description="`TimeoutStopSec=` of the unit"
-    )
+    unit: UnitName = "llama-server.service"
+    """unit that is deployed"""
+    user: UserName | None = None
+    """account of the server in system mode; else the live unit's `User=`, else `llama-server`"""
+    drain_s: Seconds = 30.0
+    """how long a swap waits for idle slots"""
+    start_limit_s: Annotated[float, Field(ge=10, le=86400)] = 1800.0
+    """longest load of a new server's model"""
+    stall_s: AtLeastOneSecond = 120.0
+    """longest load of it without any sign of progress"""
+    generation_limit_s: AtLeastOneSecond = 180.0
+    """longest first generation of it"""
+    settle_s: Seconds = 3.0
+    """how long the new server must stay up before commit"""
+    stop_timeout_s: Annotated[int, Field(ge=1, le=600)] = 30
+    """`TimeoutStopSec=` of the unit"""
 
     @property
     def on_the_way_back(self) -> Self:
@@ -164,111 +160,88 @@ class ServiceSettings(Table):
 class EngineSettings(Table):
     """An engine named by the operator."""
 
-    path: WholePath = Field(description="the llama-server program")
-    environment: dict[str, str] = Field(
-        default_factory=dict, description="what it needs to find its libraries"
-    )
-    allow_writable: bool = Field(
-        False, description="probe it although others than root may write the program or its folder"
-    )
+    path: WholePath
+    """the llama-server program"""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """what it needs to find its libraries"""
+    allow_writable: bool = False
+    """probe it although others than root may write the program or its folder"""
 
 
 class ModelSettings(Table):
     """Where model files are."""
 
-    dirs: tuple[WholePath, ...] = Field((), description="folders that are searched for model files")
+    dirs: tuple[WholePath, ...] = ()
+    """folders that are searched for model files"""
 
 
 class BackupSettings(Table):
     """How many backups stay."""
 
-    keep: Annotated[int, Field(ge=0)] = Field(
-        50, description="backups kept per unit; 0 keeps all; the last good one always stays"
-    )
+    keep: Annotated[int, Field(ge=0)] = 50
+    """backups kept per unit; 0 keeps all; the last good one always stays"""
 
 
 class SwapSettings(Table):
     """What a swap does beside swapping."""
 
-    keep_engine: bool = Field(
-        False,
-        description="keep copies of the engine that serves and of the one that is deployed, at each swap",
-    )
+    keep_engine: bool = False
+    """keep copies of the engine that serves and of the one that is deployed, at each swap"""
 
 
 class SweepSettings(Table):
     """What a sweep may do, and what becomes of what it found."""
 
-    promote: Literal["auto", "ask", "never"] = Field(
-        "ask", description="deploy a proved winner at once, propose it, or only report it"
-    )
-    min_gain: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.01, description="least gain in turn time that is worth a swap (0.01 is 1 %)"
-    )
-    may_change_output: bool = Field(
-        False, description="try settings that can change what the model says, such as KV types"
-    )
-    downtime_s: Annotated[float, Field(ge=60, le=86400)] = Field(
-        28800.0, description="longest that one sweep may keep the server away"
-    )
-    patience_s: Seconds = Field(
-        120.0, description="how long requests of others and other disturbances are waited out"
-    )
-    quiet_s: Seconds = Field(
-        60.0, description="how long the server must be idle before a sweep that yielded goes on"
-    )
-    window: WindowText | None = Field(
-        None,
-        description="when the unit tunerd-sweep.service may sweep, such as `01:00-06:30`; else always",
-    )
-    days: DaysText = Field(
-        "daily", description="days on which the window opens, such as `mon-fri` or `sat,sun`"
-    )
-    timezone: ZoneText | None = Field(
-        None,
-        description="whose clock the window goes by, such as `Europe/Berlin`; else the machine's",
-    )
-    budget_s: Annotated[float, Field(ge=10, le=86400)] = Field(
-        7200.0, description="longest that a sweep of that unit takes, within `downtime_s`"
-    )
-    workload: str | None = Field(
-        None, description="mix of requests that it is tuned for; else the profile's own"
-    )
-    space: tuple[str, ...] = Field(
-        (), description="values to try, each as `KEY=VALUE,VALUE`, over those of the profile"
-    )
-    keep: tuple[str, ...] = Field((), description="profile keys that no sweep changes")
-    shares_gpu: bool = Field(
-        False, description="sweep although another process computes on the GPU when it begins"
-    )
-    headroom_mib: Annotated[int, Field(ge=0, le=65536)] = Field(
-        64, description="VRAM that must stay free with the context full, in MiB"
-    )
+    promote: Literal["auto", "ask", "never"] = "ask"
+    """deploy a proved winner at once, propose it, or only report it"""
+    min_gain: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """least gain in turn time that is worth a swap (0.01 is 1 %)"""
+    may_change_output: bool = False
+    """try settings that can change what the model says, such as KV types"""
+    downtime_s: Annotated[float, Field(ge=60, le=86400)] = 28800.0
+    """longest that one sweep may keep the server away"""
+    patience_s: Seconds = 120.0
+    """how long requests of others and other disturbances are waited out"""
+    quiet_s: Seconds = 60.0
+    """how long the server must be idle before a sweep that yielded goes on"""
+    window: WindowText | None = None
+    """when the unit tunerd-sweep.service may sweep, such as `01:00-06:30`; else always"""
+    days: DaysText = "daily"
+    """days on which the window opens, such as `mon-fri` or `sat,sun`"""
+    timezone: ZoneText | None = None
+    """whose clock the window goes by, such as `Europe/Berlin`; else the machine's"""
+    budget_s: Annotated[float, Field(ge=10, le=86400)] = 7200.0
+    """longest that a sweep of that unit takes, within `downtime_s`"""
+    workload: str | None = None
+    """mix of requests that it is tuned for; else the profile's own"""
+    space: tuple[str, ...] = ()
+    """values to try, each as `KEY=VALUE,VALUE`, over those of the profile"""
+    keep: tuple[str, ...] = ()
+    """profile keys that no sweep changes"""
+    shares_gpu: bool = False
+    """sweep although another process computes on the GPU when it begins"""
+    headroom_mib: Annotated[int, Field(ge=0, le=65536)] = 64
+    """VRAM that must stay free with the context full, in MiB"""
 
 
 class ProbationSettings(Table):
     """How a new server is watched after a swap."""
 
-    enabled: bool = Field(
-        True, description="watch a new server, and go back by itself where it does worse"
-    )
-    duration_s: Annotated[float, Field(ge=10, le=604800)] = Field(
-        3600.0, description="how long it is watched"
-    )
-    every_s: Annotated[float, Field(ge=5, le=3600)] = Field(
-        30.0, description="time between two looks"
-    )
+    enabled: bool = True
+    """watch a new server, and go back by itself where it does worse"""
+    duration_s: Annotated[float, Field(ge=10, le=604800)] = 3600.0
+    """how long it is watched"""
+    every_s: Annotated[float, Field(ge=5, le=3600)] = 30.0
+    """time between two looks"""
 
 
 class DaemonSettings(Table):
     """How the daemon looks at what it watches."""
 
-    every_s: Annotated[float, Field(ge=1, le=3600)] = Field(
-        10.0, description="time between two looks while the server rests"
-    )
-    busy_every_s: Annotated[float, Field(ge=1, le=3600)] = Field(
-        60.0, description="longest time between two looks while it works"
-    )
+    every_s: Annotated[float, Field(ge=1, le=3600)] = 10.0
+    """time between two looks while the server rests"""
+    busy_every_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
+    """longest time between two looks while it works"""
 
 
 def _listen(text: str) -> str:
@@ -279,107 +252,78 @@ def _listen(text: str) -> str:
 class PageSettings(Table):
     """The page and the API on a port, beside the socket; off without `listen`."""
 
-    listen: Annotated[str, AfterValidator(_listen)] | None = Field(
-        None, description="loopback address and port of the page, such as `127.0.0.1:8765`"
-    )
-    token_file: str | None = Field(
-        None,
-        description="not used any more: the page has no tokens; from elsewhere use `ssh -L`, or a proxy "
-        "with a login of its own",
-    )
-    hosts: tuple[HostName, ...] = Field(
-        (), description="further names under which browsers reach the page, such as `box.lan`"
-    )
+    listen: Annotated[str, AfterValidator(_listen)] | None = None
+    """loopback address and port of the page, such as `127.0.0.1:8765`"""
+    token_file: str | None = None
+    """not used any more: the page has no tokens; from elsewhere use `ssh -L`, or a proxy with a
+    login of its own"""
+    hosts: tuple[HostName, ...] = ()
+    """further names under which browsers reach the page, such as `box.lan`"""
 
 
 class GuardSettings(Table):
     """What the guards may do: `act`, only `advise`, or nothing (`off`)."""
 
-    oom: Literal["act", "advise", "off"] = Field(
-        "act", description="raise the fit margin of a server that runs out of VRAM again and again"
-    )
-    oom_steps: Annotated[int, Field(ge=1, le=10)] = Field(
-        2, description="most steps by which it raises the margin until a person deploys something"
-    )
-    hang: Literal["act", "advise", "off"] = Field(
-        "act", description="restart a server that says it is well and generates nothing"
-    )
-    hang_every_s: Annotated[float, Field(ge=5, le=86400)] = Field(
-        900.0, description="how long nothing was generated before it is asked for a tiny generation"
-    )
-    hang_limit_s: Annotated[float, Field(ge=1, le=600)] = Field(
-        30.0, description="longest that a tiny generation of an idle server may take"
-    )
-    hang_restarts_per_hour: Annotated[int, Field(ge=1, le=20)] = Field(
-        2, description="most restarts of a server that hangs, in an hour"
-    )
-    drift: Literal["act", "advise", "off"] = Field(
-        "advise",
-        description="tell when the server leaves what was measured of it, or other settings would be faster by now; "
-        "`act` restarts one that decays, sweeps tonight",
-    )
-    upgrade: Literal["act", "advise", "off"] = Field(
-        "act",
-        description="tell when the engine or the driver changed, and what will refuse to start; `act` "
-        "has the next night compare a kept copy of the build before with the one after",
-    )
+    oom: Literal["act", "advise", "off"] = "act"
+    """raise the fit margin of a server that runs out of VRAM again and again"""
+    oom_steps: Annotated[int, Field(ge=1, le=10)] = 2
+    """most steps by which it raises the margin until a person deploys something"""
+    hang: Literal["act", "advise", "off"] = "act"
+    """restart a server that says it is well and generates nothing"""
+    hang_every_s: Annotated[float, Field(ge=5, le=86400)] = 900.0
+    """how long nothing was generated before it is asked for a tiny generation"""
+    hang_limit_s: Annotated[float, Field(ge=1, le=600)] = 30.0
+    """longest that a tiny generation of an idle server may take"""
+    hang_restarts_per_hour: Annotated[int, Field(ge=1, le=20)] = 2
+    """most restarts of a server that hangs, in an hour"""
+    drift: Literal["act", "advise", "off"] = "advise"
+    """tell when the server leaves what was measured of it, or other settings would be faster by
+    now; `act` restarts one that decays, sweeps tonight"""
+    upgrade: Literal["act", "advise", "off"] = "act"
+    """tell when the engine or the driver changed, and what will refuse to start; `act` has the
+    next night compare a kept copy of the build before with the one after"""
 
 
 class ScheduleSettings(Table):
     """Whether the daemon begins sweeps by itself; when, [sweep] says."""
 
-    enabled: bool = Field(
-        False, description="start tunerd-sweep.service whenever `sweep.window` opens"
-    )
-    missed: Literal["late", "skip"] = Field(
-        "late",
-        description="a night whose beginning was missed (off, asleep) begins late or is skipped",
-    )
-    begin: Literal["open", "asleep"] = Field(
-        "open",
-        description="a night begins when `sweep.window` opens, or as soon as the server sleeps in it "
-        "(`serving.sleep_idle_s`), which makes `missed` late",
-    )
+    enabled: bool = False
+    """start tunerd-sweep.service whenever `sweep.window` opens"""
+    missed: Literal["late", "skip"] = "late"
+    """a night whose beginning was missed (off, asleep) begins late or is skipped"""
+    begin: Literal["open", "asleep"] = "open"
+    """a night begins when `sweep.window` opens, or as soon as the server sleeps in it
+    (`serving.sleep_idle_s`), which makes `missed` late"""
 
 
 class NotifySettings(Table):
     """Who else is told what the journal is told."""
 
-    webhook: WebAddress | None = Field(
-        None, description="address that notices are posted to; without a name and password in it"
-    )
-    format: Literal["json", "ntfy"] = Field(
-        "json", description="what it takes: a JSON object, or text with the headers of ntfy"
-    )
-    token_file: WholePath | None = Field(
-        None, description="file with the token that it wants (`Authorization: Bearer`)"
-    )
-    least: Literal["note", "warning", "error"] = Field(
-        "warning", description="how grave a notice must be to be sent"
-    )
+    webhook: WebAddress | None = None
+    """address that notices are posted to; without a name and password in it"""
+    format: Literal["json", "ntfy"] = "json"
+    """what it takes: a JSON object, or text with the headers of ntfy"""
+    token_file: WholePath | None = None
+    """file with the token that it wants (`Authorization: Bearer`)"""
+    least: Literal["note", "warning", "error"] = "warning"
+    """how grave a notice must be to be sent"""
 
 
 class FleetSettings(Table):
     """Other boxes, asked over ssh by `tunerd fleet`."""
 
-    boxes: tuple[BoxName, ...] = Field(
-        (), description="boxes as ssh knows them, the canary first, such as `gpu1` or `root@gpu2`"
-    )
-    command: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        ("tunerd",), description='tunerd there, such as `["sudo", "-n", "tunerd"]`'
-    )
-    every_s: Annotated[float, Field(ge=1, le=600)] = Field(
-        15.0, description="time between two looks at a probation there"
-    )
-    limit_s: Annotated[float, Field(ge=1, le=3600)] = Field(
-        180.0, description="longest that a question to a box may take"
-    )
-    change_s: Annotated[float, Field(ge=1, le=86400)] = Field(
-        3600.0, description="longest that a deployment on a box may take"
-    )
-    away_s: Seconds = Field(
-        600.0, description="how long a box may not answer while its probation runs, as in a reboot"
-    )
+    boxes: tuple[BoxName, ...] = ()
+    """boxes as ssh knows them, the canary first, such as `gpu1` or `root@gpu2`"""
+    command: Annotated[tuple[str, ...], Field(min_length=1)] = ("tunerd",)
+    """tunerd there, such as `["sudo", "-n", "tunerd"]`"""
+    every_s: Annotated[float, Field(ge=1, le=600)] = 15.0
+    """time between two looks at a probation there"""
+    limit_s: Annotated[float, Field(ge=1, le=3600)] = 180.0
+    """longest that a question to a box may take"""
+    change_s: Annotated[float, Field(ge=1, le=86400)] = 3600.0
+    """longest that a deployment on a box may take"""
+    away_s: Seconds = 600.0
+    """how long a box may not answer while its probation runs, as in a reboot"""
 
 
 _DATABASE = "postgresql+psycopg://"
@@ -410,16 +354,12 @@ def _database(text: str) -> str:
 class StoreSettings(Table):
     """A database that many boxes hand their evidence in to, beside the file of each; off without `url`."""
 
-    url: Annotated[str, StringConstraints(max_length=2000), AfterValidator(_database)] | None = (
-        Field(
-            None,
-            description="PostgreSQL, such as `postgresql+psycopg://tunerd@db.lan/tunerd?passfile=/etc/tunerd/pgpass`; "
-            "without a password in it",
-        )
-    )
-    box: Annotated[str, of_form(NAME_PATTERN, NAME_WORDS)] | None = Field(
-        None, description="name of this box there; else the machine's"
-    )
+    url: Annotated[str, StringConstraints(max_length=2000), AfterValidator(_database)] | None = None
+    """PostgreSQL, such as
+    `postgresql+psycopg://tunerd@db.lan/tunerd?passfile=/etc/tunerd/pgpass`; without a
+    password in it"""
+    box: Annotated[str, of_form(NAME_PATTERN, NAME_WORDS)] | None = None
+    """name of this box there; else the machine's"""
 
 
 class Settings(BaseSettings):
@@ -429,13 +369,11 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
     )
 
-    mode: Literal["system", "user", "local"] | None = Field(
-        None, description="service manager; else by who calls and what is there"
-    )
+    mode: Literal["system", "user", "local"] | None = None
+    """service manager; else by who calls and what is there"""
     service: ServiceSettings = ServiceSettings()
-    engines: dict[str, EngineSettings] = Field(
-        default_factory=dict, description="engines by name, beside those that are found"
-    )
+    engines: dict[str, EngineSettings] = Field(default_factory=dict)
+    """engines by name, beside those that are found"""
     models: ModelSettings = ModelSettings()
     backups: BackupSettings = BackupSettings()
     swap: SwapSettings = SwapSettings()
