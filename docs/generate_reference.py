@@ -178,12 +178,13 @@ def profiles_page() -> Iterator[str]:
             continue
         yield f"## [{section}]\n"
         yield inspect.cleandoc(table.__doc__ or "") + "\n"
+        told = meanings(table)
         yield "| key | meaning | flag | tunerd's default |\n|---|---|---|---|"
-        for name, field in table.model_fields.items():
+        for name in table.model_fields:
             key = f"{section}.{name}"
             value, reason = defaults.get(key, ("", ""))
             default = f"`{value}`: {reason}" if reason else ""
-            yield f"| `{name}` | {_text(field.description)} | {flags.get(key, '')} | {default} |"
+            yield f"| `{name}` | {_text(told[name])} | {flags.get(key, '')} | {default} |"
         yield ""
     yield "## [workload]\n"
     yield (
