@@ -32,6 +32,7 @@ from tunerd.machine.peers import (
 from tunerd.operations import JobState
 from tunerd.paths import FROM_ELSEWHERE, parse_listen, paths_for
 from tunerd.units.text import shown_hash
+from tunerd.web import view
 from tunerd.web.app import (
     GROUP,
     VISITOR,
@@ -55,21 +56,12 @@ from tunerd.web.view import (
     Lines,
     Point,
     Table,
-    backups_table,
-    counted,
     figure,
     flags_table,
-    generation_facts,
-    generations_table,
     heads,
-    needs_facts,
     percent,
-    plan_facts,
     status_facts,
-    sweep_facts,
-    sweep_section,
     table_of,
-    workload_section,
 )
 from tunerd.words import UNKNOWN, Mode, format_duration, ratio, when
 
@@ -266,10 +258,8 @@ class Pages:
 def _templates() -> Environment:
     """With the views that they show what the API says by."""
     found = environment()
-    views = (backups_table, counted, diff_lines, explained, flags_table, format_duration, generation_facts,
-             generations_table, needs_facts, plan_facts, shown_hash, sweep_facts, sweep_section, typed, when,
-             workload_section)  # fmt: skip
-    found.globals |= {one.__name__: one for one in views}
+    own = (diff_lines, explained, format_duration, shown_hash, typed, when)
+    found.globals |= {"views": view, **{one.__name__: one for one in own}}
     return found
 
 
