@@ -117,7 +117,6 @@ class GpuReaderContract:
 
     def test_what_the_driver_does_not_know_is_none(self, world: GpuWorld) -> None:
         for unknown in (
-            ("display_active",),
             ("power_limit_w", "power_default_w", "power_max_w", "power_min_w"),
             ("pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max"),
             ("compute_capability",),
@@ -136,7 +135,7 @@ class GpuReaderContract:
     def test_a_display_server_is_seen_with_its_memory(self, world: GpuWorld) -> None:
         desktop = GpuProcess(812, MiB(413), "graphics", "Xorg", "session-2.scope")
         server = GpuProcess(4711, MiB(8000), "compute", "llama-server", "llama-server.service")
-        world.show(replace(a_card(processes=[desktop, server]), display_active=True))
+        world.show(a_card(processes=[desktop, server]))
 
         reading = world.reader.read()
 

@@ -91,11 +91,10 @@ HOST = Host(
     gpu_problem=None,
     driver_version=DRIVER_VERSION,
     cuda_version="13.0",
-    cpu=Cpu("a processor", 8, 16, ("avx2",)),
+    cpu=Cpu("a processor", 8, 16),
     memory=HostMemory(MiB(64_000), MiB(40_000), MiB(8000), MiB(0), None, True),
     kernel="6.12",
     hostname="box",
-    in_container=False,
 )
 DRIVER = DriverFiles(DRIVER_VERSION, DRIVER_VERSION, True, ("0000:01:00.0",), True, False)
 TRAFFIC = Traffic(n_requests=50, n_prompt=50_000, n_predicted=20_000, n_drafted=12_000,

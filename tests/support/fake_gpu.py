@@ -35,7 +35,6 @@ def a_card(
         reserved_mib=MiB(_RESERVED_MIB),
         free_mib=MiB(total_mib - used - _RESERVED_MIB),
         processes=tuple(processes),
-        display_active=False,
         power_limit_w=220.0,
         power_default_w=220.0,
         power_max_w=240.0,

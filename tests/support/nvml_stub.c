@@ -42,7 +42,7 @@ struct gpu {
     bytes total, reserved, used;
     int has_memory, used_includes_reserved, is_mig_device;
     /* Numbers as text, so that `-` can stand for "not supported". */
-    char display[16], mig[16], bar1[32], pstate[16], throttle[32], energy[32], least_power[16], power_step[16], now[5][16], power[4][16], pcie[4][16], capability[2][16];
+    char mig[16], bar1[32], pstate[16], throttle[32], energy[32], least_power[16], power_step[16], now[5][16], power[4][16], pcie[4][16], capability[2][16];
     struct { char list; struct process row; } processes[MAX_PROCESSES];
     unsigned n_processes;
 };
@@ -81,7 +81,6 @@ static void read_gpu_line(struct gpu *gpu, const char *line)
         gpu->has_memory = 1;
         return;
     }
-    if (sscanf(line, "display %15s", gpu->display) == 1) return;
     if (sscanf(line, "mig %15s", gpu->mig) == 1) return;
     if (sscanf(line, "bar1 %31s", gpu->bar1) == 1) return;
     if (sscanf(line, "pstate %15s", gpu->pstate) == 1) return;
@@ -292,7 +291,6 @@ PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, 'g')
 
 #define NUMBER(NAME, FIELD) \
     int NAME(device handle, unsigned *out) { GPU_ANSWER; return number(gpu->FIELD, out); }
-NUMBER(nvmlDeviceGetDisplayActive, display)
 NUMBER(nvmlDeviceGetPerformanceState, pstate)
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, power[2])
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, pcie[0])

@@ -7,7 +7,7 @@ The state file holds, before the first card: `driver V`, `cuda 13000`, `session 
 means that the library must be initialised again), `limits FOLDER` (where limits that were set are kept,
 else beside the library), `fail FUNCTION CODE [INDEX]` (`*`: every
 question about a card). Then for each card a line `gpu` and: `name`, `uuid`,
-`memory TOTAL RESERVED USED` [bytes], `used_includes_reserved`, `display 0|1|-`, `mig 0|1|-`,
+`memory TOTAL RESERVED USED` [bytes], `used_includes_reserved`, `mig 0|1|-`,
 `mig_device`, `power LIMIT ENFORCED DEFAULT MAX` [mW], `pcie GEN GEN_MAX WIDTH WIDTH_MAX`,
 `now UTILISATION POWER SM_CLOCK MEMORY_CLOCK TEMPERATURE` [%, mW, MHz, MHz, degrees C],
 `energy MILLIJOULES|-`, `least_power MW|-`, `power_step MW`, `capability MAJOR MINOR`, `bar1 BYTES|-`, `pstate N|-`, `process compute|graphics PID BYTES|- [INSTANCE]`.
@@ -95,7 +95,6 @@ def gpu_lines(gpu: Gpu) -> list[str]:
     power_w = (gpu.power_limit_w, gpu.power_limit_w, gpu.power_default_w, gpu.power_max_w)
     pcie = (gpu.pcie_generation, gpu.pcie_generation_max, gpu.pcie_width, gpu.pcie_width_max)
     lines += [
-        f"display {_number(gpu.display_active)}",
         f"mig {'-' if gpu.is_mig is not True else '1'}",
         "power " + " ".join(_number(watts, 1000) for watts in power_w),
         "now " + " ".join(_now(gpu)),

@@ -89,12 +89,10 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     cpu, memory = payload["cpu"], payload["memory"]
     physical, logical = _shown(cpu["physical_cores"]), _shown(cpu["logical_cores"])
-    simd = " ".join(cpu["simd"]) if cpu["simd"] is not None else None
     locked = "unlimited" if memory["memlock_unlimited"] else format_mib(memory["memlock_mib"])
     yield from columns([
         *_gpus(payload),
         ("processor", f"{_shown(cpu['model'])}, {physical} physical cores, {logical} logical"),
-        ("SIMD", simd),
         ("RAM", f"{format_mib(memory['available_mib'])} free of {format_mib(memory['total_mib'])}"),
         ("swap", f"{format_mib(memory['swap_used_mib'])} used of {format_mib(memory['swap_total_mib'])}"),
         ("memory lock limit", locked),

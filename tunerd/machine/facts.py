@@ -71,7 +71,6 @@ class Gpu:
     reserved_mib: MiB | None
     free_mib: MiB | None
     processes: tuple[GpuProcess, ...] | None
-    display_active: bool | None
     power_limit_w: float | None
     power_default_w: float | None
     power_max_w: float | None
@@ -119,12 +118,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor; `simd` holds the instruction sets that llama.cpp has kernels for."""
+    """The processor, as far as this process may use it."""
 
     model: str | None
     physical_cores: int | None
     logical_cores: int | None
-    simd: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,6 @@ class Host:
     memory: HostMemory
     kernel: str | None
     hostname: str | None
-    in_container: bool | None
     awaits_reboot: str | None = None
 
 

@@ -178,7 +178,6 @@ class NvmlReader:
             return None
         total_mib, used_mib, reserved_mib, free_mib = _memory(handle)
         capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-        display = _ask(pynvml.nvmlDeviceGetDisplayActive, handle)
         limits = _ask(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, handle)
         return Gpu(
             index=index,
@@ -189,7 +188,6 @@ class NvmlReader:
             reserved_mib=reserved_mib,
             free_mib=free_mib,
             processes=self._processes(handle),
-            display_active=None if display is None else display == pynvml.NVML_FEATURE_ENABLED,
             # On laptops only the enforced limit is known.
             power_limit_w=_watts(_positive(pynvml.nvmlDeviceGetPowerManagementLimit, handle))
             or _watts(_positive(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +12,11 @@ from typing import TypeVar
 import psutil
 
 from tunerd.machine.facts import Cpu, CpuFrequency, GpuReader, Host, HostMemory
-from tunerd.machine.process import is_in_container, kib_field, read_fields, read_line, read_text
+from tunerd.machine.process import kib_field, read_fields, read_line, read_text
 from tunerd.words import MiB, have_mib, need_mib
 
 _CPU_FOLDER = "sys/devices/system/cpu"
 _MAX_CPUINFO_BYTES = 4 * 1024 * 1024  # about 1.5 KiB for each of up to some 2,000 logical CPUs
-
-# The instruction sets that ggml has kernels for, by the kernel's flag; some have another name there.
-# Source: ggml/src/ggml-cpu/ggml-cpu.c (ggml_cpu_has_*) and arch/x86/cpu-feats.cpp, arm likewise.
-_SIMD = (
-    "pni", "ssse3", "sse4_2", "avx", "f16c", "fma", "bmi2", "avx2", "avx_vnni", "avx512f",
-    "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vnni",
-    "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp", "asimddp", "i8mm",
-    "bf16", "sve", "sve2", "sme",
-)  # fmt: skip
-_NAMES = {"pni": "sse3", "asimd": "neon", "asimdhp": "fp16", "asimddp": "dotprod"}
 
 
 def read_cpu(root: Path = Path("/"), *, usable: Collection[int] | None = None) -> Cpu:
@@ -35,48 +26,25 @@ def read_cpu(root: Path = Path("/"), *, usable: Collection[int] | None = None) -
         root: Where `/proc` and `/sys` are looked up.
         usable: The logical CPUs that it may run on; by default those that the kernel says.
     """
-    rows = _cpuinfo_rows(root)
     usable = os.sched_getaffinity(0) if usable is None else usable
     # A core counts once, with however many of its threads; where the topology is hidden nothing is known.
     cores = {read_line(root / _CPU_FOLDER / f"cpu{cpu}/topology/core_cpus_list") for cpu in usable}
     return Cpu(
-        model=_model(root, rows),
+        model=_model(root),
         physical_cores=None if None in cores else len(cores),
         logical_cores=len(usable),
-        simd=_simd(rows),
     )
 
 
-def _cpuinfo_rows(root: Path) -> list[dict[str, str]]:
-    """One mapping per logical CPU; blocks without a CPU number (ARM boards end with one) too."""
+def _model(root: Path) -> str | None:
+    """By the first processor; ARM boards name themselves behind the last."""
     text = read_text(root / "proc/cpuinfo", max_bytes=_MAX_CPUINFO_BYTES) or ""
-    blocks = [
-        [line.split(":", 1) for line in block.splitlines() if ":" in line]
-        for block in text.split("\n\n")
-    ]
-    return [{key.strip(): value.strip() for key, value in block} for block in blocks if block]
-
-
-def _model(root: Path, rows: list[dict[str, str]]) -> str | None:
     for key in ("model name", "Model"):
-        for row in rows:
-            if row.get(key):
-                return " ".join(row[key].split())
+        found = re.search(rf"^{key}\s*:[ \t]*(\S.*)$", text, re.MULTILINE)
+        if found is not None:
+            return " ".join(found[1].split())
     board = read_line(root / "proc/device-tree/model")
     return board.rstrip("\0") if board else None
-
-
-def _simd(rows: list[dict[str, str]]) -> tuple[str, ...] | None:
-    """What every CPU of the machine has: threads may run on any of them."""
-    flags = [
-        frozenset(row.get("flags", row.get("Features", "")).split())
-        for row in rows
-        if "flags" in row or "Features" in row
-    ]
-    if not flags:
-        return None
-    common = frozenset.intersection(*flags)
-    return tuple(_NAMES.get(flag, flag) for flag in _SIMD if flag in common)
 
 
 def read_cpu_frequency(root: Path = Path("/")) -> CpuFrequency | None:
@@ -228,7 +196,6 @@ def read_host(gpu_reader: GpuReader, *, root: Path = Path("/")) -> Host:
         memory=read_memory(root),
         kernel=read_line(root / "proc/sys/kernel/osrelease"),
         hostname=read_line(root / "proc/sys/kernel/hostname"),
-        in_container=is_in_container(root),
         awaits_reboot=reading.awaits_reboot,
     )
 

@@ -32,7 +32,6 @@ MAX_TEXT_BYTES = 64 * 1024
 _MAX_NAME_LENGTH = 64
 # include/linux/proc_ns.h, PROC_PID_INIT_INO: the inode of the first PID namespace of a boot.
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-_CONTAINER_MARKERS = ("run/systemd/container", "run/.containerenv", ".dockerenv")
 _NVIDIA_PCI_VENDOR = "0x10de"
 _DISPLAY_PCI_CLASS = "0x03"  # VGA and 3D controllers; NVIDIA's vendor id is also on old chipsets
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.\\@-]{1,240}\.(?:service|scope)")
@@ -131,17 +130,6 @@ def in_initial_pid_namespace(root: Path = Path("/")) -> bool | None:
         return str((root / "proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE
     except OSError:
         return None
-
-
-def is_in_container(root: Path = Path("/")) -> bool | None:
-    """Whether this looks like a container; None when no sign could be read.
-
-    Marker files come first: a container may share the host's PID namespace.
-    """
-    if any((root / marker).exists() for marker in _CONTAINER_MARKERS):
-        return True
-    is_initial = in_initial_pid_namespace(root)
-    return None if is_initial is None else not is_initial
 
 
 def boot_id(root: Path = Path("/")) -> str | None:

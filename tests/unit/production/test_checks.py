@@ -46,7 +46,7 @@ from tunerd.words import MiB, Mode
 DEBIAN_PORT = 9931
 CARD = a_card("NVIDIA GeForce RTX 3090 Ti", total_mib=24564)
 HOST = replace(A_HOST, gpus=(CARD,))
-BLIND = replace(HOST, cpu=Cpu(None, None, None, None))
+BLIND = replace(HOST, cpu=Cpu(None, None, None))
 UPDATED = replace(HOST, awaits_reboot="the loaded kernel module is 1, the driver's library 2")
 UNMEASURED = replace(HOST, gpus=(replace(CARD, total_mib=None),))
 
