@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from tunerd.errors import Busy, HostError
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.process import User, may_read_open, read_mounts, read_text
+from tunerd.machine.process import User, may_read_open
 from tunerd.records import plain, read_or_none
 
 T = TypeVar("T")
@@ -468,7 +468,11 @@ def _cannot(verb: str, path: Path, error: OSError, *, state: str | None = None) 
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         hint = f"free some space on the file system of {path.parent}, or files where `df -i` says 100 %"
     elif error.errno == errno.EROFS:
-        hint = _hint_read_only(path)
+        where = shlex.quote(str(path.parent))
+        hint = (
+            f"`findmnt -T {where}` shows what is mounted read-only there: `mount -o remount,rw` its target, of a bind "
+            "mount `mount -o remount,bind,rw`; `dmesg` may say why it is so"
+        )
     elif error.errno == errno.EPERM and os.geteuid() == 0:
         shown = f"`lsattr -d {shlex.quote(str(path))} {shlex.quote(str(path.parent))}`"
         hint = f"{shown} shows an `i` where one is immutable: `chattr -i` ends that"
@@ -476,24 +480,6 @@ def _cannot(verb: str, path: Path, error: OSError, *, state: str | None = None) 
         hint = "run it as the owner, or as root"
     cause = error.strerror or str(error)
     return HostError(f"cannot {verb} `{path}`", cause=cause, state=state, hint=hint)
-
-
-def _hint_read_only(path: Path) -> str:
-    """What makes the mount writable again that a path is on: its file system, or that mount of it alone."""
-    on, table = real_path(path.parent), Path("/proc/self/mountinfo")
-    mounts = read_mounts(read_text(table, max_bytes=MAX_READ_BYTES) or "")
-    found = [mount for mount in mounts if on.is_relative_to(mount.point)]
-    if not found:
-        return "make its file system writable again; `dmesg` may say why it is not"
-    # Of several at one place the last hides the others.
-    deepest = max(reversed(found), key=lambda mount: len(mount.point.parts))
-    where = shlex.quote(str(deepest.point))
-    if deepest.is_whole_read_only:
-        return f"make its file system writable again: `mount -o remount,rw {where}`; `dmesg` may say why it is not"
-    return (
-        f"`{deepest.point}` is mounted read-only, its file system is not: `mount -o remount,bind,rw {where}`, "
-        "unless a container or a sandbox has it so"
-    )
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:

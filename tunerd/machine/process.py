@@ -72,27 +72,6 @@ def kib_field(fields: dict[str, str], name: str) -> int | None:
     return int(number) * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """Where something is mounted, and whether its whole file system is read-only, not this mount of it alone."""
-
-    point: Path
-    is_whole_read_only: bool
-
-
-def read_mounts(text: str) -> list[Mount]:
-    """The mounts of `/proc/PID/mountinfo`, in their order (proc(5))."""
-    found = []
-    for line in text.splitlines():
-        mount, _, system = line.partition(" - ")
-        if not system:  # cut short
-            continue
-        fields, options = mount.split(" "), system.rpartition(" ")[2]
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
-        found.append(Mount(Path(point), "ro" in options.split(",")))
-    return found
-
-
 def printable(text: str, *, max_length: int = _MAX_NAME_LENGTH) -> str:
     """`text` cut to `max_length`, with `?` for everything that could steer a terminal."""
     return "".join(char if char.isprintable() else "?" for char in text[:max_length])

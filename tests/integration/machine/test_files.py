@@ -395,27 +395,24 @@ except HostError as error:
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not here")
 @pytest.mark.parametrize(
-    ("mount", "typed"),
+    ("mount", "target"),
     [
-        ("mkdir state; mount -t tmpfs -o ro none state", "remount,rw {}/state"),
-        (
-            "mkdir 'a b'; ln -s 'a b' state; mount -t tmpfs -o ro none 'a b'",
-            "remount,rw '{}/a b'",
-        ),
-        ("mkdir state; mount --bind state state && mount -o remount,ro,bind state",
-         "remount,bind,rw {}/state"),
+        ("mkdir state; mount -t tmpfs -o ro none state", "state"),
+        ("mkdir 'a b'; ln -s 'a b' state; mount -t tmpfs -o ro none 'a b'", "a b"),
+        ("mkdir state; mount --bind state state && mount -o remount,ro,bind state", "state"),
     ],
     ids=["file system", "behind a link", "bind mount"],
-)  # fmt: skip
+)
 def test_a_lock_on_a_read_only_file_system_says_how_the_machine_is_and_what_to_type(
-    tmp_path: Path, mount: str, typed: str
+    tmp_path: Path, mount: str, target: str
 ) -> None:
-    mounted = f'cd "$1" && {mount} && exec "$2" -c "$3" "$1"'
+    mounted = f'cd "$1" && {mount} && "$2" -c "$3" "$1" && findmnt -no TARGET -T "$1/state"'
     words = ["unshare", "-rm", "sh", "-c", mounted, "sh", str(tmp_path), sys.executable, _ON_READ_ONLY]  # fmt: skip
     done = subprocess.run(words, capture_output=True, text=True, timeout=400, check=False)
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip("this account may mount nothing, not even in a namespace of its own")
-    cause, state, hint = done.stdout.splitlines()
+    cause, state, hint, shown = done.stdout.splitlines()
     assert cause == "Read-only file system"
     assert state == "nothing was changed by this call"
-    assert f"`mount -o {typed.format(tmp_path)}`" in hint
+    assert f"`findmnt -T {tmp_path}/state`" in hint
+    assert shown == f"{tmp_path}/{target}", "what is to be mounted anew"
