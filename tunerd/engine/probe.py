@@ -40,7 +40,6 @@ from tunerd.errors import EngineError, HostError, ServiceError
 from tunerd.machine.files import Files, is_gone, looked_at, real_path
 from tunerd.machine.net import free_port
 from tunerd.machine.process import Completed, Limits, User, is_alone_in, may_read_open
-from tunerd.records import plain
 from tunerd.units.live import is_shell
 from tunerd.units.sandbox import Sandbox
 
@@ -727,27 +726,20 @@ PROOF_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class _Remembered:
-    identity: str
     proofs: tuple[Proof, ...]
 
 
 def read_proofs(cache_dir: Path, files: Files, identity: EngineIdentity) -> tuple[Proof, ...]:
     """The remembered proofs of a build; empty if there are none, or they cannot be read."""
     found = files.recall(_Remembered, _path(cache_dir, identity), schema=PROOF_SCHEMA)
-    return found.proofs if found is not None and found.identity == identity.sha256 else ()
+    return () if found is None else found.proofs
 
 
 def remember_proofs(
     cache_dir: Path, files: Files, identity: EngineIdentity, proofs: tuple[Proof, ...]
 ) -> None:
-    """Keep the proofs of a build.
-
-    Raises:
-        HostError: they cannot be written.
-    """
-    files.make_folder(cache_dir)
-    remembered = _Remembered(identity.sha256, proofs)
-    files.write_json(_path(cache_dir, identity), plain(remembered, schema=PROOF_SCHEMA))
+    """Keep the proofs of a build."""
+    files.remember(_path(cache_dir, identity), _Remembered(proofs), schema=PROOF_SCHEMA)
 
 
 def _path(cache_dir: Path, identity: EngineIdentity) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import ipaddress
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from tunerd.errors import DeployError, HostError, ServiceError, TunerdError
 from tunerd.machine.clock import Clock
 from tunerd.machine.files import stamp_of
 from tunerd.machine.http import HttpRequest, NoAnswerError, NoAnswerInTimeError
-from tunerd.machine.net import listening_ports, own_host
+from tunerd.machine.net import address_in, listening_ports, own_host
 from tunerd.machine.process import account
 from tunerd.units.generations import Ending, Generation
 from tunerd.units.live import LiveUnit, Serving, is_shell, limits_of, read_live, with_drop_ins
@@ -184,7 +183,7 @@ class Address:
             host = own_host(self.pid, self.port)
         except LookupError:
             host = self.reachable_host
-            if not _is_number(host):
+            if address_in(host) is None:
                 raise UnknownListenerError(f"nobody can say who listens on {host}") from None
             return host, None
         if host is None:
@@ -477,14 +476,6 @@ def _composed(
     if body is None:
         return headers, None
     return {**headers, "Content-Type": "application/json"}, json.dumps(body).encode()
-
-
-def _is_number(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _json_reply(raw: Reply) -> Reply:

@@ -93,10 +93,7 @@ def n_connections(port: int, host: str = "127.0.0.1") -> int:
 
     A host that is no address stands for every address of this machine.
     """
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        host = "::"
+    host = "::" if address_in(host) is None else host
     return sum(not one.is_listening for one in _bound(tcp_sockets(), port, host))
 
 
@@ -122,14 +119,12 @@ def table_pattern(host: str, port: int) -> str:
     Sockets of any state match: listening ones, connections, and those that the kernel remembers. A
     host that is no address, or that means all, stands for every address of this machine.
     """
-    addresses = "[0-9A-F]+"
-    with contextlib.suppress(ValueError):
-        wanted = ipaddress.ip_address(host.strip("[]"))
-        if not wanted.is_unspecified:
-            forms = [wanted, ipaddress.IPv4Address(0), ipaddress.IPv6Address(0)]
-            if wanted.version == _IPV4:
-                forms.append(ipaddress.IPv6Address(f"::ffff:{wanted}"))
-            addresses = f"({'|'.join(_to_kernel(form) for form in forms)})"
+    addresses, wanted = "[0-9A-F]+", address_in(host)
+    if wanted is not None and not wanted.is_unspecified:
+        forms = [wanted, ipaddress.IPv4Address(0), ipaddress.IPv6Address(0)]
+        if wanted.version == _IPV4:
+            forms.append(ipaddress.IPv6Address(f"::ffff:{wanted}"))
+        addresses = f"({'|'.join(_to_kernel(form) for form in forms)})"
     return f"^ *[0-9]+: {addresses}:{port:04X} "
 
 
@@ -274,11 +269,16 @@ def _to_kernel(address: IpAddress) -> str:
     return b"".join(words).hex().upper()
 
 
-def _address(host: str) -> IpAddress:
+def address_in(host: str) -> IpAddress | None:
+    """The address that a host is named by; None for any other name."""
     try:
         return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return ipaddress.ip_address("127.0.0.1")
+        return None
+
+
+def _address(host: str) -> IpAddress:
+    return address_in(host) or ipaddress.ip_address("127.0.0.1")
 
 
 def _takers(port: int, host: str) -> list[TcpSocket]:

@@ -239,15 +239,6 @@ def all_processes() -> Iterator[ProcessStat]:
             yield stat
 
 
-def session_members(session: int) -> tuple[int, ...]:
-    """Living processes of this session."""
-    return tuple(
-        process.pid
-        for process in all_processes()
-        if process.session == session and process.is_alive
-    )
-
-
 def members(*, session: int, ancestor: int, variable: tuple[str, str]) -> tuple[int, ...]:
     """Living processes that belong to one service, as far as can be told without a cgroup.
 
@@ -779,7 +770,7 @@ def _kill_session(pid: int) -> None:
     clock = SystemClock()
     _kill_group(pid)
     for _ in range(_N_ROUNDS):
-        found = session_members(pid)
+        found = [one.pid for one in all_processes() if one.session == pid and one.is_alive]
         for member in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(member, signal.SIGKILL)

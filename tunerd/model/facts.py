@@ -277,11 +277,6 @@ class ModelFacts:
         return self.n_nextn > 0 and self.mtp_problem is None
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether the file brings a chat template."""
-        return self.chat_template_sha256 is not None
-
-    @property
     def is_moe(self) -> bool:
         """Whether it has experts."""
         return bool(self.n_expert)

@@ -103,7 +103,7 @@ def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:
     template_given = (
         resolved.profile.model.chat_template_file or resolved.profile.serving.chat_template
     )
-    if jinja and not facts.has_chat_template and not template_given:
+    if jinja and facts.chat_template_sha256 is None and not template_given:
         yield warning(
             "no-template", "the model file has no chat template; chat requests get a default"
         )

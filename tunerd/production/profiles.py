@@ -25,7 +25,7 @@ from tunerd.machine.host import read_host
 from tunerd.machine.process import account
 from tunerd.model.files import ModelFiles, cached_projectors, hub_cache, ollama_layers
 from tunerd.production.checks import check_machine, lost_lines, masked
-from tunerd.profile.files import config_error, load_profile, load_sources, read_profile
+from tunerd.profile.files import config_error, load_profile, load_sources, read_profile, to_toml
 from tunerd.profile.layers import Layer, Resolved, chain_of, layers_of, resolve
 from tunerd.profile.schema import check_file
 from tunerd.result import ActionResult, Message, error, note, warning
@@ -174,7 +174,7 @@ def _detect_messages(
 
 
 _OF_PROBLEM = ("key", "found", "allowed", "nearest")
-_HEADER = "# Written by `tunerd profiles new`"
+_HEADER = "Written by `tunerd profiles new`"
 
 
 def list_profiles(ctx: Context) -> ActionResult:
@@ -306,23 +306,12 @@ def new_profile(
             f"`tunerd plan {name}`, then `tunerd apply {name}`",
         )
         messages = (note("new-profile", told, hint), *messages)
-    text = to_toml(data, _HEADER if from_unit is None else f"{_HEADER} from unit {from_unit}")
+    head = _HEADER if from_unit is None else f"{_HEADER} from unit {from_unit}"
+    text = to_toml(data, [head])
     ctx.files.make_folder(path.parent)
     ctx.files.write(path, text.encode())
     payload = {"profile": name, "path": str(path), "text": text, "unplaced": unplaced}
     return ActionResult("profiles new", payload, messages)
-
-
-def to_toml(data: Mapping[str, Any], header: str) -> str:
-    """Profile data as a TOML file."""
-    import tomlkit
-
-    document = tomlkit.document()
-    for line in header.splitlines():
-        document.add(tomlkit.comment(line.removeprefix("# ")))
-    for key, value in sorted(data.items(), key=lambda item: isinstance(item[1], Mapping)):
-        document.add(key, tomlkit.item(value))
-    return tomlkit.dumps(document)
 
 
 def _from_model(ctx: Context, model: Path) -> tuple[dict[str, Any], tuple[Message, ...]]:

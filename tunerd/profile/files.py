@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tunerd.profile.arm import Arm
 
 
-_SUFFIX = ".toml"
 _MAX_BYTES = 1024 * 1024
 
 
@@ -66,7 +65,7 @@ def load_sources(ctx: Context) -> tuple[ProfileSources, tuple[Problem, ...]]:
         (Layer.SITE, ctx.paths.site_profiles),
         (Layer.TUNED, ctx.paths.tuned_dir),
     ):
-        for path in _profile_files(folder):
+        for path in _toml_files(folder):
             data = read_profile(path, ctx.files)
             if isinstance(data, Problem):
                 problems.append(data)
@@ -76,18 +75,14 @@ def load_sources(ctx: Context) -> tuple[ProfileSources, tuple[Problem, ...]]:
     return ProfileSources(found), tuple(problems)
 
 
-def _profile_files(folder: Path) -> list[Path]:
+def _toml_files(folder: Path) -> list[Path]:
     try:
-        names = sorted(path.name for path in folder.iterdir())
+        found = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise HostError(f"cannot read folder `{folder}`", cause=error.strerror) from error
-    return [
-        folder / name
-        for name in names
-        if name.endswith(_SUFFIX) and is_name(name.removesuffix(_SUFFIX))
-    ]
+    return [path for path in found if is_name(path.stem)]
 
 
 WORKLOADS = "workloads"
@@ -95,21 +90,17 @@ LEARNED = "learned"
 
 
 def workload_files(ctx: Context) -> dict[str, tuple[str, Path]]:
-    """Every workload file by name with its layer, later folders before earlier ones."""
+    """Every workload file by name with its layer, later folders before earlier ones.
+
+    Raises:
+        HostError: a folder cannot be read.
+    """
     folders = (
         ("shipped", ctx.data_dir / "profiles" / WORKLOADS),
         (LEARNED, ctx.paths.state_dir / WORKLOADS),
         ("site", ctx.paths.site_profiles / WORKLOADS),
     )
     return {path.stem: (layer, path) for layer, folder in folders for path in _toml_files(folder)}
-
-
-def _toml_files(folder: Path) -> Iterator[Path]:
-    try:
-        names = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
-    except OSError:  # a folder that is not there holds nothing
-        return
-    yield from (path for path in names if is_name(path.stem))
 
 
 def load_profile(
@@ -363,17 +354,22 @@ def _beside(ctx: Context, profile: str, what: str) -> Path:
 
 
 def _toml(record: TunedRecord) -> str:
-    import tomlkit
-
-    document = tomlkit.document()
     day = datetime.fromtimestamp(record.promoted_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    for line in (
+    head = (
         f"Found by sweep {record.sweep} and promoted on {day}: {record.sentence}",
         f"Valid for engine {record.engine}; what it rests on stands in {record.profile}.evidence.json.",
         "`tunerd apply --untuned` leaves this file out; removing it forgets what was found.",
-    ):
+    )
+    return to_toml(nest(dict(sorted(record.values.items()))), head)
+
+
+def to_toml(data: Mapping[str, Any], head: Sequence[str]) -> str:
+    """Profile data as a TOML file, below these lines of comment."""
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in head:
         document.add(tomlkit.comment(line))
-    nested: dict[str, Any] = nest(dict(sorted(record.values.items())))
-    for table, values in nested.items():
-        document.add(table, tomlkit.item(values))
+    for key, value in sorted(data.items(), key=lambda item: isinstance(item[1], Mapping)):
+        document.add(key, tomlkit.item(value))
     return tomlkit.dumps(document)

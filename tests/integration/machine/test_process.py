@@ -24,11 +24,11 @@ from tunerd.machine.process import (
     Limits,
     Setting,
     User,
+    all_processes,
     family_of,
     members,
     own_command,
     run,
-    session_members,
     start,
 )
 
@@ -203,7 +203,7 @@ def test_leaving_the_block_kills_a_server_and_what_it_started(stray: list[int]) 
         stray += [child.pid, int(child.log_tail())]
 
     wait_until_gone(*stray)
-    assert session_members(child.pid) == ()
+    assert not any(one.session == child.pid and one.is_alive for one in all_processes())
 
 
 FLED = "setsid sh -c 'sleep 60 & echo $!; wait' & echo up; "
