@@ -115,7 +115,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     folder.chmod(0o755)
     written = write(design(SHAPES["tiny"]), folder / "tiny.gguf")
-    written.path.chmod(0o644)
+    written.chmod(0o644)
     return folder
 
 

@@ -90,7 +90,7 @@ def lacks(step: Step, printed: str) -> list[str]:
 def machine(sid_root: Root, tmp_path: Path) -> Iterator[Machine]:
     models = tmp_path / "models"
     models.mkdir(mode=0o755)
-    write(design(SHAPES["f32"]), models / "designed.gguf").path.chmod(0o644)
+    write(design(SHAPES["f32"]), models / "designed.gguf").chmod(0o644)
     tmp_path.chmod(0o755)
     with Machine(sid_root, binds={"/srv/models": models}) as booted:
         booted.write("/etc/tunerd/tunerd.toml", SETTINGS)

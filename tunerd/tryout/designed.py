@@ -483,29 +483,19 @@ _N_NOISE = 1 << 16
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class DesignedFile:
-    """A model that was written: the file, and its truth beside it."""
-
-    path: Path
-    truth_path: Path
-    n_bytes: int
-
-
 def truth_path_of(path: Path) -> Path:
     """Where the ground truth of a designed model stands: beside it."""
     return path.with_name(path.name + ".truth.json")
 
 
-def write(made: Design, path: Path, *, force: bool = False) -> DesignedFile:
-    """Write the model to `path` and its ground truth beside it, each file whole or not at all.
+def write(made: Design, path: Path, *, force: bool = False) -> Path:
+    """Write the model to `path`, or to where that leads, and its ground truth beside it, each file whole or not at all.
 
     Raises:
         UsageError: One of the files is already there, and `force` was not given.
         HostError: The folder cannot be written, or is full.
     """
     path = destination(path)
-    truth_path = truth_path_of(path)
     _demand_free(path, force=force)
     described = json.dumps(_describe(made), separators=(",", ":"))
     try:
@@ -514,8 +504,7 @@ def write(made: Design, path: Path, *, force: bool = False) -> DesignedFile:
             _write_gguf(made, described, draft)
             draft.chmod(0o644)  # a server's own user must read it
             draft.replace(path)
-        Files().write(truth_path, f"{described}\n".encode())
-        return DesignedFile(path, truth_path, path.stat().st_size)
+        Files().write(truth_path_of(path), f"{described}\n".encode())
     except OSError as error:
         raise HostError(
             f"cannot write the model to `{path}`",
@@ -523,6 +512,7 @@ def write(made: Design, path: Path, *, force: bool = False) -> DesignedFile:
             state="no file was left half written",
             hint=f"`df -h {path.parent}` shows its space; or name a path in another folder",
         ) from error
+    return path
 
 
 def _demand_free(path: Path, *, force: bool) -> None:
@@ -664,24 +654,18 @@ def model_new(
     """Write the model and its ground truth.
 
     Raises:
-        UsageError: there is no such shape or folder, or the file exists and `force` is not given.
-        HostError: the file cannot be written.
+        UsageError: there is no such shape, or the file exists and `force` is not given.
+        HostError: there is no such folder, or the file cannot be written.
     """
     if shape not in SHAPES:
         raise UsageError(f"no such shape: `{shape}`", hint=f"one of {', '.join(SHAPES)}")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"no such folder: `{path.parent}`", hint=f"mkdir -p {path.parent}")
-    _demand_free(path, force=force)
-    say(f"designing {shape}")
-    made = design(SHAPES[shape], seed)
     say(f"writing {path}")
-    written = write(made, path, force=force)
+    written = write(design(SHAPES[shape], seed), path, force=force)
     payload = {
-        "path": str(written.path),
-        "truth": str(written.truth_path),
-        "bytes": written.n_bytes,
+        "path": str(written),
+        "truth": str(truth_path_of(written)),
+        "bytes": written.stat().st_size,
         "shape": shape,
         "seed": seed,
-        "details": {k: str(v) for k, v in asdict(SHAPES[shape]).items()},
     }
     return ActionResult("model new", payload, has_acted=True)

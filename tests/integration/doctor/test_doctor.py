@@ -148,7 +148,7 @@ def test_a_server_as_deployed_is_healthy(box: Box) -> None:
 def test_an_edited_unit_is_judged_by_its_text_and_not_by_what_still_runs(box: Box) -> None:
     """Flags that its build dropped, a model without the block, and a port of another program's."""
     deployed_text, port = box.unit.read_text(), free_port()
-    plain = write(design(SHAPES["tiny-nomtp"]), box.folder / "plain.gguf").path
+    plain = write(design(SHAPES["tiny-nomtp"]), box.folder / "plain.gguf")
     text = deployed_text.replace("--jinja", "--no-mmap --mlock --threads-http 1", 1)
     text = text.replace("--threads 1", "--threads 4096").replace("--parallel 1", "--parallel 3")
     text = re.sub(r"--port \d+", f"--port {port}", text.replace(str(box.model), str(plain)))

@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
-    return write(design(SHAPES["tiny"]), folder / "tiny.gguf").path
+    return write(design(SHAPES["tiny"]), folder / "tiny.gguf")
 
 
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -96,7 +96,7 @@ def test_what_it_lacks_is_named(tmp_path: Path) -> None:
 
 
 def test_speculation_that_the_model_cannot_do_ends_the_start(tmp_path: Path) -> None:
-    bare = write(design(SHAPES["tiny-nomtp"]), tmp_path / "bare.gguf").path
+    bare = write(design(SHAPES["tiny-nomtp"]), tmp_path / "bare.gguf")
 
     argv, environment = _argv(bare, "--spec-type", "draft-mtp"), {"PYTHONPATH": str(ROOT)}
     words = "failed to create MTP context"
@@ -104,7 +104,7 @@ def test_speculation_that_the_model_cannot_do_ends_the_start(tmp_path: Path) -> 
 
 
 def test_it_says_that_it_loads_and_a_signal_then_ends_it(folder: Path) -> None:
-    big = write(design(SHAPES["medium"]), folder / "medium.gguf").path
+    big = write(design(SHAPES["medium"]), folder / "medium.gguf")
     environment = {"PYTHONPATH": str(ROOT)}
     with start(_argv(big, "-lm", "none"), folder / "log", environment=environment) as server:
         answers: list[httpx.Response] = []

@@ -70,7 +70,7 @@ def test_a_program_that_only_the_profile_names_is_an_engine(
     ctx: Context, engines: dict[str, Path], tmp_path: Path
 ) -> None:
     program = next(iter(engines.values()))
-    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
     wanted = {
         "engine.prefer": ["/no/such/llama-server", str(program)],
         "model.path": str(model),
@@ -90,7 +90,7 @@ def test_a_build_for_the_processor_does_not_serve_a_profile_of_the_card_that_is_
 ) -> None:
     """It was deployed, with a note, and the card stayed idle."""
     mainline = str(next(path for name, path in engines.items() if "mainline" in name))
-    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
     path = ctx.paths.site_profiles / "mine.toml"
     path.parent.mkdir(exist_ok=True)
     path.write_text('extends = "cpu-embedded"\nmatch.gpu = "*4070*"\nspeculation.type = "off"\n')

@@ -53,7 +53,7 @@ class TestStandInAsIk(LlamaServerContract):
 @pytest.fixture(scope="session")
 def mtp_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny designed model with an MTP block; the stand-in does not read it."""
-    return write(design(SHAPES["tiny"]), tmp_path_factory.mktemp("model") / "designed.gguf").path
+    return write(design(SHAPES["tiny"]), tmp_path_factory.mktemp("model") / "designed.gguf")
 
 
 @pytest.mark.engine

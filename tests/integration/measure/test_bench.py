@@ -32,7 +32,7 @@ N_MAX, P_MIN = 3, 0.75
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(design(SHAPES["tiny"]), tmp_path_factory.mktemp("model") / "tiny.gguf").path
+    return write(design(SHAPES["tiny"]), tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")

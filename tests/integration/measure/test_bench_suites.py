@@ -40,7 +40,7 @@ def box(tmp_path: Path) -> BenchBox:
 def test_a_real_build_that_takes_settings_with_a_request_plays_both_arms(
     box: BenchBox, tmp_path: Path, build: str, flags: tuple[str, ...]
 ) -> None:
-    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
     options = ("-m", str(model), "-c", "1024", "-np", "1", "-t", "1", *flags)
     with serving([str(needs.engine(build)), *options], tmp_path / "log") as server:
         result = box.bench(server.url, Suite.LENGTHS, depth=100)

@@ -32,7 +32,7 @@ REPOSITORIES = {
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache as `hf download` leaves it: links from snapshots to one real file each."""
     made = tmp_path_factory.mktemp("hf")
-    model = write(design(SHAPES["tiny-nomtp"]), made / "tiny.gguf").path
+    model = write(design(SHAPES["tiny-nomtp"]), made / "tiny.gguf")
     for repository, names in REPOSITORIES.items():
         folder = made / "hub" / f"models--{repository.replace('/', '--')}"
         (folder / "refs").mkdir(parents=True)

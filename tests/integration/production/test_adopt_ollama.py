@@ -37,7 +37,7 @@ def store(box: Box, where: str, layers: Mapping[str, bytes]) -> Path:
 
 @pytest.fixture
 def weights(tmp_path: Path) -> bytes:
-    return write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path.read_bytes()
+    return write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").read_bytes()
 
 
 @pytest.mark.llama

@@ -148,7 +148,7 @@ def test_a_draft_model_that_a_profile_names_drafts_on_the_real_engine() -> None:
     # Of the same seed and width as the model, so that it knows the same successors.
     shape = Shape(n_layer=2, full_attention_interval=2, has_mtp=False)
     with build_box(None, shape="tiny") as box:
-        little = write(design(shape), box.box.folder / "little.gguf").path
+        little = write(design(shape), box.box.folder / "little.gguf")
         box.profile(
             "two",
             speculation__type="draft", speculation__n_max=4, speculation__p_min=0.0,

@@ -98,7 +98,7 @@ def _build(name: str) -> Build:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     names = ("tiny", "tiny-moe", "tiny-nomtp", "tiny-moe-nomtp")
-    return {name: write(design(SHAPES[name]), folder / f"{name}.gguf").path for name in names}
+    return {name: write(design(SHAPES[name]), folder / f"{name}.gguf") for name in names}
 
 
 def _serve(

@@ -32,7 +32,7 @@ def test_the_weights_of_a_file_do_what_was_planned(name: str, tmp_path: Path) ->
     made = design(SHAPES[name], seed=3)
     tokens = range(len(made.plan))
 
-    read = read_truth(write(made, tmp_path / "model.gguf").path)
+    read = read_truth(write(made, tmp_path / "model.gguf"))
 
     assert read.successor.tolist() == [made.successor(token) for token in tokens]
     assert read.margin.min() > 4
@@ -55,11 +55,10 @@ def test_the_file_is_what_gguf_readers_expect(tmp_path: Path) -> None:
     shape = replace(SHAPES["tiny-moe"], n_vocab=2000, context_length=4096)
     written = write(design(shape), tmp_path / "model.gguf")
 
-    reader = GGUFReader(written.path)
+    reader = GGUFReader(written)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     fields = {name: field.contents() for name, field in reader.fields.items()}
 
-    assert written.n_bytes == written.path.stat().st_size
     for name, value in metadata(shape).items():
         assert fields[f"qwen35moe.{name}"] == pytest.approx(value)
     assert len(fields["tokenizer.ggml.tokens"]) == 2000
@@ -80,15 +79,14 @@ def test_the_ground_truth_stands_beside_the_file_and_inside_it(tmp_path: Path) -
     made = design(SHAPES["tiny"], seed=5)
     written = write(made, tmp_path / "model.gguf")
 
-    beside = json.loads(written.truth_path.read_text())
-    field = GGUFReader(written.path).get_field(TRUTH_KEY)
+    beside = json.loads((tmp_path / "model.gguf.truth.json").read_text())
+    field = GGUFReader(written).get_field(TRUTH_KEY)
 
-    assert written.truth_path == tmp_path / "model.gguf.truth.json"
     assert field is not None
     assert beside == json.loads(field.contents())
     assert beside["seed"] == 5
     assert beside["shape"]["n_embd"] == 1056
-    assert beside["successor"] == read_truth(written.path).successor.tolist()
+    assert beside["successor"] == read_truth(written).successor.tolist()
     assert beside["regions"][0]["name"] == "code"
 
 
@@ -111,16 +109,16 @@ def test_an_existing_file_is_left_alone_unless_forced(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_old_model_and_no_remains(tmp_path: Path) -> None:
     made = design(SHAPES["tiny"])
     old = write(design(SHAPES["tiny-nomtp"]), tmp_path / "model.gguf")
-    before = old.path.read_bytes()
+    before = old.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
         with pytest.raises(HostError, match="cannot write"):
-            write(made, old.path, force=True)
+            write(made, old, force=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    assert old.path.read_bytes() == before
+    assert old.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "model.gguf",
         "model.gguf.truth.json",

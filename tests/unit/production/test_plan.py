@@ -143,7 +143,7 @@ def test_flags_that_no_key_renders_count_where_they_take_memory(tmp_path: Path) 
 def test_a_card_that_is_too_small_is_told_by_who_places_the_model(
     world: World, tmp_path: Path, memory: dict[str, object], is_placed_by_fit: bool
 ) -> None:
-    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
     program = Path("/bin/true")
     chosen = Choice(
         Engine("mine", program, "test", None, None, None, (), None),
@@ -223,7 +223,7 @@ def test_a_limit_counts_where_the_file_of_its_slice_cannot_be_read(world: World)
 def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_it_is_tried(
     world: World, tmp_path: Path, swap_mib: int, level: Level
 ) -> None:
-    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
     program = Path("/bin/true")
     chosen = Choice(
         Engine("mine", program, "test", None, None, None, (), None),
