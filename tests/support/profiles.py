@@ -14,10 +14,9 @@ from tunerd.app import Context
 from tunerd.engine.flags import CommandLine, RenderContext
 from tunerd.engine.help import Engine
 from tunerd.engine.server import read_live_unit
-from tunerd.production.plan import Plan, unit_spec, unit_template
+from tunerd.production.plan import Plan, unit_spec, unit_text_of
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
 from tunerd.profile.schema import BuildsWords, KvType, Memory, Serving, Speculation, nest
-from tunerd.units.text import render_unit
 
 # Letters that mean something to a shell, to systemd, to TOML or to a template.
 HOSTILE = st.sampled_from(
@@ -105,6 +104,6 @@ def a_plan_for(ctx: Context, program: Path) -> Plan:
     spec = unit_spec(ctx, resolved, engine, command, live)
     unread: Any = None
     return Plan(
-        engine, resolved, command, program, (), False, (), render_unit(unit_template(ctx), spec), live,
+        engine, resolved, command, program, (), False, (), unit_text_of(ctx, spec), live,
         diff="", messages=(), live_sha256=None, facts=unread, memory=unread, host=unread, stamps={},
     )  # fmt: skip

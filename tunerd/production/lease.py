@@ -69,7 +69,7 @@ from tunerd.production.plan import (
     expectation_of_plan,
     remember_load,
     unit_spec,
-    unit_template,
+    unit_text_of,
 )
 from tunerd.production.recover import recover_locked
 from tunerd.production.unattended import demand_root_for_plan
@@ -85,7 +85,7 @@ from tunerd.units.manager import (
     candidate_unit,
     is_candidate,
 )
-from tunerd.units.text import relaxed_words, render_unit
+from tunerd.units.text import relaxed_words
 from tunerd.words import Mode, format_duration
 
 _MODE = 0o644
@@ -195,7 +195,7 @@ def candidate_text(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_
         service_directives=(*spec.service_directives, *own),
         wanted_by=None,
     )
-    return render_unit(unit_template(ctx), spec)
+    return unit_text_of(ctx, spec)
 
 
 def _write_unit(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_s: float) -> None:

@@ -78,14 +78,25 @@ def start_sweep_unit(ctx: Context) -> None:
     start_own_unit(ctx, OwnUnit(SWEEP_UNIT, "a sweep", words))
 
 
+def shipped_unit(ctx: Context, name: str) -> str:
+    """The text of a unit, or one with its fields open, from this installation.
+
+    Raises:
+        HostError: it cannot be read.
+    """
+    path = ctx.data_dir / "units" / name
+    content = ctx.files.read(path)
+    if content is None:
+        raise HostError(
+            f"a unit of this installation is missing: `{path}`", hint="install tunerd again"
+        )
+    return content.decode()
+
+
 def _properties(ctx: Context, unit: OwnUnit) -> list[tuple[str, str]]:
     is_system = ctx.mode is Mode.SYSTEM
     name = f"{unit.like}.service" if is_system else f"{unit.like}-user.service.in"
-    path = ctx.data_dir / "units" / name
-    try:
-        shipped = parse_unit(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HostError(f"cannot read `{path}`", cause=error.strerror) from error
+    shipped = parse_unit(shipped_unit(ctx, name))
     properties = [("Description", f"tunerd: {unit.what}")]
     if unit.is_told:
         properties.append(("CollectMode", "inactive-or-failed"))

@@ -50,7 +50,7 @@ from tunerd.engine.server import (
     standing_text,
     unit_with,
 )
-from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
+from tunerd.errors import EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_gone, real_path, stamp_of
 from tunerd.machine.host import has_memory_groups, process_facts, read_host
@@ -85,6 +85,7 @@ from tunerd.production.checks import (
 )
 from tunerd.production.gate import PORT_PATIENCE_S
 from tunerd.production.measurement import measuring_pids
+from tunerd.production.own import shipped_unit
 from tunerd.profile.files import TunedRecord, read_declined, read_tuned
 from tunerd.profile.layers import Resolved
 from tunerd.profile.schema import Speculation
@@ -332,13 +333,9 @@ def unit_spec(
     )
 
 
-def unit_template(ctx: Context) -> str:
-    """The unit file with its fields open, from this installation."""
-    path = ctx.data_dir / "units" / "llama-server.service.in"
-    content = ctx.files.read(path)
-    if content is None:
-        raise HostError(f"the unit template is missing: `{path}`", hint="install tunerd again")
-    return content.decode()
+def unit_text_of(ctx: Context, spec: UnitSpec) -> str:
+    """The unit's text, from the template of this installation."""
+    return render_unit(shipped_unit(ctx, "llama-server.service.in"), spec)
 
 
 def user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine) -> UserFacts:
@@ -708,7 +705,7 @@ def _without_weights(
 ) -> ActionResult:
     live = read_live_unit(ctx)
     spec = unit_spec(ctx, found.resolved, found.engine, found.command, live)
-    unit_text = render_unit(unit_template(ctx), spec)
+    unit_text = unit_text_of(ctx, spec)
     made = Sketch(
         **_fields(found),
         unit_text=unit_text,
@@ -787,7 +784,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
 
     # decide
     spec = unit_spec(ctx, resolved, engine, command, live)
-    unit_text = render_unit(unit_template(ctx), spec)
+    unit_text = unit_text_of(ctx, spec)
     correction = correction_of(ctx, command.argv, unit_text)
     memory = memory_of_plan(ctx, chosen, facts, host, correction, state)
     after = serving_after(command, engine.capabilities)

@@ -31,7 +31,7 @@ from tunerd.profile.schema import check_file
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
 from tunerd.units.systemd import lingers
-from tunerd.units.text import parse_unit, render_unit
+from tunerd.units.text import parse_unit
 from tunerd.words import Mode, Problem, check_name, is_profile_file, nearest_name
 
 _MINE = "mine"  # the name that is proposed for what somebody serves by hand
@@ -517,12 +517,12 @@ def _not_read(live: LiveUnit) -> Iterator[Message]:
 
 def _lost(ctx: Context, engine: Engine, live: LiveUnit, imported: Imported) -> list[Message]:
     """What of the unit a unit of the new profile would not hold."""
-    from tunerd.production.plan import unit_spec, unit_template  # takes long to import
+    from tunerd.production.plan import unit_spec, unit_text_of  # takes long to import
 
     command = replace(imported.command, program=str(engine.program), subcommand=engine.subcommand)
     try:
         spec = unit_spec(ctx, imported.resolved, engine, command, live)
-        planned = render_unit(unit_template(ctx), spec)
+        planned = unit_text_of(ctx, spec)
     except ConfigError:  # which `plan` says with its reason; then all lines are shown
         planned = ""
     lost = lost_lines(live, planned, command.argv)

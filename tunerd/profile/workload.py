@@ -121,11 +121,6 @@ class Tokens:
         return float(self.points[-1][1])
 
     @property
-    def median(self) -> float:
-        """Half of the requests are not longer [tok]."""
-        return self.at(0.5)
-
-    @property
     def mean(self) -> float:
         """Expected length [tok]: turn time is about linear in it, so this is what is measured.
 

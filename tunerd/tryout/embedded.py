@@ -402,18 +402,12 @@ def _wait_for_main_loop(params: Any) -> None:
     host, keys = params.hostnames[0], params.api_keys
     credentials = f"Authorization: Bearer {keys[0]}\r\n" if keys else ""
     request = f"GET /lora-adapters HTTP/1.0\r\n{credentials}\r\n"
-    with contextlib.suppress(OSError), _connected(host, params.port) as connection:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((host, params.port), timeout=_LOOP_S) as connection,
+    ):
         connection.sendall(request.encode())
         connection.recv(1)
-
-
-def _connected(host: str, port: int) -> socket.socket:
-    if not host.endswith(".sock"):
-        return socket.create_connection((host, port), timeout=_LOOP_S)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_LOOP_S)
-    connection.connect(host)
-    return connection
 
 
 def _follow_threads(params: Any) -> None:

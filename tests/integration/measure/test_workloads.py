@@ -59,7 +59,7 @@ def test_a_workload_is_learned_from_the_servers_own_log(context: Context, name: 
     assert learned["requests"] == 60
     assert learned["lives"] == 20
     assert only["cached_share"] == pytest.approx(116 / 330, abs=0.01)
-    assert find_workload(context, "learned").shape.classes[0].prompt_tokens.median == 120
+    assert find_workload(context, "learned").shape.classes[0].prompt_tokens.at(0.5) == 120
     assert workload_for(context, None, None)[0].name == "learned"
 
 
@@ -133,7 +133,7 @@ def test_the_site_wins_over_what_was_learned_and_that_over_what_is_shipped(
     assert find_workload(context, "rag").layer == "learned"
     write(context.paths.site_profiles, "rag", OWN.replace("77", "78"))
     file = find_workload(context, "rag")
-    assert (file.layer, file.shape.classes[0].prompt_tokens.median) == ("site", 78)
+    assert (file.layer, file.shape.classes[0].prompt_tokens.at(0.5)) == ("site", 78)
 
 
 def test_turn_times_are_shown_at_the_speed_of_the_log_and_unknown_without_one(

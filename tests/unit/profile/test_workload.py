@@ -55,7 +55,7 @@ def test_the_coding_agent_has_the_prompt_and_the_reuse_of_the_write_up() -> None
 def test_percentiles_are_a_quantile_function_with_a_mean() -> None:
     length = parse_tokens({"p10": 100, "p50": 200, "p90": 600})
     assert length is not None
-    assert (length.at(0.0), length.at(0.3), length.median, length.at(1.0)) == (100, 150, 200, 600)
+    assert (length.at(0.0), length.at(0.3), length.at(0.5), length.at(1.0)) == (100, 150, 200, 600)
     normal, n = NormalDist(), 20_000
     quantiles = [normal.inv_cdf((i + 0.5) / n) / normal.inv_cdf(0.9) for i in range(n)]
     lengths = [200 * (3.0 if z > 0 else 2.0) ** z for z in quantiles]
@@ -135,8 +135,8 @@ def test_a_log_becomes_classes_by_length_with_their_reuse_and_weight() -> None:
     talk, tools = learned.shape.classes
     assert (talk.weight, tools.weight) == (0.4, 0.6)
     assert tools.cached_share == pytest.approx(0.983, abs=0.002)
-    assert 42700 < tools.prompt_tokens.median < 42760
-    assert 500 < talk.answer_tokens.median < 540
+    assert 42700 < tools.prompt_tokens.at(0.5) < 42760
+    assert 500 < talk.answer_tokens.at(0.5) < 540
     assert learned.rates.prompt_tok_s == pytest.approx(500.0)
     assert learned.rates.decode_tok_s == pytest.approx(50.0)
     assert {one.reasoning_tokens for one in learned.shape.classes} == {None}
