@@ -23,7 +23,7 @@ from tunerd.machine.clock import Clock
 from tunerd.machine.files import stamp_of
 from tunerd.machine.http import HttpRequest, NoAnswerError, NoAnswerInTimeError
 from tunerd.machine.net import address_in, listening_ports, own_host
-from tunerd.machine.process import account
+from tunerd.machine.process import SEARCH_PATH, account
 from tunerd.units.generations import Ending, Generation
 from tunerd.units.live import LiveUnit, Serving, is_shell, limits_of, read_live, with_drop_ins
 from tunerd.units.manager import MemoryLimit, UnitState
@@ -515,9 +515,6 @@ def _whole(value: object) -> int | None:
 
 # The unit of the server: what is in force of it, and what stands in its file.
 
-# Where systemd looks for a program that is named without a path (systemd.exec(5), ExecSearchPath=).
-_SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 
 def read_live_unit(
     ctx: Context,
@@ -557,7 +554,8 @@ def read_live_unit(
         specifiers=specifiers,
     )
     if live.argv and live.program is not None and "/" not in live.program:
-        program = shutil.which(live.program, path=live.search_path or _SEARCH_PATH) or live.program
+        # Where systemd looks for a program that is named without a path: systemd.exec(5), ExecSearchPath=.
+        program = shutil.which(live.program, path=live.search_path or SEARCH_PATH) or live.program
         live = replace(live, program=program, argv=(program, *live.argv[1:]))
     own = ctx.unit_path if unit == ctx.unit else path  # systemd may name where the link leads
     link_to = own.readlink() if own is not None and own.is_symlink() else None

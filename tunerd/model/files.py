@@ -23,7 +23,7 @@ from tunerd import __version__
 from tunerd.errors import HostError, ModelFileError
 from tunerd.machine.files import Files, looked_at
 from tunerd.model.facts import FileIdentity, ModelFacts, ModelIdentity, facts_of, why_apart
-from tunerd.model.gguf import Header, read_header
+from tunerd.model.gguf import FETCH_AGAIN, Header, read_header
 
 _WRITER = f"tunerd {__version__}, schema 4"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
@@ -41,7 +41,6 @@ _KINDS = {
     stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
 }
-_FETCH_AGAIN = "compare its size and checksum with its origin, and fetch it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class ModelFiles:
             return self._facts(path)
         except ModelFileError as error:
             error.state = error.state or "nothing was touched"
-            error.hint = error.hint or _FETCH_AGAIN
+            error.hint = error.hint or FETCH_AGAIN
             raise
 
     def _facts(self, path: Path) -> ModelFacts:

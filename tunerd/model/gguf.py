@@ -120,7 +120,7 @@ _VERSIONS = (2, 3)
 _LENGTH = struct.Struct("<Q")
 _CHUNK_BYTES = 1024 * 1024
 _MOST_DIMENSIONS = 4
-_HINT = "compare its size and checksum with its origin, and fetch it again"
+FETCH_AGAIN = "compare its size and checksum with its origin, and fetch it again"
 # A longer text, or array of numbers, is passed over: no chat template and no list by layer is.
 _KEPT_BYTES = 1024 * 1024
 _KEPT_VALUES = 4096
@@ -244,7 +244,7 @@ class Cursor:
         return ModelFileError(
             f"model file is damaged at byte {where}, {problem}: `{self.source.name}`",
             cause=f"expected {expected}",
-            hint=_HINT,
+            hint=FETCH_AGAIN,
         )
 
     def spend(self, n_items: int, what: str) -> None:

@@ -998,14 +998,9 @@ def _draft(server: Server) -> Iterator[Part]:
 
 
 def _notes(server: Server) -> Iterator[str]:
-    facts, settings, cells = server.facts, server.settings, server.cells
-    if settings.speculation == "mtp" and settings.draft is None and not facts.has_mtp:
-        yield facts.mtp_problem or "the model has no MTP block, so it cannot draft for itself"
+    facts, settings = server.facts, server.settings
     if settings.cache_ram_mib < 0:
         yield "the prompt cache has no limit (`--cache-ram -1`): host memory can fill up"
-    trained = facts.context_length
-    if cells is not None and trained is not None and cells.per_stream > padded(trained):
-        yield f"the context is longer than the {trained} tokens that the model was trained for"
     if server.laws.has_mtp_kv_in_target and any(
         one.k_values and not one.v_values for one in facts.blocks
     ):

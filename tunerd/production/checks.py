@@ -137,9 +137,6 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
         yield warning("mixed-drafts", f"MTP beside {', '.join(by_text)} is experimental, and ended servers with CUDA "
                       "errors", "speculation.type = mtp; `tunerd compare` says whether both are any faster")  # fmt: skip
     cores = host.cpu.physical_cores
-    if "physical" in {serving.threads, serving.threads_batch} and cores is None:
-        yield error("cores", "the number of physical cores could not be told",
-                    "set serving.threads to a number")  # fmt: skip
     if isinstance(serving.threads, int) and cores is not None and serving.threads > cores:
         yield warning("threads", f"serving.threads = {serving.threads} is more than the "
                       f"{cores} physical cores")  # fmt: skip

@@ -674,18 +674,15 @@ def _take(ctx: Context, spec: LeaseSpec, before: UnitState) -> Lease:
                 if isinstance(error, ServiceError):  # both, where the machine goes down
                     if ctx.own_unit is not None:
                         ctx.clock.sleep(_SIGNAL_FOLLOWS_S)
-                    raise Preempted(
-                        "the measurement was ended before it began",
-                        cause=canceled.cause,
-                        state=f"{ctx.unit} {_LEFT}",
-                    ) from canceled
+                    raise _never_began(canceled.cause, f"{ctx.unit} {_LEFT}") from canceled
         if isinstance(error, ServiceError) and is_begun:
-            raise Preempted(
-                "the measurement was ended before it began",
-                cause=f"somebody started {ctx.unit}",
-                state=f"{ctx.unit} is back in its place",
-            ) from error
+            state = f"{ctx.unit} is back in its place"
+            raise _never_began(f"somebody started {ctx.unit}", state) from error
         raise
+
+
+def _never_began(cause: str | None, state: str) -> Preempted:
+    return Preempted("the measurement was ended before it began", cause=cause, state=state)
 
 
 def _is_begun(ctx: Context, now: UnitState, before: UnitState) -> bool:
@@ -704,11 +701,8 @@ def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool, ra
         # After the wait: what somebody stopped meanwhile stays stopped.
         spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after)
         if ran and not before.runs:
-            raise Preempted(
-                "the measurement was ended before it began",
-                cause=f"{ctx.unit} {'failed' if before.has_failed else 'was stopped'} meanwhile",
-                state="nothing was touched",
-            )
+            why = f"{ctx.unit} {'failed' if before.has_failed else 'was stopped'} meanwhile"
+            raise _never_began(why, "nothing was touched")
         clear_dead_measurements(ctx, is_mine=True)
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()

@@ -188,7 +188,6 @@ CHECKS: dict[str, Cases] = {
         "nine threads": values(serving__threads=9),
         "nine threads of unknown cores": values(BLIND, serving__threads=9),
         "as many threads as cores": values(serving__threads="physical"),
-        "as many threads as unknown cores": values(BLIND, serving__threads="physical"),
     },
     "A server that is asked otherwise is refused before anything stops": {
         **{f"at {host}": values(serving__host=host) for host in ("/run/llama.sock", "127.0.0.1, llama.sock")},
