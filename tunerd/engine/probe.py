@@ -255,7 +255,7 @@ PROBE_SCHEMA = 2
 BARE_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent"}
 PROBE_TIMEOUT_S = 60.0
 # All threads of the account count, so a server that runs as it must fit in beside the probe.
-_PROBE_LIMITS = Limits(cpu_s=60, data_mib=8192, file_mib=64, n_files=256, n_procs=4096)
+_PROBE_LIMITS = Limits(cpu_s=60, data_bytes=8 << 30, file_bytes=64 << 20, n_files=256, n_procs=4096)
 # What a program says that it maps is hashed; of a build with CUDA that is some 3 GiB.
 _MAX_HASHED_BYTES = 16 * 1024**3
 _MAX_COMPONENTS = 200

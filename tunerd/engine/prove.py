@@ -124,7 +124,7 @@ _START_S = 60.0
 _ANSWER_S = 60.0
 _POLL_S = 0.05
 _LONGEST_TRIAL_S = _START_S + 4 * _ANSWER_S
-_LIMITS = Limits(cpu_s=300, data_mib=8192, file_mib=64, n_files=1024)
+_LIMITS = Limits(cpu_s=300, data_bytes=8 << 30, file_bytes=64 << 20, n_files=1024)
 # Trials must not take VRAM from the server that runs.
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
 

@@ -262,7 +262,6 @@ def _carries(pid: int, variable: tuple[str, str]) -> bool:
 
 
 UNLIMITED = -1
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,14 +296,14 @@ class User:
 class Limits:
     """What a program may use; None leaves a limit as it is, UNLIMITED lifts it as far as allowed.
 
-    `data_mib` is RLIMIT_DATA: private writable memory. RLIMIT_AS would also count the address space
-    that CUDA reserves (hundreds of GiB) and never uses. `file_mib` bounds each file that is written,
+    `data_bytes` is RLIMIT_DATA: private writable memory. RLIMIT_AS would also count the address space
+    that CUDA reserves (hundreds of GiB) and never uses. `file_bytes` bounds each file that is written,
     `n_procs` counts all threads of the account, not only the program's own. Core dumps are off.
     """
 
     cpu_s: int | None = None
-    data_mib: int | None = None
-    file_mib: int | None = None
+    data_bytes: int | None = None
+    file_bytes: int | None = None
     n_files: int | None = None
     n_procs: int | None = None
     memlock_bytes: int | None = None
@@ -313,18 +312,14 @@ class Limits:
         """Values by the name behind `RLIMIT_`."""
         values = {
             "CPU": self.cpu_s,
-            "DATA": _to_bytes(self.data_mib),
-            "FSIZE": _to_bytes(self.file_mib),
+            "DATA": self.data_bytes,
+            "FSIZE": self.file_bytes,
             "NOFILE": self.n_files,
             "NPROC": self.n_procs,
             "MEMLOCK": self.memlock_bytes,
             "CORE": 0,
         }
         return {name: value for name, value in values.items() if value is not None}
-
-
-def _to_bytes(mib: int | None) -> int | None:
-    return mib if mib is None or mib == UNLIMITED else mib * _MIB
 
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

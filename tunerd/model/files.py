@@ -25,7 +25,8 @@ from tunerd.machine.files import Files, looked_at
 from tunerd.model.facts import FileIdentity, ModelFacts, ModelIdentity, facts_of, why_apart
 from tunerd.model.gguf import FETCH_AGAIN, Header, read_header
 
-_WRITER = f"tunerd {__version__}, schema 4"
+# Another version may read more.
+_WRITER = f"tunerd {__version__}, schema 5"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MAX_SHARDS = 1000
 MAX_DEPTH = 8
@@ -59,14 +60,6 @@ class _OpenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Remembered:
-    """Facts, and what read them: another version may read more."""
-
-    written_by: str
-    facts: ModelFacts
-
-
-@dataclass(frozen=True, slots=True)
 class ModelFiles:
     """Reads model files, remembering what it found in `cache_dir` (None: nothing is kept)."""
 
@@ -89,14 +82,14 @@ class ModelFiles:
     def _facts(self, path: Path) -> ModelFacts:
         stamps = tuple(_stamp(part) for part in parts_of(path))
         entry = self._entry(stamps)
-        kept = self.files.recall(_Remembered, entry) if entry is not None else None
-        if kept is not None and kept.written_by == _WRITER:
-            files = kept.facts.identity.files
-            if [one.stamp for one in files] == [one.stamp for one in stamps]:
-                return _at(kept.facts, stamps)
+        kept = self.files.recall(ModelFacts, entry) if entry is not None else None
+        if kept is not None and [one.stamp for one in kept.identity.files] == [
+            one.stamp for one in stamps
+        ]:
+            return _at(kept, stamps)
         facts = facts_of([_read_file(stamp) for stamp in stamps])
         if entry is not None:
-            self.files.remember(entry, _Remembered(_WRITER, facts))
+            self.files.remember(entry, facts)
         return facts
 
     def why_vocabularies_differ(self, target: Path, draft: Path) -> str | None:
@@ -110,7 +103,7 @@ class ModelFiles:
             return why_apart(source, other)
 
     def _entry(self, stamps: Sequence[FileIdentity]) -> Path | None:
-        text = json.dumps([stamp.stamp for stamp in stamps])
+        text = json.dumps([_WRITER, *(stamp.stamp for stamp in stamps)])
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
         return self.cache_dir and self.cache_dir / f"model-facts-{name}.json"
 

@@ -178,7 +178,6 @@ class MemoryCorrection:
 
     taken: tuple[Taken, ...]
     n_loads: int
-    observed_s: float
 
 
 def taken(report: MemoryReport) -> tuple[Taken, ...]:

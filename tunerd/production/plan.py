@@ -601,8 +601,7 @@ def remember_load(
         before = ctx.files.recall(MemoryCorrection, path)
         n_loads = 1 if before is None else before.n_loads + 1
         ctx.files.make_folder(path.parent)
-        found = MemoryCorrection(seen, n_loads, ctx.clock.now_s())
-        ctx.files.write_json(path, plain(found))
+        ctx.files.write_json(path, plain(MemoryCorrection(seen, n_loads)))
     except TunerdError as problem:
         text = f"what this load took could not be kept: {problem.message}"
         return (note("memory-evidence", text, problem.hint),)

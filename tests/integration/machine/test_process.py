@@ -150,7 +150,9 @@ def test_a_child_left_behind_with_the_output_open_delays_nothing(stray: list[int
 
 
 def test_limits_hold_and_signals_are_as_by_default() -> None:
-    limits = Limits(cpu_s=7, data_mib=512, file_mib=1, n_files=50, memlock_bytes=65536)
+    limits = Limits(
+        cpu_s=7, data_bytes=512 << 20, file_bytes=1 << 20, n_files=50, memlock_bytes=65536
+    )
 
     facts = json.loads(run([PYTHON, "-c", FACTS], Setting(limits=limits), timeout_s=20).stdout)
 

@@ -55,7 +55,7 @@ def test_what_is_remembered_is_what_is_answered(tmp_path: Path, models: ModelFil
     models.read_facts(path)
     (entry,) = entries(tmp_path)
     content = json.loads(entry.read_text())
-    content["facts"]["name"] = "from the cache"
+    content["name"] = "from the cache"
     entry.write_text(json.dumps(content))
 
     assert models.read_facts(path).name == "from the cache"
@@ -96,8 +96,7 @@ def test_a_damaged_cache_is_as_good_as_none(
     (entry,) = entries(tmp_path)
 
     if isinstance(damage, dict):
-        content = json.loads(entry.read_text())
-        damage = json.dumps({**content, "facts": {**content["facts"], **damage}}).encode()
+        damage = json.dumps({**json.loads(entry.read_text()), **damage}).encode()
     entry.write_bytes(damage)
 
     assert models.read_facts(path) == facts

@@ -154,7 +154,7 @@ LOG = [
 
 
 def seen(*found: Taken) -> MemoryCorrection:
-    return MemoryCorrection(found, n_loads=1, observed_s=0.0)
+    return MemoryCorrection(found, n_loads=1)
 
 
 def mib(parts: tuple[Part, ...], device: Device, *kinds: PartKind) -> float:
