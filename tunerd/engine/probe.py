@@ -468,8 +468,8 @@ class EngineProber:
             raise EngineError(
                 f"will not run `{found.program}` to ask it",
                 cause="it is a script that is not seen to hand its own words on, and may start its server once more",
-                hint="let the unit name the server itself, or let the script put all of its own words "
-                'behind those of its server: "$@" in sh and bash, $argv in fish',
+                hint="let the unit name the server itself, or let the script end with it and all of its own words: "
+                '`exec llama-server ... "$@"` in sh and bash, $argv in fish',
             )
         what = f"`{found.program} {' '.join(arguments[:1])}`"
         late = threading.Timer(
