@@ -227,7 +227,6 @@ def _rows(engine: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     names = ("n_max", "p_min", "port")
     n_max, p_min, port = (_shown(capabilities[f"default_{one}"]) for one in names)
     yield "  defaults", f"n-max {n_max}, p-min {p_min}, port {port}"
-    yield "  per request", f"n-max and p-min: {engine['per_request_speculation']}"
     fit = {"none": "none", "on-off": "--fit on|off", "switch": "--fit"}[capabilities["fit"]]
     default = {True: "on", False: "off", None: "unknown"}[capabilities["fit_default_on"]]
     yield "  fit", f"{fit}, by default {default}"

@@ -27,7 +27,6 @@ from tunerd.engine.health import argument_error, last_words
 from tunerd.engine.help import (
     ALWAYS,
     Capabilities,
-    Effect,
     Engine,
     EngineIdentity,
     OffloadDevice,
@@ -262,10 +261,6 @@ def _same_file(one: Path, other: Path) -> bool:
         return False
 
 
-# Builds of these dialects say that they take n-max and p-min with a request; only a proof counts.
-_CLAIMS_PER_REQUEST = frozenset({"ik-now"})
-
-
 def engine_json(engine: Engine) -> dict[str, Any]:
     """An engine as scripts read it."""
     identity, capabilities = engine.identity, engine.capabilities
@@ -284,7 +279,6 @@ def engine_json(engine: Engine) -> dict[str, Any]:
         "capabilities": None if capabilities is None else _capabilities_json(capabilities),
         "lacks": None if capabilities is None else list(_lacks(capabilities)),
         "proofs": [plain(proof) for proof in engine.proofs],
-        "per_request_speculation": _per_request(engine),
         "embedded": engine.is_embedded,
     }
 
@@ -314,15 +308,6 @@ def _lacks(capabilities: Capabilities) -> tuple[str, ...]:
         f"speculation.type={kind}" for kind in SPEC_WORDS if capabilities.spec_word(kind) is None
     ]
     return tuple(missing)
-
-
-def _per_request(engine: Engine) -> str:
-    """Whether n-max and p-min can be given with a request: proved, refuted, claimed or no."""
-    proof = engine.proof("per-request")
-    if proof.effect is not Effect.UNTRIED:
-        return "proved" if proof.effect is Effect.PROVED else "no"
-    dialect = engine.capabilities.dialect if engine.capabilities is not None else ""
-    return "claimed" if dialect in _CLAIMS_PER_REQUEST else "no"
 
 
 _HINT = "`tunerd engines` lists what is here; the table or name has no effect"
