@@ -231,7 +231,6 @@ def _rows(engine: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     default = {True: "on", False: "off", None: "unknown"}[capabilities["fit_default_on"]]
     yield "  fit", f"{fit}, by default {default}"
     yield "  load mode", "--load-mode" if capabilities["load_mode"] else "--mlock, --no-mmap"
-    yield "  KV types", " ".join(capabilities["kv_types"]) or None
     yield "  identity", f"{engine['identity'][:16]} ({len(engine['components'])} files)"
     for proof in engine["proofs"]:
         yield f"  {proof['feature']}", f"{proof['effect']}: {proof['detail']}"

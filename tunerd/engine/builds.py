@@ -288,7 +288,6 @@ def _capabilities_json(capabilities: Capabilities) -> dict[str, Any]:
     return {
         "spec_types": list(capabilities.spec_types),
         "spec_style": str(capabilities.spec_style),
-        "kv_types": list(capabilities.kv_types),
         "fit": str(capabilities.fit),
         "load_mode": capabilities.has_load_mode,
         **{name: getattr(capabilities, name) for name in same},

@@ -28,7 +28,6 @@ _MAX_OPTION_INDENT = 12
 _SPELLING = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]*(?:\(s\))?")
 _DEFAULT = re.compile(r"\(default: ([^()]*(?:\([^()]*\)[^()]*)*)\)|, default: ([^\s,;)]+)")
 _ENV = re.compile(r"\(env: ([A-Z0-9_]+)\)")
-_ALLOWED = re.compile(r"allowed values: ([A-Za-z0-9_, ]+)")
 _GAP = re.compile(r",?[ \t]*")
 _PLACEHOLDER = re.compile(r"(?:\S| (?! ))+")
 # ik prints `-ctx-ckpt N, --ctx-checkpoints N`: a placeholder between two spellings.
@@ -50,12 +49,6 @@ class Option:
     default: str | None
     env: str | None
     is_removed: bool
-
-    @property
-    def allowed_values(self) -> tuple[str, ...]:
-        """The values after `allowed values:`; empty where the text lists none."""
-        found = _ALLOWED.search(self.description)
-        return () if found is None else tuple(re.findall(r"[^,\s]+", found[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +174,7 @@ IK_HIDDEN_FLAGS = frozenset(
 )  # fmt: skip
 # Listed and taken, and the draft's context is as long as the target's. Source: KV caches of the build of August 2026.
 _IK_IDLE_FLAGS = frozenset(("-cd", "--ctx-size-draft"))
-# ik's help names no types. Source: its parser's list, tried one by one.
-_IK_KV_TYPES = "f32,f16,bf16,q8_0,q4_0,q4_1,iq4_nl,q5_0,q5_1,q6_0,q8_KV"
-# Nor how deep a stage drafts that names no depth. Source: its buffer of states for MTP.
+# Ik's help does not say how deep a stage drafts that names no depth. Source: its buffer of states for MTP.
 _IK_N_MAX = 16
 # Nor its p-min, which the one of June rounds. Source: its parser; both draft so without the key.
 _IK_P_MIN, _IK_P_MIN_TOLD = 0.75, (None, 0.8)
@@ -241,7 +232,6 @@ class Capabilities:
     spec_style: SpecStyle
     spec_types: tuple[str, ...]
     takes_chains: bool
-    kv_types: tuple[str, ...]
     fit: FitStyle
     fit_default_on: bool | None
     has_load_mode: bool
@@ -415,7 +405,6 @@ def read_capabilities(help_text: HelpText) -> Capabilities:
         spec_style=spec_style,
         spec_types=spec_types,
         takes_chains=_is_plain_list(help_text.option("--spec-type")),
-        kv_types=_kv_types(help_text, family),
         fit=fit,
         fit_default_on=fit_default_on,
         has_load_mode="--load-mode" in flags,
@@ -512,15 +501,6 @@ def _fit(flags: frozenset[str], option: Option | None) -> tuple[FitStyle, bool |
         return FitStyle.SWITCH, False
     is_on = None if option.default is None else "on" in option.default.strip("'\"")
     return FitStyle.ON_OFF, is_on
-
-
-def _kv_types(help_text: HelpText, family: Family) -> tuple[str, ...]:
-    option = help_text.option("--cache-type-k")
-    if option is None:
-        return ()
-    if option.allowed_values:
-        return option.allowed_values
-    return tuple(_IK_KV_TYPES.split(",")) if family is Family.IK else ()
 
 
 def _number(help_text: HelpText, *spellings: str) -> float | None:

@@ -39,7 +39,6 @@ def test_probing_reads_the_help_as_that_of_a_mainline_build_since_september_2026
     assert capabilities.dialect == "main-0x"
     assert capabilities.spec_style is SpecStyle.SPLIT
     assert "draft-mtp" in capabilities.spec_types
-    assert capabilities.kv_types[:4] == ("f32", "f16", "bf16", "q8_0")
     assert capabilities.fit is FitStyle.ON_OFF
     assert capabilities.has_load_mode
     assert (capabilities.default_n_max, capabilities.default_p_min) == (3, 0.0)
