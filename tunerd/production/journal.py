@@ -157,7 +157,6 @@ class Backup:
 
     name: str
     changed_s: float
-    size: int
     generation: int | None
 
 
@@ -168,14 +167,13 @@ def backups(ctx: Context) -> tuple[Backup, ...]:
         name = entry.generation.replaced_backup
         if name is not None:
             by_name.setdefault(name, entry.generation.number)
-    found = []
-    for path in _made(ctx):
-        if path.is_file() and not path.is_symlink():
-            status = path.stat()
-            number = by_name.get(path.name)
-            found.append(Backup(path.name, status.st_ctime, status.st_size, number))
-    found.sort(key=lambda one: (one.generation or 0, one.changed_s), reverse=True)
-    return tuple(found)
+    found = (
+        Backup(path.name, path.stat().st_ctime, by_name.get(path.name))
+        for path in _made(ctx)
+        if path.is_file() and not path.is_symlink()
+    )
+    order = sorted(found, key=lambda one: (one.generation or 0, one.changed_s), reverse=True)
+    return tuple(order)
 
 
 def new_backup_name(ctx: Context, reason: str) -> str:

@@ -121,7 +121,6 @@ def list_targets(ctx: Context) -> ActionResult:
                 "name": backup.name,
                 "generation": backup.generation,
                 "changed_s": backup.changed_s,
-                "bytes": backup.size,
                 "made_by_generation": made_by.number if made_by is not None else None,
                 "profile": made_by.profile if made_by is not None else None,
                 "is_live": text is not None and sha256(text) == live,

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -33,7 +32,6 @@ Options of llama-server that are not listed here are refused.
 _LOOP_S = 10.0
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _TEXT_COLUMN = 40
-_TEXT_WIDTH = 70
 _BYTES_PER_MIB = 1024 * 1024
 _N_DEVICES = 16
 """llama.cpp's fit wants one margin for each of the 16 devices that it can have."""
@@ -301,19 +299,11 @@ def help_text() -> str:
 
 
 def option_text(option: Option) -> str:
-    """One entry of the help: spellings, and from column 40 what the option does."""
-    first, *others = (*option.spellings, *option.negations)
-    head = f"{first + ',':<6} {', '.join(others)}" if others else first
-    if option.argument is not None:
-        head += f" {option.argument}"
-    lines = [
-        part
-        for line in option.description.splitlines()
-        for part in textwrap.wrap(line, _TEXT_WIDTH, break_on_hyphens=False)
-    ]
-    indent = " " * _TEXT_COLUMN
-    start = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN - 1 else f"{head}\n{indent}"
-    return start + f"\n{indent}".join(lines) + "\n"
+    """One entry of the help: spellings, and from column 40 of the lines below what the option does."""
+    head = ", ".join((*option.spellings, *option.negations))
+    argument = "" if option.argument is None else f" {option.argument}"
+    indent = "\n" + " " * _TEXT_COLUMN
+    return f"{head}{argument}{indent}{indent.join(option.description.splitlines())}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
