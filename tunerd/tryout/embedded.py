@@ -83,20 +83,6 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
-def _slots(text: str) -> int:
-    number = whole(text)
-    if number == 0:
-        raise BadValueError("error: invalid value for n_parallel\n")
-    return number
-
-
-def _budget(text: str) -> int:
-    number = whole(text)
-    if number < -1:
-        raise BadValueError("invalid value")
-    return number
-
-
 def _choice(table: Mapping[str, Any], problem: str) -> Reader:
     """One word of a table; `problem` may show the word as `{}`."""
 
@@ -209,8 +195,8 @@ _WORDS = {
     "KV_NOTE": f"\nallowed values: {', '.join(_KV_WORDS)}\n(default: f16)",
 }
 _READERS: Mapping[str, Reader] = {
-    "whole": whole, "real": real, "text": str, "words": _words, "slots": _slots, "layers": _layers,
-    "seed": _seed, "budget": _budget, "kv": _kv_type, "spec": _spec_types, "load": _load_mode,
+    "whole": whole, "real": real, "text": str, "words": _words, "layers": _layers,
+    "seed": _seed, "kv": _kv_type, "spec": _spec_types, "load": _load_mode,
     "thoughts": _thoughts, "margins": margins, "json": _template_arguments, "file": _file,
     "keys": _keys_of_file, "folder": _folder, "flash": _on_off("--flash-attn", *_FLASH),
     "fit": _on_off("--fit", on=True, off=False), "thinking": _on_off("--reasoning", 1, 0, -1),

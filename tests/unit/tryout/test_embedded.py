@@ -75,7 +75,6 @@ def test_what_the_embedded_profiles_render_is_accepted(path: Path) -> None:
         (["--temp", "abc"], "stof"),
         (["-ctk", "foo"], "Unsupported cache type: foo"),
         (["--spec-type", "mtp"], "unknown speculative type: mtp"),
-        (["-np", "0"], "error: invalid value for n_parallel\n"),
         (["-fit", "maybe"], "error: unknown value for --fit: 'maybe'\n"),
         (["--api-key-file", "/nope"], "error: failed to open file '/nope'\n"),
     ],
