@@ -55,12 +55,9 @@ _ESTIMATED = re.compile(r"^(\S+)((?: \d{1,8}){3}) ?$", re.MULTILINE)
 _SERVES = re.compile(r"^[ \t]+serve[ \t]", re.MULTILINE)
 _BUILD_FOLDERS = (
     ".local/bin",
-    "llama.cpp/build/bin",
-    "llama.cpp/build-*/bin",
     "llama.cpp/build*/bin",
-    "ik_llama.cpp/build/bin",
     "ik_llama.cpp/build*/bin",
-    "beellama.cpp/build/bin",
+    "beellama.cpp/build*/bin",
     "BeeLlama.cpp/build*/bin",
 )
 # Source: elf(5).

@@ -27,13 +27,12 @@ from tunerd.model.gguf import FETCH_AGAIN, Header, read_header
 
 # Another version may read more.
 _WRITER = f"tunerd {__version__}, schema 5"
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MAX_SHARDS = 1000
 MAX_DEPTH = 8
 MAX_ENTRIES = 100_000
 MAX_HEADERS = 200
 _SUFFIX = ".gguf"
-_PART = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 _SHOWN = 8
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -114,17 +113,11 @@ def parts_of(path: Path) -> tuple[Path, ...]:
     The names of the parts say how many there are; a link may point anywhere, as in the cache of
     Hugging Face.
     """
-    found = _SHARD.fullmatch(path.name)
-    if found is None:
+    found = _PART.search(path.name)
+    if found is None or not 0 < int(found[1]) <= int(found[2]) <= _MAX_SHARDS:
         return (path,)
-    count = int(found["count"])
-    if not 0 < int(found["number"]) <= count <= _MAX_SHARDS:
-        return (path,)
-    suffix = path.name[found.end("count") :]
-    return tuple(
-        path.with_name(f"{found['stem']}-{number:05d}-of-{count:05d}{suffix}")
-        for number in range(1, count + 1)
-    )
+    begin, end = path.name[: found.start(1)], path.name[found.end(1) :]
+    return tuple(path.with_name(f"{begin}{n:05d}{end}") for n in range(1, int(found[2]) + 1))
 
 
 def _stamp(path: Path) -> FileIdentity:
