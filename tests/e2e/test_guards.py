@@ -26,8 +26,6 @@ enabled = false
 every_s = 1.0
 busy_every_s = 1.0
 [guards]
-hang_every_s = 5.0
-hang_limit_s = 2.0
 drift = "act"
 """
 PROFILES = {
@@ -123,20 +121,6 @@ def test_an_end_without_words_is_told_by_what_the_manager_saw(box: Deployment) -
     died = json.loads(str(box.until(lambda: box.machine.run(*found).stdout, "it saw the death")))
     assert died["TUNERD_CAUSE"] == "crash"
     assert died["TUNERD_WORDS"].startswith("signal 11; ")
-
-
-def test_a_server_that_hangs_is_restarted(box: Deployment) -> None:
-    box.stand_ins(eng={"reply": ["normal", "normal", "hang"]})
-    box.apply("plain")
-    before = box.show("InvocationID")
-    watched(box)
-
-    box.until(lambda: box.show("InvocationID") != before, "it was restarted")
-
-    text = box.until(told(box, "hang"), "it was told")
-    assert "no answer within 2 s" in text
-    assert box.show("NRestarts") == "0", "a restart, not a death"
-    box.until(lambda: box.alias() == "plain", "it serves again")
 
 
 def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment) -> None:

@@ -23,17 +23,10 @@ def asked_to_draft(box: BenchBox, url: str, *, drafts: bool) -> Session:
     return session
 
 
-def bench_two(
-    box: BenchBox,
-    on: str,
-    off: str,
-    suite: Suite,
-    *,
-    repeats: int,
-) -> ActionResult:
+def bench_two(box: BenchBox, on: str, off: str, suite: Suite) -> ActionResult:
     """Bench two servers that run already as the arms of one profile."""
     ctx = box.context()
-    session = Session(ctx, BenchRequest(suite=suite, repeats=repeats, seed=11))
+    session = Session(ctx, BenchRequest(suite=suite, repeats=1, seed=11))
     with EvidenceStore(ctx.paths.evidence) as session.store:
         for name, url, drafts in ((ON, on, True), (OFF, off, False)):
             opened = open_url(ctx, url)

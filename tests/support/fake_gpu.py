@@ -61,20 +61,6 @@ def rtx_4070_super(*, index: int = 0, used_mib: int = 0) -> Gpu:
     return a_card(index=index, used_mib=used_mib)
 
 
-def rtx_5060_ti() -> Gpu:
-    return replace(
-        a_card("NVIDIA GeForce RTX 5060 Ti", total_mib=16311),
-        power_limit_w=180.0,
-        power_default_w=180.0,
-        power_max_w=180.0,
-        pcie_generation=5,
-        pcie_generation_max=5,
-        pcie_width=8,
-        pcie_width_max=8,
-        compute_capability=(12, 0),
-    )
-
-
 def rtx_3090_ti(*, index: int = 0, used_mib: int = 0) -> Gpu:
     return replace(
         a_card("NVIDIA GeForce RTX 3090 Ti", index=index, total_mib=24564, used_mib=used_mib),

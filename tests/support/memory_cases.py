@@ -242,9 +242,7 @@ def write_models(case: MemoryCase, folder: Path) -> None:
             write_hollow(folder / file_name(shape), shape)
 
 
-def said_by(
-    command: Sequence[str], folder: Path, *, until: re.Pattern[str], timeout_s: float = 240.0
-) -> list[str]:
+def said_by(command: Sequence[str], folder: Path, *, until: re.Pattern[str]) -> list[str]:
     """What a server says until a line matches or it fails; it is ended then."""
     argv = [*command, "--host", "127.0.0.1", "--port", str(free_port()), "-t", "1"]
     lines: list[str] = []
@@ -253,7 +251,7 @@ def said_by(
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(ROOT)}, cwd=folder,
         text=True, errors="replace", start_new_session=True,
     ) as process:  # fmt: skip
-        alarm = threading.Timer(timeout_s, _end, [process])
+        alarm = threading.Timer(240.0, _end, [process])
         alarm.start()
         try:
             for line in process.stdout or ():

@@ -55,9 +55,9 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_logged(self, pattern: str, timeout_s: float = 20.0) -> re.Match[str]:
+    def wait_logged(self, pattern: str) -> re.Match[str]:
         """A thread of the server writes its log, on a busy machine after what it says was done."""
-        until_s = time.monotonic() + timeout_s
+        until_s = time.monotonic() + 20.0
         while (found := re.search(pattern, self.log_text())) is None:
             assert time.monotonic() < until_s, f"no {pattern} in:\n{self.log_text()[-4000:]}"
             time.sleep(0.02)
@@ -93,9 +93,9 @@ class Server:
         url = f"{self.url}{route}"
         return _told(CLIENT.post(url, json=dict(body), headers=dict(self.headers), timeout=300.0))
 
-    def wait_ended(self, timeout_s: float = 120.0) -> int:
+    def wait_ended(self) -> int:
         """The exit status; minus the signal's number if one killed it."""
-        return self.process.wait(timeout_s)
+        return self.process.wait(120.0)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

@@ -76,17 +76,6 @@ def test_without_a_name_wrong_settings_are_no_crash(box: Box) -> None:
     assert "missing" in done.stderr
 
 
-def test_a_new_profile_is_followed_by_the_commands_that_plan_and_deploy_it(
-    box: Box, tmp_path: Path
-) -> None:
-    model = tmp_path / "tiny.gguf"
-    box.json("model", "new", str(model))
-
-    (said,) = box.json("profiles", "new", "coder", "--model", str(model))["messages"]
-
-    assert said["hint"] == "`tunerd plan coder`, then `tunerd apply coder`"
-
-
 def test_a_misspelt_profile_is_told_with_the_nearest_and_a_wrong_set_is_no_fault_of_the_profile(
     box: Box,
 ) -> None:

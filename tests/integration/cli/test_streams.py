@@ -119,21 +119,26 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "told", "way"),
     [
-        (("plan", "--no-such-option", "--json"), "no such option"),
-        (("aply", "--json"), "Did you mean `apply`"),
-        (("apply", "--json"), "no profile was named"),
-        (("history", "show", "first", "--json"), "not a whole number"),
-        (("--json", "status"), "no such option of `tunerd`: '--json'"),
-        (("guard", "set", "oom", "--json"), "Choose from: act, advise, off"),
+        (("plan", "--nosuch"), "no such option '--nosuch'", "plan --help"),
+        (("aply",), "no such command `aply`. Did you mean `apply`?", "--help"),
+        (("history", "show", "x"), "invalid value for 'NUMBER': 'x' is not a whole number",
+         "history show --help"),
+        (("settings", "get"), "no such command 'get'", "settings --help"),
+        (("guard", "set", "oom"), "Choose from: act, advise, off", "guard set --help"),
     ],
-)
-def test_a_wrong_call_is_one_json_object_for_scripts(
-    tmp_path: Path, words: tuple[str, ...], told: str
+)  # fmt: skip
+def test_a_wrong_call_is_told_as_every_error_is_and_is_one_json_object_for_scripts(
+    tmp_path: Path, words: tuple[str, ...], told: str, way: str
 ) -> None:
     done = Box(tmp_path).call(*words)
+    first, *_, last = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, last) == (2, "", f"hint: `tunerd {way}`")
+    assert first.startswith("error: ")
+    assert told in first
 
+    done = Box(tmp_path).call(*words, "--json")
     said = json.loads(done.stdout)
     assert done.returncode == 2
     assert (said["schema"], said["ok"], said["error"]["code"]) == (1, False, "usage")
@@ -141,27 +146,10 @@ def test_a_wrong_call_is_one_json_object_for_scripts(
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "told", "way"),
-    [
-        (("plan", "--nosuch"), "no such option '--nosuch'", "plan --help"),
-        (
-            ("history", "show", "x"),
-            "invalid value for 'NUMBER': 'x' is not a whole number",
-            "history show --help",
-        ),
-        (("plan", "cpu-embedded", "--set"), "option '--set' requires an argument", "plan --help"),
-        (("settings", "get"), "no such command 'get'", "settings --help"),
-    ],
-)
-def test_a_wrong_call_is_told_as_every_error_is(
-    tmp_path: Path, words: tuple[str, ...], told: str, way: str
-) -> None:
-    done = Box(tmp_path).call(*words)
-
-    first, *_, last = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, last) == (2, "", f"hint: `tunerd {way}`")
-    assert first.startswith(f"error: {told}")
+def test_json_in_front_of_the_command_is_refused_as_json(tmp_path: Path) -> None:
+    said = Box(tmp_path).json("--json", "status", code=2)
+    assert said["error"]["message"] == "no such option of `tunerd`: '--json'"
+    assert "`tunerd status --json`" in said["error"]["hint"]
 
 
 def test_where_nobody_can_be_asked_nothing_is_touched_and_the_way_on_is_told(

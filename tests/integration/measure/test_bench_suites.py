@@ -101,7 +101,7 @@ def test_the_same_answers_and_calls_pass_the_gate(box: BenchBox, tmp_path: Path)
         answering(tmp_path / "on", *MTP, **usual) as (on, _),
         answering(tmp_path / "off", **usual) as (off, _),
     ):
-        result = bench_two(box, on.url, off.url, Suite.QUALITY, repeats=1)
+        result = bench_two(box, on.url, off.url, Suite.QUALITY)
 
     assert "Quality, cases" in "\n".join(render_bench(result.payload))
     (found,) = came_to(result.payload, "quality")
@@ -130,7 +130,7 @@ def test_a_question_measured_again_with_another_text_is_compared_by_what_both_we
         answering(tmp_path / "on", *MTP, tool_calls=calls) as (on, _),
         answering(tmp_path / "off", tool_calls=calls) as (off, _),
     ):
-        result = bench_two(box, on.url, off.url, Suite.QUALITY, repeats=1)
+        result = bench_two(box, on.url, off.url, Suite.QUALITY)
 
     throttled = [one for one in result.payload["samples"] if "throttled" in one["marks"]]
     assert throttled, "nothing was measured again"

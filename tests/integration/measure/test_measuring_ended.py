@@ -123,15 +123,6 @@ def answered(box: SweepBox, answer: bytes, *words: str) -> tuple[int, str, str]:
     return process.returncode, out, told
 
 
-def test_a_side_with_figures_that_cannot_be_cannot_be_compared(box: SweepBox) -> None:
-    found = box.json("compare", "speculation.n_max=3", "live", "--budget", "60s", "--yes", code=1)
-
-    assert (found["ok"], found["recommended"]) == (False, None)
-    assert "A: it is meant to draft, and drafted nothing" in found["problem"]
-    assert "figures that cannot be" in found["problem"]
-    assert box.serves
-
-
 def test_the_answer_no_is_one_object_and_nothing_was_touched_or_made(box: SweepBox) -> None:
     pid, evidence = box.json("status")["pid"], box.box.context.paths.evidence
     if evidence.exists():

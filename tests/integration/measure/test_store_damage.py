@@ -25,7 +25,7 @@ from tests.support.synthetic_runs import made_runs
 from tunerd.errors import HostError
 from tunerd.measure.store import VERSION, EvidenceStore, open_to_read
 
-OLD_STORE = DATA / "evidence-version-1.sql"
+OLD_STORE = DATA / "state-0.1/evidence.sql"
 KILLS = 12
 SAMPLE = replace(PLAIN, details={"filler": list(range(300))})
 
@@ -193,7 +193,7 @@ def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) ->
         assert opener.stdout.readline()
         _killed(opener)
     versions = queried(path, "select version from schema_versions order by 1")
-    assert versions == [(1,), (VERSION,)]
+    assert versions == [(3,), (VERSION,)]
 
 
 def test_an_older_store_that_may_only_be_read_says_who_can_help(tmp_path: Path) -> None:

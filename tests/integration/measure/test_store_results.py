@@ -173,32 +173,29 @@ def test_evidence_holds_until_the_machine_changes_and_what_changed_is_named(
     assert (row["remarks"], row["differs_from_live"]) == ([], None)
 
 
-def test_a_limit_of_a_drop_in_that_is_gone_or_another_is_named_with_both(bench: Bench) -> None:
-    """Half of the processors were taken from what serves, and what was proved with all of them still held."""
-    lay_over(bench, "CPUQuota=400%\nMemoryMax=20G")
-    lay_over(bench, "CPUQuota=200%", "more.conf")
+@pytest.mark.parametrize(
+    ("first", "more", "emptied", "changed"),
+    [
+        ("CPUQuota=400%\nMemoryMax=20G", "CPUQuota=200%", "more.conf",
+         "CPUQuota=200%, MemoryMax=20G -> CPUQuota=400%, MemoryMax=20G"),
+        # systemd merges masks, and the one that stays is the last of them before and after.
+        ("CPUAffinity=0-5", "CPUAffinity=6", "first.conf", "CPUAffinity=0-5 6 -> CPUAffinity=6"),
+    ],
+    ids=["half of the processors were taken", "processors of one of two masks"],
+)  # fmt: skip
+def test_a_limit_of_a_drop_in_that_is_gone_or_another_is_named_with_both(
+    bench: Bench, first: str, more: str, emptied: str, changed: str
+) -> None:
+    """What was proved with all processors still held, after half of them were taken from what serves."""
+    lay_over(bench, first, "first.conf")
+    lay_over(bench, more, "more.conf")
     bench.measured(an_arm(bench))
     assert bench.staleness()["holds"] is True
 
-    lay_over(bench, "", "more.conf")
+    lay_over(bench, "", emptied)
     row = bench.staleness()
     assert row["holds"] is False
-    assert row["texts"] == [
-        "limits of the unit changed: CPUQuota=200%, MemoryMax=20G -> CPUQuota=400%, MemoryMax=20G"
-    ]
-
-
-def test_processors_that_one_of_two_drop_ins_gave_are_missed_when_it_is_gone(bench: Bench) -> None:
-    """systemd merges masks, and the one that stays is the last of them before and after."""
-    lay_over(bench, "CPUAffinity=0-5", "first.conf")
-    lay_over(bench, "CPUAffinity=6", "more.conf")
-    bench.measured(an_arm(bench))
-    assert bench.staleness()["holds"] is True
-
-    lay_over(bench, "", "first.conf")
-    row = bench.staleness()
-    assert row["holds"] is False
-    assert row["texts"] == ["limits of the unit changed: CPUAffinity=0-5 6 -> CPUAffinity=6"]
+    assert row["texts"] == [f"limits of the unit changed: {changed}"]
 
 
 def write_workload(bench: Bench, answer_tokens: int) -> Path:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
 from tests.support.emitted import HOSTILE, LINES, any_words, same, server_of, words_of
-from tests.support.server_process import Server, start
+from tests.support.server_process import start
 from tunerd.engine.emit import Target, emit
 from tunerd.engine.flags import owner_of
 
@@ -65,22 +63,6 @@ def test_a_router_runs_the_flags_of_the_plan(build: str, tmp_path: Path) -> None
             assert pairs(plan["argv"][1:]) <= pairs(model["status"]["args"][1:])
             asked = {"model": "designed", "prompt": "1 2 3", "max_tokens": 4}
             assert router.post("/v1/completions", asked)["choices"][0]["text"]
-
-
-@pytest.mark.engine
-def test_a_script_starts_the_very_server_of_the_plan(tmp_path: Path) -> None:
-    with engine_box(ROUTERS[-1]) as box:
-        plan = box.json("plan", "designed")
-        script = tmp_path / "serve"
-        box.json("emit", "shell", "designed", "-o", str(script))
-        assert subprocess.run([*SHELLCHECK, str(script)], check=False).returncode == 0
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen([str(script)], stdout=log, stderr=log, cwd=tmp_path)
-        with Server(process, box.port, tmp_path / "log") as server:
-            server.wait_ready()
-            argv = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-            assert same(argv, plan["argv"])
-            os.kill(process.pid, signal.SIGTERM)
 
 
 def test_words_of_any_kind_come_through_a_script(tmp_path: Path) -> None:

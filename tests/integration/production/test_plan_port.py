@@ -7,24 +7,21 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fault.fuse import Fuse, fused_services
 from tests.support.build_box import BuildBox, build_box
 from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tests.support.sweep_box import for_everybody
 from tests.support.waiting import until
-from tunerd.engine.builds import PlanRequest
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address, read_live_unit
 from tunerd.machine.net import is_listened_on
 from tunerd.production.gate import NotServing, port_will_be_free
-from tunerd.production.plan import check_port, make_plan
+from tunerd.production.plan import check_port
 from tunerd.production.rollback import preview
 
 
@@ -53,17 +50,6 @@ def box() -> Iterator[BuildBox]:
 def warnings(box: BuildBox, profile: str, *words: str) -> dict[str, Any]:
     plan = box.json("plan", profile, *words)
     return {one["code"]: one for one in plan["warnings"]}
-
-
-@pytest.mark.parametrize(("profile", "n_readings"), [("build", 3), ("other", 4)])
-def test_a_plan_reads_the_unit_once_it_knows_the_engine_and_judges_by_that(
-    box: BuildBox, profile: str, n_readings: int
-) -> None:
-    """Eleven calls of `systemctl`. The others find engines, and see that there is a unit to be replaced."""
-    ctx, fuse = box.box.context, Fuse()
-    asked = replace(ctx, services=fused_services(ctx.services, fuse, asks=True))
-    make_plan(asked, PlanRequest(profile, {}))
-    assert [step.text for step in fuse.steps].count("state") == n_readings
 
 
 def test_a_port_that_what_serves_leaves_to_another_family_only_later_is_told_of(

@@ -22,30 +22,8 @@ from tunerd.sweep.run import run_sweep
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def box() -> Iterator[SweepBox]:
-    rules = [
-        # The gate's request is answered; the warm-up, which is longer, is not.
-        {"when": {"speculative": "off"},
-         "set": {"fail": "oom-first-request", "fails_after_requests": 1}},
-        {"when": {"n_max": "2"}, "set": {"fail": "segfault"}},
-    ]  # fmt: skip
-    with swept(rules=rules) as found:
-        yield found
-
-
 def starts(box: SweepBox) -> int:
     return len(box.engine.served())
-
-
-def test_arms_that_run_out_of_memory_or_crash_are_results_with_reasons(box: SweepBox) -> None:
-    found = box.sweep("--space", "speculation.n_max=2,4", budget="30s")
-    assert found["verdict"] != "promote"
-    shown = box.newest()
-    failures = {row["failure"]: row["arm"] for row in shown["page"]["failures"]}
-    assert "no speculation" in failures["oom"]
-    assert "mtp 2/0" in failures["crash"]
-    assert box.serves
 
 
 def test_why_a_candidate_was_given_up_is_told_by_what_was_seen_of_it() -> None:

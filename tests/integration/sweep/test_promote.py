@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_gpu import FakeGpuReader
+from tests.support.faked import set_to
 from tests.support.made_sweep import put_proposal
 from tests.support.sweep_box import SweepBox, swept
 from tests.support.waiting import until
@@ -52,8 +53,7 @@ def deploy(ctx: Context, number: int) -> ActionResult:
 
 def by_itself(ctx: Context) -> Context:
     """Winners are deployed without being asked about."""
-    sweep = ctx.settings.sweep.model_copy(update={"promote": "auto"})
-    return replace(ctx, settings=ctx.settings.model_copy(update={"sweep": sweep}))
+    return set_to(ctx, sweep__promote="auto")
 
 
 def drafts(box: SweepBox) -> bool:

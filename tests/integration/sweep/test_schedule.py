@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.support.faked import set_to
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box
 from tests.support.made_sweep import put_night
@@ -24,7 +25,6 @@ from tunerd.machine.files import lock
 from tunerd.measure.store import EvidenceStore
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.probation import daemon_lock
-from tunerd.settings import ScheduleSettings
 from tunerd.sweep.run import sweep_status
 from tunerd.sweep.schedule import ask_tonight, read_memory, show_schedule
 from tunerd.tryout.local_service import Ending
@@ -97,12 +97,8 @@ def test_the_tz_of_a_shell_moves_no_window_that_a_daemon_elsewhere_keeps(tmp_pat
     """Its daemon has the machine's clock; one without a service manager has what its container sets."""
     elsewhere = "Asia/Kolkata" if local_zone({}) != "Asia/Kolkata" else "Asia/Tokyo"
     ctx = box(tmp_path, "2026-11-23 12:00")
-    sweep = ctx.settings.sweep.model_copy(update={"timezone": None})
-    ctx = replace(
-        ctx,
-        settings=ctx.settings.model_copy(update={"sweep": sweep}),
-        environment={**ctx.environment, "TZ": elsewhere},
-    )
+    ctx = set_to(ctx, sweep__timezone=None)
+    ctx = replace(ctx, environment={**ctx.environment, "TZ": elsewhere})
     told = [show_schedule(replace(ctx, mode=mode)).payload["timezone"] for mode in Mode]
     assert dict(zip(Mode, told, strict=True)) == {
         Mode.SYSTEM: local_zone({}),
@@ -115,19 +111,21 @@ def test_the_tz_of_a_shell_moves_no_window_that_a_daemon_elsewhere_keeps(tmp_pat
 
 
 def box(tmp_path: Path, now: str, *, enabled: bool = True) -> Context:
-    ctx = Box(tmp_path).context
     clock = FakeClock(now_s=at(now))
-    sweep = ctx.settings.sweep.model_copy(
-        update={"window": "01:00-06:30", "timezone": "Europe/Berlin"}
-    )
-    settings = ctx.settings.model_copy(
-        update={"sweep": sweep, "schedule": ScheduleSettings(enabled=enabled)}
-    )
-    manager = FakeServiceManager(
-        tmp_path, clock, {"/bin/sweep": lambda _start: Life(ends_after_s=3600)}
-    )
+    programs = {"/bin/sweep": lambda _start: Life(ends_after_s=3600)}
+    manager = FakeServiceManager(tmp_path, clock, programs)
     (manager.unit_dir / SWEEP_UNIT).write_text(SWEEP)
-    return replace(ctx, settings=settings, clock=clock, services=manager)
+    ctx = set_to(Box(tmp_path).context, sweep__window="01:00-06:30",
+                 sweep__timezone="Europe/Berlin", schedule__enabled=enabled)  # fmt: skip
+    return replace(ctx, clock=clock, services=manager)
+
+
+def faked(tmp_path: Path) -> tuple[Context, FakeServiceManager, FakeClock]:
+    """When a window opens, with the fakes as what they are."""
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    assert isinstance(ctx.services, FakeServiceManager)
+    assert isinstance(ctx.clock, FakeClock)
+    return ctx, ctx.services, ctx.clock
 
 
 def starts(ctx: Context, looks: int = 1) -> tuple[list[str], list[float]]:
@@ -160,15 +158,14 @@ def test_a_daemon_that_was_started_anew_begins_no_second_night(tmp_path: Path) -
 
 
 def test_a_night_that_began_on_a_clock_that_was_set_back_since_is_had_again(tmp_path: Path) -> None:
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    assert isinstance(ctx.clock, FakeClock)
+    ctx, _, clock = faked(tmp_path)
     assert starts(ctx)[0] == ["night"]
-    ctx.clock.set_wall(at("2026-11-22 22:00"))
+    clock.set_wall(at("2026-11-22 22:00"))
     assert starts(ctx)[0] == []
     ctx.services.stop(SWEEP_UNIT)  # which ends by itself, seeing the same clock
-    ctx.clock.set_wall(at("2026-11-23 01:00"))
+    clock.set_wall(at("2026-11-23 01:00"))
     assert starts(ctx)[0] == ["night"]
-    ctx.clock.set_wall(at("2026-11-23 00:59"))
+    clock.set_wall(at("2026-11-23 00:59"))
     assert starts(ctx, looks=3)[0] == []
 
 
@@ -179,9 +176,7 @@ def test_no_night_begins_where_nobody_wanted_them(tmp_path: Path) -> None:
 
 
 def test_a_night_that_cannot_begin_is_told_once_and_begins_when_it_can(tmp_path: Path) -> None:
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    manager = ctx.services
-    assert isinstance(manager, FakeServiceManager)
+    ctx, manager, _ = faked(tmp_path)
     manager.errors["start"] = [ServiceError("it does not start")] * 3
     told, waits = starts(ctx, looks=6)
     assert told == ["night-failed", "night"]
@@ -224,9 +219,7 @@ def test_a_night_that_cannot_be_noted_is_not_begun_and_told_once(tmp_path: Path)
 def test_how_a_night_ended_is_told_once(
     tmp_path: Path, ending: Ending, lines: tuple[str, ...], event: tuple[str, str, str]
 ) -> None:
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    manager = ctx.services
-    assert isinstance(manager, FakeServiceManager)
+    ctx, manager, _ = faked(tmp_path)
     life = Life(prints=lines, ends_after_s=3600, ending=ending)
     manager.programs["/bin/sweep"] = lambda _start: life
     told: list[Event] = []
@@ -243,19 +236,15 @@ def test_how_a_night_ended_is_told_once(
 def test_a_night_that_ended_while_no_daemon_looked_is_told_by_the_next_one(
     tmp_path: Path, boots_s: float, said: str
 ) -> None:
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    manager = ctx.services
-    assert isinstance(manager, FakeServiceManager)
-    assert isinstance(ctx.clock, FakeClock)
+    ctx, manager, clock = faked(tmp_path)
     lines = ("It stays.", "sweep 3: 12 configurations, 31 starts in 2 h")
     manager.programs["/bin/sweep"] = lambda _start: Life(prints=lines, ends_after_s=60)
     keeper = HistoryKeeper(ctx, lambda _event: None)
     Nights(ctx, keeper.add_event).look()
-    ctx.clock.sleep(3600.0)
+    clock.sleep(3600.0)
     assert not ctx.services.state(SWEEP_UNIT).is_active
     if boots_s > 0:
-        now_s = ctx.clock.now_s()
-        ctx = replace(ctx, clock=FakeClock(now_s=now_s, monotonic_s=boots_s))
+        ctx = replace(ctx, clock=FakeClock(now_s=clock.now_s(), monotonic_s=boots_s))
     for _ in range(2):
         nights = Nights(ctx, keeper.add_event)
         nights.look()
@@ -267,9 +256,7 @@ def test_a_night_that_ended_while_no_daemon_looked_is_told_by_the_next_one(
 
 def test_what_an_earlier_night_said_is_not_told_of_one_that_said_nothing(tmp_path: Path) -> None:
     """systemd forgets which invocation it was that ended well, and the newest lines were those of the night before."""
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    manager = ctx.services
-    assert isinstance(manager, FakeServiceManager)
+    ctx, manager, _ = faked(tmp_path)
     lives = iter([("It stays.", "sweep 3: 12 configurations, 31 starts in 2 h"), ("interrupted",)])
     manager.programs["/bin/sweep"] = lambda _start: Life(prints=next(lives), ends_after_s=600)
     told: list[Event] = []

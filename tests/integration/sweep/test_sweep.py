@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.sweep_box import SweepBox, swept
-from tests.support.waiting import until
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
@@ -154,28 +151,3 @@ def test_a_winner_that_a_person_rolls_back_stays_away_until_it_is_promoted_again
     box.json("promote", number, "--yes")
     assert box.json("plan", "night")["diff"] == ""
     assert "--spec" not in " ".join(box.engine.served()[-1])
-
-
-def test_a_winner_that_dies_in_service_is_taken_back_and_not_proposed_again(
-    box: SweepBox, found: dict[str, Any]
-) -> None:
-    """The daemon watches it; nothing of the command that promoted runs any more."""
-    box.json("rollback", "--yes")
-    box.json("promote", str(found["sweep"]), "--yes")
-    assert box.json("sweep", "show", str(found["sweep"]))["decision"] == "promoted"
-    services = box.box.context.services
-    pid = services.state("llama-server.service").main_pid
-    assert pid is not None
-    with box.daemon():
-        until(lambda: box.probation()["state"] == "running", "the first look")
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: box.newest()["decision"] == "taken back", "the winner is taken back")
-        until(lambda: box.serves, "what served before serves")
-        until(lambda: box.probation()["state"] == "taken back", "the probation is over")
-    assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
-    watched = box.probation()
-    assert "died" in watched["reason"]
-    assert box.json("history")["generations"][0]["reason"] == "guard"
-    plan = box.json("sweep", "run", "--dry-run")["plan"]
-    assert [row["arm"].split(",")[1] for row in plan["rejected"]] == [" no speculation"]
-    assert "failed in service" in plan["rejected"][0]["reason"]

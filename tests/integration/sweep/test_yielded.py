@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.faked import set_to
 from tests.support.sweep_box import SweepBox, kill, swept, upgrade
 from tests.support.waiting import until
 from tunerd.app import Context
@@ -190,8 +191,7 @@ def test_a_sweep_that_waits_in_a_machine_that_sleeps_ends_with_its_window() -> N
         def sleep(_others: contextlib.ExitStack) -> None:
             clock.sleeps = True
 
-        sweep = ctx.settings.sweep.model_copy(update={"timezone": "UTC"})
-        ctx = replace(ctx, clock=clock, settings=ctx.settings.model_copy(update={"sweep": sweep}))
+        ctx = replace(set_to(ctx, sweep__timezone="UTC"), clock=clock)
         hour = int(clock.now_s()) // 3600
         window = f"{(hour - 1) % 24:02d}:00-{(hour + 6) % 24:02d}:00"
         done = run(box, ctx, sleep, budget_s=3 * 3600.0, window=window)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import nvml_stub
 from tests.support.api_box import ApiBox, serving
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.faked import UNIT, FakedBox
@@ -130,48 +129,6 @@ def test_power_heat_and_whose_memory_it_is_are_kept_and_shown(box: CardBox) -> N
     assert "held by others" in shown, "the chart has a line of what others hold"
 
 
-MEMORY = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
-LISTS = tuple(
-    f"nvmlDeviceGet{kind}RunningProcesses_v{version}"
-    for kind in ("Compute", "Graphics")
-    for version in (2, 3)
-)
-
-
-@pytest.mark.parametrize(
-    ("functions", "fields", "metric"),
-    [
-        (("nvmlDeviceGetCurrentClocksEventReasons",), ("n_throttled",), "throttled"),
-        (MEMORY, ("used_mib", "free_mib", "others_mib"), "memory_used_bytes"),
-        (LISTS, ("server_mib", "others_mib"), "memory_others_bytes"),
-    ],
-    ids=["throttling", "memory", "processes"],
-)  # fmt: skip
-def test_what_a_card_does_not_support_is_unknown_and_never_zero(
-    box: CardBox, functions: tuple[str, ...], fields: tuple[str, ...], metric: str
-) -> None:
-    box.cards.show(box.card())
-    for function in functions:
-        box.cards.nvml.fail(function, nvml_stub.NOT_SUPPORTED)
-    box.look(MINUTE + 1)
-
-    (row,) = box.kept.gpus
-    unknown = {name for name in GPU_VALUES if getattr(row, name) is None}
-    assert unknown == set(fields)
-    n_shown = len(fields)
-    with box.shown() as api:
-        told = metrics_of(api)
-        assert f'tunerd_gpu_{metric}{{gpu="0"}}' not in told
-        assert told["tunerd_gpus"] == 1
-        cards = page_of(api).partition('aria-label="Cards now"')[2].partition("</table>")[0]
-        assert cards.count('<span class="missing">unknown<') == n_shown
-    assert box.told == []
-
-
-GPU_VALUES = ("used_mib", "free_mib", "server_mib", "others_mib", "utilisation_percent", "power_w",
-              "sm_clock_mhz", "temperature_c", "n_throttled")  # fmt: skip
-
-
 def test_a_card_that_goes_is_told_once_and_read_again_when_it_is_back(
     box: CardBox,
 ) -> None:
@@ -200,17 +157,3 @@ def test_a_card_that_goes_is_told_once_and_read_again_when_it_is_back(
     kept = box.kept
     assert [point.n for point in kept.points] == [6, 6, 6, 6], "the daemon looked all the time"
     assert [row.begin_s - BEGIN_S for row in kept.gpus] == [0, 180], "and nothing was made up"
-
-
-def test_a_daemon_that_begins_anew_does_not_tell_the_same_again(box: CardBox) -> None:
-    box.cards.show(box.card())
-    box.cards.lose(0)
-    box.look(2)
-    box.daemon = Daemon(box.ctx)
-    box.look(2)
-    assert box.told == ["gpu"]
-
-    box.cards.show(box.card())
-    box.daemon = Daemon(box.ctx)
-    box.look(2)
-    assert box.told == ["gpu", "gpu-back"]

@@ -15,6 +15,7 @@ import pytest
 from tests.fault.fuse import Fuse, Kind, Step, full_disk, fused_services
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
+from tests.support.faked import set_to
 from tests.support.fakes import Invocation, Life
 from tunerd.app import Context
 from tunerd.cli.deploy import render_status
@@ -24,7 +25,6 @@ from tunerd.production.rollback import rollback
 from tunerd.production.status import status, verify
 from tunerd.production.swap import swap
 from tunerd.result import Progress
-from tunerd.settings import BackupSettings
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import ServiceManager, UnitState
@@ -223,22 +223,19 @@ def test_a_new_server_with_the_old_ones_name_is_not_taken_for_the_old_one(world:
 # What it keeps.
 
 
-def keeping(world: World, keep: int) -> Context:
-    ctx = world.context()
-    return replace(
-        ctx, settings=ctx.settings.model_copy(update={"backups": BackupSettings(keep=keep)})
-    )
+def keeping_one(world: World) -> Context:
+    return set_to(world.context(), backups__keep=1)
 
 
 def test_the_only_copy_of_a_unit_that_a_person_wrote_is_never_pruned(world: World) -> None:
     mine = world.text("mine")
     world.put(mine)
-    deploy(keeping(world, 1), world, "first")
+    deploy(keeping_one(world), world, "first")
     number = 1
     kept = world.paths.generations_dir / f"{number:06}" / "replaced"
     kept.unlink()  # as generations of earlier versions are
     for alias in ("second", "third", "fourth"):
-        deploy(keeping(world, 1), world, alias)
+        deploy(keeping_one(world), world, alias)
     assert mine in [path.read_bytes() for path in world.backups()]
     assert len(world.backups()) == 2, "what tunerd had deployed is in its generations"
 
@@ -246,10 +243,10 @@ def test_the_only_copy_of_a_unit_that_a_person_wrote_is_never_pruned(world: Worl
 def test_a_pruned_unit_is_gone_back_to_by_the_name_that_history_has(world: World) -> None:
     mine = world.text("mine")
     world.put(mine)
-    deploy(keeping(world, 1), world, "first")
+    deploy(keeping_one(world), world, "first")
     (backup,) = world.backups()
     for alias in ("second", "third"):
-        deploy(keeping(world, 1), world, alias)
+        deploy(keeping_one(world), world, alias)
     assert not backup.exists()
 
     rollback(world.context(), to=backup.name, drain=False)

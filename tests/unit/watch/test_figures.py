@@ -97,6 +97,13 @@ def test_memory_of_others_is_unknown_where_the_driver_names_no_sizes() -> None:
     assert (gpu.server_mib, gpu.others_mib) == (None, None)
 
 
+def test_what_no_look_of_a_minute_saw_is_unknown_and_never_zero() -> None:
+    blank = replace(a_card(), throttle_reasons=None, used_mib=None, processes=None, power_w=None)
+    blind = replace(a_reading(), gpus=(gpu_now(blank, []),))
+    _, (kept,) = summarise([blind, blind], begin_s=0, seconds=60)
+    assert (kept.n_throttled, kept.used_mib, kept.others_mib, kept.power_w) == (None,) * 4
+
+
 def test_the_owners_power_limit_is_no_throttling() -> None:
     card = rtx_4070_super()
     assert gpu_now(replace(card, throttle_reasons=(POWER_CAP,)), []).is_throttled is False
