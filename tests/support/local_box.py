@@ -88,11 +88,11 @@ class Box:
         )
         return json.loads(done.stdout)
 
-    def begin(self, *words: str) -> subprocess.Popen[str]:
+    def begin(self, *words: str, stdin: int | None = None) -> subprocess.Popen[str]:
         """Call `tunerd WORDS` and go on."""
         return subprocess.Popen(
             [sys.executable, "-m", "tunerd", *words],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=self.environment, cwd=self.folder, start_new_session=True,
         )  # fmt: skip
 

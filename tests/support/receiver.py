@@ -1,12 +1,12 @@
-"""A server on loopback that answers each POST with a status, and keeps what it was sent."""
+"""A server on loopback that answers as a test says, and one that keeps what it was sent."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 PIECE = 1 << 20
@@ -28,28 +28,39 @@ class Receiver:
 
 
 @contextmanager
-def receiving(*statuses: int) -> Iterator[Receiver]:
-    made = Receiver(list(statuses))
+def answered_by(answer: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterator[int]:
+    """A port at which each request, with its body, is answered so."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            made.got.append((dict(self.headers), body))
-            self.send_response(made.statuses[min(len(made.got), len(made.statuses)) - 1])
-            self.end_headers()
-            try:
-                for _ in range(made.says_bytes // PIECE):
-                    self.wfile.write(bytes(PIECE))
-            except OSError:
-                made.was_cut.set()
+        def do_GET(self) -> None:
+            answer(self, self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+        do_POST = do_GET  # noqa: N815 -- as http.server calls it
 
         def log_message(self, *_: Any) -> None:
             """Nothing."""
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        made.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
-        yield made
+        yield server.server_port
         server.shutdown()
         thread.join()
+
+
+@contextmanager
+def receiving(*statuses: int) -> Iterator[Receiver]:
+    made = Receiver(list(statuses))
+
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> None:
+        made.got.append((dict(request.headers), body))
+        request.send_response(made.statuses[min(len(made.got), len(made.statuses)) - 1])
+        request.end_headers()
+        try:
+            for _ in range(made.says_bytes // PIECE):
+                request.wfile.write(bytes(PIECE))
+        except OSError:
+            made.was_cut.set()
+
+    with answered_by(answer) as made.port:
+        yield made

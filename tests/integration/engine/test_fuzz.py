@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from hypothesis import given
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support.folders import DATA
 from tests.support.fuzz import ODD_NUMBERS, often, torn
 from tests.support.readings import a_reading
+from tests.support.receiver import answered_by
 from tunerd.doctor.facts import read_server_log
 from tunerd.engine.health import HttpState, classify
 from tunerd.engine.log import learn, read_requests
@@ -67,35 +66,21 @@ class Liar:
     status: int = 200
     kind: str = "application/json"
     body: bytes = b""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @pytest.fixture(scope="module")
 def liar() -> Iterator[Liar]:
     told = Liar()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(told.status)
-            self.send_header("Content-Type", told.kind)
-            self.send_header("Content-Length", str(len(told.body)))
-            self.end_headers()
-            self.wfile.write(told.body)
+    def answer(request: BaseHTTPRequestHandler, _: bytes) -> None:
+        request.send_response(told.status)
+        request.send_header("Content-Type", told.kind)
+        request.send_header("Content-Length", str(len(told.body)))
+        request.end_headers()
+        request.wfile.write(told.body)
 
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.do_GET()
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    told.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield told
-    server.shutdown()
-    server.server_close()
+    with answered_by(answer) as told.port:
+        yield told
 
 
 STATUS = st.sampled_from([200, 200, 200, 400, 404, 500, 501, 503])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from tests.support.bench_box import BenchBox
+from tests.support.receiver import answered_by
 from tunerd.measure.life import Life, open_url
 from tunerd.measure.request import Prompt, Request, Suite
 
@@ -41,43 +41,33 @@ def event(**values: Any) -> bytes:
 def serving(other: Other) -> Iterator[Other]:
     """It answers on the loopback."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            """Nothing is logged."""
-
-        def do_GET(self) -> None:
-            is_list = self.path == "/v1/models"
-            self.send_response(200 if is_list else 404)
-            self.end_headers()
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> None:
+        is_stream, is_list = request.command == "POST", request.path == "/v1/models"
+        request.send_response(200 if is_stream or is_list else 404)
+        request.send_header("Content-Type", "text/event-stream" if is_stream else "text/json")
+        request.end_headers()
+        if is_stream:
+            other.asked_for.append(json.loads(body)["model"])
+            stream(request)
+        else:
             rows = [{"id": name} for name in other.models]
-            self.wfile.write(json.dumps({"data": rows} if is_list else {}).encode())
+            request.wfile.write(json.dumps({"data": rows} if is_list else {}).encode())
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            other.asked_for.append(body["model"])
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.end_headers()
-            tokens = [event(choices=[{"delta": {"content": " word"}}])] * N_TOKENS
-            usage = {"prompt_tokens": 30, "completion_tokens": N_TOKENS}
-            last = event(choices=[{"delta": {}, "finish_reason": "stop"}], usage=usage)
-            if other.is_held:
-                time.sleep(N_TOKENS * TOKEN_S)
-                tokens = [b"".join(tokens)]
-            for piece in (*tokens, last):
-                time.sleep(TOKEN_S)
-                self.wfile.write(piece)
-            time.sleep(LATE_S if other.closes_late else 0.0)
+    def stream(request: BaseHTTPRequestHandler) -> None:
+        tokens = [event(choices=[{"delta": {"content": " word"}}])] * N_TOKENS
+        usage = {"prompt_tokens": 30, "completion_tokens": N_TOKENS}
+        last = event(choices=[{"delta": {}, "finish_reason": "stop"}], usage=usage)
+        if other.is_held:
+            time.sleep(N_TOKENS * TOKEN_S)
+            tokens = [b"".join(tokens)]
+        for piece in (*tokens, last):
+            time.sleep(TOKEN_S)
+            request.wfile.write(piece)
+        time.sleep(LATE_S if other.closes_late else 0.0)
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        other.url = f"http://127.0.0.1:{server.server_address[1]}"
-        try:
-            yield other
-        finally:
-            server.shutdown()
-            thread.join()
+    with answered_by(answer) as port:
+        other.url = f"http://127.0.0.1:{port}"
+        yield other
 
 
 def test_answers_that_a_proxy_held_back_have_no_speed_and_that_is_told(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -32,13 +30,6 @@ def box() -> Iterator[SweepBox]:
         yield found
 
 
-def begin(box: SweepBox, *words: str, stdin: int | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tunerd", *words], stdin=stdin, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env=box.box.environment, cwd=box.box.folder,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("words", "number", "code"),
     [
@@ -57,7 +48,7 @@ def begin(box: SweepBox, *words: str, stdin: int | None = None) -> subprocess.Po
 def test_a_measurement_that_is_ended_by_hand_is_one_object_and_the_unit_serves(
     box: SweepBox, words: tuple[str, ...], number: signal.Signals | None, code: int
 ) -> None:
-    process = begin(box, *words)
+    process = box.box.begin(*words)
     try:
         until(lambda: box.box.has_samples() or process.poll() is not None, "samples are stored")
         if number is None:
@@ -83,7 +74,7 @@ def test_a_measurement_that_is_ended_by_hand_is_one_object_and_the_unit_serves(
 
 
 def test_a_second_measurement_is_refused_before_it_asks_or_stores_anything(box: SweepBox) -> None:
-    process = begin(box, "bench", "night", "--set", "serving.metrics=false", *LONG)
+    process = box.box.begin("bench", "night", "--set", "serving.metrics=false", *LONG)
     try:
         until(lambda: box.box.has_samples() or process.poll() is not None, "samples are stored")
         kept = box.json("results", "list")["total"]
@@ -112,7 +103,7 @@ def test_a_profile_that_does_not_serve_is_an_error_after_which_the_unit_does(box
 def answered(box: SweepBox, answer: bytes, *words: str) -> tuple[int, str, str]:
     """Exit code, output and messages of a command that is asked on a terminal."""
     ours, theirs = pty.openpty()
-    process = begin(box, *words, stdin=theirs)
+    process = box.box.begin(*words, stdin=theirs)
     try:
         os.write(ours, answer)
         out, told = process.communicate(timeout=LIMIT_S)
