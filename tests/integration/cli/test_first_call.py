@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tomllib
 from pathlib import Path
@@ -45,9 +44,8 @@ def test_without_a_command_it_says_what_is_here_and_what_comes_next(box: Box) ->
 def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     box: Box, command: str
 ) -> None:
-    done = box.call(command, "--json")
-    error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["message"]) == (2, "no profile was named")
+    error = box.json(command, code=2)["error"]
+    assert error["message"] == "no profile was named"
     assert "`cpu-embedded` (cannot find a file `designed-tiny.gguf`)" in error["cause"]
     assert error["hint"].startswith("tunerd model new")
 
@@ -90,9 +88,8 @@ def test_a_misspelt_profile_is_told_with_the_nearest_and_a_wrong_set_is_no_fault
 
 def test_a_plan_shows_what_would_be_run_before_the_model_is_there(box: Box) -> None:
     model = str(box.folder / "models/designed-tiny.gguf")
-    done = box.call("plan", "cpu-embedded", "--json", "--explain")
-    planned = json.loads(done.stdout)
-    assert (done.returncode, planned["refused"], planned["memory"]) == (1, True, None)
+    planned = box.json("plan", "cpu-embedded", "--explain", code=1)
+    assert (planned["refused"], planned["memory"]) == (True, None)
     assert planned["warnings"][0]["code"] == "model-missing"
     assert f"tunerd model new {model}" in planned["warnings"][0]["hint"]
     told = box.call("plan", "cpu-embedded").stdout
@@ -100,7 +97,7 @@ def test_a_plan_shows_what_would_be_run_before_the_model_is_there(box: Box) -> N
     assert "told once the GGUF file is there" in told
 
     assert box.call("model", "new", model).returncode == 0
-    then = json.loads(box.call("plan", "cpu-embedded", "--json", "--explain").stdout)
+    then = box.json("plan", "cpu-embedded", "--explain")
     assert (then["refused"], then["argv"]) == (False, planned["argv"])
     assert then["explain"] == planned["explain"]
 
@@ -117,8 +114,7 @@ def test_a_plan_that_has_neither_model_nor_engine_says_both(box: Box) -> None:
     (box.folder / "config/profiles").mkdir()
     site = box.folder / "config/profiles/mine.toml"
     site.write_text('extends = "cpu-embedded"\n[engine]\nprefer = ["ik"]\n')
-    done = box.call("plan", "mine", "--json")
-    found = json.loads(done.stdout)["error"]
+    found = box.json("plan", "mine", code=None)["error"]
     assert "`designed-tiny.gguf`" in found["message"]
     assert "no engine here can serve" in found["message"]
     assert "ik: not installed here" in found["cause"]
@@ -136,7 +132,7 @@ def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) 
     done = box.call("settings", "set", "swap.keep_engine", "true")
     assert done.stdout == "swap.keep_engine = true\n"
 
-    values = {row["name"]: row["value"] for row in json.loads(box.call("settings", "--json").stdout)["settings"]}  # fmt: skip
+    values = {row["name"]: row["value"] for row in box.json("settings")["settings"]}
     assert values["models.dirs"] == ["/srv/a", str(box.folder)]
     assert (values["sweep.window"], values["swap.keep_engine"]) == ("01:00-06:30", True)
     comments = [line for line in before.splitlines() if line.startswith("#")]

@@ -177,8 +177,7 @@ def test_an_edited_unit_is_judged_by_its_text_and_not_by_what_still_runs(box: Bo
 
 @pytest.mark.llama
 def test_evidence_holds_until_another_build_serves(box: Box) -> None:
-    done = box.call("bench", "--suite", "cache", "--repeats", "1", "--depth", "300", "--json")
-    assert done.returncode == 0, done.stderr
+    box.json("bench", "--suite", "cache", "--repeats", "1", "--depth", "300")
     assert "evidence-stale" in doctor(box)["passed"]
 
     with EvidenceStore(box.context.paths.evidence) as store:

@@ -105,7 +105,7 @@ def benched(box: Box, *words: str) -> dict[str, Any]:
 
 
 def serving_pid(box: Box) -> int:
-    found: dict[str, Any] = json.loads(box.call("status", "--json").stdout)
+    found = box.json("status")
     assert found["active"] == "active"
     return int(found["pid"])
 
@@ -123,7 +123,7 @@ def test_the_live_unit_is_measured_with_its_fingerprint_and_left_as_it_is(box: B
     assert "long_code_review" not in {row["case"] for row in found["summary"]}
     assert any("long_code_review" in message["text"] for message in found["messages"]), found
     assert serving_pid(box) == before
-    run = json.loads(box.call("results", "list", "--json").stdout)["results"][0]
+    run = box.json("results", "list")["results"][0]
     assert run["run"] == found["run"]
     assert [(one["holds"], one["differs_from_live"]) for one in run["arms"]] == [(True, [])]
 
@@ -131,7 +131,7 @@ def test_the_live_unit_is_measured_with_its_fingerprint_and_left_as_it_is(box: B
 def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serves(
     box: Box,
 ) -> None:
-    before = json.loads(box.call("status", "--json").stdout)
+    before = box.json("status")
     port = before["address"].rpartition(":")[2]
     words = settings(box, serving__port=port, serving__alias="measured", serving__ctx_size=4096,
                      serving__chat_template="chatml")  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serve
         assert run is not None
         assert (str(run.outcome), run.record.profile) == ("done", "cpu-embedded")
         assert "quality" in {summary.name for summary in store.summaries(run.number)}
-    after = json.loads(box.call("status", "--json").stdout)
+    after = box.json("status")
     assert (after["active"], after["alias"], after["generation"]) == (
         "active", before["alias"], before["generation"]
     )  # fmt: skip
@@ -173,11 +173,8 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serve
 
 def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box: Box) -> None:
     before = serving_pid(box)
-    done = box.call("bench", "cpu-embedded", *settings(box), "--suite", "lengths",
-                    "--depth", "5000", "--yes", "--json")  # fmt: skip
-
-    error = json.loads(done.stdout)["error"]
-    assert done.returncode == 1
+    words = ("cpu-embedded", *settings(box), "--suite", "lengths", "--depth", "5000", "--yes")
+    error = box.json("bench", *words, code=1)["error"]
     assert "has no room for suite `lengths`" in error["message"]
     assert error["state"] == "nothing was stopped: llama-server.service is as before"
     assert serving_pid(box) == before
@@ -217,9 +214,8 @@ def test_a_unit_that_was_edited_since_its_start_is_not_measured(box: Box) -> Non
     text = box.unit.read_text()
     box.unit.write_text(text.replace("--ctx-size 1024", "--ctx-size 2048"))
     try:
-        done = box.call("bench", "--json")
+        refused = box.json("bench", code=1)["error"]
     finally:
         box.unit.write_text(text)
 
-    assert done.returncode == 1
-    assert "runs with other arguments" in json.loads(done.stdout)["error"]["message"]
+    assert "runs with other arguments" in refused["message"]

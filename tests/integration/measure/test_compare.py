@@ -68,11 +68,6 @@ def compared(box: Box, *words: str) -> dict[str, Any]:
     return found
 
 
-def state(box: Box) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(box.call("status", "--json").stdout)
-    return found
-
-
 @pytest.fixture(scope="module")
 def found(box: Box) -> dict[str, Any]:
     options = ("speculation.type=off", "serving.chat_template=chatml")
@@ -105,7 +100,7 @@ def test_two_settings_are_compared_and_the_unit_serves_again(
     notes = [one["text"] for one in found["messages"] if one["code"] == "lease"]
     assert notes == ["nothing keeps the machine from going to sleep meanwhile"]
     assert [row["part"] for row in found["parts"]][:3] == ["turn", "prefill", "decode"]
-    assert state(box)["health"] == "ready"
+    assert box.json("status")["health"] == "ready"
     assert not list((box.folder / "run").rglob("tunerd-candidate-*"))
 
 
@@ -173,7 +168,7 @@ def test_a_side_that_answers_otherwise_and_does_not_start_is_told_with_the_reaso
     assert found["verdict"] == "open"
     assert "`B` does not serve: " in found["sentence"]
     assert "B did not start" in found["quality"]["reasons"][0]
-    assert state(box)["healthy"] is True
+    assert box.json("status")["healthy"] is True
 
 
 def asked(*words: str, options: tuple[str, ...] = (), workload: str = "small") -> CompareRequest:

@@ -48,11 +48,10 @@ def test_a_model_of_ollama_is_planned_with_its_parameters_and_served(
     models = store(
         box, "registry.ollama.ai/library/tiny/8b", {"model": weights, "params": parameters}
     )
-    made = box.call("profiles", "new", "mine", "--from-ollama", "tiny:8b", "--json")
-    assert made.returncode == 0, made.stdout
-    assert "`ollama rm` would take it away" in made.stdout
+    made = box.json("profiles", "new", "mine", "--from-ollama", "tiny:8b")
+    assert "`ollama rm` would take it away" in str(made)
 
-    planned = json.loads(box.call("plan", "mine", "--json").stdout)
+    planned = box.json("plan", "mine")
 
     assert planned["refused"] is False, planned["warnings"]
     words = planned["argv"]
@@ -66,8 +65,7 @@ def test_what_ollama_has_not_is_said_with_where_it_was_looked_for(
     box: Box, weights: bytes, name: str
 ) -> None:
     store(box, "registry.ollama.ai/library/tiny/8b", {"model": weights})
-    done = box.call("profiles", "new", "mine", "--from-ollama", name, "--json")
-    error = json.loads(done.stdout)["error"]
+    error = box.json("profiles", "new", "mine", "--from-ollama", name, code=None)["error"]
     assert f"no model `{name}`" in error["message"]
     assert str(box.folder / "home/.ollama/models") in error["cause"]
     assert not (box.context.paths.site_profiles / "mine.toml").exists()

@@ -61,15 +61,11 @@ def test_a_router_is_named_and_left_alone(box: Box) -> None:
     until(lambda: status(box.context).payload["healthy"], lambda: str(status(box.context).payload))
 
     assert "a router that starts a server for each model" in box.call("status").stdout
-    (unit,) = json.loads(box.call("detect", "--json").stdout)["units"]
+    (unit,) = box.json("detect")["units"]
     assert unit["router"] is True
     seen = Watcher(box.context).look().engine
     assert (seen.is_ready, seen.is_busy) == (True, None), "it has no slots of its own"
-    refused = json.loads(
-        box.call(
-            "profiles", "new", "mine", "--from-unit", UNIT.removesuffix(".service"), "--json"
-        ).stdout
-    )
+    refused = box.json("profiles", "new", "mine", "--from-unit", "llama-server", code=None)
     assert "is a router" in refused["error"]["message"]
-    unknown = json.loads(box.call("doctor", "--json").stdout)["not_checked"]
+    unknown = box.json("doctor", code=None)["not_checked"]
     assert any("it is a router" in json.dumps(one) for one in unknown)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -297,17 +296,6 @@ def test_a_sweep_that_gave_the_card_back_is_said_to_wait(tmp_path: Path) -> None
 # The command
 
 
-def call(made: Box, *words: str, code: int = 0) -> dict[str, object]:
-    done = made.call("schedule", *words, "--json")
-    assert done.returncode == code, done.stderr
-    said: dict[str, object] = json.loads(done.stdout)
-    return said
-
-
-def codes(shown: Mapping[str, Any]) -> list[str]:
-    return [one["code"] for one in shown["messages"]]
-
-
 def test_the_address_of_a_webhook_is_for_the_owner_of_the_settings_alone(tmp_path: Path) -> None:
     """Whoever knows it may read what is posted there, and post as well."""
     made = Box(tmp_path)
@@ -340,34 +328,38 @@ def test_files_that_an_editor_of_windows_wrote_are_read_and_changed(tmp_path: Pa
     assert made.json("profiles", "check", "mine")["ok"]
 
 
+def codes(shown: Any) -> list[str]:
+    return [one["code"] for one in shown["messages"]]
+
+
 def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: Path) -> None:
     made = Box(tmp_path)
     file = made.context.paths.settings_file
     file.parent.mkdir(parents=True)
     file.write_text("# mine\n[sweep]\nbudget_s = 3600.0  # an hour\n")
 
-    call(made, "set", "--window", "23:00-05:00", "--timezone", "Europe/Berlin", "--on")
+    made.json("schedule", "set", "--window", "23:00-05:00", "--timezone", "Europe/Berlin", "--on")
 
     text = file.read_text()
     assert "# mine" in text
     assert "# an hour" in text
-    shown = call(made, "show")
+    shown = made.json("schedule", "show")
     assert (shown["window"], shown["timezone"], shown["enabled"]) == (
         "23:00-05:00",
         "Europe/Berlin",
         True,
     )
-    assert len(shown["nights"]) == 3  # type: ignore[arg-type]
+    assert len(shown["nights"]) == 3
     assert codes(shown) == ["no-daemon"], "nobody would begin them"
     with lock(daemon_lock(made.context), purpose="daemon", since="now"):
-        assert codes(call(made, "show")) == []
-    call(made, "skip-tonight")
-    assert call(made, "show")["nights"][0]["skipped"] is True  # type: ignore[index]
-    call(made, "skip-tonight", "--undo")
-    assert call(made, "show")["nights"][0]["skipped"] is False  # type: ignore[index]
+        assert codes(made.json("schedule", "show")) == []
+    made.json("schedule", "skip-tonight")
+    assert made.json("schedule", "show")["nights"][0]["skipped"] is True
+    made.json("schedule", "skip-tonight", "--undo")
+    assert made.json("schedule", "show")["nights"][0]["skipped"] is False
     before = file.read_text()
-    call(made, "set", "--window", "25:00-05:00", code=2)
-    call(made, "set", "--window", "01:00-01:14", code=2)
+    made.json("schedule", "set", "--window", "25:00-05:00", code=2)
+    made.json("schedule", "set", "--window", "01:00-01:14", code=2)
     assert file.read_text() == before
     file.write_text(before.replace("23:00-05:00", "01:00-01:14"))
-    assert codes(call(made, "show")) == ["too-short"], "the daemon would begin none"
+    assert codes(made.json("schedule", "show")) == ["too-short"], "the daemon would begin none"

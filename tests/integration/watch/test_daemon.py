@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -103,8 +102,7 @@ def test_what_a_server_did_between_two_looks_is_told(box: Box) -> None:
 
 
 def test_top_needs_no_daemon(box: Box) -> None:
-    done = box.call("top", "--once", "--json")
-    said = json.loads(done.stdout)
+    said = box.json("top", "--once")
     assert (said["ok"], said["engine"]["health"]) == (True, "ready")
     assert said["speeds"] is None, "nothing was seen to be generated"
     text = box.call("top", "--once").stdout

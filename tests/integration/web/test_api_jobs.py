@@ -136,7 +136,7 @@ def test_a_job_is_followed_from_its_beginning_by_whoever_comes_later(api: ApiBox
     assert any("reading the log" in one.text for one in by_socket)
     with pytest.raises(ConfigError, match="requests"):
         watch_job(api.box.context, begun)
-    shown = json.loads(api.box.call("jobs", "--json").stdout)["jobs"]
+    shown = api.box.json("jobs")["jobs"]
     assert shown[0]["kind"] in {"workload learn", "apply", "plan"}
 
 
