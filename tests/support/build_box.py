@@ -54,8 +54,7 @@ class BuildBox:
             "serving__ctx_size": 1024,
             "serving__threads_http": 2,  # each may take address space, else one for each core
         }
-        path = self.box.folder / f"config/profiles/{name}.toml"
-        path.write_text(profile(self.engine, **usual | values))
+        self.box.configure(profile(self.engine, **usual | values), f"profiles/{name}.toml")
 
     def json(self, *words: str, expect: int = 0) -> Any:
         """What `tunerd WORDS --json` prints; the exit code must be `expect`."""
@@ -92,12 +91,11 @@ def build_box(program: Path | None, *, shape: str) -> Iterator[BuildBox]:
     with tempfile.TemporaryDirectory(prefix="tunerd-test-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        (folder / "config/profiles").mkdir(parents=True)
-        if program is not None:
-            path = json.dumps(str(program))
-            (folder / "config/tunerd.toml").write_text(f"[engines.build]\npath = {path}\n")
         waits = {"TUNERD_SERVICE__SETTLE_S": "0.2", "TUNERD_SERVICE__DRAIN_S": "0"}
         box = Box(folder, waits)
+        box.configure(
+            "" if program is None else f"[engines.build]\npath = {json.dumps(str(program))}\n"
+        )
         write(design(SHAPES[shape]), box.model)
         with box.until_all_ended():
             yield BuildBox(box, "embedded" if program is None else "build", free_port())

@@ -59,6 +59,13 @@ class Box:
         """Where the designed model is, once something was deployed."""
         return self.folder / "tiny.gguf"
 
+    def configure(self, text: str, name: str = "tunerd.toml") -> Path:
+        """Write the settings, or `profiles/mine.toml`, over what stands there."""
+        path = self.folder / "config" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
     @contextlib.contextmanager
     def until_all_ended(self) -> Iterator[None]:
         """It knows the embedded engine from calls before, and nothing of it runs after the body."""

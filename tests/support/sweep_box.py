@@ -169,17 +169,15 @@ def swept(**behaviour: Any) -> Iterator[SweepBox]:
     model = folder / "tiny.gguf"
     write(design(SHAPES["tiny"]), model)
     engine = install(folder / "engine", **{**SPEED, **behaviour})
-    profiles = folder / "config" / "profiles"
-    (profiles / "workloads").mkdir(parents=True)
-    (profiles / "workloads" / "small.toml").write_text(WORKLOAD)
-    (profiles / "night.toml").write_text(PROFILE.format(model=model, port=port))
-    (folder / "config" / "tunerd.toml").write_text(
+    box = SweepBox(Box(folder), engine, port)
+    box.box.configure(WORKLOAD, "profiles/workloads/small.toml")
+    box.box.configure(PROFILE.format(model=model, port=port), "profiles/night.toml")
+    box.box.configure(
         f'[engines.fake]\npath = "{engine.program}"\nallow_writable = true\n'
         "[sweep]\npatience_s = 1.0\nquiet_s = 1.0\n"
         "[service]\nsettle_s = 0.1\ndrain_s = 0.0\nstop_timeout_s = 3\n[probation]\nevery_s = 5.0\n"
     )
     for_everybody(engine)
-    box = SweepBox(Box(folder), engine, port)
     try:
         with box.box.until_all_ended():
             prove(box.box.context)

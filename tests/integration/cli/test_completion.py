@@ -17,12 +17,9 @@ BACKUP = "llama-server.service.pre-mine"
 def box(tmp_path_factory: pytest.TempPathFactory) -> Box:
     """A machine with a unit, a backup, a site profile, a workload and an engine in the settings."""
     box = Box(tmp_path_factory.mktemp("box"))
-    profiles = box.folder / "config" / "profiles"
-    (profiles / "workloads").mkdir(parents=True)
-    (profiles / "mine.toml").write_text('extends = "cpu-embedded"\n')
-    (profiles / "workloads" / "office.toml").write_text("")
-    engine = '[engines.tuesday]\npath = "/no/such/llama-server"\n'
-    (box.folder / "config" / "tunerd.toml").write_text(engine)
+    box.configure('extends = "cpu-embedded"\n', "profiles/mine.toml")
+    box.configure("", "profiles/workloads/office.toml")
+    box.configure('[engines.tuesday]\npath = "/no/such/llama-server"\n')
     box.unit.parent.mkdir(parents=True)
     box.unit.write_text("[Service]\nExecStart=/bin/true\n")
     box.unit.with_name(BACKUP).write_text("")
@@ -72,9 +69,9 @@ def test_values_are_offered(words: tuple[str, ...], expected: list[str]) -> None
 def test_where_nothing_can_be_read_nothing_is_offered_and_nothing_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "tunerd.toml").write_text("this is no TOML")
-    for name, value in Box(tmp_path).environment.items():
+    box = Box(tmp_path)
+    box.configure("this is no TOML")
+    for name, value in box.environment.items():
         monkeypatch.setenv(name, value)
     assert offered("apply", "c") == []
     assert "".join(capfd.readouterr()) == ""

@@ -20,10 +20,8 @@ SHIPPED = Path(__file__).parents[3] / "units" / "tunerd.toml"
 def box(tmp_path: Path) -> Box:
     """A machine whose folder of models is named behind the shipped settings, as the README says."""
     made = Box(tmp_path)
-    (tmp_path / "config").mkdir()
     (tmp_path / "models").mkdir()
-    text = f'{SHIPPED.read_text()}\n[models]\ndirs = ["{tmp_path}/models"]\n'
-    (tmp_path / "config" / "tunerd.toml").write_text(text)
+    made.configure(f'{SHIPPED.read_text()}\n[models]\ndirs = ["{tmp_path}/models"]\n')
     return made
 
 
@@ -49,10 +47,8 @@ def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     assert "`cpu-embedded` (cannot find a file `designed-tiny.gguf`)" in error["cause"]
     assert error["hint"].startswith("tunerd model new")
 
-    (box.folder / "config" / "profiles").mkdir()
-    (box.folder / "config" / "profiles" / "mine.toml").write_text(
-        f'extends = "cpu-embedded"\n[model]\npath = "{box.folder}/mine.gguf"\n'
-    )
+    mine = f'extends = "cpu-embedded"\n[model]\npath = "{box.folder}/mine.gguf"\n'
+    box.configure(mine, "profiles/mine.toml")
     assert box.call("model", "new", str(box.folder / "mine.gguf")).returncode == 0
     told = box.call(command)
     assert told.returncode == 2
@@ -68,7 +64,7 @@ def test_a_seed_that_is_none_is_refused_before_a_model_is_begun(box: Box) -> Non
 
 
 def test_without_a_name_wrong_settings_are_no_crash(box: Box) -> None:
-    (box.folder / "config" / "tunerd.toml").write_text("[service")
+    box.configure("[service")
     done = box.call("plan")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "missing" in done.stderr
@@ -111,9 +107,7 @@ def test_a_plan_does_not_call_a_file_missing_that_is_no_model(box: Box) -> None:
 
 
 def test_a_plan_that_has_neither_model_nor_engine_says_both(box: Box) -> None:
-    (box.folder / "config/profiles").mkdir()
-    site = box.folder / "config/profiles/mine.toml"
-    site.write_text('extends = "cpu-embedded"\n[engine]\nprefer = ["ik"]\n')
+    box.configure('extends = "cpu-embedded"\n[engine]\nprefer = ["ik"]\n', "profiles/mine.toml")
     found = box.json("plan", "mine", code=None)["error"]
     assert "`designed-tiny.gguf`" in found["message"]
     assert "no engine here can serve" in found["message"]

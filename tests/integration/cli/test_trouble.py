@@ -31,9 +31,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 @pytest.fixture
 def broken(box: Box) -> Iterator[Box]:
     """Its settings file is no TOML."""
-    written = box.folder / "config" / "tunerd.toml"
-    written.parent.mkdir(exist_ok=True)
-    written.write_text("garbage = [\n")
+    written = box.configure("garbage = [\n")
     yield box
     written.unlink()
 
@@ -172,9 +170,7 @@ def test_a_rollback_goes_on_past_a_variable_that_is_unknown(box: Box) -> None:
 
 
 def test_settings_that_a_command_mended_are_not_called_wrong(box: Box) -> None:
-    written = box.folder / "config" / "tunerd.toml"
-    written.parent.mkdir(exist_ok=True)
-    written.write_text("[sweep]\nnosuch = 1\n")
+    box.configure("[sweep]\nnosuch = 1\n")
     assert "settings" not in codes(box.json("settings", "unset", "sweep.nosuch"))
 
 

@@ -27,8 +27,7 @@ def box(tmp_path: Path) -> Box:
     made = Box(tmp_path, {"USER": "alice"})
     made.unit.parent.mkdir(parents=True)
     made.unit.write_text(UNIT)
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/tunerd.toml").write_text(
+    made.configure(
         '[notify]\nwebhook = "https://ntfy.sh/my-topic"\n'
         "[engines.mine]\npath = '/opt/llama-server'\nenvironment = {HF_TOKEN = 'geheim12', LANG = 'C'}\n"
         '[store]\nurl = "postgresql+psycopg://tunerd@db.my-lan/tunerd"\n'
@@ -67,6 +66,6 @@ def test_it_is_shown_before_it_is_written_and_nobody_else_reads_it(box: Box) -> 
 
 
 def test_what_cannot_be_read_is_told_in_its_place(box: Box) -> None:
-    (box.folder / "config/tunerd.toml").write_text("[notify\n")
+    box.configure("[notify\n")
     parts = json.loads(box.call("support-bundle").stdout)
     assert parts["detect"]["cpu"]

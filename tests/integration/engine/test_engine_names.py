@@ -27,10 +27,9 @@ fit_mib = 100
 
 @pytest.fixture
 def ctx(tmp_path: Path) -> Context:
-    settings = tmp_path / "config" / "tunerd.toml"
-    settings.parent.mkdir()
-    settings.write_text('[engines.tuesday]\npath = "/no/such/llama-server"\n')
-    return Box(tmp_path).context
+    box = Box(tmp_path)
+    box.configure('[engines.tuesday]\npath = "/no/such/llama-server"\n')
+    return box.context
 
 
 def warned(ctx: Context, *, prefer: str = '"mainline"', table: str = "mainline") -> list[str]:

@@ -48,15 +48,10 @@ p_min = 0.0
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    folder = tmp_path_factory.mktemp("compare")
-    workloads = folder / "config" / "profiles" / "workloads"
-    workloads.mkdir(parents=True)
-    (workloads / "small.toml").write_text(WORKLOAD)
     port = free_port()
-    (workloads.parent / "quick.toml").write_text(
-        PROFILE.format(port=port, model=folder / "tiny.gguf")
-    )
-    with deployed(folder, port) as found:
+    with deployed(tmp_path_factory.mktemp("compare"), port) as found:
+        found.configure(WORKLOAD, "profiles/workloads/small.toml")
+        found.configure(PROFILE.format(port=port, model=found.model), "profiles/quick.toml")
         yield found
 
 

@@ -139,10 +139,17 @@ def test_what_a_sweep_costs_is_told_with_its_question(box: SweepBox) -> None:
     assert "llama-server.service will not serve for about 5 h 00 min" in question
     assert "of measuring" in question
 
-    around = [time.strftime("%H:%M", time.localtime(time.time() + s)) for s in (-3600, 3600)]
+    before, around, later = (
+        time.strftime("%H:%M", time.localtime(time.time() + s)) for s in (-3600, 3600, 7200)
+    )
     _, _, told = answered(
-        box, b"n\n", "sweep", "run", "--budget", "5h", "--window", "-".join(around)
+        box, b"n\n", "sweep", "run", "--budget", "5h", "--window", f"{before}-{around}"
     )
     found = re.search(r"will not serve for about (\d+) min", told)
     assert found is not None, told
     assert 50 <= int(found[1]) <= 60
+
+    pid = box.json("status")["pid"]
+    closed = box.json("sweep", "run", "--yes", "--window", f"{around}-{later}", code=2)["error"]
+    assert "is closed; it opens" in closed["message"]
+    assert box.json("status")["pid"] == pid

@@ -37,10 +37,8 @@ def box() -> Iterator[SweepBox]:
         for name, shape in (("moe", SHAPES["tiny-moe"]), ("little", LITTLE)):
             write(design(shape), folder / f"{name}.gguf")
         card = PROFILE.format(model=folder / "moe.gguf", port=found.port)
-        profiles = folder / "config/profiles"
-        (profiles / "card.toml").write_text(
-            f'{card}[match]\ngpu = "a card"\n[memory]\nfit_mib = 1024\n'
-        )
+        card += '[match]\ngpu = "a card"\n[memory]\nfit_mib = 1024\n'
+        found.box.configure(card, "profiles/card.toml")
         yield found
 
 

@@ -299,9 +299,7 @@ def test_a_sweep_that_gave_the_card_back_is_said_to_wait(tmp_path: Path) -> None
 def test_the_address_of_a_webhook_is_for_the_owner_of_the_settings_alone(tmp_path: Path) -> None:
     """Whoever knows it may read what is posted there, and post as well."""
     made = Box(tmp_path)
-    file = made.context.paths.settings_file
-    file.parent.mkdir(parents=True)
-    file.write_text("# mine\n")
+    file = made.configure("# mine\n")
     file.chmod(0o644)
     made.json("settings", "set", "sweep.budget_s", "3600")
     assert file.stat().st_mode & 0o777 == 0o644
@@ -334,9 +332,7 @@ def codes(shown: Any) -> list[str]:
 
 def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: Path) -> None:
     made = Box(tmp_path)
-    file = made.context.paths.settings_file
-    file.parent.mkdir(parents=True)
-    file.write_text("# mine\n[sweep]\nbudget_s = 3600.0  # an hour\n")
+    file = made.configure("# mine\n[sweep]\nbudget_s = 3600.0  # an hour\n")
 
     made.json("schedule", "set", "--window", "23:00-05:00", "--timezone", "Europe/Berlin", "--on")
 

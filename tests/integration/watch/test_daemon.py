@@ -131,9 +131,7 @@ def test_the_daemon_keeps_a_history_and_ends_in_time(box: Box, tmp_path: Path) -
 def test_settings_that_change_are_taken_over_and_wrong_ones_change_nothing(
     box: Box, tmp_path: Path
 ) -> None:
-    file = box.context.paths.settings_file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    log = tmp_path / "log"
+    file, log = box.configure(""), tmp_path / "log"
     try:
         with daemon(box, log) as process:
             file.write_text("[guards]\nhang = 'sometimes'\n")

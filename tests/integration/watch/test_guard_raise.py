@@ -26,16 +26,13 @@ UNIT = "llama-server.service"
 def box() -> Iterator[Box]:
     """A stand-in with a card serves by profile `card`, with a margin of 1664 MiB."""
     with build_box(None, shape="tiny") as made:
-        box, profiles = made.box, made.box.folder / "config/profiles"
+        box = made.box
         engine = install(box.folder / "eng", device=RTX_4070_SUPER, record=None)
         for_everybody(engine)
-        (profiles.parent / "tunerd.toml").write_text(f'[engines.eng]\npath = "{engine.program}"\n')
-        (profiles / "card.toml").write_text(
-            profile(
-                "eng", match__gpu="RTX 4070", model__path=str(box.model), memory__fit_mib=1664,
-                serving__port=free_port(),
-            )
-        )  # fmt: skip
+        box.configure(f'[engines.eng]\npath = "{engine.program}"\n')
+        card = profile("eng", match__gpu="RTX 4070", model__path=str(box.model),
+                       memory__fit_mib=1664, serving__port=free_port())  # fmt: skip
+        box.configure(card, "profiles/card.toml")
         box.json("apply", "card", "--yes")
         yield box
 

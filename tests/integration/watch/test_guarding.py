@@ -206,11 +206,8 @@ def test_neither_a_profile_that_is_gone_nor_a_build_that_cannot_be_asked_says_th
     (closed / "server").write_text("#!/bin/sh\n")
     (closed / "server").chmod(0o755)
     (tmp_path / "a.gguf").write_bytes(small("llama"))
-    profiles = world.ctx.paths.site_profiles
-    profiles.mkdir(parents=True)
-    (profiles / "here.toml").write_text(
-        f'model.path = "{tmp_path}/a.gguf"\nengine.prefer = ["{closed}/server"]\n'
-    )
+    here = f'model.path = "{tmp_path}/a.gguf"\nengine.prefer = ["{closed}/server"]\n'
+    world.box.configure(here, "profiles/here.toml")
     for number, profile in (3, "gone"), (4, "here"):
         world.generation(number, profile=profile)
         for program in ("/bin/true", str(closed / "server")):
@@ -346,9 +343,7 @@ def test_settings_that_change_leave_the_guards_what_they_know(world: World) -> N
     daemon.look()
     die()
     assert told() == []
-    file = world.ctx.paths.settings_file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("[guards]\ndrift = 'off'\n")
+    world.box.configure("[guards]\ndrift = 'off'\n")
     daemon.alive()
     die()
     assert told() == ["oom"], "one death before, one after"

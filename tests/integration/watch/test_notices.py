@@ -201,9 +201,7 @@ def test_that_settings_are_wrong_arrives_though_they_are_wrong(
 ) -> None:
     box = Box(tmp_path)
     name = left(context(tmp_path, receiver.url))
-    file = box.context.paths.settings_file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("[guards]\nhang = 'sometimes'\n")
+    box.configure("[guards]\nhang = 'sometimes'\n")
     assert box.call("plan", "x").returncode == 1, "whoever goes by settings stops"
 
     done = box.call("notify", "send", name)

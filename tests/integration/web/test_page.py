@@ -40,10 +40,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiBox]:
     """A page over a server that was watched for some hours, with a night behind it."""
     port = free_port()
     with deployed(tmp_path_factory.mktemp("page"), port) as box:
-        profiles = box.folder / "config" / "profiles"
-        profiles.mkdir(parents=True)
         text = PLAIN.format(description=HOSTILE, model=box.model, port=port)
-        (profiles / "plain.toml").write_text(text)
+        box.configure(text, "profiles/plain.toml")
         assert put_sweep(box) == 1
         watched_hours(box.context)
         with serving(box=box) as api:
