@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, place_units, profile
+from tests.fault.daemon_victim import PROFILES
+from tests.support.deployment import UNIT, Deployment, place_units
 from tests.support.machine import Machine
 from tests.support.places import Place, places
 from tests.support.stand_in import RTX_4070_SUPER
@@ -28,11 +29,6 @@ busy_every_s = 1.0
 [guards]
 drift = "act"
 """
-PROFILES = {
-    "card": profile("eng", match__gpu="RTX 4070", memory__fit=True, memory__fit_mib=1664,
-                    serving__alias="card", serving__metrics=True),
-    "plain": profile("eng", serving__alias="plain", serving__metrics=True),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=places(), ids=str)
