@@ -8,9 +8,13 @@ syncing what the program under test did not.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.programs import program
+import pytest
+
+from tests.support.programs import ProgramFailed, program
 
 _COMMIT_S = 3600
 # Without these ext4 syncs a file that replaces another one by rename: a kindness, not a promise.
@@ -70,3 +74,17 @@ class LossyDisk:
 
     def _mount(self) -> None:
         program("mount", "-o", self._options, self._image(), self.mount_point)
+
+
+@contextlib.contextmanager
+def tiny_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A disk of this size in a new folder; skips where nothing can be mounted."""
+    folder.mkdir()
+    try:
+        program("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder)
+    except ProgramFailed as error:
+        pytest.skip(f"cannot mount a tmpfs here: {error}")
+    try:
+        yield folder
+    finally:
+        program("umount", "--lazy", folder)

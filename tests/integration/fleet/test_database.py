@@ -16,9 +16,10 @@ import sqlalchemy as sa
 
 from tests.integration.fleet.test_hand_in import a_box, measure, samples_in
 from tests.integration.measure.test_store import RUN, SAMPLE
+from tests.support.lossy_disk import tiny_disk
 from tests.support.needs import needs_root
 from tests.support.postgres import PASSWORD, Postgres, name_of, password_file
-from tests.support.programs import ProgramFailed, program
+from tests.support.programs import program
 from tests.support.stores import open_store
 from tunerd.errors import Busy, HostError
 from tunerd.fleet.shared import STEPS, Database, Step, fleet_status, hand_in
@@ -235,13 +236,9 @@ def test_a_database_that_takes_no_changes_is_said(postgres: Postgres, url: str) 
 def test_a_full_disk_there_is_said_and_everything_is_handed_in_when_there_is_space(
     tmp_path: Path, postgres: Postgres
 ) -> None:
-    folder = postgres.folder / "tiny"
-    folder.mkdir()
-    try:
-        program("mount", "-t", "tmpfs", "-o", "size=11m", "tmpfs", folder)
-    except ProgramFailed as error:
-        pytest.skip(f"cannot mount a tmpfs here: {error}")
-    try:
+    with tiny_disk(postgres.folder / "tiny", "11m") as folder, contextlib.ExitStack() as after:
+        after.callback(postgres.query, "drop tablespace if exists tiny")
+        after.callback(postgres.query, "drop database if exists tiny with (force)")
         shutil.chown(folder, "postgres", "postgres")
         postgres.query(f"create tablespace tiny location '{folder}'")
         postgres.query("create database tiny tablespace tiny")
@@ -260,7 +257,3 @@ def test_a_full_disk_there_is_said_and_everything_is_handed_in_when_there_is_spa
         program("mount", "-o", "remount,size=64m", folder)
         hand_in(box.context)
         assert samples_in(postgres, "tiny") == (4000, 4000)
-    finally:
-        postgres.query("drop database if exists tiny with (force)")
-        postgres.query("drop tablespace if exists tiny")
-        program("umount", folder)

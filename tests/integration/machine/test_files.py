@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import ROOT
+from tests.support.lossy_disk import tiny_disk
 from tests.support.needs import needs_root
 from tests.support.programs import ProgramFailed, program
 from tunerd.errors import Busy, HostError
@@ -199,21 +199,6 @@ def test_json_that_is_none_is_an_error_of_ours(text: str, tmp_path: Path) -> Non
 # A disk that is full, or may not be written.
 
 
-@contextmanager
-def tmpfs(options: str) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="tunerd-test-"))
-    try:
-        program("mount", "-t", "tmpfs", "-o", options, "tmpfs", folder)
-    except ProgramFailed:
-        folder.rmdir()
-        pytest.skip("no right to mount; run it as root, outside of a restricted container")
-    try:
-        yield folder
-    finally:
-        program("umount", "--lazy", folder)
-        folder.rmdir()
-
-
 def fill(folder: Path) -> None:
     descriptor = os.open(folder / "filling", os.O_WRONLY | os.O_CREAT)
     try:
@@ -234,8 +219,8 @@ ACTS: dict[str, Callable[[Files, Path], None]] = {
 
 @needs_root
 @pytest.mark.parametrize("name", ACTS)
-def test_a_full_disk_is_said_and_what_stood_stands(name: str) -> None:
-    with tmpfs("size=256k") as folder:
+def test_a_full_disk_is_said_and_what_stood_stands(name: str, tmp_path: Path) -> None:
+    with tiny_disk(tmp_path / "tiny", "256k") as folder:
         (folder / "a").write_bytes(b"old")
         (folder / "old").write_bytes(b"y" * 20_000)
         fill(folder)
@@ -249,8 +234,8 @@ def test_a_full_disk_is_said_and_what_stood_stands(name: str) -> None:
 
 
 @needs_root
-def test_space_that_was_set_aside_is_there_when_the_disk_is_full() -> None:
-    with tmpfs("size=256k") as folder:
+def test_space_that_was_set_aside_is_there_when_the_disk_is_full(tmp_path: Path) -> None:
+    with tiny_disk(tmp_path / "tiny", "256k") as folder:
         Files().set_aside(folder / "aside", 65536)
         fill(folder)
         with pytest.raises(HostError):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from tests.integration.measure.test_store import RUN
 from tests.integration.measure.test_store import SAMPLE as PLAIN
 from tests.support.folders import DATA, ROOT
-from tests.support.lossy_disk import LossyDisk
+from tests.support.lossy_disk import LossyDisk, tiny_disk
 from tests.support.needs import needs_root
 from tests.support.programs import ProgramFailed, program
 from tests.support.stores import open_store, queried, written
@@ -85,22 +84,10 @@ def test_nothing_that_was_acknowledged_is_lost_by_kills(place: str) -> None:
     assert len(expected) >= KILLS
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    try:
-        program("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder)
-    except ProgramFailed as error:
-        pytest.skip(f"cannot mount a tmpfs here: {error}")
-    yield folder
-    program("umount", folder)
-
-
 @needs_root
-def test_a_full_disk_is_said_and_what_was_stored_can_still_be_read(tiny_disk: Path) -> None:
-    path, n = tiny_disk / "evidence.db", 0
-    with EvidenceStore(path) as store:
+def test_a_full_disk_is_said_and_what_was_stored_can_still_be_read(tmp_path: Path) -> None:
+    path, n = tmp_path / "tiny/evidence.db", 0
+    with tiny_disk(path.parent, "1m"), EvidenceStore(path) as store:
         run = store.add_run(RUN)
         with pytest.raises(HostError) as caught:  # noqa: PT012  which call it is, is open
             for _ in range(100):
@@ -108,11 +95,11 @@ def test_a_full_disk_is_said_and_what_was_stored_can_still_be_read(tiny_disk: Pa
                 n += 40
         assert "the disk is full" in caught.value.message
         assert caught.value.hint is not None
-        assert str(tiny_disk) in caught.value.hint
+        assert str(path.parent) in caught.value.hint
         assert 0 < n < 4000
         assert len(store.samples(run)) == n
-    with EvidenceStore(path, writable=False) as reader:
-        assert len(reader.samples(run)) == n
+        with EvidenceStore(path, writable=False) as reader:
+            assert len(reader.samples(run)) == n
 
 
 @needs_root
