@@ -111,6 +111,13 @@ def test_that_a_card_is_back_is_told_once_though_the_clock_was_ahead_when_it_was
     assert world.kinds == ["gpu", "gpu-back"]
 
 
+def test_that_a_card_is_gone_is_told_once_whatever_becomes_of_the_daemon(world: World) -> None:
+    for _ in range(2):
+        world.watch()
+        world.look(gpu_problem="the card fell off the bus")
+    assert world.kinds == ["gpu"]
+
+
 ASSERTS = ["GGML_ASSERT(ok) failed"]
 
 
