@@ -182,8 +182,6 @@ def _record(kind: str, suites: Sequence[str], arms: Sequence[Box], after_s: floa
         unit="llama-server.service",
         profile="rtx-3090-ti-24gb",
         model_name="Made-Up 27B Q4_K_M",
-        tunerd_version="0.1.0",
-        host={"kernel": "6.12.0", "memory": {"total_mib": 64000}},
         workload="coding agent and chat" if kind == "compare" else None,
         arms=tuple(arm.arm() for arm in arms),
     )

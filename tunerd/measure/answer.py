@@ -182,21 +182,16 @@ class Sample:
         return None if self.client is None or left_ms is None else self.client.wall_ms + left_ms
 
 
-_QUARTILES = 4
-
-
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How figures of single requests lie: median, quartiles, extremes, and how many are missing.
+    """How figures of single requests lie: median, extremes, and how many are missing.
 
-    All but the counts are None where no request has the figure; quartiles need two.
+    All but the counts are None where no request has the figure.
     """
 
     n: int
     n_missing: int
     median: float | None
-    lower_quartile: float | None
-    upper_quartile: float | None
     least: float | None
     most: float | None
 
@@ -245,13 +240,10 @@ def spread(values: Iterable[float | None]) -> Spread:
     """Median and spread of figures, the missing ones counted."""
     given = list(values)
     known = sorted(value for value in given if value is not None)
-    quartiles = statistics.quantiles(known, n=_QUARTILES) if len(known) > 1 else None
     return Spread(
         n=len(known),
         n_missing=len(given) - len(known),
         median=statistics.median(known) if known else None,
-        lower_quartile=quartiles[0] if quartiles else None,
-        upper_quartile=quartiles[-1] if quartiles else None,
         least=known[0] if known else None,
         most=known[-1] if known else None,
     )

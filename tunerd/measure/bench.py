@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
 
-from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, TunerdError, UsageError
-from tunerd.machine.host import read_host
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems
 from tunerd.measure.compare import answering, context_tokens, plan_side, side_of
 from tunerd.measure.evidence import ArmRecord, RunRecord
@@ -533,7 +530,7 @@ class Session:
         letters = self._letters_now(made)
         room = Room(self.book, context_tokens(made), letters_per_token=letters)
         plan, _ = suite_plan(self.asked, self.seed, self.shape, room)
-        rates = rates_seen(self.ctx, made.resolved.name) or USUAL_RATES
+        rates = rates_seen(self.ctx, made.resolved.name)
         return n_arms * (_LOAD_S + expected_s(plan, rates))
 
     def _letters_now(self, made: DeployPlan) -> float | None:
@@ -570,8 +567,6 @@ class Session:
             profile=target.profile,
             model_name=target.model,
             workload=self.shape.name if self.shape is not None else None,
-            tunerd_version=__version__,
-            host=_host(self.ctx),
             arms=(arm,),
         )
         self.run = self.store.add_run(record)
@@ -660,17 +655,6 @@ def _planned_free(candidate: Candidate) -> int | None:
         return None
     grows_mib = memory.estimate.worst_mib(Device.GPU) - memory.estimate.start_mib(Device.GPU)
     return candidate.vram_free_mib - grows_mib
-
-
-def _host(ctx: Context) -> dict[str, Any]:
-    host = read_host(ctx.gpu)
-    return {
-        "kernel": host.kernel,
-        "cpu": host.cpu.model,
-        "gpus": [gpu.name for gpu in host.gpus or ()],
-        "driver": host.driver_version,
-        "memory": {"total_mib": host.memory.total_mib},
-    }
 
 
 # `tunerd bench`: measures a server by a suite, keeps every sample, and says what it came to.

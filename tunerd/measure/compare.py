@@ -6,12 +6,11 @@ import contextlib
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine import flags
 from tunerd.engine.builds import PlanRequest, find_engines, request_again
@@ -244,7 +243,6 @@ FRAME_TOKENS = 192
 # Time to end the last pair in, so that the loop and not the lease ends it.
 _SLACK_S = 120.0
 _SEED_BITS = 32
-_ANY_CONTEXT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,16 +315,13 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
         programs=[plan.engine.program for plan in plans.values()],
     )
     shape, told = workload_for(ctx, request.workload, plans["A"].resolved)
-    contexts = [context_tokens(plan) for plan in plans.values()]
-    known = [tokens for tokens in contexts if tokens is not None]
-    most = min(known) if known else _ANY_CONTEXT
-    workload, cut = fitted(shape.plain(), most, margin_tokens=FRAME_TOKENS)
+    workload, cut = fitting(shape, map(context_tokens, plans.values()))
     changes = flags.output_changes(answering(plans["A"]), answering(plans["B"]))
     messages = [
         told,
         *_short(ctx, request.limits, workload, ahead, plans["A"]),
         *_between(plans, changes),
-        *_cut_messages(shape, workload, cut, known),
+        *cut,
     ]
     for side, plan in plans.items():
         messages += [
@@ -458,18 +453,24 @@ def _between(
         yield warning("changes-answers", text)
 
 
-def _cut_messages(
-    shape: WorkloadShape, workload: Workload, cut: Sequence[int], contexts: Sequence[int]
-) -> Iterator[Message]:
-    if not contexts:
-        yield note("context-unknown", "the engine chooses the context; it may be too small")
-    for index in cut if contexts else ():
-        wanted, kept = shape.plain().classes[index], workload.classes[index]
+def fitting(
+    shape: WorkloadShape, contexts: Iterable[int | None]
+) -> tuple[Workload, tuple[Message, ...]]:
+    """What of a workload fits into the least of these contexts, and what of it was cut; None is unknown."""
+    whole, context = shape.plain(), min((one for one in contexts if one is not None), default=None)
+    if context is None:
+        text = "the engine chooses the context; it may be too small"
+        return whole, (note("context-unknown", text),)
+    workload, cut = fitted(whole, context, margin_tokens=FRAME_TOKENS)
+    told = []
+    for index in cut:
+        wanted, kept = whole.classes[index], workload.classes[index]
         text = (
             f"`{shape.classes[index].name}` of {shape.name} needs {wanted.depth_tokens} tokens of "
-            f"context and here are {min(contexts)}: measured with {kept.depth_tokens}"
+            f"context and here are {context}: measured with {kept.depth_tokens}"
         )
-        yield warning("workload-cut", text, "--workload for a smaller one")
+        told.append(warning("workload-cut", text, "--workload for a smaller one"))
+    return workload, tuple(told)
 
 
 # The real stand of a comparison: candidates in a lease, asked the same texts on both sides.
@@ -751,7 +752,6 @@ class Keeper:
                 profile=plan.resolved.name,
                 model_name=plan.facts.name,
                 workload=prepared.shape.name,
-                tunerd_version=__version__,
             )
         )
 

@@ -62,7 +62,7 @@ class RunRecord:
     """One call of a command that measures.
 
     `kind` is the command (bench, compare, sweep), `target` what it was pointed at in words, `seed` that
-    of the order of requests. `host` holds what a reader of a report wants to know of the machine.
+    of the order of requests. The machine, and the tunerd, are in the fingerprints of its arms.
     """
 
     kind: str
@@ -74,8 +74,6 @@ class RunRecord:
     profile: str | None = None
     model_name: str | None = None
     workload: str | None = None
-    tunerd_version: str | None = None
-    host: Mapping[str, Any] = field(default_factory=dict)
     arms: tuple[ArmRecord, ...] = ()
 
     def arm(self, name: str) -> ArmRecord | None:

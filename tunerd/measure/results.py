@@ -100,7 +100,7 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
         for number in numbers:
             run = run_of(store, number)
             found = store.arm_samples(number), store.summaries(number), store.verdicts(number)
-            runs.append({**run_json(run), "host": dict(run.record.host), **_in_full(run, *found)})
+            runs.append({**run_json(run), **_in_full(run, *found)})
         messages = damage_messages(store)
     return ActionResult("results export", {"runs": runs}, messages)
 
@@ -204,9 +204,9 @@ class StalenessCheck:
 
 def run_json(run: evidence.StoredRun) -> dict[str, Any]:
     """A run as scripts read it."""
-    head = plain(replace(run.record, arms=(), host={}))
+    head = plain(replace(run.record, arms=()))
     head["model"] = head.pop("model_name")
-    del head["arms"], head["host"]
+    del head["arms"]
     return {
         "run": run.number,
         **head,
@@ -265,13 +265,11 @@ def ending(
             store.end_run(run, outcome, ended_s=ctx.clock.now_s(), reason=reason)
 
 
-def rates_seen(ctx: Context, profile: str) -> Rates | None:
-    """How fast the profile was when it was measured last; usual speeds where it never was, None without a store."""
+def rates_seen(ctx: Context, profile: str) -> Rates:
+    """How fast the profile was when it was measured last; usual speeds where it never was."""
     with reading(ctx) as store:
-        if store is None:
-            return None
-        for run in store.runs(limit=_LOOK_BACK):
-            if run.record.profile != profile or not run.n_samples:
+        for run in () if store is None else store.runs(limit=_LOOK_BACK):
+            if store is None or run.record.profile != profile or not run.n_samples:
                 continue
             found = summarise(store.samples(run.number))
             if found.decode.tok_s is not None:

@@ -499,7 +499,7 @@ class EvidenceStore:
 
     def add_run(self, record: RunRecord) -> int:
         """Begin a run; returns its number."""
-        head = plain(replace(record, arms=(), host=without_text(record.host)))
+        head = plain(replace(record, arms=()))
         row = {"kind": head.pop("kind"), "started_s": head.pop("started_s"), "head": head}
         with self._file.writing() as connection:
             number = connection.execute(run.insert().values(row)).inserted_primary_key
@@ -843,7 +843,7 @@ def _counts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, tupl
 # are: one that was damaged is a damaged document, and told as such.
 
 _CHUNK = 1000
-_JSON = {"suites", "host", "argv", "environment", "origins", "parts", "accepted_by_position", "marks",
+_JSON = {"suites", "argv", "environment", "origins", "parts", "accepted_by_position", "marks",
          "details", "figures", "reasons", "event"}  # fmt: skip
 _KINDS: Mapping[EntryKind, type[Any]] = {
     _ARM: ArmRecord,

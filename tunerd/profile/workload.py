@@ -73,11 +73,10 @@ class Workload:
         """Expected wall seconds of one request, from the time of each class."""
         return sum(share * time for share, time in zip(self.shares, times_s, strict=True))
 
-    def process_s(self, load_s: float, rates: Rates | None) -> float:
-        """What a fresh server with one round of it takes [s]; usual speeds where none are known."""
-        known = rates or USUAL_RATES
-        prompt = known.prompt_tok_s or USUAL_RATES.prompt_tok_s or 1.0
-        decode = known.decode_tok_s or USUAL_RATES.decode_tok_s or 1.0
+    def process_s(self, load_s: float, rates: Rates) -> float:
+        """What a fresh server with one round of it takes [s]; at a usual speed where one is not known."""
+        prompt = rates.prompt_tok_s or USUAL_RATES.prompt_tok_s or 1.0
+        decode = rates.decode_tok_s or USUAL_RATES.decode_tok_s or 1.0
         prefix = max(one.cached_tokens for one in self.classes)
         block_s = sum(
             (one.new_tokens / prompt + one.n_predict / decode) * math.sqrt(one.concurrency)

@@ -444,45 +444,34 @@ class Floor(Challenge):
     ) -> None:
         nobody = replace(candidate, engine="")  # whatever fails is the candidate's
         super().__init__(night, limits, policy, nobody, candidate, number)
+        self._speeds: list[float] = []  # of its starts
 
     @property
     def _pair_s(self) -> float:
         return self._night.usual_process_s(self._candidate)
 
-    @property
-    def _wanted_ms(self) -> float:
-        return 1000 / (self._policy.at_least_tok_s or 1.0)
-
     def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
         del order  # one side alone is measured
         block = self._night.block(f"v{self._number}.{number}")
         readings, _ = self._measure(self._candidate, block, number)
+        classes, wanted_ms = (
+            self._night.workload.classes,
+            1000 / (self._policy.at_least_tok_s or 1.0),
+        )
+        token_ms = all_known(map(_token_ms, readings))
+        if not token_ms:
+            raise Ended("failed", _UNTOLD)
+        self._speeds.append(_speed_tok_s(classes, token_ms))
         wanted = []
-        for one, reading in zip(self._night.workload.classes, readings, strict=True):
-            token_ms = _token_ms(reading)
-            if token_ms is None:
-                raise Ended("failed", _UNTOLD)
-            more_ms = (one.n_predict - 1) * (self._wanted_ms - token_ms)
-            turn_ms = (reading.turn_ms or 0.0) + more_ms
+        for one, reading, each_ms in zip(classes, readings, token_ms, strict=True):
+            turn_ms = (reading.turn_ms or 0.0) + (one.n_predict - 1) * (wanted_ms - each_ms)
             wanted.append(Turn(turn_ms, reading.prompt_ms or 0.0))
         return {A: (tuple(wanted),), B: block_of(readings)}
 
     @property
-    def speed_tok_s(self) -> float | None:
-        """What its starts came to in the mean; None without any."""
-        classes = self._night.workload.classes
-        speeds = []
-        for pair in self._pairs:
-            rows = zip(classes, class_ms(pair.a), class_ms(pair.b), strict=True)
-            token_ms = [self._wanted_ms - (a - b) / max(one.n_predict - 1, 1) for one, a, b in rows]
-            speeds.append(_speed_tok_s(classes, token_ms))
-        return fmean(speeds) if speeds else None
-
-    @property
     def _told(self) -> str:
-        speed = self.speed_tok_s
-        known = "" if speed is None else f"{speed:.1f} tok/s "
-        return f"{known}over {len(self._pairs)} starts"
+        known = f"{fmean(self._speeds):.1f} tok/s " if self._speeds else ""
+        return f"{known}over {len(self._speeds)} starts"
 
     @property
     def _too_little(self) -> str:

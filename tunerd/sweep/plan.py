@@ -28,7 +28,7 @@ from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
 from tunerd.engine.server import file_environment_of, specifiers_of, unit_with
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, stamp_of
-from tunerd.measure.compare import FRAME_TOKENS, SideRequest, context_tokens, plan_side, slots
+from tunerd.measure import compare
 from tunerd.measure.learn import find_workload, workload_for
 from tunerd.measure.life import LIVE
 from tunerd.measure.results import candidates, here_of, imported, rates_seen
@@ -55,7 +55,7 @@ from tunerd.profile.arm import (
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.profile.schema import POWER_LIMIT, Range, all_keys, values_of, wrong_values
-from tunerd.profile.workload import Workload, WorkloadShape, fitted
+from tunerd.profile.workload import Workload, WorkloadShape
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.challenge import sizes_between
 from tunerd.sweep.known import Known, published
@@ -533,12 +533,10 @@ def prepare(
         wait_for_dead_measurement(ctx)
     plan_request = request_again(generation)
     ahead = outlook(ctx, measuring_s=request.budget_s, start_after=request.start_after)
-    base_plan = plan_side(ctx, SideRequest(LIVE, plan_request, generation))
+    base_plan = compare.plan_side(ctx, compare.SideRequest(LIVE, plan_request, generation))
     shape, told = workload_for(ctx, request.workload, base_plan.resolved)
-    context = context_tokens(base_plan)
-    workload, cut = shape.plain(), tuple[int, ...]()
-    if context is not None:
-        workload, cut = fitted(workload, context, margin_tokens=FRAME_TOKENS)
+    context = compare.context_tokens(base_plan)
+    workload, cut = compare.fitting(shape, [context])
     choice = _choice(ctx, request, plan_request, base_plan, workload, proves=proves)
     space = choice.space
     policy = _policy(ctx, request, generation, plan_request, base_plan, choice, context)
@@ -556,7 +554,7 @@ def prepare(
             for one in published_by
         ),
         *choice.messages,
-        *_cut_messages(shape, cut, context),
+        *cut,
     ]
     if not predicted.can_decide and not for_resume:
         messages.append(warning("short", predicted.text, "--budget for a longer one"))
@@ -600,7 +598,7 @@ def _policy(
         seeds=_seeds(ctx, plan_request, base, base_plan),
         rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
         at_least_tok_s=request.at_least_tok_s,
-        n_slots=slots(base_plan),
+        n_slots=compare.slots(base_plan),
     )
     others = _imported(ctx, base_plan, base.arm, build_grid(choice.space.space, base.arm, policy))
     return replace(policy, seeds=(*policy.seeds, *others))
@@ -1002,8 +1000,8 @@ def _sizes(
     Raises:
         UsageError: there is no choice.
     """
-    own, n_slots = _context_size(plan), slots(plan)
-    least = n_slots * (max(one.depth_tokens for one in workload.classes) + FRAME_TOKENS)
+    own, n_slots = _context_size(plan), compare.slots(plan)
+    least = n_slots * (max(one.depth_tokens for one in workload.classes) + compare.FRAME_TOKENS)
     listed = ranges.get(CONTEXT_SIZE)
     if CONTEXT_SIZE in pins:
         raise UsageError(
@@ -1082,13 +1080,3 @@ def _laid_over(ctx: Context, plan: Plan) -> list[Any]:
         ctx, unit_with(ctx, plan.unit_text), specifiers_of(ctx, ctx.unit)
     )
     return [list(map(sha256, drop_ins)), variables]
-
-
-def _cut_messages(shape: WorkloadShape, cut: Sequence[int], context: int | None) -> list[Message]:
-    if context is None:
-        return [note("context-unknown", "the engine chooses the context; it may be too small")]
-    return [
-        warning("workload-cut", f"`{shape.classes[index].name}` of {shape.name} does not fit into "
-                f"{context} tokens of context and is measured shorter", "--workload for a smaller one")
-        for index in cut
-    ]  # fmt: skip

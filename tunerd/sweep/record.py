@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tunerd import __version__
 from tunerd.app import Context
 from tunerd.errors import Busy, HostError, UsageError
 from tunerd.measure.answer import Sample, Seconds
@@ -97,34 +96,24 @@ class SweepKeeper:
                 profile=prepared.plan_request.profile,
                 model_name=prepared.base_plan.facts.name,
                 workload=prepared.shape.name,
-                tunerd_version=__version__,
             )
         )
         figures = {**plan_json(prepared), "request": plain(prepared.request)}
         store.add_summary(number, SummaryRecord(KIND, PLAN, None, figures))
         return cls(ctx, store, number)
 
-    def arm(self, arm: Arm, record: ArmRecord, workload_sha256: str) -> None:
-        """An arm has served for the first time."""
-        self._add_arm(str(arm), record, workload_sha256=workload_sha256)
-
-    def _add_arm(self, name: str, record: ArmRecord, **conditions: Any) -> None:
-        if name not in self._arms:
-            self._store.add_arm(self.number, replace(record.under(**conditions), name=name))
+    def arm(
+        self, arm: Arm | str, record: ArmRecord, workload_sha256: str, **conditions: Any
+    ) -> None:
+        """An arm has served under these parts of a fingerprint; it is stored once."""
+        if (name := str(arm)) not in self._arms:
+            record = record.under(workload_sha256=workload_sha256, **conditions)
+            self._store.add_arm(self.number, replace(record, name=name))
             self._arms.add(name)
 
-    def samples(self, arm: Arm, samples: Sequence[Sample]) -> None:
+    def samples(self, arm: Arm | str, samples: Sequence[Sample]) -> None:
         """Requests of an arm, void ones included."""
         self._store.add_samples(self.number, samples, arm=str(arm))
-
-    def at_limit(
-        self, arm: Arm, record: ArmRecord, samples: Sequence[Sample], watts: float,
-        workload_sha256: str,
-    ) -> None:  # fmt: skip
-        """Requests of an arm at a power limit: a configuration of its own, of which the search knows nothing."""
-        name = f"{arm} at {watts:g} W"
-        self._add_arm(name, record, workload_sha256=workload_sha256, power_limits_w=(watts,))
-        self._store.add_samples(self.number, samples, arm=name)
 
     def power(self, table: Mapping[str, Any]) -> None:
         """Speed and energy at each power limit."""

@@ -23,6 +23,7 @@ from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import holder_of, is_locked, lock
 from tunerd.machine.process import words_of
 from tunerd.measure import compare
+from tunerd.measure.answer import Sample as MeasuredSample
 from tunerd.measure.evidence import ArmRecord, RunOutcome, StoredRun, VerdictRecord
 from tunerd.measure.learn import served_requests, workload_for
 from tunerd.measure.life import Texts, prompt_book
@@ -580,9 +581,14 @@ class _Run:
         own_w = gpus[0].power_limit_w if len(gpus) == 1 else None
         if own_w is None:
             return
-        sha256 = self.prepared.shape.sha256
-        records: dict[Arm, ArmRecord] = {}
+        sha256, records = self.prepared.shape.sha256, dict[Arm, ArmRecord]()
         now_w = own_w
+
+        def keep(arm: Arm, samples: Sequence[MeasuredSample]) -> None:
+            """As of a configuration of its own, of which the search knows nothing."""
+            name = f"{arm} at {now_w:g} W"
+            self.keeper.arm(name, records[arm], sha256, power_limits_w=(now_w,))
+            self.keeper.samples(name, samples)
 
         @contextlib.contextmanager
         def limited(watts: float) -> Iterator[None]:
@@ -595,14 +601,7 @@ class _Run:
 
         house = copy(box.house)
         house.limits_w = dict.fromkeys(house.limits_w)
-        beside = replace(
-            box,
-            house=house,
-            on_arm=records.__setitem__,
-            on_samples=lambda arm, found: self.keeper.at_limit(
-                arm, records[arm], found, now_w, sha256
-            ),
-        )
+        beside = replace(box, house=house, on_arm=records.__setitem__, on_samples=keep)
         try:
             table = measure_limits(
                 beside, self.prepared.workload, list(dict.fromkeys([best, self.prepared.base.arm])),

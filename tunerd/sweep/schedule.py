@@ -40,13 +40,17 @@ def window_of(ctx: Context, text: str | None) -> calendar.Window | None:
     """
     if text is None:
         return None
-    settings = ctx.settings.sweep
+    return _parsed(ctx, text, ctx.settings.sweep.days, ctx.settings.sweep.timezone)
+
+
+def _parsed(ctx: Context, text: str, days: str, timezone: str | None) -> calendar.Window:
     try:
-        return calendar.parse_window(text, settings.days, _zone(ctx, settings.timezone))
+        return calendar.parse_window(text, days, _zone(ctx, timezone))
     except ValueError as error:
         raise UsageError(
-            f"`{text}` is no window that a sweep could keep to", cause=f"allowed: {error}"
-        ) from error
+            f"`{text}` is no window that a sweep could keep to", cause=f"allowed: {error}",
+            state="nothing was touched",
+        ) from error  # fmt: skip
 
 
 def _zone(ctx: Context, named: str | None) -> str:
@@ -253,12 +257,7 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
     days = changed.get("sweep.days") or ctx.settings.sweep.days
     zone = changed.get("sweep.timezone") or ctx.settings.sweep.timezone
     if window is not None:
-        try:
-            parsed = calendar.parse_window(window, days, _zone(ctx, zone))
-        except ValueError as error:
-            raise UsageError(
-                "that is no window", cause=f"allowed: {error}", state="nothing was changed"
-            ) from error
+        parsed = _parsed(ctx, window, days, zone)
         now_s = ctx.clock.now_s()
         if not calendar.openings(
             parsed, calendar.Memory(), now_s, missed=calendar.Missed.LATE, least_s=_LEAST_NIGHT_S

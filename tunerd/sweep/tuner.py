@@ -59,15 +59,13 @@ class Forecast:
     """What a budget allows, from the last load and the last speeds seen.
 
     `process_s` is one fresh server with one block of the workload [s], `starts` how many the budget
-    has, `verdict_s` the pairs that show a gain of 5 % [s].
+    has, `needed_s` a search with the pairs that show a gain of 5 % [s].
     """
 
     process_s: float
     starts: int
-    verdict_s: float
     needed_s: float
     can_decide: bool
-    is_measured: bool
     text: str
 
 
@@ -76,7 +74,7 @@ def forecast(
     budget_s: float,
     *,
     load_s: float,
-    rates: Rates | None,
+    rates: Rates,
     n_families: int,
     min_gain: float,
 ) -> Forecast:
@@ -86,15 +84,14 @@ def forecast(
         workload: What is asked of each server.
         budget_s: Time for everything [s].
         load_s: Time of one start [s].
-        rates: Speeds seen before; None for usual ones.
+        rates: Speeds seen before, or usual ones.
         n_families: Pairs of a build and a kind of speculation.
         min_gain: Least gain worth a swap.
     """
     process_s = workload.process_s(load_s, rates)
     pairs = pairs_needed(_GAIN, _PAIR_SD, margin=min_gain, alpha=challenge_alpha(_ALPHA, 1))
     pairs = min(pairs, Policy().max_pairs)
-    verdict_s = 2 * pairs * process_s
-    needed_s = (1 + 2 * n_families) * process_s + verdict_s
+    needed_s = (1 + 2 * n_families + 2 * pairs) * process_s
     starts = int(budget_s / process_s)
     can = needed_s <= budget_s
     text = (
@@ -103,7 +100,7 @@ def forecast(
     )
     if not can:
         text += f"; to search and to prove a gain of {_GAIN:.0%} takes about {format_duration(needed_s)}"
-    return Forecast(process_s, starts, verdict_s, needed_s, can, rates is not None, text)
+    return Forecast(process_s, starts, needed_s, can, text)
 
 
 PROMOTE = "promote"
