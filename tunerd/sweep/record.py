@@ -410,7 +410,7 @@ def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dic
         "reasons": list(sweep.verdict.reasons) if sweep.verdict is not None else [],
         "verdict_record": None if sweep.verdict is None else asdict(sweep.verdict),
         "served": None if sweep.verdict is None else sweep.verdict.details.get("served"),
-        **{name: evidence.get(name, []) for name in ("arms", "challenges", "margins", "path")},
+        **{name: evidence.get(name, []) for name in ("arms", "challenges", "path")},
         **{name: evidence.get(name, {}) for name in ("models", "time_s")},
         "left_out": [*sweep.plan.get("left_out", []), *evidence.get("left_out", [])],
         "best_untried": evidence.get("best_untried"),

@@ -41,7 +41,7 @@ from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import Night, PathPoint, TimeUp
 from tunerd.sweep.observations import FILL, TOOL, as_asked, blocks_of, decode_ms
-from tunerd.sweep.search import Finalist, MarginStep, Search
+from tunerd.sweep.search import Finalist, Search
 from tunerd.sweep.space import Grid, Left, build_grid
 from tunerd.words import all_known, format_duration
 
@@ -147,7 +147,6 @@ class Evidence:
         arms: Measured arms, the fastest first.
         left_out: What was not tried or was given up, with the reason.
         challenges: Verdicts, in order.
-        margins: The bisections of finalists, step by step.
         models: Parameters of the fitted laws by "engine, spec".
         best_untried: The most a point that was not measured is believed to gain (ratio).
         time_s: Where the time went.
@@ -161,7 +160,6 @@ class Evidence:
     arms: tuple[ArmReport, ...]
     left_out: tuple[Left, ...]
     challenges: tuple[Result, ...]
-    margins: tuple[tuple[MarginStep, ...], ...]
     models: Mapping[str, Mapping[str, Any]]
     best_untried: float | None
     time_s: Mapping[str, float]
@@ -303,7 +301,6 @@ class _Sweep:
         for arm, reason in self.policy.rejected:
             self.limits.reject(arm, reason)
         self.challenges: list[Result] = []
-        self.margins: list[tuple[MarginStep, ...]] = []
         self._next_challenge = 1
         self._phase_s = budget_s
         self._won: list[Result] = []
@@ -526,11 +523,7 @@ class _Sweep:
         return None
 
     def _finalist(self, leader: Arm) -> Arm | None:
-        finalist = Finalist(self.search, lambda: self._spare_s(leader))
-        try:
-            return finalist.prepare(leader)
-        finally:
-            self.margins.append(tuple(finalist.steps))
+        return Finalist(self.search, lambda: self._spare_s(leader)).prepare(leader)
 
     def _challenge(self, candidate: Arm) -> Result:
         before = next(
@@ -659,7 +652,6 @@ class _Sweep:
             arms=self._arm_reports(),
             left_out=tuple(dict.fromkeys(left_out)),
             challenges=tuple(self.challenges),
-            margins=tuple(self.margins),
             models=self.learner.to_json(),
             best_untried=self._best_untried(),
             time_s={name: round(seconds, 1) for name, seconds in self.night.spent_s.items()},

@@ -742,8 +742,8 @@ def test_a_model_that_makes_no_tool_calls_costs_a_few_requests_and_no_start() ->
     outcome = night(one, Odd(one.card, QUIET, answers=told))
     assert outcome.arm == faster(one)
     rows = [row for row in outcome.evidence.samples if row.purpose in {TOOL, "tools"}]
-    finalists = sum(map(len, outcome.evidence.margins))
-    assert len(rows) == TELLING_CALLS + finalists
+    starts = [row.purpose for row in outcome.evidence.samples if row.event == "boot"]
+    assert len(rows) == TELLING_CALLS + starts.count("finalist")
 
 
 def test_a_model_that_breaks_some_calls_anyway_keeps_no_faster_arm_out() -> None:
