@@ -93,7 +93,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = write(design(SHAPES[given.shape]), folder / "model.gguf").path
+        model = write(design(SHAPES[given.shape]), folder / "model.gguf")
         argv = (sys.executable, "-m", "tunerd.tryout.embedded", "--model", str(model), "--threads", "1",
                 "--threads-batch", "1", "--ctx-size", "4096", "--parallel", "1", "--spec-type",
                 "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-p-min", "0.75")  # fmt: skip

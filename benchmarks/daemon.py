@@ -76,7 +76,7 @@ def at_rest(box: Deployment, seconds: float, *units: str) -> None:
 def idle(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        write(design(SHAPES["tiny"]), Path(folder) / "tiny.gguf").path.chmod(0o644)
+        write(design(SHAPES["tiny"]), Path(folder) / "tiny.gguf").chmod(0o644)
         with Machine(roots.host_root(), binds={"/srv/models": Path(folder)}) as machine:
             box = Deployment(machine, profiles={"plain": PLAIN})
             box.apply("plain")

@@ -105,7 +105,7 @@ def systemd_target(shape: str) -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        write(design(SHAPES[shape]), folder / "tiny.gguf").path.chmod(0o644)
+        write(design(SHAPES[shape]), folder / "tiny.gguf").chmod(0o644)
         with Machine(roots.host_root(), binds={"/srv/models": folder}) as machine:
             note(machine.run("systemctl", "--version").stdout.splitlines()[0])
             texts = {one: profile("embedded", serving__alias=one) for one in PROFILES}

@@ -145,8 +145,8 @@ class DraftingCosts:
         self._now_s += 2.0
         return Boot(ok=True, seconds=2.0)
 
-    def measure(self, request: Request) -> Mapping[str, Any]:
-        running = self._arm
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        running = arm or self._arm
         assert running is not None
         factor = float(np.exp(self._rng.normal(0.0, 0.01)))
         n, n_prompt = request.n_predict, request.cached_tokens + request.new_tokens
