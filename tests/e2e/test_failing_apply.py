@@ -28,6 +28,7 @@ path = "/srv/bad/llama-server"
 PROFILES = {
     "good": profile("good", serving__alias=OLD_ALIAS),
     "bad": profile("bad", serving__alias="new"),
+    "real": profile("embedded"),
 }
 
 
@@ -173,6 +174,29 @@ def test_recovery_of_a_swap_that_was_killed_ends_though_its_server_drips(
     tunerd("recover")
 
     assert_as_before(tunerd, before)
+
+
+def test_what_a_person_has_put_back_with_a_key_is_not_started_anew_by_recovery(
+    tunerd: Deployment,
+) -> None:
+    """Its key's path is `%d/api-key` in the unit, and another word on the process's command line."""
+    machine, unit = tunerd.machine, f"{tunerd.units}/{UNIT}"
+    machine.write("/etc/tunerd/key", "s3cret\n", mode=0o600)
+    tunerd.apply("real", "--set", "serving.api_key_file=/etc/tunerd/key")
+    tunerd.behave("bad", drips=True)
+    tunerd.start("apply", "bad", "--yes")
+    machine.sh(f"until grep -q /srv/bad {unit}; do sleep 0.02; done")
+    machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
+    machine.run("cp", f"{tunerd.units}/{tunerd.backups()[-1]}", unit)
+    tunerd.systemctl("daemon-reload")
+    tunerd.systemctl("restart", UNIT)
+    tunerd.until(lambda: tunerd.ask("/health")[0] == 200, "it serves again")
+    life = tunerd.show("InvocationID")
+
+    assert tunerd.json("recover")["found"] == "untouched"
+
+    assert tunerd.show("InvocationID") == life
+    tunerd.apply("good")
 
 
 def test_where_even_the_old_server_cannot_come_back_it_is_said_and_mended_later(

@@ -65,7 +65,7 @@ from tunerd.production.probation import begin_probation, forget_probation
 from tunerd.records import plain
 from tunerd.result import Message, Progress
 from tunerd.units.generations import Ending, Generation, Outcome
-from tunerd.units.live import LiveUnit
+from tunerd.units.live import LiveUnit, is_same_command
 from tunerd.units.manager import UnitState
 from tunerd.words import format_duration, sha256
 
@@ -443,9 +443,11 @@ def _runs_what_stands(ctx: Context, state: UnitState, live: LiveUnit) -> bool:
     A wrapper script hides the words; the answer is no then, which costs a restart.
     """
     facts = None if state.main_pid is None else process_facts(state.main_pid)
-    if live.argv is None or facts is None or facts.cmdline is None:
+    if live.argv is None or facts is None:
         return False
-    return facts.cmdline[-len(live.argv) :] == live.argv and _started_as_it_stands(ctx, state)
+    # The program's own name counts here too, wherever it stands.
+    is_same = is_same_command(("", *live.argv), facts.cmdline)
+    return is_same is True and _started_as_it_stands(ctx, state)
 
 
 def _started_as_it_stands(ctx: Context, state: UnitState) -> bool:
