@@ -119,6 +119,33 @@ def test_an_end_without_words_is_told_by_what_the_manager_saw(box: Deployment) -
     assert died["TUNERD_WORDS"].startswith("signal 11; ")
 
 
+LATE = """\
+[Unit]
+StartLimitBurst=3
+[Service]
+ExecStartPost=/bin/sleep 60
+TimeoutStartSec=1
+RestartSec=0.5
+"""
+
+
+def test_a_server_whose_starts_take_too_long_is_told_as_given_up(box: Deployment) -> None:
+    """A stop that was not obeyed has the same result, and nobody wants to be told of one."""
+    box.apply("plain")
+    watched(box)
+    drop_in = f"{box.units}/{UNIT}.d"
+    box.machine.write(f"{drop_in}/late.conf", LATE)
+    box.systemctl("daemon-reload")
+
+    box.machine.kill(box.show("MainPID"))
+
+    text = box.until(told(box, "server-failed"), "it was told")
+    assert "hang: start-post operation timed out" in text
+    box.machine.run("rm", "-r", drop_in)
+    box.systemctl("daemon-reload")
+    box.systemctl("reset-failed", UNIT)
+
+
 def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment) -> None:
     speed = {"tg_tok_s": 2000.0, "pp_tok_s": 20000.0, "time_scale": 1.0}
     box.stand_ins(eng=speed)

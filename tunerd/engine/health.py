@@ -180,7 +180,10 @@ _NOT_EXECUTED = (
     *range(200, 246),
 )
 _ENDED = re.compile(r"\S+\.service: Main process exited, code=(exited|killed|dumped), status=(\d+)")
-_OOM_KILLED = re.compile(r"\S+\.service: .*(killed by the OOM killer|'oom-kill')")
+_OOM_KILLED = re.compile(r"\S+\.service: .*'oom-kill'")
+# Any process of the unit, which goes on without it where its OOMPolicy= says so.
+_OOM_KILLED_ONE = re.compile(r"\S+\.service: .*killed by the OOM killer")
+_LATE = re.compile(r"\S+\.service: (start(-pre|-post)? operation timed out)")
 _MANAGER_LINE = re.compile(
     r"\S+\.service: |(Start(ing|ed)|Stopp(ing|ed)|Failed to start|Scheduled restart of) "
 )
@@ -220,6 +223,7 @@ _HINTS: dict[FailureKind, str] = {
     FailureKind.KILLED: "`journalctl -k` says whether the kernel did it, for want of memory",
     FailureKind.DRIVER: "`nvidia-smi` and `journalctl -k` show the state of the driver",
 }
+_LATE_HINT = "TimeoutStartSec= of the unit says how long its start may take, with ExecStartPre= and ExecStartPost="
 
 
 def hint_for(kind: FailureKind) -> str | None:
@@ -250,10 +254,16 @@ def classify(
         why = [line for line in lines if _NO_EXEC_LINE.search(line)]
         hint = _HINTS[FailureKind.CANNOT_START]
         return Failure(FailureKind.CANNOT_START, last_words(why or lines), hint)
-    if result == "oom-kill" or any(_OOM_KILLED.match(line) for line in lines):
+    by_kernel = [_OOM_KILLED]
+    if exit_kind is None or (exit_kind, exit_status) == ("killed", _SIGKILL):
+        by_kernel.append(_OOM_KILLED_ONE)
+    if result == "oom-kill" or any(one.match(line) for one in by_kernel for line in lines):
         # Whatever it said before, it did not end of that.
         hint = _HINTS[FailureKind.OUT_OF_RAM]
         return Failure(FailureKind.OUT_OF_RAM, "killed by the kernel", hint)
+    late = next((found[1] for line in lines if (found := _LATE.match(line)) is not None), None)
+    if late is not None:
+        return Failure(FailureKind.HANG, late, _LATE_HINT)
     telling = [line.rstrip() for line in lines if not _WARNING.search(line)]
     overcome = [at for at, line in enumerate(telling) if _OVERCOME.search(line)]
     telling = (telling[overcome[-1] + 1 :] or telling[-1:]) if overcome else telling

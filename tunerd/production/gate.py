@@ -449,18 +449,21 @@ _STOPS_S = 120.0
 
 def is_given_up(ctx: Context, state: UnitState) -> bool:
     """Whether its manager started it again until it gave it up, and nobody stopped it."""
-    life = state.invocation_id
-    if state.active_state != "failed" or not state.n_restarts or life is None:
-        return False
+    was_left = state.active_state == "failed" and bool(state.n_restarts)
+    return was_left and not may_be_stopped(ctx, state.invocation_id, state.result)
+
+
+def may_be_stopped(ctx: Context, life: str | None, result: str) -> bool:
+    """Whether somebody stopped it in this life, which ended so, or nobody can say."""
     try:
-        if ctx.services.was_stopped(ctx.unit, life):
-            return False
+        if life is None or ctx.services.was_stopped(ctx.unit, life):
+            return True
         # Where the log has nothing of it, a stop that was not obeyed is known by its result alone.
-        return state.result != "timeout" or bool(
-            ctx.services.log(ctx.unit, invocation_id=life, max_lines=1)
+        return result == "timeout" and not ctx.services.log(
+            ctx.unit, invocation_id=life, max_lines=1
         )
     except ServiceError:
-        return False
+        return True
 
 
 def was_stopped_since(ctx: Context, before: UnitState, *, by_anybody: bool = False) -> bool:

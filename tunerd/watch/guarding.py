@@ -18,7 +18,7 @@ from tunerd.engine.server import LlamaServer, stands, with_limit
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import Confirm, apply
-from tunerd.production.gate import demand_card, is_given_up
+from tunerd.production.gate import demand_card, is_given_up, may_be_stopped
 from tunerd.production.journal import read_record
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import OwnUnit, start_own_unit
@@ -262,8 +262,9 @@ class Guarding(Teller):
                 self._decided(decision, engine)
                 return
         is_told = kind is FailureKind.OUT_OF_VRAM and self._oom.said and not death.has_given_up
-        # `timeout` is how a stop ends that was not obeyed: nobody wants to be told of that.
-        if is_told or reading.engine.result == "timeout":
+        # So ends a stop that was not obeyed, of which nobody wants to be told, and a start that took too long.
+        is_late = engine.result == "timeout"
+        if is_told or (is_late and may_be_stopped(self._ctx, life, engine.result)):
             return
         for _ in range(min(n, _MOST_DEATHS)):
             decision = look_at_deaths(

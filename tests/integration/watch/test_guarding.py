@@ -468,6 +468,22 @@ def test_a_death_is_counted_once_though_the_service_manager_was_deaf_meanwhile(
     assert "rollback" not in str(world.told[0].hint), "tunerd has deployed nothing"
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_start_that_took_too_long_is_told_and_a_stop_that_did_is_not(
+    world: World, is_stopped: bool
+) -> None:
+    world.look()
+    late = f"{UNIT}: start-post operation timed out. Terminating."
+    world.manager.print_line(UNIT, late)
+    failed = an_engine(active_state="failed", sub_state="failed", result="timeout", life=world.life)
+    if is_stopped:
+        world.manager.stop(UNIT)
+    world.look(engine=failed)
+    assert world.kinds == ([] if is_stopped else ["server-failed"])
+    if not is_stopped:
+        assert "hang: start-post operation timed out" in world.told[0].text
+
+
 # Given up
 
 

@@ -257,6 +257,15 @@ DECIDED: dict[str, list[tuple[list[str], dict[str, object]]]] = {
             ([], {"exit_kind": "killed", "exit_status": 9, "result": "oom-kill"}),
             ([f"{UNIT}: Failed with result 'oom-kill'."], {}))
     ],
+    "Of another process of the unit that the kernel killed it did not end": [
+        ([f"{UNIT}: A process of this unit has been killed by the OOM killer.", "GGML_ASSERT(ok) failed",
+          f"{UNIT}: Main process exited, code={how}"], {}) for how in ("dumped, status=6/ABRT", "killed, status=9/KILL")
+    ],
+    "A start that took too long is told by what its manager says": [
+        ([*TWO_LINES, f"{UNIT}: {what} operation timed out. Terminating.",
+          f"{UNIT}: Main process exited, code=killed, status=15/TERM"], {})
+        for what in ("start", "start-pre", "start-post")
+    ],
     "A file that is missing elsewhere is not the model's": [
         (["CUDA error: an illegal memory access", BACKTRACE], ABORTED),
         (["GGML_ASSERT(n > 0) failed", BACKTRACE], ABORTED),
