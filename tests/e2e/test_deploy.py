@@ -197,3 +197,44 @@ def test_without_a_terminal_apply_asks_for_yes(box: Deployment) -> None:
     assert "--yes" in said.err, str(said)
     changed = set(box.tree().splitlines()) ^ set(before.splitlines())
     assert not [line for line in changed if "/cache/" not in line and "/lock" not in line]
+
+
+MOUNT = """\
+[Unit]
+Requires=late.service
+After=late.service
+[Mount]
+What=/srv/real
+Where=/srv/disk
+Options=bind,nofail
+[Install]
+WantedBy=multi-user.target
+"""
+LATE = """\
+[Unit]
+DefaultDependencies=no
+[Service]
+Type=oneshot
+ExecStart=/bin/sleep {seconds}
+"""
+
+
+def test_a_server_waits_for_a_mount_that_boot_does_not_wait_for(host_machine: Machine) -> None:
+    """It was started without its model again and again, for 80 s, and told as dying."""
+    machine, units = host_machine, "/etc/systemd/system"
+    machine.sh("mkdir -p /srv/real /srv/disk; ln -s /srv/disk/tiny.gguf /srv/link.gguf")
+    machine.run("cp", MODEL, "/srv/real/")
+    machine.write(f"{units}/srv-disk.mount", MOUNT)
+    machine.write(f"{units}/late.service", LATE.format(seconds=0))
+    machine.systemctl("enable", "--now", "srv-disk.mount")
+    linked = profile("embedded", model__path="/srv/link.gguf", serving__alias="linked")
+    tunerd = Deployment(machine, profiles={"linked": linked})
+    tunerd.apply("linked")
+    machine.write(f"{units}/late.service", LATE.format(seconds=4))
+
+    machine.reboot()
+
+    tunerd.until(lambda: tunerd.alias() == "linked", "it serves", unit=UNIT)
+    assert tunerd.show("NRestarts") == "0", tunerd.logs()
+    assert "srv-models.mount" not in tunerd.show("After"), "which no file names"
+    assert tunerd.json("plan", "linked")["diff"] == "", "the same as before"

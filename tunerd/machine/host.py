@@ -319,3 +319,12 @@ def free_disk_mib(folder: Path) -> int | None:
         return have_mib(psutil.disk_usage(str(folder)).free)
     except OSError:
         return None
+
+
+def mounts_on(path: Path) -> set[Path]:
+    """Where something is mounted on the way to a path without links, but for the root itself."""
+    try:
+        points = {Path(one.mountpoint) for one in psutil.disk_partitions(all=True)}
+    except OSError:
+        return set()
+    return {one for one in points if path.is_relative_to(one)} - {Path("/")}

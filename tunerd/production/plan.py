@@ -53,7 +53,7 @@ from tunerd.engine.server import (
 from tunerd.errors import EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_gone, real_path, stamp_of
-from tunerd.machine.host import has_memory_groups, process_facts, read_host
+from tunerd.machine.host import has_memory_groups, mounts_on, process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read, process_name, unit_of
 from tunerd.model.facts import ModelFacts
@@ -329,8 +329,23 @@ def unit_spec(
         binds_low=port is not None and port < _LOW_PORTS and port == live.serving.port,
         needs_home=any(path.startswith(("/home/", "/root/", "/run/user/")) for path in paths),
         stop_timeout_s=ctx.settings.service.stop_timeout_s,
+        mounts=_late_mounts(ctx, paths) if ctx.mode is Mode.SYSTEM else (),
         wanted_by="multi-user.target" if ctx.mode is Mode.SYSTEM else "default.target",
     )
+
+
+def _late_mounts(ctx: Context, paths: Sequence[str]) -> tuple[str, ...]:
+    """Units of the mounts that these paths lead through, where boot has them and does not wait for them."""
+    ways = {end for path in map(Path, paths) for end in (real_path(path), real_path(path.parent))}
+    points = {point for way in ways for point in mounts_on(way)}
+    asked = (ctx.services.properties(str(one), "Id", "Before", "FragmentPath") for one in points)
+    late = (
+        one["Id"]
+        for one in asked
+        # One that somebody made by hand has no file.
+        if one.get("FragmentPath") and "local-fs.target" not in one.get("Before", "").split()
+    )
+    return tuple(sorted(late))
 
 
 def unit_text_of(ctx: Context, spec: UnitSpec) -> str:

@@ -271,8 +271,8 @@ class UnitSpec:
 
     `unit_directives` and `service_directives` are (name, value) pairs whose values are already in
     systemd's syntax. `api_key_file` becomes a credential where there is systemd: it need not be
-    readable for the account that serves. `work_dir` is where a unit in local mode is started. `wanted_by` is None for
-    a unit that is never enabled.
+    readable for the account that serves. `work_dir` is where a unit in local mode is started. `mounts` are the units of
+    mounts that it waits for. `wanted_by` is None for a unit that is never enabled.
     """
 
     unit: str
@@ -290,6 +290,7 @@ class UnitSpec:
     needs_home: bool = False
     restart: str = "on-failure"
     stop_timeout_s: int = 30
+    mounts: Sequence[str] = ()
     unit_directives: Sequence[tuple[str, str]] = ()
     service_directives: Sequence[tuple[str, str]] = ()
     wanted_by: str | None = None
@@ -309,6 +310,7 @@ def render_unit(template: str, spec: UnitSpec) -> str:
         **{str(mode): spec.mode is mode for mode in Mode},
         "mlock": spec.wants_mlock,
         "low-port": spec.binds_low and spec.mode is Mode.SYSTEM,
+        "mounts": bool(spec.mounts),
         "install": spec.wanted_by is not None,
     }
     values = {
@@ -316,6 +318,7 @@ def render_unit(template: str, spec: UnitSpec) -> str:
         "UNIT": spec.unit,
         "SYSTEMCTL": spec.mode.systemctl,
         "DESCRIPTION": _text(f"llama-server, profile {spec.profile}").replace("%", "%%"),
+        "MOUNTS": " ".join(spec.mounts),
         "UNIT_DIRECTIVES": _lines(spec.unit_directives),
         "WORK_DIR": plain_value(spec.work_dir or "/"),
         "EXEC_START": _exec_start(spec),

@@ -364,6 +364,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Memory is not locked": {"wants_mlock": False},
     "A model at home is read there": {"needs_home": True},
     "A profile of an odd name": {"profile": "50%n faster"},
+    "Mounts that boot does not wait for are waited for": {"mounts": ("srv-a.mount", "srv-b.mount")},
     "A port that needs a capability gets that one": {"binds_low": True},
     "Nobody's own unit can have that capability": {"binds_low": True, "mode": Mode.USER},
     "The environment of the profile wins over that of the template": {"environment": {"HOME": "/mine", "LLAMA_CACHE": "/c"}},
