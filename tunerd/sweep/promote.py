@@ -122,7 +122,7 @@ def _deployed(ctx: Context, proposal: _Proposal, done: ActionResult) -> ActionRe
     """Measures once more what serves now, keeps it or takes it back."""
     generation = int(done.payload["generation"])
     # Kept and watched from here on: whoever ends this while it measures leaves nothing half done.
-    untried = _Again(None, None, None, "the promotion was cut short")
+    untried = _Again(None, None, None, "the promotion was cut short, or its unit edited")
     messages = list(done.messages)
     payload: dict[str, Any] = {
         **done.payload,

@@ -244,6 +244,9 @@ def test_a_slower_winner_whose_unit_was_edited_meanwhile_is_left_as_it_was_edite
         assert (done.exit_code, done.messages[-1].code) == (1, "overtaken")
         assert "in the pairs it took" in done.messages[-1].text
         assert "--untuned" in (done.messages[-1].hint or "")  # its layer is in force
+        assert "or its unit edited" in box.newest()["decided"]["text"], (
+            "and not that it was cut short"
+        )
     finally:
         box.json("rollback", "--yes", "--to", "1")
     assert drafts(box)
