@@ -420,6 +420,8 @@ def keep_program(ctx: Context, found: Found) -> tuple[EngineIdentity, Path, bool
     unfinished = ctx.paths.engines_dir / f".{identity.short}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
+        for name in ("bin", "lib"):
+            ctx.files.make_folder(unfinished / name)
         _copy(engines, identity, program, unfinished)
         ctx.files.write_json(unfinished / KEPT_RECORD, plain(identity))
         unfinished.rename(folder)
@@ -450,8 +452,6 @@ def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder
 
     Backends, which are opened by hand and not by name, are looked for beside the program.
     """
-    (folder / "bin").mkdir(parents=True)
-    (folder / "lib").mkdir()
     real = program.resolve()
     for component in identity.components:
         name = component.path.name

@@ -360,7 +360,8 @@ def lock(path: Path, *, purpose: str, since: str) -> Iterator[None]:
         HostError: the lock file cannot be opened.
     """
     with _told("open the lock", path, state=_UNCHANGED):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():  # such as STATE, which an account that serves must enter
+            Files().make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with contextlib.suppress(OSError):  # one of an earlier version, which all could read

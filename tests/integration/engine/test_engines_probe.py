@@ -577,8 +577,14 @@ def test_a_unit_tells_by_what_its_build_finds_its_libraries(folder: Path, tmp_pa
     )
 
     (engine,) = [one for one in find_engines(ctx) if one.program == made]
-    kept = keep(ctx, engine.name).payload
+    before = os.umask(0o077)
+    try:
+        kept = keep(ctx, engine.name).payload
+    finally:
+        os.umask(before)
 
+    program = Path(kept["program"])  # which a server's account starts
+    assert {path.stat().st_mode & 0o777 for path in (program, *program.parents[:2])} == {0o755}
     assert (engine.problem, engine.environment) == (None, {"LD_LIBRARY_PATH": f"{folder}/lib"})
     assert (Path(kept["folder"]) / "lib/libllama.so").is_file()
 

@@ -47,12 +47,14 @@ def test_files_and_folders_have_their_mode_whatever_the_umask(tmp_path: Path) ->
         Files().write(tmp_path / "a", b"x")
         Files().write(tmp_path / "b", b"x", mode=0o600)
         Files().make_folder(folder, mode=0o711)
+        with lock(tmp_path / "state" / "lock", purpose="apply", since="now"):
+            pass
     finally:
         os.umask(before)
     Files().make_folder(folder)
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a", tmp_path / "b", folder)]
-    assert modes == [0o644, 0o600, 0o711]
-    assert names(tmp_path) == ["a", "b", "c"]
+    made = (tmp_path / "a", tmp_path / "b", folder, tmp_path / "state")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o644, 0o600, 0o711, 0o755]
+    assert names(tmp_path) == ["a", "b", "c", "state"]
 
 
 @needs_root
