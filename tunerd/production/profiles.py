@@ -21,6 +21,7 @@ from tunerd.engine.importer import Imported, import_command_line
 from tunerd.engine.server import hides_words, read_live_unit, work_dir_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
+from tunerd.machine.files import is_gone
 from tunerd.machine.host import read_host
 from tunerd.machine.process import account
 from tunerd.model.files import ModelFiles, cached_projectors, hub_cache, ollama_layers
@@ -462,11 +463,14 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
         )
     engine = engine_of(ctx, found_in_unit(live, Path(live.program)))
     if engine.capabilities is None:
+        hint = f"where `{live.program}` only starts a server: {itself}"
+        if is_gone(engine.program):
+            hint = "put it back, or let its ExecStart= name one that is here: `tunerd engines` lists them"
         raise EngineError(
             f"the program of {unit} cannot be probed",
             cause=engine.problem,
             state="nothing was written",
-            hint=f"where `{live.program}` only starts a server: {itself}",
+            hint=hint,
         )
     if not live.names_a_model:
         raise ConfigError(

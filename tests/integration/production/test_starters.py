@@ -79,6 +79,17 @@ def test_a_script_that_says_what_is_served_is_no_router(folder: Path) -> None:
     assert "router" not in unknown
 
 
+def test_whoever_adopts_a_unit_whose_program_is_gone_is_told_what_there_is(folder: Path) -> None:
+    box = Box(folder)
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text(f"[Service]\nExecStart={folder}/gone -m /m.gguf\n")
+
+    refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
+
+    assert "No such file" in refused["cause"]
+    assert "`tunerd engines`" in refused["hint"]
+
+
 def test_a_script_that_answers_no_probe_is_replaced(folder: Path) -> None:
     with served(folder, "START", "test $# = 0 && exec ENGINE WORDS") as box:
         done = box.json("apply", "cpu-embedded", "--yes", *settings(box, serving__port=free_port()))
