@@ -69,7 +69,6 @@ def test_detect_and_engines_say_what_is_here(box: Deployment) -> None:
     for engine in proved:
         effects = {proof["feature"]: proof["effect"] for proof in engine["proofs"]}
         assert effects["mtp"] == effects["p-min"] == effects["text"] == "proved", engine["proofs"]
-        assert engine["per_request_speculation"] == "no"
 
 
 @ON_HOST
