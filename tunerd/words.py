@@ -206,10 +206,11 @@ def allowed_words(entry: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
         return (
             f"a table of keys: {', '.join(keys[:_MAX_KEYS])}{more}" if keys else "a table of keys"
         )
+    part = "character" if kind.startswith("string") else "item"
     if kind in {"too_short", "string_too_short"}:
-        return f"at least {_counted(context['min_length'], kind)}"
+        return f"at least {counted(context['min_length'], part)}"
     if kind in {"too_long", "string_too_long"}:
-        return f"at most {_counted(context['max_length'], kind)}"
+        return f"at most {counted(context['max_length'], part)}"
     message = str(entry["msg"])
     words = message[:1].lower() + message[1:]
     for prefix in _PREFIXES:
@@ -223,9 +224,9 @@ def _example(found: object) -> str:
     return json.dumps([found if is_word else "x"], ensure_ascii=False)
 
 
-def _counted(count: int, kind: str) -> str:
-    what = "character" if kind.startswith("string") else "item"
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def counted(n: int, one: str, many: str | None = None) -> str:
+    """`1 sample`, `5 samples`."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
 def _place_of(

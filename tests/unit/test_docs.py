@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.support import needs
@@ -60,18 +62,48 @@ def test_the_manual_page_has_every_command_and_formats_without_a_warning() -> No
     assert "--budget" in done.stdout, "options as they are typed, which can be copied"
 
 
-def test_each_heading_about_trouble_is_something_that_the_program_says() -> None:
-    texts = [
+@cache
+def texts_of_the_program() -> tuple[str, ...]:
+    return tuple(
         node.value
         for path in (ROOT / "tunerd").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
+    )
+
+
+def test_each_command_that_a_page_or_the_program_names_is_one() -> None:
+    pages = [path.read_text("utf-8") for path in (ROOT / "README.md", *DOCS.glob("*.md"))]
+
+    def is_known(words: list[str]) -> bool:
+        command: click.Command = cli
+        context = click.Context(cli)
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            found = command.get_command(context, words.pop(0))
+            if found is None:
+                return False
+            command = found
+        params = command.get_params(context)
+        options = {one for param in params for one in (*param.opts, *param.secondary_opts)}
+        return {word.partition("=")[0] for word in words if word.startswith("-")} <= options
+
+    named = {
+        re.split(r"[|#>;,']| or ", found)[0]
+        for text in (*pages, *texts_of_the_program())
+        for found in re.findall(r"`(?:sudo )?tunerd ([a-z-][^`\n]*)", text)
+    }
+    assert len(named) > 100
+    assert [one for one in sorted(named) if not is_known(one.split())] == []
+
+
+def test_each_heading_about_trouble_is_something_that_the_program_says() -> None:
     quoted = re.findall(
         r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text("utf-8"), re.MULTILINE
     )
     assert len(quoted) > 15
-    assert [words for words in quoted if not any(words in text for text in texts)] == []
+    assert [
+        words for words in quoted if not any(words in text for text in texts_of_the_program())
+    ] == []
 
 
 def test_the_page_about_the_api_says_of_every_command_who_may_ask_for_it() -> None:

@@ -13,7 +13,6 @@ from tunerd.operations import HASH, IMAGE, LINE, NUMBER, PROFILE, SETTING, TARGE
 from tunerd.result import ActionResult, Message
 from tunerd.web.view import (
     backups_table,
-    counted,
     figure,
     flags_table,
     generation_facts,
@@ -22,7 +21,7 @@ from tunerd.web.view import (
     status_facts,
     without_header,
 )
-from tunerd.words import format_duration, format_mib
+from tunerd.words import counted, format_duration, format_mib
 
 if TYPE_CHECKING:
     from tunerd.engine.builds import PlanRequest

@@ -12,8 +12,7 @@ from tunerd.cli.deploy import probation_option, set_option, untuned_option, yes_
 from tunerd.cli.output import columns, names_of
 from tunerd.operations import NUMBER, PROFILE, Call, operation
 from tunerd.result import ActionResult
-from tunerd.web.view import counted
-from tunerd.words import format_duration, format_mib, when
+from tunerd.words import counted, format_duration, format_mib, when
 
 if TYPE_CHECKING:
     from tunerd.fleet.steps import Rollout

@@ -37,7 +37,7 @@ from tunerd.operations import (
 )
 from tunerd.result import ActionResult
 from tunerd.web.view import figure, workload_section
-from tunerd.words import format_duration, when
+from tunerd.words import counted, format_duration, when
 
 SUITES = ("mtp", "lengths", "cache", "deep", "quality", "workload")
 
@@ -221,7 +221,7 @@ def render_compare(payload: Mapping[str, Any]) -> Iterator[str]:
     took = format_duration(payload["elapsed_s"])
     away_s = payload["without_service_s"]
     away = "" if away_s is None else f"; the unit was away for {format_duration(away_s)}"
-    yield f"run {payload['run']}: {payload['pairs']} pairs in {took}{away}"
+    yield f"run {payload['run']}: {counted(payload['pairs'], 'pair')} in {took}{away}"
 
 
 def _interval(row: Mapping[str, Any]) -> str:
@@ -475,7 +475,7 @@ def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
     for one in payload["imported"]:
         first, *others = one["sources"]
         more = f", and {len(others)} more" if others else ""
-        yield f"imported {one['bundle']}: {one['entries']} configurations from {first}{more}"
+        yield f"imported {one['bundle']}: {counted(one['entries'], 'configuration')} from {first}{more}"
 
 
 def _arms(names: Sequence[str]) -> str:

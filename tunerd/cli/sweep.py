@@ -28,7 +28,7 @@ from tunerd.operations import (
     operation,
 )
 from tunerd.result import ActionResult
-from tunerd.words import UNKNOWN, format_duration
+from tunerd.words import UNKNOWN, counted, format_duration
 
 if TYPE_CHECKING:
     from tunerd.app import Context
@@ -258,7 +258,7 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
     yield f"starts from: {plan['incumbent_text']}"
     if plan.get("at_least_tok_s") is not None:
         yield f"looks for the largest context that holds {plan['at_least_tok_s']:g} tok/s"
-    yield f"{plan['points']} configurations, seed {plan['seed']}"
+    yield f"{counted(plan['points'], 'configuration')}, seed {plan['seed']}"
     yield ""
     for family in plan["families"]:
         yield f"{family['engine']}, {family['speculation']}"
@@ -297,8 +297,8 @@ def render_end(payload: Mapping[str, Any]) -> Iterator[str]:
     away_s = payload["without_service_s"]
     away = "" if away_s is None else f"; the unit was away for {format_duration(away_s)}"
     yield (
-        f"sweep {payload['sweep']}: {payload['arms_measured']} configurations, "
-        f"{payload['restarts']} starts in {format_duration(payload['elapsed_s'])}{away}"
+        f"sweep {payload['sweep']}: {counted(payload['arms_measured'], 'configuration')}, "
+        f"{counted(payload['restarts'], 'start')} in {format_duration(payload['elapsed_s'])}{away}"
     )
     yield f"`tunerd sweep show {payload['sweep']}` shows why"
 
@@ -331,8 +331,8 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
         yield f"sweep {number} runs; it ends within {format_duration(payload['left_s'])}"
     if last is not None and last["sweep"] == number:
         yield (
-            f"{last['arms']} configurations, {last['starts']} starts, {last['requests']} requests, "
-            f"{last['failures']} failures"
+            f"{counted(last['arms'], 'configuration')}, {counted(last['starts'], 'start')}, "
+            f"{counted(last['requests'], 'request')}, {counted(last['failures'], 'failure')}"
         )
         if last["doing"]:
             yield f"last: {last['doing']}"
@@ -387,7 +387,7 @@ def _challenge(one: Mapping[str, Any]) -> Iterator[str]:
     decision, gain = one["decision"], one["gain"]
     needed = decision.get("betting_needed")
     of_needed = "" if needed is None else f" of {needed:.0f}"
-    yield f"  challenge {one['number']}, {one['outcome']} after {len(one['pairs'])} pairs"
+    yield f"  challenge {one['number']}, {one['outcome']} after {counted(len(one['pairs']), 'pair')}"
     yield (
         f"    evidence {decision['e_value']:.3g} of {decision['needed']:.0f} needed; by betting, "
         f"which assumes less, {decision['betting_e_value']:.3g}{of_needed}"

@@ -693,7 +693,7 @@ class Life:
             raise BenchError(
                 "it is meant to draft, and drafted nothing",
                 cause=", ".join([text, *sorted(marks)]),
-                hint="`tunerd engines prove` shows what this build does",
+                hint="`tunerd engines --prove` shows what this build does",
             )
         return False
 

@@ -56,6 +56,7 @@ from tunerd.result import Progress
 from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.live import LiveUnit
 from tunerd.units.manager import PORT_LIMIT_S, UnitState
+from tunerd.words import counted
 
 POLL_S = 0.1
 PROBE_PROMPT = "The quick brown fox jumps over the lazy dog. One, two, three, four,"
@@ -662,8 +663,8 @@ def drain(ctx: Context, before: UnitState) -> tuple[str, ...]:
         if not n_busy:
             return ()
         if left_s:
-            ctx.say(f"waiting for {n_busy} running requests", left_s=left_s)
-    return (f"{n_busy} requests were still running after the drain time and were cut",)
+            ctx.say(f"waiting for {counted(n_busy, 'running request')}", left_s=left_s)
+    return (f"cut after the drain time: {counted(n_busy, 'request')} still running",)
 
 
 ENGINE = "engine"

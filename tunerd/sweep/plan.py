@@ -86,7 +86,7 @@ from tunerd.sweep.space import (
 )
 from tunerd.sweep.tuner import Forecast, forecast
 from tunerd.units.generations import Generation
-from tunerd.words import digest, format_duration, sha256
+from tunerd.words import counted, digest, format_duration, sha256
 
 _NONE_NAMED = "it needs a draft model, and speculation.draft_model names none"
 
@@ -513,7 +513,7 @@ class PreparedSweep:
         what = "" if wanted is None else f" for the largest context that holds {wanted:g} tok/s"
         return (
             f"A sweep of {self.shape.name}{what} for {format_duration(self.outlook.measuring_s)} at most over "
-            f"{self.space.n_points} configurations{room}: {self.outlook.text}. Go on?"
+            f"{counted(self.space.n_points, 'configuration')}{room}: {self.outlook.text}. Go on?"
         )
 
 

@@ -32,7 +32,7 @@ from tunerd.profile.files import (
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Generation
-from tunerd.words import local_time
+from tunerd.words import counted, local_time
 
 if TYPE_CHECKING:
     from tunerd.profile.arm import Arm
@@ -90,7 +90,7 @@ class SweepKeeper:
                 kind=KIND,
                 suites=(_SUITE,),
                 started_s=ctx.clock.now_s(),
-                target=f"{prepared.plan_request.profile}, {prepared.space.n_points} configurations",
+                target=f"{prepared.plan_request.profile}, {counted(prepared.space.n_points, 'configuration')}",
                 seed=prepared.seed,
                 unit=ctx.unit,
                 profile=prepared.plan_request.profile,

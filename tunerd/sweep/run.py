@@ -59,7 +59,7 @@ from tunerd.sweep.schedule import deadline_of, demand_open, demand_time, least_t
 from tunerd.sweep.tuner import PROMOTE, Outcome, arm_text, changed, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
-from tunerd.words import format_duration
+from tunerd.words import counted, format_duration
 
 _LOOK_BACK = 100
 # What the lease lasts longer than the comparison that ends by itself.
@@ -452,7 +452,7 @@ class _Run:
         self._served = served_requests(self.ctx, prepared.generation.created_s)
         law = known_by(self._served, arm, prepared.workload, known.get(arm.family))
         if law is not None and self._served:
-            text = f"what {len(self._served)} requests in service took is where the laws of what serves begin"
+            text = f"what {counted(len(self._served), 'request')} in service took is where the laws of what serves begin"
             told = note("served", text)
             self.prepared = replace(
                 prepared, known={**known, arm.family: law}, messages=(*prepared.messages, told)

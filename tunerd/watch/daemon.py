@@ -360,9 +360,9 @@ _LEAST_WAIT_S = 1.0
 _RUNS_S = 60.0
 _LOG_LINES = 60
 # The line that `tunerd sweep night` prints after the sentence of its verdict.
-_COUNTED = re.compile(r"sweep \d+: \d+ configurations")
+_COUNTED = re.compile(r"sweep \d+: [\d,]+ configurations?, ")
 _OF_A_NIGHT = ("night", "sweep-over", "sweep-failed")
-_COMPARED = re.compile(r"run \d+: \d+ pairs in ")
+_COMPARED = re.compile(r"run \d+: [\d,]+ pairs? in ")
 
 
 class Nights(Teller):

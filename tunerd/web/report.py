@@ -57,7 +57,6 @@ from tunerd.web.view import (
     Point,
     Section,
     Table,
-    counted,
     figure,
     heads,
     joined,
@@ -69,7 +68,7 @@ from tunerd.web.view import (
     table_of,
     tokens,
 )
-from tunerd.words import UNKNOWN, when
+from tunerd.words import UNKNOWN, counted, when
 
 _LOOK_BACK = 200
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from tunerd.words import UNKNOWN, Mode, format_duration, format_mib, when
+from tunerd.words import UNKNOWN, Mode, counted, format_duration, format_mib, when
 
 Cell = str | None
 """A text; None is a figure that is missing, and is shown as such."""
@@ -196,11 +196,6 @@ def span(low: float | None, high: float | None, digits: int = 1, *, per: float =
     if low is None or high is None:
         return None
     return f"{low / per:,.{digits}f} to {high / per:,.{digits}f}"
-
-
-def counted(n: int, one: str, many: str | None = None) -> str:
-    """`1 sample`, `5 samples`."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
 def joined(words: Iterable[str]) -> str:
@@ -446,7 +441,7 @@ def sweep_facts(sweep: Mapping[str, Any]) -> Facts:
 def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, Any]) -> Section:
     """One sweep, by what `sweep/tuner` gathered and what it came to."""
     untried = evidence.get("best_untried")
-    text = f"{page['n_starts']} starts and {page['n_requests']} requests."
+    text = f"{counted(page['n_starts'], 'start')} and {counted(page['n_requests'], 'request')}."
     if page["arms"]:
         text += f" {_IN_SHORT}"
     if untried is not None:

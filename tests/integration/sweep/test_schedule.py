@@ -195,12 +195,12 @@ def test_a_night_that_cannot_be_noted_is_not_begun_and_told_once(tmp_path: Path)
     [
         (
             Ending(code=0),
-            ("Nothing is worth changing.", "sweep 3: 12 configurations, 31 starts in 2 h"),
+            ("Nothing is worth changing.", "sweep 3: 1 configuration, 1,031 starts in 2 h"),
             ("sweep-over", "note", "the sweep is over: Nothing is worth changing."),
         ),
         (
             Ending(code=0),
-            ("A (kept-aaa) is 12 % faster", "run 7: 5 pairs in 10 min 00 s; the unit was away"),
+            ("A (kept-aaa) is 12 % faster", "run 7: 1 pair in 10 min 00 s; the unit was away"),
             (
                 "sweep-over",
                 "note",
