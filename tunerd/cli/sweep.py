@@ -194,7 +194,7 @@ def start(call: Call, **given: Any) -> ActionResult:
 @sweep_command.command(name="stop")
 @operation(line("{unit} is stopped"), needs_settings=False)
 def stop(call: Call) -> ActionResult:
-    """End the sweep that `start` began; its samples are kept, and the server comes back."""
+    """End a night, or what `start` began; its samples are kept, and the server comes back."""
     from tunerd.sweep.run import stop_sweep
 
     return _acted(stop_sweep(call.context(acts=True)))

@@ -792,7 +792,7 @@ def stop_sweep(ctx: Context) -> ActionResult:
             hint=f"end it there with Ctrl-C, or `kill -INT {pid}`",
         )
     else:
-        raise UsageError(f"{SWEEP_UNIT} does not run", hint="`tunerd sweep list`")
+        raise UsageError("no sweep is under way", hint="`tunerd sweep list`")
     payload = {"unit": SWEEP_UNIT if job is None else job_unit(job), "sweep": number}
     kept = note("kept", "its samples are kept", "`tunerd sweep resume` goes on")
     return ActionResult("sweep stop", payload, (kept,))
