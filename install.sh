@@ -582,10 +582,16 @@ show() {
     tunerd "$@"
 }
 
-tunerd() {
-    TUNERD_MODE=local TUNERD_CONFIG_DIR=$try_dir/config TUNERD_STATE_DIR=$try_dir/state \
-        TUNERD_RUNTIME_DIR=$try_dir/run TMPDIR=$try_dir/tmp XDG_CACHE_HOME=$try_dir/cache \
-        "$try_dir/venv/bin/tunerd" "$@"
+tunerd() { "$try_dir/tunerd" "$@"; }
+
+try_command() {
+    cat <<'EOF'
+#!/bin/sh
+# tunerd as the try-out runs it: all that it writes stays in this folder.
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+TUNERD_MODE=local TUNERD_CONFIG_DIR=$here/config TUNERD_STATE_DIR=$here/state TUNERD_RUNTIME_DIR=$here/run \
+    TMPDIR=$here/tmp XDG_CACHE_HOME=$here/cache exec "$here/venv/bin/tunerd" "$@"
+EOF
 }
 
 stop_try() {
@@ -666,6 +672,8 @@ try_out() {
     )
     port=$(free_port)
     try_profile >"$try_dir/config/profiles/mine.toml"
+    try_command >"$try_dir/tunerd"
+    chmod +x -- "$try_dir/tunerd"
     bold='' plain=''
     if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
         bold=$(printf '\033[1m') plain=$(printf '\033[0m')
@@ -676,7 +684,8 @@ try_out() {
     say 'That was the main job, on a real llama.cpp server without a GPU. It is stopped again.'
     say "  $outcome"
     say "  the report   $try_dir/report.html"
-    say "  look at it   $try_dir/venv, $try_dir/state, $try_dir/config/profiles/mine.toml"
+    say "  look at it   $try_dir/state, $try_dir/config/profiles/mine.toml"
+    say "  go on        '$try_dir/tunerd' apply mine, or any other command"
     say "  for real     sudo $here/install.sh   or   $here/install.sh --user"
     say "  remove it    rm -r '$try_dir'"
 }

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tunerd import __version__, errors
 from tunerd.cli.main import EXIT_CODES, cli
+from tunerd.cli.output import as_written
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.flags import FLAG_ROWS, RENDERED_ELSEWHERE, SECRET_FLAGS, ngram_flags
 from tunerd.measure.results import Bundle
@@ -154,7 +155,7 @@ def settings_page() -> Iterator[str]:
             yield inspect.cleandoc(EngineSettings.__doc__ or "") + "\n"
             yield from _rows(EngineSettings)
         else:
-            yield f"`{name}`: {meanings(Settings)[name]} (default `{field.default}`)\n"
+            yield f"`{name}`: {meanings(Settings)[name]} (default `{as_written(field.default)}`)\n"
 
 
 def profiles_page() -> Iterator[str]:
@@ -183,7 +184,7 @@ def profiles_page() -> Iterator[str]:
         for name in table.model_fields:
             key = f"{section}.{name}"
             value, reason = defaults.get(key, ("", ""))
-            default = f"`{value}`: {reason}" if reason else ""
+            default = f"`{as_written(value)}`: {reason}" if reason else ""
             yield f"| `{name}` | {_text(told[name])} | {flags.get(key, '')} | {default} |"
         yield ""
     yield "## [workload]\n"
@@ -245,14 +246,10 @@ def _rows(table: type[BaseModel]) -> Iterator[str]:
         default = (
             "required"
             if field.is_required()
-            else f"`{_plain(field.get_default(call_default_factory=True))}`"
+            else f"`{as_written(field.get_default(call_default_factory=True))}`"
         )
         yield f"| `{name}` | {_text(told[name])} | {default} |"
     yield ""
-
-
-def _plain(value: object) -> object:
-    return "none" if value in (None, "") else value
 
 
 def _text(description: str | None) -> str:

@@ -278,7 +278,7 @@ class GuardSettings(Table):
     """most restarts of a server that hangs, in an hour"""
     drift: Literal["act", "advise", "off"] = "advise"
     """tell when the server leaves what was measured of it, or other settings would be faster by
-    now; `act` restarts one that decays, sweeps tonight"""
+    now; `act` restarts one that decays, and sweeps when the window opens next"""
     upgrade: Literal["act", "advise", "off"] = "act"
     """tell when the engine or the driver changed, and what will refuse to start; `act` has the
     next night compare a kept copy of the build before with the one after"""

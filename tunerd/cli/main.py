@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "results": ("measure", "What was measured, and whether it still holds."),
     "report": ("measure", "One HTML file with conditions, tables and charts."),
     "fleet": ("fleet", "Many boxes: changes one after the other, evidence in one store."),
-    "jobs": ("watch", "What the daemon does for members of group tunerd."),
+    "jobs": ("watch", "What runs, or ran, as a job."),
     "recover": ("deploy", "Finish or undo what an interrupted swap left."),
     "model": ("setup", "Write a small designed model whose answers are known."),
     "settings": ("setup", "Every setting, its value, and where it comes from."),

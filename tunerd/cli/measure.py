@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -436,11 +437,16 @@ def import_command(call: Call, file: tuple[Path, ...], shipped: bool) -> ActionR
 
 
 def render_import(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people: a line for each configuration."""
+    """For people: each candidate, and how many of a bundle are none for one reason."""
+    others: Counter[tuple[str, str]] = Counter()
     for row in payload["entries"]:
-        values = ", ".join(f"{key} = {value}" for key, value in row["settings"].items())
-        fits = {True: "a candidate", None: "kept"}.get(row["fits"], row["why_not"])
-        yield f"{row['bundle']}: {values}: {fits}"
+        if row["fits"]:
+            values = ", ".join(f"{key} = {value}" for key, value in row["settings"].items())
+            yield f"{row['bundle']}: {values}: a candidate"
+        else:
+            others[row["bundle"], row["why_not"] or "kept"] += 1
+    for (bundle, why), n in others.items():
+        yield f"{bundle}: {counted(n, 'configuration')}: {why}"
 
 
 @results_command.command(name="forget", short_help="Remove what was imported.")

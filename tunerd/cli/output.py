@@ -62,12 +62,17 @@ def line(form: str) -> Render:
     return lambda payload: [form.format_map(payload)]
 
 
+def as_written(value: object) -> str:
+    """A value as files of settings and profiles have it."""
+    if isinstance(value, bool | Mapping | Sequence) and not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return "none" if value in {None, ""} else str(value)
+
+
 def changed(payload: Mapping[str, Any]) -> Iterable[str]:
     """Settings that were written."""
     return [
-        f"{key} is not set any more"
-        if value is None
-        else f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+        f"{key} is not set any more" if value is None else f"{key} = {as_written(value)}"
         for key, value in payload["changed"].items()
     ]
 

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from tunerd.cli.deploy import set_option, yes_option
-from tunerd.cli.output import changed, columns, line, names_of, or_unknown, shapes
+from tunerd.cli.output import as_written, changed, columns, line, names_of, or_unknown, shapes
 from tunerd.operations import PROFILE, SEED, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_mib, need_mib
@@ -348,8 +348,10 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     for row in payload["values"]:
         if row["key"].partition(".")[0] in {"published", "sweep", "description"}:
             continue
-        replaced = "; ".join(f"was {r['value']} from {r['origin']}" for r in row["replaced"])
-        rows.append((f"  {row['key']}", str(row["value"]), row["origin"], replaced))
+        replaced = "; ".join(
+            f"was {as_written(r['value'])} from {r['origin']}" for r in row["replaced"]
+        )
+        rows.append((f"  {row['key']}", as_written(row["value"]), row["origin"], replaced))
     yield from columns(rows, ("  key", "value", "set by", ""))
     if payload["engine_tables"]:
         yield f"  other values on: {', '.join(payload['engine_tables'])}"
@@ -542,7 +544,7 @@ def unset_settings(call: Call, key: str) -> ActionResult:
 def render_settings(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     rows = (
-        (name, str(value), row["source"])
+        (name, as_written(value), row["source"])
         for row in payload["settings"]
         for name, value in _by_key(row["name"], row["value"])
     )

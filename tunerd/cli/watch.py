@@ -300,7 +300,7 @@ def send(call: Call, name: str) -> ActionResult:
 @click.group(name="jobs", invoke_without_command=True)
 @operation("render_jobs", needs_settings=False)
 def jobs_command(call: Call) -> ActionResult:
-    """What members of group tunerd asked for through the daemon since the machine was started.
+    """What was begun as a job since the machine was started: by `sweep start`, or for members of group tunerd.
 
     \b
     Example:
@@ -369,7 +369,7 @@ def _lines(argv: Sequence[str], number: int, payload: Mapping[str, Any]) -> Iter
 def render_jobs(payload: Mapping[str, Any]) -> Iterator[str]:
     """One line each, newest first."""
     if not payload["jobs"]:
-        yield "nobody asked for anything since the machine was started"
+        yield "nothing was begun as a job since the machine was started"
         return
     rows = (
         (row["job"], when(row["asked_s"]), row["asked_by"], row["kind"], row["state"], _doing(row))

@@ -288,7 +288,8 @@ def read_rollout(ctx: Context, number: int | None = None) -> steps.Rollout:
     number = max(_numbers(ctx), default=0) if number is None else number
     data = ctx.files.read_json(_path(ctx, number))
     if data is None:
-        raise UsageError("there is no such rollout", hint="`tunerd fleet apply PROFILE` begins one")
+        told = f"there is no rollout {number}" if number else "no rollout was begun from here yet"
+        raise UsageError(told, hint="`tunerd fleet apply PROFILE` begins one")
     try:
         return read(steps.Rollout, data, schema=_SCHEMA)
     except Unreadable as problem:

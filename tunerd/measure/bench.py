@@ -747,6 +747,13 @@ def bench_profile(
     if asked.suite is Suite.QUALITY and output and serving is not None:
         plans[SERVING] = serving
         asked = replace(asked, with_own_sampling=changes_sampling(output))
+    if asked.suite is Suite.QUALITY and len(plans) == 1:
+        raise BenchError(
+            f"there is nothing to hold the answers of `{made.resolved.name}` against",
+            cause="; ".join(one.text for one in messages)
+            or "it does not speculate, and answers as what serves does",
+            state=f"nothing was stopped: {ctx.unit} is as before",
+        )
     session = Session(ctx, asked, messages=messages)
     budget_s, ran = session.ask(plans, confirm, start_after=start_after)
     with EvidenceStore(ctx.paths.evidence, check=False) as session.store:

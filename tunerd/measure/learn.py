@@ -195,7 +195,7 @@ def workload_for(
     own = None if resolved is None else resolved.profile.workload
     if isinstance(own, workload.WorkloadTable) and resolved is not None:
         shape = workload.shape_of(resolved.name, own)
-        return shape, note("workload", f"workload of profile `{resolved.name}`")
+        return shape, note("workload", f"the workload is profile `{resolved.name}`'s own")
     is_learned = LEARNED in workload_files(ctx)
     said = None if resolved is None else resolved.settings.get("workload")
     is_shipped = said is not None and said.origin.layer is Layer.SHIPPED

@@ -673,7 +673,7 @@ def import_bundles(ctx: Context, files: Sequence[Path], here: Here | None) -> Ac
                          "fits": None if here is None else why is None, "why_not": why})  # fmt: skip
     messages: tuple[Message, ...] = (
         note("candidates-only", "nothing of it counts as measured here: a sweep tries the fastest of what fits first",
-             "`tunerd sweep run --dry-run` shows its first candidates"),
+             None if all(row["why_not"] for row in rows) else "`tunerd sweep run --dry-run` shows its first candidates"),
     )  # fmt: skip
     if here is None:
         text = "nothing serves that it could be compared with: what fits is seen when a sweep is planned"

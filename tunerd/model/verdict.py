@@ -222,8 +222,8 @@ def _as_reported(parts: Sequence[Part], one: Taken) -> list[Part]:
     for part in parts:
         share = round((part.n_bytes or 0) * n_bytes / known)
         step = (share - (part.n_bytes or 0)) / BYTES_PER_MIB
-        formula = f"{part.formula}; {step:+.0f} MiB as the last load showed"
-        found.append(replace(part, n_bytes=share, formula=formula) if step else part)
+        told = f"; {step:+.0f} MiB as the last load showed" if round(step) else ""
+        found.append(replace(part, n_bytes=share, formula=f"{part.formula}{told}"))
     return found
 
 

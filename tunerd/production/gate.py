@@ -662,9 +662,10 @@ def drain(ctx: Context, before: UnitState) -> tuple[str, ...]:
         n_busy = server.n_busy(timeout_s=2.0)
         if not n_busy:
             return ()
+        running = counted(n_busy, "running request")
         if left_s:
-            ctx.say(f"waiting for {counted(n_busy, 'running request')}", left_s=left_s)
-    return (f"cut after the drain time: {counted(n_busy, 'request')} still running",)
+            ctx.say(f"waiting for {running}", left_s=left_s)
+    return (f"cut after the drain time: {running}",)
 
 
 ENGINE = "engine"

@@ -689,6 +689,7 @@ TITLES = {
     "quality": "Quality",
     "workload": "Workload",
 }
+_NAMES = {"effect": "how much faster B is"}
 _DRAWN_SUITES = frozenset({"mtp", "lengths", "deep", "quality"})
 _DRAWN_RECORDS = frozenset({AcceptanceByPosition.NAME, Crossover.NAME, Depth.NAME, TurnTime.NAME})
 _OF_SWEEPS = frozenset({PLAN, PAGE, EVIDENCE})
@@ -707,6 +708,7 @@ def other_suites(series: Sequence[Series], evidence: Runs) -> Section | None:
         for run in evidence
         for record in run.summaries
     )
+    tables = [one for one in tables if one.rows]
     if not tables:
         return None
     return Section(
@@ -742,9 +744,17 @@ def record_tables(records: Iterable[tuple[str | None, SummaryRecord]]) -> list[T
         if record.name in {*_DRAWN_RECORDS, *_OF_SWEEPS}:
             continue
         title = TITLES.get(record.suite, record.suite)
-        caption = title if record.name == record.suite else f"{title}: {record.name}"
+        caption = (
+            title
+            if record.name == record.suite
+            else f"{title}: {_NAMES.get(record.name, record.name)}"
+        )
         inner = {key: value for key, value in record.figures.items() if _are_rows(value)}
-        plain = {key: value for key, value in record.figures.items() if key not in {*inner, "arm"}}
+        plain = {
+            key: value
+            for key, value in record.figures.items()
+            if key not in {*inner, "arm", "works"}
+        }
         if plain:
             groups.setdefault(caption, []).append((label, plain))
         for key, rows in inner.items():

@@ -180,6 +180,16 @@ def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box:
     assert serving_pid(box) == before
 
 
+def test_answers_that_nothing_could_be_held_against_are_not_asked_for(box: Box) -> None:
+    before = serving_pid(box)
+    words = settings(box, speculation__type="off")
+    done = box.call("bench", "cpu-embedded", *words, "--suite", "quality", "--yes", "--json")
+
+    error = json.loads(done.stdout)["error"]
+    assert error["message"] == "there is nothing to hold the answers of `cpu-embedded` against"
+    assert (done.returncode, serving_pid(box)) == (1, before)
+
+
 @pytest.mark.parametrize(
     "words",
     [

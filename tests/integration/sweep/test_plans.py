@@ -95,6 +95,11 @@ def test_a_bundle_gives_a_sweep_its_first_candidates_until_it_is_forgotten(
     assert listed["imported"] == [{"bundle": name, "entries": 2, "sources": ["a friend"]}]
     assert f"imported {name}: 2 configurations from a friend" in box.call("results", "list").stdout  # fmt: skip
 
+    file.write_text(a_bundle("another model", off))
+    said = box.call("results", "import", str(file)).stdout
+    assert "1 configuration: it is of another model" in said
+    assert "first candidates" not in said, "none of it is a candidate"
+
     box.call("results", "forget", name)
     assert box.json("sweep", "run", "--dry-run")["plan"]["seeds"] == before
     assert box.call("results", "forget", "../../x", code=None).returncode == 2

@@ -83,6 +83,17 @@ def test_what_was_measured_is_told_as_in_the_golden_text(tmp_path: Path) -> None
     compare(DATA / "golden/report.txt", "\n".join(sections_lines(shown)) + "\n")
 
 
+def test_other_suites_are_named_in_words_and_one_without_a_figure_is_no_table(
+    tmp_path: Path,
+) -> None:
+    lost = replace(a_sample(None, marks=(Mark.THROTTLED,)), suite="cache")
+    effect = SummaryRecord("workload", "effect", None, {"what": "all", "gain": 0.1})
+    shown = report_on(tmp_path, replace(a_run(lost), summaries=(effect,)))
+
+    (others,) = (one for one in shown if one.name == "more")
+    assert [one.caption for one in others.tables] == ["Workload: how much faster B is"]
+
+
 def test_what_is_missing_is_said_and_never_zero(tmp_path: Path) -> None:
     shown = report_on(tmp_path, a_run(a_sample(None), a_sample(Timings(predicted_n=50))))
 

@@ -119,7 +119,7 @@ def test_requests_under_way_are_waited_for_where_that_is_asked(world: World, dra
 
     waited_s = world.clock.monotonic_s() - began_s
     assert (waited_s >= world.context().settings.service.drain_s) is drain
-    assert any("still running" in text for text in done.notes) is drain
+    assert any("after the drain time" in text for text in done.notes) is drain
 
 
 @pytest.mark.parametrize("at", ["rename to outcome.json", f"remove {UNIT}.json"])
