@@ -166,6 +166,11 @@ def profiles_page() -> Iterator[str]:
         "`serving`, `speculation`, `memory`, `environment` and `extra_args` for one engine family "
         "or one named engine.\n"
     )
+    yield "| beside the tables below | meaning |\n|---|---|"
+    for name, field in ProfileFile.model_fields.items():
+        if name not in {*SECTIONS, "workload"}:
+            yield f"| `{name}` | {_text(field.description or inspect.getdoc(field.annotation))} |"
+    yield ""
     defaults = {
         key: (value, default_layer().reasons.get(key, ""))
         for key, value in flatten(default_layer().data).items()

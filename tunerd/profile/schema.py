@@ -398,15 +398,16 @@ class ProfileFile(Table):
     )
     sweep: dict[Text, Annotated[Range, BeforeValidator(_listed)]] = Field(
         default_factory=dict,
-        description="what the sweep may try, by key; `gpu.power_limit_w` is measured beside its winner, "
-        "and never kept",
+        description="what the sweep may try, by key: a list, or `{ min, max, step }`; `gpu.power_limit_w` is "
+        "measured beside its winner, and never kept",
     )
     workload: Name | WorkloadTable | None = _optional(
         "name of a workload, or a table with its classes of requests"
     )
     published: Published = Published()
     pin: dict[Text, Any] = Field(
-        default_factory=dict, description="keys that neither the tuned layer nor a sweep may change"
+        default_factory=dict,
+        description="keys with values that neither the tuned layer nor a sweep may change",
     )
 
 
