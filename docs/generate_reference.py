@@ -142,7 +142,9 @@ def settings_page() -> Iterator[str]:
     yield "# Settings\n"
     yield (
         "In `tunerd.toml`, or in the environment as `TUNERD_` and the name in capitals with `__` for "
-        "the dot (`TUNERD_SERVICE__DRAIN_S`). The environment wins. A misspelt name is an error.\n"
+        "the dot (`TUNERD_SERVICE__DRAIN_S`). The environment wins. A misspelt name is an error. "
+        "`TUNERD_CONFIG_DIR`, `_STATE_DIR`, `_RUNTIME_DIR` and `_UNIT_DIR` move folders, which `tunerd settings` "
+        "shows last; `TUNERD_LOG_LEVEL` is the daemon's.\n"
     )
     for name, field in Settings.model_fields.items():
         table = field.annotation

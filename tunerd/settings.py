@@ -370,7 +370,7 @@ class Settings(BaseSettings):
     )
 
     mode: Literal["system", "user", "local"] | None = None
-    """service manager; else by who calls and what is there"""
+    """service manager: `system`, `user` or `local`; else by who calls and what is there"""
     service: ServiceSettings = ServiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=dict)
     """engines by name, beside those that are found"""

@@ -30,7 +30,7 @@ from tunerd.profile import workload
 from tunerd.profile.files import LEARNED, WORKLOADS, load_profile, load_sources, workload_files
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.result import ActionResult, Level, Message, note, warning
-from tunerd.words import check_name, format_duration, innermost, nearest_name, problem_of
+from tunerd.words import check_name, counted, format_duration, innermost, nearest_name, problem_of
 
 USUAL = "chat"
 NO_WORKLOAD = "not there"
@@ -144,7 +144,9 @@ def learn_workload(
     file = WorkloadFile(learned.shape, path, LEARNED, seen)
     payload = {**workload_json(file, learned.rates), "written": write}
     if n_own:
-        messages.append(note("own-requests", f"left out: {n_own} requests of tunerd's own"))
+        messages.append(
+            note("own-requests", f"left out: {counted(n_own, 'request')} of tunerd's own")
+        )
     messages += missing
     return ActionResult("workload learn", payload, tuple(messages))
 
@@ -152,7 +154,7 @@ def learn_workload(
 def _too_few(unit: str, n_requests: int, n_own: int, short: Sequence[Message]) -> ConfigError:
     own = [f"{n_own} more were tunerd's own measurements"] if n_own else []
     return ConfigError(
-        f"the log of {unit} shows {n_requests} requests; {LEAST_REQUESTS} that are no mere probes are needed",
+        f"the log of {unit} shows {counted(n_requests, 'request')}; {LEAST_REQUESTS} that are no mere probes are needed",
         cause="; ".join([*own, *(message.text for message in short)]) or None,
         state="nothing was written",
         hint=next(
@@ -378,7 +380,7 @@ def _theirs(
     theirs, messages = of_others(logged, own), list[Message]()
     if n_unknown:
         text = (
-            f"{n_unknown} requests of tunerd's own have no counts to find them by; those that this "
+            f"{counted(n_unknown, 'request')} of tunerd's own cannot be found by their counts; those that this "
             "server was asked are taken for traffic"
         )
         messages.append(warning("own-requests-unknown", text))
@@ -399,7 +401,7 @@ def _live_rates(ctx: Context) -> tuple[workload.Rates, tuple[Message, ...]]:
         return workload.Rates(None, None), ()
     theirs, n_own, messages = _theirs(ctx, logged)
     if n_own:
-        text = f"left out of the server's speed: {n_own} requests of tunerd's own"
+        text = f"left out of the server's speed: {counted(n_own, 'request')} of tunerd's own"
         messages.append(note("own-requests", text))
     return rates_of(theirs), tuple(messages)
 

@@ -104,7 +104,7 @@ def test_what_was_measured_is_left_out_and_said(context: Context, name: str) -> 
     assert result.payload["learned"]["own"] == 15
     said = {message.code: message.text for message in result.messages}
     assert said["own-requests"] == "left out: 15 requests of tunerd's own"
-    assert said["own-requests-unknown"].startswith("1 requests of tunerd's own have no counts")
+    assert said["own-requests-unknown"].startswith("1 request of tunerd's own cannot be found")
 
 
 def keep(context: Context, measured: Sequence[Timings | None]) -> None:
