@@ -43,7 +43,7 @@ from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
 from tunerd.sweep.observations import Answer, Observations, as_asked
 from tunerd.sweep.search import Search
 from tunerd.sweep.space import FamilyGrid
-from tunerd.words import all_known
+from tunerd.words import all_known, counted
 
 _RETRIES = 2
 
@@ -257,7 +257,7 @@ class Challenge:
     def _what_it_takes(self) -> str:
         verdict = self._verdict
         return (
-            f"the budget ended after {len(self._pairs)} pairs; the evidence is "
+            f"the budget ended after {counted(len(self._pairs), 'pair')}; the evidence is "
             f"{verdict.e_value:.3g} of {verdict.needed:.0f}, by betting {verdict.betting_e_value:.3g} of "
             f"{verdict.betting_needed:.0f}, and one more pair takes about {self._pair_s:.0f} s"
         )
@@ -471,7 +471,7 @@ class Floor(Challenge):
     @property
     def _told(self) -> str:
         known = f"{fmean(self._speeds):.1f} tok/s " if self._speeds else ""
-        return f"{known}over {len(self._speeds)} starts"
+        return f"{known}over {counted(len(self._speeds), 'start')}"
 
     @property
     def _too_little(self) -> str:

@@ -23,6 +23,7 @@ from tunerd.profile.arm import NGRAM, OFF, REQUEST, Arm, Best, Request, Sample
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep import laws, observations
 from tunerd.sweep.costs import Levels, Rows
+from tunerd.words import counted
 
 # What was asked longest ago is least like what is asked now, and a fit takes time with each.
 _MOST = 500
@@ -192,7 +193,7 @@ def compare_drafts(
     )
     text = (
         f"of the drafts of what serves {here:.0%} were right here, and {there:.0%} for its people "
-        f"({len(told)} requests since it was deployed): {means}"
+        f"({counted(len(told), 'request')} since it was deployed): {means}"
     )
     return {"sweep": round(here, 4), "production": round(there, 4), "agrees": agrees,
             "requests": len(told), "text": text}  # fmt: skip
