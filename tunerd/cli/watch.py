@@ -109,7 +109,7 @@ def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "slots", None if engine["slots_total"] is None else slots
     speeds = payload["speeds"]
     if speeds is None:
-        why = "nothing was generated yet, or the server counts nothing (--metrics)"
+        why = "no generation was seen in the last 15 min, or the server counts nothing (--metrics)"
         yield "speed", f"unknown: {why}"
         return
     speed, prompts = _tok_s(speeds["decode_tok_s"]), _tok_s(speeds["prompt_tok_s"])
