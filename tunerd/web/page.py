@@ -63,7 +63,7 @@ from tunerd.web.view import (
     status_facts,
     table_of,
 )
-from tunerd.words import UNKNOWN, Mode, counted, format_duration, ratio, when
+from tunerd.words import UNKNOWN, Mode, format_duration, ratio, when
 
 _MOST_FIELDS = 20
 

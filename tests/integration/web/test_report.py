@@ -19,7 +19,7 @@ from tunerd.app import Context
 from tunerd.cli.measure import render_list
 from tunerd.cli.output import sections_lines
 from tunerd.errors import HostError, UsageError
-from tunerd.measure.answer import Sample, Timings
+from tunerd.measure.answer import Mark, Sample, Timings
 from tunerd.measure.evidence import AcceptanceByPosition, RunRecord, SummaryRecord, Validity
 from tunerd.measure.findings import Depth
 from tunerd.measure.results import results
@@ -42,9 +42,11 @@ def a_run(*samples: Sample) -> MadeRun:
     return MadeRun(record, {BOX.name: samples})
 
 
-def a_sample(timings: Timings | None) -> Sample:
+def a_sample(
+    timings: Timings | None, *, marks: tuple[Mark, ...] = (), problem: str | None = None
+) -> Sample:
     kind = "translation"
-    made = BOX.sample("mtp", kind, kind, 1, n_predict=192)
+    made = BOX.sample("mtp", kind, kind, 1, n_predict=192, marks=marks, problem=problem)
     return replace(made, timings=timings, client=None, vram_free_min_mib=None)
 
 
@@ -71,6 +73,29 @@ def shares(chart: Chart) -> list[float | None]:
 def words_of(page: str) -> str:
     """The visible text of a page."""
     return unescape(re.sub(r"(?s)<(script|style)>.*?</\1>|<[^>]*>", "", page))
+
+
+def test_speed_of_a_kind_is_all_tokens_over_all_time_and_marked_requests_are_out(
+    tmp_path: Path,
+) -> None:
+    shown = report_on(
+        tmp_path,
+        a_run(
+            a_sample(Timings(predicted_n=101, predicted_ms=1000, draft_n=60, draft_n_accepted=30)),
+            a_sample(Timings(predicted_n=101, predicted_ms=4000, draft_n=40, draft_n_accepted=40)),
+            a_sample(Timings(predicted_n=101, predicted_ms=1), marks=(Mark.THROTTLED,)),
+            a_sample(None, problem="no answer within 60 s"),
+        ),
+    )
+
+    figures = row(table(shown, "only: by kind"), "translation")
+
+    assert figures["requests"] == "2"
+    assert figures["tok/s"] == "40.0"  # 200 tokens in 5 s; the mean of 100 and 25 would be 62.5
+    assert figures["slowest to fastest"] == "25.0 to 100.0"
+    assert (figures["drafted"], figures["accepted"]) == ("100", "70")
+    reasons = {cells[0]: cells[2] for cells in table(shown, "Left out, by reason").rows}
+    assert reasons == {"throttled": "1", "no answer: no answer within 60 s": "1"}
 
 
 def test_what_was_measured_is_told_as_in_the_golden_text(tmp_path: Path) -> None:
