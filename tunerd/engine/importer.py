@@ -399,7 +399,7 @@ class _Import:
             return self._place_type(flag)
         else:
             values = list(_values(flag, spelling))
-            if owner in _LISTS:
+            if owner in _LISTS and flag.values:
                 values = [[*self.keys.get(owner, ()), *flag.values[0].split(",")]]
             found = [list(validate("", nest({owner: value}))) for value in values]
             if [] not in found and option is not None and _is_default(flag, option):

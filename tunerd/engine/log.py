@@ -17,23 +17,25 @@ from typing import Any
 from tunerd.profile.workload import MIXED, ClassShape, Rates, Tokens, WorkloadShape
 
 _COLOURS = r"(?:\x1b\[[0-9;]*m)*"
-_PREFIX = re.compile(rf"{_COLOURS}(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d){_COLOURS} {_COLOURS}[A-Z] ")
-_TIMESTAMP = re.compile(r"\btimestamp=(\d+)")
+# Others can write lines in a log: what is longer than a server prints is no number.
+_N, _MS = r"(\d{1,9})", r"(\d{1,9}(?:\.\d{1,9})?)"
+_PREFIX = re.compile(rf"{_COLOURS}{_N}\.(\d\d)\.(\d\d\d)\.(\d\d\d){_COLOURS} {_COLOURS}[A-Z] ")
+_TIMESTAMP = re.compile(r"\btimestamp=(\d{1,12})\b")
 _TASK = re.compile(r"\| task (\d+) \||\bid_task=(\d+)")
 _SLOT = re.compile(r"\bid +(\d+) \| task|\bid_slot=(\d+)")
 _START = re.compile(r"slot is processing task|processing task, is_child")
-_PROMPT = re.compile(r"prompt eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
-_EVAL = re.compile(r"(?<!prompt )eval time =\s*([\d.]+) ms /\s*(\d+) (?:tokens|runs)")
+_PROMPT = re.compile(rf"prompt eval time =\s*{_MS} ms /\s*{_N} tokens")
+_EVAL = re.compile(rf"(?<!prompt )eval time =\s*{_MS} ms /\s*{_N} (?:tokens|runs)")
 _TIMING = re.compile(r"print_timing|print_timings")
-_DRAFT = re.compile(r"draft acceptance(?: rate)? = \S+ \(\s*(\d+) accepted /\s*(\d+) generated\)")
-_END = re.compile(r"stop processing: n_(?:tokens|past) = (\d+), truncated = (\d)")
+_DRAFT = re.compile(rf"draft acceptance(?: rate)? = \S+ \(\s*{_N} accepted /\s*{_N} generated\)")
+_END = re.compile(rf"stop processing: n_(?:tokens|past) = {_N}, truncated = (\d)")
 _END_IK = re.compile(r"slot released \|")
-_N_PAST = re.compile(r"\bn_past=(\d+)\b")
+_N_PAST = re.compile(rf"\bn_past={_N}\b")
 # A prompt that begins like what the slot holds, without a snapshot to go on from (hybrid and sliding-window models):
 # of mainline the share that is alike, of ik its tokens.
 _READ_ANEW = "forcing full prompt re-processing"
 _ALIKE = re.compile(r"selected slot by LCP similarity, (?:f_)?sim_best = ([01]\.\d{1,9}) ")
-_ALIKE_IK = re.compile(r"\| n_past = (\d{1,9}), slot\.prompt\.tokens\.size")
+_ALIKE_IK = re.compile(rf"\| n_past = {_N}, slot\.prompt\.tokens\.size")
 _TRUNCATED_IK = re.compile(r"\btruncated=(true|false)")
 _BEGINS_IK = "main] build info |"
 # Of a sum: what is logged and counted of a request while one looks. Of a counter: its last digit.

@@ -70,6 +70,7 @@ _ALL_RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv7", "arwkv7", "rwkv
 _ATTENTION_AND_STATE = frozenset({"falcon-h1"})
 # Far above any real size; keeps arithmetic on a hostile file small.
 _MOST = 2**40
+_MOST_LETTERS = 300  # of what is shown to people
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +320,11 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
     drafting = [one for one in tensors if n_blocks - n_nextn <= _block_of(one.name) < n_blocks]
     key_length, _ = _head_sizes(keys)
     head = by_name.get(_HEAD, by_name.get(_EMBEDDING))
+    name_told = keys.text("general.name")
     return ModelFacts(
         identity=identity,
-        architecture=keys.architecture or "unknown",
-        name=keys.text("general.name"),
+        architecture=(keys.architecture or "unknown")[:_MOST_LETTERS],
+        name=None if name_told is None else name_told[:_MOST_LETTERS],
         tensor_types=_by_type(tensors),
         n_layer_all=keys.own("block_count"),
         n_nextn=n_nextn,

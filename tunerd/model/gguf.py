@@ -125,6 +125,7 @@ FETCH_AGAIN = "compare its size and checksum with its origin, and fetch it again
 _KEPT_BYTES = 1024 * 1024
 _KEPT_VALUES = 4096
 _ITEMS_PER_ENTRY = 64
+_SAID = 300  # of a problem, which may name a key of megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,7 @@ class Cursor:
         """The error that says what is wrong where."""
         where = self.offset if offset is None else offset
         return ModelFileError(
-            f"model file is damaged at byte {where}, {problem}: `{self.source.name}`",
+            f"model file is damaged at byte {where}, {problem[:_SAID]}: `{self.source.name}`",
             cause=f"expected {expected}",
             hint=FETCH_AGAIN,
         )
@@ -481,9 +482,10 @@ def _tensor(cursor: Cursor) -> TensorInfo:
     kind = TENSOR_TYPES.get(number)
     if kind is None:
         return TensorInfo(name, dims, number, start, 0)
-    row = kind.row_size(dims[0] if dims else 1)
+    length = dims[0] if dims else 1
+    row = kind.row_size(length)
     if row is None:
-        problem = f"rows of tensor `{name}` have {dims[0]} values of type {kind.name}"
+        problem = f"rows of tensor `{name}` have {length} values of type {kind.name}"
         raise cursor.fault(problem, f"a multiple of {kind.block}", offset=offset)
     n_bytes = row
     for size in dims[1:]:

@@ -11,14 +11,14 @@ from tunerd.result import Message, error, note, warning
 from tunerd.units.manager import MemoryLimit
 from tunerd.words import BYTES_PER_MIB, MiB, format_mib, have_mib, need_mib
 
-_MIB = r"(?P<mib>\d+(?:\.\d+)?) MiB"
+_MIB = r"(?P<mib>\d{1,9}(?:\.\d{1,9})?) MiB"
 _BUFFER = re.compile(
     rf"(?<!\S)(?P<label>\S++)\s++(?:(?:DSV4 \w+ )?"
     r"(?:(?P<kind>model|LoRA|KV|RS|state|compute|output|per-step|shadow) )?"
     rf"buffer(?: size)?|(?P<cache>MoE) cache size) =\s*{_MIB}"
 )
-_OFFLOADED = re.compile(r"offloaded (?P<on_gpu>\d+)/(?P<all>\d+) layers to GPU")
-_N_CTX = re.compile(r"\bn_ctx\s+= (?P<n_ctx>\d+)")
+_OFFLOADED = re.compile(r"offloaded (?P<on_gpu>\d{1,9})/(?P<all>\d{1,9}) layers to GPU")
+_N_CTX = re.compile(r"\bn_ctx\s+= (?P<n_ctx>\d{1,10})\b")
 # Labels of buffers in RAM: plain, mapped, repacked for the CPU, or pinned for a GPU.
 _HOST_LABEL = re.compile(r"CPU|Host$|.*_Host$")
 # The last is a projector's, which plans a compute buffer of its own.

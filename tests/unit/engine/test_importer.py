@@ -314,3 +314,8 @@ def test_the_hash_of_arguments_never_changes_for_evidence_names_it(
     found = arguments_sha256(["llama-server", *shlex.split(line)])
     assert found is not None
     assert found.startswith(expected)
+
+
+@pytest.mark.parametrize("line", ["-ot", "-ot --port 80"])
+def test_a_list_that_ik_does_not_show_and_that_has_no_value_has_no_place(line: str) -> None:
+    assert imported(line, "ik-may").unplaced[0].words == ("-ot",)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.folders import DATA
-from tunerd.engine.log import read_requests
+from tunerd.engine.log import RequestLog, Tally, read_requests, tally_of
 
 LOGS = DATA / "requests"
 MAINLINE = ("mainline-2026-05-16", "mainline-2026-08-18", "mainline-2026-08-18-lv4")
@@ -132,3 +132,22 @@ def test_a_request_whose_end_is_lost_is_not_under_way_beside_all_that_follow(nam
     starts = [at for at, line in enumerate(lines) if "processing task" in line]
     found = read_requests([*lines[: starts[0] + 1], *lines[starts[1] :]]).requests
     assert [one.concurrency for one in found] == [1, 1]
+
+
+@pytest.mark.parametrize("number", ["1.2.3", "..", "9" * 400, "9" * 1900, "9" * 400 + ".5"])
+def test_a_line_that_no_server_writes_is_no_request_whoever_wrote_it(number: str) -> None:
+    """A server may log what a client sent it, line ends included."""
+    head = "slot print_timing: id  0 | task 7 | "
+    begun = "slot launch_slot_: id  0 | task 7 | processing task, is_child = 0"
+    lines = [
+        f"{number}.00.000.000 I main: server is listening on http://127.0.0.1:8080",
+        f"INFO [ main] x | timestamp={'9' * 400}",
+        *(begun, f"{head}prompt eval time = {number} ms / {number} tokens"),
+        *(
+            f"{head}prompt eval time = 1.0 ms / 9 tokens",
+            f"{head}eval time = {number} ms / 9 tokens",
+        ),
+        f"{head}eval time = 1.0 ms / {number} tokens",
+    ]
+    assert read_requests(lines) == RequestLog((), None, 1)
+    assert tally_of(lines) == Tally(0, 0.0)

@@ -190,6 +190,10 @@ def test_another_format_is_named_as_such(content: bytes, said: str) -> None:
             gguf([], [tensor("t", (1, 1, 1, 1, 1), F32, 0)], data=4),
             "tensor `t` has 5 dimensions",
         ),
+        (
+            gguf(tensors=[tensor("t", [], Q8_0, 0)]),
+            "rows of tensor `t` have 1 values of type q8_0",
+        ),
         (gguf([], [tensor("t", (33,), Q4_0, 0)], data=64), "rows of tensor `t` have 33 values"),
         (gguf([], [tensor("t", (4,), F32, 16)], data=64), "tensor `t` starts at 16"),
         (
@@ -361,3 +365,8 @@ def test_the_largest_claims_are_answered_in_little_memory(start: bytes, filler: 
     tracemalloc.stop()
 
     assert peak < 16 * 1024 * 1024
+
+
+def test_a_key_of_a_megabyte_is_not_shown_whole() -> None:
+    long = [number("k" * 1_000_000, one) for one in (1, 2)]
+    assert len(refused(gguf(long)).message) < 1000

@@ -189,3 +189,14 @@ def test_where_a_part_was_not_known_what_was_reported_is_one_part() -> None:
     (part,) = corrected(unknown, seen(Taken(Device.GPU, PartKind.COMPUTE, 480.0)))
     assert (part.kind, part.n_bytes) == (PartKind.COMPUTE, 480 * MIB)
     assert part.formula == "reported after a load: 480 MiB"
+
+
+def test_a_number_of_more_digits_than_any_machine_has_is_none() -> None:
+    """A client may write such lines into the log of its server."""
+    many = "9" * 400
+    lines = [
+        f"llama_kv_cache:        CPU KV buffer size = {many} MiB",
+        f"llama_context: n_ctx         = {many}",
+        f"load_tensors: offloaded {many}/{many} layers to GPU",
+    ]
+    assert parse_report(lines) == MemoryReport((), None, None, None)
