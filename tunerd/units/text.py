@@ -516,6 +516,8 @@ def parse_exec(
     elif not argv:
         raise ConfigError(f"the command line has no word for argv[0] behind `@`: {value}")
     expanded = argv if ":" in prefixes else _with_variables(argv, environment)
+    if not expanded:  # behind `@`, where `$NAME` is all there is
+        raise ConfigError(f"the command line is empty without its variables: {value}")
     return ExecCommand(prefixes, path, tuple(expanded))
 
 

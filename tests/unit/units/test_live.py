@@ -183,3 +183,13 @@ def test_a_process_behind_its_interpreter_runs_the_same_command() -> None:
     assert is_same_command(argv, ("/usr/bin/llama-server", "-c", "8192")) is False
     assert is_same_command(argv, ("llama-server", "-c", "4096", "--verbose")) is False
     assert is_same_command(argv, None) is None
+
+
+@pytest.mark.parametrize("program", ["/opt/llama-server", "/usr/bin/env"])
+def test_a_command_line_that_is_empty_for_want_of_a_variable_is_a_problem_and_no_crash(
+    program: str,
+) -> None:
+    """As where the file that sets it is gone."""
+    found = live(f"[Service]\nEnvironmentFile=-/etc/gone\nExecStart=@{program} $LLAMA_ARGS\n")
+    assert found.argv is None
+    assert "empty without its variables" in (found.problem or "")
