@@ -34,6 +34,7 @@ _MOST = 1000
 _WINNERS = 3
 _KEPT_DAYS = 90
 _LARGEST = 1 << 24  # of an arm's numbers
+_MOST_DRAFTED = 64  # which is what a profile may say; laws of far longer drafts are no numbers
 _MOST_RATIO = 3.0  # of turn times, as a log: 20 times as long is no speed of a server that serves
 # A database that did not answer is not asked again for so long: a night has better to do [s].
 _AGAIN_S = 300.0
@@ -250,6 +251,8 @@ class SharedStudy(Study):
             arm = arm_from_json(data)
             numbers = (arm.n_max, arm.fit_mib, arm.ubatch, arm.batch, arm.threads)
             if not all(type(one) is int and 0 <= one <= _LARGEST for one in numbers):
+                return None
+            if arm.n_max > _MOST_DRAFTED:
                 return None
             words = (arm.spec, *(arm.kv if isinstance(arm.kv, tuple) else (arm.kv,)))
             is_sound = 0.0 <= arm.p_min <= 1.0 and all(isinstance(one, str) for one in words)

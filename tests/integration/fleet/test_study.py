@@ -259,6 +259,7 @@ HOSTILE = (
     hostile(kv=[["q8_0"], "f16"]),
     hostile(n_max=2.5),
     hostile(n_max="many"),
+    hostile(n_max=1 << 20),  # its neighbours are believed infinitely slow, which ended the night
     hostile(p_min=2.0),
     hostile(extra=[["memory.n_cpu_moe", "many"]]),
     hostile(extra=[["speculation.draft_model", ["a"]]]),
