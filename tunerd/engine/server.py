@@ -37,7 +37,7 @@ from tunerd.units.text import (
 from tunerd.words import Mode, have_mib, sha256
 
 MAX_STREAM_BYTES = 64 * 1024 * 1024
-MAX_PIECES = 1024 * 1024  # a byte that comes alone takes a hundred here
+MAX_PIECES = 1024 * 1024  # a byte that comes alone takes a hundred here, and so does an empty event
 _DATA = b"data:"
 _ERROR = b"error:"
 _DONE = b"[DONE]"
@@ -66,12 +66,15 @@ class Arrivals:
 
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     n_bytes: int = 0
+    n_lines: int = 0
 
     def add(self, at_ms: float, piece: bytes) -> bool:
         """Note a piece; False where the answer has grown too large to be one."""
         self.pieces.append((at_ms, piece))
         self.n_bytes += len(piece)
-        return self.n_bytes <= MAX_STREAM_BYTES and len(self.pieces) <= MAX_PIECES
+        self.n_lines += piece.count(b"\n")  # two an event
+        n_most = max(len(self.pieces), self.n_lines // 2)
+        return self.n_bytes <= MAX_STREAM_BYTES and n_most <= MAX_PIECES
 
     @property
     def body(self) -> bytes:

@@ -79,7 +79,10 @@ def test_a_stream_without_end_is_noticed() -> None:
     assert not found.add(2.0, b"x")
     found = Arrivals()
     assert all(found.add(1.0, b"") for _ in range(MAX_PIECES))
-    assert not found.add(2.0, b"")
+    assert not found.add(1.0, b"")
+    found = Arrivals()
+    assert found.add(1.0, b"data:{}\n\n" * MAX_PIECES)
+    assert not found.add(2.0, b"data:{}\n\n")
 
 
 def test_a_line_without_end_costs_no_more_than_it_is_long() -> None:
