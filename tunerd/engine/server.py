@@ -142,6 +142,7 @@ _OK = 200
 # Wrong key, no such route, wrong question; 501 is what a server of embeddings says.
 _REFUSALS = frozenset({*range(400, 500), 501})
 _WANTS_KEY = (401, 403)
+_MOST = 2**31 - 1  # llama.cpp counts in 32 bits
 
 
 class UnknownListenerError(NoAnswerError):
@@ -513,7 +514,7 @@ def _tells_error(body: object) -> bool:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and 0 <= value <= _MOST else None
 
 
 # The unit of the server: what is in force of it, and what stands in its file.

@@ -111,6 +111,16 @@ def test_any_reply_of_a_server_is_an_answer_or_none(liar: Liar, status: int, bod
         assert done.n_predicted is None or isinstance(done.n_predicted, int)
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1", "1e999", "true"])
+def test_a_number_of_slots_that_no_server_has_is_not_known(liar: Liar, number: str) -> None:
+    """`/metrics` and the store hold no number of 400 digits."""
+    liar.status, liar.kind = 200, "application/json"
+    liar.body = f'{{"total_slots": {number}, "role": "model"}}'.encode()
+    props = LlamaServer(Address("127.0.0.1", liar.port), SystemClock()).props()
+    assert props is not None
+    assert props.n_slots is None
+
+
 EVENTS = st.lists(
     st.sampled_from(
         [b"data: ", b"data:", b"\n", b"\n\n", b"data: [DONE]\n\n", b": x\n", b"error: "]
