@@ -103,6 +103,12 @@ class _JournalRenderer:
         return f"<{priority}>{line}"
 
 
+def printable(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """An event whose texts a terminal does not obey: they may be the last words of a server."""
+    return {key: repr(value)[1:-1] if isinstance(value, str) and not value.isprintable() else value
+            for key, value in event.items()}  # fmt: skip
+
+
 def configure(*, level: str, is_unit: bool) -> None:
     """Set up logging to standard error.
 
@@ -113,7 +119,11 @@ def configure(*, level: str, is_unit: bool) -> None:
     processors: list[Any] = [structlog.contextvars.merge_contextvars]
     renderer: Any = _JournalRenderer(Journal() if is_unit else None)
     if sys.stderr.isatty() and not is_unit:
-        processors += [structlog.processors.add_log_level, structlog.processors.TimeStamper("iso")]
+        processors += [
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper("iso"),
+            printable,
+        ]
         renderer = structlog.dev.ConsoleRenderer()
     structlog.configure(
         processors=[*processors, structlog.processors.format_exc_info, renderer],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.log import Journal, field_name
+from tunerd.log import Journal, field_name, printable
 
 
 @pytest.fixture
@@ -73,3 +73,10 @@ def test_without_journald_nothing_is_taken_and_a_new_one_is_found(
 def test_names_become_what_the_journal_allows() -> None:
     assert field_name("last.swap-ms") == "TUNERD_LAST_SWAP_MS"
     assert len(field_name("x" * 200)) <= 64
+
+
+def test_a_terminal_obeys_nothing_of_what_a_server_said_last() -> None:
+    words = "\x1b]0;mine\x07 out of memory\n\u202e"
+    shown = printable(None, "warning", {"event": "server.died", "times": 2, "words": words})
+    assert shown == {"event": "server.died", "times": 2, "words": repr(words)[1:-1]}
+    assert repr(words).isprintable()
