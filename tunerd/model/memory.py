@@ -666,9 +666,9 @@ def _expert_cache(server: Server) -> Iterator[Part]:
         for block in facts.blocks
         if block.index in placement.experts_on_cpu & placement.on_gpu
     ]
-    if not server.settings.moe_cache_mib or not behind or not facts.n_expert:
+    one = max(behind, default=0) // (facts.n_expert or 1)
+    if not server.settings.moe_cache_mib or not one or not facts.n_expert:
         return
-    one = max(behind) // facts.n_expert
     n_experts = min(server.settings.moe_cache_mib * BYTES_PER_MIB, sum(behind) + one) // one
     text = f"{n_experts} experts of {one} B, of {len(behind)} layers"
     yield Part(PartKind.EXPERT_CACHE, Device.GPU, n_experts * one, text)

@@ -484,3 +484,10 @@ def test_more_of_something_never_needs_less(
     plain = replace(asked, **least)
 
     assert total(estimate(facts, replace(plain, **more(plain)))) >= total(estimate(facts, plain))
+
+
+def test_more_experts_than_their_tensors_have_bytes_need_no_room() -> None:
+    """As a header may claim."""
+    facts = replace(SMALL_MOE, n_expert=2**40)
+    found = estimate(facts, MemorySettings(n_cpu_moe=2, moe_cache_mib=100))
+    assert not any(part.kind is PartKind.EXPERT_CACHE for part in found.parts)
