@@ -319,6 +319,8 @@ def _by_position(timings: Sequence[Timings]) -> tuple[float, ...] | None:
 MOST_TOKENS = 2**31 - 1
 # No request is waited for as long as a month.
 MOST_MS = 31 * 24 * 3600 * 1000.0
+# llama.cpp counts microseconds; of less a rate has no end.
+_LEAST_MS = 0.001
 # The last draft may be longer than what was still asked for.
 _DRAFT_TOKENS = 256
 
@@ -343,7 +345,9 @@ class FigureReader:
     def ms(self, found: Mapping[str, Any], key: str) -> float | None:
         """Milliseconds."""
         value = self._number(found, key, MOST_MS)
-        return None if value is None else float(value)
+        if value is not None and 0 < value < _LEAST_MS:
+            self.has_impossible, value = True, None
+        return value
 
     def timings(self, found: Mapping[str, Any]) -> Timings:
         """What a server reports of one request."""

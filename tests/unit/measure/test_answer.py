@@ -196,7 +196,7 @@ HUGE = int("9" * 400)
 
 
 COUNTS: tuple[Any, ...] = (-1, 2**31, 10**30, HUGE, 1.5, "12", True, [1])
-TIMES: tuple[Any, ...] = (-0.5, float("nan"), float("inf"), 1e300, HUGE, "12", False, {})
+TIMES: tuple[Any, ...] = (-0.5, 5e-324, float("nan"), float("inf"), 1e300, HUGE, "12", False, {})
 
 
 @pytest.mark.parametrize(
