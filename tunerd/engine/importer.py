@@ -386,7 +386,8 @@ class _Import:
         is_taken = not self.capabilities.flags.isdisjoint((flag.word, spelling))
         if option is None and owner is None and not is_taken:
             return "this build does not list it"
-        if len(flag.values) < _n_values(flag.word, option):
+        is_bare = not flag.values and owner in {*_LISTS, _MARGIN}  # which not every help shows
+        if is_bare or len(flag.values) < _n_values(flag.word, option):
             return "its value is missing"
         if spelling in _REPOSITORY:
             self.keys[_REPOSITORY[spelling]] = flag.values[0]
@@ -399,7 +400,7 @@ class _Import:
             return self._place_type(flag)
         else:
             values = list(_values(flag, spelling))
-            if owner in _LISTS and flag.values:
+            if owner in _LISTS:
                 values = [[*self.keys.get(owner, ()), *flag.values[0].split(",")]]
             found = [list(validate("", nest({owner: value}))) for value in values]
             if [] not in found and option is not None and _is_default(flag, option):

@@ -316,6 +316,9 @@ def test_the_hash_of_arguments_never_changes_for_evidence_names_it(
     assert found.startswith(expected)
 
 
-@pytest.mark.parametrize("line", ["-ot", "-ot --port 80"])
-def test_a_list_that_ik_does_not_show_and_that_has_no_value_has_no_place(line: str) -> None:
-    assert imported(line, "ik-may").unplaced[0].words == ("-ot",)
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("word", ["-ot", "--fit-target", "--fit-margin"])
+def test_a_flag_that_a_help_does_not_show_and_that_has_no_value_has_no_place(
+    word: str, dialect: str
+) -> None:
+    assert [one.words for one in imported(word, dialect).unplaced] == [(word,)]
