@@ -1,4 +1,4 @@
-"""Every rule of the doctor, in the order asked: cards, memory, host, engine, speculation, what serves, tunerd itself."""
+"""Every rule of the doctor, in the order asked: cards, memory, host, engine, speculation, what serves, the daemon, the settings."""
 
 from __future__ import annotations
 
