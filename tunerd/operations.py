@@ -631,13 +631,13 @@ def takes(kind: str) -> dict[str, click.Parameter]:
         if word.startswith("-")
     }
     return {
-        api_name(one): one
+        _api_name(one): one
         for one in command.params
         if one.name not in _OF_TERMINALS and not makes_another & set(one.opts)
     }
 
 
-def api_name(param: click.Parameter) -> str:
+def _api_name(param: click.Parameter) -> str:
     """A parameter's name in the API: that of its option."""
     if isinstance(param, click.Argument):
         return str(param.name)

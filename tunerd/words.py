@@ -180,7 +180,7 @@ def problem_of(
     options = re.findall(r"'([^']+)'", message) if entry["type"] == "literal_error" else []
     nearest = nearest_name(found, options) if isinstance(found, str) else None
     text = "nothing" if entry["type"] == "missing" else shown(found)
-    return Problem(source, key, text, allowed_words(entry, keys), nearest)
+    return Problem(source, key, text, _allowed_words(entry, keys), nearest)
 
 
 def innermost(problems: Iterable[Problem]) -> list[Problem]:
@@ -189,7 +189,7 @@ def innermost(problems: Iterable[Problem]) -> list[Problem]:
     return [one for one in found if not any(other.key.startswith(f"{one.key}.") for other in found)]
 
 
-def allowed_words(entry: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
+def _allowed_words(entry: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
     """What the schema's complaint says may stand there.
 
     Args:

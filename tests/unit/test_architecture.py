@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -233,6 +235,20 @@ def test_packages_are_entered_by_their_face_and_that_shows_nothing_that_nobody_l
     faces = modules(FACES)
     assert [entered[one] for one in entered.keys() - faces] == []
     assert faces - entered.keys() == set()
+
+
+def test_a_function_that_no_other_file_names_is_private() -> None:
+    """But for those of `cli`, which are found by their words."""
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *ROOT.glob("[!.]*/**/*.py")]
+    named = Counter(word for path in {*files} for word in {*re.findall(r"\w+", path.read_text())})
+    shown = [
+        f"tunerd/{file}.py:{node.lineno} {node.name}"
+        for file, path in sources().items()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and package_of(file) != "cli"
+        if not node.name.startswith("_") and named[node.name] == 1
+    ]
+    assert shown == []
 
 
 def test_packages_are_small_enough_to_be_looked_over() -> None:

@@ -96,7 +96,7 @@ _HTTP_S = 1.0
 _SHELLS = frozenset({"sh", "bash", "dash", "env"})
 
 
-def read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None:
+def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None:
     """The unit that serves or would, and its text; None where there is none.
 
     Raises:
@@ -363,7 +363,7 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
     host = read_host(ctx.gpu)
     server = live = None
     try:
-        server, live = read_server(ctx, host) or (None, None)
+        server, live = _read_server(ctx, host) or (None, None)
     except TunerdError as problem:
         messages.append(_could_not("the unit", problem))
     if server is not None and server.was_edited:

@@ -394,11 +394,11 @@ def arguments_sha256(
 
 def compared_arguments(argv: Sequence[str]) -> list[list[str]]:
     """The arguments that count, in a normal spelling: each flag with its values, flags in order."""
-    kept = [group for group in argument_groups(argv) if _matters(group[0])]
+    kept = [group for group in _argument_groups(argv) if _matters(group[0])]
     return sorted(kept, key=lambda group: group[0])
 
 
-def argument_groups(argv: Sequence[str]) -> list[list[str]]:
+def _argument_groups(argv: Sequence[str]) -> list[list[str]]:
     """All arguments as they come, in a normal spelling: each flag with its values."""
     groups: list[list[str]] = []
     for word in argv[1:]:
@@ -533,7 +533,7 @@ def change_words(changes: Sequence[OutputChange]) -> str:
 
 def _by_key(argv: Sequence[str]) -> dict[str, str]:
     """Values by profile key, or by flag where no key renders it: builds spell a key differently."""
-    groups = ((owner_of(flag) or flag, flag, values) for flag, *values in argument_groups(argv))
+    groups = ((owner_of(flag) or flag, flag, values) for flag, *values in _argument_groups(argv))
     return _joined(
         (key, flag if key in _SWITCHES else " ".join(values) or "on")
         for key, flag, values in groups

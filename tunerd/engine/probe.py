@@ -353,7 +353,7 @@ class EngineProber:
         """
         program = real_path(found.program)
         if is_own_server(found.program):
-            return _identity(embedded_files(), None)
+            return _identity(_embedded_files(), None)
         # Backends are loaded before a model is looked for, but not for --version.
         nowhere = ("--model", "/nonexistent/none.gguf", "--port", str(free_port()))
         traced = self.run(found, nowhere, {"LD_DEBUG": "files", **_NO_VULKAN_DRIVER})
@@ -499,7 +499,7 @@ class EngineProber:
         try:
             parts = [f"{PROBE_SCHEMA}", str(program)]
             libraries = [path for path in sorted(program.parent.glob("lib*.so*")) if path.exists()]
-            own = embedded_files() if is_own_server(found.program) else ()
+            own = _embedded_files() if is_own_server(found.program) else ()
             for path in (program, *libraries, *own):
                 status = path.stat()
                 parts.append(f"{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}")
@@ -536,7 +536,7 @@ def _no_server(program: Path, done: Completed) -> EngineError:
         cause = f"exit status {done.returncode}: {words}"
     else:
         cause = f"ended by signal {done.signal or '(unknown)'}: {words}"
-    head, own = first_bytes(program, 20), first_bytes(Path("/proc/self/exe"), 20)
+    head, own = _first_bytes(program, 20), _first_bytes(Path("/proc/self/exe"), 20)
     if head[:4] == own[:4] and any(head[at] != own[at] for at in _FOR_PROCESSOR):
         cause = "it is a program for another kind of processor"
     return EngineError(
@@ -546,7 +546,7 @@ def _no_server(program: Path, done: Completed) -> EngineError:
     )
 
 
-def embedded_files() -> tuple[Path, ...]:
+def _embedded_files() -> tuple[Path, ...]:
     """The files that the embedded server's code comes from: its launcher and the extension."""
     import importlib.util
 
@@ -572,7 +572,7 @@ def _started_by_script(program: Path, said: str) -> set[Path]:
 
 def shebang(program: Path) -> list[str]:
     """What a script says that runs it; empty for any other program."""
-    line = first_bytes(program, _MAX_SHEBANG).partition(b"\n")[0]
+    line = _first_bytes(program, _MAX_SHEBANG).partition(b"\n")[0]
     return [os.fsdecode(word) for word in line[2:].split()] if line[:2] == b"#!" else []
 
 
@@ -580,10 +580,10 @@ def _takes_no_words(program: Path) -> bool:
     """Whether a shell's script may do the same whatever it is told, beside production and its memory too."""
     if not any(map(is_shell, shebang(program))):
         return False
-    return not hands_words_on(first_bytes(program, _MOST_SCRIPT_BYTES))
+    return not hands_words_on(_first_bytes(program, _MOST_SCRIPT_BYTES))
 
 
-def first_bytes(path: Path, n_bytes: int) -> bytes:
+def _first_bytes(path: Path, n_bytes: int) -> bytes:
     """The beginning of a plain file; empty where it is none, or cannot be read.
 
     Whoever put something else there can keep nobody waiting (a pipe), and have no device opened.

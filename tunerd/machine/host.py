@@ -77,7 +77,7 @@ class CgroupMemory:
     left_bytes: int | None
 
 
-def cgroup_memory(root: Path = Path("/")) -> CgroupMemory:
+def _cgroup_memory(root: Path = Path("/")) -> CgroupMemory:
     """What the groups around this process allow to it and to its siblings (the unified hierarchy alone).
 
     The unit that this process itself is in is left out: what limits tunerd's own service or a
@@ -203,7 +203,7 @@ def read_host(gpu_reader: GpuReader, *, root: Path = Path("/")) -> Host:
 def read_memory(root: Path = Path("/")) -> HostMemory:
     """RAM as far as control groups leave it to programs here, swap, and this process's memlock."""
     meminfo = read_fields(root / "proc/meminfo") or {}
-    group = cgroup_memory(root)
+    group = _cgroup_memory(root)
     total_bytes = kib_field(meminfo, "MemTotal")
     available_bytes = kib_field(meminfo, "MemAvailable")
     if group.limit_bytes is not None:

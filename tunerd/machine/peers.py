@@ -82,7 +82,7 @@ def account_number(name: str) -> int | None:
     return None if found is None else found.uid
 
 
-def account_name(uid: int) -> str | None:
+def _account_name(uid: int) -> str | None:
     """The name of an account; None if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -92,7 +92,7 @@ def account_name(uid: int) -> str | None:
 
 def account_text(uid: int) -> str:
     """An account for logs and records."""
-    return account_name(uid) or f"uid {uid}"
+    return _account_name(uid) or f"uid {uid}"
 
 
 def _unix_peer(connection: socket.socket) -> Peer:
@@ -102,7 +102,7 @@ def _unix_peer(connection: socket.socket) -> Peer:
     with contextlib.suppress(OSError):  # more groups than fit: the first one counts
         found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
         groups |= set(struct.unpack(f"{len(found) // 4}I", found))
-    return Peer(Via.UNIX, uid, frozenset(groups), pid or None, account_name(uid))
+    return Peer(Via.UNIX, uid, frozenset(groups), pid or None, _account_name(uid))
 
 
 def _tcp_peer(connection: socket.socket) -> Peer:

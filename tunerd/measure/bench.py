@@ -330,7 +330,7 @@ _ALLOWANCE = 1.25
 _PROMPT_TOKENS = 100
 
 
-def expected_s(plan: Plan, rates: Rates) -> float:
+def _measuring_s(plan: Plan, rates: Rates) -> float:
     """About how long a plan takes at these rates [s]."""
     prompts = sum(request.depth_tokens or _PROMPT_TOKENS for request in plan.requests)
     tokens = sum(request.n_predict for request in plan.requests)
@@ -339,7 +339,7 @@ def expected_s(plan: Plan, rates: Rates) -> float:
     return (prompt_s + decode_s) * _ALLOWANCE
 
 
-def seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:
+def _seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:
     """Ids of the prompts that a server life was asked in earlier runs."""
     if life is None:
         return frozenset()
@@ -378,7 +378,7 @@ def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Publis
 # What serves now beside a profile that is measured: where their answers may differ, and its own plan.
 
 
-def beside_serving(
+def _beside_serving(
     ctx: Context, made: DeployPlan, suite: Suite
 ) -> tuple[DeployPlan | None, tuple[OutputChange, ...], list[Message]]:
     """What serves now, planned anew, what of it may answer otherwise than what would be deployed, and how that is said.
@@ -531,7 +531,7 @@ class Session:
         room = Room(self.book, context_tokens(made), letters_per_token=letters)
         plan, _ = suite_plan(self.asked, self.seed, self.shape, room)
         rates = rates_seen(self.ctx, made.resolved.name)
-        return n_arms * (_LOAD_S + expected_s(plan, rates))
+        return n_arms * (_LOAD_S + _measuring_s(plan, rates))
 
     def _letters_now(self, made: DeployPlan) -> float | None:
         """How the model cuts text, where the same one serves now; None where nobody can say."""
@@ -598,7 +598,7 @@ class Session:
 
     def _composer(self, target: Target) -> Composer:
         """Texts for one life: the same for every life of a run, and none that this one has seen."""
-        used = seen_prompts(self.store, target.life())
+        used = _seen_prompts(self.store, target.life())
         rng = random.Random(f"texts {self.seed}")  # noqa: S311 -- texts that can be had again
         stock = PromptStock(self.book, rng, used)
         if not target.is_llama:
@@ -743,7 +743,7 @@ def bench_profile(
         if one.is_refused:
             _refuse(one.messages)
     published = _published(ctx, asked, made.resolved.name)
-    serving, output, messages = beside_serving(ctx, made, asked.suite)
+    serving, output, messages = _beside_serving(ctx, made, asked.suite)
     if asked.suite is Suite.QUALITY and output and serving is not None:
         plans[SERVING] = serving
         asked = replace(asked, with_own_sampling=changes_sampling(output))

@@ -402,7 +402,7 @@ def _measure(
         began_s = stand.now_s()
         quality = None  # where nothing may change them, answers are not asked for
         if prepared.changes:
-            quality = judge_answers(stand, prepared.changes, budget_s=limits.budget_s)
+            quality = _judge_answers(stand, prepared.changes, budget_s=limits.budget_s)
             keeper.answers(quality)
         limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
         with sink.muted():
@@ -659,7 +659,7 @@ _REPEATS = 3
 _SHARE = 0.5
 
 
-def judge_answers(
+def _judge_answers(
     stand: CandidateStand, changes: Sequence[flags.OutputChange], *, budget_s: float
 ) -> Quality:
     """Whether B answers as A does; questions that one side was never asked say nothing.

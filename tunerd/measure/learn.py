@@ -86,7 +86,7 @@ def show_workload(ctx: Context, name: str) -> ActionResult:
     """
     file = find_workload(ctx, name)
     rates, messages = _live_rates(ctx)
-    return ActionResult("workload show", workload_json(file, rates), messages)
+    return ActionResult("workload show", _workload_json(file, rates), messages)
 
 
 def learn_workload(
@@ -142,7 +142,7 @@ def learn_workload(
         ctx.files.make_folder(path.parent)
         ctx.files.write(path, workload.to_toml(learned.shape, seen).encode())
     file = WorkloadFile(learned.shape, path, LEARNED, seen)
-    payload = {**workload_json(file, learned.rates), "written": write}
+    payload = {**_workload_json(file, learned.rates), "written": write}
     if n_own:
         messages.append(
             note("own-requests", f"left out: {counted(n_own, 'request')} of tunerd's own")
@@ -251,7 +251,7 @@ def _own_table(ctx: Context, profile: str) -> workload.WorkloadShape | None:
     return workload.shape_of(profile, own) if isinstance(own, workload.WorkloadTable) else None
 
 
-def workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
+def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
     """As scripts read it; times are None where the server's speed is not known."""
     shape = file.shape
     parts = workload.expected_parts(shape, rates)

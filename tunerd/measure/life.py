@@ -287,7 +287,7 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
         BenchError: nobody answers there.
     """
     url, _, wanted = url.partition("#")
-    address = address_of_url(url, ctx.environment.get("OPENAI_API_KEY"))
+    address = _address_of_url(url, ctx.environment.get("OPENAI_API_KEY"))
     server = LlamaServer(address, ctx.clock)
     models = server.get("/v1/models", timeout_s=_ASK_S)
     if models.status is None:
@@ -324,7 +324,7 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
     )
 
 
-def address_of_url(url: str, api_key: str | None = None) -> Address:
+def _address_of_url(url: str, api_key: str | None = None) -> Address:
     """The address in a URL; a path of `/v1` is what every such server has.
 
     Raises:

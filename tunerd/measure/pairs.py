@@ -385,7 +385,7 @@ class Decision:
     needed: float
 
 
-def judge_comparison(log_ratios: Sequence[float], *, alpha: float, tolerance: float) -> Decision:
+def _judge_comparison(log_ratios: Sequence[float], *, alpha: float, tolerance: float) -> Decision:
     """What the pairs of a comparison say: both bounds for each side, with half of alpha each.
 
     Args:
@@ -700,7 +700,9 @@ class Comparing:
             self.longest_s = max(self.longest_s, now_s - self.pair_begin_s)
             ratios = [pair.log_ratio for pair in self.pairs]
             limits = self.limits
-            self.decision = judge_comparison(ratios, alpha=limits.alpha, tolerance=limits.tolerance)
+            self.decision = _judge_comparison(
+                ratios, alpha=limits.alpha, tolerance=limits.tolerance
+            )
             if self.on_pair is not None:
                 self.on_pair(self.pairs[-1], self.decision, self._left_s(now_s - self.begin_s))
         return not self._is_decided and len(self.pairs) < self.limits.max_pairs

@@ -45,7 +45,7 @@ def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
             nothing = {"results": [], "total": 0, "imported": _imported(ctx)}
             return ActionResult("results list", nothing, (_NOTHING, *_unreadable(ctx)))
         check = StalenessCheck(ctx)
-        rows = [{**run_json(run), "arms": check.rows(run)} for run in store.runs(limit=limit)]
+        rows = [{**_run_json(run), "arms": check.rows(run)} for run in store.runs(limit=limit)]
         n_damaged = sum(one.n_rows for one in store.damage if one.table == "runs")
         total = store.count_runs() - n_damaged
         payload = {"results": rows, "total": total, "imported": _imported(ctx)}
@@ -80,7 +80,7 @@ def show(ctx: Context, number: int) -> ActionResult:
     run = found.run
     samples = ((arm, one) for arm, of in found.samples.items() for one in of)
     payload = {
-        "run": run_json(run),
+        "run": _run_json(run),
         **_in_full(run, samples, found.summaries, found.verdicts),
         "figures": figures(found.samples),
         "left_out": _left_out(found.samples),
@@ -100,7 +100,7 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
         for number in numbers:
             run = run_of(store, number)
             found = store.arm_samples(number), store.summaries(number), store.verdicts(number)
-            runs.append({**run_json(run), **_in_full(run, *found)})
+            runs.append({**_run_json(run), **_in_full(run, *found)})
         messages = damage_messages(store)
     return ActionResult("results export", {"runs": runs}, messages)
 
@@ -202,7 +202,7 @@ class StalenessCheck:
         return tuple(found)
 
 
-def run_json(run: evidence.StoredRun) -> dict[str, Any]:
+def _run_json(run: evidence.StoredRun) -> dict[str, Any]:
     """A run as scripts read it."""
     head = plain(replace(run.record, arms=()))
     head["model"] = head.pop("model_name")
@@ -577,7 +577,7 @@ def _is_same_model(name: str, ours: str | None) -> bool:
     return bool(first and second) and (first in second or second in first)
 
 
-def arm_of(entry: Entry, here: Here, base: Arm) -> Arm:
+def _arm_of(entry: Entry, here: Here, base: Arm) -> Arm:
     """What serves, with the settings that an entry tells."""
     family = entry.engine.family
     engine = next(name for name, one in here.engines.items() if one == family)
@@ -594,7 +594,7 @@ def candidates(
     """The fastest few that fit and may be tried, each once, without what serves."""
     fitting = [entry for entry in entries if entry.figures and why_not(entry, here) is None]
     fitting.sort(key=lambda entry: -fmean(one.tok_s for one in entry.figures))
-    arms = dict.fromkeys(arm_of(entry, here, base).canonical() for entry in fitting)
+    arms = dict.fromkeys(_arm_of(entry, here, base).canonical() for entry in fitting)
     new = (arm for arm in arms if arm != base.canonical() and may_try(arm))
     return tuple(new)[:MOST_CANDIDATES]
 

@@ -266,7 +266,7 @@ def row_bytes(type_name: str, n_values: int) -> int | None:
     return None if per_value is None else ceil(n_values * per_value)
 
 
-def kv_token_bytes(block: Block, type_k: str, type_v: str) -> int | None:
+def _kv_token_bytes(block: Block, type_k: str, type_v: str) -> int | None:
     """Bytes that one token takes in the KV cache of one block.
 
     bytes = k_values * b(K) + v_values * b(V), with k_values = KV heads * key length.
@@ -277,27 +277,27 @@ def kv_token_bytes(block: Block, type_k: str, type_v: str) -> int | None:
     return None if k_bytes is None or v_bytes is None else k_bytes + v_bytes
 
 
-def kv_bytes(
+def _kv_bytes(
     blocks: Iterable[Block], type_k: str, type_v: str, cells: int, window_cells: int
 ) -> int | None:
     """KV cache of these blocks, None if the size of one is unknown."""
     total = 0
     for block in blocks:
-        per_token = kv_token_bytes(block, type_k, type_v)
+        per_token = _kv_token_bytes(block, type_k, type_v)
         if per_token is None:
             return None
         total += per_token * (window_cells if block.is_windowed else cells)
     return total
 
 
-def state_bytes(facts: ModelFacts) -> int:
+def _state_bytes(facts: ModelFacts) -> int:
     """One copy of one recurrent layer's state: 4 * (convolution tail + state) bytes."""
     return 0 if facts.recurrent is None else F32_BYTES * (
         facts.recurrent.n_conv + facts.recurrent.n_state
     )  # fmt: skip
 
 
-def step_bytes(facts: ModelFacts, n_max: int) -> int:
+def _step_bytes(facts: ModelFacts, n_max: int) -> int:
     """What one recurrent layer keeps so that drafted tokens can be taken back, in ik_llama.cpp.
 
     bytes = 4 * (n_max * state + (n_max + 1) * convolution tail), and one tail more as a shadow.
@@ -716,7 +716,7 @@ def _kv(
         yield Part(kind, device, None, "the context length is unknown")
         return
     cells, window_cells = server.cells.total, server.window_cells
-    n_bytes = kv_bytes(here, *types, cells, window_cells)
+    n_bytes = _kv_bytes(here, *types, cells, window_cells)
     if n_bytes is None:
         yield Part(
             kind, device, None, f"KV heads or one of the types {', '.join(types)} is unknown"
@@ -727,7 +727,7 @@ def _kv(
     if full:
         one = full[0]
         terms.append(
-            f"{len(full)} layers x {cells} cells x {kv_token_bytes(one, *types)} B"
+            f"{len(full)} layers x {cells} cells x {_kv_token_bytes(one, *types)} B"
             f" ({one.k_values} K {types[0]}, {one.v_values} V {types[1]})"
         )
     if len(full) < len(here):
@@ -743,14 +743,14 @@ def _state(server: Server, device: Device) -> Part:
     layers = sum(
         block.is_recurrent and server.kv_device(block) is device for block in server.facts.blocks
     )
-    one, n_slots = state_bytes(server.facts), server.settings.n_parallel
+    one, n_slots = _state_bytes(server.facts), server.settings.n_parallel
     if server.laws.keeps_state_copies:
         n_bytes = layers * one * n_slots * server.n_copies
         text = f"{layers} layers x {one} B x {n_slots} slots x {server.n_copies} copies"
         return Part(PartKind.STATE, device, n_bytes, text)
     n_bytes, text = layers * one * n_slots, f"{layers} layers x {one} B x {n_slots} slots"
     if server.n_copies > 1:
-        steps = step_bytes(server.facts, server.settings.n_max)
+        steps = _step_bytes(server.facts, server.settings.n_max)
         n_bytes += layers * steps
         text += f", and {steps} B each for the steps of {server.settings.n_max} drafted tokens"
     return Part(PartKind.STATE, device, n_bytes, text)
@@ -776,17 +776,17 @@ def checkpoint_bytes(server: Server) -> int:
     Source: sizes that servers log per checkpoint (ggml-org/llama.cpp#24035, #25592, and 0.7.0).
     """
     facts, settings = server.facts, server.settings
-    n_bytes = sum(block.is_recurrent for block in facts.blocks) * state_bytes(facts)
+    n_bytes = sum(block.is_recurrent for block in facts.blocks) * _state_bytes(facts)
     if server.cells is None:
         return n_bytes
     if facts.sliding_window is not None:
         windowed = [block for block in facts.trunk if block.is_windowed]
         cells = min(padded(facts.sliding_window), server.cells.per_stream)
         types = (settings.cache_type_k, settings.cache_type_v)
-        n_bytes += kv_bytes(windowed, *types, cells, cells) or 0
+        n_bytes += _kv_bytes(windowed, *types, cells, cells) or 0
     if n_bytes and server.has_mtp and server.laws.checkpoint_has_mtp_kv:
         cells = server.cells.per_stream
-        n_bytes += kv_bytes(facts.mtp_blocks, *settings.mtp_cache_types, cells, cells) or 0
+        n_bytes += _kv_bytes(facts.mtp_blocks, *settings.mtp_cache_types, cells, cells) or 0
     return n_bytes
 
 
@@ -798,7 +798,7 @@ _AS_F16 = "for one layer's cache in f16"
 _UNKNOWN_SIZE = "the context or embedding length is unknown"
 
 
-def target_work(server: Server) -> Iterator[Part]:
+def _target_work(server: Server) -> Iterator[Part]:
     """Compute buffers of the target's context, and where its logits go."""
     graph = server.graph
     if graph is None:
@@ -818,7 +818,7 @@ def target_work(server: Server) -> Iterator[Part]:
     yield Part(PartKind.OUTPUT, Device.HOST, n_bytes, f"logits of {graph.n_outputs} rows")
 
 
-def mtp_work(server: Server) -> Iterator[Part]:
+def _mtp_work(server: Server) -> Iterator[Part]:
     """Compute buffers of the MTP context, which shares nothing with the target's."""
     if not server.has_mtp:
         return
@@ -860,7 +860,7 @@ def _borrowed(server: Server, blocks: Sequence[Block], types: tuple[str, str], o
         0,
         *(block.largest_dense_bytes for block in away),
         *(n_tensors * block.largest_expert_bytes - own // 5 for block in behind),
-        *(server.cells.total * (kv_token_bytes(one, *types) or 0) for one in caches_in_ram),
+        *(server.cells.total * (_kv_token_bytes(one, *types) or 0) for one in caches_in_ram),
     ]
     return max(sizes)
 
@@ -924,8 +924,8 @@ def estimate(facts: ModelFacts, settings: MemorySettings) -> Estimate:
     parts = [
         *weights(server),
         *caches(server),
-        *target_work(server),
-        *mtp_work(server),
+        *_target_work(server),
+        *_mtp_work(server),
         *_draft(server),
         *_projector(server),
         *growing(server),

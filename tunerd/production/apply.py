@@ -69,8 +69,8 @@ def apply(
         ctx,
         f"{reason} {request.profile}",
         partial(_prepare, ctx, request),
-        ask=None if ask is None else lambda made: ask(with_warning(ctx, made)),
-        confirm=lambda made: confirm(with_warning(ctx, made)),
+        ask=None if ask is None else lambda made: ask(_with_warning(ctx, made)),
+        confirm=lambda made: confirm(_with_warning(ctx, made)),
         by=f"`tunerd {reason}`",
         messages=messages,
     ) as made:
@@ -114,7 +114,7 @@ def _prepare(ctx: Context, request: PlanRequest) -> Plan:
     return made
 
 
-def with_warning(ctx: Context, made: Plan) -> Plan:
+def _with_warning(ctx: Context, made: Plan) -> Plan:
     """The plan, with what the person who is asked should know of a measurement under way."""
     record = read_measurement(ctx)
     if record is None:

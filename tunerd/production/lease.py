@@ -122,7 +122,7 @@ class Candidate:
     vram_free_mib: int | None
 
 
-def start_candidate(
+def _start_candidate(
     ctx: Context, plan: Plan, lease: LeaseSpec, number: int, *, limit_s: float
 ) -> Candidate:
     """Write its unit, start it, and wait until it has answered a real request or will not.
@@ -153,7 +153,7 @@ def start_candidate(
     return candidate
 
 
-def stop_candidate(ctx: Context, lease: LeaseSpec, number: int) -> None:
+def _stop_candidate(ctx: Context, lease: LeaseSpec, number: int) -> None:
     """Stop it and remove every trace; one that was never started is no error.
 
     Nothing here may hide what the caller found: what cannot be removed is left to `tunerd recover`,
@@ -176,7 +176,7 @@ def stop_candidate(ctx: Context, lease: LeaseSpec, number: int) -> None:
         prune_logs(ctx.paths, is_candidate)
 
 
-def candidate_text(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_s: float) -> str:
+def _candidate_text(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_s: float) -> str:
     """The unit's text: production's, but for its name and what ties it to the lease."""
     spec = unit_spec(ctx, plan.resolved, plan.engine, plan.command, plan.live)
     own = [("RuntimeMaxSec", f"{max(1.0, limit_s):.0f}")] if ctx.mode is not Mode.LOCAL else []
@@ -202,7 +202,7 @@ def _write_unit(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_s: 
     folder = ctx.services.runtime_unit_dir
     ctx.files.make_folder(folder)
     _copy_drop_ins(ctx, lease, unit)
-    text = candidate_text(ctx, plan, lease, unit, limit_s)
+    text = _candidate_text(ctx, plan, lease, unit, limit_s)
     ctx.files.write(folder / unit, text.encode("utf-8", "surrogateescape"), mode=_MODE)
     ctx.services.reload()
 
@@ -314,7 +314,7 @@ class Held:
         self._ctx = ctx
         self._lease = lease
         self._before = before
-        self._newest = newest_of(ctx)
+        self._newest = _newest_of(ctx)
         self._began_s = began_s
         self._address = address
         self._n_candidates = 0
@@ -356,7 +356,7 @@ class Held:
         self._n_candidates += 1
         started = False
         try:
-            candidate = start_candidate(
+            candidate = _start_candidate(
                 self._ctx, plan, self._lease.spec, self._n_candidates, limit_s=self.left_s
             )
             started = True
@@ -371,7 +371,7 @@ class Held:
                 self.check()
             raise
         finally:
-            stop_candidate(self._ctx, self._lease.spec, self._n_candidates)
+            _stop_candidate(self._ctx, self._lease.spec, self._n_candidates)
 
     def _restore_when_free(self, plan: Plan) -> None:
         """Should everything end now: after another build production's port may be taken a minute."""
@@ -497,7 +497,7 @@ class Held:
 
     def _is_changed(self) -> bool:
         """Whether somebody deploys in its place, or has, and looks after the unit."""
-        return record_path(self._ctx).exists() or newest_of(self._ctx) != self._newest
+        return record_path(self._ctx).exists() or _newest_of(self._ctx) != self._newest
 
     def _not_back(self, message: str, cause: str | None) -> Stranded:
         return Stranded(
@@ -508,7 +508,7 @@ class Held:
         )
 
 
-def newest_of(ctx: Context) -> int:
+def _newest_of(ctx: Context) -> int:
     """The number of the unit's newest generation; 0 where there is none."""
     newest = next(iter(ctx.generations.entries(ctx.unit)), None)
     return 0 if newest is None else newest.generation.number

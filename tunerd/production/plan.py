@@ -103,7 +103,7 @@ NO_WAY_BACK = "no-way-back"
 """The code of what serves, and could not be started again."""
 
 
-def check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[Message]:
+def _check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[Message]:
     """The engine's own opinion of the command line: a dry run whose model file does not exist."""
     try:
         said = refusal(ctx, found_of(engine), dry_arguments(command.words))
@@ -168,7 +168,7 @@ def _taken(who: str, port: int, way: str = "") -> Message:
     return error("port-taken", text, f"{way}end it, or set serving.port")
 
 
-def check_handover(
+def _check_handover(
     ctx: Context, live: LiveUnit, family: Family | None, before: Serving, after: Serving
 ) -> list[Message]:
     """Whether what serves now leaves its port to this family only after a while; None is for nobody.
@@ -194,14 +194,14 @@ def check_handover(
     ]
 
 
-def check_key(path: str | None) -> Iterator[Message]:
+def _check_key(path: str | None) -> Iterator[Message]:
     """Whether the key file is there: its credential would be missed after the old server was stopped."""
     if path is not None and is_gone(Path(path)):
         yield error("no-key-file", f"serving.api_key_file is not there: `{path}`",
                     "write the key into it, readable by root alone")  # fmt: skip
 
 
-def check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Message]:
+def _check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Message]:
     """Whether what serves could be started again, should the new server fail: its files may be others by now."""
     if not state.is_active:
         return
@@ -233,13 +233,13 @@ def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]
     """What stands in the way of an older unit's port; told, since going back is for trouble."""
     state = ctx.services.state(ctx.unit)
     taken = [warning(one.code, one.text, one.hint) for one in check_port(ctx, old.serving, state)]
-    taken += check_return(ctx, live, state)
+    taken += _check_return(ctx, live, state)
     if old.serving.asked_otherwise is not None:
         taken.append(not_asked("the older server", old.serving))
     if old.program == live.program:
         return taken
     family = _family_of(ctx, old) if state.is_active else None
-    return [*taken, *check_handover(ctx, live, family, live.serving, old.serving)]
+    return [*taken, *_check_handover(ctx, live, family, live.serving, old.serving)]
 
 
 def _family(engine: Engine) -> Family | None:
@@ -255,7 +255,7 @@ def _family_of(ctx: Context, live: LiveUnit) -> Family | None:
     return None if found is None else _family(engine_of(ctx, found))
 
 
-def tuned_layer(
+def _tuned_layer(
     ctx: Context, resolved: Resolved, engine: Engine, facts: ModelFacts, host: Host
 ) -> Iterator[Message]:
     """Whether the tuned layer took part, and whether what it rests on is still here."""
@@ -353,7 +353,7 @@ def unit_text_of(ctx: Context, spec: UnitSpec) -> str:
     return render_unit(shipped_unit(ctx, "llama-server.service.in"), spec)
 
 
-def user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine) -> UserFacts:
+def _user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine) -> UserFacts:
     """What the account may read of what the command line names."""
     who = account(user) if user is not None else None
     pairs = itertools.pairwise(("", *command.argv))
@@ -409,7 +409,7 @@ _ROOM_TO_ASK_MIB = 1024
 _DIFFERS_MIB, _DIFFERS_RATIO = 100, 0.05
 
 
-def check_estimate(ctx: Context, made: Plan) -> list[Message]:
+def _check_estimate(ctx: Context, made: Plan) -> list[Message]:
     """Our estimate of the card's memory against that of the build itself, where it can tell."""
     free = [gpu.free_mib for gpu in made.host.gpus or ()]
     if not made.has_gpu or any(mib is None or mib < _ROOM_TO_ASK_MIB for mib in free):
@@ -554,7 +554,7 @@ def _free_vram(host: Host, devices: Sequence[OffloadDevice], pid: int | None) ->
     return MiB((gpu.free_mib or 0) + own)
 
 
-def memory_json(plan: MemoryPlan) -> dict[str, Any]:
+def _memory_json(plan: MemoryPlan) -> dict[str, Any]:
     """A memory plan as scripts read it."""
     return {
         "verdict": plan.verdict,
@@ -587,7 +587,7 @@ _LOAD_LINES = 5000
 _PREFIX = "load-"
 
 
-def correction_of(ctx: Context, argv: Sequence[str], unit_text: str) -> MemoryCorrection | None:
+def _correction_of(ctx: Context, argv: Sequence[str], unit_text: str) -> MemoryCorrection | None:
     """What the newest load of this very server took; None where none is known."""
     if not any(ctx.paths.cache_dir.glob(f"{_PREFIX}*.json")):
         return None
@@ -709,7 +709,7 @@ def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> A
         except TunerdError:
             raise problem from None
         return _without_weights(ctx, found, problem, with_explain=with_explain)
-    made = replace(made, messages=(*made.messages, *check_estimate(ctx, made)))
+    made = replace(made, messages=(*made.messages, *_check_estimate(ctx, made)))
     payload = plan_json(made, with_explain=with_explain)
     return ActionResult("plan", payload, made.messages, 1 if made.is_refused else 0)
 
@@ -759,7 +759,7 @@ def plan_json(made: Sketch, *, with_explain: bool) -> dict[str, Any]:
         "unit": made.unit_text,
         "unit_path": str(made.live.path) if made.live.path else None,
         "diff": made.diff,
-        "memory": None if memory is None else memory_json(memory),
+        "memory": None if memory is None else _memory_json(memory),
         "published_vram_mib": resolved.profile.published.vram_mib,
         "model": {
             "path": command.value_of("model.path"),
@@ -799,7 +799,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     # decide
     spec = unit_spec(ctx, resolved, engine, command, live)
     unit_text = unit_text_of(ctx, spec)
-    correction = correction_of(ctx, command.argv, unit_text)
+    correction = _correction_of(ctx, command.argv, unit_text)
     memory = memory_of_plan(ctx, chosen, facts, host, correction, state)
     after = serving_after(command, engine.capabilities)
     messages = (
@@ -818,20 +818,20 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
             environment=environment_with(ctx, unit_text, live),
             systemctl=ctx.systemctl,
         ),
-        *check_user(user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
-        *check_key(resolved.profile.serving.api_key_file),
+        *check_user(_user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
+        *_check_key(resolved.profile.serving.api_key_file),
         *check_written(command.argv, unit_with(ctx, unit_text, live), ctx.unit),
-        *check_arguments(ctx, engine, command),
+        *_check_arguments(ctx, engine, command),
         *check_port(ctx, after, state),
-        *check_handover(ctx, live, _family(engine) if is_handed_over else None, before, after),
-        *check_return(ctx, live, state),
+        *_check_handover(ctx, live, _family(engine) if is_handed_over else None, before, after),
+        *_check_return(ctx, live, state),
         *check_boot(ctx, state, enable=True),
         *(
             error("unit-refused", f"the service manager would complain: {line}")
             for line in ctx.services.verify(ctx.unit, unit_text)
         ),
         *memory.messages,
-        *tuned_layer(ctx, resolved, engine, facts, host),
+        *_tuned_layer(ctx, resolved, engine, facts, host),
     )
     old = live_text.decode("utf-8", "replace") if live_text is not None else live.text
     return Plan(

@@ -42,7 +42,7 @@ def detect(ctx: Context) -> ActionResult:
     """`tunerd detect`."""
     host = read_host(ctx.gpu)
     engines = find_engines(ctx)
-    units = serving_units(ctx)
+    units = _serving_units(ctx)
     fitting = fitting_profiles(ctx, host)
     linger = lingers(ctx.environment) if ctx.mode is Mode.USER else None
     payload = {
@@ -129,7 +129,7 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
     return data
 
 
-def serving_units(ctx: Context) -> list[Mapping[str, Any]]:
+def _serving_units(ctx: Context) -> list[Mapping[str, Any]]:
     """Units that run a llama-server, whatever their name."""
     found: list[Mapping[str, Any]] = []
     for unit in ctx.services.service_units():

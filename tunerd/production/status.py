@@ -54,7 +54,7 @@ def history(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
             messages.append(warning("damaged", text, f"`tunerd history show {number}` says why"))
             entry = None
         if entry is not None:
-            rows.append(summary_json(entry))
+            rows.append(_summary_json(entry))
         else:  # damaged, or given up when the disk was full: no older one that --all would show
             total -= 1
     return ActionResult("history", {"generations": rows, "total": total}, tuple(messages))
@@ -92,7 +92,7 @@ def diff(ctx: Context, one: int, other: int) -> ActionResult:
     return ActionResult("history diff", {"from": one, "to": other, "diff": text})
 
 
-def summary_json(entry: HistoryEntry) -> dict[str, Any]:
+def _summary_json(entry: HistoryEntry) -> dict[str, Any]:
     """One line of history as scripts read it."""
     generation, ending = entry.generation, entry.ending
     return {
@@ -183,7 +183,7 @@ def status(ctx: Context) -> ActionResult:
         "outcome": str(entry.ending.outcome) if entry is not None else None,
         "profile": entry.generation.profile if entry is not None else None,
         "engine": entry.generation.engine if entry is not None else None,
-        "last_swap": summary_json(last) if last is not None else None,
+        "last_swap": _summary_json(last) if last is not None else None,
         "change_under_way": under_way,
         "measurement": None if measurement is None else plain(measurement),
         "vram": None

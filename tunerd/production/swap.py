@@ -121,12 +121,12 @@ def begin(
     try:
         return _begin(ctx, request, old_text, before, interrupts)
     except DeployError as error:
-        if not (request.goes_back and is_full(error) and release_reserve(ctx)):
+        if not (request.goes_back and is_full(error) and _release_reserve(ctx)):
             raise
         return _begin(ctx, request, old_text, before, interrupts)
 
 
-def release_reserve(ctx: Context) -> bool:
+def _release_reserve(ctx: Context) -> bool:
     """Give back the space that was set aside; whether there was any."""
     if not ctx.paths.reserve.exists():
         return False
@@ -137,7 +137,7 @@ def release_reserve(ctx: Context) -> bool:
     return True
 
 
-def set_reserve_aside(ctx: Context) -> None:
+def _set_reserve_aside(ctx: Context) -> None:
     """Set space aside for going back; a disk that is too full for it is no error."""
     with contextlib.suppress(HostError):
         ctx.files.set_aside(ctx.paths.reserve, _RESERVE_BYTES)
@@ -180,7 +180,7 @@ def _begin(
     # Whatever it is, nothing may be left behind.
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         with interrupts.held():
-            abandon(ctx, number, backup, error)
+            _abandon(ctx, number, backup, error)
         if not isinstance(error, TunerdError):
             raise
         raise DeployError(
@@ -230,7 +230,7 @@ def _answers(ctx: Context, before: UnitState) -> bool:
     return server is None or server.health() is not HttpState.REFUSED
 
 
-def abandon(ctx: Context, number: int | None, backup: str | None, error: BaseException) -> None:
+def _abandon(ctx: Context, number: int | None, backup: str | None, error: BaseException) -> None:
     """Take back what was written for a swap that changes nothing after all.
 
     The disk may be full or gone, so nothing here may fail; what is left is harmless, and recovery
@@ -355,7 +355,7 @@ def _reload(ctx: Context, record: SwapRecord) -> bool:
     return True
 
 
-def demand_text(ctx: Context, *wanted: str | None) -> None:
+def _demand_text(ctx: Context, *wanted: str | None) -> None:
     """The unit file is one with these hashes at this moment.
 
     Raises:
@@ -373,7 +373,7 @@ def _disable_what_stands(ctx: Context) -> None:
 
 def _put_back(ctx: Context, record: SwapRecord) -> None:
     """The old text, or no file where none stood."""
-    is_whole = partial(demand_text, ctx, record.old_sha256, record.new_sha256)
+    is_whole = partial(_demand_text, ctx, record.old_sha256, record.new_sha256)
     is_whole()
     if not record.was_enabled:
         _disable_what_stands(ctx)
@@ -390,7 +390,7 @@ def _put_back(ctx: Context, record: SwapRecord) -> None:
     except HostError as error:
         if not is_full(error):
             raise
-        if release_reserve(ctx):
+        if _release_reserve(ctx):
             _write_old(ctx, record, is_whole)
         else:  # there is no room for a copy, but a name can still be changed
             _old_text_of_backup(ctx, record)
@@ -558,13 +558,13 @@ def _go_forward(
 ) -> Serving | None:
     ctx.say("replacing the unit file", step=3, steps=STEPS)
     if request.text is None:
-        demand_text(ctx, record.old_sha256)
+        _demand_text(ctx, record.old_sha256)
         return _remove_unit(ctx, request, course)
     ctx.files.write(
         ctx.unit_path,
         request.text,
         like=ctx.files.look(ctx.unit_path),
-        check=partial(demand_text, ctx, record.old_sha256),
+        check=partial(_demand_text, ctx, record.old_sha256),
     )
     ctx.say("reloading the service manager", step=4, steps=STEPS)
     course.has_touched = True
@@ -604,7 +604,7 @@ def _remove_unit(ctx: Context, request: SwapRequest, course: _Course) -> Serving
     ctx.services.stop(ctx.unit)
     if not request.generation.enable:
         _disable_what_stands(ctx)
-    ctx.files.remove(ctx.unit_path, check=partial(demand_text, ctx, request.old_sha256))
+    ctx.files.remove(ctx.unit_path, check=partial(_demand_text, ctx, request.old_sha256))
     ctx.services.reload()
     ctx.services.reset_failed(ctx.unit)
     if not ctx.services.state(ctx.unit).exists or not request.starts_packaged:
@@ -634,7 +634,7 @@ def _write_ending(ctx: Context, record: SwapRecord, ending: Ending) -> None:
     try:
         ctx.generations.end(record.generation, ending)
     except HostError as error:
-        if not (is_full(error) and release_reserve(ctx)):
+        if not (is_full(error) and _release_reserve(ctx)):
             raise
         ctx.generations.end(record.generation, ending)
 
@@ -653,7 +653,7 @@ def _commit(
         ForeignEditError: somebody edited the new unit meanwhile.
         HostError: neither could be done; nothing is committed.
     """
-    demand_text(ctx, record.new_sha256)
+    _demand_text(ctx, record.new_sha256)
     outcome = Outcome.REMOVED if serving is None else Outcome.SERVING
     drop_ins = drop_ins_in_force(ctx)
     ending = Ending(outcome, ctx.clock.now_s(), without_s, None, None, drop_ins)
@@ -677,7 +677,7 @@ def _commit(
         prune_backups(ctx)
     except TunerdError as error:
         notes.append(f"old backups could not be removed: {error.words}")
-    set_reserve_aside(ctx)
+    _set_reserve_aside(ctx)
     return watched, tuple(notes)
 
 
@@ -731,7 +731,7 @@ def _is_replaced(ctx: Context, record: SwapRecord) -> bool:
 
 def _nothing_happened(ctx: Context, record: SwapRecord, error: BaseException) -> NoReturn:
     """The unit file was not replaced, and no unit was touched."""
-    abandon(ctx, record.generation, record.backup, error)
+    _abandon(ctx, record.generation, record.backup, error)
     if not isinstance(error, TunerdError):
         raise error
     raise DeployError(

@@ -127,7 +127,7 @@ def load_profile(
     """
     sources, unparsed = load_sources(ctx)
     if tuned is not None:
-        layer = LayerFile(Layer.TUNED, str(tuned_path(ctx, name)), tuned)
+        layer = LayerFile(Layer.TUNED, str(_tuned_path(ctx, name)), tuned)
         sources = ProfileSources({**sources.files, (Layer.TUNED, name): layer})
     chain = chain_of(name, sources)
     related = tuple(
@@ -231,14 +231,14 @@ class FailedArm:
     sweep: int | None = None
 
 
-def tuned_path(ctx: Context, profile: str) -> Path:
+def _tuned_path(ctx: Context, profile: str) -> Path:
     """Where the tuned layer of a profile is."""
     return ctx.paths.tuned_dir / f"{profile}.toml"
 
 
 def read_tuned(ctx: Context, profile: str) -> TunedRecord | None:
     """Where the tuned layer of a profile comes from; None where there is none that says so."""
-    return _read(ctx, profile, "evidence") if tuned_path(ctx, profile).exists() else None
+    return _read(ctx, profile, "evidence") if _tuned_path(ctx, profile).exists() else None
 
 
 def write_tuned(ctx: Context, record: TunedRecord) -> None:
@@ -252,7 +252,7 @@ def write_tuned(ctx: Context, record: TunedRecord) -> None:
     if before is not None and before.sweep != record.sweep:
         _write(ctx, before, "previous")
     _write(ctx, record, "evidence")
-    ctx.files.write(tuned_path(ctx, record.profile), _toml(record).encode())
+    ctx.files.write(_tuned_path(ctx, record.profile), _toml(record).encode())
     ctx.files.remove(_beside(ctx, record.profile, "declined"))
 
 
@@ -268,7 +268,7 @@ def take_out_tuned(ctx: Context, record: TunedRecord, *, by_hand: bool) -> None:
     if before is not None:
         write_tuned(ctx, before)
     else:
-        ctx.files.remove(tuned_path(ctx, record.profile))
+        ctx.files.remove(_tuned_path(ctx, record.profile))
         ctx.files.remove(_beside(ctx, record.profile, "evidence"))
     ctx.files.remove(_beside(ctx, record.profile, "previous"))
     if by_hand:

@@ -419,7 +419,7 @@ SECTIONS = ("match", "model", "engine", "serving", "speculation", "memory")
 
 def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
     """Every mistake in one profile file; empty if there is none."""
-    problems = list(validate(source, without_defaults(data)))
+    problems = list(validate(source, _without_defaults(data)))
     sweep = data.get("sweep", {})
     if isinstance(sweep, Mapping):
         keys = [key for key in sweep if key != POWER_LIMIT]
@@ -435,7 +435,7 @@ def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
     problems.extend(_unknown_keys(source, "pin", _inner_keys(flat, known)))
     problems.extend(
         Problem(source, f"pin.{problem.key}", problem.found, problem.allowed, problem.nearest)
-        for problem in validate(source, without_defaults(nest(known)))
+        for problem in validate(source, _without_defaults(nest(known)))
     )
     return tuple(problems)
 
@@ -452,7 +452,7 @@ def wrong_values(source: str, key: str, given: Any) -> Iterator[Problem]:
         return
     for value in values:
         one = [value] if key == "engine.prefer" else value
-        for problem in validate(source, without_defaults(nest({key: one}))):
+        for problem in validate(source, _without_defaults(nest({key: one}))):
             yield Problem(source, place, problem.found, problem.allowed, problem.nearest)
 
 
@@ -490,7 +490,7 @@ def validate(source: str, data: Mapping[str, Any]) -> Iterable[Problem]:
         yield from innermost(found.values())
 
 
-def without_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+def _without_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data without pins and without values that are left to the engine."""
     kept: dict[str, Any] = {}
     for key, value in data.items():
@@ -500,7 +500,7 @@ def without_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
             kept[key] = {k: v for k, v in value.items() if not is_left_to_engine(f"{key}.{k}", v)}
         elif key == "engines" and isinstance(value, Mapping):
             kept[key] = {
-                name: without_defaults(override) if isinstance(override, Mapping) else override
+                name: _without_defaults(override) if isinstance(override, Mapping) else override
                 for name, override in value.items()
             }
         else:

@@ -48,7 +48,7 @@ from tunerd.words import all_known, counted
 _RETRIES = 2
 
 
-def pair_json(pair: Pair) -> dict[str, Any]:
+def _pair_json(pair: Pair) -> dict[str, Any]:
     """A pair as it is kept: what each class took on both arms [ms], and the log ratio of the turn times."""
     return {
         "number": pair.number,
@@ -96,7 +96,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values only."""
-        return {**plain(self), "pairs": [pair_json(one) for one in self.pairs]}
+        return {**plain(self), "pairs": [_pair_json(one) for one in self.pairs]}
 
 
 class Ended(Exception):
@@ -186,7 +186,7 @@ class Challenge:
             }
             # A pair may show that an engine finds no prefix; then its sides were not asked alike, which happens once.
             if len({in_parts for _, in_parts in found.values()}) == 1:
-                return {side: block_of(readings) for side, (readings, _) in found.items()}
+                return {side: _block_of(readings) for side, (readings, _) in found.items()}
 
     def _measure(self, arm: Arm, block: Block, number: int) -> tuple[list[Reading], frozenset[int]]:
         """Readings of every class in a fresh process, in the workload's order, and whose prompts were read in two parts."""
@@ -282,7 +282,7 @@ class Challenge:
         )
 
 
-def block_of(readings: Sequence[Reading]) -> PairBlock:
+def _block_of(readings: Sequence[Reading]) -> PairBlock:
     """What the classes of one process took, a single round."""
     return (tuple(Turn(one.turn_ms or 0.0, one.prompt_ms or 0.0) for one in readings),)
 
@@ -401,7 +401,7 @@ def _pair(block: _Attempt, incumbent: Arm, candidate: Arm, workload: Workload) -
         return None
     if [one.is_stand_in for one in before] != [one.is_stand_in for one in after]:
         return None
-    a, b = (block_of([one.reading for one in side]) for side in (before, after))
+    a, b = (_block_of([one.reading for one in side]) for side in (before, after))
     return pair_of(workload, block.number, a, b)
 
 
@@ -466,7 +466,7 @@ class Floor(Challenge):
         for one, reading, each_ms in zip(classes, readings, token_ms, strict=True):
             turn_ms = (reading.turn_ms or 0.0) + (one.n_predict - 1) * (wanted_ms - each_ms)
             wanted.append(Turn(turn_ms, reading.prompt_ms or 0.0))
-        return {A: (tuple(wanted),), B: block_of(readings)}
+        return {A: (tuple(wanted),), B: _block_of(readings)}
 
     @property
     def _told(self) -> str:

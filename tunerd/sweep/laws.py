@@ -371,13 +371,13 @@ class Fitted:
     sd: Array
 
 
-def step_terms(drafted: Array, refused: Array, depth_k: Array) -> Array:
+def _step_terms(drafted: Array, refused: Array, depth_k: Array) -> Array:
     """The terms of a step's time, shape (N_STEP_TERMS, ...); `drafted` has the shape (..., POSITIONS)."""
     parts = np.broadcast_arrays(1.0, *np.moveaxis(drafted, -1, 0), refused, depth_k)
     return np.stack([np.asarray(part, float) for part in parts])
 
 
-def prompt_terms(n_tokens: Array, ubatch: Array, depth_k: Array) -> Array:
+def _prompt_terms(n_tokens: Array, ubatch: Array, depth_k: Array) -> Array:
     """The terms of a prompt's time, shape (N_PROMPT_TERMS, ...)."""
     parts = np.broadcast_arrays(np.ceil(n_tokens / ubatch), n_tokens, n_tokens * depth_k)
     return np.stack([np.asarray(part, float) for part in parts])
@@ -440,7 +440,7 @@ def fit_prompts(
     times = np.array([row.prompt_ms for row in rows]) * scales
     tokens = np.array([float(row.n_tokens) for row in rows])
     ubatch = np.array([float(row.ubatch) for row in rows])
-    terms = prompt_terms(tokens, ubatch, np.array([row.depth_k for row in rows])).T
+    terms = _prompt_terms(tokens, ubatch, np.array([row.depth_k for row in rows])).T
     per_token = float(times.sum() / tokens.sum())
     scale = np.array([_TYPICAL_UBATCH, 1.0, 1.0]) * per_token
     rows_of_prior = np.diag(1.0 / (scale * _PROMPT_SPREAD))
@@ -493,7 +493,7 @@ PARTS = (
 class Costs:
     """Laws of one family, for what its processes have in common.
 
-    Coefficients of step and prompt as `step_terms` and `prompt_terms` order them. By class: a factor by which the law is
+    Coefficients of step and prompt as `_step_terms` and `_prompt_terms` order them. By class: a factor by which the law is
     off, and what the client adds [ms].
     """
 
@@ -526,10 +526,10 @@ def predict(
     `levels` are log factors of step and prompt of each arm, shape (P, 2).
     """
     points = _Points(arms, workload, acceptance)
-    prompt = prompt_terms(points.new, points.ubatch, points.prompt_depth)
+    prompt = _prompt_terms(points.new, points.ubatch, points.prompt_depth)
     prompt = prompt * costs.prompt[:, None, None] * costs.prompt_factors[:, None]
     prompt = prompt * np.exp(levels[:, 1])
-    step = step_terms(points.drafted, points.refused, points.depth)
+    step = _step_terms(points.drafted, points.refused, points.depth)
     step = step * costs.step[:, None, None] * costs.step_factors[:, None]
     step = step * points.steps * np.exp(levels[:, 0])
     prefill, decode = prompt.sum(axis=0), step.sum(axis=0)

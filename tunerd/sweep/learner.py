@@ -176,7 +176,7 @@ def _prior_variance(points: Points) -> Array:
     return np.asarray(within + across + (points.errors**2).sum(axis=1), float)
 
 
-def observe(processes: Iterable[observations.Process], learner: Learner) -> list[Observed]:
+def _observed_in(processes: Iterable[observations.Process], learner: Learner) -> list[Observed]:
     """Every whole block of every process that did not spill."""
     sound = [process for process in processes if not process.has_spilled]
     found = []
@@ -552,7 +552,7 @@ class Learner:
     # Whole turns
 
     def _observe(self) -> None:
-        self._observed = observe(self.observations.processes.values(), self)
+        self._observed = _observed_in(self.observations.processes.values(), self)
         self._counts = {}
         for one in self._observed:
             # p-min costs no memory: given with a request or at the start, it is the same arm.

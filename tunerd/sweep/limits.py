@@ -117,7 +117,7 @@ class _Seen:
         if prompts_ms:
             self.prompts_ms[_prompt_of(arm)] += prompts_ms
         if tool_calls:
-            for judged in (self.tools[output_of(arm)], self.own_tools[without_margin(arm)]):
+            for judged in (self.tools[_output_of(arm)], self.own_tools[without_margin(arm)]):
                 judged[0] += len(tool_calls)
                 judged[1] += tool_calls.count(False)
         return deep
@@ -381,7 +381,7 @@ class Limits:
 
     def tool_calls(self, arm: Arm) -> tuple[int, int]:
         """Tool calls judged, and broken, of arms whose output may differ in the same way."""
-        judged, broken = self._seen.tools.get(output_of(arm), (0, 0))
+        judged, broken = self._seen.tools.get(_output_of(arm), (0, 0))
         return judged, broken
 
     def own_tool_calls(self, arm: Arm) -> tuple[int, int]:
@@ -436,8 +436,8 @@ class Limits:
         """Whether tool calls break more often than with the incumbent, in words."""
         usual = self.own_tool_calls(self._incumbent)
         rows = [self.own_tool_calls(arm)]
-        output = output_of(arm)
-        if output != output_of(self._incumbent):
+        output = _output_of(arm)
+        if output != _output_of(self._incumbent):
             rows.append(self.tool_calls(arm))
         for judged, broken in rows:
             if _breaks_more(judged, broken, *usual):
@@ -516,7 +516,7 @@ def _needs_no_less(arm: Arm, wall: Arm) -> bool:
     return (arm.n_cpu_moe or 0) <= (wall.n_cpu_moe or 0)
 
 
-def output_of(arm: Arm) -> Output:
+def _output_of(arm: Arm) -> Output:
     """Names what decides about the text: engine and kind of speculation, cache type, other keys."""
     return arm.family, arm.kv, arm.wording
 

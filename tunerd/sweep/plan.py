@@ -105,7 +105,7 @@ class Drafter:
     left: tuple[Left, ...] = ()
 
 
-def drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]]) -> Drafter:
+def _drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]]) -> Drafter:
     """The first of the named files that can draft for the model; one sweep tries one.
 
     How often drafts are right is learned by kind of speculation, so two files would be taken for one.
@@ -171,7 +171,7 @@ class Placements:
         return (*self.left, *(Left(f"{name}, {WHAT}", reason) for name in sorted(others)))
 
 
-def placements_of(ctx: Context, base: Plan, kept: Collection[str]) -> Placements:
+def _placements_of(ctx: Context, base: Plan, kept: Collection[str]) -> Placements:
     """What to try beside the present placement.
 
     Args:
@@ -198,7 +198,7 @@ def placements_of(ctx: Context, base: Plan, kept: Collection[str]) -> Placements
     return Placements((pairs,), messages=(note("frozen-placement", text),))
 
 
-def is_found_by_tunerd(base: Plan, keys: Collection[str]) -> bool:
+def _is_found_by_tunerd(base: Plan, keys: Collection[str]) -> bool:
     """Whether keys were set by nobody but an earlier promotion."""
     settings = [base.resolved.settings[key] for key in keys]
     return all(one.origin.layer is Layer.TUNED and not one.replaced for one in settings)
@@ -211,7 +211,7 @@ def _why_not(base: Plan, by_hand: Collection[str], kept: Collection[str]) -> str
     if pinned:
         return f"{pinned[0]} is pinned"
     capabilities, memory = base.engine.capabilities, base.resolved.profile.memory
-    if by_hand and not is_found_by_tunerd(base, by_hand):
+    if by_hand and not _is_found_by_tunerd(base, by_hand):
         return f"it is placed by hand already: {', '.join(by_hand)}"
     if capabilities is None or capabilities.fit is FitStyle.NONE:
         return f"{base.engine.name} has no placement of its own that could be frozen"
@@ -267,7 +267,7 @@ class Seen:
     programs: Mapping[str, Path]
 
 
-def plan_with(ctx: Context, request: PlanRequest, changes: Mapping[str, Any]) -> Plan:
+def _plan_with(ctx: Context, request: PlanRequest, changes: Mapping[str, Any]) -> Plan:
     """The plan of a profile with some keys changed.
 
     Raises:
@@ -405,7 +405,7 @@ class _Builds:
     def _refusal(self, changes: Mapping[str, Any], engine: str) -> str | None:
         """Why this would not be deployed; None where it would."""
         try:
-            plan = plan_with(self.ctx, self.request, changes)
+            plan = _plan_with(self.ctx, self.request, changes)
         except TunerdError as error:
             return (error.cause or error.message).splitlines()[0]
         if plan.engine.name != engine:
@@ -414,7 +414,7 @@ class _Builds:
         return errors[0] if errors else None
 
 
-def frozen_keys(
+def _frozen_keys(
     base: Plan, ranges: Mapping[str, tuple[Any, ...]], *, for_context: bool = False
 ) -> dict[str, str]:
     """Keys that cannot be searched on this machine, or are not, with the reason."""
@@ -429,7 +429,7 @@ def _no_fit(base: Plan) -> str | None:
     if not base.has_gpu:
         return "there is no GPU whose memory could be left free"
     keys = keys_by_hand(base.resolved)
-    is_given = bool(keys) and not is_found_by_tunerd(base, keys)
+    is_given = bool(keys) and not _is_found_by_tunerd(base, keys)
     if base.resolved.profile.memory.fit is False or is_given:
         given = ", ".join(keys) or "memory.fit = false"
         return f"placement is given by hand: {given}"
@@ -648,10 +648,10 @@ def _choice(
     listed = ranges.get(CONTEXT_SIZE, ())
     if for_context:
         ranges[CONTEXT_SIZE] = _sizes(base_plan, ranges, pins, workload)
-    frozen = frozen_keys(base_plan, ranges, for_context=for_context)
+    frozen = _frozen_keys(base_plan, ranges, for_context=for_context)
     strangers = _name_engines(ctx, ranges)
-    drafter = drafter_of(ctx, base_plan, ranges)
-    placements = placements_of(ctx, base_plan, pins)
+    drafter = _drafter_of(ctx, base_plan, ranges)
+    placements = _placements_of(ctx, base_plan, pins)
     searched = {key: values for key, values in ranges.items() if key not in frozen}
     builds = _Builds(ctx, plan_request, base_plan, searched, drafter, proves)
     seen = builds.seen(placements.alternatives)
@@ -695,7 +695,7 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
         ConfigError: the profile does not allow it.
         Preempted: the engine is another build than when the sweep began.
     """
-    plan = plan_with(ctx, prepared.plan_request, changes(arm, prepared.base))
+    plan = _plan_with(ctx, prepared.plan_request, changes(arm, prepared.base))
     if plan.engine.name != arm.engine:
         raise EngineError(f"{plan.engine.name} would serve this instead of {arm.engine}")
     then, now = prepared.seen.identities.get(arm.engine), plan.engine.identity

@@ -182,7 +182,7 @@ def sweeps_in_brief(store: EvidenceStore, *, limit: int | None = None) -> tuple[
     return tuple(_stored(store, run, (PLAN, _DECISION)) for run in found)
 
 
-def page_kept(store: EvidenceStore, number: int) -> Mapping[str, Any] | None:
+def _page_kept(store: EvidenceStore, number: int) -> Mapping[str, Any] | None:
     """What a page about a sweep draws, as it was stored at its end; None before that."""
     kept = [one.figures for one in store.summaries(number, names=(PAGE,)) if one.suite == KIND]
     return kept[-1] if kept else None
@@ -390,18 +390,18 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
     """
     with reading(ctx) as store:
         sweep = find_sweep(store, number)
-        page = None if store is None else page_kept(store, sweep.number)
+        page = None if store is None else _page_kept(store, sweep.number)
         if page is None:
             from tunerd.sweep.tuner import page_of  # scipy comes with the search
 
             events = () if store is None else store.sweep_events(sweep.number)
             page = page_of(events, sweep.evidence or {})
         joules = {} if store is None else store.joules_per_token(sweep.number)
-    payload = {**sweep_json(ctx, sweep, page), "joules_per_token": joules}
+    payload = {**_sweep_json(ctx, sweep, page), "joules_per_token": joules}
     return ActionResult("sweep show", payload)
 
 
-def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dict[str, Any]:
+def _sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dict[str, Any]:
     """A sweep as scripts read it, with what a page about it draws."""
     evidence = sweep.evidence or {}
     return {

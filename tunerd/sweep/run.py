@@ -166,7 +166,7 @@ def _serves_now(sweep: StoredSweep, generation: Generation) -> Arm | None:
     return None
 
 
-def prepare_builds(ctx: Context, builds: Builds, *, budget_s: float) -> compare.Prepared | None:
+def _prepare_builds(ctx: Context, builds: Builds, *, budget_s: float) -> compare.Prepared | None:
     """The comparison as it would be; None where it cannot be, which is said."""
     request = compare.CompareRequest(
         words=(str(builds.kept), str(builds.engine)),
@@ -181,7 +181,7 @@ def prepare_builds(ctx: Context, builds: Builds, *, budget_s: float) -> compare.
         return None
 
 
-def compare_builds(
+def _compare_builds(
     ctx: Context, builds: Builds, *, budget_s: float, window: str | None
 ) -> ActionResult | None:
     """Compare them in production's place; None where they cannot be, which is said.
@@ -201,7 +201,7 @@ def compare_builds(
     demand_open(ctx, window)
     house = House(ctx)
     house.settle()
-    prepared = prepare_builds(ctx, builds, budget_s=budget_s)
+    prepared = _prepare_builds(ctx, builds, budget_s=budget_s)
     if prepared is None:
         return None
     if stopped := house.stopped():
@@ -302,7 +302,7 @@ def run_night(
     request = _configured(ctx, at_once=at_once)
     builds = due_comparison(ctx)
     if builds is not None:
-        compared = compare_builds(ctx, builds, budget_s=request.budget_s, window=request.window)
+        compared = _compare_builds(ctx, builds, budget_s=request.budget_s, window=request.window)
         if compared is not None:
             return compared
     last = unfinished(ctx, request)
@@ -744,7 +744,7 @@ def start_night(
     _demand_none(ctx)
     request = _configured(ctx, at_once=True)
     builds = due_comparison(ctx)
-    compared = None if builds is None else prepare_builds(ctx, builds, budget_s=request.budget_s)
+    compared = None if builds is None else _prepare_builds(ctx, builds, budget_s=request.budget_s)
     prepared = compared or prepare(ctx, request, proves=False)
     if isinstance(prepared, PreparedSweep):
         demand_room(prepared)
@@ -839,14 +839,14 @@ def watch_sweep(ctx: Context) -> Iterator[str]:
         with reading(ctx) as store:
             events = () if store is None else store.sweep_events(number)
         for event in events[seen:]:
-            yield event_text(event)
+            yield _event_text(event)
         seen = len(events)
         if not is_running:
             return
         ctx.clock.sleep(_UNIT_POLL_S)
 
 
-def event_text(event: Mapping[str, Any]) -> str:
+def _event_text(event: Mapping[str, Any]) -> str:
     """One start or request in a line."""
     arm = arm_text({**event["arm"], "n_max": event["n_max"] or event["arm"]["n_max"],
                     "p_min": event["p_min"] or event["arm"]["p_min"]})  # fmt: skip
@@ -865,7 +865,7 @@ def _last(sweep: StoredSweep, events: Sequence[Mapping[str, Any]]) -> dict[str, 
         "requests": sum(event["event"] == "request" for event in events),
         "arms": len({arm_text(event["arm"]) for event in events}),
         "failures": sum(bool(event["failure"]) for event in events),
-        "doing": event_text(events[-1]) if events else None,
+        "doing": _event_text(events[-1]) if events else None,
     }
 
 

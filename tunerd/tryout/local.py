@@ -525,7 +525,7 @@ class Local:
         found_at = str(Path(tunerd.__file__).parents[1])
         given = passed_on(self._environment)
         setting = Setting({**MINIMAL_ENVIRONMENT, **given, "PYTHONPATH": found_at}, Path("/"))
-        argv = [sys.executable, "-P", "-m", "tunerd.tryout.supervisor", paths_to_json(self._paths)]
+        argv = [sys.executable, "-P", "-m", "tunerd.tryout.supervisor", _paths_to_json(self._paths)]
         log = UnitLog(self._paths, "supervise")
         target = log.open()
         try:
@@ -633,7 +633,7 @@ class LocalLease:
             return False
 
 
-def paths_to_json(paths: Paths) -> str:
+def _paths_to_json(paths: Paths) -> str:
     """For a supervisor in a process of its own."""
     return json.dumps({name: str(path) for name, path in asdict(paths).items()})
 

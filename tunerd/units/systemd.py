@@ -579,7 +579,7 @@ class Systemd:
 
     def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
         """Stop production and hold its place; see ServiceManager."""
-        return take_lease(self, spec, timeout_s=timeout_s)
+        return _take_lease(self, spec, timeout_s=timeout_s)
 
     # Below
 
@@ -700,7 +700,7 @@ class SystemdLease:
         self.manager.stop(self.spec.unit, timeout_s=timeout_s)
 
 
-def take_lease(manager: Systemd, spec: LeaseSpec, *, timeout_s: float) -> SystemdLease:
+def _take_lease(manager: Systemd, spec: LeaseSpec, *, timeout_s: float) -> SystemdLease:
     """Make the units; production is down and the lease stands when this returns.
 
     Raises:

@@ -498,7 +498,7 @@ def parse_exec(
         ConfigError: systemd would refuse it: no program, a relative path, unbalanced quotes, a
             specifier that does not exist.
     """
-    raw = list(raw_words(value))
+    raw = list(_raw_words(value))
     if ";" in raw[:-1]:
         raise ConfigError("several commands in one line; a server has one")
     words = [";" if word == "\\;" else unquoted(word) for word in raw if word != ";"]
@@ -521,7 +521,7 @@ def parse_exec(
     return ExecCommand(prefixes, path, tuple(expanded))
 
 
-def raw_words(value: str) -> Iterator[str]:
+def _raw_words(value: str) -> Iterator[str]:
     """The words as they are written, with their quotes and escapes.
 
     Raises:
@@ -657,7 +657,7 @@ _QUOTED = re.compile(rf"{_DOUBLE}|{_SINGLE}", re.DOTALL)
 def parse_environment(value: str, specifiers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """What one `Environment=` value assigns; what systemd would drop is left out."""
     with contextlib.suppress(ConfigError):  # behind what was read before
-        for raw in raw_words(value):
+        for raw in _raw_words(value):
             word = unquoted(raw, is_strict=True)
             with contextlib.suppress(ConfigError):  # of this word alone
                 yield from _assigned(expand_specifiers(word, specifiers))

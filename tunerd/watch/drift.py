@@ -215,7 +215,7 @@ class Drift:
         if self._has_drifted and self._is_sure:
             return None
         self._has_drifted = self._is_sure = True
-        cause, decays = likely_cause(self.stretches, seen, confirmed, engine_sha256)
+        cause, decays = _likely_cause(self.stretches, seen, confirmed, engine_sha256)
         act = Act.RESTART if decays and policy == "act" else Act.NOTHING
         text = f"the server does not do any more what was measured of it: {cause}"
         hint = (
@@ -326,7 +326,7 @@ def _told(last: Sequence[Stretch]) -> str:
     return f"{', '.join(f'{one.tok_s:.1f}' for one in last)} tok/s over {LEAST_TOKENS} tokens and more each"
 
 
-def likely_cause(
+def _likely_cause(
     stretches: Sequence[Stretch], seen: Reading, confirmed: Confirmed, engine_sha256: str | None
 ) -> tuple[str, bool]:
     """The likely cause, the surest first, and whether it is a decay that a restart ends."""

@@ -44,18 +44,18 @@ class Findings:
     best: Best | None = None
 
 
-def findings_path(ctx: Context) -> Path:
+def _findings_path(ctx: Context) -> Path:
     """Where `check` leaves what it found."""
     return ctx.paths.state_dir / "guards.json"
 
 
 def read_findings(ctx: Context, seen: object) -> tuple[object, Findings | None]:
     """What was left since `seen`, with the stamp of it; None where that is nothing new."""
-    stamp = stamp_of(findings_path(ctx))
+    stamp = stamp_of(_findings_path(ctx))
     if stamp is None or stamp == seen:
         return seen, None
     try:
-        data = ctx.files.read_json(findings_path(ctx))
+        data = ctx.files.read_json(_findings_path(ctx))
     except TunerdError:
         return stamp, None
     return stamp, read_or_none(Findings, data)
@@ -77,7 +77,7 @@ def check(ctx: Context) -> ActionResult:
     )
     payload = {"at_s": ctx.clock.now_s(), "driver_version": driver, **plain(found)}
     ctx.files.make_folder(ctx.paths.state_dir)
-    ctx.files.write_json(findings_path(ctx), payload)
+    ctx.files.write_json(_findings_path(ctx), payload)
     return ActionResult("guard check", payload, has_acted=True)
 
 

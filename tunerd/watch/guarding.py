@@ -285,7 +285,7 @@ class Guarding(Teller):
             return
         try:
             with self._waiting(_GUARD_RESTART_S):
-                start_given_up(self._ctx, self._tell_of_start)
+                _start_given_up(self._ctx, self._tell_of_start)
         except TunerdError as problem:
             log.warning("guard.not_started", unit=self._ctx.unit, problem=problem.message)
 
@@ -382,7 +382,7 @@ class Guarding(Teller):
         ctx, life = self._ctx, reading.engine.life
         seen = EngineSeen((), None)
         if self._settings.upgrade != "off":
-            seen = engine_seen(ctx, reading.driver_version)
+            seen = _engine_seen(ctx, reading.driver_version)
         self._engine, is_settled = look_at_engine(self._engine, seen)
         folders = (ctx.paths.generations_dir, ctx.paths.evidence)
         # What is best moves with what is asked, so it is looked at once a day.
@@ -523,7 +523,7 @@ def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:
     return n, engine.life if is_dead else earlier.life
 
 
-def engine_seen(ctx: Context, driver_version: str | None) -> EngineSeen:
+def _engine_seen(ctx: Context, driver_version: str | None) -> EngineSeen:
     """A stamp of every file of the engine that serves, of its models and what else it reads, and the driver."""
     generation = ctx.deployed()
     if generation is None:
@@ -553,7 +553,7 @@ def restart_server(ctx: Context, life: str | None) -> None:
         ctx.services.restart(ctx.unit, timeout_s=_RESTART_S)
 
 
-def start_given_up(ctx: Context, tell: Callable[[], None]) -> None:
+def _start_given_up(ctx: Context, tell: Callable[[], None]) -> None:
     """Start the unit where its manager gave it up; one that somebody stopped, edited or disabled stays down.
 
     Args:
@@ -628,7 +628,7 @@ def margin_now(ctx: Context) -> Margin:
         UsageError: no profile is deployed.
         ConfigError: its files are wrong.
     """
-    generation = serving_by_profile(ctx)
+    generation = _serving_by_profile(ctx)
     raised = _raised(ctx, generation)
     resolved = load_profile(
         ctx, str(generation.profile), options=dict(generation.pins), with_tuned=generation.with_tuned,
@@ -648,7 +648,7 @@ def margin_now(ctx: Context) -> Margin:
     )
 
 
-def serving_by_profile(ctx: Context) -> Generation:
+def _serving_by_profile(ctx: Context) -> Generation:
     """The generation that serves.
 
     Raises:
@@ -706,7 +706,7 @@ def raise_margin(
         RolledBack, Stranded: as `apply`.
     """
     ctx = replace(ctx, is_unattended=True)
-    generation = serving_by_profile(ctx)
+    generation = _serving_by_profile(ctx)
     margin = margin_now(ctx)
     target_mib = margin.next_mib
     if target_mib is None:

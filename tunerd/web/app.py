@@ -422,7 +422,7 @@ def build_app(
         status = error.status_code if isinstance(error, HTTPException) else 500
         text = _ERRORS.get(status, "it cannot be done")
         response: Response = (
-            respond(refused(status, text, "/api/openapi.json"))
+            _respond(refused(status, text, "/api/openapi.json"))
             if request.url.path.startswith("/api/")
             else page_error(request, status, text)
         )
@@ -447,7 +447,7 @@ async def _read(front: Front, path: str, request: Request) -> Response:
     asked = request.query_params
     several = {key: asked.getlist(key) for key in asked}
     query = {key: found if len(found) > 1 else found[0] for key, found in several.items()}
-    return respond(await front.read(path, visitor_of(request), request.path_params, query))
+    return _respond(await front.read(path, visitor_of(request), request.path_params, query))
 
 
 async def _begin(front: Front, kind: str, request: Request) -> Response:
@@ -463,7 +463,7 @@ async def _run(front: Front, request: Request) -> Response:
         return body
     argv = body.get("argv")
     if set(body) != {"argv"} or not isinstance(argv, list) or not all(map(_is_word, argv)):
-        return respond(bad_request("the body is wrong", "argv: is no list of texts"))
+        return _respond(bad_request("the body is wrong", "argv: is no list of texts"))
     return _begun(await front.run(argv, visitor_of(request)))
 
 
@@ -472,7 +472,7 @@ def _is_word(word: object) -> bool:
 
 
 def _begun(answer: Answer) -> Response:
-    response = respond(answer)
+    response = _respond(answer)
     if answer.status == _BEGUN:
         response.headers["location"] = f"/api/jobs/{answer.envelope['job']['job']}"
     return response
@@ -481,7 +481,7 @@ def _begun(answer: Answer) -> Response:
 async def _metrics(front: Front, request: Request) -> Response:
     answer = await front.look("metrics", visitor_of(request), {})
     if answer.is_error:
-        return respond(answer)
+        return _respond(answer)
     return Response(answer.envelope["text"], media_type=_METRICS_KIND)
 
 
@@ -495,7 +495,7 @@ def visitor_of(request: Request) -> Peer:
     return found
 
 
-def respond(answer: Answer) -> Json:
+def _respond(answer: Answer) -> Json:
     """An envelope as an answer; the command's exit code stands in a header."""
     status = answer.status or 200
     if answer.is_error and answer.status is None:
@@ -505,10 +505,10 @@ def respond(answer: Answer) -> Json:
 
 async def _body(request: Request) -> dict[str, Any] | Response:
     if request.url.query:
-        return respond(bad_request("there are no parameters here"))
+        return _respond(bad_request("there are no parameters here"))
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        return respond(refused(415, "the body is not application/json"))
+        return _respond(refused(415, "the body is not application/json"))
     content = await read_body(request)
     if isinstance(content, Response):
         return content
@@ -517,7 +517,7 @@ async def _body(request: Request) -> dict[str, Any] | Response:
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        return respond(bad_request("the body is wrong", "it is no JSON object"))
+        return _respond(bad_request("the body is wrong", "it is no JSON object"))
     return body
 
 
@@ -530,11 +530,11 @@ async def read_body(request: Request) -> bytes | Response:
                 content += piece
                 if len(content) > MAX_BODY_BYTES:
                     text = f"the body is larger than {MAX_BODY_BYTES} bytes"
-                    return respond(refused(413, text))
+                    return _respond(refused(413, text))
     except TimeoutError:
-        return respond(refused(408, "the body did not come"))
+        return _respond(refused(408, "the body did not come"))
     except ClientDisconnect:
-        return respond(refused(400, "the client went away"))
+        return _respond(refused(400, "the client went away"))
     return bytes(content)
 
 

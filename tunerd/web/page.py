@@ -77,7 +77,7 @@ class NotShownError(Exception):
         self.status = answer.status or status
 
 
-async def form_of(request: Request) -> dict[str, str]:
+async def _form_of(request: Request) -> dict[str, str]:
     """The fields of a form; empty where the body is none.
 
     Raises:
@@ -120,7 +120,7 @@ _STYLE = "text/css; charset=utf-8"
 _SCRIPT = "text/javascript; charset=utf-8"
 
 
-async def static_file(request: Request) -> Response:
+async def _static_file(request: Request) -> Response:
     """One of a closed list of files."""
     name = request.path_params["name"]
     if name == "page.css":
@@ -182,10 +182,10 @@ def build_site(front: Front) -> GateMiddleware:
         error = refused(status, text).envelope["error"]
         return pages.show("error", visitor, "", status, error=error)
 
-    return build_app(front, page_routes(pages), page_error)
+    return build_app(front, _page_routes(pages), page_error)
 
 
-def page_routes(pages: Pages) -> list[Route]:
+def _page_routes(pages: Pages) -> list[Route]:
     """Every route of the page."""
     shown: dict[str, Page] = {
         **{path: partial(_look, place) for path, place in _LOOKS.items()},
@@ -201,7 +201,7 @@ def page_routes(pages: Pages) -> list[Route]:
             Route(f"/do/{name}", partial(pages.answer, partial(_do, kind)), methods=["POST"])
             for name, kind in FORMS.items()
         ),
-        Route("/static/{name}", static_file),
+        Route("/static/{name}", _static_file),
     ]
 
 
@@ -355,7 +355,7 @@ async def _declining(pages: Pages, request: Request, visitor: Peer) -> Response:
 
 async def _do(kind: str, pages: Pages, request: Request, visitor: Peer) -> Response:
     """A form that begins a job, and leads to it."""
-    fields = await form_of(request)
+    fields = await _form_of(request)
     if not pages.front.gate.is_form_token(visitor, fields.get("token", "")):
         text = "the form is not from this page, or from before a restart"
         raise NotShownError(refused(403, text))
@@ -428,7 +428,7 @@ def _of_look(one: Mapping[str, Any]) -> _Row:
 # Now
 
 
-def key_figures(status: Mapping[str, Any], readings: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
+def _key_figures(status: Mapping[str, Any], readings: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
     """Speed, acceptance and VRAM at this moment."""
     served = _last_served(readings)
     rows = [
@@ -497,7 +497,7 @@ def _cards_of(seen: Sequence[_Row]) -> list[int]:
     return sorted({index for row in seen for index in row.cards})
 
 
-def charts_of(seen: Sequence[_Row]) -> Iterator[Chart]:
+def _charts_of(seen: Sequence[_Row]) -> Iterator[Chart]:
     """Speed, acceptance and VRAM over time; what nobody saw a figure of has no chart."""
     if len(seen) < 2:  # noqa: PLR2004 -- a line needs two
         return
@@ -544,7 +544,7 @@ def _gib_points(seen: Sequence[_Row], index: int, key: str) -> tuple[Point, ...]
     return tuple(Point(at_s, None if mib is None else mib / _MIB_PER_GIB) for at_s, mib in values)
 
 
-def tables_of(seen: Sequence[_Row]) -> tuple[Table, ...]:
+def _tables_of(seen: Sequence[_Row]) -> tuple[Table, ...]:
     """The same in figures, newest first."""
     if not seen:
         return ()
@@ -597,12 +597,12 @@ def overview(
     seen = watched(telemetry, readings, live=hours <= _LIVE_HOURS)
     return {
         "health": health_of(status),
-        "figures": key_figures(status, readings),
+        "figures": _key_figures(status, readings),
         "cards": cards_table(readings),
         "facts": status_facts(status),
         "remarks": remarks,
-        "charts": list(charts_of(seen)),
-        "tables": tables_of(seen),
+        "charts": list(_charts_of(seen)),
+        "tables": _tables_of(seen),
     }
 
 

@@ -413,7 +413,7 @@ def _ends(of: Spread, per: float = 1.0) -> tuple[float | None, float | None]:
     return of.least / per, of.most / per
 
 
-def speed_by_kind(series: Sequence[Series]) -> Section | None:
+def _speed_by_kind(series: Sequence[Series]) -> Section | None:
     """Decode rate by kind of text."""
     mine = [one for one in series if one.of("mtp")]
     if not mine:
@@ -616,7 +616,7 @@ _LENGTH: Columns[Measured] = {"~tokens": lambda m: m.name} | {
 }
 
 
-def as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | None:
+def _as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | None:
     """Free VRAM and speed by depth of the context."""
     found = {
         one.label: [(n, s) for s in one.of("deep") if (n := number(s.details, "depth")) is not None]
@@ -699,7 +699,7 @@ _CASE = "case"
 _EXACT_FROM = 1000
 
 
-def other_suites(series: Sequence[Series], evidence: Runs) -> Section | None:
+def _other_suites(series: Sequence[Series], evidence: Runs) -> Section | None:
     """Tables of every suite that has no chart, and of figures that nothing else shows."""
     suites = _distinct(s.suite for one in series for s in one.samples)
     tables = [_suite_table(suite, series) for suite in suites if suite not in _DRAWN_SUITES]
@@ -817,7 +817,7 @@ def _value(value: object, *, is_number: bool = True) -> Cell:
     return str(value)
 
 
-def sweep_sections(evidence: Runs) -> Iterator[Section]:
+def _sweep_sections(evidence: Runs) -> Iterator[Section]:
     """A section for each sweep that came to its end."""
     for one in evidence:
         kept = {summary.name: summary.figures for summary in one.summaries}
@@ -866,7 +866,7 @@ def verdicts(series: Sequence[Series], evidence: Runs) -> Iterator[Section]:
             )
 
 
-def in_short(series: Sequence[Series], evidence: Runs, validities: Validities) -> Section:
+def _in_short(series: Sequence[Series], evidence: Runs, validities: Validities) -> Section:
     """What the samples show, in a few sentences, and whether it still holds."""
     said = []
     rates = [(one, summarise(one.of("mtp")).decode.tok_s) for one in series]
@@ -1007,7 +1007,7 @@ def _validity(one: Series, validities: Validities) -> Validity | None:
     return next((validities[key] for key in keys if key in validities), None)
 
 
-def runs_section(evidence: Runs) -> Section:
+def _runs_section(evidence: Runs) -> Section:
     """The runs that the report is made of."""
     table = table_of("Runs in this report", (one.run for one in evidence), {
         "~run": lambda run: str(run.number),
@@ -1029,12 +1029,12 @@ def figures_of(evidence: Runs, series: Sequence[Series]) -> tuple[Section, ...]:
     """What was measured, a section for each question that it answers."""
     found: Sequence[Section | None] = (
         turn_times(series, evidence),
-        speed_by_kind(series),
+        _speed_by_kind(series),
         acceptance_by_position(series, evidence),
         crossover(series, evidence),
-        as_context_fills(series, evidence),
-        other_suites(series, evidence),
-        *sweep_sections(evidence),
+        _as_context_fills(series, evidence),
+        _other_suites(series, evidence),
+        *_sweep_sections(evidence),
     )
     return tuple(section for section in found if section is not None)
 
@@ -1044,11 +1044,11 @@ def sections_of(evidence: Runs, validities: Validities) -> tuple[Section, ...]:
     series = series_of(evidence)
     return (
         *verdicts(series, evidence),
-        in_short(series, evidence, validities),
+        _in_short(series, evidence, validities),
         *figures_of(evidence, series),
         left_out(series),
         *conditions(series, evidence, validities),
-        runs_section(evidence),
+        _runs_section(evidence),
     )
 
 
