@@ -543,12 +543,12 @@ def engine_words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"{prefix}engine.prefer", word
 
 
-# Of a shell's script: what goes on in the next line, comments, and what another program reads, such as awk.
-_ASIDES = re.compile(rb"\\\n|(?:^|(?<=[ \t;]))#[^\n]*|'[^'\n]*'", re.MULTILINE)
+# Of a shell's script: what goes on in the next line, comments, what another program reads, such as awk, and `2>&1`.
+_ASIDES = re.compile(rb"\\\n|(?:^|(?<=[ \t;]))#[^\n]*|'[^'\n]*'|[12]?>&[12]\b", re.MULTILINE)
 _LAST = re.compile(
-    rb"(?:exec[ \t]|\S*/|llama-server[ \t])[^;&|()]*\$\{?(?:[@*]|argv\b(?!\[\d))[^;&|()]*"
+    rb"(?:\w+=\S*[ \t]+)*(?:exec[ \t]|\S*/|llama-server[ \t])[^;&|()]*\$\{?(?:[@*]|argv\b(?!\[\d))[^;&|()]*"
 )
-_REPLACED = re.compile(rb"\bshift\b|\bset[ \t]+(?:--|argv\b)")
+_REPLACED = re.compile(rb"\bshift\b|\bset[ \t]+(?:--|argv\b)|\$\{[@*]:")
 
 
 def hands_words_on(script: bytes) -> bool:
