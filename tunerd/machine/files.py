@@ -342,6 +342,9 @@ def _told(verb: str, path: Path, *, state: str | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         raise _cannot(verb, path, error, state=state) from error
+    except HostError as error:  # of a step on the way
+        error.state = error.state or state
+        raise
 
 
 @contextlib.contextmanager

@@ -346,6 +346,16 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
         pass
 
 
+def test_a_lock_whose_folder_cannot_be_made_says_that_nothing_was_changed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with (
+        pytest.raises(HostError) as caught,
+        lock(tmp_path / "file/state/lock", purpose="apply", since="now"),
+    ):
+        pytest.fail("there is no place for it")
+    assert caught.value.state == "nothing was changed by this call"
+
+
 def test_nobody_else_can_hold_what_this_tunerd_locks(tmp_path: Path) -> None:
     lock_file, store = tmp_path / "lock", tmp_path / "store.db"
     lock_file.touch(mode=0o644)
