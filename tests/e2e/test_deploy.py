@@ -203,8 +203,8 @@ MOUNT = """\
 Requires=late.service
 After=late.service
 [Mount]
-What=/srv/real
-Where=/srv/disk
+What=/srv/real-{disk}
+Where=/srv/{disk}
 Options=bind,nofail
 [Install]
 WantedBy=multi-user.target
@@ -221,12 +221,14 @@ ExecStart=/bin/sleep {seconds}
 def test_a_server_waits_for_a_mount_that_boot_does_not_wait_for(host_machine: Machine) -> None:
     """It was started without its model again and again, for 80 s, and told as dying."""
     machine, units = host_machine, "/etc/systemd/system"
-    machine.sh("mkdir -p /srv/real /srv/disk; ln -s /srv/disk/tiny.gguf /srv/link.gguf")
-    machine.run("cp", MODEL, "/srv/real/")
-    machine.write(f"{units}/srv-disk.mount", MOUNT)
     machine.write(f"{units}/late.service", LATE.format(seconds=0))
-    machine.systemctl("enable", "--now", "srv-disk.mount")
-    linked = profile("embedded", model__path="/srv/link.gguf", serving__alias="linked")
+    for disk in ("links", "disk", "store"):
+        machine.sh(f"mkdir -p /srv/real-{disk} /srv/{disk}")
+        machine.write(f"{units}/srv-{disk}.mount", MOUNT.format(disk=disk))
+        machine.systemctl("enable", "--now", f"srv-{disk}.mount")
+    machine.run("cp", MODEL, "/srv/store/")
+    machine.sh("ln -s /srv/disk /srv/links/models; ln -s /srv/store/tiny.gguf /srv/disk/")
+    linked = profile("embedded", model__path="/srv/links/models/tiny.gguf", serving__alias="linked")
     tunerd = Deployment(machine, profiles={"linked": linked})
     tunerd.apply("linked")
     machine.write(f"{units}/late.service", LATE.format(seconds=4))
@@ -235,5 +237,7 @@ def test_a_server_waits_for_a_mount_that_boot_does_not_wait_for(host_machine: Ma
 
     tunerd.until(lambda: tunerd.alias() == "linked", "it serves", unit=UNIT)
     assert tunerd.show("NRestarts") == "0", tunerd.logs()
-    assert "srv-models.mount" not in tunerd.show("After"), "which no file names"
+    waits_for = tunerd.show("After").split()
+    assert {f"srv-{one}.mount" for one in ("links", "disk", "store")} <= set(waits_for)
+    assert "srv-models.mount" not in waits_for, "which no file names"
     assert tunerd.json("plan", "linked")["diff"] == "", "the same as before"

@@ -336,7 +336,9 @@ def unit_spec(
 
 def _late_mounts(ctx: Context, paths: Sequence[str]) -> tuple[str, ...]:
     """Units of the mounts that these paths lead through, where boot has them and does not wait for them."""
-    ways = {end for path in map(Path, paths) for end in (real_path(path), real_path(path.parent))}
+    ways = {
+        way for path in map(Path, paths) for way in (path, real_path(path.parent), real_path(path))
+    }
     points = {point for way in ways for point in mounts_on(way)}
     asked = (ctx.services.properties(str(one), "Id", "Before", "FragmentPath") for one in points)
     late = (
