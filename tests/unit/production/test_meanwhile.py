@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.fuse import Fuse, full_disk
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.fakes import Invocation, Life
@@ -255,3 +256,13 @@ def test_a_server_that_was_given_up_still_is_after(world: World, what: str) -> N
         world.clock.advance(120)
 
     assert is_given_up(world.context(), world.manager.state(UNIT))
+
+
+def test_a_server_of_which_nobody_can_say_who_ended_it_may_have_been_stopped(world: World) -> None:
+    """It would be started every quarter of an hour against the will of whoever stopped it."""
+    world.put(a_text(world, ENGINE))
+    state = replace(world.manager.state(UNIT), active_state="failed", n_restarts=4)
+    assert is_given_up(world.context(), state)
+    assert not is_given_up(world.context(), replace(state, invocation_id=None))
+    deaf = world.context(Fuse(0, full_disk, until=9), asks=True)
+    assert not is_given_up(deaf, state)

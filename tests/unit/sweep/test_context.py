@@ -238,6 +238,9 @@ def test_a_proof_of_a_speed_takes_the_time_of_its_starts_and_not_of_another_side
     policy = Policy(at_least_tok_s=0.8 * here.truly_tok_s(SERVED), min_gain=0.0)
     result = Floor(search.night, search.limits, policy, one.incumbent, 1).run()
     assert (result.outcome, len(result.pairs)) == ("promote", 4), result.reasons
+    speed, told = result.reasons[0].split(" ", 1)
+    assert float(speed) == pytest.approx(here.truly_tok_s(SERVED), rel=0.05)
+    assert told == "tok/s over 4 starts"
 
 
 def test_sizes_are_a_quarter_of_a_power_of_two_apart_and_end_at_the_trained_one() -> None:
