@@ -588,7 +588,7 @@ try_command() {
     cat <<'EOF'
 #!/bin/sh
 # tunerd as the try-out runs it: all that it writes stays in this folder.
-here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+here=$(dirname -- "$(realpath -- "$0")")
 TUNERD_MODE=local TUNERD_CONFIG_DIR=$here/config TUNERD_STATE_DIR=$here/state TUNERD_RUNTIME_DIR=$here/run \
     TMPDIR=$here/tmp XDG_CACHE_HOME=$here/cache exec "$here/venv/bin/tunerd" "$@"
 EOF
@@ -686,6 +686,7 @@ try_out() {
     say "  the report   $try_dir/report.html"
     say "  look at it   $try_dir/state, $try_dir/config/profiles/mine.toml"
     say "  go on        '$try_dir/tunerd' apply mine, or any other command"
+    say "  end that     kill \$(cat '$try_dir/run/supervise.pid')"
     say "  for real     sudo $here/install.sh   or   $here/install.sh --user"
     say "  remove it    rm -r '$try_dir'"
 }

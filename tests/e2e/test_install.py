@@ -366,8 +366,11 @@ def test_the_try_out_does_the_main_job_and_stays_in_its_folder(bare_machine: Mac
     assert re.search(rf"{BEFORE_AND_AFTER}|nothing was promoted, .* [0-9]+ tok/s as before", last)
     assert bare_machine.read("/home/bob/try out/report.html").startswith("<!doctype html>")
     assert "remove it    rm -r '/home/bob/try out'" in last
-    again = bare_machine.run("/home/bob/try out/tunerd", "history", user="bob").stdout
-    assert "rollback" in again, "where one can go on"
+    bare_machine.sh("ln -s '/home/bob/try out/tunerd' /run/again")
+    again = bare_machine.run("/run/again", "apply", "mine", "--yes", user="bob").stdout
+    assert "generation 4" in again or "generation 5" in again, "where one can go on"
+    (ends,) = re.findall(r"end that +(kill .*)", last)
+    bare_machine.sh(f"{ends}; while pgrep -u bob -f '[s]upervisor'; do sleep 0.1; done")
     assert files_of(bare_machine, "/home/bob/try out") == before
     left = bare_machine.run("pgrep", "-u", "bob", "--list-full", check=False).stdout.splitlines()
     assert [line.split()[1:] for line in left] == [["sleep", "1234"]], "all of its own has ended"
