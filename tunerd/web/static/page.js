@@ -31,6 +31,7 @@
         else setTimeout(follow, 500);
       } catch {
         line.textContent = "tunerd does not answer; it is asked again every few seconds";
+        offset = 0; // how far it is shall stand there again, though nothing new is told
         setTimeout(follow, 3000);
       }
     };
