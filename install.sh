@@ -589,6 +589,7 @@ try_command() {
 #!/bin/sh
 # tunerd as the try-out runs it: all that it writes stays in this folder.
 here=$(dirname -- "$(realpath -- "$0")")
+unset $(env | sed -n 's/^\(TUNERD_[A-Za-z0-9_]*\)=.*/\1/p')
 TUNERD_MODE=local TUNERD_CONFIG_DIR=$here/config TUNERD_STATE_DIR=$here/state TUNERD_RUNTIME_DIR=$here/run \
     TMPDIR=$here/tmp XDG_CACHE_HOME=$here/cache exec "$here/venv/bin/tunerd" "$@"
 EOF
