@@ -26,9 +26,9 @@ def kill_main(unit: str) -> str:
 
 
 def kill_each(pattern: str) -> str:
-    """The command that kills the main processes of all such units."""
+    """The command that kills the main processes of all such units that have not just ended."""
     listed = f"systemctl list-units --plain --no-legend '{pattern}' | cut -d' ' -f1"
-    return f"for unit in $({listed}); do {kill_main('$unit')}; done"
+    return f"for unit in $({listed}); do {kill_main('$unit')} || :; done"
 
 
 def pids_of(listed: str) -> list[str]:
