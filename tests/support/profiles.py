@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tunerd.app import Context
 from tunerd.engine.flags import CommandLine, RenderContext
 from tunerd.engine.help import Engine
-from tunerd.engine.server import read_live_unit
+from tunerd.engine.serving import read_live_unit
 from tunerd.production.plan import Plan, unit_spec, unit_text_of
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
 from tunerd.profile.schema import BuildsWords, KvType, Memory, Serving, Speculation, nest

@@ -47,13 +47,8 @@ from tunerd.engine.flags import (
 from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.importer import import_command_line
 from tunerd.engine.probe import Found
-from tunerd.engine.server import (
-    LlamaServer,
-    address_now,
-    hides_words,
-    read_live_unit,
-    standing_text,
-)
+from tunerd.engine.server import LlamaServer
+from tunerd.engine.serving import address_now, hides_words, read_live_unit, standing_text
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_locked

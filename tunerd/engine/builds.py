@@ -51,7 +51,7 @@ from tunerd.engine.probe import (
     read_proofs,
     writable_by_others,
 )
-from tunerd.engine.server import read_live_unit
+from tunerd.engine.serving import read_live_unit
 from tunerd.errors import (
     ConfigError,
     EngineError,

@@ -13,7 +13,7 @@ from tunerd.engine.fingerprint import Fingerprint, models_sha256
 from tunerd.engine.flags import arguments_sha256, named_files
 from tunerd.engine.help import Engine
 from tunerd.engine.probe import Found
-from tunerd.engine.server import limits_in_force, specifiers_of
+from tunerd.engine.serving import limits_in_force, specifiers_of
 from tunerd.errors import HostError, ModelFileError
 from tunerd.machine.files import stamp_of
 from tunerd.machine.host import read_host

@@ -15,7 +15,7 @@ from tunerd.app import Context
 from tunerd.engine import flags
 from tunerd.engine.builds import PlanRequest, find_engines, request_again
 from tunerd.engine.conditions import FingerprintReader
-from tunerd.engine.server import environment_with, stands
+from tunerd.engine.serving import environment_with, stands
 from tunerd.errors import BenchError, DeployError, UsageError
 from tunerd.measure import pairs
 from tunerd.measure.answer import Answer, Sample

@@ -20,7 +20,8 @@ from tunerd.engine.log import (
     rates_of,
     read_requests,
 )
-from tunerd.engine.server import Address, LlamaServer, address_now, read_live_unit
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.measure.answer import Timings, read_counters
 from tunerd.measure.evidence import RunRecord

@@ -18,14 +18,8 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.flags import compared_environment, named_files, without_secrets
 from tunerd.engine.health import HttpState
-from tunerd.engine.server import (
-    Address,
-    LlamaServer,
-    address_now,
-    hides_words,
-    listed_models,
-    read_live_unit,
-)
+from tunerd.engine.server import Address, LlamaServer, listed_models
+from tunerd.engine.serving import address_now, hides_words, read_live_unit
 from tunerd.errors import BenchError, UsageError
 from tunerd.machine.clock import polls
 from tunerd.machine.host import cpu_seconds, process_cpu_s, process_facts

@@ -12,7 +12,7 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.emit import DEFAULT_PORT, Flag, Server, Target, emit, flags_of
-from tunerd.engine.server import read_live_unit, specifiers_of
+from tunerd.engine.serving import read_live_unit, specifiers_of
 from tunerd.errors import UsageError
 from tunerd.machine.files import Files, destination, real_path
 from tunerd.machine.host import read_host

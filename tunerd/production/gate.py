@@ -29,9 +29,8 @@ from tunerd.engine.health import (
     says_port_taken,
 )
 from tunerd.engine.probe import way_to
-from tunerd.engine.server import (
-    Address,
-    LlamaServer,
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import (
     address_now,
     address_of,
     read_live_unit,

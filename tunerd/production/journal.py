@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from tunerd.app import Context
-from tunerd.engine.server import standing_text
+from tunerd.engine.serving import standing_text
 from tunerd.errors import HostError
 from tunerd.records import Unreadable, read
 from tunerd.words import sha256

@@ -23,7 +23,8 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, found_of
 from tunerd.engine.health import Failure, FailureKind
-from tunerd.engine.server import Address, environment_with, read_live_unit
+from tunerd.engine.server import Address
+from tunerd.engine.serving import environment_with, read_live_unit
 from tunerd.errors import (
     Busy,
     DeployError,

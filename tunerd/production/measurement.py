@@ -121,7 +121,7 @@ def end_measurement(ctx: Context, *, by: str) -> str | None:
 
 def _wait_until_it_listens(ctx: Context) -> None:
     """Until production's process is up and on its port: what is swapped next must know that it ran."""
-    from tunerd.engine.server import server_now
+    from tunerd.engine.serving import server_now
 
     ctx.services.start(ctx.unit)
     for _ in polls(ctx.clock, _PATIENCE_S, every_s=_POLL_S):

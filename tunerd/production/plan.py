@@ -38,8 +38,8 @@ from tunerd.engine.flags import (
 )
 from tunerd.engine.health import Expectation
 from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
-from tunerd.engine.server import (
-    Address,
+from tunerd.engine.server import Address
+from tunerd.engine.serving import (
     demand_replaceable,
     environment_with,
     memory_limits,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tunerd.app import Context
-from tunerd.engine.server import standing_text
+from tunerd.engine.serving import standing_text
 from tunerd.errors import DeployError, HostError, TunerdError
 from tunerd.machine.files import is_locked
 from tunerd.production.unattended import demand_root_for

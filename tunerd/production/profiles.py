@@ -18,7 +18,7 @@ from tunerd.engine.builds import (
 )
 from tunerd.engine.help import Capabilities, Engine
 from tunerd.engine.importer import Imported, import_command_line
-from tunerd.engine.server import hides_words, read_live_unit, work_dir_of
+from tunerd.engine.serving import hides_words, read_live_unit, work_dir_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.files import is_gone

@@ -9,7 +9,12 @@ from typing import Protocol, TypeVar
 
 from tunerd.app import Context
 from tunerd.engine.health import FailureKind
-from tunerd.engine.server import check_manager, demand_replaceable, drop_ins_in_force, standing_text
+from tunerd.engine.serving import (
+    check_manager,
+    demand_replaceable,
+    drop_ins_in_force,
+    standing_text,
+)
 from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.process import boot_id

@@ -11,7 +11,7 @@ from pathlib import Path
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, FailureKind
 from tunerd.engine.probe import changed_files, kept_folder
-from tunerd.engine.server import address_of, read_live_unit, standing_text, work_dir_of
+from tunerd.engine.serving import address_of, read_live_unit, standing_text, work_dir_of
 from tunerd.errors import DeployError, HostError, ServiceError, UsageError
 from tunerd.machine.files import is_gone
 from tunerd.production.gate import expected_of

@@ -9,8 +9,8 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
-from tunerd.engine.server import (
-    LlamaServer,
+from tunerd.engine.server import LlamaServer
+from tunerd.engine.serving import (
     address_now,
     hides_words,
     other_drop_ins,

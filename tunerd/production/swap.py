@@ -16,9 +16,8 @@ from typing import NoReturn
 
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, Failure, FailureKind, HttpState
-from tunerd.engine.server import (
-    Address,
-    UnknownListenerError,
+from tunerd.engine.server import Address, UnknownListenerError
+from tunerd.engine.serving import (
     address_now,
     check_manager,
     demand_replaceable,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tunerd.app import Context
 from tunerd.engine.probe import libraries_of, shebang, writable_by_others
-from tunerd.engine.server import file_environment_of, specifiers_of, standing_text
+from tunerd.engine.serving import file_environment_of, specifiers_of, standing_text
 from tunerd.errors import ConfigError, DeployError
 from tunerd.machine.files import is_gone
 from tunerd.machine.process import account

@@ -25,7 +25,7 @@ from tunerd.engine.builds import (
 from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE
 from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
-from tunerd.engine.server import file_environment_of, specifiers_of, unit_with
+from tunerd.engine.serving import file_environment_of, specifiers_of, unit_with
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, stamp_of
 from tunerd.measure import compare

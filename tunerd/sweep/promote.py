@@ -12,7 +12,7 @@ from tunerd.calendar import Deadline
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import argument_changes, changed_variables, without_secrets
 from tunerd.engine.health import FailureKind
-from tunerd.engine.server import environment_with, stands
+from tunerd.engine.serving import environment_with, stands
 from tunerd.errors import (
     BenchError,
     DeployError,

@@ -17,7 +17,7 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.help import SHORT
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
-from tunerd.engine.server import read_live_unit, server_now, stands
+from tunerd.engine.serving import read_live_unit, server_now, stands
 from tunerd.errors import Busy, HostError, Preempted, Stranded, TunerdError, UsageError
 from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import holder_of, is_locked, lock

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunerd import calendar
 from tunerd.app import Context
-from tunerd.engine.server import is_asleep, read_live_unit
+from tunerd.engine.serving import is_asleep, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.machine.clock import local_zone
 from tunerd.machine.files import is_locked

@@ -13,7 +13,7 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.flags import without_secrets
 from tunerd.engine.probe import Found
-from tunerd.engine.server import read_live_unit
+from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, EngineError, TunerdError
 from tunerd.machine.files import is_gone, stamp_of
 from tunerd.measure.answer import Sample

@@ -14,7 +14,8 @@ from tunerd.app import Context
 from tunerd.engine.builds import request_again
 from tunerd.engine.flags import margin_in_force
 from tunerd.engine.health import FailureKind, classify
-from tunerd.engine.server import LlamaServer, stands, with_limit
+from tunerd.engine.server import LlamaServer
+from tunerd.engine.serving import stands, with_limit
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import Confirm, apply

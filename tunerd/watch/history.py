@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
-from tunerd.engine.server import Address, LlamaServer, address_now, read_live_unit
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import HostError, TunerdError
 from tunerd.machine.facts import Gpu
 from tunerd.machine.files import make_private, stamp_of

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from tunerd.app import Context
-from tunerd.engine.server import drop_ins_in_force, other_drop_ins, stands
+from tunerd.engine.serving import drop_ins_in_force, other_drop_ins, stands
 from tunerd.errors import (
     Busy,
     DeployError,

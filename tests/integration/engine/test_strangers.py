@@ -17,7 +17,8 @@ from tests.fault.world import ENGINE, UNIT, a_world
 from tests.support.fakes import Life
 from tests.support.ports import free_port
 from tunerd.engine.health import HttpState
-from tunerd.engine.server import Address, LlamaServer, read_live_unit
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import read_live_unit
 from tunerd.errors import RolledBack
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.net import listening_ports, own_host

@@ -18,7 +18,8 @@ from tests.support.stand_in import install
 from tests.support.sweep_box import for_everybody
 from tests.support.waiting import until
 from tunerd.engine.health import Failure, FailureKind
-from tunerd.engine.server import Address, read_live_unit
+from tunerd.engine.server import Address
+from tunerd.engine.serving import read_live_unit
 from tunerd.machine.net import is_listened_on
 from tunerd.production.gate import NotServing, port_will_be_free
 from tunerd.production.plan import check_port

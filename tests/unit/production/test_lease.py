@@ -20,7 +20,8 @@ from tests.support.fakes import Invocation, Life, Program
 from tests.support.profiles import a_plan_for
 from tunerd.app import Context, data_dir
 from tunerd.engine.health import Failure, FailureKind, Reason
-from tunerd.engine.server import Address, read_live_unit
+from tunerd.engine.server import Address
+from tunerd.engine.serving import read_live_unit
 from tunerd.errors import Busy, DeployError, JobCanceled, Preempted, ServiceError, Stranded
 from tunerd.machine.facts import GpuProcess
 from tunerd.machine.files import lock

@@ -16,7 +16,7 @@ from tests.support.shapes import PlainShape
 from tunerd.engine.builds import Choice
 from tunerd.engine.flags import CommandLine
 from tunerd.engine.help import Engine, OffloadDevice
-from tunerd.engine.server import memory_limits
+from tunerd.engine.serving import memory_limits
 from tunerd.machine.files import Files
 from tunerd.machine.host import has_memory_groups
 from tunerd.model.files import ModelFiles

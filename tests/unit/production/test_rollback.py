@@ -12,7 +12,7 @@ from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, UNIT, OwnPids, World, a_generation
 from tests.support.fakes import Life
 from tunerd.engine.builds import why_no_start
-from tunerd.engine.server import read_live_unit
+from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, DeployError, RolledBack, ServiceError, UsageError
 from tunerd.machine.files import MAX_READ_BYTES, is_locked
 from tunerd.production.profiles import new_profile

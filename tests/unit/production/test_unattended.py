@@ -23,7 +23,7 @@ from tests.fault.world import ENGINE, UNIT, World
 from tests.support.profiles import a_plan_for
 from tunerd.app import data_dir
 from tunerd.engine.probe import changed_files, libraries_of, writable_by_others
-from tunerd.engine.server import address_of, read_live_unit
+from tunerd.engine.serving import address_of, read_live_unit
 from tunerd.errors import ConfigError, DeployError, UsageError
 from tunerd.machine.files import lock
 from tunerd.measure.bench import Session

@@ -1,0 +1,380 @@
+"""The unit of the server: what is in force of it, what stands in its file, and how the server that it runs is reached."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from tunerd.app import Context
+from tunerd.engine.health import Failure, FailureKind
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.errors import DeployError, HostError, ServiceError, TunerdError
+from tunerd.machine.files import stamp_of
+from tunerd.machine.net import listening_ports
+from tunerd.machine.process import SEARCH_PATH, account
+from tunerd.units.generations import Ending, Generation
+from tunerd.units.live import LiveUnit, Serving, is_shell, limits_of, read_live, with_drop_ins
+from tunerd.units.manager import MemoryLimit, UnitState
+from tunerd.units.text import (
+    UnitFile,
+    environment_files_of,
+    environment_of,
+    parse_environment_file,
+    parse_unit,
+)
+from tunerd.words import Mode, have_mib, sha256
+
+
+def read_live_unit(
+    ctx: Context,
+    unit: str | None = None,
+    now: UnitState | None = None,
+    *,
+    instead: str | None = None,
+) -> LiveUnit:
+    """The unit that the service manager would start, tunerd's own by default; `now` where that was just read.
+
+    With a text `instead` of its own it is what that would be, with the same drop-ins.
+
+    Raises:
+        HostError: one of its files cannot be read.
+        ServiceError: the service manager does not answer.
+    """
+    unit = unit or ctx.unit
+    state = now or ctx.services.state(unit)
+    path = state.fragment_path
+    if path is None and unit == ctx.unit and ctx.unit_path.exists():
+        path = ctx.unit_path
+    text = instead
+    if instead is None and state.load_state != "masked":
+        text = _text(ctx, path)
+    drop_ins = [(drop_in, _text(ctx, drop_in) or "") for drop_in in state.drop_ins]
+    specifiers = specifiers_of(ctx, unit)
+    file_environment = {}
+    if text is not None:
+        merged = with_drop_ins(text, (drop_in for _, drop_in in drop_ins))
+        file_environment = file_environment_of(ctx, merged, specifiers)
+    live = read_live(
+        unit=unit,
+        path=path,
+        text=text,
+        drop_ins=drop_ins,
+        file_environment=file_environment,
+        specifiers=specifiers,
+    )
+    if live.argv and live.program is not None and "/" not in live.program:
+        # Where systemd looks for a program that is named without a path: systemd.exec(5), ExecSearchPath=.
+        program = shutil.which(live.program, path=live.search_path or SEARCH_PATH) or live.program
+        live = replace(live, program=program, argv=(program, *live.argv[1:]))
+    own = ctx.unit_path if unit == ctx.unit else path  # systemd may name where the link leads
+    link_to = own.readlink() if own is not None and own.is_symlink() else None
+    is_packaged = unit == ctx.unit and path is not None and not os.path.lexists(ctx.unit_path)
+    return replace(live, link_to=link_to, shadowed_by=ctx.unit_path if is_packaged else None)
+
+
+def file_environment_of(
+    ctx: Context, unit: UnitFile, specifiers: Mapping[str, str]
+) -> dict[str, str]:
+    """What a unit's environment files set together; the name of one may be a pattern for several.
+
+    Raises:
+        HostError: one of them cannot be read.
+    """
+    patterns = environment_files_of(unit, specifiers)
+    names = (n for one in patterns for n in sorted(glob.glob(one)) or [one])  # noqa: PTH207
+    texts = (_text(ctx, Path(name)) or "" for name in names)
+    return {name: value for text in texts for name, value in parse_environment_file(text).items()}
+
+
+def hides_words(live: LiveUnit) -> bool:
+    """Whether the unit starts a shell or a script, which may tell its server more than stands in the unit."""
+    from tunerd.engine.probe import shebang  # which takes long to import
+
+    program = live.program or ""
+    return is_shell(program) or bool(shebang(Path(program)))
+
+
+def work_dir_of(ctx: Context, live: LiveUnit) -> str:
+    """Where the server of a unit starts."""
+    is_user = ctx.mode is Mode.USER
+    if live.work_dir != "~" and (live.work_dir is not None or not is_user):
+        return live.work_dir or "/"
+    own = account(live.user) if live.user is not None and not is_user else None
+    return (own.home if own is not None else ctx.environment.get("HOME")) or "/"
+
+
+def unit_with(ctx: Context, text: str, live: LiveUnit | None = None) -> UnitFile:
+    """What a unit with this text would be, with the drop-ins that are in force; `live` where that was just read.
+
+    Raises:
+        HostError: one of them cannot be read.
+        ServiceError: the service manager does not answer.
+    """
+    paths = (live or ctx.services.state(ctx.unit)).drop_ins
+    return with_drop_ins(text, (_text(ctx, path) or "" for path in paths))
+
+
+def environment_with(ctx: Context, text: str, live: LiveUnit | None = None) -> dict[str, str]:
+    """What the server of a unit with this text would get, as `unit_with`.
+
+    Raises:
+        HostError: one of its files cannot be read.
+        ServiceError: the service manager does not answer.
+    """
+    merged, specifiers = unit_with(ctx, text, live), specifiers_of(ctx, ctx.unit)
+    return environment_of(merged, specifiers) | file_environment_of(ctx, merged, specifiers)
+
+
+_OUTERMOST = "-.slice"
+
+
+def memory_limits(
+    ctx: Context, state: UnitState, *, is_replaced: bool = False
+) -> tuple[MemoryLimit, ...]:
+    """The tightest MemoryMax= and MemoryHigh= of a unit and the slices around it, as its manager has them.
+
+    Args:
+        ctx: Where.
+        state: Of the unit.
+        is_replaced: Another file will take the place of its own: what only that says is gone then.
+
+    Raises:
+        ServiceError: the service manager does not answer.
+    """
+    found: dict[str, MemoryLimit] = {}
+    while True:
+        own = () if state.fragment_path is None else (state.fragment_path,)
+        files = state.drop_ins if is_replaced else (*own, *state.drop_ins)
+        limits = {"MemoryMax": state.memory_max_bytes, "MemoryHigh": state.memory_high_bytes}
+        for name, n_bytes in limits.items():
+            where = None if n_bytes is None else _last_with(ctx, name, files)
+            if n_bytes is not None and (where is not None or not is_replaced):
+                limit = MemoryLimit(name, state.unit, have_mib(n_bytes), where)
+                found[name] = min(found.get(name, limit), limit, key=lambda one: one.mib)
+        stays = (
+            not is_replaced or _last_with(ctx, "Slice", files) or not _last_with(ctx, "Slice", own)
+        )
+        if state.slice in {None, _OUTERMOST} or not stays:
+            return tuple(found[name] for name in limits if name in found)
+        state, is_replaced = ctx.services.state(state.slice), False
+
+
+def _last_with(ctx: Context, name: str, files: Iterable[Path]) -> Path | None:
+    """The last of a unit's files with this directive, which is the one that counts; of those that may be read."""
+    last = None
+    for path in files:
+        with contextlib.suppress(HostError):
+            unit = parse_unit(_text(ctx, path) or "")
+            last = path if any(one.name == name for one in unit.directives) else last
+    return last
+
+
+def with_limit(ctx: Context, failure: Failure, unit: str) -> Failure:
+    """A kill by the kernel with the limit on the unit's RAM, where one can be told."""
+    limits: tuple[MemoryLimit, ...] = ()
+    if failure.kind is FailureKind.OUT_OF_RAM:
+        with contextlib.suppress(TunerdError):
+            limits = memory_limits(ctx, ctx.services.state(unit))
+    for limit in limits:
+        if limit.name == "MemoryMax":
+            hint = f"raise it (`{ctx.systemctl} edit {limit.unit}`), or {failure.hint}"
+            return replace(failure, words=f"{failure.words}; {limit}", hint=hint)
+    return failure
+
+
+def stands(ctx: Context, generation: Generation) -> bool:
+    """Whether the unit is what was deployed; nothing replaces unasked what a person wrote."""
+    return sha256(standing_text(ctx)) == generation.unit_sha256
+
+
+def standing_text(ctx: Context) -> bytes | None:
+    """The unit file as it stands; None where there is none, empty where the unit is masked."""
+    return b"" if _is_mask(ctx) else ctx.files.read(ctx.unit_path)
+
+
+def other_drop_ins(ctx: Context, drop_ins: Iterable[str], ending: Ending) -> Iterator[str]:
+    """What is laid over a unit now and was not when its swap ended, in words; a file that was written since counts too."""
+    for path in drop_ins:
+        stamp = stamp_of(Path(path))
+        if path not in (ending.drop_ins or ()):
+            yield f"a drop-in was added: `{path}`"
+        elif stamp and ending.ended_s and ending.ended_s < stamp[1] / 1e9 <= ctx.clock.now_s():
+            yield f"a drop-in was edited: `{path}`"
+
+
+def drop_ins_in_force(ctx: Context) -> tuple[str, ...] | None:
+    """The paths of the unit's drop-ins; None where the service manager does not say."""
+    try:
+        return tuple(str(path) for path in ctx.services.state(ctx.unit).drop_ins)
+    except ServiceError:
+        return None
+
+
+def limits_in_force(ctx: Context) -> tuple[str, ...] | None:
+    """What the unit's drop-ins leave its server of processors and memory; None where that cannot be told."""
+    try:
+        return limits_of(unit_with(ctx, ""))
+    except (HostError, ServiceError):
+        return None
+
+
+def check_manager(ctx: Context) -> None:
+    """See that the service manager can do what a swap will ask of it.
+
+    Raises:
+        DeployError: it cannot, so nothing is begun.
+    """
+    try:
+        ctx.services.check_ready()
+    except ServiceError as error:
+        raise DeployError(
+            error.message, cause=error.cause, state="nothing was touched", hint=error.hint
+        ) from error
+
+
+def demand_replaceable(ctx: Context) -> None:
+    """Leave a masked unit alone, for somebody said that it shall not start, and another name of a unit.
+
+    systemd calls an empty file a mask as well; that one is a broken unit, and may be replaced. A container that
+    runs is stopped as its own unit says, which is replaced before a restart stops anything.
+
+    Raises:
+        DeployError: it is masked, the name is an alias, or it runs a container.
+    """
+    state = ctx.services.state(ctx.unit)
+    if state.unit != ctx.unit:
+        raise DeployError(
+            f"{ctx.unit} is another name of {state.unit}",
+            cause="a file under this name would be a second server beside that one, which would run on",
+            state="nothing was changed",
+            hint=f"`tunerd settings set service.unit {state.unit}`, or remove the other name",
+        )
+    is_file = ctx.unit_path.exists() and not _is_mask(ctx)
+    if state.load_state == "masked" and not is_file:
+        raise DeployError(
+            f"{state.unit} is masked: whoever did that wants it not to start",
+            state="nothing was changed",
+            hint=f"{ctx.systemctl} unmask {state.unit}",
+        )
+    # One that starts is there already: podman tells its manager late, when the model is loaded.
+    if state.runs and not state.is_waiting and read_live_unit(ctx, now=state).is_container:
+        raise DeployError(
+            f"{ctx.unit} runs a container, which only its own unit knows how to stop",
+            cause="it would run on, with the card's memory and the port, beside the new server",
+            state="nothing was changed",
+            hint=f"`{ctx.systemctl} stop {ctx.unit}` first; a rollback starts it again, and where the new server fails "
+            f"`{ctx.systemctl} start {ctx.unit}` does, for what was stopped stays so",
+        )
+
+
+def serving_now(ctx: Context, live: LiveUnit, state: UnitState) -> Serving:
+    """How the running server is reached and named: what its unit leaves to the build is looked up."""
+    serving = live.serving
+    address = address_now(ctx, live, state)
+    if address is None or not state.is_active:
+        return serving
+    alias = serving.alias or LlamaServer(address, ctx.clock).alias(timeout_s=1.0)
+    return replace(serving, port=address.port, alias=alias)
+
+
+def address_now(ctx: Context, live: LiveUnit, state: UnitState) -> Address | None:
+    """Where the running server is reached, its own process alone; None where that cannot be told."""
+    port = live.serving.port
+    if port is None and state.is_active and state.main_pid is not None:
+        port = min(listening_ports(state.main_pid) or (), default=None)
+    address = _address(ctx, replace(live.serving, port=port), live)
+    if address is None:
+        return None
+    if state.main_pid is None:  # without a process nobody is told the key
+        return replace(address, api_key=None)
+    return replace(address, pid=state.main_pid)
+
+
+def server_now(ctx: Context, state: UnitState) -> LlamaServer | None:
+    """The server of the unit that stands; None where it is not reached."""
+    address = address_now(ctx, read_live_unit(ctx), state) if state.is_active else None
+    return None if address is None else LlamaServer(address, ctx.clock)
+
+
+def is_asleep(ctx: Context) -> bool:
+    """Whether the server sleeps because nobody asks it; asking this does not wake it."""
+    server = server_now(ctx, ctx.services.state(ctx.unit))
+    props = None if server is None else server.props()
+    return props is not None and props.is_asleep
+
+
+def address_of(ctx: Context, live: LiveUnit) -> Address | None:
+    """Where a unit's server will listen; None where its text does not say."""
+    return _address(ctx, live.serving, live)
+
+
+def _address(ctx: Context, serving: Serving, live: LiveUnit) -> Address | None:
+    if serving.port is None or serving.asked_otherwise is not None:
+        return None
+    key = serving.api_key or read_key(ctx, serving.api_key_file, live)
+    return Address(serving.host or "", serving.port, key)
+
+
+def read_key(ctx: Context, path: str | None, live: LiveUnit | None = None) -> str | None:
+    """The first key of an API key file, to ask the server with; None if there is none to be read.
+
+    A file that the server opens by itself is read with its account's rights, unless root alone says where its
+    path leads: whoever else does would be told what stands there.
+    """
+    if path is None:
+        return None
+    reader = None
+    source = path if live is None else live.source_of(path)
+    if source != path:
+        path = source
+    elif live is not None and live.user is not None and ctx.mode is Mode.SYSTEM:
+        from tunerd.engine.probe import writable_by_others  # which takes long to import
+
+        reader = None if writable_by_others(Path(path)) is None else account(live.user)
+    try:
+        content = ctx.files.read(Path(path), reader=reader)
+    except HostError:
+        return None
+    lines = (content or b"").decode("utf-8", "replace").splitlines()
+    return next((line.strip() for line in lines if line.strip() and line[0] != "#"), None)
+
+
+def specifiers_of(ctx: Context, unit: str) -> dict[str, str]:
+    """The specifiers that units of this mode commonly use, by letter."""
+    name = unit.removesuffix(".service")
+    home = ctx.environment.get("HOME", "/root")
+    is_system = ctx.mode is Mode.SYSTEM
+    prefix, _, instance = name.partition("@")
+    return {
+        "n": unit,
+        "N": name,
+        "p": prefix,
+        "i": instance,
+        "h": "/root" if is_system else home,
+        "j": prefix.rpartition("-")[2],
+        **({"g": "root", "G": "0"} if is_system else {}),
+        "u": "root" if is_system else ctx.environment.get("USER", ""),
+        "U": "0" if is_system else str(os.getuid()),
+        "S": "/var/lib" if is_system else f"{home}/.local/state",
+        "C": "/var/cache" if is_system else f"{home}/.cache",
+        "L": "/var/log" if is_system else f"{home}/.local/state/log",
+        "t": "/run" if is_system else ctx.environment.get("XDG_RUNTIME_DIR", "/run"),
+        "E": "/etc" if is_system else f"{home}/.config",
+        "T": "/tmp",  # noqa: S108 -- systemd's own meaning
+    }
+
+
+def _is_mask(ctx: Context) -> bool:
+    return ctx.unit_path.is_symlink() and ctx.unit_path.readlink() == Path("/dev/null")
+
+
+def _text(ctx: Context, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    content = ctx.files.read(path)
+    return None if content is None else content.decode("utf-8", "surrogateescape")
