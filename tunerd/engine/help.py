@@ -541,21 +541,3 @@ def engine_words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for word in wanted if isinstance(wanted, list | tuple) else ():
             if isinstance(word, str) and "/" not in word:
                 yield f"{prefix}engine.prefer", word
-
-
-# Of a shell's script: what goes on in the next line, comments, what another program reads, such as awk, and `2>&1`.
-_ASIDES = re.compile(rb"\\\n|(?:^|(?<=[ \t;]))#[^\n]*|'[^'\n]*'|[12]?>&[12]\b", re.MULTILINE)
-_LAST = re.compile(
-    rb"(?:\w+=\S*[ \t]+)*(?:exec[ \t]|\S*/|llama-server[ \t])[^;&|()]*\$\{?(?:[@*]|argv\b(?!\[\d))[^;&|()]*"
-)
-_REPLACED = re.compile(rb"\bshift\b|\bset[ \t]+(?:--|argv\b)|\$\{[@*]:")
-
-
-def hands_words_on(script: bytes) -> bool:
-    """Whether the last thing that a script does is to start a program with all of its words: sh(1), csh(1), fish(1).
-
-    Only one that is seen to do so can be asked for the help of its server: any other would start that once more.
-    """
-    text = _ASIDES.sub(b" ", script).strip()
-    last = re.split(rb"[;\n]", text)[-1].strip()
-    return _LAST.fullmatch(last) is not None and _REPLACED.search(text) is None

@@ -30,7 +30,6 @@ from tunerd.engine.help import (
     OffloadDevice,
     Proof,
     Version,
-    hands_words_on,
     parse_devices,
     parse_help,
     parse_version,
@@ -581,6 +580,24 @@ def _takes_no_words(program: Path) -> bool:
     if not any(map(is_shell, shebang(program))):
         return False
     return not hands_words_on(_first_bytes(program, _MOST_SCRIPT_BYTES))
+
+
+# Of a shell's script: what goes on in the next line, comments, what another program reads, such as awk, and `2>&1`.
+_ASIDES = re.compile(rb"\\\n|(?:^|(?<=[ \t;]))#[^\n]*|'[^'\n]*'|[12]?>&[12]\b", re.MULTILINE)
+_LAST = re.compile(
+    rb"(?:\w+=\S*[ \t]+)*(?:exec[ \t]|\S*/|llama-server[ \t])[^;&|()]*\$\{?(?:[@*]|argv\b(?!\[\d))[^;&|()]*"
+)
+_REPLACED = re.compile(rb"\bshift\b|\bset[ \t]+(?:--|argv\b)|\$\{[@*]:")
+
+
+def hands_words_on(script: bytes) -> bool:
+    """Whether the last thing that a script does is to start a program with all of its words: sh(1), csh(1), fish(1).
+
+    Only one that is seen to do so can be asked for the help of its server: any other would start that once more.
+    """
+    text = _ASIDES.sub(b" ", script).strip()
+    last = re.split(rb"[;\n]", text)[-1].strip()
+    return _LAST.fullmatch(last) is not None and _REPLACED.search(text) is None
 
 
 def _first_bytes(path: Path, n_bytes: int) -> bytes:

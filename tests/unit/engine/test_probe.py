@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.engine.help import hands_words_on
+from tunerd.engine.probe import hands_words_on
 
 HAND_ON = {
     "as it is": 'exec llama-server -m a.gguf "$@"',
