@@ -26,7 +26,7 @@ from tests.support import layers
 from tests.support.build_box import BuildBox, build_box
 from tests.support.designed import read_truth
 from tests.support.roots import PREFIX, SOURCES_INSIDE, cache_folder, sid_root
-from tunerd.engine.builds import PlanRequest
+from tunerd.engine.choice import PlanRequest
 from tunerd.errors import RolledBack, TunerdError
 from tunerd.production.apply import apply
 from tunerd.tryout.designed import vocabulary

@@ -12,7 +12,7 @@ import contextlib
 import sys
 
 from tunerd.app import Context, build_context
-from tunerd.engine.builds import PlanRequest
+from tunerd.engine.choice import PlanRequest
 from tunerd.engine.server import LlamaServer
 from tunerd.errors import Preempted, TunerdError
 from tunerd.production.lease import Held, hold

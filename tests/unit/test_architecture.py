@@ -33,8 +33,8 @@ FACES = {
     "model": "facts files gguf memory verdict",
     "tryout": "designed local supervisor",
     "profile": "arm files layers schema workload",
-    "engine": "builds conditions emit fingerprint flags health help importer log probe prove server "
-    "serving",
+    "engine": "builds choice conditions emit fingerprint flags health help importer log probe prove "
+    "server serving",
     "production": "apply checks emit gate journal lease measurement own plan power probation "
     "profiles recover rollback status unattended",
     "measure": "answer bench compare evidence findings learn life pairs request "

@@ -24,7 +24,7 @@ from tunerd.web.view import (
 from tunerd.words import counted, format_duration, format_mib
 
 if TYPE_CHECKING:
-    from tunerd.engine.builds import PlanRequest
+    from tunerd.engine.choice import PlanRequest
     from tunerd.production.plan import Plan
     from tunerd.production.rollback import Target
 
@@ -45,7 +45,7 @@ untuned_option = click.option(
 
 def request_of(profile: str, options: Sequence[str], *, untuned: bool = False) -> PlanRequest:
     """A profile to be planned, with what these options set."""
-    from tunerd.engine.builds import PlanRequest
+    from tunerd.engine.choice import PlanRequest
     from tunerd.profile.files import parse_options
 
     return PlanRequest(profile, parse_options(options), with_tuned=not untuned)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from tunerd.model.memory import (
     IK,
@@ -16,7 +15,7 @@ from tunerd.model.memory import (
     MAINLINE_SUMMER_2026,
     EngineLaws,
 )
-from tunerd.profile.schema import SPEC_WORDS, flatten
+from tunerd.profile.schema import SPEC_WORDS
 from tunerd.words import Family, MiB
 
 # The text comes from a program that is not trusted yet. Real builds print up to 60,000 characters,
@@ -521,23 +520,3 @@ def _slots(help_text: HelpText) -> int | None:
 
 def _whole(value: float | None) -> int | None:
     return int(value) if value is not None and value.is_integer() else None
-
-
-ALWAYS = (*(str(family) for family in Family), "embedded")
-"""Names that a profile may use whether or not such an engine is here, and takes without a preference.
-
-The embedded engine knows no GPU, so it comes last.
-"""
-
-
-def engine_words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where a profile file names engines otherwise than by path, and how; it need not be checked before."""
-    engines, pins = data.get("engines", {}), data.get("pin", {})
-    for name in engines if isinstance(engines, Mapping) else ():
-        yield f"engines.{name}", name
-    pinned = flatten(pins) if isinstance(pins, Mapping) else {}
-    for prefix, keys in (("", flatten(data)), ("pin.", pinned)):
-        wanted = keys.get("engine.prefer")
-        for word in wanted if isinstance(wanted, list | tuple) else ():
-            if isinstance(word, str) and "/" not in word:
-                yield f"{prefix}engine.prefer", word

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from tunerd.app import Context
-from tunerd.engine.builds import locate
+from tunerd.engine.choice import locate
 from tunerd.errors import TunerdError
 from tunerd.fleet.shared import Database, box_id, claim, opened, told
 from tunerd.model.files import ModelFiles

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 
 from tunerd.app import Context
-from tunerd.engine.builds import PlanRequest
+from tunerd.engine.choice import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, TunerdError, UsageError
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems

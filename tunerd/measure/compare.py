@@ -13,7 +13,8 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine import flags
-from tunerd.engine.builds import PlanRequest, find_engines, request_again
+from tunerd.engine.builds import find_engines
+from tunerd.engine.choice import PlanRequest, request_again
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.serving import environment_with, stands
 from tunerd.errors import BenchError, DeployError, UsageError

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine import fingerprint
-from tunerd.engine.builds import find_engines, request_again
+from tunerd.engine.builds import find_engines
+from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.flags import argument_changes
 from tunerd.errors import ConfigError, HostError, Preempted, TunerdError, UsageError

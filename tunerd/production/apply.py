@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import PlanRequest
+from tunerd.engine.choice import PlanRequest
 from tunerd.engine.help import Effect
 from tunerd.errors import DeployError, TunerdError
 from tunerd.production.checks import explain

@@ -10,7 +10,7 @@ from typing import Any
 
 from tunerd import __version__
 from tunerd.app import Context
-from tunerd.engine.builds import PlanRequest
+from tunerd.engine.choice import PlanRequest
 from tunerd.engine.emit import DEFAULT_PORT, Flag, Server, Target, emit, flags_of
 from tunerd.engine.serving import read_live_unit, specifiers_of
 from tunerd.errors import UsageError

@@ -12,21 +12,23 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import (
-    Choice,
-    PlanRequest,
-    choose,
-    draft_facts,
     dry_arguments,
     engine_of,
     files_of,
     find_programs,
-    found_by_metadata,
     found_of,
-    named_by_plan,
     prober,
     read_facts,
     refusal,
     why_no_start,
+)
+from tunerd.engine.choice import (
+    Choice,
+    PlanRequest,
+    choose,
+    draft_facts,
+    found_by_metadata,
+    named_by_plan,
 )
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.flags import (

@@ -13,15 +13,8 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.calendar import Deadline, open_span
-from tunerd.engine.builds import (
-    PlanRequest,
-    draft_facts,
-    engines_meant,
-    files_of,
-    find_engines,
-    locate,
-    request_again,
-)
+from tunerd.engine.builds import engines_meant, files_of, find_engines
+from tunerd.engine.choice import PlanRequest, draft_facts, locate, request_again
 from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE
 from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.calendar import Deadline
-from tunerd.engine.builds import PlanRequest
+from tunerd.engine.choice import PlanRequest
 from tunerd.engine.flags import argument_changes, changed_variables, without_secrets
 from tunerd.engine.health import FailureKind
 from tunerd.engine.serving import environment_with, stands

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tunerd.app import Context
-from tunerd.engine.builds import find_engines, request_again
+from tunerd.engine.builds import find_engines
+from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.help import SHORT
 from tunerd.engine.log import LoggedRequest

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tunerd.app import Context
-from tunerd.engine.builds import dry_arguments, refusal, request_again
+from tunerd.engine.builds import dry_arguments, refusal
+from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.flags import without_secrets

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from tunerd.app import Context
-from tunerd.engine.builds import request_again
+from tunerd.engine.choice import request_again
 from tunerd.engine.flags import margin_in_force
 from tunerd.engine.health import FailureKind, classify
 from tunerd.engine.server import LlamaServer

@@ -10,7 +10,7 @@ import pytest
 from tests.support.fake_gpu import a_card
 from tests.support.local_box import Box
 from tunerd.app import Context
-from tunerd.engine.builds import PlanRequest, choose, named_by_plan
+from tunerd.engine.choice import PlanRequest, choose, named_by_plan
 from tunerd.errors import EngineError
 from tunerd.machine.host import read_host
 from tunerd.production.profiles import check_profile

@@ -15,7 +15,7 @@ from tests.fault.campaign import IS_CAMPAIGN
 from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
 from tests.support.designed import Counts, read_truth
-from tunerd.engine.builds import PlanRequest
+from tunerd.engine.choice import PlanRequest
 from tunerd.errors import RolledBack
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan

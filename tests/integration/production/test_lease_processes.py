@@ -17,7 +17,7 @@ from tests.support.ports import free_port
 from tests.support.supervised import is_alive, supervisor_pid
 from tests.support.waiting import until
 from tunerd.app import Context, build_context
-from tunerd.engine.builds import PlanRequest
+from tunerd.engine.choice import PlanRequest
 from tunerd.engine.health import Reason
 from tunerd.engine.server import LlamaServer
 from tunerd.errors import Preempted

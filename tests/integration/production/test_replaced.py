@@ -14,7 +14,7 @@ import pytest
 from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
-from tunerd.engine.builds import PlanRequest
+from tunerd.engine.choice import PlanRequest
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.errors import DeployError, Preempted
 from tunerd.measure.life import open_live

@@ -13,7 +13,7 @@ from tests.support.doctor_facts import HOST
 from tests.support.model_headers import facts_of_shape
 from tests.support.profiles import profile_of
 from tests.support.shapes import PlainShape
-from tunerd.engine.builds import Choice
+from tunerd.engine.choice import Choice
 from tunerd.engine.flags import CommandLine
 from tunerd.engine.help import Engine, OffloadDevice
 from tunerd.engine.serving import memory_limits

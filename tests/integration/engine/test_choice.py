@@ -12,7 +12,7 @@ from tests.support.local_box import Box
 from tests.support.model_headers import small
 from tests.support.profiles import profile_of
 from tunerd.app import Context
-from tunerd.engine.builds import find_weights, found_by_metadata
+from tunerd.engine.choice import find_weights, found_by_metadata
 from tunerd.errors import ConfigError, ModelFileError
 
 

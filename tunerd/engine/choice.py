@@ -1,0 +1,431 @@
+"""What a profile comes to here: its model file, and the first build that can serve it with the command line for that."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.engine.builds import (
+    engine_of,
+    engines_meant,
+    find_engines,
+    found_of,
+    prober,
+    read_facts,
+)
+from tunerd.engine.flags import (
+    KINDS_WITH_DRAFT_FILE,
+    CommandLine,
+    RenderContext,
+    render,
+)
+from tunerd.engine.help import Engine, OffloadDevice
+from tunerd.engine.probe import (
+    Found,
+)
+from tunerd.engine.serving import read_live_unit
+from tunerd.errors import (
+    ConfigError,
+    EngineError,
+    ModelFileError,
+    TunerdError,
+)
+from tunerd.machine.facts import Host
+from tunerd.machine.files import is_gone
+from tunerd.machine.process import SERVICE_ACCOUNT, account
+from tunerd.model.facts import ModelFacts
+from tunerd.model.files import (
+    FoundModel,
+    ModelFiles,
+    cached_models,
+    find_models,
+    hub_cache,
+)
+from tunerd.profile.files import load_profile, load_sources, workload_files
+from tunerd.profile.layers import Resolved, layers_of, set_layer
+from tunerd.profile.schema import flatten
+from tunerd.result import Message, warning
+from tunerd.units.generations import Generation
+from tunerd.units.text import CREDENTIAL_PATH
+from tunerd.words import Family, Mode, Problem, nearest_name
+
+_ALWAYS = (*(str(family) for family in Family), "embedded")
+"""Names that a profile may use whether or not such an engine is here, and takes without a preference.
+
+The embedded engine knows no GPU, so it comes last.
+"""
+
+
+def _engine_words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where a profile file names engines otherwise than by path, and how; it need not be checked before."""
+    engines, pins = data.get("engines", {}), data.get("pin", {})
+    for name in engines if isinstance(engines, Mapping) else ():
+        yield f"engines.{name}", name
+    pinned = flatten(pins) if isinstance(pins, Mapping) else {}
+    for prefix, keys in (("", flatten(data)), ("pin.", pinned)):
+        wanted = keys.get("engine.prefer")
+        for word in wanted if isinstance(wanted, list | tuple) else ():
+            if isinstance(word, str) and "/" not in word:
+                yield f"{prefix}engine.prefer", word
+
+
+_HINT = "`tunerd engines` lists what is here; the table or name has no effect"
+
+
+def named_by_plan(ctx: Context, request: PlanRequest) -> list[Message]:
+    """Warnings about the layers of a profile and about what was given with `--set`."""
+    sources, _ = load_sources(ctx)
+    layers = layers_of(request.profile, sources, with_tuned=request.with_tuned)
+    files = () if isinstance(layers, Problem) else (*layers, set_layer(request.options))
+    return named_by_files(ctx, ((file.source, file.data) for file in files))
+
+
+def named_by_files(ctx: Context, files: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Message]:
+    """Warnings about names in files that are no engine's and no workload's, each file with where it stands."""
+    files = tuple(files)
+    named = [(source, key, word) for source, data in files for key, word in _engine_words(data)]
+    known = (*_ALWAYS, *ctx.settings.engines)
+    if any(word not in known for _, _, word in named):
+        known = (*known, *(engine.name for engine in find_engines(ctx)))
+    found = (
+        Problem(source, key, f"`{word}`, which is no engine here", ", ".join(dict.fromkeys(known)),
+                nearest_name(word, known))
+        for source, key, word in named
+        if word not in known
+    )  # fmt: skip
+    messages = [warning("unknown-engine", str(problem), _HINT) for problem in found]
+    workloads = tuple(workload_files(ctx))
+    for source, data in files:
+        name = data.get("workload")
+        if isinstance(name, str) and name not in workloads:
+            problem = Problem(source, "workload", f"`{name}`, which is no workload here",
+                              ", ".join(workloads), nearest_name(name, workloads))  # fmt: skip
+            hint = "`tunerd workload list`; what measures by this profile would refuse"
+            messages.append(warning("unknown-workload", str(problem), hint))
+    return messages
+
+
+def find_weights(ctx: Context, resolved: Resolved) -> Path:
+    """The model file of a profile.
+
+    Raises:
+        ConfigError: the profile names no file.
+        ModelFileError: it is missing, or not unique.
+    """
+    model = resolved.profile.model
+    wanted = model.path or model.hf_file
+    if wanted is None and model.name is None and model.hf_repo is None:
+        raise ConfigError(
+            f"profile `{resolved.name}` names no model",
+            hint="--set model.path=FILE",
+            state="nothing was touched",
+        )
+    return locate(ctx, wanted, resolved, model.hf_repo)
+
+
+def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | None = None) -> Path:
+    """A file named by a profile: an absolute path, or a name or glob below `models.dirs`.
+
+    Where no file there has that name, the one that was fetched from its repository is taken, else the one
+    whose metadata fits `model.name`, if there is exactly one.
+    """
+    if wanted is not None and wanted.startswith(("/", "~")):
+        path = Path(wanted).expanduser()
+        if is_gone(path):
+            raise ModelFileError(
+                f"model file is missing: `{path}`",
+                state="nothing was touched",
+                hint=_fetch_hint(ctx, resolved),
+            )
+        return path
+    folders, name = ctx.settings.models.dirs, resolved.profile.model.name
+    find = partial(find_models, folders, ModelFiles(ctx.paths.cache_dir, ctx.files))
+    needs_mtp = "mtp" in resolved.profile.speculation.kinds
+    named = None if name is None else partial(find, model_name=name, needs_mtp=needs_mtp)
+    drafting = " with an MTP block" if needs_mtp else ""
+    if wanted is not None:
+        found, what = find(file_name=wanted), f"a file `{wanted}`"
+    elif named is not None:
+        found, what = named(), f"a model file named `{name}`{drafting}"
+    else:
+        found, what = FoundModel((), ()), f"the file of `{repo}`"
+    if len(found.paths) == 1:
+        return found.paths[0]
+    fetched = _fetched(ctx, resolved, repo, wanted) if repo is not None else None
+    if fetched is not None:
+        return fetched
+    fitting = named().paths if named is not None and wanted is not None else ()
+    if len(fitting) == 1:
+        return fitting[0]
+    cause = found.why_not_one(folders)
+    if fitting:
+        several = ", ".join(f"`{path}`" for path in fitting)
+        cause = f"more than one has metadata that fits: {several}"
+    said = f"found {len(found.paths)} files for" if found.paths else "cannot find"
+    hint = _fetch_hint(ctx, resolved)
+    raise ModelFileError(f"{said} {what}", cause=cause, state="nothing was touched", hint=hint)
+
+
+def _fetched(ctx: Context, resolved: Resolved, repo: str, wanted: str | None) -> Path | None:
+    """The file of a repository in the first cache that has it: the server's own, its account's, ours.
+
+    Other people's caches are not looked into: what root deploys is not theirs to choose.
+    """
+    environments = (
+        resolved.profile.environment,
+        *({"HOME": home} for home in _server_homes(ctx)),
+        ctx.environment,
+    )
+    for hub in dict.fromkeys(map(hub_cache, environments)):
+        cached = cached_models(hub, repo, wanted) if hub is not None else ()
+        if len(cached) > 1:
+            names = ", ".join(f"`{path.name}`" for path in cached)
+            raise ModelFileError(
+                f"`{repo}` has {len(cached)} files that it may mean",
+                cause=f"{names} in `{hub}`",
+                state="nothing was touched",
+                hint="--set model.hf_file=FILE names one",
+            )
+        if cached:
+            return cached[0]
+    return None
+
+
+def _server_homes(ctx: Context) -> Iterator[str]:
+    """The homes of accounts that the unit runs as, or would; where it is our own, nobody else's."""
+    if ctx.mode is not Mode.SYSTEM:
+        return
+    user = None
+    with contextlib.suppress(TunerdError):
+        user = read_live_unit(ctx).user
+    for name in (user, ctx.settings.service.user, SERVICE_ACCOUNT):
+        found = account(name) if name is not None else None
+        if found is not None and found.home is not None:
+            yield found.home
+
+
+def found_by_metadata(resolved: Resolved, path: Path) -> list[Message]:
+    """A warning where another file than the one that the profile names is served."""
+    model = resolved.profile.model
+    wanted = model.path or model.hf_file
+    if wanted is None or fnmatch(path.name.lower(), Path(wanted).name.lower()):
+        return []
+    return [
+        warning(
+            "model-by-name",
+            f"no file is called `{wanted}`; `{path}` is the one whose metadata names "
+            f"`{model.name}`, and it may be another quantisation",
+            hint="--set model.path=FILE names one",
+        )
+    ]
+
+
+def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
+    model = resolved.profile.model
+    folders = ctx.settings.models.dirs
+    folder = folders[0] if folders else "FOLDER"
+    if model.hf_repo is not None:
+        repo, _, quant = model.hf_repo.partition(":")
+        any_of_it = f'--include "*{quant}*"' if quant else ""
+        what = model.hf_file or Path(model.path or "").name or any_of_it
+        fetch = f"hf download {repo} {what} --local-dir {folder}".replace("  ", " ")
+    elif model.source is not None:
+        fetch = f"get it: {model.source}"
+    elif resolved.profile.match.gpu == "none" and model.path is not None:
+        fetch = f"tunerd model new {Path(folder) / model.path}"
+    else:
+        fetch = "fetch the file"
+    gone = ", ".join(f"`{one}`" for one in folders if not one.is_dir())
+    names = f"; `models.dirs` in `{ctx.paths.settings_file}` names"
+    where = f"{names} {gone}, which is not there" if gone else ""
+    if not folders:
+        where = f"{names} the folders that are searched"
+    return f"{fetch}; or give a path with --set model.path=FILE{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine that can serve the profile, what it would be started with, and who was passed over.
+
+    `devices` is what it can offload to now; empty where it uses no GPU or cannot list them.
+    """
+
+    engine: Engine
+    resolved: Resolved
+    command: CommandLine
+    model_path: Path
+    devices: tuple[OffloadDevice, ...]
+    has_gpu: bool
+    passed_over: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked for: a profile, `--set` options, and whether the tuned layer counts.
+
+    `tuned` takes the place of the tuned layer on disk, as a parsed file: what a promotion would write.
+    """
+
+    profile: str
+    options: Mapping[str, Any]
+    with_tuned: bool = True
+    tuned: Mapping[str, Any] | None = None
+
+
+def request_again(generation: Generation) -> PlanRequest:
+    """What was asked for when this was deployed from a profile."""
+    return PlanRequest(
+        generation.profile or "", dict(generation.pins), with_tuned=generation.with_tuned
+    )
+
+
+def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool = True) -> Choice:
+    """The first engine in the profile's order of preference that can serve it.
+
+    Without the model file it is as if that stood in the first folder of `models.dirs`, by the name that the
+    profile has for it.
+
+    Raises:
+        ConfigError: the profile is wrong, or names no model.
+        ModelFileError: the model file is missing, damaged, or not unique.
+        EngineError: none can; what stands against each is in the cause.
+    """
+    engines = find_engines(ctx)
+    load: Callable[..., Resolved] = partial(
+        load_profile,
+        ctx,
+        request.profile,
+        options=request.options,
+        with_tuned=request.with_tuned,
+        tuned=request.tuned,
+    )
+    general = load()
+    if has_weights:  # a missing model is the same on every engine: say so first
+        read_facts(ctx, find_weights(ctx, general))
+    passed_over: list[tuple[str, str]] = []
+    for word in general.profile.engine.prefer or _ALWAYS:
+        found = engines_meant(engines, word) or _named_by_path(ctx, word)
+        if not found and word != Family.UNKNOWN:
+            passed_over.append((word, _why_not_here(ctx, engines, word)))
+        for engine in found:
+            choice = _try(ctx, load, host, engine, has_weights=has_weights)
+            if isinstance(choice, Choice):
+                return replace(choice, passed_over=tuple(passed_over))
+            passed_over.append((engine.name, choice))
+    raise EngineError(
+        f"no engine here can serve profile `{request.profile}`",
+        cause="\n".join(f"{name}: {why}" for name, why in passed_over),
+        state="nothing was touched",
+        hint="`tunerd engines` lists what is here; engine.prefer and [engines.NAME] choose; docs/engines.md "
+        "says where builds come from",
+    )
+
+
+def _layer_names(engine: Engine) -> tuple[str, ...]:
+    """The [engines.NAME] of a profile that count for it."""
+    family = [str(engine.capabilities.family)] if engine.capabilities is not None else []
+    return tuple(dict.fromkeys((*family, engine.name)))
+
+
+def _named_by_path(ctx: Context, word: str) -> tuple[Engine, ...]:
+    """An engine that nobody but the profile names; who may write it is asked as of any other."""
+    path = Path(word).expanduser()
+    if "/" not in word or not path.is_file():
+        return ()
+    return (engine_of(ctx, Found(path, "engine.prefer")),)
+
+
+def _why_not_here(ctx: Context, engines: Sequence[Engine], word: str) -> str:
+    """Why a word of `engine.prefer` means nothing here: a family may be missing, a name misspelt."""
+    if "/" in word:
+        return "there is no such program"
+    known = (*_ALWAYS, *ctx.settings.engines, *(engine.name for engine in engines))
+    if word in known:
+        return "not installed here"
+    nearest = nearest_name(word, known)
+    return f"no such engine (did you mean `{nearest}`?)" if nearest else "no such engine here"
+
+
+def _try(
+    ctx: Context,
+    load: Callable[..., Resolved],
+    host: Host,
+    engine: Engine,
+    *,
+    has_weights: bool,
+) -> Choice | str:
+    """The profile on one engine, or why that engine cannot serve it."""
+    if engine.capabilities is None:
+        return engine.problem or "cannot be probed"
+    resolved = load(engine_names=_layer_names(engine))
+    model = resolved.profile.model
+    if has_weights:
+        model_path = find_weights(ctx, resolved)
+    else:
+        folder = next(iter(ctx.settings.models.dirs), Path("FOLDER"))
+        model_path = folder / (model.path or model.hf_file or f"{model.name or 'MODEL'}.gguf")
+    devices, has_gpu = _devices(ctx, engine, resolved, host)
+    unseen = None if has_gpu or host.awaits_reboot else next(iter(host.gpus or ()), None)
+    if unseen is not None and resolved.profile.match.gpu not in {None, "none"}:
+        return f"it sees no device to offload to, and {unseen.name} is here (`tunerd doctor` looks why)"
+    context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)
+    command = render(resolved, engine.capabilities, context)
+    if not isinstance(command, CommandLine):
+        return "; ".join(str(refusal) for refusal in command)
+    return Choice(engine, resolved, command, model_path, devices, has_gpu, ())
+
+
+def _devices(
+    ctx: Context, engine: Engine, resolved: Resolved, host: Host
+) -> tuple[tuple[OffloadDevice, ...], bool]:
+    """What this build can offload to on this machine now, and whether it can offload at all."""
+    capabilities = engine.capabilities
+    if resolved.profile.match.gpu == "none" or capabilities is None:
+        return (), False
+    if "--list-devices" in capabilities.flags:
+        environment = {**engine.environment, **resolved.profile.environment}
+        devices = prober(ctx).devices(found_of(engine), environment)
+        if devices is not None:
+            return devices, bool(devices)
+    return (), capabilities.lists_gpu_flags and host.gpus != ()  # None: a card that cannot be read
+
+
+def _render_context(
+    ctx: Context,
+    engine: Engine,
+    resolved: Resolved,
+    host: Host,
+    model_path: Path,
+    *,
+    has_gpu: bool,
+) -> RenderContext:
+    model, speculation = resolved.profile.model, resolved.profile.speculation
+    named = {"model.mmproj": model.mmproj, "model.chat_template_file": model.chat_template_file}
+    paths = {key: str(Path(path).expanduser()) for key, path in named.items() if path is not None}
+    if speculation.draft_model is not None and speculation.kinds & KINDS_WITH_DRAFT_FILE:
+        draft, repo = speculation.draft_model, speculation.draft_hf_repo
+        paths["speculation.draft_model"] = str(locate(ctx, draft, resolved, repo))
+    if resolved.profile.serving.api_key_file is not None and ctx.mode is not Mode.LOCAL:
+        paths["serving.api_key_file"] = CREDENTIAL_PATH
+    return RenderContext(
+        program=str(engine.program),
+        model_path=str(model_path),
+        has_gpu=has_gpu,
+        physical_cores=host.cpu.physical_cores,
+        paths=paths,
+        subcommand=engine.subcommand,
+    )
+
+
+def draft_facts(ctx: Context, resolved: Resolved, command: CommandLine) -> ModelFacts | None:
+    """What the header of the drafter says, where the command line names a file of its own for it."""
+    path = command.value_of("speculation.draft_model")
+    if path is None or not resolved.profile.speculation.kinds & KINDS_WITH_DRAFT_FILE:
+        return None
+    return read_facts(ctx, Path(path))
