@@ -23,8 +23,8 @@ from tests.support.memory_cases import (
     write_models,
 )
 from tests.support.overlay import Root
+from tunerd.engine.capabilities import parse_devices
 from tunerd.engine.health import argument_error
-from tunerd.engine.help import parse_devices
 from tunerd.machine.files import Files
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import MAINLINE_NOW, Device, PartKind, estimate

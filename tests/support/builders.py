@@ -6,8 +6,8 @@ import functools
 import tomllib
 from pathlib import Path
 
+from tunerd.engine.capabilities import Capabilities, parse_help, read_capabilities
 from tunerd.engine.flags import RenderContext
-from tunerd.engine.help import Capabilities, parse_help, read_capabilities
 from tunerd.profile.layers import (
     Layer,
     LayerFile,

@@ -20,7 +20,7 @@ from tunerd.doctor.facts import (
     ServerFacts,
     Traffic,
 )
-from tunerd.engine.help import Effect, Engine, OffloadDevice, Proof
+from tunerd.engine.capabilities import Effect, Engine, OffloadDevice, Proof
 from tunerd.machine.facts import Cpu, CpuFrequency, DriverFiles, Gpu, GpuProcess, Host, HostMemory
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Estimate, MemorySettings, estimate

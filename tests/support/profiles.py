@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tunerd.app import Context
+from tunerd.engine.capabilities import Engine
 from tunerd.engine.flags import CommandLine, RenderContext
-from tunerd.engine.help import Engine
 from tunerd.engine.serving import read_live_unit
 from tunerd.production.plan import Plan, unit_spec, unit_text_of
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve

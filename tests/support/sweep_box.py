@@ -23,7 +23,7 @@ from tests.support.stand_in import StandIn, install
 from tests.support.waiting import LIMIT_S, until
 from tunerd.app import Context
 from tunerd.engine.builds import find_engines
-from tunerd.engine.help import Effect, Proof
+from tunerd.engine.capabilities import Effect, Proof
 from tunerd.engine.probe import remember_proofs
 from tunerd.machine.files import is_locked
 from tunerd.production.probation import daemon_lock

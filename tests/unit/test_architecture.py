@@ -33,7 +33,7 @@ FACES = {
     "model": "facts files gguf memory verdict",
     "tryout": "designed local supervisor",
     "profile": "arm files layers schema workload",
-    "engine": "builds choice conditions emit fingerprint flags health help importer log probe prove "
+    "engine": "builds capabilities choice conditions emit fingerprint flags health importer log probe prove "
     "server serving",
     "production": "apply checks emit gate journal lease measurement own plan power probation "
     "profiles recover rollback status unattended",
@@ -55,7 +55,7 @@ PURE = {
     "model": "facts gguf memory verdict",
     "tryout": "local_service",
     "profile": "arm layers schema workload",
-    "engine": "emit fingerprint flags health help importer log",
+    "engine": "capabilities emit fingerprint flags health importer log",
     "production": "checks",
     "measure": "answer evidence findings pairs request trust",
     "sweep": "challenge costs known laws learner limits night observations search space tuner",

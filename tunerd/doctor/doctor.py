@@ -35,6 +35,7 @@ from tunerd.engine.builds import (
     prober,
     why_no_start,
 )
+from tunerd.engine.capabilities import Capabilities, Engine, OffloadDevice
 from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.flags import (
     SECRET_FLAGS,
@@ -44,7 +45,6 @@ from tunerd.engine.flags import (
     normal_spelling,
     owner_of,
 )
-from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.importer import import_command_line
 from tunerd.engine.probe import Found
 from tunerd.engine.server import LlamaServer

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tunerd.engine.capabilities import Capabilities, Engine, OffloadDevice
 from tunerd.engine.flags import drafts_with_probability, owner_of
 from tunerd.engine.health import Failure, said_itself
-from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.log import read_requests
 from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
 from tunerd.measure.answer import Sample, Timings

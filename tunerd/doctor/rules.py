@@ -17,8 +17,8 @@ from tunerd.doctor.facts import (
     need,
     speculates,
 )
+from tunerd.engine.capabilities import Effect
 from tunerd.engine.flags import drafts_with_probability
-from tunerd.engine.help import Effect
 from tunerd.machine.facts import Gpu
 from tunerd.measure.trust import MTP, stages_of
 from tunerd.model.gguf import TYPES_BY_NAME

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
+from tunerd.engine.capabilities import Capabilities, Engine, EngineIdentity, SpecStyle
 from tunerd.engine.flags import PLAIN_FLAGS, named_files, normal_spelling
 from tunerd.engine.health import argument_error, last_words
-from tunerd.engine.help import Capabilities, Engine, EngineIdentity, SpecStyle
 from tunerd.engine.importer import unlisted_flags
 from tunerd.engine.probe import (
     BACKEND,

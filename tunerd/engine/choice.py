@@ -19,34 +19,16 @@ from tunerd.engine.builds import (
     prober,
     read_facts,
 )
-from tunerd.engine.flags import (
-    KINDS_WITH_DRAFT_FILE,
-    CommandLine,
-    RenderContext,
-    render,
-)
-from tunerd.engine.help import Engine, OffloadDevice
-from tunerd.engine.probe import (
-    Found,
-)
+from tunerd.engine.capabilities import Engine, OffloadDevice
+from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE, CommandLine, RenderContext, render
+from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
-from tunerd.errors import (
-    ConfigError,
-    EngineError,
-    ModelFileError,
-    TunerdError,
-)
+from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_gone
 from tunerd.machine.process import SERVICE_ACCOUNT, account
 from tunerd.model.facts import ModelFacts
-from tunerd.model.files import (
-    FoundModel,
-    ModelFiles,
-    cached_models,
-    find_models,
-    hub_cache,
-)
+from tunerd.model.files import FoundModel, ModelFiles, cached_models, find_models, hub_cache
 from tunerd.profile.files import load_profile, load_sources, workload_files
 from tunerd.profile.layers import Resolved, layers_of, set_layer
 from tunerd.profile.schema import flatten

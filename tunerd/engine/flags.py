@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tunerd.engine.help import Capabilities, FitStyle, SpecStyle
+from tunerd.engine.capabilities import Capabilities, FitStyle, SpecStyle
 from tunerd.profile.layers import Layer, Origin, Resolved, Setting
 from tunerd.profile.schema import SPEC_WORDS
 from tunerd.words import digest

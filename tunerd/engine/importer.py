@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from tunerd.engine.capabilities import Capabilities, FitStyle, Option, SpecStyle
 from tunerd.engine.flags import (
     IN_STAGE,
     LEGACY_LOAD,
@@ -31,7 +32,6 @@ from tunerd.engine.flags import (
     render,
     secrets_in,
 )
-from tunerd.engine.help import Capabilities, FitStyle, Option, SpecStyle
 from tunerd.errors import ConfigError
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
 from tunerd.profile.schema import LEAVE_TO_ENGINE, flatten, nest, own_kinds, validate

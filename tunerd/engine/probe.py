@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from tunerd.engine.health import last_words
-from tunerd.engine.help import (
+from tunerd.engine.capabilities import (
     MAX_HELP_CHARS,
     SHORT,
     Capabilities,
@@ -35,6 +34,7 @@ from tunerd.engine.help import (
     parse_version,
     read_capabilities,
 )
+from tunerd.engine.health import last_words
 from tunerd.errors import EngineError, HostError, ServiceError
 from tunerd.machine.files import Files, is_gone, looked_at, real_path
 from tunerd.machine.net import free_port

@@ -10,9 +10,9 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import engine_json, find_engines, sandbox
+from tunerd.engine.capabilities import Effect, Engine, Proof
 from tunerd.engine.flags import CommandLine, RenderContext, render
 from tunerd.engine.health import Completion, HttpState, classify
-from tunerd.engine.help import Effect, Engine, Proof
 from tunerd.engine.probe import BARE_ENVIRONMENT, is_unchanged, loads_its_own, remember_proofs
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import HostError, ServiceError

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
+from tunerd.engine.capabilities import Effect
 from tunerd.engine.choice import PlanRequest
-from tunerd.engine.help import Effect
 from tunerd.errors import DeployError, TunerdError
 from tunerd.production.checks import explain
 from tunerd.production.measurement import read_measurement

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from tunerd.engine.capabilities import Capabilities, Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.flags import (
     SECRET_FLAGS,
     CommandLine,
@@ -19,7 +20,6 @@ from tunerd.engine.flags import (
     owner_of,
     secrets_in,
 )
-from tunerd.engine.help import Capabilities, Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.importer import FALSE, PREFIX, TRUE, flag_of
 from tunerd.machine.facts import Host
 from tunerd.model.facts import ModelFacts

@@ -22,6 +22,7 @@ from tunerd.engine.builds import (
     refusal,
     why_no_start,
 )
+from tunerd.engine.capabilities import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.choice import (
     Choice,
     PlanRequest,
@@ -39,7 +40,6 @@ from tunerd.engine.flags import (
     words_behind,
 )
 from tunerd.engine.health import Expectation
-from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
 from tunerd.engine.serving import (
     demand_replaceable,

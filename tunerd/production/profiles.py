@@ -9,8 +9,8 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import engine_json, engine_of, find_engines, found_in_unit
+from tunerd.engine.capabilities import Capabilities, Engine
 from tunerd.engine.choice import locate, named_by_files
-from tunerd.engine.help import Capabilities, Engine
 from tunerd.engine.importer import Imported, import_command_line
 from tunerd.engine.serving import hides_words, read_live_unit, work_dir_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError

@@ -14,10 +14,10 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.calendar import Deadline, open_span
 from tunerd.engine.builds import engines_meant, files_of, find_engines
+from tunerd.engine.capabilities import Effect, Engine, FitStyle, laws_of
 from tunerd.engine.choice import PlanRequest, draft_facts, locate, request_again
 from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE
 from tunerd.engine.flags import by_hand as keys_by_hand
-from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
 from tunerd.engine.serving import file_environment_of, specifiers_of, unit_with
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, stamp_of

@@ -13,9 +13,9 @@ import numpy as np
 
 from tunerd.app import Context
 from tunerd.engine.builds import find_engines
+from tunerd.engine.capabilities import SHORT
 from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
-from tunerd.engine.help import SHORT
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now, stands

@@ -11,8 +11,8 @@ from tests.support import needs
 from tests.support.builders import HELP_OF
 from tests.support.golden import NO_MODEL, dry, golden_lines
 from tests.support.ports import free_port
+from tunerd.engine.capabilities import IK_HIDDEN_FLAGS
 from tunerd.engine.health import argument_error
-from tunerd.engine.help import IK_HIDDEN_FLAGS
 from tunerd.engine.probe import EngineProber, Found, own_server
 from tunerd.machine.files import Files
 from tunerd.machine.process import probe_account

@@ -15,7 +15,7 @@ import pytest
 from tests.support.folders import DATA
 from tests.support.local_box import Box
 from tests.support.stores import queried, written
-from tunerd.engine.help import EngineIdentity, Proof
+from tunerd.engine.capabilities import EngineIdentity, Proof
 from tunerd.engine.probe import read_proofs
 from tunerd.measure.answer import Mark
 from tunerd.measure.evidence import RunOutcome

@@ -14,7 +14,7 @@ import pytest
 from tests.support import needs
 from tests.support.designed import Counts, Truth, encode, read_truth
 from tests.support.server_process import Server, ended, serving
-from tunerd.engine.help import Capabilities, SpecStyle, parse_help, read_capabilities
+from tunerd.engine.capabilities import Capabilities, SpecStyle, parse_help, read_capabilities
 from tunerd.tryout.designed import SHAPES, design, vocabulary, write
 from tunerd.words import Family
 

@@ -34,8 +34,8 @@ from tunerd.cli.main import cli
 from tunerd.doctor import rules
 from tunerd.doctor.facts import Facts, Finding, Locking, PortFacts, Rule, diagnose
 from tunerd.doctor.rules import ALL_RULES
+from tunerd.engine.capabilities import Effect, Proof
 from tunerd.engine.health import Failure, FailureKind
-from tunerd.engine.help import Effect, Proof
 from tunerd.machine.facts import POWER_CAP, CpuFrequency, GpuProcess
 from tunerd.model.memory import Device
 from tunerd.model.verdict import MemoryReport

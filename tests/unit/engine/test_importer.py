@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.support.builders import HELP_OF, capabilities_of
 from tests.support.profiles import PROFILE_DATA, context, profile_of
 from tests.support.transcripts import transcript
+from tunerd.engine.capabilities import parse_help, read_capabilities
 from tunerd.engine.flags import CommandLine, RenderContext, arguments_sha256, render
-from tunerd.engine.help import parse_help, read_capabilities
 from tunerd.engine.importer import Imported, import_command_line, split_flags
 from tunerd.profile.layers import Layer, LayerFile, Resolved, resolve
 from tunerd.profile.schema import check_file, flatten

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tunerd.engine.capabilities import Effect, EngineIdentity, Proof
 from tunerd.engine.health import Completion
-from tunerd.engine.help import Effect, EngineIdentity, Proof
 from tunerd.engine.probe import read_proofs, remember_proofs
 from tunerd.engine.prove import (
     GATED,

@@ -19,7 +19,7 @@ from tests.support.model_headers import (
     small,
 )
 from tests.support.shapes import PlainShape
-from tunerd.engine.help import laws_of
+from tunerd.engine.capabilities import laws_of
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import (
     COMPUTE,

@@ -15,8 +15,8 @@ from tests.support.doctor_facts import HOST as A_HOST
 from tests.support.fake_gpu import a_card
 from tests.support.profiles import context, profile_of
 from tests.support.transcripts import messages_lines, transcript
+from tunerd.engine.capabilities import Effect, Engine, OffloadDevice, Proof
 from tunerd.engine.flags import CommandLine, render
-from tunerd.engine.help import Effect, Engine, OffloadDevice, Proof
 from tunerd.machine.facts import Cpu, Host
 from tunerd.machine.files import Files
 from tunerd.model.facts import ModelFacts

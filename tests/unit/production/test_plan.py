@@ -13,9 +13,9 @@ from tests.support.doctor_facts import HOST
 from tests.support.model_headers import facts_of_shape
 from tests.support.profiles import profile_of
 from tests.support.shapes import PlainShape
+from tunerd.engine.capabilities import Engine, OffloadDevice
 from tunerd.engine.choice import Choice
 from tunerd.engine.flags import CommandLine
-from tunerd.engine.help import Engine, OffloadDevice
 from tunerd.engine.serving import memory_limits
 from tunerd.machine.files import Files
 from tunerd.machine.host import has_memory_groups

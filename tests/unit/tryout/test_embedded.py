@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import DATA
-from tunerd.engine.help import FitStyle, SpecStyle, parse_help, read_capabilities
+from tunerd.engine.capabilities import FitStyle, SpecStyle, parse_help, read_capabilities
 from tunerd.tryout.embedded import (
     OPTIONS,
     BadCommandLineError,

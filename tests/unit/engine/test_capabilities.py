@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.support.builders import HELP_OF, capabilities_of
-from tunerd.engine.help import (
+from tunerd.engine.capabilities import (
     FitStyle,
     SpecStyle,
     parse_devices,

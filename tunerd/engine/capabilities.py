@@ -1,4 +1,4 @@
-"""What a build says of itself: its dialect and all that it accepts, from its help text; and what a start script hands on to it."""
+"""One build by what it says of itself: its dialect and all that it accepts, from its help text; what it consists of, and what it was seen to do."""
 
 from __future__ import annotations
 
