@@ -25,8 +25,16 @@ from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult
 from tunerd.units.generations import Generation
 from tunerd.units.live import MODEL_VARIABLES, LiveUnit
-from tunerd.watch.drift import Confirmed, confirmed_by, depth_of, slowest_tok_s, usable
-from tunerd.watch.guards import Basis, Replanned, cache_ram_mib
+from tunerd.watch.drift import (
+    Basis,
+    Confirmed,
+    cache_ram_mib,
+    confirmed_by,
+    depth_of,
+    slowest_tok_s,
+    usable,
+)
+from tunerd.watch.guards import Replanned
 from tunerd.watch.history import life_of
 
 _LOOK_BACK = 200

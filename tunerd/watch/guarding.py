@@ -32,7 +32,7 @@ from tunerd.sweep.schedule import ask_tonight
 from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
-from tunerd.watch.drift import Drift
+from tunerd.watch.drift import Basis, Drift
 from tunerd.watch.figures import UNKNOWN, EngineNow, Event, Reading, restarts_between
 from tunerd.watch.findings import Findings, read_findings
 from tunerd.watch.guards import (
@@ -41,7 +41,6 @@ from tunerd.watch.guards import (
     DECAYED,
     FAILED,
     Act,
-    Basis,
     Death,
     Deaths,
     Decision,

@@ -40,9 +40,18 @@ from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, note, warning
 from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import UP
-from tunerd.watch.drift import DRIFT, Confirmed, Drift
+from tunerd.watch.drift import (
+    DRIFT,
+    WENT_DOWN,
+    Basis,
+    Confirmed,
+    Drift,
+    Look,
+    is_long_enough,
+    judge,
+    look_of,
+)
 from tunerd.watch.figures import UNKNOWN, Reading
-from tunerd.watch.guards import WENT_DOWN, Basis, Look, is_long_enough, judge, look_of
 from tunerd.watch.history import server_log
 
 _MOST_TRIES = 3

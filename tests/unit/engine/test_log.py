@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.folders import DATA
-from tunerd.engine.log import RequestLog, Tally, read_requests, tally_of
+from tunerd.engine.log import RequestLog, Tally, read_requests, tally_of, without_newest
 
 LOGS = DATA / "requests"
 MAINLINE = ("mainline-2026-05-16", "mainline-2026-08-18", "mainline-2026-08-18-lv4")
@@ -151,3 +151,22 @@ def test_a_line_that_no_server_writes_is_no_request_whoever_wrote_it(number: str
     ]
     assert read_requests(lines) == RequestLog((), None, 1)
     assert tally_of(lines) == Tally(0, 0.0)
+
+
+def test_a_log_agrees_with_counters_of_six_digits() -> None:
+    logged = Tally(1536, 30.0)
+    before, after = Tally(10_000_000, 200_000.0), Tally(10_001_500, 200_030.0)
+    assert logged.agrees_with(before, after)
+    assert not logged.agrees_with(before, Tally(10_003_000, 200_060.0))
+    assert not logged.agrees_with(None, after)
+
+
+def test_what_was_generated_is_told_by_the_log_alone() -> None:
+    lines = [
+        "slot print_timing: id  0 | task 3 | prompt eval time =  1.00 ms /     5 tokens (0.2 ms per token)",
+        "slot print_timing: id  0 | task 3 |        eval time = 60000.00 ms /   600 tokens (100 ms per token)",
+        "generation eval time =     500.00 ms /    50 runs   (   10.00 ms per token)",
+    ]
+    assert tally_of(lines) == Tally(650, 60.5)
+    assert tally_of(without_newest(lines, 1)) == Tally(600, 60.0), "what ended since is left out"
+    assert tally_of(without_newest(lines, 3)) == Tally(0, 0.0)

@@ -1,0 +1,298 @@
+"""When a server does worse than was measured of it: why one that was just deployed is taken back, and when its speed has drifted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.bench_samples import logged
+from tests.support.readings import a_reading, served
+from tunerd.engine.log import LoggedRequest
+from tunerd.units.manager import LogSpan
+from tunerd.watch.drift import (
+    Basis,
+    Confirmed,
+    Drift,
+    Look,
+    cache_ram_mib,
+    judge,
+    look_closer,
+    speed_of_alike,
+)
+from tunerd.watch.figures import Reading, Served
+from tunerd.watch.guards import Act, Decision, Policy
+
+BASIS = Basis(
+    slowest_tok_s=50.0, deepest_tokens=2000, n_samples=9, previous_tok_s=52.0, headroom_mib=200
+)
+LIFE = "one"
+
+
+def look(number: int, **changed: object) -> Look:
+    """The n-th look at a healthy server."""
+    healthy = Look(
+        at_s=30.0 * number, life=LIFE, is_active=True, is_ready=True, n_restarts=0,
+        cpu_s=5.0, anonymous_mib=4000, vram_free_mib=500, vram_own_mib=9000,
+    )  # fmt: skip
+    return replace(healthy, **changed)  # type: ignore[arg-type]
+
+
+def test_the_limit_of_the_prompt_cache_is_that_of_the_command_line() -> None:
+    assert cache_ram_mib(("llama-server", "--cache-ram", "512")) == 512
+    assert cache_ram_mib(("llama-server", "-cram", "0")) == 0
+    assert cache_ram_mib(("llama-server", "-cram", "-1")) is None
+    assert cache_ram_mib(("llama-server", "--cache-ram", "lots")) == 8192
+    assert cache_ram_mib(("llama-server",)) == 8192
+
+
+def taken(number: int, own_mib: int, free_mib: int) -> Look:
+    return look(number, vram_own_mib=own_mib, vram_free_mib=free_mib)
+
+
+DOWN: dict[str, Any] = {"life": None, "is_active": False, "is_ready": False}
+LEAK = [look(n, anonymous_mib=4000 + 4000 * n) for n in range(8)]
+TIGHT = [look(0), *(taken(n, 9440, 60) for n in range(1, 4))]
+# Looks, by what it is judged, and why it is taken back: not at all where there are no words.
+CASES: dict[str, tuple[list[Look], Basis, str]] = {
+    "it does as measured": ([look(n) for n in range(20)], BASIS, ""),
+    "it died and was started again": ([look(0), look(1, life="two", n_restarts=1)], BASIS, "died and was started again 1 time"),
+    "it died before the first look": ([look(n, n_restarts=2) for n in range(3)], BASIS, "2 times"),
+    "a person restarted it": ([look(0), look(1, life="two", n_restarts=0)], BASIS, ""),
+    "it may come up yet": ([look(0), *(look(n, **DOWN) for n in range(2))], BASIS, ""),
+    "it stays down": ([look(0), *(look(n, **DOWN) for n in range(3))], BASIS, "did not come back"),
+    "a person stopped it": ([look(0), *(look(n, **DOWN, is_stopped=True) for n in range(1, 9))], BASIS, ""),
+    "its memory only grows": (LEAK, BASIS, "grows"),
+    "its cache has no limit": (LEAK, replace(BASIS, cache_ram_mib=None), ""),
+    "its cache fills": ([look(n, anonymous_mib=min(4000 + 1500 * n, 12_192)) for n in range(12)], BASIS, ""),
+    "it grows without a cache": ([look(n, anonymous_mib=4000 + 1500 * n) for n in range(8)],
+                                 replace(BASIS, cache_ram_mib=0), "grows"),
+    "it took VRAM just now": (TIGHT[:3], BASIS, ""),
+    "it took VRAM": (TIGHT, BASIS, "60 MiB stay free"),
+    "none need stay free": (TIGHT, replace(BASIS, headroom_mib=None), ""),
+    "others took VRAM": ([look(0), *(taken(n, 9000, 20) for n in range(1, 6))], BASIS, ""),
+    "there was none from the first": ([taken(n, 9000, 20) for n in range(6)], BASIS, ""),
+    "nobody knows who took it": ([look(n, vram_free_mib=20, vram_own_mib=None) for n in range(6)], BASIS, ""),
+    "it loads anew": ([look(0), *(look(n, life="two", is_ready=False) for n in range(1, 20))], BASIS, ""),
+    "it loads": ([look(n, is_ready=False) for n in range(1, 20)], BASIS, ""),
+    # ik does not answer for its health while it reads a long prompt.
+    "it works and says nothing": ([look(0), *(look(n, is_ready=False, cpu_s=5.0 + 30.0 * n) for n in range(1, 9))],
+                                  BASIS, ""),
+    "it says nothing": ([look(0), *(look(n, is_ready=False, cpu_s=None) for n in range(1, 4))], BASIS,
+                        "did not answer 3 times"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("looks", "basis", "words"), CASES.values(), ids=CASES)
+def test_it_is_taken_back_for_what_is_its_own_fault_and_for_nothing_else(
+    looks: list[Look], basis: Basis, words: str
+) -> None:
+    found = judge(looks, basis)
+    assert words in (found or "")
+    assert (found is None) is (words == "")
+
+
+def test_the_floor_goes_by_what_served_before_where_that_is_known_and_else_lets_more_pass() -> None:
+    assert BASIS.floor_tok_s == 50.0 * 0.9
+    assert replace(BASIS, previous_tok_s=30.0).floor_tok_s == 30.0 * 0.9
+    assert replace(BASIS, previous_tok_s=None).floor_tok_s == 50.0 * 0.75
+    assert Basis().floor_tok_s is None, "nothing was measured"
+
+
+def test_starts_that_the_swap_itself_needed_are_no_deaths() -> None:
+    after = [look(n, n_restarts=2) for n in range(3)]
+    assert judge(after, BASIS, restarts=2) is None
+    died = judge([*after, look(3, life="two", n_restarts=3)], BASIS, restarts=2)
+    assert died == "it died and was started again 1 time"
+
+
+# Drift
+
+CONFIRMED = Confirmed(40.0, 0.6, "580.95", "aaa")
+
+
+def no_log(_since_s: float) -> LogSpan:
+    """A server that says nothing of its requests."""
+    return LogSpan((), None)
+
+
+def drift_look(
+    work: Served | None,
+    *,
+    at_s: float = 0.0,
+    life: str = "life-1",
+    n_at_work: int = 0,
+    driver_version: str | None = "580.95",
+    others_mib: int | None = 500,
+    is_throttled: bool = False,
+) -> Reading:
+    """What happened since the look before, and the conditions now."""
+    found = a_reading(at_s, life=life, served=work, slots_busy=n_at_work)
+    (card,) = found.gpus or ()
+    heat = ("power brake",) if is_throttled else ()
+    card = replace(card, others_mib=others_mib, throttle_reasons=heat)
+    return replace(found, gpus=(card,), driver_version=driver_version)
+
+
+def live(
+    *speeds: float,
+    state: Drift | None = None,
+    policy: Policy = "advise",
+    acceptance: float = 0.7,
+    engine_sha256: str | None = "aaa",
+    confirmed: Confirmed = CONFIRMED,
+    **changed: Any,
+) -> tuple[Drift, list[Decision]]:
+    state, found = state or Drift(no_log), []
+    for speed in speeds:
+        work = served(600, speed, n_drafted=400, n_accepted=round(400 * acceptance))
+        decision = state.after(
+            drift_look(work, **changed), confirmed, policy, engine_sha256=engine_sha256
+        )
+        found += [] if decision is None else [decision]
+    return state, found
+
+
+def test_one_slow_answer_is_no_drift_and_three_in_a_row_are() -> None:
+    assert live(50, 30, 50, 30, 30, 50)[1] == []
+    _, (decision,) = live(50, 30, 30, 30, 30, 30)
+    assert decision.act is Act.NOTHING
+    assert "30.0, 30.0, 30.0 tok/s" in decision.evidence
+    assert "at least 40.0 were confirmed" in decision.evidence
+
+
+def test_short_answers_add_up_before_they_count() -> None:
+    state, work = Drift(no_log), drift_look(served(32, 20.0))
+    found = [state.after(work, CONFIRMED, "advise") for _ in range(50)]
+    assert len(state.stretches) == 50 * 32 // 512
+    assert sum(one is not None for one in found) == 1
+
+
+def test_drafts_that_are_wrong_more_often_are_a_drift_of_their_own() -> None:
+    _, (decision,) = live(50, 50, 50, acceptance=0.5)
+    assert "0.50, 0.50, 0.50 of the drafts accepted" in decision.evidence
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"driver_version": "590.10"}, "driver was 580.95 and is 590.10"),
+        ({"engine_sha256": "bbb"}, "another build"),
+        ({"is_throttled": True}, "throttled in 3 of 3 looks"),
+        ({"others_mib": 900}, "others hold 900 MiB of VRAM, 400 more"),
+        ({}, "nothing that is watched tells why"),
+        ({"driver_version": None, "engine_sha256": None, "others_mib": None}, "nothing that"),
+    ],
+)
+def test_the_likely_cause_is_told(changed: dict[str, Any], words: str) -> None:
+    state, _ = live(50)
+    _, (decision,) = live(30, 30, 30, state=state, policy="act", **changed)
+    assert words in decision.text
+    assert decision.act is Act.NOTHING, "a restart would not help"
+
+
+def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None:
+    state, (_,) = live(30, 30, 30)
+    state, found = live(50, 50, 50, 50, 50, state=state, life="life-2")
+    assert [one.kind for one in found] == ["drift-over"]
+
+
+def test_what_the_next_deployment_falls_behind_is_told_whatever_was_told_of_the_last() -> None:
+    state, (_,) = live(30, 30, 30)
+    faster = replace(CONFIRMED, floor_tok_s=60.0)
+    _, found = live(50, 50, 50, 50, state=state, life="life-2", confirmed=faster)
+    assert [one.kind for one in found] == ["drift"]
+
+
+# What is held against no server: speeds that requests shared, and those of deep conversations
+
+FLOOR = Confirmed(40.0, None)
+
+
+@pytest.mark.parametrize(
+    ("seen", "kept"),
+    [
+        # What several requests did is counted when they end, and is left out.
+        (((50, 0), (None, 3), (20, 0), (50, 0)), 2),
+        (((50, 1), (50, 0), (50, 1), (50, 1)), 4),  # one after the other
+        # While one of several goes on nothing of it counts.
+        (((None, 2), (20, 1), (20, 1), (20, 0), (50, 0), (50, 1)), 2),
+    ],
+)
+def test_what_requests_shared_counts_for_none(
+    seen: tuple[tuple[float | None, int], ...], kept: int
+) -> None:
+    state = Drift(no_log)
+    for speed, n_busy in seen:
+        look = drift_look(None if speed is None else served(600, speed), n_at_work=n_busy)
+        assert state.after(look, FLOOR, "advise") is None
+    assert [one.tok_s for one in state.stretches] == [50] * kept
+
+
+def test_a_new_life_has_shared_nothing() -> None:
+    state = Drift(no_log)
+    state.after(drift_look(None, n_at_work=3), FLOOR, "advise")
+    state.after(drift_look(served(600, 50.0), life="life-2"), FLOOR, "advise")
+    assert len(state.stretches) == 1
+
+
+# Depth
+
+DEEP = replace(FLOOR, deepest_tokens=4000)
+DECAY = Decision("drift", Act.RESTART, "warning", "it decays", "30 tok/s")
+
+
+def request(depth: int, tok_s: float, *, n: int = 400, concurrency: int = 1) -> LoggedRequest:
+    return logged(depth, n, tok_s=tok_s, concurrency=concurrency)
+
+
+def closer(*requests: LoggedRequest) -> Decision | None:
+    return look_closer(DECAY, requests, DEEP)
+
+
+def test_a_conversation_that_grew_deep_is_slower_for_reasons_of_its_own() -> None:
+    grown = [request(depth, 60 - depth / 1000) for depth in range(6000, 40_000, 2000)]
+    assert closer(*grown) is None
+    assert closer(request(3000, 50), request(3000, 50), *grown) is None, "the like ones are fast"
+    assert closer(request(3000, 20), request(3000, 20), *grown) is not None
+
+
+def test_the_newest_requests_that_are_alike_count() -> None:
+    slow = [request(3000, 20)] * 4
+    fast = [request(3000, 60)] * 20
+    decision = closer(*fast, *slow)
+    assert decision is not None
+    assert decision.act is Act.RESTART
+    assert decision.evidence.endswith("no deeper than those: 20.0 tok/s")
+    assert closer(*slow, *fast) is None
+
+
+def test_what_is_short_anyway_is_like_whatever_was_measured() -> None:
+    assert speed_of_alike([request(600, 20)] * 4, 250) is not None
+    assert speed_of_alike([request(6000, 20)] * 4, 250) is None
+
+
+def test_only_requests_like_those_measured_are_compared() -> None:
+    """Deep ones, short ones and those beside others are slower for reasons of their own."""
+    like = request(1100, 50, n=600)
+    unlike = [
+        request(30_000, 10),
+        replace(request(1100, 10), cached_n=None),
+        request(1100, 10, n=8),
+        request(1100, 10, concurrency=2),
+    ]
+    assert speed_of_alike([*unlike, like, *unlike], 2000) == pytest.approx(50)
+
+
+def test_a_stretch_whose_counters_were_told_late_began_when_they_were_told_last() -> None:
+    held = replace(served(1, 1.0), n_predicted=None, predicted_s=None, seconds=10.0)
+    state = Drift(no_log)
+    for at_s, work in (
+        (110.0, held),
+        (120.0, held),
+        (130.0, replace(served(900, 30.0), seconds=10.0)),
+        (140.0, replace(served(900, 30.0), seconds=10.0)),
+    ):
+        state.after(drift_look(work, at_s=at_s), FLOOR, "advise")
+    assert [one.since_s for one in state.stretches] == [100.0, 130.0]
