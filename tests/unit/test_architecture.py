@@ -40,7 +40,7 @@ FACES = {
     "measure": "answer bench compare evidence findings learn life pairs request "
     "results store trust",
     "sweep": "known laws plan promote record run schedule",
-    "watch": "daemon figures findings guarding history notices probation",
+    "watch": "daemon figures findings guarding history notices probation watcher",
     "doctor": "doctor",
     "fleet": "rollout shared steps study",
     "web": "charts page part report view",

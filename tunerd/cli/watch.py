@@ -49,7 +49,7 @@ def top_command(call: Call, once: bool, every_s: float) -> ActionResult:
       tunerd top
       tunerd top --once --json | jq .speeds
     """  # noqa: D301
-    from tunerd.watch.history import Top
+    from tunerd.watch.watcher import Top
 
     del once, every_s  # of the terminal
     call.top = call.top or Top(call.context()).look

@@ -40,8 +40,9 @@ from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch.figures import Event, next_look_s
 from tunerd.watch.guarding import BY_GUARD, CutShortError, Guarding, is_raise
-from tunerd.watch.history import HistoryKeeper, Telemetry, Watcher, history
+from tunerd.watch.history import HistoryKeeper, Telemetry, history
 from tunerd.watch.notices import Teller, forget_old_notices, leave_notice, send_left_notices
+from tunerd.watch.watcher import Watcher
 
 log = structlog.get_logger()
 # A wall clock that is stepped by more would leave jobs waiting for a time that comes late or never.

@@ -35,7 +35,7 @@ from tunerd.watch.drift import (
     usable,
 )
 from tunerd.watch.guards import Replanned
-from tunerd.watch.history import life_of
+from tunerd.watch.watcher import life_of
 
 _LOOK_BACK = 200
 

@@ -55,9 +55,10 @@ from tunerd.watch.guards import (
     look_at_oom,
     look_for_deaths,
 )
-from tunerd.watch.history import history, life_of, server_log
+from tunerd.watch.history import history
 from tunerd.watch.notices import Teller
 from tunerd.watch.probation import Probation
+from tunerd.watch.watcher import life_of, server_log
 
 ACT_UNIT = "tunerd-guard.service"
 CHECK_UNIT = "tunerd-guard-check.service"

@@ -52,7 +52,7 @@ from tunerd.watch.drift import (
     look_of,
 )
 from tunerd.watch.figures import UNKNOWN, Reading
-from tunerd.watch.history import server_log
+from tunerd.watch.watcher import server_log
 
 _MOST_TRIES = 3
 _EDITED = "somebody edited the unit"

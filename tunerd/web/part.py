@@ -41,7 +41,8 @@ from tunerd.operations import Asked, Call, JobRequest, Lane, asked, json_of, wor
 from tunerd.paths import FROM_ELSEWHERE
 from tunerd.profile.files import load_profile, parse_options
 from tunerd.result import ActionResult, ignore_progress
-from tunerd.watch.history import Telemetry, history, top
+from tunerd.watch.history import Telemetry, history
+from tunerd.watch.watcher import top
 from tunerd.web.routes import LOOKS, MAX_QUESTION_BYTES, Answer, bad_request, refused
 from tunerd.words import Mode
 

@@ -23,7 +23,7 @@ from tunerd.production.plan import make_plan
 from tunerd.production.rollback import rollback
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.watch.guarding import restart_server
-from tunerd.watch.history import life_of
+from tunerd.watch.watcher import life_of
 
 OLD, NEW = "mainline-2026-04-26", "mainline-2026-08-18"
 

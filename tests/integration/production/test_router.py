@@ -19,7 +19,7 @@ from tunerd.engine.health import Expectation
 from tunerd.errors import RolledBack
 from tunerd.production.status import status
 from tunerd.production.swap import SwapRequest, swap
-from tunerd.watch.history import Watcher
+from tunerd.watch.watcher import Watcher
 from tunerd.words import sha256
 
 UNIT = "llama-server.service"

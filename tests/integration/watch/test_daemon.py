@@ -21,7 +21,8 @@ from tests.support.stand_in import install
 from tests.support.waiting import until
 from tunerd.engine.health import HttpState
 from tunerd.watch.figures import Reading
-from tunerd.watch.history import Watcher, history
+from tunerd.watch.history import history
+from tunerd.watch.watcher import Watcher
 
 pytestmark = pytest.mark.llama
 LIMIT_S = 180.0

@@ -38,7 +38,8 @@ from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import Event
 from tunerd.watch.findings import check
 from tunerd.watch.guarding import CHECK_UNIT, MARGIN_KEY, Guarding
-from tunerd.watch.history import HistoryKeeper, Watcher, history
+from tunerd.watch.history import HistoryKeeper, history
+from tunerd.watch.watcher import Watcher
 from tunerd.words import sha256
 
 OOM = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8053.00 MiB on device 0: cudaMalloc failed: out of memory"

@@ -34,8 +34,8 @@ from tunerd.production.swap import swap
 from tunerd.result import Level
 from tunerd.tryout.local_service import Ending as Killed
 from tunerd.units.manager import LeaseRecord, LeaseSpec
-from tunerd.watch.history import Watcher
 from tunerd.watch.probation import Probation, show_probation, take_back
+from tunerd.watch.watcher import Watcher
 
 WATCH_S = 150.0
 EVERY_S = 30.0

@@ -24,7 +24,7 @@ from tunerd.production.own import SWEEP_UNIT
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.watch.daemon import Nights
 from tunerd.watch.figures import EngineNow, Event
-from tunerd.watch.history import Watcher
+from tunerd.watch.watcher import Watcher
 
 UNIT = "llama-server.service"
 LIMIT_S = 180.0
