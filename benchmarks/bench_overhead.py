@@ -28,16 +28,9 @@ from tests.support.server_process import serving
 from tunerd.app import Context
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.gpu import NvmlReader
-from tunerd.measure.life import Life, open_url, prompt_book
-from tunerd.measure.request import (
-    MTP_KINDS,
-    Composer,
-    PromptStock,
-    Request,
-    Route,
-    Suite,
-    body_of,
-)
+from tunerd.measure.life import Life, prompt_book
+from tunerd.measure.request import MTP_KINDS, Composer, PromptStock, Request, Route, Suite, body_of
+from tunerd.measure.target import open_url
 from tunerd.tryout.designed import SHAPES, design, write
 
 KINDS = [kind for kind in MTP_KINDS if kind != "long_code_review"]

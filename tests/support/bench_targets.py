@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from tests.support.bench_box import BenchBox
 from tunerd.measure.bench import OFF, ON, Session, result_of
-from tunerd.measure.life import open_url
 from tunerd.measure.request import BenchRequest, Suite
 from tunerd.measure.store import EvidenceStore
+from tunerd.measure.target import open_url
 from tunerd.measure.trust import Speculation
 from tunerd.result import ActionResult
 

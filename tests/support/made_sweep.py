@@ -16,8 +16,8 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.measure.answer import ClientTimes, Sample, Timings
 from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord
-from tunerd.measure.life import arm_record
 from tunerd.measure.store import EvidenceStore
+from tunerd.measure.target import arm_record
 from tunerd.profile.arm import Arm, Boot, Box, Policy, Request, Space
 from tunerd.profile.arm import Sample as SweepSample
 from tunerd.sweep.learner import Learner

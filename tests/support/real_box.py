@@ -15,7 +15,8 @@ from tests.support.server_process import ServerEndedError, serving
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.net import listening_pid
 from tunerd.measure.answer import Sample
-from tunerd.measure.life import Texts, open_url, prompt_book
+from tunerd.measure.life import Texts, prompt_book
+from tunerd.measure.target import open_url
 from tunerd.production.lease import Candidate, Held
 from tunerd.profile.arm import Arm, Boot
 from tunerd.sweep.box import House, LeaseBox

@@ -38,7 +38,7 @@ FACES = {
     "production": "apply checks emit gate journal lease measurement own plan power probation "
     "profiles recover rollback status unattended",
     "measure": "answer bench compare evidence findings learn life pairs request "
-    "results store trust",
+    "results store target trust",
     "sweep": "known laws plan promote record run schedule",
     "watch": "daemon figures findings guarding history notices probation watcher",
     "doctor": "doctor",

@@ -19,18 +19,7 @@ from tunerd.measure.compare import answering, context_tokens, plan_side, side_of
 from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.findings import SERVING, ArmData, beside_published, figures, findings, mtp_table
 from tunerd.measure.learn import workload_for
-from tunerd.measure.life import (
-    LIVE,
-    PROOF_KINDS,
-    Answered,
-    Life,
-    Target,
-    letters_per_token,
-    open_candidate,
-    open_live,
-    open_url,
-    prompt_book,
-)
+from tunerd.measure.life import PROOF_KINDS, Answered, Life, prompt_book
 from tunerd.measure.request import (
     FEW_TOKENS,
     BenchRequest,
@@ -47,6 +36,14 @@ from tunerd.measure.request import (
 )
 from tunerd.measure.results import arm_json, ending, rates_seen, sample_json
 from tunerd.measure.store import EvidenceStore, demand_storable
+from tunerd.measure.target import (
+    LIVE,
+    Target,
+    letters_per_token,
+    open_candidate,
+    open_live,
+    open_url,
+)
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device
 from tunerd.production.lease import Candidate, demand_alone, hold, outlook

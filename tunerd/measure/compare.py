@@ -23,7 +23,7 @@ from tunerd.measure.answer import Answer, Sample
 from tunerd.measure.evidence import ArmRecord, RunRecord, SummaryRecord, TurnTime, VerdictRecord
 from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair, turns_of
 from tunerd.measure.learn import workload_for
-from tunerd.measure.life import LIVE, Life, Target, Texts, open_candidate, prompt_book
+from tunerd.measure.life import Life, Texts, prompt_book
 from tunerd.measure.request import (
     BenchRequest,
     Prompt,
@@ -35,6 +35,7 @@ from tunerd.measure.request import (
 )
 from tunerd.measure.results import ending, rates_seen
 from tunerd.measure.store import EvidenceStore, demand_storable
+from tunerd.measure.target import LIVE, Target, open_candidate
 from tunerd.measure.trust import not_as_meant
 from tunerd.production.lease import Held, Outlook, demand_alone, hold, outlook
 from tunerd.production.plan import Plan, make_plan

@@ -1,28 +1,21 @@
-"""One life of a measured server: who it is, what it is asked, and what happened beside it."""
+"""One life of a measured server: what it is asked, and what happened beside it."""
 
 from __future__ import annotations
 
 import os
 import random
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from tunerd import __version__
 from tunerd.app import Context
-from tunerd.engine.conditions import FingerprintReader
-from tunerd.engine.fingerprint import Fingerprint
-from tunerd.engine.flags import compared_environment, named_files, without_secrets
-from tunerd.engine.health import HttpState
-from tunerd.engine.server import Address, LlamaServer, listed_models
-from tunerd.engine.serving import address_now, hides_words, read_live_unit
-from tunerd.errors import BenchError, UsageError
+from tunerd.engine.server import LlamaServer
+from tunerd.errors import BenchError
 from tunerd.machine.clock import polls
-from tunerd.machine.host import cpu_seconds, process_cpu_s, process_facts
+from tunerd.machine.host import cpu_seconds, process_cpu_s
 from tunerd.machine.process import family_of
 from tunerd.measure import trust
 from tunerd.measure.answer import (
@@ -36,13 +29,11 @@ from tunerd.measure.answer import (
     read_answer,
     read_counters,
 )
-from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.request import (
     THOUGHT_TOKENS,
     TOOL_KINDS,
     USUAL_LETTERS_PER_TOKEN,
     Composer,
-    Frame,
     Prompt,
     PromptBook,
     PromptStock,
@@ -54,369 +45,10 @@ from tunerd.measure.request import (
     read_prompts,
     warm_up,
 )
-from tunerd.production.checks import explain
-from tunerd.production.gate import ENGINE, replaced_under, why_it_ended
-from tunerd.production.lease import Candidate
+from tunerd.measure.target import NoAnswer, Target, letters_per_token
 from tunerd.profile.workload import MIXED, RequestClass
-from tunerd.result import Message, note, warning
-from tunerd.units.generations import Generation
-from tunerd.units.live import is_same_command
+from tunerd.result import Message, warning
 from tunerd.words import all_known
-
-# What a bench measures: the live unit, a candidate, or a server that is known by its address alone.
-
-LIVE = "live"  # what the unit is called that serves now
-_ASK_S = 10.0
-# What a server says of itself is believed within these: no context is larger (the longest of models
-# is 10 million tokens), and no vocabulary cuts common text into such pieces.
-_MOST_CONTEXT = 1 << 24
-_SAID = "what-a-user-says"
-_MOST_FRAME = 1 << 16  # letters; a template that says more is none
-_LETTERS_PER_TOKEN = (0.5, 50.0)
-_OK = 200
-_UNKNOWN = trust.Speculation(None)
-# Each look at the counters is work for the server, and resets gauges that others may read.
-SCRAPE_S = 5.0
-
-
-class NoAnswer(BenchError):
-    """The server gave no answer to a request that it must answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One running server that is measured.
-
-    Attributes:
-        arm: What is stored of it.
-        server: How it is asked.
-        life: Names its process; another name means that it was started again.
-        why_ended: Why it ended, in words; None while it runs, or where that cannot be told.
-        pids: Its processes, to tell its memory from that of others.
-        is_llama: Whether it has llama-server's own routes and keys.
-        route: How it is asked for a completion, as long as no life of it has shown otherwise.
-        model: The name to ask for on OpenAI routes.
-        n_ctx: Context of one request; None where unknown.
-        most_tokens: The longest answer that it gives; None for no limit, or where it does not say.
-        speculation: What it is meant to do.
-        overrides: What is sent with each request beside the usual.
-        frame: What its template puts around what a user says; None where it does not tell.
-        messages: What should be said of it.
-        unit: Whose it is, or in whose place it runs; None of one that is known by its address alone.
-        profile: What it was planned from.
-        scrape_s: How often its counters may be read [s]; those of a candidate have no other reader.
-    """
-
-    arm: ArmRecord
-    server: LlamaServer
-    life: Callable[[], str | None]
-    why_ended: Callable[[], str | None]
-    pids: tuple[int, ...] = ()
-    is_llama: bool = True
-    route: Route = Route.TEXT
-    model: str | None = None
-    n_ctx: int | None = None
-    most_tokens: int | None = None
-    speculation: trust.Speculation = _UNKNOWN
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    frame: Frame | None = None
-    messages: tuple[Message, ...] = ()
-    unit: str | None = None
-    profile: str | None = None
-    scrape_s: float = SCRAPE_S
-
-    @property
-    def name(self) -> str:
-        """The name of its arm."""
-        return self.arm.name
-
-
-# What a file that was replaced leaves unknown of a fingerprint, else that of its models.
-_PARTS = {ENGINE: "engine_sha256", "model.chat_template_file": "template_sha256"}
-
-
-def open_live(ctx: Context) -> Target:
-    """The unit that serves now.
-
-    Raises:
-        BenchError: it does not run, cannot be reached, or runs with other arguments than its file has.
-    """
-    live = read_live_unit(ctx)
-    state = ctx.services.state(live.unit)
-    hint = "`tunerd status`; or `tunerd bench PROFILE` for a candidate"
-    if not state.is_active or state.main_pid is None:
-        raise BenchError(f"{live.unit} does not run", cause=state.active_state, hint=hint)
-    address = address_now(ctx, live, state)
-    if address is None or live.argv is None:
-        way = live.serving.asked_otherwise
-        cause = live.problem if way is None else f"it answers {way}, where tunerd cannot ask it"
-        raise BenchError(f"cannot tell how {live.unit} is reached", cause=cause, hint=hint)
-    # What runs must be what the unit says: it may have been edited since it was started.
-    is_same = _runs_with(live.argv, state.main_pid)
-    if is_same is False:
-        cause = "it was edited after the server was started"
-        hint = f"`{ctx.systemctl} restart {live.unit}`, or `tunerd verify`"
-        if hides_words(live):
-            cause = f"`{live.program}`, which it starts, is a script and gives its server others"
-            hint = f'let it end with the flags that it is given, "$@"; `{ctx.systemctl} status {live.unit}` shows them'
-        raise BenchError(
-            f"{live.unit} runs with other arguments than its file has", cause=cause, hint=hint
-        )
-    server = LlamaServer(address, ctx.clock)
-    state_now = server.health(timeout_s=_ASK_S)
-    if state_now is not HttpState.READY:
-        raise BenchError(
-            f"the server at {address.url} is {state_now}", hint="wait until it is ready"
-        )
-    entry = ctx.generations.serving(live.unit)
-    generation = entry.generation if entry is not None else None
-    if generation is not None and tuple(generation.argv) != tuple(live.argv):
-        generation = None
-    reader = FingerprintReader(ctx)
-    arm, problems = arm_record(reader, LIVE, live.argv, live.environment, generation)
-    for what, text in replaced_under(ctx, state).items():
-        part = _PARTS.get(what, "model_sha256")
-        arm, part = arm.under(**{part: None}), part.removesuffix("_sha256")
-        problems = (f"the {part} that is measured is not what stands there now: {text}", *problems)
-    if is_same is None:
-        problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)
-    profile = generation.profile if generation is not None else None
-    return _of_unit(ctx, live.unit, state.main_pid, server, live.argv, profile, arm, problems)
-
-
-def arm_record(
-    reader: FingerprintReader,
-    name: str,
-    argv: tuple[str, ...],
-    environment: Mapping[str, str],
-    generation: Generation | None = None,
-) -> tuple[ArmRecord, tuple[str, ...]]:
-    """The record of an arm, and why parts of its fingerprint are unknown.
-
-    Args:
-        reader: Of fingerprints.
-        name: Of the arm.
-        argv: The whole argument vector, program first.
-        environment: What its unit sets.
-        generation: What deployed it, where something did.
-    """
-    found, engine = reader.of(argv, environment), reader.engine(argv[0])
-    capabilities, version = engine.capabilities, engine.version
-    arm = ArmRecord(
-        name=name,
-        fingerprint=found.fingerprint,
-        engine=engine.name,
-        family=str(capabilities.family) if capabilities is not None else None,
-        engine_version=version.text if version is not None else None,
-        program=argv[0],
-        model_path=named_files(argv).get("model.path"),
-        argv=without_secrets(argv),
-        environment=compared_environment(environment),
-        origins=generation.origins if generation is not None else (),
-        generation=generation.number if generation is not None else None,
-    )
-    return arm, found.problems
-
-
-def open_candidate(
-    ctx: Context, candidate: Candidate, name: str, *, reader: FingerprintReader | None = None
-) -> Target:
-    """A candidate that serves.
-
-    Raises:
-        BenchError: it does not serve.
-    """
-    plan = candidate.plan
-    if candidate.fault is not None or candidate.serving is None:
-        fault = candidate.fault
-        raise BenchError(
-            f"`{name}` does not serve",
-            cause=None if fault is None else fault.words,
-            hint=None if fault is None else fault.hint,
-        )
-    server = LlamaServer(replace(candidate.address, pid=candidate.serving.pid), ctx.clock)
-    argv = plan.command.argv
-    reader = reader or FingerprintReader(ctx)
-    arm, problems = arm_record(reader, name, argv, candidate.environment)
-    arm = replace(arm, origins=explain(plan.command, plan.resolved))
-    pid = candidate.serving.pid
-    if _runs_with(argv, pid) is False:
-        raise BenchError(f"{candidate.unit} runs with other arguments than planned")
-    target = _of_unit(ctx, candidate.unit, pid, server, argv, plan.resolved.name, arm, problems)
-    return replace(target, scrape_s=0.0)
-
-
-def _of_unit(
-    ctx: Context,
-    unit: str,
-    pid: int,
-    server: LlamaServer,
-    argv: Sequence[str],
-    profile: str | None,
-    arm: ArmRecord,
-    problems: Sequence[str],
-) -> Target:
-    """A server that runs by a unit of this machine."""
-    return Target(
-        arm=arm,
-        server=server,
-        life=lambda: _life(ctx, unit),
-        why_ended=lambda: _why_ended(ctx, unit, pid),
-        pids=(pid,),
-        speculation=trust.speculation_of(argv),
-        messages=tuple(warning("cannot-tell", problem) for problem in problems),
-        unit=ctx.unit,
-        profile=profile,
-        **_asked(server),
-    )
-
-
-def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
-    """A server that is known by its address alone; it is called what it calls its model, without a label.
-
-    `URL#MODEL` asks for one of its models, otherwise it is the first that it lists.
-
-    Raises:
-        UsageError: it is no address of plain HTTP.
-        BenchError: nobody answers there.
-    """
-    url, _, wanted = url.partition("#")
-    address = _address_of_url(url, ctx.environment.get("OPENAI_API_KEY"))
-    server = LlamaServer(address, ctx.clock)
-    models = server.get("/v1/models", timeout_s=_ASK_S)
-    if models.status is None:
-        raise BenchError(
-            f"nobody answers at {address.url}",
-            cause=models.problem,
-            state="nothing was measured",
-            hint="start the server there, or give the address that it listens on",
-        )
-    is_llama = _is_llama(server)
-    listed = listed_models(models)
-    name = wanted or next(iter(listed), None)
-    called = label or name or "server"
-    arm = ArmRecord(name=called, fingerprint=Fingerprint(tunerd_version=__version__))
-    text = "only its address is known: what ran there is not part of the evidence"
-    messages = [note("by-address", text)]
-    if len(listed) > 1 and not wanted:
-        text = f"{called}: asked for `{name}`, the first of {len(listed)} models that it lists"
-        messages.append(note("first-model", text, "--url URL#MODEL asks for another"))
-    known: dict[str, Any] = {"route": Route.CHAT, "model": name}
-    if is_llama:
-        known = _asked(server) | {"model": name}
-    else:
-        text = "no llama-server: lengths are not fixed, and speeds are by the client's clock alone"
-        messages.append(note("no-timings", text))
-    return Target(
-        arm=arm,
-        server=server,
-        life=lambda: address.url,
-        why_ended=lambda: None,
-        is_llama=is_llama,
-        messages=tuple(messages),
-        **known,
-    )
-
-
-def _address_of_url(url: str, api_key: str | None = None) -> Address:
-    """The address in a URL; a path of `/v1` is what every such server has.
-
-    Raises:
-        UsageError: it is none of plain HTTP, or names an account: a URL is kept with what was measured.
-    """
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    is_plain = parts.scheme == "http" and parts.path.rstrip("/") in {"", "/v1"}
-    if not is_plain or not parts.hostname or port == -1 or "@" in parts.netloc:
-        hint = "http://HOST:PORT, with or without /v1; a key is taken from OPENAI_API_KEY"
-        raise UsageError(f"no address of a server with plain HTTP: `{url}`", hint=hint)
-    return Address(parts.hostname, port or 80, api_key)
-
-
-def _is_llama(server: LlamaServer) -> bool:
-    """Whether it has llama-server's own routes; a proxy before one may have none of them."""
-    props = server.get("/props", timeout_s=_ASK_S)
-    return props.status == _OK and isinstance(props.body, dict) and "total_slots" in props.body
-
-
-def _asked(server: LlamaServer) -> dict[str, Any]:
-    """What the server says of itself."""
-    props = server.get("/props", timeout_s=_ASK_S)
-    body = props.body if isinstance(props.body, dict) else {}
-    slots = server.get("/slots", timeout_s=_ASK_S)
-    rows = slots.body if isinstance(slots.body, list) else []
-    first = rows[0] if rows and isinstance(rows[0], dict) else {}
-    settings = body.get("default_generation_settings")
-    settings = settings if isinstance(settings, dict) else {}
-    sizes = (one.get("n_ctx") for one in (first, settings, body))
-    # True and false are numbers to Python.
-    known = (n for n in sizes if type(n) is int and 0 < n <= _MOST_CONTEXT)
-    return {
-        "model": server.alias(timeout_s=_ASK_S),
-        "n_ctx": next(known, None),
-        "most_tokens": _most_tokens(settings),
-        "frame": _frame_of(server),
-    }
-
-
-def _frame_of(server: LlamaServer) -> Frame | None:
-    """The template, with whatever the server's own settings make of it; None where it cannot be told."""
-    message = {"role": "user", "content": _SAID}
-    reply = server.post("/apply-template", {"messages": [message]}, timeout_s=_ASK_S)
-    text = reply.body.get("prompt") if isinstance(reply.body, dict) else None
-    if not isinstance(text, str) or text.count(_SAID) != 1 or len(text) > _MOST_FRAME:
-        return None
-    head, _, tail = text.partition(_SAID)
-    return Frame(head, tail)
-
-
-def _most_tokens(settings: Mapping[str, Any]) -> int | None:
-    """The server's own limit: mainline has it among the sampling parameters, ik flat."""
-    params = settings.get("params")
-    found = (params if isinstance(params, dict) else settings).get("n_predict")
-    return found if type(found) is int and found > 0 else None
-
-
-def count_tokens(server: LlamaServer, text: str, *, timeout_s: float = _ASK_S) -> int | None:
-    """How many tokens a text has by the server's own count; None where it cannot tell."""
-    reply = server.post("/tokenize", {"content": text}, timeout_s=timeout_s)
-    tokens = reply.body.get("tokens") if isinstance(reply.body, dict) else None
-    return len(tokens) if isinstance(tokens, list) and tokens else None
-
-
-def letters_per_token(server: LlamaServer, book: PromptBook) -> float:
-    """How many letters of usual text a token has; the usual number where the server cannot tell."""
-    text = PromptStock(book, random.Random("letters")).filler(_LETTERS)  # noqa: S311 -- only counted
-    n_tokens = count_tokens(server, text)
-    found, (least, most) = len(text) / (n_tokens or 1), _LETTERS_PER_TOKEN
-    return found if n_tokens and least <= found <= most else USUAL_LETTERS_PER_TOKEN
-
-
-def _runs_with(argv: Sequence[str], pid: int) -> bool | None:
-    """Whether a process has exactly these arguments; None where they cannot be read."""
-    facts = process_facts(pid)
-    return is_same_command(argv, facts.cmdline if facts is not None else None)
-
-
-def _life(ctx: Context, unit: str) -> str | None:
-    """The name of the life that a unit's server has now; None while it has none."""
-    state = ctx.services.state(unit)
-    if not state.is_active or state.main_pid is None:
-        return None
-    return state.invocation_id or f"process {state.main_pid}"
-
-
-def _why_ended(ctx: Context, unit: str, pid: int) -> str | None:
-    state = ctx.services.state(unit)
-    if state.is_active and state.main_pid == pid:
-        return None
-    if state.is_active:
-        return "it was started again"
-    return why_it_ended(ctx, unit).failure.words
-
 
 # Looks at the machine while something is measured: GPUs during a request, counters between them.
 
@@ -890,9 +522,6 @@ def _details(request: Request, prompt: Prompt, answer: Answer) -> dict[str, Any]
     return found
 
 
-# The texts of a mix of requests: the same name gives the same text, whatever was asked before it.
-
-_LETTERS = 20_000  # of text by which the length of a token is told
 _ANY_KIND = ("code", "chat", "summary", "math", "creative")
 # Texts that a drafter finds easy; a gate may keep every draft of one of them back.
 PROOF_KINDS = ("code", "math", "chat")

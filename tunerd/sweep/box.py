@@ -30,18 +30,14 @@ from tunerd.measure.life import (
     SLOT_S,
     Answered,
     Life,
-    NoAnswer,
-    Target,
     Texts,
-    count_tokens,
     look_at_processors,
-    open_candidate,
-    open_live,
     prompt_book,
     tool_call_is_whole,
 )
 from tunerd.measure.request import Prompt
 from tunerd.measure.request import Request as BenchRequest
+from tunerd.measure.target import NoAnswer, Target, count_tokens, open_candidate, open_live
 from tunerd.measure.trust import OTHERS_SLACK_MIB, ProcessorLook, is_processor_taken
 from tunerd.production.lease import Candidate, Held
 from tunerd.production.measurement import measuring_pids

@@ -23,8 +23,8 @@ from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError,
 from tunerd.machine.files import is_locked, stamp_of
 from tunerd.measure import compare
 from tunerd.measure.learn import find_workload, workload_for
-from tunerd.measure.life import LIVE
 from tunerd.measure.results import candidates, here_of, imported, rates_seen
+from tunerd.measure.target import LIVE
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device
 from tunerd.operations import SHORT_KEYS

@@ -22,9 +22,9 @@ from tunerd.errors import (
     TunerdError,
     UsageError,
 )
-from tunerd.measure.life import NoAnswer
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import reading
+from tunerd.measure.target import NoAnswer
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan, make_plan, plan
 from tunerd.production.rollback import rollback

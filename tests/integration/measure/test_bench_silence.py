@@ -26,9 +26,10 @@ from tunerd.machine.host import process_cpu_s
 from tunerd.machine.process import family_of, start
 from tunerd.measure.bench import Session
 from tunerd.measure.evidence import ArmRecord
-from tunerd.measure.life import Life, Silence, Target, open_url
+from tunerd.measure.life import Life, Silence
 from tunerd.measure.request import BenchRequest, Prompt, Request, Suite
 from tunerd.measure.store import EvidenceStore
+from tunerd.measure.target import Target, open_url
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from tests.support.bench_box import BenchBox
 from tests.support.receiver import answered_by
-from tunerd.measure.life import Life, open_url
+from tunerd.measure.life import Life
 from tunerd.measure.request import Prompt, Request, Suite
+from tunerd.measure.target import open_url
 
 N_TOKENS = 64
 TOKEN_S = 0.002

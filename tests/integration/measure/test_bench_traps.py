@@ -29,8 +29,9 @@ from tests.support.stand_in import StandIn
 from tunerd.errors import BenchError, UsageError
 from tunerd.machine.facts import GpuProcess
 from tunerd.measure.answer import Mark
-from tunerd.measure.life import Answered, Life, Texts, TrafficWatch, open_url, prompt_book
+from tunerd.measure.life import Answered, Life, Texts, TrafficWatch, prompt_book
 from tunerd.measure.request import WARM_UP_TOKENS, Prompt, Request, Suite
+from tunerd.measure.target import open_url
 from tunerd.profile.workload import RequestClass
 from tunerd.result import ActionResult
 from tunerd.tryout.designed import SHAPES, design, write

@@ -17,7 +17,7 @@ from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tunerd.engine.choice import PlanRequest
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.errors import DeployError, Preempted
-from tunerd.measure.life import open_live
+from tunerd.measure.target import open_live
 from tunerd.production.lease import demand_return, hold
 from tunerd.production.plan import make_plan
 from tunerd.production.rollback import rollback

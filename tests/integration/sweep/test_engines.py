@@ -20,15 +20,9 @@ from tunerd.machine.clock import SystemClock
 from tunerd.measure.answer import Sample as MeasuredSample
 from tunerd.measure.answer import read_answer
 from tunerd.measure.compare import CandidateLife, CandidateStand
-from tunerd.measure.life import (
-    Life,
-    Target,
-    Texts,
-    count_tokens,
-    open_url,
-    prompt_book,
-)
+from tunerd.measure.life import Life, Texts, prompt_book
 from tunerd.measure.pairs import Asked, Unusable
+from tunerd.measure.target import Target, count_tokens, open_url
 from tunerd.production.lease import Held
 from tunerd.profile.arm import Arm, Preempted, Request, Sample
 from tunerd.profile.workload import RequestClass, Workload
