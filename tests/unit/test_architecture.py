@@ -22,8 +22,8 @@ PACKAGE = ROOT / "tunerd"
 # From the bottom to the top: what is named later may import what is named before, and nothing else.
 ORDER = (
     "errors", "words", "paths", "calendar", "settings", "result", "records", "log", "machine", "units", "model", "tryout",
-    "app", "profile", "operations", "engine", "production", "jobs", "measure", "sweep", "watch", "doctor", "fleet",
-    "web", "cli", "__main__",
+    "app", "profile", "settings_file", "operations", "engine", "production", "jobs", "measure", "sweep", "watch",
+    "doctor", "fleet", "web", "cli", "__main__",
 )  # fmt: skip
 
 # What others import of each package; the rest of its modules are its own business.
@@ -86,7 +86,7 @@ OWNERS = {
     "select": "cli/output",
     "multiprocessing": "",
     "asyncio": "tryout/supervisor",
-    "tunerd.settings": "app cli/output fleet/rollout sweep/schedule watch/daemon watch/notices",
+    "tunerd.settings": "app cli/output fleet/rollout settings_file watch/daemon watch/notices",
     "tunerd.log": "cli/watch",
 }
 # Entry points read it once and pass it on; the supervisor's process has one of its own.

@@ -499,7 +499,7 @@ def show_settings(call: Call) -> ActionResult:
     Example:
       tunerd settings
     """  # noqa: D301
-    from tunerd.sweep.schedule import show_settings as show
+    from tunerd.settings_file import show_settings as show
 
     return show(call.context())
 
@@ -520,8 +520,8 @@ def set_settings(call: Call, key: str, words: tuple[str, ...]) -> ActionResult:
       sudo tunerd settings set models.dirs /srv/models /srv/more
       sudo tunerd settings set sweep.promote auto
     """  # noqa: D301
+    from tunerd.settings_file import set_setting
     from tunerd.sweep.plan import check_setting
-    from tunerd.sweep.schedule import set_setting
 
     return set_setting(call.context(), key, words, check=check_setting)
 
@@ -536,7 +536,7 @@ def unset_settings(call: Call, key: str) -> ActionResult:
     Example:
       sudo tunerd settings unset sweep.promote
     """  # noqa: D301
-    from tunerd.sweep.schedule import set_setting
+    from tunerd.settings_file import set_setting
 
     return set_setting(call.context(), key, (), check=None)
 

@@ -184,7 +184,7 @@ def set_(call: Call, guard: str, policy: str) -> ActionResult:
     Example:
       tunerd guard set hang advise
     """  # noqa: D301
-    from tunerd.sweep.schedule import set_keys
+    from tunerd.settings_file import set_keys
 
     ctx, keys = call.context(), {f"guards.{guard}": policy}
     return set_keys(ctx, "guard set", keys, "tunerd guard show")

@@ -80,7 +80,7 @@ from tunerd.production.status import history, interrupted, status, unsupervised,
 from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
-from tunerd.sweep.schedule import show_settings
+from tunerd.settings_file import show_settings
 from tunerd.units.live import UNIX_SOCKET, LiveUnit, is_same_command
 from tunerd.units.manager import UnitState
 from tunerd.words import Mode

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.local_box import Box
 from tunerd.errors import TunerdError
+from tunerd.settings_file import set_setting
 from tunerd.sweep.plan import check_setting
-from tunerd.sweep.schedule import set_setting
 
 SHIPPED = Path(__file__).parents[3] / "units" / "tunerd.toml"
 
