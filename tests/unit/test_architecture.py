@@ -58,7 +58,7 @@ PURE = {
     "engine": "capabilities emit fingerprint flags health importer log",
     "production": "checks",
     "measure": "answer evidence findings pairs request trust",
-    "sweep": "challenge costs known laws learner limits night observations search space tuner",
+    "sweep": "challenge context costs known laws learner limits night observations search space tuner",
     "watch": "drift figures guards",
     "doctor": "facts rules",
     "fleet": "steps",

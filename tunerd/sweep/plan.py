@@ -50,7 +50,7 @@ from tunerd.profile.layers import Layer, Resolved
 from tunerd.profile.schema import POWER_LIMIT, Range, all_keys, values_of, wrong_values
 from tunerd.profile.workload import Workload, WorkloadShape
 from tunerd.result import Level, Message, note, warning
-from tunerd.sweep.challenge import sizes_between
+from tunerd.sweep.context import sizes_between
 from tunerd.sweep.known import Known, published
 from tunerd.sweep.power import limits_of
 from tunerd.sweep.schedule import closed_text, deadline_of, window_of

@@ -40,7 +40,7 @@ from tunerd.profile.schema import nest
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, expected_turns, measure_live
-from tunerd.sweep.challenge import LUCK
+from tunerd.sweep.context import LUCK
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
 from tunerd.sweep.record import TAKEN_BACK, StoredSweep, after_failure, find_sweep, keep_decision
 from tunerd.sweep.space import changes

@@ -35,7 +35,8 @@ from tunerd.profile.arm import (
     plain,
 )
 from tunerd.profile.workload import Rates, Workload
-from tunerd.sweep.challenge import Carried, Challenge, Floor, Result, Widest, carried, mean_ms
+from tunerd.sweep.challenge import Carried, Challenge, Result, carried, mean_ms
+from tunerd.sweep.context import Floor, Widest
 from tunerd.sweep.known import Study, law_of
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse

@@ -12,7 +12,7 @@ from benchmarks.simulator.box import QUIET, Noise, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
 from tests.support.made_sweep import begun_search
 from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Refused, Request, Space
-from tunerd.sweep.challenge import Floor, sizes_between
+from tunerd.sweep.context import Floor, sizes_between
 from tunerd.sweep.tuner import Outcome, sentence_of
 
 SERVED = 131072
