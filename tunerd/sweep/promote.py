@@ -43,8 +43,7 @@ from tunerd.sweep.box import LiveTurn, expected_turns, measure_live
 from tunerd.sweep.context import LUCK
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
 from tunerd.sweep.record import TAKEN_BACK, StoredSweep, after_failure, find_sweep, keep_decision
-from tunerd.sweep.space import changes
-from tunerd.sweep.tuner import changed
+from tunerd.sweep.space import changed, changes
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UnitState
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -128,8 +129,6 @@ class SweepKeeper:
         served: Mapping[str, Any] | None = None,
     ) -> VerdictRecord:  # fmt: skip
         """What it came to; `served` says how its drafts compare with those of production's own requests."""
-        from tunerd.sweep.tuner import page_of
-
         evidence = outcome.evidence.to_json(with_samples=False)
         self._store.add_summary(self.number, SummaryRecord(KIND, EVIDENCE, None, evidence))
         page = page_of(self._store.sweep_events(self.number), evidence)
@@ -392,8 +391,6 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
         sweep = find_sweep(store, number)
         page = None if store is None else _page_kept(store, sweep.number)
         if page is None:
-            from tunerd.sweep.tuner import page_of  # scipy comes with the search
-
             events = () if store is None else store.sweep_events(sweep.number)
             page = page_of(events, sweep.evidence or {})
         joules = {} if store is None else store.joules_per_token(sweep.number)
@@ -455,3 +452,85 @@ def running_sweep(ctx: Context) -> int | None:
     words = record.purpose.split()
     is_sweep = len(words) > 1 and words[0] == "sweep" and words[1].isdigit()
     return int(words[1]) if is_sweep else None
+
+
+def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Heat maps, margins, classes, failures and pairs.
+
+    Args:
+        events: Starts and requests as `Sample.to_json` wrote them.
+        evidence: As `Evidence.to_json` wrote it; empty where the sweep did not come to its end.
+    """
+    wanted = evidence.get("wanted_tok_s")
+    return {
+        "arms": [{**one, "text": arm_text(one["arm"])} for one in evidence.get("arms", [])],
+        "heat": _heat(evidence.get("arms", [])),
+        "margins": _margins(events),
+        "classes": evidence.get("turns", []),
+        "failures": _failures(events),
+        "pairs": _pairs(evidence.get("challenges", [])),
+        "against": "what serves" if wanted is None else f"turns at {wanted:g} tok/s",
+        "n_starts": sum(event["event"] == "boot" for event in events),
+        "n_requests": sum(event["event"] == "request" for event in events),
+        "seconds": sum(float(event.get("seconds") or 0.0) for event in events),
+    }
+
+
+def _heat(arms: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turn time over n-max and p-min, the fastest of each point, by engine and kind."""
+    best: dict[tuple[str, str, int, float], Mapping[str, Any]] = {}
+    for one in arms:
+        arm = one["arm"]
+        key = (arm["engine"], arm["spec"], arm["n_max"], arm["p_min"])
+        known = best.get(key)
+        if one["believed_s"] is None:
+            continue
+        if known is None or one["believed_s"] < known["believed_s"]:
+            best[key] = one
+    return [
+        {"engine": engine, "spec": spec, "n_max": n_max, "p_min": p_min,
+         "measured_s": one["measured_s"], "predicted_s": one["predicted_s"],
+         "believed_s": one["believed_s"]}
+        for (engine, spec, n_max, p_min), one in sorted(best.items())
+    ]  # fmt: skip
+
+
+def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """VRAM left free with the context full by margin, and the margins that did not survive."""
+    found = []
+    for event in events:
+        if arm_from_json(event["arm"]).is_placed:
+            continue
+        is_fill = event.get("purpose") == "fill"
+        has_failed = event.get("failure") == "oom"
+        free = (event.get("answer") or {}).get("vram_free_min_mib")
+        if has_failed or (is_fill and free is not None):
+            found.append({"arm": event["arm"], "fit_mib": event["arm"]["fit_mib"],
+                          "free_mib": None if has_failed else free, "oom": has_failed})  # fmt: skip
+    return found
+
+
+def _failures(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    from tunerd.sweep.observations import FILL, TOOL  # which takes numpy
+
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for event in events:
+        # How long a prompt may be, and whether tools are known, is found out by asking.
+        is_question = event.get("failure") == "refused" and event.get("purpose") in {FILL, TOOL}
+        if event.get("failure") and not is_question:
+            counts[arm_text(event["arm"]), event["failure"]] += 1
+    return [{"arm": arm, "failure": why, "n": n} for (arm, why), n in counts.items()]
+
+
+def _pairs(challenges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"candidate": arm_text(one["candidate"]), "outcome": one["outcome"],
+         "reasons": list(one["reasons"]), "gain": one["gain"], "by_kind": one["by_kind"],
+         "log_ratios": [pair["log_ratio"] for pair in one["pairs"]]}
+        for one in challenges
+    ]  # fmt: skip
+
+
+def arm_text(arm: Mapping[str, Any]) -> str:
+    """An arm's JSON in words."""
+    return str(arm_from_json(arm))

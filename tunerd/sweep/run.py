@@ -49,6 +49,7 @@ from tunerd.sweep.record import (
     History,
     StoredSweep,
     SweepKeeper,
+    arm_text,
     find_sweep,
     history_of,
     running_sweep,
@@ -57,7 +58,8 @@ from tunerd.sweep.record import (
     unfinished,
 )
 from tunerd.sweep.schedule import deadline_of, demand_open, demand_time, least_time_s
-from tunerd.sweep.tuner import PROMOTE, Outcome, arm_text, changed, tune
+from tunerd.sweep.space import changed
+from tunerd.sweep.tuner import PROMOTE, Outcome, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
 from tunerd.words import counted, format_duration

@@ -306,6 +306,21 @@ def changes(arm: Arm, base: Base) -> dict[str, Any]:
     }
 
 
+_NAMES = ("engine", "spec", "n_max", "p_min", "fit_mib", "kv", "ubatch", "batch", "threads")
+
+
+def changed(arm: Arm, incumbent: Arm) -> str:
+    """In which attributes an arm differs from another."""
+    parts: Sequence[str] = [
+        f"{name} {getattr(incumbent, name)} -> {getattr(arm, name)}"
+        for name in _NAMES
+        if getattr(arm, name) != getattr(incumbent, name)
+        and not (name == "fit_mib" and arm.is_placed)
+    ]
+    extra = [f"{key} = {value}" for key, value in sorted(arm.extra - incumbent.extra, key=str)]
+    return ", ".join([*parts, *extra]) or "nothing"
+
+
 # Where a profile names no range. What can change the output, batches and threads stay as they are.
 USUAL_RANGES: Mapping[str, tuple[Any, ...]] = {
     N_MAX: (1, 2, 3, 4, 5, 6, 8),

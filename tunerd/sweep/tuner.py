@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -22,18 +22,7 @@ from tunerd.measure.pairs import (
     judge_challenge,
     pairs_needed,
 )
-from tunerd.profile.arm import (
-    BOOT,
-    Arm,
-    Box,
-    Policy,
-    Preempted,
-    Sample,
-    Space,
-    arm_from_json,
-    as_samples,
-    plain,
-)
+from tunerd.profile.arm import BOOT, Arm, Box, Policy, Preempted, Sample, Space, as_samples, plain
 from tunerd.profile.workload import Rates, Workload
 from tunerd.sweep.challenge import Carried, Challenge, Result, carried, mean_ms
 from tunerd.sweep.context import Floor, Widest
@@ -41,9 +30,9 @@ from tunerd.sweep.known import Study, law_of
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import Night, PathPoint, TimeUp
-from tunerd.sweep.observations import FILL, TOOL, as_asked, blocks_of, decode_ms
+from tunerd.sweep.observations import TOOL, as_asked, blocks_of, decode_ms
 from tunerd.sweep.search import Finalist, Search
-from tunerd.sweep.space import Grid, Left, build_grid
+from tunerd.sweep.space import Grid, Left, build_grid, changed
 from tunerd.words import all_known, format_duration
 
 Array = NDArray[np.float64]
@@ -777,9 +766,6 @@ def _in_words(result: Result) -> str:
     return f"{gain.estimate:.1%} faster over {gain.n_pairs} pairs{before}{interval}"
 
 
-_NAMES = ("engine", "spec", "n_max", "p_min", "fit_mib", "kv", "ubatch", "batch", "threads")
-
-
 def sentence_of(outcome: Outcome, incumbent: Arm, workload: str) -> str:
     """The verdict for people."""
     why = "; ".join(outcome.evidence.reasons)
@@ -789,95 +775,3 @@ def sentence_of(outcome: Outcome, incumbent: Arm, workload: str) -> str:
     if outcome.verdict == KEEP:
         return f"keep what serves: on {workload} {why}"
     return f"inconclusive: {why}"
-
-
-def changed(arm: Arm, incumbent: Arm) -> str:
-    """In which attributes an arm differs from another."""
-    parts: Sequence[str] = [
-        f"{name} {getattr(incumbent, name)} -> {getattr(arm, name)}"
-        for name in _NAMES
-        if getattr(arm, name) != getattr(incumbent, name)
-        and not (name == "fit_mib" and arm.is_placed)
-    ]
-    extra = [f"{key} = {value}" for key, value in sorted(arm.extra - incumbent.extra, key=str)]
-    return ", ".join([*parts, *extra]) or "nothing"
-
-
-def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """Heat maps, margins, classes, failures and pairs.
-
-    Args:
-        events: Starts and requests as `Sample.to_json` wrote them.
-        evidence: As `Evidence.to_json` wrote it; empty where the sweep did not come to its end.
-    """
-    wanted = evidence.get("wanted_tok_s")
-    return {
-        "arms": [{**one, "text": arm_text(one["arm"])} for one in evidence.get("arms", [])],
-        "heat": _heat(evidence.get("arms", [])),
-        "margins": _margins(events),
-        "classes": evidence.get("turns", []),
-        "failures": _failures(events),
-        "pairs": _pairs(evidence.get("challenges", [])),
-        "against": "what serves" if wanted is None else f"turns at {wanted:g} tok/s",
-        "n_starts": sum(event["event"] == "boot" for event in events),
-        "n_requests": sum(event["event"] == "request" for event in events),
-        "seconds": sum(float(event.get("seconds") or 0.0) for event in events),
-    }
-
-
-def _heat(arms: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turn time over n-max and p-min, the fastest of each point, by engine and kind."""
-    best: dict[tuple[str, str, int, float], Mapping[str, Any]] = {}
-    for one in arms:
-        arm = one["arm"]
-        key = (arm["engine"], arm["spec"], arm["n_max"], arm["p_min"])
-        known = best.get(key)
-        if one["believed_s"] is None:
-            continue
-        if known is None or one["believed_s"] < known["believed_s"]:
-            best[key] = one
-    return [
-        {"engine": engine, "spec": spec, "n_max": n_max, "p_min": p_min,
-         "measured_s": one["measured_s"], "predicted_s": one["predicted_s"],
-         "believed_s": one["believed_s"]}
-        for (engine, spec, n_max, p_min), one in sorted(best.items())
-    ]  # fmt: skip
-
-
-def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """VRAM left free with the context full by margin, and the margins that did not survive."""
-    found = []
-    for event in events:
-        if arm_from_json(event["arm"]).is_placed:
-            continue
-        is_fill = event.get("purpose") == "fill"
-        has_failed = event.get("failure") == "oom"
-        free = (event.get("answer") or {}).get("vram_free_min_mib")
-        if has_failed or (is_fill and free is not None):
-            found.append({"arm": event["arm"], "fit_mib": event["arm"]["fit_mib"],
-                          "free_mib": None if has_failed else free, "oom": has_failed})  # fmt: skip
-    return found
-
-
-def _failures(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for event in events:
-        # How long a prompt may be, and whether tools are known, is found out by asking.
-        is_question = event.get("failure") == "refused" and event.get("purpose") in {FILL, TOOL}
-        if event.get("failure") and not is_question:
-            counts[arm_text(event["arm"]), event["failure"]] += 1
-    return [{"arm": arm, "failure": why, "n": n} for (arm, why), n in counts.items()]
-
-
-def _pairs(challenges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {"candidate": arm_text(one["candidate"]), "outcome": one["outcome"],
-         "reasons": list(one["reasons"]), "gain": one["gain"], "by_kind": one["by_kind"],
-         "log_ratios": [pair["log_ratio"] for pair in one["pairs"]]}
-        for one in challenges
-    ]  # fmt: skip
-
-
-def arm_text(arm: Mapping[str, Any]) -> str:
-    """An arm's JSON in words."""
-    return str(arm_from_json(arm))

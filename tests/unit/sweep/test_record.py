@@ -1,4 +1,4 @@
-"""What follows a rollback by hand."""
+"""What is kept of a sweep: what its page says, and what follows a rollback by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from tests.fault.world import World
 from tunerd.machine.files import lock
 from tunerd.production.rollback import rollback
 from tunerd.production.swap import swap
+from tunerd.profile.arm import Arm, plain
 from tunerd.profile.files import TunedRecord, read_tuned, write_tuned
-from tunerd.sweep.record import after_rollback
+from tunerd.sweep.record import after_rollback, page_of
 
 
 def _deploy(world: World, alias: str) -> None:
@@ -38,3 +39,13 @@ def test_a_rollback_is_done_though_nothing_can_be_kept_of_it(world: World) -> No
     assert read_tuned(ctx, "night") is None
     (told,) = (one.text for one in done.messages if one.code == "tuned")
     assert "may still be in force" in told
+
+
+def test_a_fill_whose_length_was_found_by_asking_is_no_failure_of_its_arm() -> None:
+    arm = plain(Arm("ik", "off", 0, 0.0, 0, "f16", 512, 2048, 2))
+    told = [
+        {"event": "request", "arm": arm, "purpose": purpose, "failure": failure}
+        for purpose, failure in (("fill", "refused"), ("fill", "oom"), ("block", "refused"))
+    ]
+    page = page_of(told, {})
+    assert {(one["failure"], one["n"]) for one in page["failures"]} == {("oom", 1), ("refused", 1)}

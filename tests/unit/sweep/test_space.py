@@ -16,12 +16,12 @@ from tunerd.sweep.space import (
     Wishes,
     base_arm,
     build_grid,
+    changed,
     changes,
     plan_space,
     spec_of,
     variant_of,
 )
-from tunerd.sweep.tuner import changed
 
 VALUES: dict[str, Any] = {
     "speculation.type": "mtp",

@@ -14,11 +14,11 @@ from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
 from tests.support.made_sweep import narrow
 from tunerd.measure.pairs import LEAST_NAMED
-from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Space, plain
+from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Space
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.space import build_grid
-from tunerd.sweep.tuner import Outcome, most_of, page_of, planned_pairs, reserved_s
+from tunerd.sweep.tuner import Outcome, most_of, planned_pairs, reserved_s
 
 HOUR_S = 3600.0
 
@@ -316,13 +316,3 @@ def test_what_may_be_missed_bounds_the_best_of_all_arms_and_not_each_of_them(n_a
     means, sds = rng.normal(-0.01, 0.01, n_arms), rng.uniform(0.005, 0.02, n_arms)
     best = rng.normal(means, sds, (20_000, n_arms)).max(axis=1)
     assert np.mean(best < most_of(means, sds)) == pytest.approx(0.95, abs=0.006)
-
-
-def test_a_fill_whose_length_was_found_by_asking_is_no_failure_of_its_arm() -> None:
-    arm = plain(Arm("ik", "off", 0, 0.0, 0, "f16", 512, 2048, 2))
-    told = [
-        {"event": "request", "arm": arm, "purpose": purpose, "failure": failure}
-        for purpose, failure in (("fill", "refused"), ("fill", "oom"), ("block", "refused"))
-    ]
-    page = page_of(told, {})
-    assert {(one["failure"], one["n"]) for one in page["failures"]} == {("oom", 1), ("refused", 1)}
