@@ -155,18 +155,11 @@ def build_context(
         HostError: the mode cannot work here.
     """
     from tunerd.machine.gpu import NvmlReader
-    from tunerd.units.systemd import Systemd, has_system_manager, runtime_dir
+    from tunerd.units.systemd import has_system_manager
 
-    environment = dict(os.environ if environment is None else environment)
+    environment = _with_runtime_folder(os.environ if environment is None else environment)
     chosen = choose_mode(mode, environment)
     is_asked_for = bool(mode or environment.get("TUNERD_MODE"))
-    # What measures from cron or after `su`, and the daemon, meet in one folder.
-    runtime = runtime_dir(environment)
-    left = environment.pop("XDG_RUNTIME_DIR", None)
-    if runtime is not None:
-        environment["XDG_RUNTIME_DIR"] = str(runtime)
-    if left not in {None, str(runtime)}:  # whose bus is that of the same account
-        environment.pop("DBUS_SESSION_BUS_ADDRESS", None)
     paths = paths_for(chosen, environment)
     settings, settings_problem = (
         (load_settings(paths, environment), None)
@@ -182,27 +175,44 @@ def build_context(
         held = paths.generations_dir if paths.generations_dir.exists() else paths.state_dir
         if not os.access(held, os.R_OK):
             raise HostError("system mode needs root", hint=hint)
-    clock = SystemClock()
     files = Files()
-    services: ServiceManager
-    if chosen is Mode.LOCAL:
-        from tunerd.tryout.local import Local
-
-        services = Local(paths, may_start=start_supervisor, environment=environment)
-    else:
-        services = Systemd(chosen, paths, environment=environment)
     return Context(
         mode=chosen,
         paths=paths,
         settings=settings,
         environment=environment,
         data_dir=data_dir(),
-        clock=clock,
+        clock=SystemClock(),
         gpu=NvmlReader(),
-        services=services,
+        services=_services(chosen, paths, environment, may_start=start_supervisor),
         files=files,
         generations=Generations(paths.generations_dir, files),
         progress=progress,
         lacks_manager=chosen is Mode.LOCAL and not is_asked_for and has_system_manager(),
         settings_problem=settings_problem,
     )
+
+
+def _with_runtime_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """With the folder in which what measures from cron or after `su`, and the daemon, meet."""
+    from tunerd.units.systemd import runtime_dir
+
+    found, runtime = dict(environment), runtime_dir(environment)
+    left = found.pop("XDG_RUNTIME_DIR", None)
+    if runtime is not None:
+        found["XDG_RUNTIME_DIR"] = str(runtime)
+    if left not in {None, str(runtime)}:  # whose bus is that of the same account
+        found.pop("DBUS_SESSION_BUS_ADDRESS", None)
+    return found
+
+
+def _services(
+    mode: Mode, paths: Paths, environment: Mapping[str, str], *, may_start: bool
+) -> ServiceManager:
+    if mode is Mode.LOCAL:
+        from tunerd.tryout.local import Local
+
+        return Local(paths, may_start=may_start, environment=environment)
+    from tunerd.units.systemd import Systemd
+
+    return Systemd(mode, paths, environment=environment)

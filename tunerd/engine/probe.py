@@ -45,8 +45,8 @@ from tunerd.units.sandbox import Sandbox
 KEPT_RECORD = "identity.json"
 EMBEDDED_PROGRAM = "tunerd-llama-server"
 # The server, and the one program for everything that llama.cpp's installer brings (since June 2026).
-PROGRAM_NAMES = ("llama-server", "llama")
-FIT_PROGRAM = "llama-fit-params"
+_PROGRAM_NAMES = ("llama-server", "llama")
+_FIT_PROGRAM = "llama-fit-params"
 OF_A_UNIT = "unit "
 _MOST_SCRIPT_BYTES = 64 * 1024
 # A device, and what of it goes to the model, the context and what is computed [MiB].
@@ -80,7 +80,7 @@ class Found:
 
 def programs_in(folders: Iterable[Path], found_by: str) -> tuple[Found, ...]:
     """Programs with the name of an engine in these folders."""
-    programs = (folder / name for folder in folders for name in PROGRAM_NAMES)
+    programs = (folder / name for folder in folders for name in _PROGRAM_NAMES)
     return tuple(Found(program, found_by) for program in programs if _is_program(program))
 
 
@@ -246,10 +246,10 @@ def _dynamic_words(descriptor: int) -> list[bytes]:
     return [os.pread(descriptor, _MOST_BYTES, at).partition(b"\0")[0] for at in begins]
 
 
-PROBE_SCHEMA = 2
+_PROBE_SCHEMA = 2
 # All that a foreign program sees beside its own variables.
 BARE_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent"}
-PROBE_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT_S = 60.0
 # All threads of the account count, so a server that runs as it must fit in beside the probe.
 _PROBE_LIMITS = Limits(cpu_s=60, data_bytes=8 << 30, file_bytes=64 << 20, n_files=256, n_procs=4096)
 # What a program says that it maps is hashed; of a build with CUDA that is some 3 GiB.
@@ -306,7 +306,7 @@ class EngineProber:
     cache_dir: Path
     files: Files
     sandbox: Sandbox
-    timeout_s: float = PROBE_TIMEOUT_S
+    timeout_s: float = _PROBE_TIMEOUT_S
     tell: Callable[[str], object] = lambda _text: None
     patience_s: float = 5.0
 
@@ -337,7 +337,7 @@ class EngineProber:
                 f"`{found.program}` changed while it was looked at",
                 hint="wait until it is installed, and call again",
             )
-        self.files.remember(self._kept(quick), result, schema=PROBE_SCHEMA)
+        self.files.remember(self._kept(quick), result, schema=_PROBE_SCHEMA)
         return result
 
     def identity(self, found: Found) -> EngineIdentity:
@@ -402,7 +402,7 @@ class EngineProber:
             By the device's name, `Host` among them; None where the build has no such program, or it does
             not say.
         """
-        program = found.program.with_name(FIT_PROGRAM)
+        program = found.program.with_name(_FIT_PROGRAM)
         beside = replace(found, program=program, subcommand=())
         if found.subcommand:
             beside = replace(found, subcommand=("fit-params",))
@@ -496,7 +496,7 @@ class EngineProber:
         """Changes when the program file, its folder's libraries or its environment change."""
         program = real_path(found.program)
         try:
-            parts = [f"{PROBE_SCHEMA}", str(program)]
+            parts = [f"{_PROBE_SCHEMA}", str(program)]
             libraries = [path for path in sorted(program.parent.glob("lib*.so*")) if path.exists()]
             own = _embedded_files() if is_own_server(found.program) else ()
             for path in (program, *libraries, *own):
@@ -512,7 +512,7 @@ class EngineProber:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _remembered(self, quick: str) -> ProbeResult | None:
-        known = self.files.recall(ProbeResult, self._kept(quick), schema=PROBE_SCHEMA)
+        known = self.files.recall(ProbeResult, self._kept(quick), schema=_PROBE_SCHEMA)
         return known if known is not None and is_unchanged(known.identity) else None
 
     def _kept(self, quick: str) -> Path:
@@ -735,7 +735,7 @@ def kept_folder(engines_dir: Path, sha256: str | None) -> Path | None:
     return folder if sha256 and (folder / KEPT_RECORD).exists() else None
 
 
-PROOF_SCHEMA = 1
+_PROOF_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -745,7 +745,7 @@ class _Remembered:
 
 def read_proofs(cache_dir: Path, files: Files, identity: EngineIdentity) -> tuple[Proof, ...]:
     """The remembered proofs of a build; empty if there are none, or they cannot be read."""
-    found = files.recall(_Remembered, _path(cache_dir, identity), schema=PROOF_SCHEMA)
+    found = files.recall(_Remembered, _path(cache_dir, identity), schema=_PROOF_SCHEMA)
     return () if found is None else found.proofs
 
 
@@ -753,7 +753,7 @@ def remember_proofs(
     cache_dir: Path, files: Files, identity: EngineIdentity, proofs: tuple[Proof, ...]
 ) -> None:
     """Keep the proofs of a build."""
-    files.remember(_path(cache_dir, identity), _Remembered(proofs), schema=PROOF_SCHEMA)
+    files.remember(_path(cache_dir, identity), _Remembered(proofs), schema=_PROOF_SCHEMA)
 
 
 def _path(cache_dir: Path, identity: EngineIdentity) -> Path:

@@ -64,7 +64,7 @@ SLOT_S = 0.5  # in which the slot of the last answer is free
 
 
 @dataclass
-class GpuWatch:
+class _GpuWatch:
     """Reads the GPUs before, during and after one request, at most twice a second."""
 
     ctx: Context
@@ -209,7 +209,7 @@ class TrafficWatch:
 
 # One request of a bench: sent, watched, read, and judged by itself.
 
-First = Callable[[str], tuple[Request, Prompt]]
+_First = Callable[[str], tuple[Request, Prompt]]
 """Makes a first request of a kind of text."""
 
 # How long an answer may take: a hung server must end some day, a slow one must not be cut.
@@ -271,7 +271,7 @@ class Life:
 
     def warm_up(
         self,
-        first: First,
+        first: _First,
         *,
         drafts: bool | None,
         is_proved: bool = False,
@@ -406,7 +406,7 @@ class Life:
                     wait(begun, timeout=_HANG_UP_S)
 
     def _send(self, target: Target, request: Request, prompt: Prompt, position: int) -> Answered:
-        watch = GpuWatch(self.ctx, target.pids)
+        watch = _GpuWatch(self.ctx, target.pids)
         watch.look_now()
         processors = look_at_processors(target.pids)
         at_s = self.ctx.clock.now_s()
@@ -422,7 +422,7 @@ class Life:
                 overrides=target.overrides,
                 is_llama=target.is_llama,
             ),
-            timeout_s=limit_s(request),
+            timeout_s=_limit_s(request),
             meanwhile=watch.look,
             gives_up=Silence(self.ctx, target).is_over,
         )
@@ -486,7 +486,7 @@ class Life:
         return (warning("processors-taken", text, "measure again when nothing else runs"),)
 
 
-def limit_s(request: Request) -> float:
+def _limit_s(request: Request) -> float:
     """How long a request may take."""
     prompt_s = (request.depth_tokens or 0) / _LEAST_PREFILL_TOK_S
     decode_s = request.n_predict / _LEAST_DECODE_TOK_S
@@ -561,7 +561,7 @@ class Texts:
         if self.letters_per_token is None:
             self.letters_per_token = letters_per_token(server, self.book)
 
-    def first(self, life: Life) -> First:
+    def first(self, life: Life) -> _First:
         """What a life answers first, each time with another text."""
 
         def made(kind: str) -> tuple[Request, Prompt]:

@@ -45,7 +45,7 @@ _LETTERS_PER_TOKEN = (0.5, 50.0)
 _OK = 200
 _UNKNOWN = trust.Speculation(None)
 # Each look at the counters is work for the server, and resets gauges that others may read.
-SCRAPE_S = 5.0
+_SCRAPE_S = 5.0
 
 
 class NoAnswer(BenchError):
@@ -92,7 +92,7 @@ class Target:
     messages: tuple[Message, ...] = ()
     unit: str | None = None
     profile: str | None = None
-    scrape_s: float = SCRAPE_S
+    scrape_s: float = _SCRAPE_S
 
     @property
     def name(self) -> str:

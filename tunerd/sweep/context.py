@@ -108,7 +108,7 @@ class Floor(Challenge):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class _Seen:
     """What the starts of an arm showed; `problem` says why it does not do, `short_mib` by how much it is too tight.
 
     `full_tok_s` is the speed of a short answer behind a full context. What `is_refused` does not take the
@@ -141,7 +141,7 @@ class Widest:
         self._family = family
         self._prove = prove
         self._wanted = search.policy.at_least_tok_s or 0.0
-        self._seen: dict[Arm, Seen] = {}
+        self._seen: dict[Arm, _Seen] = {}
 
     @property
     def text(self) -> str:
@@ -200,7 +200,7 @@ class Widest:
         self._note(replace(self._seen[arm], problem=problem, may_pass=may_pass))
         return is_proved
 
-    def _note(self, seen: Seen) -> Seen:
+    def _note(self, seen: _Seen) -> _Seen:
         self._seen[seen.arm] = seen
         if seen.problem:
             self._search.limits.reject(seen.arm, seen.problem)
@@ -215,7 +215,7 @@ class Widest:
             known = limits.fails(arm)
             if known is not None:
                 short_mib = 0.0 if limits.walled(arm) is None else _OOM_STEP_MIB
-                seen = self._seen.setdefault(arm, Seen(arm, problem=known, short_mib=short_mib))
+                seen = self._seen.setdefault(arm, _Seen(arm, problem=known, short_mib=short_mib))
             else:
                 seen = self._look(arm)
                 seen = self._note(self._look(arm) if seen.may_pass else seen)
@@ -227,7 +227,7 @@ class Widest:
             arm = arm.with_margin(margin)
         return None
 
-    def _look(self, arm: Arm) -> Seen:
+    def _look(self, arm: Arm) -> _Seen:
         """One start: the workload, tool calls where they may break, and the whole context."""
         search, limits = self._search, self._search.limits
         night, speed = search.night, None
@@ -237,13 +237,13 @@ class Widest:
             found = server.block(exact=True)
             token_ms = all_known(_token_ms(found[at]) for at in sorted(found))
             if len(token_ms) < len(night.workload.classes):
-                return Seen(arm, problem=_UNTOLD, may_pass=True)
+                return _Seen(arm, problem=_UNTOLD, may_pass=True)
             less = limits.shrinks(arm)
             if less is not None:
-                return Seen(arm, problem=less)
+                return _Seen(arm, problem=less)
             speed = _speed_tok_s(night.workload.classes, token_ms)
             if speed < (1 - LUCK) * self._wanted:
-                return Seen(arm, speed, "too slow")
+                return _Seen(arm, speed, "too slow")
             if limits.changes_output(arm):
                 server.tool_calls(search.policy.tool_calls)
             full = server.fill(server.n_ctx or arm.context_size)
@@ -255,18 +255,18 @@ class Widest:
             search.learner.refresh()
         search.learn_usual_tools()
         if not limits.is_output_proven(arm):
-            return Seen(
+            return _Seen(
                 arm,
                 speed,
                 limits.breaks_tools(arm) or "nothing shows that it leaves tool calls whole",
             )
         if full is None and limits.knows_memory:
-            return Seen(arm, speed, "its context could not be filled")
+            return _Seen(arm, speed, "its context could not be filled")
         return self._with_room(arm, speed, None if full is None else _token_ms(full))
 
-    def _with_room(self, arm: Arm, speed: float, full_ms: float | None) -> Seen:
+    def _with_room(self, arm: Arm, speed: float, full_ms: float | None) -> _Seen:
         limits = self._search.limits
-        seen = Seen(arm, speed, full_tok_s=None if full_ms is None else 1000 / full_ms)
+        seen = _Seen(arm, speed, full_tok_s=None if full_ms is None else 1000 / full_ms)
         headroom = limits.headroom(arm)
         if headroom is None or (limits.is_safe(arm) and limits.has_room(arm)):
             return seen
@@ -278,9 +278,9 @@ class Widest:
         return replace(seen, problem=problem, short_mib=short_mib)
 
 
-def _dead(arm: Arm, speed: float | None, how: str, failure: str) -> Seen:
+def _dead(arm: Arm, speed: float | None, how: str, failure: str) -> _Seen:
     short_mib = _OOM_STEP_MIB if failure == "oom" else 0.0
-    return Seen(
+    return _Seen(
         arm, speed, f"it {how}: {failure}", short_mib=short_mib, is_refused=failure == "refused",
         may_pass=failure not in {"oom", "refused"},
     )  # fmt: skip

@@ -197,7 +197,7 @@ THREADS = "serving.threads"
 KV_KEYS = ("serving.cache_type_k", "serving.cache_type_v")
 _DRAFT_KV_KEYS = ("speculation.cache_type_k", "speculation.cache_type_v")
 
-KEY_OF: Mapping[str, str] = {
+_KEY_OF: Mapping[str, str] = {
     "n_max": N_MAX,
     "p_min": P_MIN,
     "fit_mib": FIT,
@@ -206,7 +206,7 @@ KEY_OF: Mapping[str, str] = {
     "threads": THREADS,
 }
 """The key behind each numeric attribute of an arm."""
-ARM_KEYS = frozenset({TYPE, ENGINE, *KEY_OF.values(), *KV_KEYS})
+ARM_KEYS = frozenset({TYPE, ENGINE, *_KEY_OF.values(), *KV_KEYS})
 
 # What an arm says of values that are left to the engine. Source: `llama-server --help` of mainline
 # and ik of August 2026. They are never written: an arm changes only what differs from the base.
@@ -248,7 +248,7 @@ def base_arm(
 
     Of a placement by hand it names the keys that are `searched`: the others are the same in every arm.
     """
-    extra = placed(values, searched) if has_gpu else frozenset()
+    extra = _placed(values, searched) if has_gpu else frozenset()
     spec = spec_of(values.get(TYPE))
     threads = values.get(THREADS)
     drafts = spec != OFF
@@ -267,7 +267,7 @@ def base_arm(
     )
 
 
-def placed(values: Mapping[str, Any], keys: Collection[str]) -> Extra:
+def _placed(values: Mapping[str, Any], keys: Collection[str]) -> Extra:
     """What some keys say of a placement by hand; `cpu_moe = false` and an empty list place nothing."""
     given = {key: values[key] for key in PLACEMENT_KEYS & set(keys) if key in values}
     return placement_of(
@@ -296,7 +296,7 @@ def changes(arm: Arm, base: Base) -> dict[str, Any]:
     always = drafts if other_engine or other_spec else ()
     for name in (*drafts, *margin, "ubatch", "batch", "threads"):
         if name in always or getattr(wanted, name) != getattr(start, name):
-            found[KEY_OF[name]] = getattr(wanted, name)
+            found[_KEY_OF[name]] = getattr(wanted, name)
     if wanted.kv != start.kv:
         own = [key for key in _DRAFT_KV_KEYS if key in base.values]
         found |= dict.fromkeys((*KV_KEYS, *own), wanted.kv)
@@ -458,7 +458,7 @@ def _space_family(
     engine: EngineFacts, spec: str, base: Base, wishes: Wishes, left: list[Left]
 ) -> Family:
     def allowed(attribute: str) -> tuple[Any, ...]:
-        return _values(engine, KEY_OF[attribute], getattr(base.arm, attribute), wishes, left)
+        return _values(engine, _KEY_OF[attribute], getattr(base.arm, attribute), wishes, left)
 
     n_max, p_min = allowed("n_max"), allowed("p_min")
     if engine.ignores_n_max is not None and spec != OFF:

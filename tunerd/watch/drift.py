@@ -21,7 +21,7 @@ from tunerd.watch.guards import IDLE_CORES, Act, Decision, Policy
 
 DRIFT = "drift"
 # Less is no sample of the work: one long answer could be of any kind.
-LEAST_TOKENS = 512
+_LEAST_TOKENS = 512
 _LEAST_DRAFTED = 256
 # Three in a row: one long answer can be of any kind, three stretches of them seldom are.
 _STRETCHES = 3
@@ -59,7 +59,7 @@ class Confirmed:
 
 @dataclass(slots=True)
 class Stretch:
-    """Work of at least `LEAST_TOKENS`, in one life; `before` was counted when it began, at `since_s`."""
+    """Work of at least `_LEAST_TOKENS`, in one life; `before` was counted when it began, at `since_s`."""
 
     n_predicted: int = 0
     predicted_s: float = 0.0
@@ -192,7 +192,7 @@ class Drift:
         growing = self._growing or _begun(seen, served, held_since_s)
         growing.add(seen, served)
         self._growing = growing
-        if growing.n_predicted < LEAST_TOKENS:
+        if growing.n_predicted < _LEAST_TOKENS:
             return False
         self.stretches = [*self.stretches, growing][-_MOST_STRETCHES:]
         self._growing = None
@@ -294,9 +294,9 @@ def speed_of_alike(requests: Sequence[LoggedRequest], deepest_tokens: int) -> fl
         if one.concurrency > 1 or one.predicted_n < _LEAST_ANSWER:
             continue
         tokens, ms = tokens + one.predicted_n - 1, ms + one.predicted_ms
-        if tokens >= _STRETCHES * LEAST_TOKENS:
+        if tokens >= _STRETCHES * _LEAST_TOKENS:
             break
-    return 1000 * tokens / ms if tokens >= LEAST_TOKENS and ms else None
+    return 1000 * tokens / ms if tokens >= _LEAST_TOKENS and ms else None
 
 
 def _is_slow(one: Stretch, confirmed: Confirmed) -> bool:
@@ -323,7 +323,7 @@ def _evidence(last: Sequence[Stretch], confirmed: Confirmed) -> str | None:
 
 
 def _told(last: Sequence[Stretch]) -> str:
-    return f"{', '.join(f'{one.tok_s:.1f}' for one in last)} tok/s over {LEAST_TOKENS} tokens and more each"
+    return f"{', '.join(f'{one.tok_s:.1f}' for one in last)} tok/s over {_LEAST_TOKENS} tokens and more each"
 
 
 def _likely_cause(

@@ -60,7 +60,7 @@ from tunerd.watch.notices import Teller
 from tunerd.watch.probation import Probation
 from tunerd.watch.watcher import life_of, server_log
 
-ACT_UNIT = "tunerd-guard.service"
+_ACT_UNIT = "tunerd-guard.service"
 CHECK_UNIT = "tunerd-guard-check.service"
 _GUARD_RESTART_S = 300.0
 _RESTART_S = 240.0
@@ -193,7 +193,7 @@ class Guarding(Teller):
 
     def _has_raised_since(self, at_s: float) -> bool:
         """Whether a raise that was told of then has begun, and nobody has told how it ended."""
-        if self._ctx.services.state(ACT_UNIT).active_state in UP:
+        if self._ctx.services.state(_ACT_UNIT).active_state in UP:
             return True
         newest = next(iter(self._ctx.generations.entries()), None)
         return (
@@ -205,7 +205,7 @@ class Guarding(Teller):
     def _is_under_way(self) -> bool:
         """Whether someone changes the unit; says how an own action ended, when it has."""
         if self._raises:
-            state = self._ctx.services.state(ACT_UNIT)
+            state = self._ctx.services.state(_ACT_UNIT)
             if state.active_state in UP:
                 return True
             self._raises = False
@@ -218,13 +218,13 @@ class Guarding(Teller):
             self._event("guard-acted", "note", f"{_RAISES}: generation {serving.number} serves")
             return
         try:
-            lines = self._ctx.services.log(ACT_UNIT, max_lines=20)
+            lines = self._ctx.services.log(_ACT_UNIT, max_lines=20)
         except TunerdError:
             lines = ()
         self._raise_failed = None if serving is None else serving.number
         why = next((line for line in reversed(lines) if line.startswith("error:")), result)
         self._event(
-            "guard-failed", "error", f"{_RAISES}: it failed ({why})", self._ctx.log_of(ACT_UNIT)
+            "guard-failed", "error", f"{_RAISES}: it failed ({why})", self._ctx.log_of(_ACT_UNIT)
         )
 
     def _look_at_cards(self, reading: Reading) -> None:
@@ -458,7 +458,7 @@ class Guarding(Teller):
             self._restart(engine)
         elif decision.act is Act.RAISE_MARGIN:
             words = ["guard", "raise-margin", "--yes"]
-            if self._begin(ACT_UNIT, "raises the fit margin", words):
+            if self._begin(_ACT_UNIT, "raises the fit margin", words):
                 self._raises = True
             else:
                 text = "the fit margin could not be raised: its unit does not start"

@@ -24,7 +24,7 @@ _KEEP_COARSE_S = 400 * 86400
 _KEEP_EVENTS_S = 400 * 86400
 _TABLES: Mapping[type, str] = {Point: "points", GpuPoint: "gpus"}
 _Row = TypeVar("_Row", Point, GpuPoint)
-VERSION = 1
+_VERSION = 1
 _APPLICATION = 0x74756E64  # "tund"
 _WAIT_S = 5.0
 _SIDES = ("", "-wal", "-shm")
@@ -199,8 +199,8 @@ class TelemetryStore:
         (owner,) = self._db.execute("PRAGMA application_id").fetchone()
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         (n_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if n_tables and (owner, version) != (_APPLICATION, VERSION):
-            raise DamagedError(f"its schema is {version}, and {VERSION} is known")
+        if n_tables and (owner, version) != (_APPLICATION, _VERSION):
+            raise DamagedError(f"its schema is {version}, and {_VERSION} is known")
         if not n_tables and not writable:
             raise HostError(f"`{self.path}` has nothing in it yet")
         if not writable:
@@ -227,7 +227,7 @@ class TelemetryStore:
                 "CREATE TABLE events (at_s REAL, kind TEXT, level TEXT, text TEXT, hint TEXT)"
             )
             self._db.execute(f"PRAGMA application_id={_APPLICATION}")
-            self._db.execute(f"PRAGMA user_version={VERSION}")
+            self._db.execute(f"PRAGMA user_version={_VERSION}")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

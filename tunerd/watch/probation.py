@@ -61,7 +61,7 @@ _OVERTAKEN = "something else was deployed"
 log = structlog.get_logger()
 
 
-BasisOf = Callable[[Generation], Basis | None]
+_BasisOf = Callable[[Generation], Basis | None]
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class Probation:
         basis_of: What was measured of a generation, as far as that is known now.
     """
 
-    def __init__(self, ctx: Context, basis_of: BasisOf) -> None:
+    def __init__(self, ctx: Context, basis_of: _BasisOf) -> None:
         self._ctx = ctx
         self._basis_of = basis_of
         self._watch: _Watch | None = None
