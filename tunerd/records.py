@@ -22,13 +22,15 @@ class Unreadable(ValueError):
 
 
 def plain(value: Any, *, schema: int | None = None) -> Any:
-    """A record as JSON values: enums, paths, tuples and records in it included.
+    """A record as JSON values: enums, paths, tuples, numpy's numbers and records in it included.
 
     Args:
         value: A dataclass, or another value of a plain type.
         schema: The version of its form, to be written beside its fields.
     """
-    data = _adapter(type(value)).dump_python(value, mode="json", by_alias=True, warnings=False)
+    data = _adapter(type(value)).dump_python(
+        value, mode="json", by_alias=True, warnings=False, fallback=_of_others
+    )
     return data if schema is None else {_SCHEMA: schema, **data}
 
 
@@ -55,6 +57,11 @@ def read_or_none(kind: type[T], data: Any, *, schema: int | None = None) -> T | 
         return read(kind, data, schema=schema)
     except Unreadable:
         return None
+
+
+def _of_others(value: Any) -> Any:
+    """Numbers and arrays of numpy, and what else pydantic does not know."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:

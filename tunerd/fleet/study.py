@@ -19,9 +19,8 @@ from tunerd.engine.choice import locate
 from tunerd.errors import TunerdError
 from tunerd.fleet.shared import Database, box_id, claim, opened, told
 from tunerd.model.files import ModelFiles
-from tunerd.profile.arm import DRAFT_MODEL, Arm, arm_from_json
-from tunerd.profile.arm import plain as arm_plain
-from tunerd.records import plain, read_or_none
+from tunerd.profile.arm import DRAFT_MODEL, Arm
+from tunerd.records import plain, read, read_or_none
 from tunerd.sweep.known import Law, Study, Told, known_of
 from tunerd.sweep.plan import PreparedSweep
 from tunerd.words import digest
@@ -240,7 +239,7 @@ class SharedStudy(Study):
     def _there(self, arm: Arm) -> dict[str, Any] | None:
         """An arm as all boxes understand it: build and draft model by what they are; None where that is not known."""
         try:
-            data = arm_plain(_drafting(arm.canonical(), self._drafts))
+            data = plain(_drafting(arm.canonical(), self._drafts))
             return {**data, "engine": self._builds[arm.engine]}
         except KeyError:
             return None
@@ -248,7 +247,7 @@ class SharedStudy(Study):
     def _here(self, data: Any) -> Arm | None:
         """An arm that was told, where this box has the build; None where not, or it is none."""
         try:
-            arm = arm_from_json(data)
+            arm = read(Arm, data)
             numbers = (arm.n_max, arm.fit_mib, arm.ubatch, arm.batch, arm.threads)
             if not all(type(one) is int and 0 <= one <= _LARGEST for one in numbers):
                 return None

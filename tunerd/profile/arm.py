@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import BeforeValidator, PlainValidator, WrapSerializer
+
+from tunerd import records
 
 OFF = "off"
 DRAFT = "draft"
@@ -29,7 +33,17 @@ SAME_TEXT_KEYS = PLACEMENT_KEYS | {
     "speculation.override_tensor",
 }
 
-Extra = frozenset[tuple[str, Any]]
+
+def _hashable(value: Any) -> Any:
+    """JSON knows no tuples."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+# In JSON in the same order each time: records of arms are compared.
+Extra = Annotated[
+    frozenset[tuple[str, Annotated[Any, BeforeValidator(_hashable)]]],
+    WrapSerializer(lambda pairs, dump: sorted(dump(pairs), key=str)),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,7 @@ class Arm:
     n_max: int
     p_min: float
     fit_mib: int
-    kv: str
+    kv: Annotated[str, PlainValidator(_hashable)]
     ubatch: int
     batch: int
     threads: int
@@ -587,51 +601,7 @@ class Sample:
         """The answer with names and units."""
         return None if self.answer is None else read(self.answer)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON values only; `sample_from_json` takes them back."""
-        return {name: plain(getattr(self, name)) for name in _NAMES}
-
-
-_NAMES = tuple(field.name for field in fields(Sample))
-
-
-def sample_from_json(data: Mapping[str, Any]) -> Sample:
-    """The sample that `to_json` wrote."""
-    values = {name: data[name] for name in _NAMES if name in data}
-    values["arm"] = arm_from_json(data["arm"])
-    if data.get("request") is not None:
-        values["request"] = Request(**data["request"])
-    if data.get("pair") is not None:
-        values["pair"] = tuple(data["pair"])
-    return Sample(**values)
-
-
-def arm_from_json(data: Mapping[str, Any]) -> Arm:
-    """The arm that `plain` wrote."""
-    extra = frozenset((key, _hashable(value)) for key, value in data["extra"])
-    return Arm(**{**data, "kv": _hashable(data["kv"]), "extra": extra})
-
-
-def _hashable(value: Any) -> Any:
-    """JSON knows no tuples."""
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
-
 
 def as_samples(history: Iterable[Sample | Mapping[str, Any]]) -> tuple[Sample, ...]:
-    """Samples, or what `to_json` made of them."""
-    return tuple(one if isinstance(one, Sample) else sample_from_json(one) for one in history)
-
-
-def plain(value: Any) -> Any:
-    """JSON values of records, numpy numbers and containers of them; sets are sorted."""
-    if is_dataclass(value):
-        value = {one.name: getattr(value, one.name) for one in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(plain, value), key=str)
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, (str, int, float, bool)) or value is None:
-        return value
-    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
+    """Samples, or the records of them."""
+    return tuple(one if isinstance(one, Sample) else records.read(Sample, one) for one in history)

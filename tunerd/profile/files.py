@@ -284,10 +284,10 @@ def failed_arms(
     ctx: Context, profile: str, identities: Mapping[str, str | None]
 ) -> Iterator[tuple[Arm, str]]:
     """Arms that failed in service on builds that are still the same, with the reason."""
-    from tunerd.profile.arm import arm_from_json
+    from tunerd.profile.arm import Arm
 
     for failed in _failures(ctx, profile):
-        arm = arm_from_json(failed.arm)
+        arm = records.read(Arm, failed.arm)
         if arm.engine in identities and identities[arm.engine] == failed.engine_sha256:
             by_hand = failed.sweep is not None
             yield arm, failed.reason if by_hand else f"it failed in service: {failed.reason}"
@@ -299,10 +299,8 @@ def forget_failure(ctx: Context, profile: str, arm: Arm) -> None:
     Raises:
         HostError: it cannot be written.
     """
-    from tunerd.profile.arm import plain
-
     known = _failures(ctx, profile)
-    kept = [one for one in known if one.arm != plain(arm.canonical())]
+    kept = [one for one in known if one.arm != records.plain(arm.canonical())]
     if len(kept) < len(known):
         _keep_failures(ctx, profile, kept)
 
@@ -321,9 +319,9 @@ def remember_failure(
     Raises:
         HostError: it cannot be written.
     """
-    from tunerd.profile.arm import plain
-
-    failed = FailedArm(plain(arm.canonical()), engine_sha256, reason, ctx.clock.now_s(), sweep)
+    failed = FailedArm(
+        records.plain(arm.canonical()), engine_sha256, reason, ctx.clock.now_s(), sweep
+    )
     known = [one for one in _failures(ctx, profile) if one.arm != failed.arm]
     ctx.files.make_folder(ctx.paths.tuned_dir)
     _keep_failures(ctx, profile, [*known, failed])

@@ -32,8 +32,9 @@ from tunerd.measure.pairs import (
     pair_of,
     run_pairs,
 )
-from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Sample, ServerDied, plain
+from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Sample, ServerDied
 from tunerd.profile.workload import Workload
+from tunerd.records import plain
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
 from tunerd.sweep.observations import Answer, Observations, as_asked

@@ -43,12 +43,12 @@ from tunerd.profile.arm import (
     Extra,
     Family,
     Policy,
-    plain,
 )
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.profile.schema import POWER_LIMIT, Range, all_keys, values_of, wrong_values
 from tunerd.profile.workload import Workload, WorkloadShape
+from tunerd.records import plain
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
 from tunerd.sweep.known import Known, published

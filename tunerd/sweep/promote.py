@@ -28,7 +28,7 @@ from tunerd.measure.target import NoAnswer
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan, make_plan, plan
 from tunerd.production.rollback import rollback
-from tunerd.profile.arm import LEFT_TO_FIT, Arm, arm_from_json, plain
+from tunerd.profile.arm import LEFT_TO_FIT, Arm
 from tunerd.profile.files import (
     TunedRecord,
     forget_failure,
@@ -37,7 +37,7 @@ from tunerd.profile.files import (
     write_tuned,
 )
 from tunerd.profile.schema import nest
-from tunerd.records import read
+from tunerd.records import plain, read
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, expected_turns, measure_live
 from tunerd.sweep.context import LUCK
@@ -274,7 +274,7 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     """
     _demand_open(sweep)
     assert sweep.verdict is not None  # noqa: S101 -- just demanded
-    arm = arm_from_json(sweep.verdict.details["arm"])
+    arm = read(Arm, sweep.verdict.details["arm"])
     request = replace(read(SweepRequest, sweep.plan["request"]), seed=sweep.run.record.seed)
     prepared = prepare(ctx, request, proves=False, for_resume=True)
     _demand_start(ctx, sweep, prepared.generation)

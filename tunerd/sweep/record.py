@@ -20,7 +20,7 @@ from tunerd.measure.evidence import (
 )
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.production.measurement import read_measurement
-from tunerd.profile.arm import arm_from_json
+from tunerd.profile.arm import Arm
 from tunerd.profile.files import (
     TunedRecord,
     forget_failure,
@@ -30,13 +30,12 @@ from tunerd.profile.files import (
     take_out_tuned,
     write_tuned,
 )
-from tunerd.records import plain
+from tunerd.records import plain, read
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Generation
 from tunerd.words import counted, local_time
 
 if TYPE_CHECKING:
-    from tunerd.profile.arm import Arm
     from tunerd.profile.arm import Sample as SweepSample
     from tunerd.sweep.plan import PreparedSweep, SweepRequest
     from tunerd.sweep.tuner import Outcome
@@ -122,7 +121,7 @@ class SweepKeeper:
 
     def event(self, sample: SweepSample) -> None:
         """A start or a request, as the search sees it."""
-        self._store.add_sweep_event(self.number, sample.to_json())
+        self._store.add_sweep_event(self.number, plain(sample))
 
     def result(
         self, outcome: Outcome, incumbent: Arm, workload: str,
@@ -145,7 +144,6 @@ class SweepKeeper:
 
 
 def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
-    from tunerd.profile.arm import plain
     from tunerd.sweep.tuner import sentence_of
 
     evidence = outcome.evidence
@@ -270,7 +268,7 @@ def _rests_on(known: dict[int, Generation], record: TunedRecord, sha256: str | N
 def _decline(ctx: Context, record: TunedRecord) -> Message:
     take_out_tuned(ctx, record, by_hand=True)
     if record.arm is not None:
-        arm = arm_from_json(record.arm)
+        arm = read(Arm, record.arm)
         remember_failure(ctx, record.profile, arm, record.engine_sha256, "it was rolled back by hand",
                          sweep=record.sweep)  # fmt: skip
     keep_decision(ctx, record.sweep, {"what": ROLLED_BACK, "text": "rolled back by hand"})
@@ -284,7 +282,7 @@ def _decline(ctx: Context, record: TunedRecord) -> Message:
 def _take_again(ctx: Context, record: TunedRecord) -> Message:
     write_tuned(ctx, record)
     if record.arm is not None:
-        forget_failure(ctx, record.profile, arm_from_json(record.arm))
+        forget_failure(ctx, record.profile, read(Arm, record.arm))
     keep_decision(
         ctx, record.sweep, {"what": AGAIN, "generation": record.generation, "text": "by hand"}
     )
@@ -499,7 +497,7 @@ def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """VRAM left free with the context full by margin, and the margins that did not survive."""
     found = []
     for event in events:
-        if arm_from_json(event["arm"]).is_placed:
+        if read(Arm, event["arm"]).is_placed:
             continue
         is_fill = event.get("purpose") == "fill"
         has_failed = event.get("failure") == "oom"
@@ -533,4 +531,4 @@ def _pairs(challenges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def arm_text(arm: Mapping[str, Any]) -> str:
     """An arm's JSON in words."""
-    return str(arm_from_json(arm))
+    return str(read(Arm, arm))

@@ -36,9 +36,9 @@ from tunerd.production.measurement import read_measurement
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.plan import Plan
 from tunerd.production.power import power_limit
-from tunerd.profile.arm import Arm, Best, Builds, Sample, arm_from_json, as_samples
+from tunerd.profile.arm import Arm, Best, Builds, Sample, as_samples
 from tunerd.profile.files import load_profile
-from tunerd.records import read
+from tunerd.records import plain, read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
 from tunerd.sweep.box import House, LeaseBox, Quiet
 from tunerd.sweep.known import Study, best_now, compare_drafts, known_by
@@ -163,9 +163,9 @@ def _serves_now(sweep: StoredSweep, generation: Generation) -> Arm | None:
     """The arm that serves, where it is the one that a sweep left or that was promoted from it."""
     decision, verdict = sweep.decision or {}, sweep.verdict
     if decision.get("generation") == generation.number and verdict is not None:
-        return arm_from_json(verdict.details["arm"])
+        return read(Arm, verdict.details["arm"])
     if sweep.plan.get("generation") == generation.number:
-        return arm_from_json(sweep.plan["incumbent"])
+        return read(Arm, sweep.plan["incumbent"])
     return None
 
 
@@ -500,7 +500,7 @@ class _Run:
             self._told += held.notes
             away_s = _added(away_s, held.without_service_s)
             found = outcome.evidence
-            samples += [sample.to_json() for sample in found.samples]
+            samples += map(plain, found.samples)
             self._restarts += found.restarts
             self._elapsed_s += found.elapsed_s
             self._has_answers |= any(sample.answer is not None for sample in found.samples)

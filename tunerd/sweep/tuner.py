@@ -22,8 +22,9 @@ from tunerd.measure.pairs import (
     judge_challenge,
     pairs_needed,
 )
-from tunerd.profile.arm import BOOT, Arm, Box, Policy, Preempted, Sample, Space, as_samples, plain
+from tunerd.profile.arm import BOOT, Arm, Box, Policy, Preempted, Sample, Space, as_samples
 from tunerd.profile.workload import Rates, Workload
+from tunerd.records import plain
 from tunerd.sweep.challenge import Carried, Challenge, Result, carried, mean_ms
 from tunerd.sweep.context import Floor, Widest
 from tunerd.sweep.known import Study, law_of

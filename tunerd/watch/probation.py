@@ -36,7 +36,7 @@ from tunerd.production.probation import (
     read_probation,
     record_path,
 )
-from tunerd.records import plain, read_or_none
+from tunerd.records import plain, read, read_or_none
 from tunerd.result import ActionResult, note, warning
 from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import UP
@@ -398,14 +398,14 @@ def _back(ctx: Context, entry: HistoryEntry) -> str | None:
 
 def _remember(ctx: Context, generation: Generation, sweep: int, reason: str) -> None:
     from tunerd.measure.store import reading
-    from tunerd.profile.arm import arm_from_json
+    from tunerd.profile.arm import Arm
     from tunerd.sweep.record import after_failure, find_sweep
 
     with reading(ctx) as store:
         found = find_sweep(store, sweep)
     if found.verdict is None or generation.profile is None:
         return
-    arm = arm_from_json(found.verdict.details["arm"])
+    arm = read(Arm, found.verdict.details["arm"])
     after_failure(ctx, generation.profile, found.number, arm, generation.engine_sha256, reason)
 
 

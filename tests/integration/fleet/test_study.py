@@ -20,7 +20,7 @@ from tests.support.tcp_proxy import Proxy
 from tunerd.fleet.shared import opened
 from tunerd.fleet.study import SharedStudy
 from tunerd.profile.arm import DRAFT_MODEL, Arm
-from tunerd.profile.arm import plain as arm_plain
+from tunerd.records import plain
 from tunerd.sweep.known import Law, Told
 from tunerd.sweep.laws import N_PROMPT_TERMS, N_STEP_TERMS, n_parameters
 
@@ -245,8 +245,8 @@ def test_a_search_that_goes_on_after_a_pause_hears_again_what_was_told_before(bo
 
 def hostile(log_ratio: float = 0.1, **changed: object) -> str:
     """An arm of which something is not what it should be."""
-    plain = {**arm_plain(ARM), "engine": BUILD}
-    return json.dumps({"arm": plain | changed, "control": plain, "log_ratio": log_ratio})
+    known = {**plain(ARM), "engine": BUILD}
+    return json.dumps({"arm": known | changed, "control": known, "log_ratio": log_ratio})
 
 
 HOSTILE = (

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 
+import numpy as np
+
 from tunerd.measure.answer import Timings
-from tunerd.profile.arm import Arm, Request, Sample, read, sample_from_json, simplicity
+from tunerd.profile.arm import Arm, Request, Sample, read, simplicity
+from tunerd.records import plain
+from tunerd.records import read as read_record
 
 ARM = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8, frozenset({("cpu_moe", 4)}))
 REQUEST = Request("code", "p1", cached_tokens=0, new_tokens=300, n_predict=64)
@@ -21,7 +25,21 @@ SAMPLE = Sample(
 
 
 def test_a_sample_comes_back_from_json_as_it_was() -> None:
-    assert sample_from_json(json.loads(json.dumps(SAMPLE.to_json()))) == SAMPLE
+    assert read_record(Sample, json.loads(json.dumps(plain(SAMPLE)))) == SAMPLE
+
+
+def test_what_a_driver_counts_with_numpy_is_kept_as_plain_numbers() -> None:
+    told = {"cache_n": np.int64(3), "draft_n": np.zeros(2, dtype=int)}
+    assert (
+        json.dumps(plain(replace(SAMPLE, answer=told))["answer"])
+        == '{"cache_n": 3, "draft_n": [0, 0]}'
+    )
+
+
+def test_an_arm_has_one_record_in_whatever_order_its_keys_come() -> None:
+    keys = [f"k{i}" for i in range(20)]
+    kept = plain(replace(SAMPLE, arm=replace(ARM, extra=frozenset((key, 1) for key in keys))))
+    assert kept["arm"]["extra"] == [[key, 1] for key in sorted(keys)]
 
 
 def test_a_reading_tells_what_was_drafted_from_what_was_not_said() -> None:
@@ -30,9 +48,9 @@ def test_a_reading_tells_what_was_drafted_from_what_was_not_said() -> None:
     assert (reading.n_drafted, reading.n_accepted, reading.n_steps) == (60, 40, 23)
     assert reading.turn_ms == 1650.0
     assert reading.vram_free_min_mib is None
-    plain = replace(SAMPLE, answer={"prompt_n": 3, "prompt_ms": 6.0}).reading
-    assert plain is not None
-    assert plain.turn_ms is None
+    bare = replace(SAMPLE, answer={"prompt_n": 3, "prompt_ms": 6.0}).reading
+    assert bare is not None
+    assert bare.turn_ms is None
 
 
 def test_arms_that_do_the_same_are_equal_without_what_means_nothing() -> None:

@@ -18,6 +18,7 @@ from tests.support.made_sweep import begun_search, narrow
 from tunerd.measure.pairs import challenge_alpha, class_ms
 from tunerd.profile.arm import Arm, Boot, Family, Policy, Preempted, Request, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
+from tunerd.records import plain
 from tunerd.sweep.challenge import Carried, Challenge, carried
 from tunerd.sweep.tuner import Outcome
 
@@ -198,7 +199,7 @@ def test_a_night_that_was_cut_in_its_verdict_goes_on_with_its_pairs(
 ) -> None:
     one = small()
     known = [
-        {**json.loads(json.dumps(sample.to_json())), "is_earlier": is_earlier}
+        {**json.loads(json.dumps(plain(sample))), "is_earlier": is_earlier}
         for sample in cut.evidence.samples
     ]
     outcome = night(Wanted(one.card, seed=5), one, known)

@@ -28,11 +28,10 @@ from tunerd.profile.arm import (
     Sample,
     ServerDied,
     Space,
-    arm_from_json,
     as_samples,
-    plain,
 )
 from tunerd.profile.workload import RequestClass, Workload
+from tunerd.records import plain, read
 from tunerd.sweep.box import composed
 from tunerd.sweep.challenge import Challenge, carried
 from tunerd.sweep.limits import TELLING_CALLS, Limits
@@ -242,7 +241,7 @@ def test_classes_that_look_alike_are_told_apart_by_the_names_of_their_prompts() 
 
 def test_an_arm_with_lists_among_its_values_survives_json() -> None:
     arm = replace(OFF, kv=("q8_0", "f16"), extra=frozenset({("x.y", ("a", "b"))}))  # type: ignore[arg-type]
-    assert arm_from_json(json.loads(json.dumps(plain(arm)))) == arm
+    assert read(Arm, json.loads(json.dumps(plain(arm)))) == arm
 
 
 # Failures
@@ -453,7 +452,7 @@ def test_a_night_that_goes_on_knows_which_engine_finds_no_prefix_and_which_tells
               answers=lambda _box, _life, _request, answer: {**answer, "n_void": n_void})  # fmt: skip
     first = begun_search(one, box).night
     Server(first, one.incumbent, "explore").block()
-    kept = [Sample.to_json(each) for each in first.samples]
+    kept = [plain(each) for each in first.samples]
     again = begun_search(one, Odd(one.card, QUIET)).night
     again.recall(as_samples(kept))
     assert (
