@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,7 +85,6 @@ claim = sa.Table(
     sa.Column("box_id", sa.Text, nullable=False),
     sa.Column("until", sa.DateTime(timezone=True), nullable=False),
 )
-Step = Callable[[sa.Connection], None]
 
 
 def _begin(connection: sa.Connection) -> None:
@@ -97,8 +96,7 @@ def _add_study(connection: sa.Connection) -> None:
     SHARED.create_all(connection, tables=[told, claim])
 
 
-STEPS: Mapping[int, Step] = {1: _begin, 2: _add_study}
-"""What brings a database to each version from the one before."""
+STEPS: Mapping[int, store.Step] = {1: _begin, 2: _add_study}
 _LOCK = 0x74756E657264
 """The advisory lock of whoever writes."""
 # How soon a connection that leads nowhere is given up, by libpq; milliseconds where it takes those.
@@ -143,7 +141,7 @@ class Database:
         writable: bool,
         wait_s: float = 10.0,
         limit_s: float = 15.0,
-        steps: Mapping[int, Step] = STEPS,
+        steps: Mapping[int, store.Step] = STEPS,
     ) -> None:
         try:
             import psycopg  # noqa: F401  only to see that it is there
@@ -182,7 +180,7 @@ class Database:
                 hint="several hosts in store.url are `?host=a:5432&host=b:5432`",
             ) from error  # fmt: skip
         try:
-            self._check_and_migrate(steps, writable=writable)
+            store.bring_up_to_date(self.name, steps, self.reading, self.writing, writable=writable)
         except TunerdError:
             self.close()
             raise
@@ -228,22 +226,6 @@ class Database:
         made = psycopg.connect(**wanted)
         self._connections = [*(one for one in self._connections if not one.closed), made]
         return made
-
-    def _check_and_migrate(self, steps: Mapping[int, Step], *, writable: bool) -> None:
-        newest = max(steps)
-        with self.reading() as connection:
-            version = store.version_of(connection)
-        store.check_version(version, newest, self.name, writable=writable)
-        if version == newest:
-            return
-        with self.writing() as connection:
-            # Asked again: another box may have done it before the lock was ours.
-            version = store.version_of(connection)
-            store.check_version(version, newest, self.name, writable=True)
-            for number in sorted(steps):
-                if version is None or number > version:
-                    steps[number](connection)
-                    store.set_version(connection, number)
 
     @contextlib.contextmanager
     def _bounded(self, verb: str) -> Iterator[None]:

@@ -46,8 +46,6 @@ _WRITES = "tunerd_writes"
 # What SQLite keeps beside the file while somebody has it open, or was killed.
 _SIDES = ("-wal", "-shm")
 _AS_BEFORE = "nothing in it was changed, and what serves does not depend on it"
-VERSION = 4
-"""The version that this tunerd reads and writes; those before it had a table for each kind of record."""
 
 
 class EntryKind(StrEnum):
@@ -270,25 +268,14 @@ class StoreFile:
             self._check_and_migrate(check=check)
 
     def _check_and_migrate(self, *, check: bool) -> None:
-        with self.engine.connect() as connection:
-            if check:
+        if check:
+            with self.engine.connect() as connection:
                 found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-                if found != "ok":
-                    raise self._damaged(str(found))
-            version = version_of(connection)
-            check_version(version, VERSION, self.name, writable=self.writable)
-        if version == VERSION:
-            return
-        with self.writing() as connection:
-            # Asked again: somebody else may have done it before the lock was ours.
-            version = version_of(connection)
-            check_version(version, VERSION, self.name, writable=True)
-            if version == VERSION:
-                return
-            METADATA.create_all(connection)
-            if version is not None:
-                _take_over(connection)  # once for each store
-            set_version(connection, VERSION)
+            if found != "ok":
+                raise self._damaged(str(found))
+        bring_up_to_date(
+            self.name, STEPS, self.engine.connect, self.writing, writable=self.writable
+        )
 
     def _side(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
@@ -391,7 +378,44 @@ def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def version_of(connection: sa.Connection) -> int | None:
+Step = Callable[[sa.Connection], None]
+"""What brings a store to a version from the one before."""
+Opened = Callable[[], contextlib.AbstractContextManager[sa.Connection]]
+
+
+def bring_up_to_date(
+    name: str, steps: Mapping[int, Step], reading: Opened, writing: Opened, *, writable: bool
+) -> None:
+    """See that a store is of the newest version, and bring it there from whichever it is of.
+
+    Args:
+        name: Of the store, for people.
+        steps: What brings it to each version from the one before; the last is what this tunerd reads and writes.
+        reading: Opens it to ask.
+        writing: Opens it for changes that are all there when its body has ended, or none; nobody else writes meanwhile.
+        writable: Whether the caller may change it.
+
+    Raises:
+        StoreIsEmpty, StoreIsOld: it may not be changed.
+        HostError: a newer tunerd wrote it, or another program.
+    """
+    newest = max(steps)
+    with reading() as connection:
+        version = _version_of(connection)
+    _check_version(version, newest, name, writable=writable)
+    if version == newest:
+        return
+    with writing() as connection:
+        # Asked again: somebody else may have done it before the lock was ours.
+        version = _version_of(connection)
+        _check_version(version, newest, name, writable=True)
+        for number in sorted(one for one in steps if version is None or one > version):
+            steps[number](connection)
+            row = {"version": number, "written_by": f"tunerd {__version__}"}
+            connection.execute(schema_versions.insert(), row)
+
+
+def _version_of(connection: sa.Connection) -> int | None:
     """The version of the tables; None where there are none.
 
     Raises:
@@ -410,25 +434,8 @@ def version_of(connection: sa.Connection) -> int | None:
     return None
 
 
-def set_version(connection: sa.Connection, version: int) -> None:
-    """Write that the tables are of this version now, and by whom."""
-    row = {"version": version, "written_by": f"tunerd {__version__}"}
-    connection.execute(schema_versions.insert(), row)
-
-
-def check_version(version: int | None, newest: int, name: str, *, writable: bool) -> None:
-    """Refuse a store that cannot be read as it is; whoever may write brings an older one up to date.
-
-    Args:
-        version: Of its tables.
-        newest: The one that this tunerd reads and writes.
-        name: Of the store, for people.
-        writable: Whether the caller may change it.
-
-    Raises:
-        StoreIsEmpty, StoreIsOld: it may not be changed.
-        HostError: a newer tunerd wrote it.
-    """
+def _check_version(version: int | None, newest: int, name: str, *, writable: bool) -> None:
+    """Refuse a store that cannot be read as it is; whoever may write brings an older one up to date."""
     if version is None:
         if not writable:
             raise StoreIsEmpty(f"{name} is empty", hint="`tunerd bench` fills it")
@@ -867,9 +874,12 @@ _ENTRIES: Mapping[EntryKind, str] = {
 _Values = dict[str, Any]
 
 
-def _take_over(connection: sa.Connection) -> None:
-    """Fill the tables of today from those of an older store, and drop those."""
+def _keep_documents(connection: sa.Connection) -> None:
+    """Make the tables of today, fill them from those of an older store, and drop those."""
+    METADATA.create_all(connection)
     known = set(sa.inspect(connection).get_table_names())
+    if "runs" not in known:
+        return
     _insert(connection, run, map(_run, _rows(connection, "SELECT * FROM runs")))
     for kind, query in _ENTRIES.items():
         if kind is not _EVENT or "sweep_events" in known:
@@ -877,6 +887,9 @@ def _take_over(connection: sa.Connection) -> None:
     for name in _TABLES:
         if name in known:
             connection.exec_driver_sql(f"DROP TABLE {name}")
+
+
+STEPS: Mapping[int, Step] = {4: _keep_documents}  # those before had a table for each kind of record
 
 
 def _rows(connection: sa.Connection, query: str) -> Iterable[_Values]:

@@ -22,8 +22,8 @@ from tests.support.postgres import PASSWORD, Postgres, name_of, password_file
 from tests.support.programs import program
 from tests.support.stores import open_store
 from tunerd.errors import Busy, HostError
-from tunerd.fleet.shared import STEPS, Database, Step, fleet_status, hand_in
-from tunerd.measure.store import EvidenceStore
+from tunerd.fleet.shared import STEPS, Database, fleet_status, hand_in
+from tunerd.measure.store import EvidenceStore, Step
 
 NEXT = max(STEPS) + 1
 

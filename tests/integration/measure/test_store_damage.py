@@ -22,7 +22,7 @@ from tests.support.programs import ProgramFailed, program
 from tests.support.stores import open_store, queried, written
 from tests.support.synthetic_runs import made_runs
 from tunerd.errors import HostError
-from tunerd.measure.store import VERSION, EvidenceStore, open_to_read
+from tunerd.measure.store import STEPS, EvidenceStore, open_to_read
 
 OLD_STORE = DATA / "state-0.1/evidence.sql"
 KILLS = 12
@@ -166,7 +166,7 @@ def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
     path = _store_with_runs(tmp_path / "evidence.db")
-    queried(path, "insert into schema_versions values (?, 'tunerd 9.9')", VERSION + 1)
+    queried(path, "insert into schema_versions values (?, 'tunerd 9.9')", max(STEPS) + 1)
     for writable in (True, False):
         with pytest.raises(HostError, match="written by a newer tunerd"):
             EvidenceStore(path, writable=writable)
@@ -180,7 +180,7 @@ def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) ->
         assert opener.stdout.readline()
         _killed(opener)
     versions = queried(path, "select version from schema_versions order by 1")
-    assert versions == [(3,), (VERSION,)]
+    assert versions == [(3,), (max(STEPS),)]
 
 
 def test_an_older_store_that_may_only_be_read_says_who_can_help(tmp_path: Path) -> None:
