@@ -13,7 +13,7 @@ TunerdError
         RolledBack       the swap failed after it began; the previous unit serves again
         Stranded         the swap failed and so did the way back
     BenchError           a measurement could not be taken or trusted
-        Preempted            somebody else, or its time limit, ended the measurement
+        LeaseEnded           somebody else, or its time limit, ended the measurement
     Interrupted          a person or a signal ended the command
     Busy                 another tunerd holds the lock
 
@@ -128,7 +128,7 @@ class BenchError(TunerdError):
     code = "bench"
 
 
-class Preempted(BenchError):
+class LeaseEnded(BenchError):
     """The measurement had to end: production was started, its time ran out, or it was killed."""
 
     code = "preempted"

@@ -14,7 +14,7 @@ import sys
 from tunerd.app import Context, build_context
 from tunerd.engine.choice import PlanRequest
 from tunerd.engine.server import LlamaServer
-from tunerd.errors import Preempted, TunerdError
+from tunerd.errors import LeaseEnded, TunerdError
 from tunerd.production.lease import Held, hold
 from tunerd.production.plan import Plan, make_plan
 from tunerd.production.power import power_limit
@@ -40,7 +40,7 @@ def main() -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
-    except Preempted as error:
+    except LeaseEnded as error:
         _say(f"preempted {error.cause}")
         return 3
     except TunerdError as error:

@@ -429,9 +429,9 @@ def doctor_command(call: Call) -> ActionResult:
       tunerd doctor
       tunerd doctor --json | jq -r '.findings[] | [.severity, .code, .do] | @tsv'
     """  # noqa: D301
-    from tunerd.doctor.doctor import doctor
+    from tunerd.doctor.doctor import examine
 
-    return doctor(call.context())
+    return examine(call.context())
 
 
 def render_doctor(payload: Mapping[str, Any]) -> Iterator[str]:

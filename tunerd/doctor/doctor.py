@@ -339,8 +339,8 @@ def _counts(arm: ArmRecord, now: Fingerprint) -> bool:
     return holds(then, now) is True
 
 
-def doctor(ctx: Context) -> ActionResult:
-    """Reads only; exit code 0 for nothing or notes, 6 for warnings, 7 for errors."""
+def examine(ctx: Context) -> ActionResult:
+    """What may be wrong here, and what to do. Reads only; exit code 0 for nothing or notes, 6 for warnings, 7 for errors."""
     facts, messages = gather(ctx)
     diagnosis = diagnose(facts, ALL_RULES)
     server = facts.server
@@ -432,7 +432,7 @@ def support_bundle(ctx: Context) -> ActionResult:
         "detect": lambda: detect(ctx).payload,
         "status": lambda: status(ctx).payload,
         "verify": lambda: verify(ctx).payload,
-        "doctor": lambda: doctor(ctx).payload,
+        "doctor": lambda: examine(ctx).payload,
         "history": lambda: history(ctx).payload,
         "settings": lambda: [
             dict(row)

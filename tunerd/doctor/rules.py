@@ -312,6 +312,9 @@ _LOAD_FLAGS = frozenset(
 )
 
 
+_BACK = "`tunerd verify` tells what was edited since it served, `tunerd rollback` goes back"
+
+
 @_rule(
     "flags-removed",
     "flags on the unit's command line that its build does not take",
@@ -332,7 +335,7 @@ def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
             seen = (
                 f"this build does not take {', '.join(flags)}: {server.unit} cannot start with it"
             )
-            yield _errs(seen, do)
+            yield _errs(seen, f"{do}; {_BACK}")
 
 
 @_rule(
@@ -1048,11 +1051,14 @@ _OWN = "tunerd's own design (docs/architecture.md)"
 )
 def _down(facts: Facts) -> Iterator[Seen | Missing]:
     server = facts.unit()
-    back = "`tunerd verify` tells what was edited since it served, `tunerd rollback` goes back"
+    flags = ", ".join(server.foreign_flags)
     if server.no_start is not None:
-        yield _errs(f"{server.unit} cannot start a server: {server.no_start}", f"mend that; {back}")
+        if not flags or flags not in server.no_start:  # which `flags-removed` tells
+            yield _errs(
+                f"{server.unit} cannot start a server: {server.no_start}", f"mend that; {_BACK}"
+            )
     elif server.death is not None:
-        hint = f"{server.death.hint}; {back}" if server.death.hint else back
+        hint = f"{server.death.hint}; {_BACK}" if server.death.hint else _BACK
         yield _errs(f"{server.unit} failed: {server.death.kind}, {server.death.words}", hint)
 
 

@@ -728,7 +728,7 @@ def bench_profile(
 
     Raises:
         BenchError: it cannot be measured.
-        Preempted: somebody started the live unit, or the time ran out.
+        LeaseEnded: somebody started the live unit, or the time ran out.
         Stranded: the live unit does not serve afterwards.
     """
     made = make_plan(ctx, request)

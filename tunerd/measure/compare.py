@@ -350,7 +350,7 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
     Raises:
         UsageError: these are not two sides.
         DeployError: one of them would be refused, or production would not come back by itself.
-        Preempted: the measurement was ended from outside; what was measured is stored.
+        LeaseEnded: the measurement was ended from outside; what was measured is stored.
     """
     prepared = prepare(ctx, request)
     demand_storable(ctx)
@@ -520,7 +520,7 @@ class CandidateStand:
 
         Raises:
             BootFailed: it does not serve.
-            Preempted: the lease is gone.
+            LeaseEnded: the lease is gone.
         """
         facts = self.facts[side]
         try:
@@ -578,7 +578,7 @@ class CandidateLife:
         Raises:
             LifeEnded: the server is gone, or does not answer.
             Unusable: something speaks against the sample, or the prefix.
-            Preempted: the lease is gone.
+            LeaseEnded: the lease is gone.
         """
         one, pair_name = asked.request_class, asked.block.rpartition("-")[0]
         self._stand.texts.shared = f"pair {pair_name} prefix"  # of all requests of the process
@@ -604,7 +604,7 @@ class CandidateLife:
 
         Raises:
             LifeEnded: the server is gone.
-            Preempted: the lease is gone.
+            LeaseEnded: the lease is gone.
         """
         found = self._life.ask_with_room(request, prompt)[-1]
         if found.sample.problem is not None:
@@ -672,7 +672,7 @@ def _judge_answers(
         budget_s: What the whole comparison may take; half of it is for questions at most.
 
     Raises:
-        Preempted: the lease is gone.
+        LeaseEnded: the lease is gone.
     """
     asked = BenchRequest(Suite.QUALITY, _REPEATS, with_own_sampling=flags.changes_sampling(changes))
     plan, _ = suite_plan(asked, stand.texts.seed, None, Room(stand.texts.book))

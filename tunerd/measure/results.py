@@ -19,7 +19,7 @@ from tunerd.engine.builds import find_engines
 from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.flags import argument_changes
-from tunerd.errors import ConfigError, HostError, Preempted, TunerdError, UsageError
+from tunerd.errors import ConfigError, HostError, LeaseEnded, TunerdError, UsageError
 from tunerd.machine.facts import Gpu
 from tunerd.machine.process import words_of
 from tunerd.measure import evidence
@@ -255,7 +255,7 @@ def ending(
         reason = problems[0] if problems else None
     except BaseException as error:
         is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        if is_stopped or isinstance(error, Preempted):
+        if is_stopped or isinstance(error, LeaseEnded):
             outcome = evidence.RunOutcome.STOPPED
         if is_stopped and (run := number()) is not None:
             error.add_note(f"what was measured until then is kept: `tunerd results show {run}`")

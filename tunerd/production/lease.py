@@ -29,7 +29,7 @@ from tunerd.errors import (
     Busy,
     DeployError,
     JobCanceled,
-    Preempted,
+    LeaseEnded,
     ServiceError,
     Stranded,
     TunerdError,
@@ -256,9 +256,9 @@ def _replaced_since(ctx: Context, plan: Plan) -> str | None:
     return next((f"`{path}` is another file than when it began" for path in changed), None)
 
 
-def replaced_amid(why: str) -> Preempted:
+def replaced_amid(why: str) -> LeaseEnded:
     """The end of a measurement whose build or model is another by now."""
-    return Preempted(
+    return LeaseEnded(
         "what is measured was replaced in the middle of it",
         cause=why,
         state="what was measured until then is kept",
@@ -331,7 +331,7 @@ class Held:
         """The lease still stands; call it between requests, and whenever one failed.
 
         Raises:
-            Preempted: somebody started production or a change, its time ran out, or it was killed.
+            LeaseEnded: somebody started production or a change, its time ran out, or it was killed.
                 Production is starting or serves; nothing more can be measured.
         """
         if not self._lease.is_held():
@@ -345,7 +345,7 @@ class Held:
         not; a plan that is refused is such a fault too. One at a time.
 
         Raises:
-            Preempted: the lease ended before or while it started.
+            LeaseEnded: the lease ended before or while it started.
             ServiceError: the service manager does not do its part.
             HostError: the unit file cannot be written.
         """
@@ -385,7 +385,7 @@ class Held:
         """Why the candidate died since it started; None while it runs. For requests that failed.
 
         Raises:
-            Preempted: the lease is gone.
+            LeaseEnded: the lease is gone.
         """
         self.check()
         if candidate.serving is None:
@@ -401,7 +401,7 @@ class Held:
         """Which supervisor runs in local mode, by its pid; None where there is none."""
         return self._ctx.files.read(self._ctx.paths.runtime_dir / PID_NAME)
 
-    def _preempted(self) -> Preempted:
+    def _preempted(self) -> LeaseEnded:
         ctx = self._ctx
         word = ended_by(ctx, self.id)
         if word is not None:
@@ -418,7 +418,7 @@ class Held:
                 ctx.clock.sleep(_SIGNAL_FOLLOWS_S)
             why = f"somebody started {ctx.unit}, or ended {self._lease.spec.unit}"
         state = f"{ctx.unit} is back in its place" if self.restores or word else None
-        return Preempted("the measurement was ended", cause=why, state=state)
+        return LeaseEnded("the measurement was ended", cause=why, state=state)
 
     def close(self) -> None:
         """End the lease and wait until production serves; `hold` calls it.
@@ -539,7 +539,7 @@ def hold(
 
     Raises:
         Busy: another measurement or a change is under way.
-        Preempted: somebody stopped production before its place was taken.
+        LeaseEnded: somebody stopped production before its place was taken.
         DeployError: production does not start at boot, so a power cut would leave nothing.
         HostError: a file cannot be written.
         ServiceError: the lease cannot be had; production was started again.
@@ -682,8 +682,8 @@ def _take(ctx: Context, spec: LeaseSpec, before: UnitState) -> Lease:
         raise
 
 
-def _never_began(cause: str | None, state: str) -> Preempted:
-    return Preempted("the measurement was ended before it began", cause=cause, state=state)
+def _never_began(cause: str | None, state: str) -> LeaseEnded:
+    return LeaseEnded("the measurement was ended before it began", cause=cause, state=state)
 
 
 def _is_begun(ctx: Context, now: UnitState, before: UnitState) -> bool:

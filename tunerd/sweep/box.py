@@ -19,8 +19,15 @@ from tunerd.calendar import Deadline
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.health import Reason
 from tunerd.engine.server import NOT_IN_TIME
-from tunerd.errors import BenchError, Busy, ConfigError, DeployError, EngineError, HostError
-from tunerd.errors import Preempted as LeaseEnded
+from tunerd.errors import (
+    BenchError,
+    Busy,
+    ConfigError,
+    DeployError,
+    EngineError,
+    HostError,
+    LeaseEnded,
+)
 from tunerd.machine.clock import polls
 from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.machine.host import free_disk_mib
@@ -311,7 +318,7 @@ class LeaseBox:
         """Whether the lease still stands in the server's place, with time left, room for what is measured, and the same cards.
 
         Raises:
-            sweep.Preempted: it does not, or there is none.
+            Preempted: it does not, or there is none.
         """
         now_s = self.ctx.clock.now_s()
         if self.deadline is not None and self.deadline.is_over(now_s):
@@ -364,7 +371,7 @@ class LeaseBox:
         Raises:
             Refused: the server does not take it, or it goes beyond what was proved of the engine.
             ServerDied: the process is gone.
-            sweep.Preempted: the lease is gone, or the machine stays disturbed.
+            Preempted: the lease is gone, or the machine stays disturbed.
         """
         process = self._process
         if process is None:
@@ -420,7 +427,7 @@ class LeaseBox:
         """Wait for a GPU that is cool and free; the sweep yields where it stays otherwise.
 
         Raises:
-            sweep.Preempted: it does.
+            Preempted: it does.
         """
         trouble = self.house.wait(self.until_s)
         self.check()
@@ -529,7 +536,7 @@ class LeaseBox:
         """Whether an arm's end is its own: a driver may list a card for some seconds after it was lost.
 
         Raises:
-            sweep.Preempted: it befell the card, or the lease.
+            Preempted: it befell the card, or the lease.
         """
         if self.house.limits_w and failure in _OF_A_LOST_CARD:
             self.sleep(_HOUSE_POLL_S)

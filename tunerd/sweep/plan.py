@@ -686,7 +686,7 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
     Raises:
         EngineError: another engine than the arm's would serve it.
         ConfigError: the profile does not allow it.
-        Preempted: the engine is another build than when the sweep began.
+        LeaseEnded: the engine is another build than when the sweep began.
     """
     plan = _plan_with(ctx, prepared.plan_request, changes(arm, prepared.base))
     if plan.engine.name != arm.engine:

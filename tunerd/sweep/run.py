@@ -19,7 +19,7 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now, stands
-from tunerd.errors import Busy, HostError, Preempted, Stranded, TunerdError, UsageError
+from tunerd.errors import Busy, HostError, LeaseEnded, Stranded, TunerdError, UsageError
 from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import holder_of, is_locked, lock
 from tunerd.machine.process import words_of
@@ -198,7 +198,7 @@ def _compare_builds(
     Raises:
         UsageError: the window is closed.
         Busy, HostError: as a sweep.
-        Preempted: the measurement was ended from outside.
+        LeaseEnded: the measurement was ended from outside.
         Stranded: production does not serve afterwards.
     """
     demand_open(ctx, window)
@@ -208,7 +208,7 @@ def _compare_builds(
     if prepared is None:
         return None
     if stopped := house.stopped():
-        raise Preempted(
+        raise LeaseEnded(
             "the comparison was ended before it began", cause=stopped, state="nothing was touched"
         )
     load_s = prepared.outlook.load_s or 0.0

@@ -20,7 +20,7 @@ from tunerd.app import Context, build_context
 from tunerd.engine.choice import PlanRequest
 from tunerd.engine.health import Reason
 from tunerd.engine.server import LlamaServer
-from tunerd.errors import Preempted
+from tunerd.errors import LeaseEnded
 from tunerd.production.lease import Held, hold
 from tunerd.production.plan import Plan, make_plan
 from tunerd.production.recover import recover
@@ -156,7 +156,7 @@ def test_an_apply_ends_the_measurement_first_and_both_say_so(
             done = box.call("apply", "cpu-embedded", "--yes", *words)
             assert done.returncode == 0, done.stderr
             assert "was ended for this" in done.stderr
-        with pytest.raises(Preempted) as learned:
+        with pytest.raises(LeaseEnded) as learned:
             lease.check()
     assert learned.value.cause == "`tunerd apply` ended it"
 
@@ -172,7 +172,7 @@ def test_a_killed_supervisor_is_named_though_the_next_one_has_started_production
         recover(ctx)
         ctx.services.start(ctx.unit)
         assert ctx.services.state(ctx.unit).is_active
-        with pytest.raises(Preempted) as learned:
+        with pytest.raises(LeaseEnded) as learned:
             held.check()
     assert learned.value.cause == "tunerd's supervisor ended"
 

@@ -16,7 +16,7 @@ from tests.support.build_box import BuildBox, build_box
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tunerd.engine.choice import PlanRequest
 from tunerd.engine.conditions import FingerprintReader
-from tunerd.errors import DeployError, Preempted
+from tunerd.errors import DeployError, LeaseEnded
 from tunerd.measure.target import open_live
 from tunerd.production.lease import demand_return, hold
 from tunerd.production.plan import make_plan
@@ -102,7 +102,7 @@ def test_a_variable_that_the_build_takes_no_more_is_told_before_the_server_is_st
         install(builds / "b1", NEW)
         found = told()
         assert "does not take LLAMA_ARG_DRAFT_MAX" in found["flags-removed"]
-        assert "does not take LLAMA_ARG_DRAFT_MAX any more" in found["server-down"]
+        assert "server-down" not in found  # which says the same
 
 
 def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_other_build() -> None:
@@ -193,7 +193,7 @@ def test_a_measurement_ends_where_a_file_is_replaced_between_two_of_its_starts(w
             with files[what].open("ab") as file:
                 file.write(b" ")
             with (
-                pytest.raises(Preempted, match="replaced in the middle") as ended,
+                pytest.raises(LeaseEnded, match="replaced in the middle") as ended,
                 held.serve(plan),
             ):
                 pass

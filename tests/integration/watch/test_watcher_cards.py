@@ -14,7 +14,7 @@ from tests.support.api_box import ApiBox, serving
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.faked import UNIT, FakedBox
 from tests.support.nvml_world import StubWorld, loading
-from tunerd.doctor.doctor import doctor
+from tunerd.doctor.doctor import examine
 from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import GpuNow, Reading
@@ -97,7 +97,7 @@ def metrics_of(api: ApiBox) -> dict[str, float]:
 
 def findings(box: CardBox) -> dict[str, str]:
     """What doctor found, by its codes."""
-    return {one["code"]: one["seen"] for one in doctor(box.ctx).payload["findings"]}
+    return {one["code"]: one["seen"] for one in examine(box.ctx).payload["findings"]}
 
 
 @pytest.fixture

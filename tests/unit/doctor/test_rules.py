@@ -199,6 +199,8 @@ FIRES = [
     ("settings-wrong", "settings that cannot be read",
      a_box(own={"settings-wrong": warning("settings", "no TOML", "correct it")})),
     ("server-down", "a model that is gone", with_server(no_start="gone: `/models/a.gguf`")),
+    ("server-down", "a model that is gone, and a flag that the build lost",
+     with_server(foreign_flags=("--mlock",), no_start="gone: `/models/a.gguf`")),
     ("server-down", "a server that died", with_server(death=Failure(FailureKind.PORT_TAKEN, "couldn't bind", None))),
     ("swap-cut-short", "a swap that was cut short",
      a_box(own={"swap-cut-short": warning("interrupted", "of generation 3", "recover")})),
@@ -206,6 +208,7 @@ FIRES = [
 
 SILENT = [
     ("server-down", a_box()),
+    ("server-down", with_server(foreign_flags=("--mlock",), no_start="`llama-server` does not take --mlock any more")),
     ("gpu-unreadable", without_cards()),
     ("gpu-unreadable", with_host(a_box(), gpu_problem="1 and 2", awaits_reboot="1 and 2")),
     ("gpu-throttled", with_card(throttle_reasons=(POWER_CAP,))),

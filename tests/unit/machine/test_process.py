@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tunerd.errors import Preempted
+from tunerd.errors import LeaseEnded
 from tunerd.machine.process import words_of
 
 
@@ -17,7 +17,7 @@ from tunerd.machine.process import words_of
         (SystemExit(128 + signal.SIGHUP), "ended from outside (SIGHUP)"),
         (SystemExit(3), "3"),
         (KeyboardInterrupt(), "ended by Ctrl-C"),
-        (Preempted("somebody started it"), "somebody started it"),
+        (LeaseEnded("somebody started it"), "somebody started it"),
         (MemoryError(), "MemoryError"),
     ],
 )

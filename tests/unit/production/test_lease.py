@@ -22,7 +22,7 @@ from tunerd.app import Context, data_dir
 from tunerd.engine.health import Failure, FailureKind, Reason
 from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit
-from tunerd.errors import Busy, DeployError, JobCanceled, Preempted, ServiceError, Stranded
+from tunerd.errors import Busy, DeployError, JobCanceled, LeaseEnded, ServiceError, Stranded
 from tunerd.machine.facts import GpuProcess
 from tunerd.machine.files import lock
 from tunerd.machine.process import words_of
@@ -221,7 +221,7 @@ def test_nothing_begins_while_a_change_or_another_measurement_is_under_way(
 def test_a_lease_lasts_no_longer_than_its_budget(world: World) -> None:
     with held(world, budget_s=60.0) as lease:
         world.clock.sleep(61)
-        with pytest.raises(Preempted) as learned:
+        with pytest.raises(LeaseEnded) as learned:
             lease.check()
 
     assert "ran out" in (learned.value.cause or "")
@@ -385,7 +385,7 @@ def test_somebody_who_starts_production_while_its_place_is_taken_is_named(
             return super().pop(at)
 
     world.manager.errors["lease taken"] = Person([ServiceError("tunerd-lease-x: exit 1")])
-    with pytest.raises(Preempted) as told, held(world):
+    with pytest.raises(LeaseEnded) as told, held(world):
         pass
 
     assert "somebody started" in (told.value.cause or "")
@@ -424,7 +424,7 @@ def test_a_machine_that_goes_down_as_a_measurement_begins_ends_it_without_a_fail
 ) -> None:
     world.manager.errors["lease taken"] = [JobCanceled("the start of tunerd-lease was cancelled")]
     with (
-        pytest.raises(Preempted, match="before it began") as told,
+        pytest.raises(LeaseEnded, match="before it began") as told,
         hold(going_down(world), purpose="bench x", budget_s=60),
     ):
         pass

@@ -15,7 +15,7 @@ from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.fakes import Invocation, Life
 from tunerd.errors import (
     JobCanceled,
-    Preempted,
+    LeaseEnded,
     RolledBack,
     ServiceError,
     Stranded,
@@ -168,7 +168,7 @@ def test_nothing_is_measured_where_the_server_was_stopped_since_its_cost_was_tol
     world.servers[-1].behaviour.slots_are_busy = True
     on = once("waiting for ", lambda: world.manager.stop(UNIT))
     if ran:
-        with pytest.raises(Preempted, match="ended before it began"):
+        with pytest.raises(LeaseEnded, match="ended before it began"):
             measured(world, on, ran=True)
     else:
         assert measured(world, on) == "does not run, as before"

@@ -15,7 +15,7 @@ from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, UNIT, OwnPids, World, a_record
 from tests.support.fakes import FakeClock, Invocation, Life
 from tests.support.ports import free_port
-from tunerd.doctor.doctor import doctor
+from tunerd.doctor.doctor import examine
 from tunerd.engine.server import Address
 from tunerd.errors import Interrupted, RolledBack, ServiceError, Stranded, TunerdError
 from tunerd.machine.files import lock
@@ -451,7 +451,7 @@ def test_a_recovery_that_is_ended_says_what_stands_and_what_goes_on_with_it(worl
     words = "the swap of generation 1 was cut short, and the unit from before it stands"
     said = {one.code: one.text for one in status(world.context()).messages}
     assert said["interrupted"] == words
-    found = {one["code"]: one["seen"] for one in doctor(world.context()).payload["findings"]}
+    found = {one["code"]: one["seen"] for one in examine(world.context()).payload["findings"]}
     assert found["swap-cut-short"] == words
 
     with pytest.raises(KeyboardInterrupt) as caught:

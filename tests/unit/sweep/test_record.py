@@ -8,8 +8,9 @@ from tests.fault.world import World
 from tunerd.machine.files import lock
 from tunerd.production.rollback import rollback
 from tunerd.production.swap import swap
-from tunerd.profile.arm import Arm, plain
+from tunerd.profile.arm import Arm
 from tunerd.profile.files import TunedRecord, read_tuned, write_tuned
+from tunerd.records import plain
 from tunerd.sweep.record import after_rollback, page_of
 
 
