@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from dataclasses import replace
@@ -12,13 +13,14 @@ import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step, ctrl_c
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, UNIT, OwnPids, World, a_record
+from tests.fault.world import BROKEN, ENGINE, UNIT, OwnPids, World, a_record
 from tests.support.fakes import FakeClock, Invocation, Life
 from tests.support.ports import free_port
 from tunerd.doctor.doctor import examine
 from tunerd.engine.server import Address
 from tunerd.errors import Interrupted, RolledBack, ServiceError, Stranded, TunerdError
 from tunerd.machine.files import lock
+from tunerd.machine.host import process_facts
 from tunerd.production.journal import SCHEMA
 from tunerd.production.measurement import write_measurement
 from tunerd.production.recover import recover
@@ -30,6 +32,7 @@ from tunerd.result import Progress
 from tunerd.settings import ServiceSettings, Settings
 from tunerd.tryout.local_service import Ending
 from tunerd.units.manager import LeaseRecord
+from tunerd.units.text import quote_argument
 from tunerd.words import sha256
 
 OLD = "/bin/cat"
@@ -375,6 +378,28 @@ def test_a_server_that_nobody_can_ask_is_told_as_unknown_and_not_restarted_again
     assert "cannot be seen" in str(payload["text"])
     assert (world.manager.state(UNIT).invocation_id == before) is is_untouched
     assert world.leftovers() == [], "nothing is left to be tried again"
+
+
+@pytest.mark.parametrize("more", ["", " --more"])
+def test_recovery_leaves_alone_what_was_started_by_the_words_that_stand(
+    world: World, more: str
+) -> None:
+    """The process of an imagined server is this one, and its words are those that a unit must have."""
+    facts = process_facts(os.getpid())
+    assert facts is not None
+    words = " ".join(map(quote_argument, facts.cmdline or ()))
+    where = f"Environment=LLAMA_ARG_HOST=127.0.0.1 LLAMA_ARG_PORT={world.port}"
+    text = f"[Service]\nType=exec\n{where}\nExecStart=@{ENGINE} {words}{more}\n[Install]\nWantedBy=multi-user.target\n"
+    serve, asked = world.manager.programs[ENGINE], ("", "--port", str(world.port))
+    world.manager.programs[ENGINE] = lambda one: serve(replace(one, argv=asked))
+    world.put(text.encode(), starts=False)
+    world.clock.set_wall(world.unit_path.stat().st_ctime + 60.0)
+    world.manager.start(UNIT)
+    before = world.manager.state(UNIT).invocation_id
+    _interrupted(world, old_invocation="another")
+
+    assert recover(world.context()).payload["serving"] is True
+    assert (world.manager.state(UNIT).invocation_id == before) is (not more)
 
 
 def test_while_nobody_can_read_which_unit_it_is_recovery_looks_at_every_record(

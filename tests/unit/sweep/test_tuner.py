@@ -296,15 +296,31 @@ def test_the_least_time_of_a_proof_is_kept_unless_it_is_nearly_all_there_is() ->
     assert reserved_s(3400.0, 2160.0, 3600.0) == 2160.0
 
 
-def test_a_context_that_takes_ten_minutes_to_fill_leaves_half_of_an_hour_for_the_search() -> None:
-    one = task("16G", "chat", 1)
+def night_of_slow_fills(card: str, workload: str, hours: float, depth_ms: float) -> Outcome:
+    """One in which each token of a prompt takes so much longer for each thousand before it."""
+    one = task(card, workload, 1)
     engines = {
-        name: replace(engine, prompt_depth_ms=0.06) for name, engine in one.card.engines.items()
+        name: replace(engine, prompt_depth_ms=depth_ms) for name, engine in one.card.engines.items()
     }
-    box = SimulatedBox(replace(one.card, engines=engines))
-    outcome = narrow(one).night(1.0, box=box)
+    return narrow(one).night(hours, box=SimulatedBox(replace(one.card, engines=engines)))
+
+
+def finalists(outcome: Outcome) -> list[Sample]:
+    rows = outcome.evidence.samples
+    return [one for one in rows if (one.event, one.purpose) == ("boot", "finalist")]
+
+
+def test_no_smaller_margin_is_tried_in_time_that_the_proof_needs() -> None:
+    """Three were, with five minutes each, and of half an hour no pair was left."""
+    outcome = night_of_slow_fills("12G", "agent", 0.5, 0.02)
+    assert len(finalists(outcome)) == 1
+    assert outcome.verdict == "promote"
+
+
+def test_a_context_that_takes_ten_minutes_to_fill_leaves_half_of_an_hour_for_the_search() -> None:
+    outcome = night_of_slow_fills("16G", "chat", 1.0, 0.06)
     samples = outcome.evidence.samples
-    (finalist,) = (one for one in samples if (one.event, one.purpose) == ("boot", "finalist"))
+    (finalist,) = finalists(outcome)
     (fill,) = (one for one in samples if (one.event, one.purpose) == ("request", "fill"))
     assert fill.seconds > 600.0
     assert finalist.at_s > 0.5 * HOUR_S
