@@ -3,6 +3,7 @@
 TunerdError
     UsageError           the call itself is wrong
     ConfigError          a setting or profile is wrong; nothing was touched
+        UnknownName          no profile or workload has this name
     HostError            the machine lacks something: driver, program, model file, permission
     ModelFileError       a GGUF file is missing, damaged or hostile
     EngineError          an engine cannot be probed, or lacks what a plan needs
@@ -64,6 +65,12 @@ class ConfigError(TunerdError):
     """A setting or a profile is wrong; nothing was touched."""
 
     code = "config"
+
+
+class UnknownName(ConfigError):
+    """No profile or workload has this name."""
+
+    code = "unknown_name"
 
 
 class HostError(TunerdError):

@@ -22,7 +22,7 @@ from tunerd.engine.log import (
 )
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit
-from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
+from tunerd.errors import ConfigError, HostError, TunerdError, UnknownName, UsageError
 from tunerd.measure.answer import Timings, read_counters
 from tunerd.measure.evidence import RunRecord
 from tunerd.measure.store import reading
@@ -174,7 +174,7 @@ def find_workload(ctx: Context, name: str) -> WorkloadFile:
     files = workload_files(ctx)
     if name not in files:
         nearest = nearest_name(name, tuple(files))
-        raise ConfigError(
+        raise UnknownName(
             f"there is no workload `{name}`",
             cause=f"known: {', '.join(files)}",
             state="nothing was touched",

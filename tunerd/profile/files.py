@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunerd import records
 from tunerd.app import Context
-from tunerd.errors import ConfigError, HostError
+from tunerd.errors import ConfigError, HostError, UnknownName
 from tunerd.machine.files import Files
 from tunerd.profile.layers import (
     SET_SOURCE,
@@ -170,7 +170,7 @@ def config_error(name: str, problems: Sequence[Problem]) -> ConfigError:
     first, state = problems[0], "nothing was touched"
     if first.key == "name":
         nearest = f"did you mean `{first.nearest}`? " if first.nearest else ""
-        return ConfigError(
+        return UnknownName(
             f"there is no profile `{name}`",
             cause=f"known: {first.allowed}",
             state=state,

@@ -260,7 +260,14 @@ def _with_headers(send: Send, path: str) -> Send:
 # The routes
 
 EXIT_CODE = "x-tunerd-exit-code"
-_BY_CODE = {"busy": 409, "usage": 404, "config": 422, "deploy": 409, "stranded": 409}
+_BY_CODE = {
+    "busy": 409,
+    "usage": 404,
+    "unknown_name": 404,
+    "config": 422,
+    "deploy": 409,
+    "stranded": 409,
+}
 _ERRORS = {404: "there is nothing under this address", 405: "that cannot be done here",
            500: "tunerd itself failed; its log says how"}  # fmt: skip
 _METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
@@ -495,11 +502,14 @@ def visitor_of(request: Request) -> Peer:
     return found
 
 
+def status_of(error: Answer) -> int:
+    """The HTTP status of an answer that is an error."""
+    return error.status or _BY_CODE.get(error.envelope["error"]["code"], 503)
+
+
 def _respond(answer: Answer) -> Json:
     """An envelope as an answer; the command's exit code stands in a header."""
-    status = answer.status or 200
-    if answer.is_error and answer.status is None:
-        status = _BY_CODE.get(answer.envelope["error"]["code"], 503)
+    status = status_of(answer) if answer.is_error else answer.status or 200
     return Json(dict(answer.envelope), status, {EXIT_CODE: str(answer.exit_code)})
 
 

@@ -44,6 +44,7 @@ from tunerd.web.app import (
     build_app,
     read_body,
     read_facts,
+    status_of,
     visitor_of,
 )
 from tunerd.web.html import environment, static_text, style
@@ -230,8 +231,7 @@ class Pages:
         place = {name: str(value) for name, value in parts.items()}
         answer = await self.front.read(path, visitor, place, asked)
         if answer.is_error:
-            is_usage = answer.envelope["error"]["code"] == "usage"
-            raise NotShownError(answer, 404 if is_usage else 503)
+            raise NotShownError(answer, status_of(answer))
         return dict(answer.envelope)
 
     def show(self, template: str, visitor: Peer | None, here: str, code: int = 200, /,

@@ -40,6 +40,8 @@ REQUEST = JobRequest("apply", (), Lane.CHANGE, "alice", 1.0)
         ("/api/telemetry?days=2", 400),
         ("/api/profiles/..%2f..%2fetc%2fpasswd", 404),
         ("/api/plan/.hidden", 404),
+        ("/api/plan/none-such", 404),
+        ("/api/workloads/none-such", 404),
         ("/api/rollback/preview?to=../../../etc/passwd", 400),
         ("/api/jobs/4711/events", 404),
         ("/api/nothing", 404),
@@ -53,6 +55,16 @@ def test_what_is_not_there_or_cannot_be_is_refused_in_the_same_shape(
     assert said.status == status
     assert said.json["ok"] is False
     assert said.json["error"]["message"]
+
+
+@pytest.mark.parametrize("url", ["/workloads/none-such", "/deploy/none-such", "/sweeps/7"])
+def test_a_page_of_what_is_not_there_is_not_found_and_says_what_there_is(
+    api: ApiBox, url: str
+) -> None:
+    said = api.ask(url)
+
+    assert said.status == 404
+    assert "there is no " in said.text.lower()
 
 
 @pytest.mark.parametrize(
