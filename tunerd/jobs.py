@@ -103,16 +103,25 @@ class JobFolder:
         return [number for number, one in asked if one and (one.lane is Lane.LOOK) is looks]
 
     def events(self, number: int, offset: int = 0) -> tuple[tuple[dict[str, Any], ...], int]:
-        """What happened since an offset, whole lines only; and the offset to go on from."""
+        """What happened since an offset, whole lines only; and the offset to go on from.
+
+        Of very much only the first line and the newest ones: how it began, how it goes and how it ended.
+        """
+        first = b""
         try:
             with (self._folder / str(number) / "events.jsonl").open("rb") as file:
+                begin = os.fstat(file.fileno()).st_size - _MAX_EVENTS_BYTES
                 file.seek(offset)
-                content = file.read(_MAX_EVENTS_BYTES)
+                if begin > offset:
+                    first = file.readline()
+                    file.seek(begin)
+                    file.readline()
+                offset, content = file.tell(), file.read(_MAX_EVENTS_BYTES)
         except OSError:
             return (), offset
         whole = content[: content.rfind(b"\n") + 1]
         found = []
-        for line in whole.splitlines():
+        for line in (first + whole).splitlines():
             with contextlib.suppress(ValueError):
                 found.append(json.loads(line))
         return tuple(one for one in found if isinstance(one, dict)), offset + len(whole)

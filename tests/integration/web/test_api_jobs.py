@@ -176,6 +176,19 @@ def test_what_a_job_told_is_read_once(tmp_path: Path) -> None:
     assert folder.events(number, end) == ((), end)
 
 
+def test_of_a_job_that_told_very_much_it_is_known_how_it_began_and_ended(tmp_path: Path) -> None:
+    """It counted as died: 16 MiB of progress were read, and its end stood behind them."""
+    folder = JobFolder(tmp_path / "jobs")
+    number = folder.create(REQUEST)
+    path = tmp_path / "jobs" / str(number) / "events.jsonl"
+    progress = json.dumps({"event": "progress", "text": "x" * 2**20})
+    path.write_text("\n".join(['{"event": "begun"}', *[progress] * 17, '{"event": "end"}', ""]))
+    told, offset = folder.events(number)
+
+    assert [one["event"] for one in told] == ["begun", *["progress"] * 15, "end"]
+    assert folder.events(number, offset) == ((), path.stat().st_size)
+
+
 def test_one_accounts_flood_does_not_hold_up_what_another_asks_for(tmp_path: Path) -> None:
     path, free = tmp_path / "daemon.sock", threading.Event()
     heard = threading.Semaphore(0)
