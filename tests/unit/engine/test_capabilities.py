@@ -63,6 +63,13 @@ def test_an_ik_that_says_another_p_min_than_its_usual_one_has_that() -> None:
     assert read_capabilities(parse_help(text)).default_p_min == 0.5
 
 
+def test_a_build_of_the_weeks_between_has_todays_flags_of_depth_and_no_mtp() -> None:
+    """Mainline b8955 to b9179, of which none was at hand."""
+    found = read_capabilities(parse_help(text_of("main-pr").replace("eagle3,mtp,", "")))
+    assert (found.dialect, found.spec_style) == ("main-b8955", SpecStyle.SPLIT)
+    assert found.spec_word("mtp") is None
+
+
 # Which word each build has for each kind; a kind that is not named is not to be had.
 WORDS = {
     "main-old": {"draft": "draft"},
