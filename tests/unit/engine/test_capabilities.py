@@ -15,6 +15,7 @@ from tunerd.engine.capabilities import (
     parse_version,
     read_capabilities,
 )
+from tunerd.engine.flags import DEPTH_FLAGS
 from tunerd.profile.schema import SPEC_WORDS
 from tunerd.words import Family
 
@@ -61,6 +62,22 @@ def test_an_ik_that_says_another_p_min_than_its_usual_one_has_that() -> None:
         "p_min override (default: 0.8)", "p_min override (default: 0.5)"
     )
     assert read_capabilities(parse_help(text)).default_p_min == 0.5
+
+
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [
+        (row.key, word)
+        for row in DEPTH_FLAGS
+        if row.key in {"speculation.n_max", "speculation.p_min"}
+        for word in row.spellings
+    ],
+)
+def test_what_a_build_drafts_by_itself_is_read_by_every_name_that_its_flag_has(
+    key: str, word: str
+) -> None:
+    found = read_capabilities(parse_help(f"{word} N    how far to draft (default: 7)"))
+    assert getattr(found, f"default_{key.removeprefix('speculation.')}") == 7
 
 
 def test_a_build_of_the_weeks_between_has_todays_flags_of_depth_and_no_mtp() -> None:
