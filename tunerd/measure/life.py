@@ -411,15 +411,19 @@ class Life:
         processors = look_at_processors(target.pids)
         at_s = self.ctx.clock.now_s()
         route = Route.CHAT if request.is_chat else self.route
+        sent = request if target.holds else replace(request, is_fixed_length=False)
+        forgets = (
+            {} if target.kept_bias is None or target.scrape_s else {"logit_bias": target.kept_bias}
+        )
         streamed = target.server.stream(
             route,
             body_of(
-                request,
+                sent,
                 prompt,
                 route,
                 model=target.model,
                 frame=target.frame,
-                overrides=target.overrides,
+                overrides={**forgets, **target.overrides},
                 is_llama=target.is_llama,
             ),
             timeout_s=_limit_s(request),
@@ -433,7 +437,7 @@ class Life:
         client = ClientTimes(streamed.wall_ms, answer.first_ms, answer.rest_ratio)
         marks = trust.marks_of(request, answer, client, looks=watch.looks, quiet_mib=self.quiet_mib,
                          speculation=target.speculation,
-                         is_llama=target.is_llama)  # fmt: skip
+                         is_llama=target.is_llama, holds=target.holds)  # fmt: skip
         marks = (*marks, Mark.PROCESSOR_TAKEN) if is_taken else marks
         sample = Sample(
             suite=str(request.suite),

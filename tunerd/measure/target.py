@@ -74,6 +74,8 @@ class Target:
         unit: Whose it is, or in whose place it runs; None of one that is known by its address alone.
         profile: What it was planned from.
         scrape_s: How often its counters may be read [s]; those of a candidate have no other reader.
+        kept_bias: What it began with, of a server in which the bias of a request's tokens stays for those that come after
+            (ik), the one of `ignore_eos` too; None of one that forgets it.
     """
 
     arm: ArmRecord
@@ -93,11 +95,17 @@ class Target:
     unit: str | None = None
     profile: str | None = None
     scrape_s: float = _SCRAPE_S
+    kept_bias: Any = None
 
     @property
     def name(self) -> str:
         """The name of its arm."""
         return self.arm.name
+
+    @property
+    def holds(self) -> bool:
+        """Whether its answers may be made to go on; where others ask it too, theirs must end afterwards."""
+        return self.is_llama and (self.kept_bias is None or not self.scrape_s)
 
 
 # What a file that was replaced leaves unknown of a fingerprint, else that of its models.
@@ -150,7 +158,8 @@ def open_live(ctx: Context) -> Target:
     if is_same is None:
         problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)
     profile = generation.profile if generation is not None else None
-    return _of_unit(ctx, live.unit, state.main_pid, server, live.argv, profile, arm, problems)
+    found = _of_unit(ctx, live.unit, state.main_pid, server, live.argv, profile, arm, problems)
+    return replace(found, messages=(*found.messages, *_lengths_told(found)))
 
 
 def arm_record(
@@ -276,7 +285,7 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
     else:
         text = "no llama-server: lengths are not fixed, and speeds are by the client's clock alone"
         messages.append(note("no-timings", text))
-    return Target(
+    found = Target(
         arm=arm,
         server=server,
         life=lambda: address.url,
@@ -285,6 +294,14 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
         messages=tuple(messages),
         **known,
     )
+    return replace(found, messages=(*found.messages, *_lengths_told(found)))
+
+
+def _lengths_told(target: Target) -> tuple[Message, ...]:
+    if target.holds or not target.is_llama:
+        return ()
+    text = "lengths are not fixed: this build would keep `ignore_eos` for the answers of everybody else"
+    return (note("own-lengths", text, "`tunerd bench PROFILE` measures fixed lengths"),)
 
 
 def _address_of_url(url: str, api_key: str | None = None) -> Address:
@@ -328,6 +345,7 @@ def _asked(server: LlamaServer) -> dict[str, Any]:
         "n_ctx": next(known, None),
         "most_tokens": _most_tokens(settings),
         "frame": _frame_of(server),
+        "kept_bias": settings.get("logit_bias"),
     }
 
 

@@ -11,7 +11,7 @@ from tunerd.engine.flags import drafts_with_probability, normal_spelling, owner_
 from tunerd.engine.log import LoggedRequest
 from tunerd.machine.facts import Gpu
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, step_of
-from tunerd.measure.request import Request
+from tunerd.measure.request import FEW_TOKENS, Request, Suite
 from tunerd.profile.schema import own_kinds
 from tunerd.words import all_known
 
@@ -166,6 +166,7 @@ def marks_of(
     quiet_mib: int | None,
     speculation: Speculation,
     is_llama: bool = True,
+    holds: bool = True,
 ) -> tuple[Mark, ...]:
     """What speaks against a sample by itself; foreign traffic shows only over several.
 
@@ -178,9 +179,10 @@ def marks_of(
         speculation: What the arm is meant to do.
         is_llama: False for servers that can be told neither to go on to a length, nor to read a prompt
             anew: there a chat template may be found again, which all requests begin with.
+        holds: False for a llama-server that was not told to go on to a length.
     """
     found = [
-        *_answer_marks(request, answer, speculation, is_llama=is_llama),
+        *_answer_marks(request, answer, speculation, is_llama=is_llama, holds=holds),
         *_clock_marks(request, answer.timings, client),
         *_span_marks(answer),
         *_gpu_marks(looks, quiet_mib),
@@ -189,7 +191,7 @@ def marks_of(
 
 
 def _answer_marks(
-    request: Request, answer: Answer, speculation: Speculation, *, is_llama: bool
+    request: Request, answer: Answer, speculation: Speculation, *, is_llama: bool, holds: bool
 ) -> Iterator[Mark]:
     if answer.has_impossible:
         yield Mark.IMPOSSIBLE
@@ -202,8 +204,10 @@ def _answer_marks(
     if n_read is not None and n_read < _LEAST_READ * (request.depth_tokens or 0):
         yield Mark.CUT_PROMPT
     n_predicted = answer.n_completion if timings is None else timings.predicted_n
-    is_held = request.is_fixed_length and is_llama
-    least = request.n_predict if is_held else request.least_tokens
+    least = request.least_tokens
+    if request.is_fixed_length and is_llama:
+        is_exact = holds or request.suite is Suite.LENGTHS
+        least = request.n_predict if is_exact else min(request.n_predict, FEW_TOKENS)
     if n_predicted is not None and n_predicted < least:
         yield Mark.SHORT
     if timings is None:
