@@ -307,7 +307,7 @@ def _usable(samples: Sequence[Sample]) -> list[_Answer]:
         if sample.is_usable
         and sample.concurrency == 1
         and sample.timings is not None
-        and sample.timings.steps
+        and sample.steps
         and sample.timings.predicted_ms
     ]
 
@@ -321,7 +321,7 @@ def _answer(sample: Sample, timings: Timings) -> _Answer:
     prompt = timings.prompt_n
     return _Answer(
         step_ms=timings.step_ms or 0.0,
-        steps=timings.steps or 0,
+        steps=sample.steps or 0,
         drafted=timings.draft_n or 0,
         depth=None if prompt is None else start + prompt + (timings.predicted_n or 0) / 2,
         start=float(start),

@@ -154,6 +154,19 @@ class Sample:
         return count if type(count) is int else None
 
     @property
+    def steps(self) -> int | None:
+        """Verification passes; None where an answer that drafted ended by itself.
+
+        mainline counts what its last draft had behind the end as accepted and not as generated, ik as both.
+        """
+        timings = self.timings
+        if timings is None:
+            return None
+        is_held = (timings.predicted_n or 0) >= self.n_predict
+        is_exact = is_held or not timings.draft_n or timings.accepted_by_position is not None
+        return timings.steps if is_exact else None
+
+    @property
     def client_tok_s(self) -> float | None:
         """Tokens behind what came first, over the time from there to the end of the stream: of every engine alike."""
         client, n = self.client, self.n_predicted or 0
@@ -272,7 +285,7 @@ def summarise(samples: Sequence[Sample]) -> Summary:
         n_drafted=drafted,
         n_accepted=accepted,
         acceptance_ratio=accepted / drafted if drafted and accepted is not None else None,
-        tokens_per_step=_tokens_per_step(timings),
+        tokens_per_step=_tokens_per_step(usable),
         acceptance_by_position=_by_position(timings),
         # Energy for reading prompts included.
         joules_per_token=sum(joules for joules, _ in energies) / sum(n for _, n in energies)
@@ -297,8 +310,8 @@ def _total(timings: Sequence[Timings], name: str) -> int | None:
     return sum(known) if known else None
 
 
-def _tokens_per_step(timings: Sequence[Timings]) -> float | None:
-    known = [(one.predicted_n - 1, one.steps) for one in timings if one.predicted_n and one.steps]
+def _tokens_per_step(samples: Sequence[Sample]) -> float | None:
+    known = [(one.n_predicted - 1, one.steps) for one in samples if one.n_predicted and one.steps]
     steps = sum(n_steps for _, n_steps in known)
     return sum(tokens for tokens, _ in known) / steps if steps else None
 

@@ -285,7 +285,7 @@ class BenchRun:
     def _count(self, accepted: tuple[int, ...]) -> None:
         """Drafts by position, where one arm alone was asked since the last look."""
         names = {pending.target.name for pending in self._pending}
-        steps = [one.sample.timings.steps for pending in self._pending for one in pending.asked
+        steps = [one.sample.steps for pending in self._pending for one in pending.asked
                  if one.sample.timings is not None]  # fmt: skip
         if len(names) != 1 or None in steps:
             return

@@ -491,7 +491,7 @@ def acceptance_by_position(series: Sequence[Series], evidence: Runs) -> Section 
     told = (
         f"Nothing was told of positions by the servers of {silent}: that takes counters of "
         "positions in /metrics (mainline since August 2026, serving.metrics = true) or counts by depth "
-        "in each answer (ik_llama.cpp since August 2026)."
+        "in each answer (ik_llama.cpp since August 2026), and with counters answers of a fixed length."
         if silent
         else ""
     )

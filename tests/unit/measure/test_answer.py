@@ -292,8 +292,15 @@ def test_steps_of_an_answer_that_ended_within_a_long_draft_are_unknown() -> None
     assert timings(predicted_n=1).steps == 0
 
     plain = timings(predicted_n=13, draft_n=12, draft_n_accepted=0)
-    found = summarise([sample(timings=plain), sample(timings=short)])
+    held = sample(timings=plain, n_predict=13)
+    assert held.steps == 12
 
+    # As mainline reported an answer of six passes that ended behind the first token of its last draft.
+    ended = sample(timings=timings(predicted_n=22, draft_n=24, draft_n_accepted=18), n_predict=300)
+    assert ended.timings is not None
+    assert (ended.timings.steps, ended.steps) == (3, None)
+
+    found = summarise([held, sample(timings=short), ended])
     assert found.tokens_per_step == pytest.approx(1.0)
 
 
