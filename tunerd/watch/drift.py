@@ -342,6 +342,9 @@ def _likely_cause(
         more_mib = seen.others_mib - confirmed.others_mib
         if more_mib > _OTHERS_SLACK_MIB:
             return f"others hold {seen.others_mib} MiB of VRAM, {more_mib} more than then", False
+    # Text that is harder to guess looks like a decay from where it began.
+    if all(_drafts_badly(one, confirmed) for one in last):
+        return "drafts are right less often, as on other kinds of text than were measured", False
     good = [one for one in before if not _is_off(one, confirmed)]
     falls = all(late.tok_s <= early.tok_s * 1.02 for early, late in pairwise(stretches[-2:]))
     if len(good) >= _LEAST_GOOD and falls:

@@ -192,6 +192,14 @@ def test_the_likely_cause_is_told(changed: dict[str, Any], words: str) -> None:
     assert decision.act is Act.NOTHING, "a restart would not help"
 
 
+def test_other_text_than_was_measured_is_no_decay() -> None:
+    """Measured on code with 88 % of drafts right, and then asked for prose with 22: it was called a decay that a restart ends."""
+    state, _ = live(60, 58)
+    _, (decision,) = live(39, 34, 30, state=state, policy="act", acceptance=0.22)
+    assert "drafts are right less often" in decision.text
+    assert decision.hint == "`tunerd doctor`; `tunerd bench` measures it anew"
+
+
 def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None:
     state, (_,) = live(30, 30, 30)
     state, found = live(50, 50, 50, 50, 50, state=state, life="life-2")
