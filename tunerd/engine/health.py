@@ -159,6 +159,8 @@ _WARNING = re.compile(
 # What was said before is not why it ended: it has its model, or tried again with less.
 _OVERCOME = re.compile(r"[:\]] model loaded\b|retrying without pipeline parallelism")
 _USAGE = re.compile(r"usage:")
+USAGE_LINES = 600
+"""More than any build prints of its options behind an argument that it does not understand; ik 462."""
 _PORT_TAKEN, _BAD_ARGUMENT = (pattern for _, pattern in _PATTERNS[:2])
 _MAX_LOOKED_AT = 2000
 # How programs in general speak of an argument; a line of an engine's log is none of that.
@@ -289,14 +291,19 @@ def said_itself(lines: Sequence[str]) -> list[str]:
     return [line for line in lines if line.strip() and not _MANAGER_LINE.match(line)]
 
 
+def without_usage(lines: Sequence[str]) -> list[str]:
+    """Lines without the options that a program prints behind what it says, with all of its manager's."""
+    begin = next((n for n, line in enumerate(lines) if n and _USAGE.match(line)), len(lines))
+    return [*lines[:begin], *filter(_MANAGER_LINE.match, lines[begin:])]
+
+
 def last_words(lines: Sequence[str]) -> str:
     """The line that most likely tells a person why: the loader's, else the last error, else the last line.
 
     What the service manager says of the unit counts only where the program itself said nothing.
     """
     said = said_itself(lines) or [line for line in lines if line.strip()]
-    usage = next((n for n, line in enumerate(said) if n and _USAGE.match(line)), len(said))
-    said = said[:usage]  # ik prints all its options after the one that it did not understand
+    said = without_usage(said)
     errors = [line for line in said if _LOADER.search(line)] or [
         line for line in said if _ERROR_LINE.search(line)
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, files_of, found_in_unit
 from tunerd.engine.health import (
+    USAGE_LINES,
     Completion,
     Expectation,
     Failure,
@@ -60,7 +61,7 @@ from tunerd.words import counted
 POLL_S = 0.1
 PROBE_PROMPT = "The quick brown fox jumps over the lazy dog. One, two, three, four,"
 PROBE_TOKENS = 24
-_LOG_LINES = 400
+_LOG_LINES = 400 + USAGE_LINES
 _MOST_RESTARTS = 3
 _END_S = 1.0
 # The manager may know of a process's end before the journal has its last lines.

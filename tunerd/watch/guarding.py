@@ -13,7 +13,7 @@ import structlog
 from tunerd.app import Context
 from tunerd.engine.choice import request_again
 from tunerd.engine.flags import margin_in_force
-from tunerd.engine.health import FailureKind, classify
+from tunerd.engine.health import USAGE_LINES, FailureKind, classify, without_usage
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import stands, with_limit
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
@@ -302,11 +302,11 @@ class Guarding(Teller):
     def _cause(self, life: str | None) -> tuple[FailureKind, str]:
         try:
             lines = self._ctx.services.log(
-                self._ctx.unit, invocation_id=life, max_lines=_LAST_LINES
+                self._ctx.unit, invocation_id=life, max_lines=_LAST_LINES + USAGE_LINES
             )
         except TunerdError as problem:
             return FailureKind.UNKNOWN, problem.message
-        found = with_limit(self._ctx, classify(lines), self._ctx.unit)
+        found = with_limit(self._ctx, classify(without_usage(lines)[-_LAST_LINES:]), self._ctx.unit)
         return found.kind, found.words
 
     def _margin(self) -> Margin:

@@ -17,6 +17,7 @@ import pytest
 from tests.fault.world import a_record
 from tests.support.faked import SERVER, UNIT, FakedBox, set_to
 from tests.support.fakes import Invocation, Life
+from tests.support.folders import DATA
 from tests.support.model_headers import small
 from tests.support.ports import free_port
 from tests.support.readings import a_reading, an_engine, served
@@ -138,6 +139,18 @@ def test_a_server_that_dies_of_something_else_is_no_business_of_the_margin(
         world.die(*words)
         world.look()
     assert world.kinds == ["server-dies"]
+
+
+def test_a_server_that_does_not_understand_its_arguments_is_told_with_its_words(
+    world: World,
+) -> None:
+    """ik prints 462 lines of options behind them."""
+    options = (DATA / "help/ik-2026-08.txt").read_text().splitlines()
+    world.look()
+    for _ in range(5):
+        world.die("error: unknown argument: --log-verbosity", *options)
+        world.look()
+    assert "unknown argument: --log-verbosity" in world.told[0].text
 
 
 def test_a_server_that_the_kernel_killed_is_told_of_with_the_limit_of_its_unit_and_has_its_margin_left(

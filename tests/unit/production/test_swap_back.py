@@ -15,6 +15,7 @@ from tests.fault.fuse import Fuse, Kind, Step, ctrl_c
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, OwnPids, World, a_record
 from tests.support.fakes import FakeClock, Invocation, Life
+from tests.support.folders import DATA
 from tests.support.ports import free_port
 from tunerd.doctor.doctor import examine
 from tunerd.engine.server import Address
@@ -74,6 +75,20 @@ def test_a_port_in_the_last_minute_of_its_connections_is_waited_for(world: World
     waits = [p for p in told if "port" in p.text]
     assert waits
     assert all(0 < (p.left_s or 0) <= 65 for p in waits)
+
+
+def test_an_argument_that_is_not_understood_is_told_though_all_options_are_printed_behind_it(
+    world: World,
+) -> None:
+    deploy(world.context(), world, "old")
+    options = (DATA / "help/ik-2026-08.txt").read_text().splitlines()
+    says = ("error: unknown argument: --log-verbosity", *options)
+    world.manager.programs[BROKEN] = lambda _: Life(says, 0.5, Ending(code=1))
+
+    with pytest.raises(RolledBack) as caught:
+        deploy(world.context(), world, "new", program=BROKEN)
+
+    assert caught.value.cause == says[0]
 
 
 def test_an_old_server_that_does_not_say_why_it_ended_is_started_again(world: World) -> None:
