@@ -166,7 +166,8 @@ def main() -> None:
     # numpy's threads wait in circles: the matrices of a night are small. With two threads on a busy
     # machine of two processors it took 2.5 times the CPU time, and 2.3 times as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Streams that the caller closed take everything and keep nothing.
+    # Streams that the caller closed take everything and keep nothing, and nobody answers there.
+    sys.stdin = sys.stdin or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):

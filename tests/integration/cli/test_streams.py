@@ -168,6 +168,17 @@ def test_where_nobody_can_be_asked_nothing_is_touched_and_the_way_on_is_told(
     assert not (tmp_path / "bundle.json").exists()
 
 
+def test_a_question_with_standard_input_closed_is_one_that_nobody_answers(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tunerd", "support-bundle", "--output", str(tmp_path / "bundle")]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *words], env=Box(tmp_path).environment,
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    assert "error: nobody can be asked: standard input is no terminal" in done.stderr
+
+
 @pytest.mark.parametrize("loaded", ["click", "tunerd.cli.main", "tunerd.operations", "pydantic"])
 def test_ctrl_c_while_the_program_is_being_loaded_shows_no_traceback(
     tmp_path: Path, loaded: str
