@@ -106,7 +106,7 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
     memory = memory_of(pid) if pid is not None else None
     was_edited = _was_edited(live, pid)
     lines = _log(ctx, state)
-    log = read_server_log(lines, _own(ctx))
+    log = read_server_log(lines, _own(ctx, state.active_since_s))
     facts = ServerFacts(
         unit=ctx.unit,
         is_active=state.is_active,
@@ -131,10 +131,10 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
     return facts, live
 
 
-def _own(ctx: Context) -> tuple[Timings, ...]:
+def _own(ctx: Context, since_s: float | None) -> tuple[Timings, ...]:
     """tunerd's own requests; none where the store cannot be read, which its own reader tells of."""
     try:
-        return tuple(own_requests(ctx)[0])
+        return tuple(own_requests(ctx, since_s)[0])
     except TunerdError:
         return ()
 

@@ -24,7 +24,6 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UnknownName, UsageError
 from tunerd.measure.answer import Timings, read_counters
-from tunerd.measure.evidence import RunRecord
 from tunerd.measure.store import reading
 from tunerd.measure.trust import of_others
 from tunerd.profile import workload
@@ -211,25 +210,25 @@ def workload_for(
     return find_workload(ctx, name).shape, note("workload", text, "--workload NAME for another")
 
 
-def workload_sha256_now(ctx: Context, run: RunRecord, then: str | None) -> str | None:
+def workload_sha256_now(ctx: Context, name: str | None, then: str | None) -> str | None:
     """The hash of the workload that a run measured, as the workload of this name is now.
 
     Args:
         ctx: Where.
-        run: Names the workload, which may be a profile's own.
+        name: Of the workload, which may be a profile's own.
         then: Its hash when the run measured it.
 
     Returns:
         `then` where one of that name still is the same; `NO_WORKLOAD` where there is none of that
         name any more; None where nothing was measured with a workload, or it cannot be told.
     """
-    if then is None or run.workload is None:
+    if then is None or name is None:
         return None
     found: list[str] = []
     try:
-        if run.workload in workload_files(ctx):
-            found.append(find_workload(ctx, run.workload).shape.sha256)
-        own = _own_table(ctx, run.workload)
+        if name in workload_files(ctx):
+            found.append(find_workload(ctx, name).shape.sha256)
+        own = _own_table(ctx, name)
     except TunerdError:
         return then if then in found else None
     if own is not None:
@@ -351,8 +350,12 @@ def _days(days: int) -> str:
     return f"{days} day{'s' if days > 1 else ''}"
 
 
-def own_requests(ctx: Context) -> tuple[list[Timings], int]:
+def own_requests(ctx: Context, since_s: float | None = None) -> tuple[list[Timings], int]:
     """Requests of the newest measurements, whatever server they were put to, and how many more have no counts to find them by.
+
+    Args:
+        ctx: Where.
+        since_s: When the log begins in which they are looked for: what was over a day before is not read.
 
     Raises:
         HostError: the store is damaged or cannot be read.
@@ -360,7 +363,12 @@ def own_requests(ctx: Context) -> tuple[list[Timings], int]:
     with reading(ctx) as store:
         if store is None:
             return [], 0
-        runs = store.runs(limit=_N_RUNS)
+        begin_s = -math.inf if since_s is None else since_s - _DAY_S
+        runs = [
+            run
+            for run in store.runs(limit=_N_RUNS, with_arms=False)
+            if run.ended_s is None or run.ended_s >= begin_s
+        ]
         told = [one.timings for run in runs for one in store.samples(run.number)]
         n_damaged = sum(one.n_rows for one in store.damage)
     found = [
@@ -411,7 +419,7 @@ def served_requests(ctx: Context, since_s: float) -> tuple[LoggedRequest, ...]:
     """What production answered to others since then, by its log, oldest first; nothing where that cannot be read."""
     try:
         span = ctx.services.log_since(ctx.unit, since_s, max_lines=_MAX_LINES)
-        own, _ = own_requests(ctx)
+        own, _ = own_requests(ctx, span.begins_s)
     except TunerdError:  # nothing is decided by it
         return ()
     return of_others(read_requests(span.lines).requests, own)

@@ -160,6 +160,7 @@ class StalenessCheck:
         self.reader = FingerprintReader(ctx)
         self._live = ctx.deployed()
         self._live_print: fingerprint.Fingerprint | None = None
+        self._workloads: dict[tuple[str | None, str | None], str | None] = {}
         self.messages: tuple[Message, ...] = ()
         if self._live is not None:
             now = self.reader.of_generation(self._live)
@@ -174,8 +175,10 @@ class StalenessCheck:
             text = "it was measured by its address alone, so what ran there is not known"
             return evidence.Validity(None, (text,), (), None)
         then = arm.fingerprint
-        workload = workload_sha256_now(self._ctx, run, then.workload_sha256)
-        now = self.reader.of(arm.argv, arm.environment, workload_sha256=workload)
+        workload = (run.workload, then.workload_sha256)
+        if workload not in self._workloads:  # it reads all profiles, and a sweep has dozens of arms
+            self._workloads[workload] = workload_sha256_now(self._ctx, *workload)
+        now = self.reader.of(arm.argv, arm.environment, workload_sha256=self._workloads[workload])
         found = fingerprint.changes(then, now.fingerprint)
         return evidence.Validity(
             holds=fingerprint.holds(then, now.fingerprint),

@@ -19,10 +19,11 @@ from tunerd.app import Context
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.log import read_requests
 from tunerd.measure.answer import Timings
-from tunerd.measure.evidence import ArmRecord, RunRecord
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
 from tunerd.measure.learn import (
     find_workload,
     learn_workload,
+    served_requests,
     show_workload,
     workload_for,
 )
@@ -107,7 +108,9 @@ def test_what_was_measured_is_left_out_and_said(context: Context, name: str) -> 
     assert said["own-requests-unknown"].startswith("1 request of tunerd's own cannot be found")
 
 
-def keep(context: Context, measured: Sequence[Timings | None]) -> None:
+def keep(
+    context: Context, measured: Sequence[Timings | None], ended_s: float | None = None
+) -> None:
     """A run of these requests, stored."""
     with EvidenceStore(context.paths.evidence) as store:
         arm = ArmRecord(name="live", fingerprint=Fingerprint())
@@ -115,6 +118,8 @@ def keep(context: Context, measured: Sequence[Timings | None]) -> None:
             RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live", arms=(arm,))
         )
         store.add_samples(run, [sample(timings=one) for one in measured])
+        if ended_s is not None:
+            store.end_run(run, RunOutcome.DONE, ended_s=ended_s)
 
 
 def test_nothing_but_numbers_and_names_is_kept_of_a_log(context: Context) -> None:
@@ -185,6 +190,16 @@ def test_what_was_measured_says_nothing_of_the_speed_that_people_had(context: Co
     assert {message.code for message in shown.messages} == {"own-requests"}
     keep(context, theirs)
     assert show_workload(context, "chat").payload["turn"] is None, "nobody else asked"
+
+
+@pytest.mark.parametrize(("ended_days_ago", "n_theirs"), [(1.5, 45), (4.0, 60)])
+def test_what_was_measured_long_before_the_log_begins_is_not_looked_for_in_it(
+    context: Context, ended_days_ago: float, n_theirs: int
+) -> None:
+    lived(context, 2)
+    keep(context, told(context)[:15], ended_s=context.clock.now_s() - ended_days_ago * DAY_S)
+
+    assert len(served_requests(context, 0.0)) == n_theirs
 
 
 @pytest.mark.parametrize(
