@@ -171,7 +171,7 @@ def test_where_nobody_can_be_asked_nothing_is_touched_and_the_way_on_is_told(
 def test_a_question_with_standard_input_closed_is_one_that_nobody_answers(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tunerd", "support-bundle", "--output", str(tmp_path / "bundle")]
     done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&-', "sh", *words], env=Box(tmp_path).environment,
+        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *words], env=Box(tmp_path).environment,
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
 
