@@ -7,7 +7,6 @@ import select
 import socket
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 
@@ -34,12 +33,7 @@ class Proxy:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()

@@ -16,7 +16,7 @@ class Behaviour:
 
     `fail` and `reply` may be lists: `fail` goes by the number of this load (counted in `record`;
     questions and checks of arguments load nothing), `reply` by the number of the completion; the
-    last entry repeats, None is no failure. One that strikes a request lets `fails_after_requests` be answered before. The names of failures are in failures.py; replies are
+    last entry repeats, None is no failure. The names of failures are in failures.py; replies are
     normal, hang and error.
 
     `flags` are the spellings that are taken, each with `takes_value` (None where the help does not tell),
@@ -54,7 +54,6 @@ class Behaviour:
     load_never_ends: bool = False
     drips: bool = False
     fail: str | list[str | None] | None = None
-    fails_after_requests: int = 0
     exit_after_requests: int | None = None
     exit_status: int = 1
     exit_signal: int | None = None
