@@ -278,7 +278,7 @@ class DaemonVictim:
     @property
     def is_ready(self) -> bool:
         """Whether the daemon has reported ready and its API answers."""
-        if self._state(DAEMON) != "active":
+        if self._state() != "active":
             return False
         asked = f"curl --silent --fail --max-time 5 --unix-socket {SOCKET} http://localhost/metrics"
         return self.machine.sh(f"{asked} > /dev/null", check=False).returncode == 0
@@ -303,7 +303,7 @@ class DaemonVictim:
 
     def _kill(self) -> str:
         """Kill it now; what it was doing for systemd."""
-        state = self._state(DAEMON)
+        state = self._state()
         self.machine.sh(kill_main(DAEMON), check=False)
         return state
 
@@ -333,8 +333,8 @@ class DaemonVictim:
     def _serving(self) -> str:
         return self.box.show("InvocationID")
 
-    def _state(self, unit: str) -> str:
-        return self.machine.systemctl("is-active", unit, check=False)
+    def _state(self) -> str:
+        return self.machine.systemctl("is-active", DAEMON, check=False)
 
     def _other(self) -> str:
         return "other" if self.box.alias() == "plain" else "plain"

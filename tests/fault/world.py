@@ -173,7 +173,7 @@ class World:
         return SwapRequest(
             text=text,
             old_sha256=sha256(self.standing),
-            generation=a_generation(reason="apply", unit_sha256=sha256(text)),
+            generation=a_generation(sha256(text)),
             address=Address("127.0.0.1", self.port),
             expected=Expectation(None, alias, expects_draft=False),
             model_bytes=None,
@@ -305,6 +305,6 @@ def a_record(**changes: Any) -> SwapRecord:
     return replace(record, **changes)
 
 
-def a_generation(*, reason: str, unit_sha256: str | None) -> Generation:
+def a_generation(unit_sha256: str | None) -> Generation:
     """A generation of no profile; the swap fills in the rest."""
-    return Generation(unit=UNIT, reason=reason, unit_sha256=unit_sha256)
+    return Generation(unit=UNIT, reason="apply", unit_sha256=unit_sha256)

@@ -54,7 +54,7 @@ class FakedBox:
     ) -> None:
         """A swap that came to this now."""
         now_s = self.clock.now_s()
-        made = replace(a_generation(reason="apply", unit_sha256=None), number=number)
+        made = replace(a_generation(None), number=number)
         made = replace(made, **{"created_s": now_s, **changed})  # type: ignore[arg-type]
         self.ctx.generations.create(made, None)
         self.ctx.generations.end(number, Ending(outcome, now_s, 1.0, None, None))

@@ -111,17 +111,17 @@ class Postgres:
             one.chmod(0o600)
             if os.geteuid() == 0:
                 shutil.chown(one, _ACCOUNT, _ACCOUNT)
-        self._set("ssl", "on")
+        self._set_ssl("on")
         try:
             yield makers[0], makers[1]
         finally:
-            self._set("ssl", "off")
+            self._set_ssl("off")
 
-    def _set(self, name: str, value: str) -> None:
-        """Change a setting while it runs, and wait until it is in force."""
-        self.query(f"alter system set {name} = {value}")
+    def _set_ssl(self, value: str) -> None:
+        """Change the setting while it runs, and wait until it is in force."""
+        self.query(f"alter system set ssl = {value}")
         self.query("select pg_reload_conf()")
-        while self.query(f"show {name}") != [value]:
+        while self.query("show ssl") != [value]:
             time.sleep(0.05)
 
     def tcp_url(self, name: str, *, port: int | None = None, more: str = "") -> str:

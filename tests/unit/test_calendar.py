@@ -25,8 +25,8 @@ BERLIN = ZoneInfo("Europe/Berlin")
 HOUR = 3600.0
 
 
-def at(text: str, zone: ZoneInfo = BERLIN) -> float:
-    return datetime.fromisoformat(text).replace(tzinfo=zone).timestamp()
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=BERLIN).timestamp()
 
 
 def opened(times: str, days: str, after: str, n: int = 1) -> list[tuple[str, str]]:

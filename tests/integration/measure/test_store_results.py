@@ -63,7 +63,7 @@ class Bench(BenchBox):
     def deploy(self, argv: tuple[str, ...]) -> Generation:
         """A generation that serves; its unit sets one variable."""
         generation = replace(
-            a_generation(reason="apply", unit_sha256="s"), number=1, argv=argv,
+            a_generation("s"), number=1, argv=argv,
             engine="mainline-7", unit="llama-server.service",
         )  # fmt: skip
         generations = self.context().generations

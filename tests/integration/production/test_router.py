@@ -44,7 +44,7 @@ def test_a_router_that_stood_before_serves_again_after_a_swap_that_failed(box: B
     request = SwapRequest(
         text=text,
         old_sha256=sha256(box.unit.read_bytes()),
-        generation=a_generation(reason="apply", unit_sha256=sha256(text)),
+        generation=a_generation(sha256(text)),
         address=None,
         expected=Expectation(None, None, expects_draft=False),
         drain=False,

@@ -79,8 +79,8 @@ def found_of(on: Iterable[Sample], off: Iterable[Sample]) -> BreakEven:
     return found
 
 
-def traffic(*, per_step: float, n_prompt: int) -> Traffic:
-    return Traffic(20, n_prompt, 10_000, round(per_step * (10_000 - 3020)), n_accepted=3000)
+def traffic(n_prompt: int) -> Traffic:
+    return Traffic(20, n_prompt, 10_000, round(1.5 * (10_000 - 3020)), n_accepted=3000)
 
 
 def test_the_costs_of_step_and_prompt_are_recovered() -> None:
@@ -90,8 +90,7 @@ def test_the_costs_of_step_and_prompt_are_recovered() -> None:
     found = found_of(drafting(), [*plain(), *marked, *parallel])  # of which neither counts
 
     assert found.token_ms == pytest.approx(18.0)
-    asked = traffic(per_step=1.5, n_prompt=20)
-    assert found.accepted_per_step(asked) == pytest.approx(26 / 18 - 1, abs=0.06)
+    assert found.accepted_per_step(traffic(20)) == pytest.approx(26 / 18 - 1, abs=0.06)
     for per_step in (0.7, 1.5, 2.5):
         predicted = found.step_ms[0] + found.step_ms[1] * per_step
         assert predicted == pytest.approx(20 + 4 * per_step, rel=0.03)
@@ -103,7 +102,7 @@ def test_the_costs_of_step_and_prompt_are_recovered() -> None:
 def test_a_prompt_tax_above_the_whole_gain_can_never_be_paid() -> None:
     found = found_of(drafting(tax=30.0), plain())
 
-    assert found.accepted_per_step(traffic(per_step=1.5, n_prompt=200_000)) == math.inf
+    assert found.accepted_per_step(traffic(200_000)) == math.inf
 
 
 def test_the_crossover_of_the_24_gb_write_up() -> None:
@@ -129,10 +128,10 @@ def test_the_crossover_of_the_24_gb_write_up() -> None:
     assert [pays(n) for n in (100, 500, 850, 960, 2000)] == [False, False, False, True, True]
 
 
-def at_depth(samples: Iterable[Sample], n_tokens: int, slower: float = 1.0) -> list[Sample]:
-    """The same answers after so many cached tokens, which slow each token."""
+def at_depth(samples: Iterable[Sample], *, slower: float) -> list[Sample]:
+    """The same answers after 60,000 cached tokens, which slow each token."""
     return [
-        replace(one, timings=replace(one.timings, cache_n=n_tokens,
+        replace(one, timings=replace(one.timings, cache_n=60_000,
                                      predicted_ms=slower * (one.timings.predicted_ms or 0.0)))
         for one in samples
         if one.timings is not None
@@ -146,7 +145,7 @@ def at_depth(samples: Iterable[Sample], n_tokens: int, slower: float = 1.0) -> l
         (drafting(), plain(2), NOTHING_MEASURED),
         (drafting(), [], NOTHING_MEASURED),
         (drafting(), drafting(), NOTHING_MEASURED),  # what drafted is none of the server without
-        (drafting(), at_depth(plain(), 60_000, slower=3.0), NOT_ALIKE),
+        (drafting(), at_depth(plain(), slower=3.0), NOT_ALIKE),
     ],
 )
 def test_what_is_not_alike_or_too_little_gives_nothing(
@@ -157,15 +156,15 @@ def test_what_is_not_alike_or_too_little_gives_nothing(
 
 
 def test_deep_answers_of_one_side_do_not_move_the_break_even() -> None:
-    found = found_of(drafting(), [*plain(), *at_depth(plain(), 60_000, slower=3.0)])
+    found = found_of(drafting(), [*plain(), *at_depth(plain(), slower=3.0)])
 
     assert found.token_ms == pytest.approx(18.0)
     assert found.depth_tokens < 6000
 
 
 def test_where_only_the_deep_is_measured_on_both_sides_it_is_compared_there() -> None:
-    on = [*drafting(), *at_depth(drafting(), 60_000, slower=3.0)]
-    found = found_of(on, at_depth(plain(), 60_000, slower=2.0))
+    on = [*drafting(), *at_depth(drafting(), slower=3.0)]
+    found = found_of(on, at_depth(plain(), slower=2.0))
 
     assert found.token_ms == pytest.approx(36.0)
     assert found.step_ms[0] + 1.5 * found.step_ms[1] == pytest.approx(3 * 26, rel=0.03)

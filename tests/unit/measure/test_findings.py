@@ -48,12 +48,13 @@ def a_length(n: int, prefill_ms: float, tok_s: float, **values: Any) -> Sample:
     return sample(suite="lengths", case=str(n), n_predict=n, timings=found, client=None, **values)
 
 
-def an_arm(prefill_ms: float, rates: dict[int, float], *, noise: float = 0.0, seed: int = 1,
-           repeats: int = 3) -> list[Sample]:  # fmt: skip
+def an_arm(
+    prefill_ms: float, rates: dict[int, float], *, noise: float = 0.0, seed: int = 1
+) -> list[Sample]:
     rng = random.Random(seed)
     return [
         a_length(n, prefill_ms * rng.gauss(1, noise), rate * rng.gauss(1, noise))
-        for _ in range(repeats)
+        for _ in range(3)
         for n, rate in rates.items()
     ]
 

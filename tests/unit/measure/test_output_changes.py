@@ -132,9 +132,9 @@ def test_b_is_recommended_only_where_it_is_faster_and_passed(
         assert "short answers: 1 of 3 differ" in advice.remark
 
 
-def arm(name: str, plan: Plan, text: str, own_text: str | None = None) -> ArmData:
+def arm(name: str, plan: Plan, own_text: str | None = None) -> ArmData:
     def said(request: Request) -> Answer:
-        shown = own_text if request.has_own_sampling and own_text is not None else text
+        shown = own_text if request.has_own_sampling and own_text is not None else "Fe"
         return Answer(shown, "", (ToolCall("convert", "{}"),))
 
     answers: dict[int, dict[str, Answer | None]] = {
@@ -145,8 +145,8 @@ def arm(name: str, plan: Plan, text: str, own_text: str | None = None) -> ArmDat
 
 def test_speculation_is_judged_exactly_and_what_serves_by_its_own_sampling_too() -> None:
     plan = questions(with_own_sampling=True)
-    on = arm("on", plan, "Fe")
-    found = findings(plan, [on, arm("off", plan, "Fe", "Iron"), arm(SERVING, plan, "Fe", "Iron")])
+    on = arm("on", plan)
+    found = findings(plan, [on, arm("off", plan, "Iron"), arm(SERVING, plan, "Iron")])
 
     judged = [(one.figures["reference"], one.figures["passes"]) for one in found]
     assert judged == [("off", True), (SERVING, False)]

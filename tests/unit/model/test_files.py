@@ -29,10 +29,10 @@ def made(path: Path, architecture: str = "llama", *, mtp: bool = False) -> Path:
     return path
 
 
-def part(path: Path, index: int, count: int) -> Path:
-    extra = [number("split.no", index), number("split.count", count)]
+def part(path: Path, index: int) -> Path:
+    extra = [number("split.no", index), number("split.count", 3)]
     tensors = [(f"blk.{index}.attn_q.weight", (8, 2))]
-    path.write_bytes(small("llama", {"block_count": count}, tensors, extra))
+    path.write_bytes(small("llama", {"block_count": 3}, tensors, extra))
     return path
 
 
@@ -170,7 +170,7 @@ def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, models: ModelFi
 
 
 def test_all_parts_are_read_whichever_is_given(tmp_path: Path, models: ModelFiles) -> None:
-    paths = [part(tmp_path / f"big-0000{n + 1}-of-00003.gguf", n, 3) for n in range(3)]
+    paths = [part(tmp_path / f"big-0000{n + 1}-of-00003.gguf", n) for n in range(3)]
 
     by_part = [models.read_facts(path) for path in paths]
 
@@ -192,7 +192,7 @@ def test_a_split_model_is_found_once_by_its_plain_name(tmp_path: Path, models: M
     folder = tmp_path / "models"
     folder.mkdir()
     for n in range(3):
-        part(folder / f"big-0000{n + 1}-of-00003.gguf", n, 3)
+        part(folder / f"big-0000{n + 1}-of-00003.gguf", n)
 
     for name in ("big.gguf", "BIG*", "big-00001-of-00003.gguf", None):
         found = find_models([folder], models, file_name=name)

@@ -34,12 +34,12 @@ def row(layers: int, partly: int, device: str = "Vulkan0") -> str:
     return f"0.00.975.846 I common_params_fit_impl:   - {device}: {numbers}"
 
 
-def offloaded(on_gpu: int, of: int) -> str:
-    return f"0.01.089.819 I load_tensors: offloaded {on_gpu}/{of} layers to GPU"
+def offloaded(on_gpu: int) -> str:
+    return f"0.01.089.819 I load_tensors: offloaded {on_gpu}/18 layers to GPU"
 
 
 def test_the_last_word_of_the_last_fit_counts() -> None:
-    found = said(row(17, 17), row(18, 3), BEGIN, row(18, 18), row(18, 2), offloaded(18, 18))
+    found = said(row(17, 17), row(18, 3), BEGIN, row(18, 18), row(18, 2), offloaded(18))
     assert found == FitSaid(18, 18, 1, 1)
 
 
@@ -57,13 +57,13 @@ def test_a_fit_that_failed_placed_nothing() -> None:
     failed = (
         "0.01 W common_fit_params: failed to fit params to free device memory: it was set, abort"
     )
-    assert said(row(18, 3), failed, offloaded(18, 18)).n_partly == 0
+    assert said(row(18, 3), failed, offloaded(18)).n_partly == 0
     done = "0.01 I common_fit_params: successfully fit params to free device memory"
-    assert said(row(18, 3), done, offloaded(18, 18)).n_partly == 2
+    assert said(row(18, 3), done, offloaded(18)).n_partly == 2
 
 
 def test_as_many_experts_stay_in_ram_but_those_of_the_first_layers() -> None:
-    found = frozen_from_log(said(row(18, 4), offloaded(18, 18)), MOE, MAINLINE_NOW, uses_mtp=True)
+    found = frozen_from_log(said(row(18, 4), offloaded(18)), MOE, MAINLINE_NOW, uses_mtp=True)
     assert found == Frozen(18, 3, LOG)
     assert found.values == {"memory.n_gpu_layers": 18, "memory.n_cpu_moe": 3}
     placed = place(MOE, MemorySettings(n_gpu_layers=18, n_cpu_moe=3))
@@ -73,7 +73,7 @@ def test_as_many_experts_stay_in_ram_but_those_of_the_first_layers() -> None:
 
 
 def test_layers_that_are_wholly_in_ram_are_counted_before_the_experts() -> None:
-    found = frozen_from_log(said(row(14, 3), offloaded(14, 18)), MOE, MAINLINE_NOW, uses_mtp=True)
+    found = frozen_from_log(said(row(14, 3), offloaded(14)), MOE, MAINLINE_NOW, uses_mtp=True)
     assert found == Frozen(14, 6, LOG)
     placed = place(MOE, MemorySettings(n_gpu_layers=14, n_cpu_moe=6))
     assert len(placed.experts_on_cpu & placed.on_gpu) == 2
@@ -81,14 +81,14 @@ def test_layers_that_are_wholly_in_ram_are_counted_before_the_experts() -> None:
 
 def test_ik_counts_from_the_other_end() -> None:
     moved = [f"Adding experts CPU overrides for layer {layer}" for layer in (15, 14)]
-    lines = [*moved, offloaded(18, 18)]
+    lines = [*moved, offloaded(18)]
     found = frozen_from_log(read_fit(lines), MOE, IK, uses_mtp=True)
     assert found == Frozen(18, 2, LOG)
 
 
 def test_a_layer_that_fit_forgot_is_put_back() -> None:
     """fit counts the trunk, the loader the MTP block too, so layer 0 stays behind without MTP."""
-    lines = said(row(17, 0), offloaded(17, 18))
+    lines = said(row(17, 0), offloaded(17))
     without = frozen_from_log(lines, DENSE, MAINLINE_NOW, uses_mtp=False)
     assert isinstance(without, Frozen)
     assert (without.n_gpu_layers, without.n_cpu_moe) == (18, 0)
@@ -100,8 +100,8 @@ def test_a_layer_that_fit_forgot_is_put_back() -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([row(18, 0), offloaded(18, 18)], "moved nothing"),
-        ([row(9, 1, "CUDA0"), row(9, 1, "CUDA1"), offloaded(18, 18)], "more than one GPU"),
+        ([row(18, 0), offloaded(18)], "moved nothing"),
+        ([row(9, 1, "CUDA0"), row(9, 1, "CUDA1"), offloaded(18)], "more than one GPU"),
     ],
 )
 def test_what_cannot_be_frozen_says_why(lines: list[str], words: str) -> None:

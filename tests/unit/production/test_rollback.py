@@ -101,7 +101,7 @@ def test_what_another_unit_replaced_is_never_offered(world: World) -> None:
     ctx, other = world.context(), "other.service"
     name = f"{other}.pre-20260101T000000Z-apply"
     (world.paths.unit_dir / name).write_bytes(world.text("others"))
-    theirs = a_generation(reason="apply", unit_sha256=sha256(world.text("x")))
+    theirs = a_generation(sha256(world.text("x")))
     theirs = replace(theirs, number=3, unit=other, replaced_backup=name)
     ctx.generations.create(theirs, world.text("x"), world.text("others"))
     ctx.generations.end(3, Ending(Outcome.SERVING, 1.0, None, None, None))

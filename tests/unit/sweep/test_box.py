@@ -44,16 +44,16 @@ def taken() -> Gpu:
 
 
 class Later(FakeClock):
-    """Shows a card once so much time has passed."""
+    """Shows a cool card once so much time has passed."""
 
-    def __init__(self, gpu: FakeGpuReader, card: Gpu, after_s: float) -> None:
+    def __init__(self, gpu: FakeGpuReader, after_s: float) -> None:
         super().__init__()
-        self._gpu, self._card, self._at_s = gpu, card, self.monotonic_s() + after_s
+        self._gpu, self._at_s = gpu, self.monotonic_s() + after_s
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
         if self.monotonic_s() >= self._at_s:
-            self._gpu.show(self._card)
+            self._gpu.show(COOL)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_hot_gpu_is_waited_for_and_then_told_with_nothing_stopped(world: World
 
 def test_a_gpu_that_cools_down_in_time_is_no_reason_to_skip(world: World) -> None:
     gpu = FakeGpuReader(HOT)
-    clock = Later(gpu, COOL, 30.0)
+    clock = Later(gpu, 30.0)
     House(replace(context(world), gpu=gpu, clock=clock)).settle()
     assert clock.monotonic_s() - 5000.0 < PATIENCE_S
 
@@ -208,7 +208,7 @@ def test_a_limit_that_the_driver_of_a_laptop_moves_with_the_load_is_nobodys_chan
 
 def test_a_driver_that_does_not_answer_once_ends_no_sweep(world: World) -> None:
     gpu = FakeGpuReader(COOL)
-    ctx = replace(context(world), gpu=gpu, clock=Later(gpu, COOL, 1.0))
+    ctx = replace(context(world), gpu=gpu, clock=Later(gpu, 1.0))
     house = House(ctx)
     house.settle()
     gpu.hide("busy")

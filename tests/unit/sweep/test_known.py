@@ -51,12 +51,12 @@ SERVES = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
 WORKLOAD = Workload((RequestClass(3, "code", 0, 300, 100), RequestClass(1, "chat", 0, 500, 300)))
 
 
-def in_service(one: Task, n: int = 60) -> tuple[LoggedRequest, ...]:
+def in_service(one: Task) -> tuple[LoggedRequest, ...]:
     """What a box logs of requests that are about as long as the workload's."""
     box, rng, found = one.box(seed=5, tells_steps=False), np.random.default_rng(5), []
     for life in range(3):
         box.restart(one.incumbent)
-        for at in range(n // 3):
+        for at in range(20):
             like = one.workload.classes[
                 rng.choice(len(one.workload.classes), p=one.workload.shares)
             ]

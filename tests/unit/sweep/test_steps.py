@@ -11,13 +11,7 @@ import pytest
 from benchmarks.simulator.tasks import task
 from tests.unit.sweep.test_challenge import WORKLOAD
 from tunerd.measure.answer import read_answer
-from tunerd.profile.arm import (
-    Arm,
-    Request,
-    Sample,
-    as_kept,
-    read,
-)
+from tunerd.profile.arm import Arm, Request, Sample, as_kept, read
 from tunerd.profile.workload import RequestClass
 from tunerd.sweep.laws import StepRow, StepTable, fit_steps, spread_drafted
 from tunerd.sweep.learner import Learner
@@ -25,6 +19,7 @@ from tunerd.sweep.night import Night
 from tunerd.sweep.observations import Answer, Observations, decode_ms, pool
 
 STEPS = [(20.0, 0, 0), (31.0, 2, 2), (29.0, 2, 0), (25.0, 1, 1)]
+WHOLE = {"predicted_n": 8, "predicted_ms": 105.0, "draft_n": 5, "draft_n_accepted": 3}
 MTP = Arm("it", "mtp", 2, 0.5, 1024, "q8_0", 512, 2048, 8)
 
 
@@ -71,13 +66,7 @@ def test_steps_that_cannot_be_are_no_steps(told: list[Any]) -> None:
 
 
 def test_an_answer_is_kept_with_its_steps_added_up_and_read_again_the_same() -> None:
-    answer = {
-        "predicted_n": 8,
-        "predicted_ms": 105.0,
-        "draft_n": 5,
-        "draft_n_accepted": 3,
-        "steps": STEPS,
-    }
+    answer = {**WHOLE, "steps": STEPS}
     kept = as_kept(answer)
     assert "steps" not in kept
     assert read(kept) == read(answer)
@@ -95,13 +84,7 @@ def test_an_answer_is_kept_with_its_steps_added_up_and_read_again_the_same() -> 
      [("1 ms", 1, 0)], [(None, 1, 0)], [(1.0, 10**400, 0)], [(10**400, 1, 0)], [(1.0, float("nan"), 0)]],
 )  # fmt: skip
 def test_steps_that_no_box_can_mean_are_passed_over(steps: Any) -> None:
-    answer = {
-        "predicted_n": 8,
-        "predicted_ms": 105.0,
-        "draft_n": 5,
-        "draft_n_accepted": 3,
-        "steps": steps,
-    }
+    answer = {**WHOLE, "steps": steps}
     assert read(answer).steps is None
     assert read(answer).n_steps == 4
     assert "by_drafted" not in as_kept(answer)
@@ -168,15 +151,14 @@ def test_what_an_engine_tells_of_its_steps_is_not_forgotten_with_a_tool_call() -
     night = Night(box.box(), box.workload, learner, 3600.0, np.random.default_rng(1), None)
     assert not night.tells_steps("it")
     request = Request("code", "a", 0, 500, 100)
-    whole = {"predicted_n": 8, "predicted_ms": 105.0, "draft_n": 5, "draft_n_accepted": 3}
     night.answered(
-        MTP, "a/1", "block", request, (2, 0.5), seconds=1.0, answer={**whole, "steps": STEPS}
+        MTP, "a/1", "block", request, (2, 0.5), seconds=1.0, answer={**WHOLE, "steps": STEPS}
     )
-    night.answered(MTP, "a/1", "tool", request, (2, 0.5), seconds=1.0, answer=whole)
+    night.answered(MTP, "a/1", "tool", request, (2, 0.5), seconds=1.0, answer=WHOLE)
     assert night.tells_steps("it")
     assert night.tells_steps("never seen")
     other = replace(MTP, engine="ik")
-    night.answered(other, "a/2", "block", request, (2, 0.5), seconds=1.0, answer=whole)
+    night.answered(other, "a/2", "block", request, (2, 0.5), seconds=1.0, answer=WHOLE)
     assert not night.tells_steps("ik")
     assert night.tells_steps("it")
 

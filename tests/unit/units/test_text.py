@@ -343,8 +343,8 @@ def argv_of(spec: UnitSpec) -> tuple[str, ...]:
     return parse_exec(command.value, {}, OF_A_UNIT).argv
 
 
-def value(spec: UnitSpec, name: str, section: str = "Service") -> str | None:
-    return unit_of(spec).value(section, name)
+def value(spec: UnitSpec, name: str) -> str | None:
+    return unit_of(spec).value("Service", name)
 
 
 def environment(spec: UnitSpec) -> dict[str, str]:
