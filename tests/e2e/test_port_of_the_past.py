@@ -1,16 +1,174 @@
-"""ik_llama.cpp is measured in mainline's place on one port, which it leaves taken for a minute."""
+"""ik_llama.cpp is measured in mainline's place on one port, which it leaves taken for a minute.
+
+The kernel remembers for as long connections that a server closed, and a build with other socket
+options cannot bind their port until then. See docs/reliability.md.
+"""
 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import time
+from dataclasses import dataclass
+from enum import StrEnum
 
 import pytest
 
 from tests.fault.campaign import TIMEOUT_S, faults
-from tests.fault.port_victim import IK, MAINLINE, End, PortVictim, Production
+from tests.fault.victim import (
+    KILL_MEASURE,
+    kill_each,
+    rest_of,
+    start_measuring,
+    until_it_answers,
+)
 from tests.support import needs
-from tests.support.deployment import UNIT
+from tests.support.deployment import MODEL, UNIT, Deployment, profile
 from tests.support.machine import Machine
+
+PORT = 8080
+MAINLINE, IK = "mainline-2026-08-18", "ik-2026-08"
+SETTINGS = "".join(f'[engines.{name}]\npath = "/srv/engines/{name}"\n' for name in (MAINLINE, IK))
+_PATIENCE_S = 150.0
+_STREAMS = 4
+
+
+class Production(StrEnum):
+    """How the unit in whose place something is measured came to be."""
+
+    DEPLOYED = "deployed by tunerd"
+    BARE = "hand-written, without Restart="
+    QUICK = "hand-written, Restart=on-failure with systemd's own limits"
+    PATIENT = "hand-written, Restart=always every 3 s"
+
+
+_RESTARTS = {
+    Production.BARE: "",
+    Production.QUICK: "Restart=on-failure\n",
+    Production.PATIENT: "Restart=always\nRestartSec=3\n",
+}
+
+
+class End(StrEnum):
+    """How the measurement ends."""
+
+    DONE = "it is done"
+    COMMAND = "SIGKILL of the command"
+    CANDIDATE = "SIGKILL of the candidate"
+    LEASE = "SIGKILL of the lease"
+    START = "somebody starts production"
+    TIME_OUT = "time out"
+
+
+_SCRIPTS = {
+    End.COMMAND: KILL_MEASURE,
+    End.CANDIDATE: kill_each("tunerd-candidate-*"),
+    End.LEASE: kill_each("tunerd-lease-*"),
+    End.START: f"systemctl start --no-block {UNIT}",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was seen: TIME_WAIT sockets of the port at the end, seconds until production answered.
+
+    `restarts` is how often its manager had to start it again, `code` the command's exit status.
+    """
+
+    time_waits: int
+    away_s: float
+    restarts: int
+    code: int | None
+    said: str
+
+
+class PortVictim:
+    """A machine on which mainline serves as one kind of production."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        profiles = {
+            "production": profile(MAINLINE, serving__alias="production"),
+            "ik": profile(IK, serving__alias="ik"),
+        }
+        self.tunerd = Deployment(
+            machine, settings=SETTINGS, profiles=profiles, settle_s=0.1, start_limit_s=120.0
+        )
+
+    def serve(self, production: Production) -> None:
+        """Put it there, whatever stood before."""
+        self.machine.systemctl("stop", UNIT, check=False)
+        self.until_free()
+        if production is Production.DEPLOYED:
+            self.tunerd("apply", "production", "--yes")
+            return
+        self.tunerd.write_unit(
+            "[Service]\n"
+            f"ExecStart=/srv/engines/{MAINLINE} -m {MODEL} --host 127.0.0.1 --port {PORT} "
+            f"-a production -c 1024 -t 1 -np 1\n{_RESTARTS[production]}"
+            "[Install]\nWantedBy=multi-user.target\n"
+        )
+        self.machine.systemctl("enable", UNIT)
+        self.machine.systemctl("reset-failed", UNIT, check=False)
+        self.machine.systemctl("start", UNIT)
+        until_it_answers(self.machine, "production", limit_s=_PATIENCE_S)
+
+    def befall(self, end: End) -> Case:
+        """Measure ik with streams, let the measurement end so, and wait for production."""
+        process = self.measure(
+            rounds=1 if end in {End.DONE, End.CANDIDATE} else 1000,
+            budget_s=12.0 if end is End.TIME_OUT else 600.0,
+        )
+        time_waits = self.time_waits()
+        if end in _SCRIPTS:
+            self.machine.sh(_SCRIPTS[end])
+        else:
+            process.wait(timeout=_PATIENCE_S)
+        began_s = time.monotonic()
+        until_it_answers(self.machine, "production", limit_s=_PATIENCE_S)
+        away_s = time.monotonic() - began_s
+        said = rest_of(process)
+        restarts = int(self.machine.show(UNIT, "NRestarts"))
+        return Case(time_waits, away_s, restarts, process.returncode, said)
+
+    def measure(self, *, rounds: int, budget_s: float) -> subprocess.Popen[bytes]:
+        """A measurement of ik whose first candidate serves and has closed streams from its side."""
+        words = ("ik", "--rounds", str(rounds), "--budget", str(budget_s), "--requests", "20")
+        process = start_measuring(self.machine, *words)
+        self._until_it_serves(process)
+        for _ in range(_STREAMS):
+            self._stream()
+        return process
+
+    def until_free(self) -> None:
+        """Until the kernel has forgotten the connections of the last case."""
+        self.machine.sh(
+            f"while {self._ended()} | grep -q .; do sleep 0.5; done", limit_s=_PATIENCE_S
+        )
+
+    def time_waits(self) -> int:
+        """Ended connections of which the kernel still keeps the port."""
+        return int(self.machine.sh(f"{self._ended()} | wc -l").stdout)
+
+    def _ended(self) -> str:
+        pattern = f"^ *[0-9]+: [0-9A-F]+:{PORT:04X} [0-9A-F]+:[0-9A-F]+ 06 "
+        return f"grep -hE '{pattern}' /proc/net/tcp /proc/net/tcp6"
+
+    def _stream(self) -> None:
+        body = '{"prompt": "please go on with code", "n_predict": 16, "stream": true}'
+        self.machine.sh(
+            f"curl -sfN http://127.0.0.1:{PORT}/completion -d '{body}' > /dev/null", check=False
+        )
+
+    def _until_it_serves(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        said = []
+        while line := process.stdout.readline().decode():
+            said.append(line)
+            if line.startswith("serving"):
+                return
+        raise AssertionError(f"the candidate does not serve: {said}")
+
 
 pytestmark = pytest.mark.engine
 BARE = Production.BARE
