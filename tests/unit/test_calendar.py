@@ -15,11 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.folders import ROOT
 from tunerd.calendar import Deadline, open_span, parse_window, spans
-from tunerd.errors import ConfigError
 from tunerd.machine.clock import local_zone
-from tunerd.paths import paths_for
-from tunerd.settings import load_settings
-from tunerd.words import Mode
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR = 3600.0
@@ -131,21 +127,7 @@ def test_production_is_on_its_way_back_before_any_window_ends(
     assert (hours - 1.01) * HOUR <= span.seconds <= (hours + 1.01) * HOUR
 
 
-# From the settings and the machine
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [("WINDOW", "01:00", "two times of day"), ("DAYS", "weekdays", "mon-fri"),
-     ("TIMEZONE", "Mars/Base", "the name of a time zone"), ("BUDGET_S", "0", "greater than or equal to 10")],
-)  # fmt: skip
-def test_settings_that_describe_no_night_are_refused_in_words(
-    tmp_path: Path, name: str, value: str, told: str
-) -> None:
-    paths = paths_for(Mode.SYSTEM, {"TUNERD_CONFIG_DIR": str(tmp_path)})
-    with pytest.raises(ConfigError) as refused:
-        load_settings(paths, {f"TUNERD_SWEEP__{name}": value})
-    assert told in str(refused.value.cause)
+# From the machine
 
 
 def test_the_machines_zone_is_that_of_its_clock(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ SAID: dict[str, tuple[str, dict[str, str]]] = {
     ),
     **{f"A limit in which nothing can start is refused, {key}": (f"service.{key} = 0", {})
        for key in ("start_limit_s", "stall_s", "generation_limit_s")},
+    "A night of no time is refused": ("sweep.budget_s = 0", {}),
     **{f"A unit that can serve nothing is refused, {unit}": (f"service.unit = '{unit}'", {})
        for unit in ("tunerd.service", "llama@.service")},
     **{f"A name that is no {kind} is refused, {name!r}": ("", {f"TUNERD_SERVICE__{key}": name})
