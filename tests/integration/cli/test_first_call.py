@@ -55,19 +55,9 @@ def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     assert "`mine` (its model is here)" in told.stderr
     assert f"`tunerd {command} mine`" in told.stderr
     assert not box.unit.exists()
-
-
-def test_a_seed_that_is_none_is_refused_before_a_model_is_begun(box: Box) -> None:
-    done = box.call("model", "new", str(box.folder / "models/x.gguf"), "--seed", "-1")
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "--seed" in done.stderr
-
-
-def test_without_a_name_wrong_settings_are_no_crash(box: Box) -> None:
     box.configure("[service")
-    done = box.call("plan")
+    done = box.call(command)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "missing" in done.stderr
 
 
 def test_a_misspelt_profile_is_told_with_the_nearest_and_a_wrong_set_is_no_fault_of_the_profile(
@@ -118,7 +108,7 @@ def test_a_plan_that_has_neither_model_nor_engine_says_both(box: Box) -> None:
 
 def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) -> None:
     path = box.folder / "config" / "tunerd.toml"
-    before = path.read_text()
+    comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
     told = box.call("settings", "set", "models.dirs", "/srv/a", str(box.folder)).stderr
     assert "there is no `/srv/a` yet" in told
     assert f"`{box.folder}` yet" not in told
@@ -129,23 +119,31 @@ def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) 
     values = {row["name"]: row["value"] for row in box.json("settings")["settings"]}
     assert values["models.dirs"] == ["/srv/a", str(box.folder)]
     assert (values["sweep.window"], values["swap.keep_engine"]) == ("01:00-06:30", True)
-    comments = [line for line in before.splitlines() if line.startswith("#")]
     assert [line for line in path.read_text().splitlines() if line.startswith("#")] == comments
 
-    for key in ("swap.keep_engine", "models.dirs"):
+    done = box.call("settings", "set", "engines.mine.path", "/nowhere/llama-server")
+    assert done.returncode == 0
+    shown = [line.split() for line in box.call("settings").stdout.splitlines()]
+    rows = [row for row in shown if row and row[0].startswith("engines")]
+    assert rows == [["engines.mine.path", "/nowhere/llama-server", str(path)]]
+    assert "mine (not usable)" in box.call().stdout
+
+    for key in ("swap.keep_engine", "models.dirs", "engines.mine.path"):
         assert box.call("settings", "unset", key).returncode == 0
     left = tomllib.loads(path.read_text())
     assert "keep_engine" not in left.get("swap", {})
     assert "dirs" not in left.get("models", {})
-
-
-def test_an_engine_of_the_settings_is_shown_by_the_names_that_set_it(box: Box) -> None:
-    assert box.call("settings", "set", "engines.mine.path", "/nowhere/llama-server").returncode == 0
-    file = str(box.folder / "config" / "tunerd.toml")
-    shown = [line.split() for line in box.call("settings").stdout.splitlines()]
-    rows = [row for row in shown if row and row[0].startswith("engines")]
-    assert rows == [["engines.mine.path", "/nowhere/llama-server", file]]
-    assert "mine (not usable)" in box.call().stdout
+    assert "mine" not in left.get("engines", {}), "which would be half an engine"
+    before = path.read_bytes()
+    for words, told in (
+        ("unset engines.mine.path", "`engines.mine.path` does not stand in"),
+        ("unset models.dirs", "`models.dirs` does not stand in"),
+        ("unset sweep.prmote", "did you mean `sweep.promote`?"),
+        ("set sweep.keep serving.thread", "sweep.keep"),
+    ):
+        refused = box.call("settings", *words.split())
+        assert (refused.returncode, told in refused.stderr) == (2, True)
+    assert path.read_bytes() == before
 
 
 def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Box) -> None:
@@ -159,27 +157,6 @@ def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Bo
 
     assert box.call(*proposed.split()).returncode == 0
     assert "next     tunerd plan mine" in box.call().stdout
-
-
-def test_what_is_taken_out_leaves_no_half_an_engine_and_what_does_not_stand_there_is_refused(
-    box: Box,
-) -> None:
-    path = box.folder / "config" / "tunerd.toml"
-    assert (
-        box.call("settings", "set", "engines.mine.path", "/opt/mine/llama-server").returncode == 0
-    )
-    assert box.call("settings", "unset", "engines.mine.path").returncode == 0
-    assert "mine" not in tomllib.loads(path.read_text()).get("engines", {})
-
-    before = path.read_bytes()
-    for key, told in (
-        ("engines.mine.path", "`engines.mine.path` does not stand in"),
-        ("sweep.window", "`sweep.window` does not stand in"),
-        ("sweep.prmote", "did you mean `sweep.promote`?"),
-    ):
-        refused = box.call("settings", "unset", key)
-        assert (refused.returncode, told in refused.stderr) == (2, True)
-    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -204,6 +181,8 @@ def test_a_list_is_set_by_its_words_or_whole(box: Box, words: tuple[str, ...]) -
         (("page.listen", "here"), "ADDRESS:PORT"),
         (("backups.keep", "1", "2"), "holds one value"),
         (("models.dirs", "relative"), "a whole path"),
+        (("sweep.space", "serving.threads=x"), "sweep.space"),
+        (("sweep.budget_s", "-3"), "sweep.budget_s"),
     ],
 )
 def test_a_setting_that_cannot_be_changes_nothing(

@@ -127,6 +127,7 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line(
          "history show --help"),
         (("settings", "get"), "no such command 'get'", "settings --help"),
         (("guard", "set", "oom"), "Choose from: act, advise, off", "guard set --help"),
+        (("model", "new", "x.gguf", "--seed", "-1"), "invalid value for '--seed'", "model new --help"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_is_told_as_every_error_is_and_is_one_json_object_for_scripts(
