@@ -115,7 +115,11 @@ def test_an_upgrade_ends_what_measures_and_watches_once_all_is_there_to_replace_
     assert not machine.exists(old)
 
 
-def test_an_upgrade_waits_for_a_change(installed_machine: Machine) -> None:
+def test_an_upgrade_waits_for_a_change_and_keeps_the_address_of_a_webhook_to_its_owner(
+    installed_machine: Machine,
+) -> None:
+    installed_machine.write(SETTINGS, '[notify]\nwebhook = "https://ntfy.sh/my-own-topic"\n')
+    installed_machine.sh(f"chmod 0644 {SETTINGS}")
     said = "a change is under way; waiting for its end"
     change = f"until grep -q '{said}' /root/said; do sleep 0.1; done"
     installed_machine.start("flock", "/var/lib/tunerd/lock", "sh", "-c", change)
@@ -125,6 +129,7 @@ def test_an_upgrade_waits_for_a_change(installed_machine: Machine) -> None:
 
     assert said in installed_machine.read("/root/said")
     assert installed_machine.systemctl("is-active", "tunerd.service") == "active"
+    assert installed_machine.sh(f"stat -c %a {SETTINGS}").stdout == "600\n"
 
 
 def test_an_upgrade_that_fails_or_is_cut_short_leaves_all_as_it_was(
@@ -206,59 +211,41 @@ def test_settings_that_nobody_changed_follow_the_shipped_ones(installed_machine:
     assert f"would write {SETTINGS}\n" not in install(installed_machine, "--dry-run").stdout
 
 
-def test_an_upgrade_keeps_the_address_of_a_webhook_to_its_owner(installed_machine: Machine) -> None:
-    installed_machine.write(SETTINGS, '[notify]\nwebhook = "https://ntfy.sh/my-own-topic"\n')
-    installed_machine.sh(f"chmod 0644 {SETTINGS}")
+def test_uninstalling_waits_for_a_swap_and_keeps_the_server_its_engine_its_backups_and_history(
+    installed_machine: Machine,
+) -> None:
+    machine, record = installed_machine, "/var/lib/tunerd/journal/llama-server.service.json"
+    serve(machine, "/opt/tunerd/bin/tunerd-llama-server")
+    machine.write("/var/lib/tunerd/generations/000001/unit", "x")
+    machine.systemctl("stop", "tunerd")
+    machine.write(record, "{}")
+    refused = install(machine, "--uninstall", check=False)
+    assert (refused.returncode, "tunerd recover" in refused.stderr) == (1, True)
+    assert machine.exists("/opt/tunerd/bin/tunerd")
+    machine.run("rm", record)
 
-    install(installed_machine)
-
-    assert installed_machine.sh(f"stat -c %a {SETTINGS}").stdout == "600\n"
-
-
-def test_uninstalling_keeps_the_server_its_backups_and_history(installed_machine: Machine) -> None:
-    serve(installed_machine, "/bin/sh -c 'sleep infinity' ")
-    installed_machine.write("/var/lib/tunerd/generations/000001/unit", "x")
-    pid = installed_machine.show("llama-server", "MainPID")
-
-    said = install(installed_machine, "--uninstall").stdout
-
-    assert "tunerd is gone" in said
-    assert installed_machine.show("llama-server", "MainPID") == pid
-    assert installed_machine.systemctl("is-active", "llama-server") == "active"
-    backups = [name for name in installed_machine.files("/etc/systemd/system") if ".pre-" in name]
-    assert backups == ["llama-server.service.pre-20260101T000000Z-apply"]
-    assert installed_machine.read("/var/lib/tunerd/generations/000001/unit") == "x"
-    assert installed_machine.exists(SETTINGS)
-    left = installed_machine.sh(
-        "find /usr/local /opt/tunerd /etc/systemd -name '*tunerd*' -not -path '/usr/local/src/*'",
-        check=False,
-    )
-    assert left.stdout == ""
-    assert installed_machine.show("tunerd.service", "LoadState") == "not-found"
-    install(installed_machine, "--uninstall")
-
-
-def test_uninstalling_keeps_the_engine_that_serves(installed_machine: Machine) -> None:
-    serve(installed_machine, "/opt/tunerd/bin/tunerd-llama-server")
-
-    said = install(installed_machine, "--uninstall").stdout
+    said = install(machine, "--uninstall").stdout
 
     assert "/etc/systemd/system/llama-server.service\n" in said
-    installed_machine.systemctl("restart", "llama-server")
+    assert not machine.exists("/usr/local/bin/tunerd")
+    machine.systemctl("restart", "llama-server")
     curl = "curl --silent --fail http://127.0.0.1:8080/health"
-    installed_machine.sh(f"until {curl}; do sleep 0.1; systemctl is-active -q llama-server; done")
-    assert not installed_machine.exists("/usr/local/bin/tunerd")
+    machine.sh(f"until {curl}; do sleep 0.1; systemctl is-active -q llama-server; done")
 
-
-def test_uninstalling_is_refused_in_the_middle_of_a_swap(installed_machine: Machine) -> None:
-    installed_machine.systemctl("stop", "tunerd")
-    installed_machine.write("/var/lib/tunerd/journal/llama-server.service.json", "{}")
-
-    refused = install(installed_machine, "--uninstall", check=False)
-
-    assert refused.returncode == 1
-    assert "tunerd recover" in refused.stderr
-    assert installed_machine.exists("/opt/tunerd/bin/tunerd")
+    serve(machine, "/bin/sh -c 'sleep infinity' ")
+    machine.systemctl("restart", "llama-server")
+    pid = machine.show("llama-server", "MainPID")
+    assert "tunerd is gone" in install(machine, "--uninstall").stdout
+    assert machine.show("llama-server", "MainPID") == pid
+    assert machine.systemctl("is-active", "llama-server") == "active"
+    backups = [name for name in machine.files("/etc/systemd/system") if ".pre-" in name]
+    assert backups == ["llama-server.service.pre-20260101T000000Z-apply"]
+    assert machine.read("/var/lib/tunerd/generations/000001/unit") == "x"
+    assert machine.exists(SETTINGS)
+    find = "find /usr/local /opt/tunerd /etc/systemd -name '*tunerd*' -not -path '/usr/local/src/*'"
+    assert machine.sh(find, check=False).stdout == ""
+    assert machine.show("tunerd.service", "LoadState") == "not-found"
+    install(machine, "--uninstall")
 
 
 def test_files_staged_below_destdir_work_where_they_belong(
