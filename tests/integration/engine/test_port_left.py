@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
-from pathlib import Path
 
-import pytest
-
-from tests.support import needs
-from tests.support.build_box import build_box
 from tests.support.ports import free_port
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.net import can_bind
 
-IK = "ik-2026-08"
-MAINLINE = "mainline-2026-08-18"
-_TIME_WAIT = "06"
 _LIMIT_S = 5.0  # a port that is kept is kept for a minute
 _EVENT = b'data: {"content": "x", "stop": true}\n\n'
 _CHUNKED = (
@@ -65,29 +56,3 @@ def test_a_server_that_closes_first_leaves_its_port_to_any_other() -> None:
         assert asked.health(timeout_s=_LIMIT_S) is HttpState.LOADING
         server.join(_LIMIT_S)
     assert becomes_free(port)
-
-
-def kept_by_kernel(port: int) -> list[str]:
-    """Connections that a server on this port closed and the kernel remembers."""
-    rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    fields = [row.split() for row in rows]
-    return [row[2] for row in fields if row[3] == _TIME_WAIT and row[1].endswith(f":{port:04X}")]
-
-
-@pytest.mark.engine
-def test_swaps_between_builds_leave_no_connection_of_tunerd_on_the_port() -> None:
-    names = (MAINLINE, IK)
-    programs = {name: needs.engine(name) for name in names}
-    with build_box(programs[MAINLINE], shape="medium") as box:
-        settings = box.box.folder / "config/tunerd.toml"
-        settings.write_text(
-            "".join(
-                f"[engines.{name}]\npath = {json.dumps(str(programs[name]))}\n" for name in names
-            )
-        )
-        for name in names:
-            box.profile(name, engine__prefer=[name], serving__ctx_size=512)
-        for name in (*names, MAINLINE):
-            box.apply(name)
-            assert box.json("status")["healthy"]
-            assert kept_by_kernel(box.port) == []

@@ -11,7 +11,6 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from tests.support.gguf_bytes import MemorySource
 from tunerd.model.gguf import TENSOR_TYPES, ArrayValue, Header, read_header
-from tunerd.tryout.designed import SHAPES, design, write
 
 _NEVER_STORED = {GGMLQuantizationType.Q8_1.value, GGMLQuantizationType.Q8_K.value}
 _STORED = [kind for kind in GGML_QUANT_SIZES if kind.value in TENSOR_TYPES]
@@ -73,13 +72,6 @@ def _same(ours: Header, path: Path) -> None:
 def test_a_header_with_everything_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "made.gguf"
     _everything(path)
-
-    _same(read_header(MemorySource(path.read_bytes())), path)
-
-
-def test_a_designed_model_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    write(design(SHAPES["tiny-moe"]), path)
 
     _same(read_header(MemorySource(path.read_bytes())), path)
 

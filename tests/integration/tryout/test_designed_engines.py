@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.designed import Counts, Truth, encode, read_truth
-from tests.support.server_process import Server, ended, serving
+from tests.support.server_process import Server, serving
 from tunerd.engine.capabilities import Capabilities, SpecStyle, parse_help, read_capabilities
 from tunerd.tryout.designed import SHAPES, design, vocabulary, write
 from tunerd.words import Family
@@ -165,19 +165,6 @@ def _chat(server: Server, truth: Truth) -> None:
         f"{truth.text(encode(' code')[0], 20)}<|im_end|>\n"
         "<|im_start|>user\n write something creative"
     )
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_model_with_an_mtp_block_does_not_load_where_the_engine_knows_no_mtp(
-    name: str, models: dict[str, Path], tmp_path: Path
-) -> None:
-    build = _build(name)
-    if build.can_draft:
-        return  # and has answered with it
-    # The second where the place of the MTP block is one of a recurrent block.
-    words = r"wrong number of tensors|missing tensor 'blk\.4\."
-    status, _ = ended(_argv(build, models["tiny"]), tmp_path / "log", words)
-    assert status == 1
 
 
 @pytest.mark.parametrize("name", ENGINES)

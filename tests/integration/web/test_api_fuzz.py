@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 import schemathesis
@@ -100,18 +99,3 @@ def test_whatever_comes_over_the_socket_the_next_client_is_served(api: ApiBox, j
         channel.sendall(b"GET /api/status HTTP/1.1\r\nHost: localhost\r\n" + junk)
 
     assert api.ask("/api/profiles").status == 200
-
-
-@often(60)
-@given(
-    fields=st.dictionaries(
-        st.sampled_from(["token", "profile", "shown", "to", "hours", "sure", "sweep", "why"]),
-        st.text(max_size=20),
-        max_size=5,
-    )
-)
-def test_no_form_without_its_token_does_anything(api: ApiBox, fields: dict[str, str]) -> None:
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
-    for name in ("apply", "rollback", "promote", "sweep-start"):
-        said = api.post(f"/do/{name}", urlencode(fields), tcp=True, headers=form)
-        assert said.status == 403

@@ -33,7 +33,7 @@ def remote(api: ApiBox, told: list[Progress] | None = None) -> Remote:
 @pytest.mark.parametrize(
     "words",
     [
-        "status", "guard show", "results list --all",
+        "status", "verify", "guard show", "sweep status", "results list --all",
         "profiles show cpu-embedded --set serving.ctx_size=512", "history show 7",
     ],
 )  # fmt: skip
