@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,14 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if nvml_stub.compiler() is None:
         needs.missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
     return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that other accounts may enter, such as that of probes, unlike pytest's."""
+    with tempfile.TemporaryDirectory(prefix="tunerd-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunerd.errors import ConfigError, ServiceError
+from tunerd.machine.clock import SystemClock
 from tunerd.machine.net import can_bind
 from tunerd.paths import Paths
 from tunerd.tryout.local import enabled_mark, unit_names
@@ -40,6 +41,16 @@ _END_LIMIT_S = 120.0
 _NEVER = float("inf")
 _CLEAN = Ending(code=0)
 _NO_STARTS = StartLimit()
+
+
+class AheadClock(SystemClock):
+    """The machine's clock, its wall time set ahead by so many seconds, or back."""
+
+    def __init__(self, by_s: float) -> None:
+        self.by_s = by_s
+
+    def now_s(self) -> float:
+        return super().now_s() + self.by_s
 
 
 class FakeClock:

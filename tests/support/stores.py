@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tests.support.synthetic_runs import MadeRun
 from tunerd.fleet.shared import Database
 from tunerd.measure.store import BUSY_TIMEOUT_S, EvidenceStore
 
@@ -30,4 +32,12 @@ def written(path: Path, script: Path) -> Path:
     """A database as a script makes it."""
     with closing(sqlite3.connect(path)) as plain:
         plain.executescript(script.read_text())
+    return path
+
+
+def filled(path: Path, runs: Iterable[MadeRun]) -> Path:
+    """A store of a file with these runs."""
+    with EvidenceStore(path) as store:
+        for run in runs:
+            run.put(store)
     return path

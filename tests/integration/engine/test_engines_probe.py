@@ -9,9 +9,7 @@ import shutil
 import stat
 import struct
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,15 +56,6 @@ ALSO_FOR_54321 = struct.pack("<I", 2) + b"".join(
     )
 )
 HELP_TEXT = HELP / f"{HELP_OF['main-0x']}.txt"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that other accounts may enter, unlike pytest's."""
-    made = Path(tempfile.mkdtemp(prefix="tunerd-test-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture

@@ -160,13 +160,10 @@ def test_a_server_that_is_away_is_said_at_once(tmp_path: Path) -> None:
     assert "stays on this box" in error.state
     gone = f"postgresql+psycopg://tunerd@/tunerd?host={tmp_path}"
     assert "it cannot be reached" in refused(gone).message
-
-
-@pytest.mark.parametrize("hosts", ["host=a&host=b&port=5432", "host=a,b&port=5432"])
-def test_hosts_that_cannot_be_told_apart_are_refused_with_how_they_are_written(hosts: str) -> None:
-    error = refused(f"postgresql+psycopg://tunerd@/tunerd?{hosts}")
-    assert "cannot be read" in error.message
-    assert "host=a:5432&host=b:5432" in str(error.hint)
+    for hosts in ("host=a&host=b&port=5432", "host=a,b&port=5432"):  # which cannot be told apart
+        error = refused(f"postgresql+psycopg://tunerd@/tunerd?{hosts}")
+        assert "cannot be read" in error.message
+        assert "host=a:5432&host=b:5432" in str(error.hint)
 
 
 @contextlib.contextmanager

@@ -25,10 +25,11 @@ from tests.integration.measure.test_store import ARM, RUN, SAMPLE
 from tests.integration.measure.test_store_rows_damaged import COLUMNS, HOSTILE, damage
 from tests.support import nvml_stub
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
+from tests.support.fakes import AheadClock
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
 from tests.support.postgres import Postgres, name_of, password_file, postgres_server
-from tests.support.stores import open_store
+from tests.support.stores import filled, open_store
 from tests.support.synthetic_runs import made_runs
 from tests.support.tcp_proxy import Proxy
 from tests.support.waiting import until
@@ -36,7 +37,6 @@ from tunerd.cli.fleet import render_boxes
 from tunerd.errors import HostError, UsageError
 from tunerd.fleet.rollout import boxes_of
 from tunerd.fleet.shared import fleet_status, hand_in
-from tunerd.machine.clock import SystemClock
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 
@@ -327,9 +327,9 @@ def test_nothing_comes_twice_where_the_answer_to_a_commit_was_lost(
 
 def test_only_the_clock_of_the_database_counts(box: Box, postgres: Postgres, url: str) -> None:
     measure(box, 10)
-    far = replace(box.context, clock=Ahead(10 * 365 * 86400.0))
+    far = replace(box.context, clock=AheadClock(10 * 365 * 86400.0))
     hand_in(far)
-    (one,) = fleet_status(replace(far, clock=Ahead(-1e9))).payload["boxes"]
+    (one,) = fleet_status(replace(far, clock=AheadClock(-1e9))).payload["boxes"]
     assert 0 <= one["seen_age_s"] < 300
     assert 0 <= one["evidence_age_s"] < 300
     assert not one["is_silent"]
@@ -339,24 +339,10 @@ def test_only_the_clock_of_the_database_counts(box: Box, postgres: Postgres, url
     assert [one.code for one in result.messages] == ["silent"]
 
 
-class Ahead(SystemClock):
-    """The machine's clock, set wrong by so many seconds."""
-
-    def __init__(self, by_s: float) -> None:
-        self._by_s = by_s
-
-    def now_s(self) -> float:
-        return super().now_s() + self._by_s
-
-
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of several runs with everything in it."""
-    path = tmp_path_factory.mktemp("sound") / "evidence.db"
-    with EvidenceStore(path) as store:
-        for made in made_runs(repeats=1):
-            made.put(store)
-    return path
+    return filled(tmp_path_factory.mktemp("sound") / "evidence.db", made_runs(repeats=1))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

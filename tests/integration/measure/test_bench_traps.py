@@ -346,20 +346,8 @@ def test_a_limit_of_the_server_that_ends_every_answer_is_named(
     """ik ends answers at its `-n`, whatever a request asks for: everything was left out, and nobody knew why."""
     model = tmp_path / "tiny.gguf"
     write(design(SHAPES["tiny"]), model)
-    words = [
-        str(engine("ik-2026-08")),
-        "-m",
-        str(model),
-        "-c",
-        "512",
-        "-np",
-        "1",
-        "-t",
-        "1",
-        "-n",
-        "16",
-    ]
-    with serving(words, tmp_path / "log") as server:
+    options = ("-m", str(model), "-c", "512", "-np", "1", "-t", "1", "-n", "16")
+    with serving([str(engine("ik-2026-08")), *options], tmp_path / "log") as server:
         result = box.bench(server.url)
 
     (left_out,) = [one for one in result.messages if one.code == "left-out"]

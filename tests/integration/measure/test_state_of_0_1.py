@@ -73,6 +73,9 @@ def test_its_evidence_is_taken_over_once_and_is_what_it_was(box: Box) -> None:
     prints = queried(path, arms)
     ((details,),) = queried(path, "select details from samples where id = 2")
 
+    assert open_to_read(path.with_name("none.db")) is None
+    path.with_name("empty.db").touch()  # what a reader meets who comes while it is made
+    assert open_to_read(path.with_name("empty.db")) is None
     store = open_to_read(path)
     assert store is not None
     with store:

@@ -172,22 +172,23 @@ def test_no_secret_reaches_the_store(
     assert b"hush" not in content
 
 
+def put_sweep(store: EvidenceStore, started_s: float, basis: str, *challenges: int | None) -> int:
+    """A sweep of one process, which took its part in these challenges; its number."""
+    number = store.add_run(replace(RUN, kind=KIND, started_s=started_s))
+    store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": basis}))
+    for one in challenges:
+        pair = None if one is None else [one, 1]
+        store.add_sweep_event(number, {"process": f"p{number}", "pair": pair})
+    return number
+
+
 def test_challenges_of_before_what_serves_was_deployed_spend_nothing_of_its_alpha(
     store: EvidenceStore,
 ) -> None:
-    deployed_s = 1000.0
-
-    def put(after_s: float, basis: str, challenge: int) -> int:
-        number = store.add_run(replace(RUN, kind=KIND, started_s=deployed_s + after_s))
-        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": basis}))
-        store.add_sweep_event(number, {"process": f"p{number}", "pair": [challenge, 1]})
-        return number
-
-    put(-2, "other", 9)
-    put(-1, "same", 8)
-    put(2, "same", 1)
-    own = put(3, "same", 2)
-    found = history_of(store, "same", deployed_s, but=own)
+    for at_s, basis, challenge in ((998.0, "other", 9), (999.0, "same", 8), (1002.0, "same", 1)):
+        put_sweep(store, at_s, basis, challenge)
+    own = put_sweep(store, 1003.0, "same", 2)
+    found = history_of(store, "same", 1000.0, but=own)
     told = [(one["process"], one["pair"]) for one in found.samples]
     assert told == [("p2", None), ("p3", [1, 1])]
     assert all(one["is_earlier"] for one in found.samples)
@@ -199,10 +200,7 @@ def test_alpha_is_that_of_what_serves_whatever_its_challenges_were_measured_unde
 ) -> None:
     """Each workload that was learned anew, and a search for a context, began with the first share again."""
     for at, (basis, challenge) in enumerate([("mine", 1), ("other", 3), *[("mine", None)] * 60]):
-        number = store.add_run(replace(RUN, kind=KIND, started_s=float(at)))
-        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": basis}))
-        pair = None if challenge is None else [challenge, 1]
-        store.add_sweep_event(number, {"process": f"p{number}", "pair": pair})
+        put_sweep(store, at, basis, challenge)
     found = history_of(store, "mine", 0.0)
     assert found.n_challenges == 3
     assert not any(one["process"] == "p2" for one in found.samples)
@@ -212,11 +210,8 @@ def test_alpha_is_that_of_what_serves_whatever_its_challenges_were_measured_unde
 def test_what_a_challenge_spent_is_remembered_however_much_was_measured_since(
     store: EvidenceStore,
 ) -> None:
-    for at, pair in enumerate(([9, 1], [1, 1], None, None)):
-        number = store.add_run(replace(RUN, kind=KIND, started_s=float(at)))
-        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": "same"}))
-        for each in (pair, None, None):
-            store.add_sweep_event(number, {"process": f"p{number}", "pair": each})
+    for at, challenge in enumerate((9, 1, None, None)):
+        put_sweep(store, at, "same", challenge, None, None)
     found = history_of(store, "same", 1.0, most=2)
     assert [one["pair"] for one in found.samples] == [[1, 1], None, None, None]
 
@@ -224,11 +219,8 @@ def test_what_a_challenge_spent_is_remembered_however_much_was_measured_since(
 def test_a_damaged_event_is_held_for_another_challenge_and_stops_no_night(
     store: EvidenceStore,
 ) -> None:
-    for at, basis in enumerate(("other", "same")):
-        number = store.add_run(replace(RUN, kind=KIND, started_s=float(at)))
-        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": basis}))
-        for challenge in (1, 2):
-            store.add_sweep_event(number, {"process": f"p{number}", "pair": [challenge, 1]})
+    put_sweep(store, 0.0, "other", 1, 2)
+    number = put_sweep(store, 1.0, "same", 1, 2)
     with store._file.writing() as connection:
         last = sa.select(sa.func.max(entry.c.id)).group_by(entry.c.run_id, entry.c.kind)
         spoilt = sa.update(entry).where(entry.c.kind == "event", entry.c.id.in_(last))

@@ -19,10 +19,10 @@ from tests.support.folders import DATA, ROOT
 from tests.support.lossy_disk import LossyDisk, tiny_disk
 from tests.support.needs import needs_root
 from tests.support.programs import ProgramFailed, program
-from tests.support.stores import open_store, queried, written
+from tests.support.stores import filled, open_store, queried, written
 from tests.support.synthetic_runs import made_runs
 from tunerd.errors import HostError
-from tunerd.measure.store import STEPS, EvidenceStore, open_to_read
+from tunerd.measure.store import STEPS, EvidenceStore
 
 OLD_STORE = DATA / "state-0.1/evidence.sql"
 KILLS = 12
@@ -33,7 +33,7 @@ SAMPLE = replace(PLAIN, details={"filler": list(range(300))})
 _WRITER = """
 import sys
 from tests.integration.measure.test_store_damage import RUN, SAMPLE
-from tests.support.stores import open_store
+from tests.support.stores import filled, open_store
 store = open_store(sys.argv[1])
 while True:
     run, n = store.add_run(RUN), 0
@@ -126,16 +126,9 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
         disk.remove()
 
 
-def _store_with_runs(path: Path) -> Path:
-    with EvidenceStore(path) as store:
-        for made in made_runs(repeats=1):
-            made.put(store)
-    return path
-
-
 @pytest.mark.parametrize("kind", ["no database", "overwritten pages", "cut in half"])
 def test_a_damaged_store_is_refused_with_a_way_out_that_works(tmp_path: Path, kind: str) -> None:
-    path = _store_with_runs(tmp_path / "evidence.db")
+    path = filled(tmp_path / "evidence.db", made_runs(repeats=1))
     whole = path.read_bytes()
     if kind == "no database":
         path.write_bytes(b"This is no database, " * 1000)
@@ -165,7 +158,7 @@ def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
-    path = _store_with_runs(tmp_path / "evidence.db")
+    path = filled(tmp_path / "evidence.db", made_runs(repeats=1))
     queried(path, "insert into schema_versions values (?, 'tunerd 9.9')", max(STEPS) + 1)
     for writable in (True, False):
         with pytest.raises(HostError, match="written by a newer tunerd"):
@@ -174,6 +167,8 @@ def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
 
 def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) -> None:
     path = written(tmp_path / "old.db", OLD_STORE)
+    with pytest.raises(HostError, match="of an older tunerd"):
+        EvidenceStore(path, writable=False)
     openers = [_start_writer(path) for _ in range(3)]
     for opener in openers:
         assert opener.stdout is not None
@@ -181,20 +176,3 @@ def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) ->
         _killed(opener)
     versions = queried(path, "select version from schema_versions order by 1")
     assert versions == [(3,), (max(STEPS),)]
-
-
-def test_an_older_store_that_may_only_be_read_says_who_can_help(tmp_path: Path) -> None:
-    path = written(tmp_path / "old.db", OLD_STORE)
-    with pytest.raises(HostError, match="of an older tunerd"):
-        EvidenceStore(path, writable=False)
-
-
-def test_a_reader_who_may_write_brings_an_older_store_up_to_date(tmp_path: Path) -> None:
-    reader = open_to_read(written(tmp_path / "old.db", OLD_STORE))
-    assert reader is not None
-    assert reader.count_runs() == 2
-    reader.close()
-    assert open_to_read(tmp_path / "none.db") is None
-    # What a reader meets who comes while it is made.
-    (tmp_path / "empty.db").touch()
-    assert open_to_read(tmp_path / "empty.db") is None

@@ -6,8 +6,6 @@ import csv
 import io
 import os
 import re
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,10 +100,8 @@ def write_model(path: Path, template: str) -> None:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    with tempfile.TemporaryDirectory(prefix="tunerd-results-") as name:
-        Path(name).chmod(0o755)  # who probes as root's deputy must get in
-        yield Bench(Path(name))
+def bench(folder: Path) -> Bench:
+    return Bench(folder)
 
 
 def an_arm(bench: Bench, **changes: Any) -> ArmRecord:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.integration.measure.test_store_results import Bench
+from tests.support.stores import filled
 from tests.support.synthetic_runs import made_runs
 from tunerd.cli.measure import render_csv, render_list, render_show
 from tunerd.errors import TunerdError
@@ -53,10 +54,7 @@ HOSTILE: list[Any] = [
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of several runs with everything in it."""
-    path = tmp_path_factory.mktemp("sound") / "evidence.db"
-    with EvidenceStore(path) as store:
-        for made in made_runs():
-            made.put(store)
+    path = filled(tmp_path_factory.mktemp("sound") / "evidence.db", made_runs())
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return path

@@ -29,6 +29,7 @@ def test_two_small_models_fit_and_are_written_to_run_together(box: BuildBox) -> 
     made = yaml.safe_load(text)
     assert list(made["models"]) == ["one", "two"]
     assert made["groups"]["tunerd"]["swap"] is False
+    assert text == box.json("emit", "llama-swap", "one", "two", "one")["text"], "once each"
     assert "--models-max 2" in box.json("emit", "models-ini", "one", "two")["text"]
 
 
@@ -40,8 +41,3 @@ def test_a_budget_that_is_too_small_is_refused_with_what_is_missing(box: BuildBo
     assert "they do not fit together: 7 MiB are missing" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["one", "two"]
     assert box.box.call("fits", "one", "nobody").returncode == 1
-
-
-def test_a_profile_that_is_named_twice_is_written_once(box: BuildBox) -> None:
-    text = box.json("emit", "llama-swap", "one", "two", "one")["text"]
-    assert text == box.json("emit", "llama-swap", "one", "two")["text"]

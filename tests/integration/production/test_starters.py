@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +21,6 @@ from tunerd.tryout.designed import SHAPES, design, write
 
 UNIT = "llama-server.service"
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that the account of probes may enter, unlike pytest's."""
-    with tempfile.TemporaryDirectory(prefix="tunerd-test-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 @contextmanager

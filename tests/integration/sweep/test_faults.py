@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from tests.support.fakes import AheadClock
 from tests.support.sweep_box import SweepBox, swept
 from tests.support.waiting import until
 from tunerd.app import build_context
-from tunerd.machine.clock import SystemClock
 from tunerd.production.measurement import read_measurement
 from tunerd.result import Progress
 from tunerd.sweep.plan import SweepRequest
@@ -40,16 +41,6 @@ def test_why_a_candidate_was_given_up_is_told_by_what_was_seen_of_it() -> None:
         assert {row["failure"] for row in rows if "mtp 2/0" in row["arm"]} == {"killed"}
         assert "is given up: status 500: " in done.stderr
         assert "ended: signal 9; " in done.stderr
-
-
-class Shifted(SystemClock):
-    """The machine's clock, its wall time moved."""
-
-    def __init__(self, to_s: float) -> None:
-        self._ahead_s = to_s - super().now_s()
-
-    def now_s(self) -> float:
-        return super().now_s() + self._ahead_s
 
 
 @pytest.fixture
@@ -102,7 +93,7 @@ def test_the_end_of_a_window_in_the_middle_of_a_load_puts_production_back_in_tim
     box.engine.configure(load_never_ends=True)
     behaving = threading.Thread(target=behave_again)
     behaving.start()
-    ctx = replace(ctx, clock=Shifted(noon_s - 38), progress=note_the_end)
+    ctx = replace(ctx, clock=AheadClock(noon_s - 38 - time.time()), progress=note_the_end)
     request = SweepRequest(budget_s=20.0, window="01:00-12:00", seed=9,
                            space=("speculation.n_max=4",))  # fmt: skip
     done = run_sweep(ctx, request, confirm=lambda _prepared: None)

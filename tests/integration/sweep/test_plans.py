@@ -146,12 +146,12 @@ def test_a_plan_names_the_sizes_and_keeps_all_else(box: SweepBox) -> None:
     said = box.call("sweep", "run", "--dry-run", *ASKED, "--at-least", "40").stdout
     assert "looks for the largest context that holds 40 tok/s" in said
     assert "all other settings" in said
-
-
-def test_a_speed_without_the_goal_and_the_goal_without_a_speed_are_refused(box: SweepBox) -> None:
     for words in (("--goal", "context"), ("--at-least", "40")):
         done = box.call("sweep", "run", "--dry-run", *words, code=2)
         assert "--goal context and --at-least go together" in done.stderr
+    plan = box.json("sweep", "run", "--dry-run", *ASKED[2:])["plan"]
+    reasons = {one["what"]: one["reason"] for one in plan["left_out"]}
+    assert "--goal context" in reasons["serving.ctx_size"], "for speed it keeps the context"
 
 
 def test_a_context_that_somebody_pinned_is_not_searched(box: SweepBox) -> None:
@@ -159,12 +159,6 @@ def test_a_context_that_somebody_pinned_is_not_searched(box: SweepBox) -> None:
     done = box.call("sweep", "run", "--dry-run", *ASKED, "--at-least", "40", code=2)
     box.call("apply", "night", "--yes")
     assert "serving.ctx_size is pinned" in done.stderr
-
-
-def test_a_sweep_for_speed_says_why_it_keeps_the_context(box: SweepBox) -> None:
-    plan = box.json("sweep", "run", "--dry-run", *ASKED[2:])["plan"]
-    reasons = {one["what"]: one["reason"] for one in plan["left_out"]}
-    assert "--goal context" in reasons["serving.ctx_size"]
 
 
 @pytest.mark.alone

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,13 +67,6 @@ def serving(box: SweepBox) -> int:
     return entry.generation.number
 
 
-def test_what_was_not_proved_is_not_promoted(box: SweepBox) -> None:
-    number = put_proposal(box.box.context, is_proved=False)
-    with pytest.raises(UsageError, match="proved no winner"):
-        deploy(box.box.context, number)
-    assert serving(box) == 1
-
-
 def test_a_sweep_under_way_is_not_said_to_have_proved_nothing(box: SweepBox) -> None:
     ctx = box.box.context
     with EvidenceStore(ctx.paths.evidence) as store:
@@ -86,29 +80,32 @@ def test_a_sweep_under_way_is_not_said_to_have_proved_nothing(box: SweepBox) -> 
         keeper.end(RunOutcome.STOPPED, "enough")
 
 
-def test_a_promotion_is_shown_before_anything_is_touched(box: SweepBox) -> None:
-    put_proposal(box.box.context, is_proved=False)
+def test_a_promotion_is_shown_before_anything_is_touched_and_what_was_not_proved_is_none(
+    box: SweepBox,
+) -> None:
+    number = put_proposal(box.box.context, is_proved=False)
     none = box.json("promote", "--dry-run", code=1)
     assert "proved no winner" in none["nothing"]
+    with pytest.raises(UsageError, match="proved no winner"):
+        deploy(box.box.context, number)
     number = put_proposal(box.box.context)
     assert "--spec-draft" in box.json("promote", str(number), "--dry-run")["diff"]
     assert "command line" in box.call("promote", "--dry-run").stdout
     assert serving(box) == 1
 
 
-def test_what_was_proved_under_other_conditions_is_not_promoted(box: SweepBox) -> None:
-    number = put_proposal(box.box.context, model_sha256="0" * 64)
-    with pytest.raises(DeployError, match="does not hold here any more"):
-        deploy(box.box.context, number)
-    assert serving(box) == 1
-
-
-def test_a_variable_that_is_no_longer_set_is_named_before_a_winner_is_refused(
-    box: SweepBox,
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ({"model_sha256": "0" * 64}, "does not hold here any more"),
+        ({"variables": {"GGML_CUDA_FORCE_MMQ": "1"}}, "variable GGML_CUDA_FORCE_MMQ"),
+    ],
+)
+def test_what_was_proved_under_other_conditions_is_not_promoted_and_these_are_named(
+    box: SweepBox, then: dict[str, Any], told: str
 ) -> None:
-    number = put_proposal(box.box.context, variables={"GGML_CUDA_FORCE_MMQ": "1"})
-    told = box.call("promote", str(number), code=1).stderr
-    assert "variable GGML_CUDA_FORCE_MMQ" in told
+    number = put_proposal(box.box.context, **then)
+    assert told in box.call("promote", str(number), code=1).stderr
     assert serving(box) == 1
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.faked import set_to
+from tests.support.fakes import AheadClock
 from tests.support.sweep_box import SweepBox, kill, swept, upgrade
 from tests.support.waiting import until
 from tunerd.app import Context
-from tunerd.machine.clock import SystemClock
 from tunerd.machine.files import is_locked, lock
 from tunerd.result import ActionResult, Progress
 from tunerd.sweep.plan import SweepRequest
@@ -169,24 +169,20 @@ def test_a_sweep_whose_server_is_stopped_before_it_is_taken_away_measures_nothin
         assert box.newest()["reason"] == f"{ctx.unit} was stopped"
 
 
-class Suspended(SystemClock):
+class Suspended(AheadClock):
     """That of a machine which sleeps in the next wait."""
 
     sleeps = False
-    slept_s = 0.0
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
-        self.slept_s = 12 * 3600.0 if self.sleeps else 0.0
-
-    def now_s(self) -> float:
-        return super().now_s() + self.slept_s
+        self.by_s = 12 * 3600.0 if self.sleeps else 0.0
 
 
 def test_a_sweep_that_waits_in_a_machine_that_sleeps_ends_with_its_window() -> None:
     """It waited on for all of its budget, by a clock that stands still in sleep, with people at the server."""
     with swept() as box:
-        ctx, clock = box.box.context, Suspended()
+        ctx, clock = box.box.context, Suspended(0.0)
 
         def sleep(_others: contextlib.ExitStack) -> None:
             clock.sleeps = True

@@ -399,7 +399,7 @@ def kill_supervisor(paths: Paths) -> None:
     end_supervisor(paths, signal.SIGKILL)
 
 
-def test_a_server_outlives_a_killed_supervisor_and_is_taken_over(
+def test_a_server_outlives_a_killed_supervisor_is_taken_over_and_started_again_where_it_dies(
     manager: Local, paths: Paths, toy: str
 ) -> None:
     put(manager, toy, "--print up", "Restart=on-failure\nRestartSec=0.1")
@@ -422,6 +422,10 @@ def test_a_server_outlives_a_killed_supervisor_and_is_taken_over(
     manager.start(UNIT)
     assert processes_with(toy) - {before.main_pid} == set()
 
+    os.kill(pid_of(manager), signal.SIGKILL)
+    again = eventually(manager, lambda it: it.is_active and it.main_pid != before.main_pid)
+    assert again.n_restarts == 1
+
     manager.stop(UNIT)
 
     state = manager.state(UNIT)
@@ -443,21 +447,6 @@ def test_a_server_whose_record_still_says_that_it_starts_is_not_started_again(
     after = eventually(manager, lambda state: state.is_active)
     assert (after.main_pid, after.invocation_id) == (before.main_pid, before.invocation_id)
     assert read_record(paths, UNIT).intent == "running"
-
-
-def test_a_server_that_was_taken_over_and_dies_is_started_again(
-    manager: Local, paths: Paths, toy: str
-) -> None:
-    put(manager, toy, service="Restart=on-failure\nRestartSec=0.1")
-    manager.start(UNIT)
-    pid = pid_of(manager)
-    kill_supervisor(paths)
-    manager.ensure_supervisor()
-
-    os.kill(pid, signal.SIGKILL)
-
-    after = eventually(manager, lambda state: state.is_active and state.main_pid != pid)
-    assert after.n_restarts == 1
 
 
 def test_a_server_that_was_taken_over_and_ignores_signals_is_killed(
@@ -526,22 +515,6 @@ def test_a_stranger_that_has_the_number_of_a_dead_server_by_now_is_left_alone(
         stranger.kill()
 
 
-def test_a_supervisor_that_is_asked_to_end_stops_its_units_first(
-    manager: Local, paths: Paths, toy: str
-) -> None:
-    put(manager, toy, "--slow-term 0.5", "Restart=always")
-    manager.start(UNIT)
-    pid = pid_of(manager)
-
-    end_supervisor(paths, signal.SIGTERM)
-
-    assert not is_alive(pid)
-    assert not (paths.runtime_dir / "supervise.sock").exists()
-    assert not (paths.runtime_dir / "supervise.pid").exists()
-    state = manager.state(UNIT)
-    assert (state.active_state, state.main_pid) == ("inactive", None)
-
-
 def test_an_enabled_unit_starts_though_remains_of_it_must_be_ended_first(
     manager: Local, paths: Paths, toy: str, tmp_path: Path
 ) -> None:
@@ -575,10 +548,16 @@ def test_a_unit_whose_restart_got_no_process_is_started_by_the_next_supervisor(
     eventually(manager, lambda state: state.is_active)
 
 
-def test_a_second_supervisor_is_refused_even_with_another_runtime_folder(
+def test_many_callers_start_one_supervisor_and_a_second_is_refused_even_with_another_runtime_folder(
     manager: Local, paths: Paths, tmp_path: Path
 ) -> None:
-    manager.ensure_supervisor()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: manager.ensure_supervisor(), range(4)))  # raises what one raised
+    pid = supervisor_pid(paths)
+    assert pid is not None
+    assert (paths.runtime_dir / "supervise.pid").read_text() == f"{pid}\n"
+    ours = processes_with("tunerd.tryout.supervisor") & processes_with(str(paths.state_dir))
+    assert ours == {pid}
     other = replace(paths, runtime_dir=tmp_path / "other")
 
     with pytest.raises(Busy):
@@ -587,17 +566,6 @@ def test_a_second_supervisor_is_refused_even_with_another_runtime_folder(
         Local(other, may_start=True, clock=FakeClock()).reload()
 
     assert "already runs" in (caught.value.cause or "")
-
-
-def test_many_callers_at_once_start_one_supervisor(manager: Local, paths: Paths) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: manager.ensure_supervisor(), range(4)))  # raises what one raised
-
-    pid = supervisor_pid(paths)
-    assert pid is not None
-    assert (paths.runtime_dir / "supervise.pid").read_text() == f"{pid}\n"
-    ours = processes_with("tunerd.tryout.supervisor") & processes_with(str(paths.state_dir))
-    assert ours == {pid}
 
 
 def test_without_a_supervisor_nothing_is_changed_and_the_way_out_is_said(paths: Paths) -> None:
@@ -672,7 +640,9 @@ def test_what_lies_in_the_place_of_the_socket_is_named_and_stays(
     assert place.exists()
 
 
-def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_path: Path) -> None:
+def test_a_supervisor_in_the_foreground_that_is_asked_to_end_stops_its_units_first(
+    paths: Paths, toy: str, tmp_path: Path
+) -> None:
     names = {"CONFIG": "config", "STATE": "state", "RUNTIME": "runtime", "UNIT": "unit"}
     folders = {
         f"TUNERD_{name}_DIR": str(getattr(paths, f"{folder}_dir")) for name, folder in names.items()
@@ -680,7 +650,8 @@ def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_p
     manager = Local(paths)
     manager.unit_dir.mkdir(parents=True)
     (manager.unit_dir / UNIT).write_text(
-        f"[Service]\nExecStart={toy}\n[Install]\nWantedBy=a.target\n"
+        f"[Service]\nExecStart={toy} --slow-term 0.5\nRestart=always\n"
+        "[Install]\nWantedBy=a.target\n"
     )
     manager.enable(UNIT)
     assert manager.state(UNIT).is_enabled, "told without a supervisor"
@@ -695,5 +666,9 @@ def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_p
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-    wait_until_gone(server)
+    assert not is_alive(server)
+    assert not (paths.runtime_dir / "supervise.sock").exists()
+    assert not (paths.runtime_dir / "supervise.pid").exists()
+    state = manager.state(UNIT)
+    assert (state.active_state, state.main_pid) == ("inactive", None)
     assert "supervisor ended" in (tmp_path / "err").read_text()

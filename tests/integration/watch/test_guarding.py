@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -236,10 +234,10 @@ def test_neither_a_profile_that_is_gone_nor_a_build_that_cannot_be_asked_says_th
             assert check(world.ctx).payload["replanned"]["refusals"] == []
 
 
-def test_a_build_is_not_asked_with_the_model_that_its_environment_names(world: World) -> None:
-    asked = tempfile.mkdtemp()  # which `nobody` may enter, who asks it
-    Path(asked).chmod(0o755)
-    program = Path(asked, "server")
+def test_a_build_is_not_asked_with_the_model_that_its_environment_names(
+    world: World, folder: Path
+) -> None:
+    program = folder / "server"
     program.write_text(
         '#!/bin/sh\n[ -z "$LLAMA_ARG_MODEL" ] || echo "error: invalid argument: it loads"\n'
     )
@@ -247,7 +245,6 @@ def test_a_build_is_not_asked_with_the_model_that_its_environment_names(world: W
     text = SERVER.replace("/bin/server", str(program))
     (world.manager.unit_dir / UNIT).write_text(f"{text}Environment=LLAMA_ARG_MODEL=/srv/a.gguf\n")
     assert check(world.ctx).payload["replanned"]["refusals"] == []
-    shutil.rmtree(asked)
 
 
 def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_daemon(
