@@ -12,9 +12,11 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.support.ports import free_port
+from tests.support.waiting import until
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import MAX_REPLY_BYTES, Address, LlamaServer
 from tunerd.machine.clock import SystemClock
+from tunerd.machine.net import can_bind
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"status":"ok"}'
 PATIENT_S = 20.0
@@ -25,7 +27,7 @@ Behaviour = Callable[[socket.socket], None]
 
 @contextmanager
 def listening(
-    behave: Behaviour, host: str = "127.0.0.1"
+    behave: Behaviour, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[tuple[LlamaServer, list[bytes]]]:
     """A server that hands each connection to `behave` after its request; and the requests."""
     requests: list[bytes] = []
@@ -40,7 +42,7 @@ def listening(
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
-        listener.bind((host, 0))
+        listener.bind((host, port))
         listener.listen()
         threading.Thread(target=serve, daemon=True).start()
         address = Address(host, listener.getsockname()[1], api_key="secret")
@@ -174,6 +176,30 @@ def test_a_body_that_breaks_off_is_no_answer_even_if_it_is_json() -> None:
     assert (reply.status, reply.body) == (None, None)
     assert reply.problem
     assert not reply.timed_out
+
+
+EVENT = b'data: {"content": "x", "stop": true}\n\n'
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"%x\r\n%s\r\n0\r\n\r\n" % (len(EVENT), EVENT)
+)
+# Its end is that of the connection, so that the server is sure to be the first who closes.
+LOADING = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n\r\n{}"
+
+
+def test_a_server_that_closes_first_leaves_its_port_to_any_other() -> None:
+    """As ik does after a stream, and Debian's 0.7.0 while it loads; a port that is kept is kept for a minute."""
+    answers = iter((CHUNKED, CHUNKED, LOADING))
+
+    def closes_first(client: socket.socket) -> None:
+        client.sendall(next(answers))
+        client.shutdown(socket.SHUT_WR)
+
+    with listening(closes_first, port=free_port()) as (asked, _):
+        assert asked.stream("/completion", {"stream": True}, timeout_s=PATIENT_S).is_whole
+        assert asked.post("/completion", {}, timeout_s=PATIENT_S).status == 200
+        assert asked.health(timeout_s=PATIENT_S) is HttpState.LOADING
+    until(lambda: can_bind("127.0.0.1", asked.address.port), "its port is free", 5.0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.contracts.gpu import GpuReaderContract, assert_plausible
 from tests.support import nvml_stub
 from tests.support.fake_gpu import a_card, rtx_3090_ti, rtx_4070_super
+from tests.support.folders import SUPPORT
 from tests.support.nvml_world import StubWorld, add_pci_device, loading
 from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.machine.gpu import NvmlReader
@@ -128,17 +130,8 @@ def test_a_card_that_is_lost_between_two_questions_is_not_half_read(world: StubW
     assert reading.problem == "GPU 1: the GPU is lost: it has fallen off the bus"
 
 
-ALL_FUNCTIONS = (
-    *("DeviceGetHandleByIndex_v2", "DeviceIsMigDeviceHandle", "DeviceGetName", "DeviceGetUUID"),
-    *("DeviceGetMemoryInfo_v2", "DeviceGetDisplayActive"),
-    *("DeviceGetComputeRunningProcesses_v3", "DeviceGetGraphicsRunningProcesses_v3"),
-    *("DeviceGetPowerManagementLimit", "DeviceGetEnforcedPowerLimit", "DeviceGetMigMode"),
-    *("DeviceGetPowerManagementDefaultLimit", "DeviceGetPowerManagementLimitConstraints"),
-    *("DeviceGetCurrPcieLinkGeneration", "DeviceGetMaxPcieLinkGeneration"),
-    *("DeviceGetCurrPcieLinkWidth", "DeviceGetMaxPcieLinkWidth"),
-    "DeviceGetCurrentClocksEventReasons",
-    *("DeviceGetCudaComputeCapability", "SystemGetDriverVersion"),
-    "SystemGetCudaDriverVersion_v2",
+ALL_FUNCTIONS = sorted(
+    set(re.findall(r"\bnvml(?:Device|System)(?:Get|Is)\w+", (SUPPORT / "nvml_stub.c").read_text()))
 )
 
 
@@ -146,7 +139,7 @@ ALL_FUNCTIONS = (
 def test_no_failure_of_any_function_raises(world: StubWorld, function: str) -> None:
     for code in (1, 3, 15, 424242):
         world.show(rtx_4070_super())
-        world.nvml.fail(f"nvml{function}", code)
+        world.nvml.fail(function, code)
         assert_plausible(world.reader.read())
 
 

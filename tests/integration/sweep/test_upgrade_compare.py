@@ -12,7 +12,7 @@ SETTINGS = """
 [sweep]
 patience_s = 1.0
 quiet_s = 1.0
-budget_s = 60.0
+budget_s = 30.0
 [guards]
 upgrade = "{upgrade}"
 """
