@@ -34,10 +34,10 @@ _NOT_KNOWN = "0" * 64
 
 
 @cache
-def simulated_night() -> tuple[Task, Outcome]:
+def simulated_night(hours: float = 1.25) -> tuple[Task, Outcome]:
     """A night on a simulated box, and what it came to."""
     one = task("12G", "agent", 1)
-    return one, one.night(1.25)
+    return one, one.night(hours)
 
 
 def narrow(one: Task) -> Task:
@@ -67,9 +67,11 @@ def put_sweep(box: LocalBox) -> int:
         return put_night(ctx, store, ctx.clock.now_s() - 4 * _HOUR_S)
 
 
-def put_night(ctx: Context, store: EvidenceStore, started_s: float, *, ends: bool = True) -> int:
+def put_night(
+    ctx: Context, store: EvidenceStore, started_s: float, *, hours: float = 1.25, ends: bool = True
+) -> int:
     """Store the simulated night once, by the calls by which a real one is, or all of it but its end; its number."""
-    one, outcome = simulated_night()
+    one, outcome = simulated_night(hours)
     record = RunRecord(
         kind=KIND, suites=("workload",), started_s=started_s, target="a box", seed=1,
         unit=ctx.unit, profile="plain", model_name="designed", workload="coding-agent",

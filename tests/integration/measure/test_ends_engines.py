@@ -13,8 +13,9 @@ from tests.support.bench_box import BenchBox
 from tests.support.real_box import options
 from tests.support.server_process import Server, serving
 from tunerd.machine.clock import SystemClock
-from tunerd.measure.life import Life, Target, Texts, open_url, prompt_book
+from tunerd.measure.life import Life, Texts, prompt_book
 from tunerd.measure.request import Suite, warm_up
+from tunerd.measure.target import Target, open_url
 from tunerd.profile.workload import RequestClass
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
