@@ -249,7 +249,7 @@ class SharedStudy(Study):
         try:
             arm = read(Arm, data)
             numbers = (arm.n_max, arm.fit_mib, arm.ubatch, arm.batch, arm.threads)
-            if not all(type(one) is int and 0 <= one <= _LARGEST for one in numbers):
+            if not all(0 <= one <= _LARGEST for one in numbers):
                 return None
             if arm.n_max > _MOST_DRAFTED:
                 return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Annotated, Any, Protocol
 
-from pydantic import BeforeValidator, PlainValidator, WrapSerializer
+from pydantic import BeforeValidator, ConfigDict, PlainValidator, WrapSerializer
 
 from tunerd import records
 
@@ -62,6 +62,9 @@ class Arm:
         threads: Threads of generation.
         extra: (key, value) pairs of other profile keys.
     """
+
+    # A record with a key that is not known, as a newer tunerd's may have, is of another arm.
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     engine: str
     spec: str

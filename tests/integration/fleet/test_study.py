@@ -252,6 +252,7 @@ HOSTILE = (
     hostile(n_max="many"),
     hostile(n_max=1 << 20),  # its neighbours are believed infinitely slow, which ended the night
     hostile(p_min=2.0),
+    hostile(defrag=1),  # of a newer tunerd: another arm than it would be here
     hostile(extra=[["memory.n_cpu_moe", "many"]]),
     hostile(extra=[["speculation.draft_model", ["a"]]]),
     hostile(extra=[["serving.ctx_size", 10**200]]),

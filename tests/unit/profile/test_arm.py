@@ -6,10 +6,11 @@ import json
 from dataclasses import asdict, replace
 
 import numpy as np
+import pytest
 
 from tunerd.measure.answer import Timings
 from tunerd.profile.arm import Arm, Request, Sample, read, simplicity
-from tunerd.records import plain
+from tunerd.records import Unreadable, plain
 from tunerd.records import read as read_record
 
 ARM = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8, frozenset({("cpu_moe", 4)}))
@@ -40,6 +41,12 @@ def test_an_arm_has_one_record_in_whatever_order_its_keys_come() -> None:
     keys = [f"k{i}" for i in range(20)]
     kept = plain(replace(SAMPLE, arm=replace(ARM, extra=frozenset((key, 1) for key in keys))))
     assert kept["arm"]["extra"] == [[key, 1] for key in sorted(keys)]
+
+
+def test_a_record_with_a_key_that_is_not_known_is_taken_for_no_arm() -> None:
+    """Without the key it would be another arm, and lend that its figures."""
+    with pytest.raises(Unreadable, match="defrag"):
+        read_record(Arm, plain(ARM) | {"defrag": 1})
 
 
 def test_a_reading_tells_what_was_drafted_from_what_was_not_said() -> None:
