@@ -81,30 +81,27 @@ def test_every_class_reads_what_is_new_of_its_prompt_and_no_more(box: RealBox) -
     assert n_classes == 6, "nothing had to be repeated"
 
 
-def test_an_answer_amid_which_the_power_limit_changed_is_none(box: RealBox) -> None:
-    """It was kept as of the limit before, and a night that went on counted it."""
-    cards = FakeGpuReader(a_card())
-    box.house = House(replace(box.ctx, gpu=cards))
-    box.house.settle()
-    assert box.restart(OFF).ok
-    box.on_samples = lambda _arm, _samples: cards.show(replace(a_card(), power_limit_w=150.0))
-    with pytest.raises(Preempted, match="150 W, and was 220 W"):
-        box.measure(Request("code", "one", 0, 60, 4))
-
-
 @pytest.mark.parametrize("box", ENGINES[:1], indirect=True)
-def test_a_server_that_ends_with_its_card_is_held_against_no_arm(box: RealBox) -> None:
-    """The driver listed the card for some seconds more, and the arm counted as one that crashes."""
+def test_an_answer_amid_which_the_power_limit_changed_and_an_end_with_the_card_are_held_against_no_arm(
+    box: RealBox,
+) -> None:
+    """The one was kept as of the limit before; the driver listed the card for some seconds after the other."""
     clock = HurriedClock()
     cards = LateGpuReader(clock, a_card())
     box.ctx = replace(box.ctx, gpu=cards, clock=clock)
     box.house = House(box.ctx)
     box.house.settle()
     assert box.restart(OFF).ok
+    box.on_samples = lambda _arm, _samples: cards.show(replace(a_card(), power_limit_w=150.0))
+    with pytest.raises(Preempted, match="150 W, and was 220 W"):
+        box.measure(Request("code", "one", 0, 60, 4))
+
+    box.house = House(box.ctx)
+    box.house.settle()
     box.tell = lambda _text: cards.lose(0)
     box.end_server()
     with pytest.raises(Preempted, match="a card is there no more: GPU 0: the GPU is lost"):
-        box.measure(Request("code", "one", 0, 60, 4))
+        box.measure(Request("code", "two", 0, 60, 4))
 
 
 def test_what_somebody_else_disturbed_is_asked_again_behind_its_prefix_and_condemns_no_cache(
