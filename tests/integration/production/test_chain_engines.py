@@ -135,6 +135,9 @@ def drafts_and_goes_back(box: BuildBox, real: Real, unit: str) -> None:
     expected = real.expected(box, token)
     counted = (answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"])
     assert counted == (expected.drafted, expected.accepted)
+    depths = answer["timings"].get("draft_by_depth", ())  # of ik
+    for depth, accepted in zip(depths, expected.accepted_by_position, strict=False):
+        assert depth["draft_n_accepted"] == accepted
     assert text.startswith(answer["choices"][0]["text"])
 
     box.json("rollback")
