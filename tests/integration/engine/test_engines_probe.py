@@ -10,6 +10,7 @@ import stat
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -355,21 +356,21 @@ def test_a_program_that_claims_to_be_made_of_many_files_is_refused(
         prober.probe(claiming(folder, *many))
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "loop", "no interpreter"])
-def test_what_cannot_be_run_is_refused(kind: str, folder: Path, prober: EngineProber) -> None:
+def lacks_its_interpreter(path: Path) -> None:
+    path.write_text("#!/nonexistent/sh\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "put_there",
+    [lambda _path: None, Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path), lacks_its_interpreter],
+    ids=["missing", "folder", "fifo", "loop", "no interpreter"],
+)  # fmt: skip
+def test_what_cannot_be_run_is_refused(
+    put_there: Callable[[Path], None], folder: Path, prober: EngineProber
+) -> None:
     path = folder / "llama-server"
-    match kind:
-        case "folder":
-            path.mkdir()
-        case "fifo":
-            os.mkfifo(path)
-        case "loop":
-            path.symlink_to(path)
-        case "no interpreter":
-            path.write_text("#!/nonexistent/sh\n")
-            path.chmod(0o755)
-        case _:
-            assert not path.exists()
+    put_there(path)
     with pytest.raises(EngineError) as caught:
         prober.probe(Found(path, "test"))
     assert str(path) in caught.value.message

@@ -118,23 +118,24 @@ def test_whatever_the_row_of_a_box_holds_the_others_are_shown(
     assert len(list(render_boxes(payload))) == 3
 
 
-def test_a_box_is_shown_with_its_card(tmp_path: Path, url: str, nvml_library: Path) -> None:
+def test_a_box_is_shown_with_its_card_also_one_that_does_not_tell_its_memory(
+    tmp_path: Path, url: str, nvml_library: Path
+) -> None:
     shutil.copytree(nvml_library.parent, tmp_path / "nvml")
     nvml_stub.NvmlWorld(tmp_path / "nvml").show(rtx_4070_super())
     with_card = a_box(tmp_path / "gpu1", url, LD_LIBRARY_PATH=str(tmp_path / "nvml"))
     assert with_card.call("fleet", "hand-in").returncode == 0
     shown = with_card.call("fleet", "status").stdout
     assert "NVIDIA GeForce RTX 4070 SUPER, 12282 MiB (12.0 GiB)" in shown
-    (told,) = fleet_status(a_box(tmp_path / "gpu2", url).context).payload["boxes"]
+    other = a_box(tmp_path / "gpu2", url).context
+    (told,) = fleet_status(other).payload["boxes"]
     assert told["vram_mib"] == rtx_4070_super().total_mib
 
-
-def test_a_card_that_does_not_tell_its_memory_hands_in_as_any_other(box: Box) -> None:
-    card = replace(rtx_4070_super(), total_mib=None)
-    hand_in(replace(box.context, gpu=FakeGpuReader(card)))
-    payload = fleet_status(box.context).payload
-    assert (payload["boxes"][0]["card"], payload["boxes"][0]["vram_mib"]) == (card.name, None)
-    assert f"{card.name}, unknown" in "\n".join(render_boxes(payload))
+    silent = replace(rtx_4070_super(), total_mib=None)
+    hand_in(replace(other, gpu=FakeGpuReader(silent)))
+    payload = fleet_status(other).payload
+    assert (payload["boxes"][1]["card"], payload["boxes"][1]["vram_mib"]) == (silent.name, None)
+    assert f"{silent.name}, unknown" in "\n".join(render_boxes(payload))
 
 
 def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: str) -> None:

@@ -288,7 +288,9 @@ def held(path: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def test_a_second_caller_is_told_who_holds_the_lock(tmp_path: Path) -> None:
+def test_a_second_caller_is_told_who_holds_the_lock_which_ends_with_its_process_whatever_happens_to_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "state" / "lock"
     assert not is_locked(path)
     with held(path) as process:
@@ -300,19 +302,11 @@ def test_a_second_caller_is_told_who_holds_the_lock(tmp_path: Path) -> None:
         cause = caught.value.cause or ""
         assert f"tunerd `apply rtx` (process {process.pid}) since 2026-05-16 12:00:00 UTC" in cause
         assert caught.value.exit_code == 75
-    assert not is_locked(path)
-    with lock(path, purpose="third", since="now"):
-        assert json.loads(path.read_text())["purpose"] == "third"
-
-
-def test_the_lock_ends_with_its_process_whatever_happens_to_it(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with held(path) as process:
         process.kill()
         process.wait(30)
         assert not is_locked(path)
-        with lock(path, purpose="next", since="now"):
-            assert is_locked(path)
+    with lock(path, purpose="third", since="now"):
+        assert json.loads(path.read_text())["purpose"] == "third"
 
 
 def test_a_program_that_was_started_under_the_lock_does_not_hold_it(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def test_words_of_any_kind_come_through_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.llama
-def test_what_serves_is_written_and_nothing_is_replaced_unasked(tmp_path: Path) -> None:
+def test_what_serves_is_written_nothing_is_replaced_unasked_and_no_variable_of_a_file_is_said(
+    tmp_path: Path,
+) -> None:
     with build_box(None, shape="tiny") as box:
         nothing = box.box.call("emit", "shell")
         assert nothing.returncode == 2
@@ -113,12 +115,6 @@ def test_what_serves_is_written_and_nothing_is_replaced_unasked(tmp_path: Path) 
         assert box.box.call("emit", "compose", "-o", str(file), "--force").returncode == 0
         assert file.read_text() == live["text"]
 
-
-@pytest.mark.llama
-def test_a_file_that_is_named_from_the_units_folder_is_named_from_the_root_and_its_variables_are_not_said() -> (
-    None
-):
-    with build_box(None, shape="tiny") as box:
         long_word = "/" + "x" * 300
         box.profile("mine", serving__chat_template=long_word)
         assert long_word in box.json("emit", "shell", "mine")["text"]

@@ -132,7 +132,7 @@ def test_files_that_are_replaced_are_told_are_no_evidence_of_what_stands_and_end
     None
 ):
     """Only engine and model were looked at: what another template, grammar or adapter did counted as of the one before."""
-    with a_box() as (box, _):
+    with a_box() as (box, builds):
         template = box.box.folder / "chat.jinja"
         template.write_text("{{ messages[0].content }}")
         grammar = box.box.folder / "words.gbnf"
@@ -169,7 +169,7 @@ def test_files_that_are_replaced_are_told_are_no_evidence_of_what_stands_and_end
         assert FingerprintReader(ctx).of(argv).fingerprint.model_sha256 not in {None, then}
 
         box.apply("serves")
-        for path in (template, grammar, box.model):
+        for path in (template, grammar, box.model, builds / "current/llama-server"):
             plan = make_plan(ctx, PlanRequest("serves", {}))
             with hold(ctx, purpose="a test", budget_s=60) as held:
                 with held.serve(plan) as candidate:

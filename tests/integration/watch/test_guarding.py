@@ -98,24 +98,20 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_that_a_card_is_back_is_told_once_though_the_clock_was_ahead_when_it_was_lost(
+def test_that_a_card_is_gone_or_back_is_told_once_though_the_clock_was_ahead_when_it_was_lost(
     world: World,
 ) -> None:
     """Each daemon told of it anew, until the clock came to where it had been."""
     world.clock.set_wall(world.clock.now_s() + 86400.0)
-    world.look(gpu_problem="the card fell off the bus")
+    for _ in range(2):
+        world.watch()
+        world.look(gpu_problem="the card fell off the bus")
+    assert world.kinds == ["gpu"]
     world.clock.set_wall(world.clock.now_s() - 86400.0)
     for _ in range(3):
         world.look(gpu_problem=None)
         world.watch()
     assert world.kinds == ["gpu", "gpu-back"]
-
-
-def test_that_a_card_is_gone_is_told_once_whatever_becomes_of_the_daemon(world: World) -> None:
-    for _ in range(2):
-        world.watch()
-        world.look(gpu_problem="the card fell off the bus")
-    assert world.kinds == ["gpu"]
 
 
 ASSERTS = ["GGML_ASSERT(ok) failed"]
@@ -247,12 +243,14 @@ def test_a_build_is_not_asked_with_the_model_that_its_environment_names(
     assert check(world.ctx).payload["replanned"]["refusals"] == []
 
 
+REFUSED = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
+           "driver_before": None, "driver_now": None}  # fmt: skip
+
+
 def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_daemon(
     world: World,
 ) -> None:
-    replanned = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
-                 "driver_before": None, "driver_now": None}  # fmt: skip
-    world.find(replanned=replanned)
+    world.find(replanned=REFUSED)
     for _ in range(3):
         world.watch()
         for _ in range(3):
@@ -265,9 +263,7 @@ def test_what_a_server_that_was_replaced_would_refuse_is_not_told_of_the_one_tha
     world: World,
 ) -> None:
     """A daemon that began after a rollback, and before the next check, told it of the server that is well."""
-    refused = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
-               "driver_before": None, "driver_now": None}  # fmt: skip
-    world.find(generation=7, replanned=refused)
+    world.find(generation=7, replanned=REFUSED)
     world.watch()
     world.look()
     assert world.kinds == []
@@ -277,11 +273,10 @@ def test_a_server_that_was_started_since_is_not_said_to_fail_at_its_next_start(
     world: World,
 ) -> None:
     """Whoever mended what had failed was told, ten seconds later, that it would fail."""
-    refused = {"identity_changed": None, "refusals": ["`/srv/llama-server` is not there"],
-               "driver_before": None, "driver_now": None}  # fmt: skip
+    gone = {"identity_changed": None, "refusals": ["`/srv/llama-server` is not there"]}
     told = []
     for life in ("the one before", world.life):
-        world.find(life=life, replanned=refused)
+        world.find(life=life, replanned=REFUSED | gone)
         world.look()
         told.append(world.kinds)
     assert told == [[], ["upgrade-refused"]]
@@ -707,9 +702,7 @@ def test_a_server_that_decays_is_restarted_where_that_is_wanted(
 def test_a_server_that_decays_is_let_serve_where_its_next_start_will_fail(tmp_path: Path) -> None:
     """A build was replaced under it by one that does not take its flags: restarted it would be gone."""
     world = counted(tmp_path, "act")
-    refused = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
-               "driver_before": None, "driver_now": None}  # fmt: skip
-    world.find(confirmed=CONFIRMED, replanned=refused)
+    world.find(confirmed=CONFIRMED, replanned=REFUSED)
     before = world.life
     work(world, 200, *DECAYS)
     assert world.kinds == ["upgrade-refused", "drift"]

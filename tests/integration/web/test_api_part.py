@@ -86,19 +86,16 @@ def test_without_a_socket_from_systemd_it_makes_its_own_and_no_port(tmp_path: Pa
         assert Remote(path, ignore_progress).ask("/api/jobs")[0] == 200
 
 
-def test_the_page_listens_where_the_settings_say(tmp_path: Path) -> None:
+def test_the_page_listens_where_the_settings_say_and_those_taken_over_hold_for_its_answers_too(
+    tmp_path: Path,
+) -> None:
     port = free_port()
-    with running(tmp_path, listen=f"localhost:{port}"):
+    with running(tmp_path, listen=f"localhost:{port}") as part:
         assert status_at(port) == (200 if os.geteuid() else 403), "root has the socket"
         assert status_at(port, Host="box.lan") == 421
-
-
-def test_settings_that_were_taken_over_hold_for_its_answers_too(tmp_path: Path) -> None:
-    ctx = Box(tmp_path).context
-    with running(tmp_path) as part:
         client = Remote(tmp_path / "run" / SOCKET, ignore_progress)
         assert client.ask("/api/status")[2]["unit"] == "llama-server.service"
-        part.take_over(set_to(ctx, service__unit="other.service"))
+        part.take_over(set_to(Box(tmp_path).context, service__unit="other.service"))
         assert client.ask("/api/status")[2]["unit"] == "other.service"
 
 
