@@ -157,14 +157,16 @@ class World:
 
     # Units
 
-    def text(self, alias: str, *, program: str = ENGINE) -> bytes:
-        """A unit whose server calls its model by this name.
+    def text(
+        self, alias: str, *, program: str = ENGINE, words: str = "", service: str = ""
+    ) -> bytes:
+        """A unit whose server calls its model by this name, with words and a line of its own.
 
         It may be started once in five minutes: starts that were counted before must be forgotten.
         """
         return (
             f"# {alias}\n[Unit]\nStartLimitIntervalSec=300\nStartLimitBurst=1\n"
-            f"[Service]\nType=exec\nExecStart={program} --host 127.0.0.1 "
+            f"[Service]\n{service}\nType=exec\nExecStart={program} {words} --host 127.0.0.1 "
             f"--port {self.port} --alias {alias}\n[Install]\nWantedBy=multi-user.target\n"
         ).encode()
 

@@ -105,13 +105,6 @@ def test_thoughts_of_ollama_begin_the_clock_as_those_of_llama_server_do() -> Non
     assert both.reasoning == "hm", "a proxy that gives both names"
 
 
-def test_a_server_without_timings_still_tells_its_tokens() -> None:
-    answer = chat({"content": "Hi"})
-
-    assert answer.timings is None
-    assert (answer.n_prompt, answer.n_completion) == (30, 3)
-
-
 def test_tool_calls_are_put_together_from_their_pieces() -> None:
     answer = chat(
         {"tool_calls": [{"index": 0, "function": {"name": "convert", "arguments": ""}}]},

@@ -258,23 +258,20 @@ def test_one_goes_back_to_a_unit_whose_drop_in_names_its_model(world: World) -> 
 
 
 @pytest.mark.parametrize(
-    "mounts",
+    ("line", "model"),
     [
-        "RootDirectory=/srv/root",
-        "BindReadOnlyPaths=/srv/models:/models",
-        "TemporaryFileSystem=/models",
+        ("RootDirectory=/srv/root", "/models/x.gguf"),
+        ("BindReadOnlyPaths=/srv/models:/models", "/models/x.gguf"),
+        ("TemporaryFileSystem=/models", "/models/x.gguf"),
+        ("WorkingDirectory={folder}", "x.gguf"),
     ],
 )
 def test_files_that_a_unit_sees_elsewhere_are_not_looked_for_here(
-    world: World, mounts: str
+    world: World, line: str, model: str
 ) -> None:
     """Nobody went back to such a unit: its model was told as gone."""
-    words = f"[Service]\n{mounts}\n".encode()
-    text = (
-        world.text("old")
-        .replace(b"[Service]\n", words)
-        .replace(b"--host", b"-m /models/x.gguf --host")
-    )
+    (world.folder / "x.gguf").write_bytes(b"GGUF")
+    text = world.text("old", service=line.format(folder=world.folder), words=f"-m {model}")
     world.put(text)
     assert why_no_start(world.context(), read_live_unit(world.context())) is None
     deploy(world.context(), world, "new")
@@ -289,8 +286,7 @@ def test_a_container_is_stopped_by_its_own_unit_and_one_goes_back_to_it(world: W
     """It ran on beside the new server, with the port and the card's memory, and the way back met its name."""
     docker = "/usr/bin/docker"
     world.manager.programs[docker] = world.manager.programs["/bin/true"]
-    text = world.text("old", program=docker).replace(b"--host", b"run x -m /models/x.gguf --host")
-    world.put(text)
+    world.put(world.text("old", program=docker, words="run x -m /models/x.gguf"))
     before = world.snapshot()
     with pytest.raises(DeployError, match="runs a container") as refused:
         deploy(world.context(), world, "new")
@@ -309,8 +305,7 @@ def test_a_container_that_is_asked_by_another_port_is_seen_to_run(world: World, 
     """It was asked on the port that it has inside, where nothing listens here, and nobody went back to it."""
     docker = "/usr/bin/docker"
     world.manager.programs[docker] = lambda _invocation: Life()
-    run = words.format(port=world.port)
-    text = world.text("old", program=docker).replace(b"--host", f"{run} --host".encode())
+    text = world.text("old", program=docker, words=words.format(port=world.port))
     world.put(text, starts=False)
     deploy(world.context(), world, "new")
 
@@ -327,21 +322,22 @@ class _Starting(OwnPids):
         return replace(super().state(unit), active_state="activating", sub_state="start")
 
 
-def test_a_container_that_still_starts_is_not_replaced_either(world: World) -> None:
-    """Of one whose manager hears of it when its model is loaded, it was, and the container ran on."""
-    docker = "/usr/bin/docker"
-    programs = {**world.manager.programs, docker: world.manager.programs["/bin/true"]}
-    world.manager = _Starting(world.folder, world.clock, programs)
-    world.put(world.text("old", program=docker).replace(b"--host", b"run x --host"))
-
-    with pytest.raises(DeployError, match="runs a container"):
-        deploy(world.context(), world, "new")
-
-
-@pytest.mark.parametrize("words", ["/usr/bin/env docker", "/usr/bin/nice -n 5 podman"])
-def test_a_container_is_seen_behind_what_only_starts_it(world: World, words: str) -> None:
-    world.manager.programs[words.partition(" ")[0]] = world.manager.programs["/bin/true"]
-    world.put(world.text("old", program=words).replace(b"--host", b"run x --host"))
+@pytest.mark.parametrize(
+    ("words", "manager"),
+    [
+        ("/usr/bin/env docker", OwnPids),
+        ("/usr/bin/nice -n 5 podman", OwnPids),
+        ("/usr/bin/docker", _Starting),
+    ],
+)
+def test_a_container_is_seen_behind_what_only_starts_it_and_while_it_starts(
+    world: World, words: str, manager: type[OwnPids]
+) -> None:
+    """One whose manager hears of it when its model is loaded was replaced, and the container ran on."""
+    programs = world.manager.programs
+    programs[words.partition(" ")[0]] = programs["/bin/true"]
+    world.manager = manager(world.folder, world.clock, programs)
+    world.put(world.text("old", program=words, words="run x"))
 
     with pytest.raises(DeployError, match="runs a container"):
         deploy(world.context(), world, "new")
@@ -353,7 +349,7 @@ def test_what_ends_with_its_unit_is_replaced_though_it_sees_other_files(
 ) -> None:
     """It was refused as a container that would run on; its processes are the unit's own."""
     world.manager.programs[program] = world.manager.programs["/bin/true"]
-    world.put(world.text("old", program=program).replace(b"--host", b"/srv /x --host"))
+    world.put(world.text("old", program=program, words="/srv /x"))
 
     deploy(world.context(), world, "new")
     go_back(world.context())
@@ -363,25 +359,10 @@ def test_what_ends_with_its_unit_is_replaced_though_it_sees_other_files(
 
 def test_a_unit_with_a_root_of_its_own_becomes_no_profile_of_the_files_here(world: World) -> None:
     """The program and the model that stand here at the same paths were taken for its own."""
-    world.put(world.text("old").replace(b"[Service]\n", b"[Service]\nRootDirectory=/srv/root\n"))
+    world.put(world.text("old", service="RootDirectory=/srv/root"))
 
     with pytest.raises(ConfigError, match="below its RootDirectory"):
         new_profile(world.context(), "mine", from_unit=UNIT)
-
-
-def test_one_goes_back_to_a_unit_that_names_its_model_by_its_working_directory(
-    world: World,
-) -> None:
-    """The model was looked for where `tunerd` was called, and told as gone."""
-    (world.folder / "x.gguf").write_bytes(b"GGUF")
-    words = f"[Service]\nWorkingDirectory={world.folder}\n".encode()
-    text = world.text("old").replace(b"[Service]\n", words).replace(b"--host", b"-m x.gguf --host")
-    world.put(text)
-    deploy(world.context(), world, "new")
-
-    go_back(world.context())
-
-    assert world.serving_alias() == "old"
 
 
 class _WithoutAnalyze(OwnPids):
@@ -394,8 +375,7 @@ class _WithoutAnalyze(OwnPids):
 def test_one_goes_back_where_units_cannot_be_checked(world: World) -> None:
     """A systemd-analyze that hung, or was not there, was a reason to stay with what serves badly."""
     world.manager = _WithoutAnalyze(world.folder, world.clock, world.manager.programs)
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    _deploy_twice(world)
 
     done = rollback(world.context(), to=None, drain=False)
 

@@ -245,12 +245,16 @@ def test_a_library_whose_list_has_no_end_is_read_no_further_than_a_real_one(tmp_
 # Rollback.
 
 
+def _alices_program(folder: Path) -> Path:
+    program = folder / "llama-server"
+    shutil.copy("/bin/true", program)
+    os.chown(program, ALICE, 0)
+    return program
+
+
 def _alices_root_unit(world: World, folder: Path) -> str:
     """A unit by hand, without an account, whose program alice may change; then one of root's."""
-    program = folder / "llama-server"
-    program.write_bytes(Path("/bin/true").read_bytes())
-    program.chmod(0o755)
-    os.chown(program, ALICE, 0)
+    program = _alices_program(folder)
     world.manager.programs[str(program)] = world.manager.programs[ENGINE]
     world.put(world.text("old", program=str(program)))
     deploy(world.context(), world, "new")
@@ -304,8 +308,7 @@ def test_what_the_manager_opens_as_root_may_not_lie_where_the_account_says_what_
     home = tmp_path / "home"
     home.mkdir()
     os.chown(home, pwd.getpwnam("nobody").pw_uid, 0)
-    lines = f"[Service]\nUser=nobody\n{line.format(home / 'log')}\n".encode()
-    world.put(world.text("old").replace(b"[Service]\n", lines))
+    world.put(world.text("old", service=f"User=nobody\n{line.format(home / 'log')}"))
     deploy(world.context(), world, "new")
     member = replace(world.context(), is_unattended=True)
 
@@ -401,11 +404,8 @@ def test_an_account_is_not_told_by_its_key_file_what_it_may_not_read(
 def test_a_member_does_not_get_a_program_of_their_own_measured_as_root(
     world: World, tmp_path: Path
 ) -> None:
-    program = tmp_path / "llama-server"
-    program.write_bytes(Path("/bin/true").read_bytes())
-    program.chmod(0o755)
-    os.chown(program, ALICE, 0)
-    world.put(world.text("one").replace(b"Type=exec", b"Type=exec\nUser=root"))
+    program = _alices_program(tmp_path)
+    world.put(world.text("one", service="User=root"))
     member = replace(world.context(), data_dir=data_dir(), is_unattended=True)
     plan = a_plan_for(member, program)
 
