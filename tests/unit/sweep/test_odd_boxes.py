@@ -433,18 +433,7 @@ def forgets(engine: str) -> Asked:
 
 
 @pytest.mark.parametrize("n_void", [0, 1])
-def test_a_cache_is_called_broken_for_what_was_read_in_peace_alone(n_void: int) -> None:
-    one = two_arms()
-    box = Odd(one.card, QUIET, asked=forgets("mainline"),
-              answers=lambda _box, _life, _request, answer: {**answer, "n_void": n_void})  # fmt: skip
-    it = begun_search(one, box).night
-    Server(it, one.incumbent, "explore").block(exact=True)
-    assert any(each.cached_tokens for each in one.workload.classes)
-    assert it.broken_caches == (set() if n_void else {("mainline", False)})
-
-
-@pytest.mark.parametrize("n_void", [0, 1])
-def test_a_night_that_goes_on_knows_which_engine_finds_no_prefix_and_which_tells_its_steps(
+def test_a_night_that_goes_on_knows_which_engine_finds_no_prefix_in_peace_and_which_tells_its_steps(
     n_void: int,
 ) -> None:
     one = task("12G", "agent", None)
@@ -491,6 +480,14 @@ def test_a_long_prompt_is_read_once_and_a_proof_reads_all_of_it(
 
 
 LONG = RequestClass(1, "chat", 0, 21_200, 64)
+BEHIND = Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64)))
+
+
+def finds_prefixes(
+    _box: Odd, _life: Life, asked: Request, answer: dict[str, Any]
+) -> dict[str, Any]:
+    """It read no prefix, for it knew them all."""
+    return answer if asked.new_tokens else {**answer, "prompt_n": 8, "prompt_ms": 5.0}
 
 
 def proved_ms(one: Task, box: Odd) -> float | None:
@@ -513,7 +510,7 @@ def test_a_sweep_shows_the_whole_turn_of_a_prompt_that_was_read_in_two_parts() -
 
 def test_a_long_prompt_behind_a_prefix_counts_with_the_time_that_reading_the_prefix_took() -> None:
     alone = replace(two_arms(), workload=Workload((LONG,)))
-    behind = replace(alone, workload=Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64))))
+    behind = replace(alone, workload=BEHIND)
     whole_ms = proved_ms(alone, Odd(alone.card, QUIET))
     asked: list[Request] = []
     box = Odd(behind.card, QUIET, asked=lambda _box, _life, request: asked.append(request))
@@ -523,7 +520,7 @@ def test_a_long_prompt_behind_a_prefix_counts_with_the_time_that_reading_the_pre
 
 def test_what_of_a_prefix_was_read_with_the_prompt_counts_once() -> None:
     """A recurrent model may go back to a checkpoint some way before the prefix's end."""
-    one = replace(two_arms(), workload=Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64))))
+    one = replace(two_arms(), workload=BEHIND)
 
     def asked(_box: Odd, life: Life, request: Request) -> None:
         if request.new_tokens:
@@ -534,30 +531,23 @@ def test_what_of_a_prefix_was_read_with_the_prompt_counts_once() -> None:
 
 
 def test_a_long_prompt_whose_prefix_was_found_and_not_read_is_asked_for_whole() -> None:
-    one = replace(two_arms(), workload=Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64))))
-
-    def found(_box: Odd, _life: Life, request: Request, answer: dict[str, Any]) -> dict[str, Any]:
-        return answer if request.new_tokens else {**answer, "prompt_n": 8, "prompt_ms": 5.0}
-
+    one = replace(two_arms(), workload=BEHIND)
     asked: list[Request] = []
-    box = Odd(one.card, QUIET, answers=found, asked=lambda _box, _life, each: asked.append(each))
+    box = Odd(
+        one.card, QUIET, answers=finds_prefixes, asked=lambda _box, _life, each: asked.append(each)
+    )
     whole_ms = proved_ms(replace(one, workload=Workload((LONG,))), Odd(one.card, QUIET))
     assert proved_ms(one, box) == pytest.approx(whole_ms, rel=0.02)
     assert any(each.new_tokens == LONG.new_tokens for each in asked)
 
 
 def test_a_pair_whose_first_side_shows_that_prompts_are_asked_whole_is_not_measured_again() -> None:
-    mix = Workload((LONG, RequestClass(1, "chat", 20_000, 600, 64)))
-    one = replace(two_arms(), workload=mix)
-
-    def found(_box: Odd, _life: Life, request: Request, answer: dict[str, Any]) -> dict[str, Any]:
-        return answer if request.new_tokens else {**answer, "prompt_n": 8, "prompt_ms": 5.0}
-
-    search = begun_search(one, Odd(one.card, QUIET, answers=found))
+    one = replace(two_arms(), workload=BEHIND)
+    search = begun_search(one, Odd(one.card, QUIET, answers=finds_prefixes))
     result = Challenge(search.night, search.limits, Policy(), one.incumbent, faster(one), 1).run()
     starts = [row for row in search.night.samples if row.event == "boot"]
     assert len(starts) == 2 * len(result.pairs)
-    (kept,) = carried(search.night.samples, one.incumbent, mix)
+    (kept,) = carried(search.night.samples, one.incumbent, BEHIND)
     assert kept.pairs == result.pairs
 
 
