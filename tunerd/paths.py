@@ -39,6 +39,8 @@ class Paths:
 
     settings_file = _Within("config_dir", "tunerd.toml")
     """`tunerd.toml`."""
+    settings_lock = _Within("state_dir", "settings.lock")
+    """The lock of whoever writes the settings: what another writes at that moment would be lost."""
     last_settings = _Within("state_dir", "settings.json")
     """The settings by which the daemon went last."""
     site_profiles = _Within("config_dir", "profiles")

@@ -12,6 +12,7 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.errors import ConfigError, HostError, UsageError
+from tunerd.machine.files import lock
 from tunerd.paths import FROM_ELSEWHERE, parse_listen
 from tunerd.profile.schema import all_keys
 from tunerd.result import ActionResult, note, warning
@@ -31,7 +32,15 @@ def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: s
     Raises:
         UsageError: a value is not allowed.
         HostError: the file cannot be read or written.
+        Busy: somebody else writes it at this moment, whose change would be lost.
     """
+    with lock(ctx.paths.settings_lock, purpose=command, since=ctx.now_text()):
+        return _set_keys(ctx, command, changed, shown_by)
+
+
+def _set_keys(
+    ctx: Context, command: str, changed: Mapping[str, Any], shown_by: str
+) -> ActionResult:
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support.local_box import Box
-from tunerd.errors import TunerdError
+from tunerd.errors import Busy, TunerdError
 from tunerd.settings_file import set_setting
 from tunerd.sweep.plan import check_setting
 
@@ -167,6 +169,23 @@ def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Bo
 def test_a_list_is_set_by_its_words_or_whole(box: Box, words: tuple[str, ...]) -> None:
     said = box.json("settings", "set", "fleet.boxes", *words)
     assert said["changed"] == {"fleet.boxes": ["gpu1", "root@gpu2"]}
+
+
+def test_of_settings_that_several_people_set_at_once_none_is_lost_that_was_said_to_be_set(
+    box: Box,
+) -> None:
+    def change(key: str) -> str | None:
+        with contextlib.suppress(Busy):
+            set_setting(box.context, key, ["/usr/bin/env"], check=None)
+            return key
+        return None
+
+    with ThreadPoolExecutor(8) as people:
+        done = set(people.map(change, [f"engines.e{n}.path" for n in range(24)])) - {None}
+
+    text = (box.folder / "config/tunerd.toml").read_text()
+    assert done
+    assert {f"engines.{name}.path" for name in tomllib.loads(text).get("engines", {})} >= done
 
 
 @pytest.mark.parametrize(
