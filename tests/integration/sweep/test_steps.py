@@ -27,12 +27,16 @@ def test_the_steps_of_an_answer_sum_up_to_its_timings(engine: str, tmp_path: Pat
     box = RealBox([str(needs.engine(engine))], tmp_path, *WORDS[engine])
     try:
         assert box.restart(MTP).ok
-        answers = [
+        asked = [
             box.measure(Request(kind, f"{kind} {n}", 0, 200, 96))
-            for n, kind in enumerate(("code", "creative", "chat"))
+            for n in range(3)
+            for kind in ("code", "creative", "chat")
         ]
     finally:
         box.close()
+    # Where others take the processor in the middle of an answer its steps are not told.
+    answers = [answer for answer in asked if "steps" in answer]
+    assert len(answers) >= 3
     for answer in answers:
         steps = answer["steps"]
         assert sum(drafted for _, drafted, _ in steps) == answer["draft_n"]
