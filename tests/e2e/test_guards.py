@@ -158,7 +158,7 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
 
     confirmed = box.until(measure, "enough was measured")
     assert 1500 < confirmed["floor_tok_s"] < 2000
-    box.behave("eng", **speed, decay_per_request=0.006)
+    box.behave("eng", **speed, decay_per_request=0.02)
     box.systemctl("restart", UNIT)
     box.until(lambda: box.alias() == "plain", "it serves")
     watched(box)

@@ -122,6 +122,11 @@ def _probed() -> Path:
     return box.context.paths.cache_dir
 
 
+def codes(said: Mapping[str, Any]) -> list[str]:
+    """Those of its messages."""
+    return [one["code"] for one in said["messages"]]
+
+
 def settings(box: Box, **changes: object) -> list[str]:
     """`--set` options for the embedded engine with the designed model, as `serving__ctx_size=512`."""
     keys: dict[str, object] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.local_box import Box, deployed, settings
+from tests.support.local_box import Box, codes, deployed, settings
 from tests.support.ports import free_port
 from tests.support.supervised import supervisor_pid, wait_until_gone
 from tests.support.waiting import until
@@ -105,12 +105,6 @@ def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_
         assert "Read-only file system\n  state   nothing was changed by this call" in done.stderr
         assert f"`findmnt -T {box.folder}/state`" in done.stderr, words
     assert box.context.services.state("llama-server.service").invocation_id == before
-
-
-def codes(found: dict[str, object]) -> list[str]:
-    messages = found["messages"]
-    assert isinstance(messages, list)
-    return [str(one["code"]) for one in messages]
 
 
 def test_what_goes_back_or_ends_something_goes_on_where_settings_are_wrong(broken: Box) -> None:

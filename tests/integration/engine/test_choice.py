@@ -74,12 +74,14 @@ def test_two_files_whose_metadata_fit_are_not_guessed_between(ctx: Context, fold
     assert "b.gguf" in str(caught.value.cause)
 
 
-def test_metadata_alone_can_name_the_model(ctx: Context, folder: Path) -> None:
+def test_metadata_alone_can_name_the_model_and_nothing_cannot(ctx: Context, folder: Path) -> None:
     fitting = made(folder / "b.gguf", "Qwen3.6 27B")
     profile = profile_of({"model": {"path": None, "name": "Qwen3.6*"}})
 
     assert find_weights(ctx, profile) == fitting
     assert found_by_metadata(profile, fitting) == []
+    with pytest.raises(ConfigError, match="names no model"):
+        find_weights(ctx, profile_of({"model": {"path": None}}))
 
 
 def test_a_missing_file_says_how_to_fetch_it(ctx: Context, folder: Path) -> None:
@@ -89,8 +91,3 @@ def test_a_missing_file_says_how_to_fetch_it(ctx: Context, folder: Path) -> None
         find_weights(ctx, profile)
 
     assert f"hf download someone/some-GGUF gone.gguf --local-dir {folder}" in str(caught.value.hint)
-
-
-def test_a_profile_that_names_no_model_is_told_how_to(ctx: Context) -> None:
-    with pytest.raises(ConfigError, match="names no model"):
-        find_weights(ctx, profile_of({"model": {"path": None}}))

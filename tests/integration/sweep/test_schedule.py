@@ -6,14 +6,13 @@ import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from tests.support.faked import set_to
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
-from tests.support.local_box import Box
+from tests.support.local_box import Box, codes
 from tests.support.made_sweep import put_night
 from tunerd.app import Context
 from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_window
@@ -324,10 +323,6 @@ def test_files_that_an_editor_of_windows_wrote_are_read_and_changed(tmp_path: Pa
         3600,
     )
     assert made.json("profiles", "check", "mine")["ok"]
-
-
-def codes(shown: Any) -> list[str]:
-    return [one["code"] for one in shown["messages"]]
 
 
 def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: Path) -> None:
