@@ -16,7 +16,6 @@ from tests.support.reports import evidence_of, page_of
 from tests.support.stores import filled
 from tests.support.synthetic_runs import START_S, Box, MadeRun, made_runs
 from tests.support.transcripts import compare
-from tunerd.app import Context
 from tunerd.cli.measure import render_list
 from tunerd.cli.output import sections_lines
 from tunerd.errors import HostError, UsageError
@@ -164,13 +163,6 @@ def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_i
     assert shares(chart) == [0.75, 0.5, 0.25]
 
 
-def stored(box: LocalBox, *runs: MadeRun) -> Context:
-    """A box whose store has these runs."""
-    (box.folder / "state").mkdir()
-    filled(box.context.paths.evidence, runs)
-    return box.context
-
-
 def test_what_is_so_of_many_configurations_of_a_night_is_said_once(tmp_path: Path) -> None:
     box = LocalBox(tmp_path)
     night = put_sweep(box)
@@ -221,7 +213,9 @@ def test_the_newest_runs_of_every_suite_are_in_a_report_and_named_ones_alone(
     old = next(run for run in made_runs() if run.record.suites == ("mtp",))
     old = replace(old, record=replace(old.record, started_s=START_S - 9000))
     box = LocalBox(tmp_path)
-    context = stored(box, old, *made_runs())
+    context = box.context
+    context.files.make_folder(context.paths.state_dir)
+    filled(context.paths.evidence, (old, *made_runs()))
 
     newest = report(context, ())
     assert sorted(newest.payload["runs"]) == [2, 3, 4, 5, 6], (
