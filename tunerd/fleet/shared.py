@@ -401,7 +401,7 @@ def _hand_in(ctx: Context) -> ActionResult:
     with contextlib.closing(opened(ctx, writable=True)) as database:
         own_id = box_id(ctx)
         _tell_of_box(ctx, database, own_id)
-        local = open_to_read(ctx.paths.evidence, check=False, wait_s=_LOCAL_WAIT_S)
+        local = open_to_read(ctx.paths.evidence, wait_s=_LOCAL_WAIT_S)
         if local is not None:
             with local:
                 _hand_in_runs(ctx, database, local, own_id, counts, messages)

@@ -744,12 +744,11 @@ class EvidenceStore:
             return None
 
 
-def open_to_read(
-    path: Path, *, check: bool = True, wait_s: float = BUSY_TIMEOUT_S
-) -> EvidenceStore | None:
+def open_to_read(path: Path, *, wait_s: float = BUSY_TIMEOUT_S) -> EvidenceStore | None:
     """The store for reading; None where nothing was ever stored, or somebody is just making it.
 
-    A store of an older tunerd is brought up to date first, by whoever may write it.
+    A store of an older tunerd is brought up to date first, by whoever may write it. It is not looked
+    through for damage, which takes longer with each night: what is read of a damaged part says so.
 
     Raises:
         HostError: as `StoreFile`.
@@ -757,7 +756,7 @@ def open_to_read(
     if not path.exists():
         return None
     try:
-        return EvidenceStore(path, writable=False, check=check, wait_s=wait_s)
+        return EvidenceStore(path, writable=False, check=False, wait_s=wait_s)
     except StoreIsEmpty:
         return None
     except StoreIsOld:

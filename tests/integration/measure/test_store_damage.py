@@ -147,6 +147,19 @@ def test_a_damaged_store_is_refused_with_a_way_out_that_works(tmp_path: Path, ki
     assert (tmp_path / "damaged-evidence.db" / "evidence.db").exists()
 
 
+def test_a_reader_is_not_kept_from_what_is_whole_and_is_told_of_what_is_not(tmp_path: Path) -> None:
+    path = _store_with_runs(tmp_path / "evidence.db")
+    whole = path.read_bytes()
+    middle = len(whole) // 8192 * 4096
+    path.write_bytes(whole[:middle] + os.urandom(8192) + whole[middle + 8192 :])
+    store = open_to_read(path)
+    assert store is not None
+    with store:
+        assert store.count_runs()
+        with pytest.raises(HostError, match="the evidence store is damaged"):
+            [store.evidence(run) for run in store.runs()]
+
+
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "evidence.db"
     queried(path, "create table bookmarks (url text)")
