@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from tunerd.errors import Busy, HostError
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.process import User, may_read_open
+from tunerd.machine.process import User, is_stopped, may_read_open
 from tunerd.records import plain, read_or_none
 
 T = TypeVar("T")
@@ -454,16 +454,23 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+def stopped_hint(pid: int) -> str:
+    """What to do about a process that holds the lock and stands still, as after Ctrl-Z."""
+    return f"`kill -CONT {pid}` lets it go on; after `kill -KILL {pid}` a swap is undone"
+
+
 def _busy(descriptor: int) -> Busy:
-    holder = "another tunerd"
+    holder, hint = "another tunerd", "wait for it to end, then try again"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         note = json.loads(os.pread(descriptor, 4096, 0))
         holder = f"tunerd `{note['purpose']}` (process {note['pid']}) since {note['since']}"
+        if is_stopped(int(note["pid"])):
+            hint = stopped_hint(note["pid"])
     return Busy(
         "another change is under way",
         cause=f"{holder} holds the lock",
         state=_UNCHANGED,
-        hint="wait for it to end, then try again",
+        hint=hint,
     )
 
 

@@ -25,7 +25,7 @@ from tunerd.app import Context
 from tunerd.calendar import Opening
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import Clock
-from tunerd.machine.files import holder_of, is_locked, lock, stamp_of
+from tunerd.machine.files import holder_of, is_locked, lock, stamp_of, stopped_hint
 from tunerd.machine.process import is_stopped
 from tunerd.production.journal import record_path
 from tunerd.production.measurement import has_leftovers
@@ -197,9 +197,8 @@ class Recovery(Teller):
         except OSError:
             return
         text = f"a swap stands still in the middle: its process {holder} was stopped by somebody"
-        hint = f"`kill -CONT {holder}` lets it go on; after `kill -KILL {holder}` it is undone"
         if age_s > service.start_limit_s + service.generation_limit_s:
-            self._once(text, "swap-stopped", "error", text, hint)
+            self._once(text, "swap-stopped", "error", text, stopped_hint(holder))
 
     def _left_by_a_measurement(self) -> str | None:
         paths = self._ctx.paths

@@ -288,6 +288,16 @@ def held(path: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
+def test_a_second_caller_is_not_told_to_wait_for_a_holder_that_was_stopped(tmp_path: Path) -> None:
+    with held(tmp_path / "lock") as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        with pytest.raises(Busy) as caught, lock(tmp_path / "lock", purpose="second", since="now"):
+            raise AssertionError
+        process.send_signal(signal.SIGCONT)
+    assert f"`kill -CONT {process.pid}` lets it go on" in (caught.value.hint or "")
+
+
 def test_a_second_caller_is_told_who_holds_the_lock_which_ends_with_its_process_whatever_happens_to_it(
     tmp_path: Path,
 ) -> None:
