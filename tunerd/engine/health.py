@@ -219,8 +219,8 @@ _HINTS: dict[FailureKind, str] = {
         "not one of this machine"
     ),
     FailureKind.CANNOT_START: (
-        "check that the program is there, finds its libraries (`ldd PROGRAM`) and may be run by the "
-        "unit's user"
+        "check that the program, the unit's user and the folders that it names are there, that the program "
+        "finds its libraries (`ldd PROGRAM`) and that the user may run it"
     ),
     FailureKind.KILLED: "`journalctl -k` says whether the kernel did it, for want of memory",
     FailureKind.DRIVER: "`nvidia-smi` and `journalctl -k` show the state of the driver",

@@ -294,7 +294,7 @@ def check_user(facts: UserFacts, *, wants_mlock: bool) -> Iterator[Message]:
     """Whether the account that will run the server can do so."""
     if facts.is_missing:
         yield error("no-account", f"there is no user `{facts.user}` to run the server",
-                    "install.sh makes it; or set service.user")  # fmt: skip
+                    "`tunerd settings set service.user ACCOUNT` names another; install.sh makes `llama-server`")  # fmt: skip
     for path in facts.unreadable:
         yield error("unreadable", f"user {facts.user} may not read `{path}`",
                     f"chmod or move it, or set service.user; try: sudo -u {facts.user} cat {path} "
