@@ -98,7 +98,10 @@ def _next_step(
     fitting: tuple[Fitting, ...],
 ) -> str:
     """The one command that leads on from here."""
-    if any(unit["written_by_tunerd"] for unit in units):
+    ours = [unit["unit"] for unit in units if unit["written_by_tunerd"]]
+    if ours and all(unit["unit"] != ctx.unit for unit in units):  # somebody renamed it
+        return f"tunerd settings set service.unit {ours[0]}"
+    if ours:
         return "tunerd status"
     by_hand = next((unit["unit"] for unit in units), None)
     if by_hand is not None and (ctx.paths.site_profiles / f"{_MINE}.toml").exists():

@@ -14,6 +14,7 @@ from tests.support.local_box import Box
 from tunerd.errors import Busy, TunerdError
 from tunerd.settings_file import set_setting
 from tunerd.sweep.plan import check_setting
+from tunerd.units.text import MARK
 
 SHIPPED = Path(__file__).parents[3] / "units" / "tunerd.toml"
 
@@ -159,6 +160,14 @@ def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Bo
 
     assert box.call(*proposed.split()).returncode == 0
     assert "next     tunerd plan mine" in box.call().stdout
+
+
+def test_a_unit_of_ours_that_somebody_renamed_is_looked_after_by_its_new_name(box: Box) -> None:
+    box.unit.parent.mkdir(parents=True)
+    text = f"# {MARK}: profile x\n[Service]\nExecStart=/opt/llama-server -m /m.gguf\n"
+    box.unit.with_name("mine.service").write_text(text)
+
+    assert "next     tunerd settings set service.unit mine.service" in box.call().stdout
 
 
 @pytest.mark.parametrize(

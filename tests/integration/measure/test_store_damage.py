@@ -22,7 +22,7 @@ from tests.support.programs import ProgramFailed, program
 from tests.support.stores import filled, open_store, queried, written
 from tests.support.synthetic_runs import made_runs
 from tunerd.errors import HostError
-from tunerd.measure.store import STEPS, EvidenceStore
+from tunerd.measure.store import STEPS, EvidenceStore, open_to_read
 
 OLD_STORE = DATA / "state-0.1/evidence.sql"
 KILLS = 12
@@ -148,7 +148,7 @@ def test_a_damaged_store_is_refused_with_a_way_out_that_works(tmp_path: Path, ki
 
 
 def test_a_reader_is_not_kept_from_what_is_whole_and_is_told_of_what_is_not(tmp_path: Path) -> None:
-    path = _store_with_runs(tmp_path / "evidence.db")
+    path = filled(tmp_path / "evidence.db", made_runs(repeats=1))
     whole = path.read_bytes()
     middle = len(whole) // 8192 * 4096
     path.write_bytes(whole[:middle] + os.urandom(8192) + whole[middle + 8192 :])
