@@ -226,9 +226,14 @@ def folded(text: str, stream: TextIO, indent: int) -> list[str]:
 
 def paint(text: str, colour: str, stream: TextIO) -> str:
     """Coloured on a terminal, plain elsewhere or with NO_COLOR; colour never says anything alone."""
-    if os.environ.get("NO_COLOR") or not stream.isatty():
+    if os.environ.get("NO_COLOR") or not takes_controls(stream):
         return text
     return click.style(text, fg=colour, bold=True)
+
+
+def takes_controls(stream: TextIO) -> bool:
+    """Whether it is a terminal that knows colours and can change a line; Emacs's shell says that it is dumb."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def columns(rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> Iterable[str]:
@@ -338,7 +343,13 @@ def progress_sink(*, as_json: bool = False) -> ProgressSink:
     """Where progress goes: one changing line on a terminal, one line a step elsewhere."""
     if as_json:
         return ignore_progress
-    return _TerminalProgress() if sys.stderr.isatty() else _LineProgress()
+    return _TerminalProgress() if takes_controls(sys.stderr) else _LineProgress()
+
+
+def end_line(sink: ProgressSink) -> None:
+    """Let what is printed next begin on a line of its own."""
+    if isinstance(sink, _TerminalProgress):
+        sink.end()
 
 
 def progress_text(progress: Progress) -> str:
@@ -377,8 +388,10 @@ class _TerminalProgress:
         self._last = progress.text
         _tell(f"{end}\r\x1b[K{progress_text(progress)}")
 
-    def __del__(self) -> None:
-        if self._last and not sys.stderr.closed:
+    def end(self) -> None:
+        """The next step, if there is one, begins a new line."""
+        if self._last:
+            self._last = ""
             _tell("\n")
 
 

@@ -12,7 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunerd.cli.output import confirm, finish, harmless, print_message, progress_sink, show
+from tunerd.cli.output import (
+    confirm,
+    end_line,
+    finish,
+    harmless,
+    print_message,
+    progress_sink,
+    show,
+)
 from tunerd.errors import HostError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.http import HttpRequest, NoAnswerError, NoAnswerInTimeError
@@ -152,9 +160,12 @@ class Terminal:
         typed = Typed(self.mode, made, sink, yes=params.get("yes", True))
 
         def perform() -> ActionResult:
-            if remote is None:
-                return made.do(typed, params)
-            return _asked(remote, made, argv_typed(ctx, kind_of(ctx)), params)
+            try:
+                if remote is None:
+                    return made.do(typed, params)
+                return _asked(remote, made, argv_typed(ctx, kind_of(ctx)), params)
+            finally:
+                end_line(sink)
 
         with Interrupts(may_pause=True):
             if made.show is not None:
@@ -230,6 +241,7 @@ class Typed(Call):
         shown: Mapping[str, Any] | None = None,
     ) -> None:
         """Show what would be done and ask, unless the answer was given; then what is asked is told."""
+        end_line(self.sink)
         if self.yes:
             print(harmless(question.removesuffix(" Go on?"), keep="\n"), file=sys.stderr)
         else:

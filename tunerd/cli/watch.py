@@ -13,11 +13,13 @@ from tunerd.cli.deploy import as_shown, asks_to_swap, render_plan, shown_option,
 from tunerd.cli.output import (
     changed,
     columns,
+    end_line,
     finish,
     harmless_lines,
     line,
     or_unknown,
     progress_sink,
+    takes_controls,
 )
 from tunerd.operations import Call, Decimal, Question, asked, json_option, operation
 from tunerd.result import ActionResult
@@ -65,7 +67,7 @@ def show_again(
 
     from tunerd.machine.clock import SystemClock
 
-    if params["once"] or as_json or not sys.stdout.isatty():
+    if params["once"] or as_json or not takes_controls(sys.stdout):
         finish(perform(), render_top, as_json=as_json)
         return
 
@@ -330,13 +332,16 @@ def watch(terminal: Terminal, number: int, as_json: bool) -> None:
 
     sink = progress_sink(as_json=as_json)
     remote = terminal.remote(sink)
-    if remote is not None:
-        argv = list(remote.job(number)["argv"])
-        done = remote.follow(number)
-    else:
-        context = build_context(mode=terminal.mode, progress=sink, needs_settings=False)
-        argv = list(read_job(context, number).request.argv)
-        done = watch_job(context, number)
+    try:
+        if remote is not None:
+            argv = list(remote.job(number)["argv"])
+            done = remote.follow(number)
+        else:
+            context = build_context(mode=terminal.mode, progress=sink, needs_settings=False)
+            argv = list(read_job(context, number).request.argv)
+            done = watch_job(context, number)
+    finally:
+        end_line(sink)
     finish(done, lambda payload: _lines(argv, number, payload), as_json=as_json)
 
 

@@ -18,13 +18,13 @@ from tests.support.local_box import Box
 WORDS = (("apply", "nothing"), ("doctor",))
 
 
-def on_a_terminal(box: Box, *words: str, columns: int = 80) -> list[str]:
+def on_a_terminal(box: Box, *words: str, columns: int = 80, terminal: str = "xterm") -> list[str]:
     """Lines of a command whose output and messages go to a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "tunerd", *words], stdin=theirs, stdout=theirs, stderr=theirs,
-        env={**box.environment, "TERM": "xterm"}, cwd=box.folder,
+        env={**box.environment, "TERM": terminal}, cwd=box.folder,
     )  # fmt: skip
     os.close(theirs)
     told = b""
@@ -40,6 +40,19 @@ def on_a_terminal(box: Box, *words: str, columns: int = 80) -> list[str]:
     for colour in ("\x1b[36m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[0m"):
         text = text.replace(colour, "")
     return [line.rpartition("\r")[2].rpartition("\x1b[K")[2] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
+def test_a_result_begins_on_a_line_of_its_own_and_a_dumb_terminal_gets_text_alone(
+    tmp_path: Path, terminal: str
+) -> None:
+    box, path = Box(tmp_path), tmp_path / "x.gguf"
+    lines = on_a_terminal(box, "model", "new", str(path), columns=200, terminal=terminal)
+    first, second, *_ = filter(None, lines)
+    assert first == f"writing {path}"
+    assert second.startswith(f"wrote {path}")
+    (refused, *_) = on_a_terminal(box, "plan", "nosuch", terminal=terminal)
+    assert refused.startswith("error: ")
 
 
 @pytest.mark.parametrize("words", WORDS)
