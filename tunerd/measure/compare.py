@@ -17,7 +17,8 @@ from tunerd.engine.builds import find_engines
 from tunerd.engine.choice import PlanRequest, request_again
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.serving import environment_with, stands
-from tunerd.errors import BenchError, DeployError, UsageError
+from tunerd.errors import BenchError, Busy, DeployError, UsageError
+from tunerd.machine.files import is_locked
 from tunerd.measure import pairs
 from tunerd.measure.answer import Answer, Sample
 from tunerd.measure.evidence import ArmRecord, RunRecord, SummaryRecord, TurnTime, VerdictRecord
@@ -177,6 +178,11 @@ def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made:
             hint=f"`tunerd plan {then.profile}` shows it; `tunerd apply` deploys it",
         )
     if side.name == LIVE and not stands(ctx, then):
+        if is_locked(ctx.paths.lock):  # what stands is being replaced
+            raise Busy(
+                f"{ctx.unit} is being changed right now", state="nothing was touched",
+                hint="try again when `tunerd status` says that it serves",
+            )  # fmt: skip
         raise DeployError(
             f"{ctx.unit} was edited by hand, so what serves is not what tunerd would measure",
             state="nothing was touched",

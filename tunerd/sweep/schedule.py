@@ -254,8 +254,8 @@ def next_openings(ctx: Context, *, most: int = 1) -> tuple[calendar.Opening, ...
 
 
 def is_wanted_later(ctx: Context) -> bool:
-    """Whether a night that is due waits for the server to fall asleep."""
-    return _waits_for_sleep(ctx) and not is_asleep(ctx)
+    """Whether a night that is due waits: for the end of a swap, or for the server to fall asleep."""
+    return is_locked(ctx.paths.lock) or (_waits_for_sleep(ctx) and not is_asleep(ctx))
 
 
 def _waits_for_sleep(ctx: Context) -> bool:

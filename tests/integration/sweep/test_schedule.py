@@ -148,6 +148,14 @@ def test_the_daemon_begins_a_night_when_the_window_opens_and_only_once(tmp_path:
     )
 
 
+def test_a_night_that_is_due_in_the_middle_of_a_swap_begins_after_it(tmp_path: Path) -> None:
+    """It began, found a unit that was not the deployed one, and failed: `edited by hand`."""
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    with lock(ctx.paths.lock, purpose="apply x", since="now"):
+        assert starts(ctx, looks=2) == ([], [60.0, 60.0])
+    assert starts(ctx)[0] == ["night"]
+
+
 def test_a_daemon_that_was_started_anew_begins_no_second_night(tmp_path: Path) -> None:
     ctx = box(tmp_path, "2026-11-23 01:00")
     assert starts(ctx)[0] == ["night"]
