@@ -20,7 +20,6 @@ from tunerd.errors import ConfigError
 from tunerd.units.text import (
     CREDENTIAL_PATH,
     MAX_ARGUMENT_BYTES,
-    Directive,
     UnitFile,
     UnitSpec,
     environment_files_of,
@@ -41,24 +40,11 @@ from tunerd.words import Mode
 # Directives.
 
 
-def test_directives_come_in_order_with_their_section() -> None:
-    unit = parse_unit(
-        "# a comment\n[Unit]\r\nDescription = the server \n\n[Service]\n"
-        "; another\nType=exec\rUser=a\0ExecStart=/bin/a \\\n  --one\n",
-    )
-
-    assert unit.directives == (
-        Directive("Unit", "Description", "the server"),
-        Directive("Service", "Type", "exec"),
-        Directive("Service", "User", "a"),
-        Directive("Service", "ExecStart", "/bin/a    --one"),
-    )
-    assert unit.problems == ()
-
-
 @pytest.mark.parametrize(
     ("text", "values"),
     [
+        ("# a\n[Unit]\r\nUser=x\n; b\n[Service]\nType = exec \rUser=a\0Group=g\n",
+         {"Type": "exec", "User": "a", "Group": "g"}),
         ("[Service]\nExecStart=/bin/a \\\n# why\n  ; and why\n  --one\n",
          {"ExecStart": "/bin/a    --one"}),
         ("[Service]\nExecStart=/bin/a \\\n\nType=exec\n", {"ExecStart": "/bin/a", "Type": "exec"}),
@@ -71,14 +57,15 @@ def test_directives_come_in_order_with_their_section() -> None:
         ("[Service]\nUser=a\u2028b\x85c\x0cd\n", {"User": "a\u2028b\x85c\x0cd"}),
         ("\ufeff[Service]\nUser=x\n", {"User": "x"}),
     ],
-    ids=["comments in a continued line", "an empty line ends it", "two backslashes continue nothing",
-         "continued at the end of the file", "the last assignment", "an empty one takes it away",
+    ids=["comments, blanks and ends of lines", "comments in a continued line",
+         "an empty line ends it", "two backslashes continue nothing", "continued at the end of the file", "the last assignment", "an empty one takes it away",
          "a section again", "separators of Unicode", "a byte order mark"],
 )  # fmt: skip
 def test_what_a_text_assigns(text: str, values: dict[str, str | None]) -> None:
     unit = parse_unit(text)
 
     assert {name: unit.value("Service", name) for name in values} == values
+    assert unit.problems == ()
 
 
 def test_what_systemd_would_ignore_is_named_with_its_line_and_a_broken_header_ends_it_all() -> None:
@@ -343,20 +330,8 @@ def argv_of(spec: UnitSpec) -> tuple[str, ...]:
     return parse_exec(command.value, {}, OF_A_UNIT).argv
 
 
-def value(spec: UnitSpec, name: str) -> str | None:
-    return unit_of(spec).value("Service", name)
-
-
 def environment(spec: UnitSpec) -> dict[str, str]:
     return environment_of(unit_of(spec), OF_A_UNIT)
-
-
-def test_the_system_unit_is_hardened_but_of_nothing_that_cuda_needs_and_the_users_is_not() -> None:
-    assert (value(PLAIN, "ProtectSystem"), value(PLAIN, "User")) == ("strict", "llama")
-    mine = replace(PLAIN, mode=Mode.USER)
-    assert {value(mine, name) for name in ("ProtectSystem", "User", "Group")} == {None}
-    devices = ("PrivateDevices", "DevicePolicy", "ProcSubset", "LimitAS", "MemoryDenyWriteExecute")
-    assert {value(PLAIN, name) for name in devices} == {None}
 
 
 CHANGES: dict[str, dict[str, Any]] = {
