@@ -267,23 +267,17 @@ def test_what_tunerd_would_set_is_left_to_the_engine_where_the_line_does_not() -
         ("main-0x", "--spec-type ngram-map-k,draft-mtp --spec-draft-n-max 2"),
         ("ik-now", "--spec-type ngram-mod:n_max=64,n_min=2 --spec-type mtp:n_max=1,p_min=0.0"),
         ("ik-now", "--spec-type mtp:heads=2,n_max=3"),
+        *((dialect, "-rtr -thp -op 27,0 -no-ooae -rcache -ts 3,1 --override-tensor exps=CPU")
+          for dialect in ("ik-may", "ik-now")),
     ],
-)
-def test_a_chain_of_speculation_is_served_as_it_was(dialect: str, line: str) -> None:
+)  # fmt: skip
+def test_a_chain_of_speculation_and_what_ik_takes_without_listing_it_are_served_as_they_were(
+    dialect: str, line: str
+) -> None:
     found = imported(line, dialect)
 
     assert found.unplaced == ()
     assert set(shlex.split(line)) <= set(again(found, dialect).argv)
-
-
-@pytest.mark.parametrize("dialect", ["ik-may", "ik-now"])
-def test_what_ik_takes_without_listing_it_is_served_as_it_was(dialect: str) -> None:
-    line = "-ngl 99 -rtr -thp -op 27,0 -no-ooae -rcache -ts 3,1"
-    found = imported(f"{line} -ot exps=CPU", dialect)
-
-    assert found.unplaced == ()
-    assert value(found, "memory.override_tensor") == ["exps=CPU"]
-    assert set(line.split()[2:]) <= set(again(found, dialect).argv)
 
 
 def test_a_kind_that_only_the_build_knows_keeps_its_word() -> None:
