@@ -512,9 +512,14 @@ def restarting(world: World) -> bytes:
     ).replace(b"Type=exec\n", b"Type=exec\nRestart=on-failure\nRestartSec=5\n")  # fmt: skip
 
 
-def test_a_start_that_fails_for_a_port_of_the_past_is_repeated(world: World) -> None:
+@pytest.mark.parametrize(
+    ("for_s", "says"), [(60, TAKEN), (15, "srv llama_server: initializing ...")]
+)
+def test_a_start_that_fails_for_a_port_of_the_past_or_without_a_cause_is_repeated(
+    world: World, for_s: float, says: str
+) -> None:
     with held(world):
-        fails_until(world, world.clock.monotonic_s() + 60, TAKEN)
+        fails_until(world, world.clock.monotonic_s() + for_s, says)
 
     assert world.serving_alias() == "one"
 
@@ -531,15 +536,6 @@ def test_a_unit_that_its_manager_starts_again_is_waited_for(world: World) -> Non
 
     assert world.serving_alias() == "one"
     assert world.manager.state(UNIT).n_restarts == 3, "only its manager started it"
-
-
-def test_a_unit_that_ended_without_a_cause_and_that_nothing_starts_again_is_started(
-    world: World,
-) -> None:
-    with held(world):
-        fails_until(world, world.clock.monotonic_s() + 15, "srv llama_server: initializing ...")
-
-    assert world.serving_alias() == "one"
 
 
 @pytest.mark.parametrize(
