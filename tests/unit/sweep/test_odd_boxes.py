@@ -361,43 +361,35 @@ def test_there_is_room_where_two_errors_of_what_a_full_context_left_are_to_spare
     assert [has_room(sds) for sds in (1.5, 2.5)] == [False, True]
 
 
-def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has_room() -> None:
+@pytest.mark.parametrize(
+    ("lucks", "margins", "steps"),
+    [
+        ((0, -30, -30), tuple(range(0, 4097, 64)), [(512, 112), (640, 210)]),
+        ((0, 0, 0), (512, 608), [(512, 112), (608, 208)]),  # no further than to the largest
+    ],
+)
+def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has_room(
+    lucks: tuple[int, ...], margins: tuple[int, ...], steps: list[tuple[int, int]]
+) -> None:
     """A fill takes minutes: nights of an hour filled three and four times, and had none left for their pairs."""
-    lucks = iter((0, -30, -30))
+    loads = iter(lucks)
 
     def starts(box: Odd, arm: Arm, boot: Boot) -> Boot:
-        box.n_odd = next(lucks)
+        box.n_odd = next(loads)
         return replace(boot, vram_free_mib=arm.fit_mib - 200 + box.n_odd)
 
     def answers(box: Odd, life: Life, _: Request, answer: dict[str, Any]) -> dict[str, Any]:
         return {**answer, "vram_free_min_mib": life.arm.fit_mib - 400 + box.n_odd}
 
     one = two_arms()
-    family = Family((0,), (0.0,), tuple(range(0, 4097, 64)), ("q8_0",), (512,), (2048,), (4, 8))
+    family = Family((0,), (0.0,), margins, ("q8_0",), (512,), (2048,), (4, 8))
     one = replace(one, space=Space({("mainline", "off"): family}))
     search = begun_search(one, Odd(one.card, QUIET, starts=starts, answers=answers))
     finalist = Finalist(search, lambda: 0.0)
     found = finalist.prepare(replace(faster(one), fit_mib=512))
-    assert [(step.fit_mib, step.free_mib) for step in finalist.steps] == [(512, 112), (640, 210)]
+    assert [(step.fit_mib, step.free_mib) for step in finalist.steps] == steps
     assert found is not None
-    assert found.fit_mib == 640
-
-
-def test_a_step_past_the_largest_margin_is_one_to_it() -> None:
-    one = two_arms()
-
-    def starts(_: Odd, arm: Arm, boot: Boot) -> Boot:
-        return replace(boot, vram_free_mib=arm.fit_mib - 200)
-
-    def answers(_: Odd, life: Life, __: Request, answer: dict[str, Any]) -> dict[str, Any]:
-        return {**answer, "vram_free_min_mib": life.arm.fit_mib - 400}
-
-    family = Family((0,), (0.0,), (512, 608), ("q8_0",), (512,), (2048,), (4, 8))
-    one = replace(one, space=Space({("mainline", "off"): family}))
-    search = begun_search(one, Odd(one.card, QUIET, starts=starts, answers=answers))
-    found = Finalist(search, lambda: 0.0).prepare(replace(faster(one), fit_mib=512))
-    assert found is not None
-    assert found.fit_mib == 608
+    assert found.fit_mib == steps[-1][0]
 
 
 def test_a_context_that_is_shared_out_is_full_when_all_slots_are() -> None:
