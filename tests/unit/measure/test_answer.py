@@ -95,6 +95,7 @@ def test_the_first_token_of_a_conversation_is_not_the_role_and_may_be_a_thought(
 
     answer = chat({"reasoning_content": "hm"}, {"content": "Hi"})
     assert (answer.text, answer.reasoning, answer.first_ms) == ("Hi", "hm", 1.0)
+    assert answer.timings is None, "the server told none"
 
 
 def test_thoughts_of_ollama_begin_the_clock_as_those_of_llama_server_do() -> None:
