@@ -23,7 +23,7 @@ from tunerd.errors import (
     UsageError,
 )
 from tunerd.measure.results import StalenessCheck
-from tunerd.measure.store import reading
+from tunerd.measure.store import demand_storable, reading
 from tunerd.measure.target import NoAnswer
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan, make_plan, plan
@@ -92,7 +92,11 @@ def promote(
         UsageError: that sweep proved no winner, or it was decided already.
         DeployError: what was proved is no longer valid here.
         RolledBack, Stranded: as `apply`.
+        HostError, Busy: as `demand_storable`.
     """
+    demand_storable(
+        ctx
+    )  # a decision that cannot be kept would leave the winner without its last measurement
     with reading(ctx) as store:
         sweep = find_sweep(store, number)
     proposal = _proposal(ctx, sweep)

@@ -126,12 +126,14 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
         disk.remove()
 
 
-@pytest.mark.parametrize("kind", ["no database", "overwritten pages", "cut in half"])
+@pytest.mark.parametrize("kind", ["no database", "overwritten pages", "cut in half", "no text"])
 def test_a_damaged_store_is_refused_with_a_way_out_that_works(tmp_path: Path, kind: str) -> None:
     path = filled(tmp_path / "evidence.db", made_runs(repeats=1))
     whole = path.read_bytes()
     if kind == "no database":
         path.write_bytes(b"This is no database, " * 1000)
+    elif kind == "no text":
+        path.write_bytes(whole.replace(b"CREATE TABLE entry", b"CREATE \xc3\xc3BLE entry"))
     elif kind == "overwritten pages":
         path.write_bytes(whole[:8192] + os.urandom(16384) + whole[24576:])
     else:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.measure.test_store import RUN, SAMPLE
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.faked import set_to
 from tests.support.made_sweep import put_proposal
@@ -151,6 +152,26 @@ def test_a_unit_that_was_edited_by_hand_is_neither_swept_nor_replaced_by_a_winne
         assert box.box.unit.read_text() == edited
     finally:
         box.box.unit.write_text(before)
+    assert serving(box) == 1
+
+
+def test_a_winner_is_not_deployed_where_it_could_not_be_kept_what_becomes_of_it(
+    box: SweepBox,
+) -> None:
+    """It served without its last measurement, so that none that is slower was taken back."""
+    ctx = box.box.context
+    path, filler = ctx.paths.evidence, list(range(3000))
+    with EvidenceStore(path) as store:
+        store.add_samples(store.add_run(RUN), [replace(SAMPLE, details={"filler": filler})])
+    number = put_proposal(ctx)
+    before = path.read_bytes()
+    at = before.index(b" 1500, 1501") // 4096 * 4096
+    path.write_bytes(before[:at] + os.urandom(4096) + before[at + 4096 :])
+    try:
+        refused = box.call("promote", str(number), "--yes", code=1).stderr
+        assert "the evidence store is damaged" in refused
+    finally:
+        path.write_bytes(before)
     assert serving(box) == 1
 
 
