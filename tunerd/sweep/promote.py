@@ -94,9 +94,8 @@ def promote(
         RolledBack, Stranded: as `apply`.
         HostError, Busy: as `demand_storable`.
     """
-    demand_storable(
-        ctx
-    )  # a decision that cannot be kept would leave the winner without its last measurement
+    # One whose decision could not be kept would serve without its last measurement.
+    demand_storable(ctx)
     with reading(ctx) as store:
         sweep = find_sweep(store, number)
     proposal = _proposal(ctx, sweep)

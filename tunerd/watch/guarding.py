@@ -306,7 +306,10 @@ class Guarding(Teller):
             )
         except TunerdError as problem:
             return FailureKind.UNKNOWN, problem.message
-        found = with_limit(self._ctx, classify(without_usage(lines)[-_LAST_LINES:]), self._ctx.unit)
+        found = classify(without_usage(lines)[-_LAST_LINES:])
+        if found.kind is not FailureKind.BAD_ARGUMENT:  # a prompt in the log may say `usage:` too
+            found = classify(lines[-_LAST_LINES:])
+        found = with_limit(self._ctx, found, self._ctx.unit)
         return found.kind, found.words
 
     def _margin(self) -> Margin:

@@ -122,6 +122,7 @@ ASSERTS = ["GGML_ASSERT(ok) failed"]
     [
         [ASSERTS] * 5,
         [[OOM, *["srv update_slots: all slots are idle"] * 150]] * 3,  # said long before the death
+        [[OOM, "usage: x", *["srv update_slots: all slots are idle"] * 150]] * 3,  # in a prompt
         [[OOM], *[ASSERTS] * 4],  # said in an earlier life
     ],
 )
