@@ -604,6 +604,11 @@ class Sample:
         """The answer with names and units."""
         return None if self.answer is None else read(self.answer)
 
+    def to_json(self) -> dict[str, Any]:
+        """JSON values only, which `as_samples` takes back; for who sweeps a box of their own (docs/sweep.md)."""
+        kept: dict[str, Any] = records.plain(self)
+        return kept
+
 
 def as_samples(history: Iterable[Sample | Mapping[str, Any]]) -> tuple[Sample, ...]:
     """Samples, or the records of them."""

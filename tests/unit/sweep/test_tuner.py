@@ -15,7 +15,6 @@ from benchmarks.simulator.tasks import Task, best, task
 from tests.support.made_sweep import narrow
 from tunerd.measure.pairs import LEAST_NAMED
 from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Space
-from tunerd.records import plain
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.space import build_grid
@@ -254,7 +253,7 @@ def test_a_night_that_was_cut_goes_on_from_its_samples() -> None:
     box = Counting(one.card)
     box.limit = 90
     cut = one.night(1.0, box=box)
-    history = [json.loads(json.dumps(plain(sample))) for sample in cut.evidence.samples]
+    history = [json.loads(json.dumps(sample.to_json())) for sample in cut.evidence.samples]
     resumed = one.night(0.6, box=one.box(3), history=history)
     before = truth.turn_ms(cut.evidence.path[-1].arm, one.workload)
     after = truth.turn_ms(resumed.arm, one.workload)
