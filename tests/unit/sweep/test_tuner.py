@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.simulator.box import SimulatedBox, Truth
+from benchmarks.simulator.box import QUIET, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
 from tests.support.made_sweep import narrow
 from tunerd.measure.pairs import LEAST_NAMED
 from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Space
+from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, worse
+from tunerd.sweep.night import Night, Server
 from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome, most_of, planned_pairs, reserved_s
 
@@ -77,6 +80,28 @@ def test_no_class_is_measured_with_more_of_its_prompt_to_read_than_in_service() 
         assert row.request is not None
         assert row.answer is not None
         assert row.answer["prompt_n"] <= row.request.new_tokens + 64, row
+
+
+def test_a_long_prompt_that_was_cached_to_measure_its_decoding_counts_with_what_reading_it_takes() -> (
+    None
+):
+    """From the prefixes that its process read; without, an hour of an agent's long prompts knew no start of them whole."""
+    one = task("12G", "agent", 1)
+    long = tuple(RequestClass(1, "code", 2000, new, 200) for new in (9000, 14000))
+    workload, box = Workload(long), one.box(noise=QUIET)
+    learner = Learner(workload, one.card.context)
+    a_night = Night(box, workload, learner, HOUR_S, np.random.default_rng(1), None)
+    server = Server(a_night, one.incumbent, "probe")
+    server.warm_up()
+    server.block()
+
+    asked = [row.request.new_tokens for row in a_night.samples if row.request and row.block]
+    assert max(asked) < 1000
+    learner.refresh()
+    (seen,) = learner.observed
+    assert math.exp(seen.log_turn) == pytest.approx(
+        box.truth.turn_ms(one.incumbent, workload), rel=0.03
+    )
 
 
 class Unmeasured(SimulatedBox):
