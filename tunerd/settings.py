@@ -222,6 +222,9 @@ class SweepSettings(Table):
     """sweep although another process computes on the GPU when it begins"""
     headroom_mib: Annotated[int, Field(ge=0, le=65536)] = 64
     """VRAM that must stay free with the context full, in MiB"""
+    keep_days: Annotated[int, Field(ge=0, le=36500)] = 200
+    """how long the starts and requests of a sweep are kept, those of the newest 50 for longer; 0 keeps all;
+    verdicts, figures and pairs always stay"""
 
 
 class ProbationSettings(Table):

@@ -15,7 +15,7 @@ from tunerd.app import Context
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.measure.answer import ClientTimes, Sample, Timings
-from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord, VerdictRecord
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.target import arm_record
 from tunerd.profile.arm import Arm, Boot, Box, Policy, Request, Space
@@ -94,6 +94,33 @@ def put_night(
     keeper.result(outcome, incumbent, "coding-agent")
     keeper.end(RunOutcome.DONE, None)
     return number
+
+
+N_SAMPLES = 40
+
+
+def put_small_nights(store: EvidenceStore, n: int) -> None:
+    """Sweeps of a few requests, one every 30 days from 1970 on: each challenged what served, once, and every other was stopped."""
+    made = Sample(
+        suite="workload", case="code", kind="code", prompt_id="p", process="p", position=1,
+        at_s=0.0, n_predict=50, concurrency=1, timings=Timings(predicted_n=50), client=None,
+        energy_j=100.0, details={"filler": list(range(300))},
+    )  # fmt: skip
+    for night in range(n):
+        at_s = night * 30 * 24 * _HOUR_S
+        arms = (ArmRecord(name="live", fingerprint=Fingerprint()),)
+        record = RunRecord(
+            kind=KIND, suites=("workload",), started_s=at_s, target="a box", arms=arms
+        )
+        number = store.add_run(record)
+        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": "same"}))
+        for pair in (None, [night + 1, 1], None):
+            store.add_sweep_event(number, {"process": "p", "pair": pair})
+        store.add_samples(number, [made] * N_SAMPLES)
+        if night % 2:
+            store.add_verdict(number, VerdictRecord(outcome="keep", sentence="what serves stays"))
+        outcome = RunOutcome.DONE if night % 2 else RunOutcome.STOPPED
+        store.end_run(number, outcome, ended_s=at_s + 60.0)
 
 
 def _arm_record(arm: Arm) -> ArmRecord:

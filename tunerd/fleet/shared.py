@@ -9,7 +9,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import sqlalchemy as sa
@@ -378,17 +378,17 @@ def hand_in(ctx: Context) -> ActionResult:
         HostError: it cannot be reached or used; what it lacks is handed in the next time.
         Busy: another process hands in, or others keep the database.
     """
-    _url(ctx)
-    at_work = ctx.paths.handed_in.with_suffix(".lock")
+    url = _url(ctx)
+    begun_s, at_work = ctx.clock.now_s(), ctx.paths.handed_in.with_suffix(".lock")
     with lock(at_work, purpose="fleet hand-in", since=ctx.now_text()):
         try:
             result = _hand_in(ctx)
         except TunerdError as problem:
             with contextlib.suppress(HostError):
                 last = ctx.files.recall(HandedIn, ctx.paths.handed_in) or HandedIn()
-                _keep(ctx, HandedIn(at_s=last.at_s, problem=problem.words))
+                _keep(ctx, replace(last, problem=problem.words))
             raise
-        _keep(ctx, HandedIn(at_s=ctx.clock.now_s(), problem=None))
+        _keep(ctx, HandedIn(at_s=begun_s, problem=None, url=url))
     return result
 
 
@@ -469,11 +469,13 @@ def _lacking(database: Database, local: EvidenceStore, box_id: str) -> list[Mapp
         chosen = sa.select(origin.c.local_id, origin.c.last_entry, run.c.outcome, run.c.ended_s)
         known = connection.execute(chosen.join(run).where(origin.c.box_id == box_id))
         there = {one.local_id: tuple(one)[1:] for one in known}
-    return [
-        row
-        for row in rows
-        if there.get(_local_id(row)) != (row["last_entry"] or 0, row["outcome"], row["ended_s"])
-    ]
+
+    def lacks(row: Mapping[Any, Any]) -> bool:
+        """Also the last entry here may be before that which was handed in: old ones are dropped."""
+        last, *end = there.get(_local_id(row), (-1, None, None))
+        return last < (row["last_entry"] or 0) or end != [row["outcome"], row["ended_s"]]
+
+    return [row for row in rows if lacks(row)]
 
 
 def _hand_in_runs(

@@ -57,12 +57,22 @@ class ArmRecord:
         return replace(self, fingerprint=replace(self.fingerprint, **conditions))
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What is left of a run's samples: how many there were, and what a token took, by arm [J]."""
+
+    n_samples: int
+    n_unusable: int
+    joules_per_token: Mapping[str, float | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One call of a command that measures.
 
     `kind` is the command (bench, compare, sweep), `target` what it was pointed at in words, `seed` that
-    of the order of requests. The machine, and the tunerd, are in the fingerprints of its arms.
+    of the order of requests. The machine, and the tunerd, are in the fingerprints of its arms. `dropped` is None
+    where its samples are kept.
     """
 
     kind: str
@@ -75,6 +85,7 @@ class RunRecord:
     model_name: str | None = None
     workload: str | None = None
     arms: tuple[ArmRecord, ...] = ()
+    dropped: Dropped | None = None
 
     def arm(self, name: str) -> ArmRecord | None:
         """The arm of this name."""
@@ -83,7 +94,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run as it is kept; of `n_samples` requests, `n_unusable` may enter no average."""
+    """A run as it is kept; of its `n_samples` requests, `n_unusable` may enter no average."""
 
     number: int
     record: RunRecord

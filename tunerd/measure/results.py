@@ -77,7 +77,7 @@ def show(ctx: Context, number: int) -> ActionResult:
 
     with _opened(ctx, number) as store:
         found = store.evidence(run_of(store, number))
-        messages = damage_messages(store)
+        messages = (*dropped_message(found.run), *damage_messages(store))
     run = found.run
     samples = ((arm, one) for arm, of in found.samples.items() for one in of)
     payload = {
@@ -293,6 +293,14 @@ def _opened(ctx: Context, number: int) -> Iterator[EvidenceStore]:
 def damage_messages(store: EvidenceStore) -> tuple[Message, ...]:
     """One warning for each kind of row that was left out so far as damaged."""
     return tuple(warning("damaged-rows", one.text) for one in store.damage)
+
+
+def dropped_message(run: evidence.StoredRun) -> tuple[Message, ...]:
+    """That what was asked in a run is not kept any more."""
+    if run.record.dropped is None:
+        return ()
+    text = f"the starts and requests of sweep {run.number} are no longer kept, but for its pairs"
+    return (note("requests-dropped", text, "`sweep.keep_days` says how long they are"),)
 
 
 def run_of(store: EvidenceStore, number: int) -> evidence.StoredRun:

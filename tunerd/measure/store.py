@@ -31,6 +31,7 @@ from tunerd.measure.answer import ClientTimes, Sample, Timings, summarise
 from tunerd.measure.evidence import (
     ArmRecord,
     Damage,
+    Dropped,
     RunEvidence,
     RunOutcome,
     RunRecord,
@@ -45,6 +46,7 @@ _RETRY_S = 0.05
 _WRITES = "tunerd_writes"
 # What SQLite keeps beside the file while somebody has it open, or was killed.
 _SIDES = ("-wal", "-shm")
+_MUCH = 0.25  # of a file's pages
 _AS_BEFORE = "nothing in it was changed, and what serves does not depend on it"
 
 
@@ -196,6 +198,23 @@ class StoreFile:
             connection.begin(),
         ):
             yield connection
+
+    def give_back(self) -> None:
+        """Copy what is left into a smaller file, where much of it is free.
+
+        Cut short, or where the copy finds no room, the file stays as it is.
+        """
+        with (
+            undisturbed(),
+            self.translated("write"),
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(self.engine.raw_connection()) as connection,
+            contextlib.closing(connection.cursor()) as cursor,
+        ):
+            (free,) = cursor.execute("PRAGMA freelist_count").fetchone()
+            (pages,) = cursor.execute("PRAGMA page_count").fetchone()
+            if free >= pages * _MUCH:
+                cursor.execute("VACUUM")
 
     @contextlib.contextmanager
     def translated(self, verb: str) -> Iterator[None]:
@@ -508,10 +527,8 @@ class EvidenceStore:
 
     def add_run(self, record: RunRecord) -> int:
         """Begin a run; returns its number."""
-        head = plain(replace(record, arms=()))
-        row = {"kind": head.pop("kind"), "started_s": head.pop("started_s"), "head": head}
         with self._file.writing() as connection:
-            number = connection.execute(run.insert().values(row)).inserted_primary_key
+            number = connection.execute(run.insert().values(_head(record))).inserted_primary_key
             for arm in record.arms:
                 _add_arm(connection, int(number[0]), arm)  # type: ignore[index]  # None only for many rows
         return int(number[0])  # type: ignore[index]
@@ -583,6 +600,26 @@ class EvidenceStore:
         """Store a start or a request of a sweep, as JSON values."""
         with self._file.writing() as connection:
             _add(connection, number, _EVENT, None, dict(event))
+
+    def drop_requests(self, one: StoredRun) -> None:
+        """Drop the samples of a run and what a sweep did, but for pairs, by which the next challenge goes."""
+        joules = self.joules_per_token(one.number)
+        gone = Dropped(one.n_samples, one.n_unusable, joules)
+        pairs = [
+            row["id"]
+            for row in self._entries([one.number], _EVENT)
+            if not isinstance(row["body"], dict) or row["body"].get("pair")
+        ]
+        is_request = (entry.c.run_id == one.number) & entry.c.kind.in_((_SAMPLE, _EVENT))
+        with self._file.writing() as connection:
+            head = _head(replace(one.record, dropped=gone))["head"]
+            connection.execute(run.update().where(run.c.id == one.number), {"head": head})
+            connection.execute(entry.delete().where(is_request, entry.c.id.not_in(pairs)))
+
+    def give_back(self) -> None:
+        """Give the disk what lies free in a file where that is much; what comes next fills the rest."""
+        if isinstance(self._file, StoreFile):
+            self._file.give_back()
 
     # Reading
 
@@ -714,7 +751,7 @@ class EvidenceStore:
             data = {**row, "number": row["id"], "record": head, "n_samples": n_samples,
                     "n_unusable": n_unusable}  # fmt: skip
             found.append(self._understood("runs", StoredRun, data, row["id"], row["id"]))
-        return tuple(one for one in found if one is not None)
+        return tuple(_with_dropped(one) for one in found if one is not None)
 
     def _records(
         self, kind: type[T], numbers: Sequence[int], what: EntryKind,
@@ -799,6 +836,12 @@ _NAMES: Mapping[StrEnum, str] = {
 }  # fmt: skip
 
 
+def _head(record: RunRecord) -> dict[str, Any]:
+    """A run as a row, without its arms."""
+    head = plain(replace(record, arms=()))
+    return {"kind": head.pop("kind"), "started_s": head.pop("started_s"), "head": head}
+
+
 def _add(
     connection: sa.Connection, number: int, kind: EntryKind, name: str | None, body: Any
 ) -> None:
@@ -834,6 +877,14 @@ def _arm_name(connection: sa.Connection, number: int, name: str | None) -> str:
         wanted = f"arm `{name}`" if name is not None else "single arm"
         raise ValueError(f"run {number} has no {wanted}")
     return found[0]
+
+
+def _with_dropped(one: StoredRun) -> StoredRun:
+    """With the requests that it had, where they are kept no more."""
+    gone = one.record.dropped
+    return (
+        one if gone is None else replace(one, n_samples=gone.n_samples, n_unusable=gone.n_unusable)
+    )
 
 
 def _counts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, tuple[int, int]]:

@@ -122,10 +122,11 @@ HAND_IN_EVERY_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class HandedIn:
-    """When evidence was last handed in to the shared store, and why it was not since."""
+    """When evidence was last handed in to the shared store of this address, and why it was not since."""
 
     at_s: float | None = None
     problem: str | None = None
+    url: str | None = None
 
 
 def interrupted(ctx: Context) -> Message | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tunerd.app import Context
-from tunerd.errors import Busy, HostError, UsageError
+from tunerd.errors import Busy, HostError, TunerdError, UsageError
 from tunerd.measure.answer import Sample, Seconds
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -18,8 +19,10 @@ from tunerd.measure.evidence import (
     SummaryRecord,
     VerdictRecord,
 )
+from tunerd.measure.results import dropped_message
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.production.measurement import read_measurement
+from tunerd.production.status import HandedIn
 from tunerd.profile.arm import Arm
 from tunerd.profile.files import (
     TunedRecord,
@@ -50,7 +53,10 @@ PAGE = "sweep page"
 _POWER = "sweep power"
 # Beyond it the samples of earlier nights cost more to read than they teach.
 _MOST_HISTORY = 4000
-_LOOK_BACK = 50
+# The newest sweeps are what later ones learn from, however old.
+KEPT_SWEEPS = 50
+_MOST_AT_ONCE = 100
+_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +295,44 @@ def _take_again(ctx: Context, record: TunedRecord) -> Message:
     return note("tuned", f"what sweep {record.sweep} found is in force again")
 
 
+def beyond_keeping(
+    runs: Sequence[StoredRun], keep_days: int, *, handed_in_s: Seconds | None, sends: bool
+) -> tuple[StoredRun, ...]:
+    """Sweeps whose starts and requests are not kept any longer.
+
+    Args:
+        runs: All sweeps, newest first; by its time the others are old, for a clock may be wrong.
+        keep_days: How long they are kept; 0 for ever.
+        handed_in_s: When the shared store was last known to have everything.
+        sends: Whether there is one.
+    """
+    old = runs[KEPT_SWEEPS:] if keep_days else ()
+    return tuple(
+        one
+        for one in old
+        if one.record.dropped is None
+        and one.record.started_s < runs[0].record.started_s - keep_days * _DAY_S
+        and (not sends or (one.ended_s or math.inf) < (handed_in_s or 0.0))
+    )
+
+
+def drop_old_requests(ctx: Context, store: EvidenceStore) -> None:
+    """Make room for a sweep that begins; where that fails, it begins all the same."""
+    url = ctx.settings.store.url
+    handed = ctx.files.recall(HandedIn, ctx.paths.handed_in)
+    found = beyond_keeping(
+        store.runs(kind=KIND, with_arms=False), ctx.settings.sweep.keep_days,
+        handed_in_s=handed.at_s if handed is not None and handed.url == url else None,
+        sends=url is not None,
+    )  # fmt: skip
+    try:
+        for one in found[-_MOST_AT_ONCE:]:
+            store.drop_requests(one)
+        store.give_back()
+    except TunerdError as problem:
+        ctx.say(f"old sweeps keep their requests: {problem.words}")
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """What earlier sweeps leave: samples, oldest first, and how many challenges what serves has had."""
@@ -316,7 +360,7 @@ def history_of(
     for at, run in enumerate(store.runs(kind=KIND, with_arms=False)):
         is_current = run.record.started_s >= since_s
         is_full = sum(map(len, found)) > most
-        if not is_current and (is_full or at >= _LOOK_BACK):
+        if not is_current and (is_full or at >= KEPT_SWEEPS):
             break
         is_same = _stored(store, run, (PLAN,)).plan.get("basis") == basis
         if run.number == but or not (is_same or is_current):
@@ -391,9 +435,13 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
         if page is None:
             events = () if store is None else store.sweep_events(sweep.number)
             page = page_of(events, sweep.evidence or {})
+        gone = sweep.run.record.dropped
         joules = {} if store is None else store.joules_per_token(sweep.number)
-    payload = {**_sweep_json(ctx, sweep, page), "joules_per_token": joules}
-    return ActionResult("sweep show", payload)
+    payload = {
+        **_sweep_json(ctx, sweep, page),
+        "joules_per_token": joules if gone is None else gone.joules_per_token,
+    }
+    return ActionResult("sweep show", payload, dropped_message(sweep.run))
 
 
 def _sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dict[str, Any]:

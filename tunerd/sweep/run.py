@@ -50,6 +50,7 @@ from tunerd.sweep.record import (
     StoredSweep,
     SweepKeeper,
     arm_text,
+    drop_old_requests,
     find_sweep,
     history_of,
     running_sweep,
@@ -276,6 +277,7 @@ def run_sweep(
     demand_alone(ctx)
     confirm(prepared)
     with _only_sweep(ctx), EvidenceStore(ctx.paths.evidence, check=False) as store:
+        drop_old_requests(ctx, store)
         history = history_of(store, prepared.basis, prepared.generation.created_s)
         keeper = SweepKeeper.begin(ctx, store, prepared)
         return _Run(ctx, prepared, keeper, history, "sweep run", house, meet).go()

@@ -105,7 +105,7 @@ def report(ctx: Context, numbers: Sequence[int]) -> ActionResult:
         for one in evidence
         for arm in one.run.record.arms
     }
-    empty = [str(one.run.number) for one in evidence if one.run.n_samples == 0]
+    empty = [str(one.run.number) for one in evidence if not any(one.samples.values())]
     if empty:
         messages += (warning("no-samples", f"without samples: run {', '.join(empty)}"),)
     html = render_report(evidence, validities, ctx.clock.now_s())

@@ -28,6 +28,7 @@ from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.fakes import AheadClock
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
+from tests.support.made_sweep import N_SAMPLES, put_small_nights
 from tests.support.postgres import Postgres, name_of, password_file, postgres_server
 from tests.support.stores import filled, open_store
 from tests.support.synthetic_runs import made_runs
@@ -39,6 +40,7 @@ from tunerd.fleet.rollout import boxes_of
 from tunerd.fleet.shared import fleet_status, hand_in
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
+from tunerd.sweep.record import KEPT_SWEEPS, drop_old_requests
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 ROWS = "select count(*), count(distinct body::text) from entry where kind = 'sample'"
@@ -178,6 +180,30 @@ def test_what_was_handed_in_is_not_handed_in_again_and_what_came_since_is(
     assert samples_in(postgres, url) == (1101, 1101)
     with open_store(url, writable=False) as store:
         assert [one.outcome for one in store.runs()] == [None]
+
+
+def test_old_requests_are_dropped_when_they_were_handed_in_and_then_are_not_missed(
+    box: Box, postgres: Postgres, url: str
+) -> None:
+    ctx = box.context
+    with EvidenceStore(ctx.paths.evidence) as store:
+        put_small_nights(store, KEPT_SWEEPS + 3)
+
+        def n_dropped() -> int:
+            drop_old_requests(ctx, store)
+            return sum(one.record.dropped is not None for one in store.runs())
+
+        assert n_dropped() == 0, "nobody has them"
+        hand_in(
+            Box(
+                box.folder, {**box.variables, "TUNERD_STORE__URL": f"{url}&connect_timeout=5"}
+            ).context
+        )
+        assert n_dropped() == 0, "another database has them, as far as is known"
+        hand_in(ctx)
+        assert n_dropped() == 3
+    assert (hand_in(ctx).payload["runs"], hand_in(ctx).payload["entries"]) == (0, 0)
+    assert samples_in(postgres, url)[0] == (KEPT_SWEEPS + 3) * N_SAMPLES
 
 
 def test_a_file_that_is_begun_anew_is_not_taken_for_the_one_before(

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.made_sweep import put_small_nights
 from tests.support.sweep_box import SweepBox, swept
+from tunerd.measure.store import EvidenceStore, reading
+from tunerd.sweep.record import KEPT_SWEEPS
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
@@ -21,7 +24,9 @@ def box() -> Iterator[SweepBox]:
 
 @pytest.fixture(scope="module")
 def found(box: SweepBox) -> dict[str, Any]:
-    """A whole sweep: nothing that is drafted is ever right here, so off is much faster."""
+    """A whole sweep: nothing that is drafted is ever right here, so off is much faster. One before it is old."""
+    with EvidenceStore(box.box.context.paths.evidence) as store:
+        put_small_nights(store, KEPT_SWEEPS + 1)
     assert [box.ask(120) for _ in range(4)] == [200] * 4
     return box.sweep(budget="80s")
 
@@ -67,6 +72,16 @@ def test_a_true_winner_is_proved_and_proposed(box: SweepBox, found: dict[str, An
     assert shown["verdict_record"]["n_pairs"] >= 3
     assert box.serves
     assert box.leftovers() == []
+
+
+def test_a_sweep_first_drops_what_was_asked_in_an_old_one(
+    box: SweepBox, found: dict[str, Any]
+) -> None:
+    with reading(box.box.context) as store:
+        assert store is not None
+        runs = store.runs(kind="sweep", with_arms=False)
+        assert runs[0].number == found["sweep"]
+        assert [one.number for one in runs if one.record.dropped is not None] == [1]
 
 
 def test_the_incumbent_was_started_exactly_as_it_serves(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from tests.fault.world import World
+from tests.integration.measure.test_store import RUN
 from tunerd.machine.files import lock
+from tunerd.measure.evidence import Dropped, StoredRun
 from tunerd.production.rollback import rollback
 from tunerd.production.swap import swap
 from tunerd.profile.arm import Arm
 from tunerd.profile.files import TunedRecord, read_tuned, write_tuned
 from tunerd.records import plain
-from tunerd.sweep.record import after_rollback, page_of
+from tunerd.sweep.record import KEPT_SWEEPS, after_rollback, beyond_keeping, page_of
 
 
 def _deploy(world: World, alias: str) -> None:
@@ -50,3 +55,47 @@ def test_a_fill_whose_length_was_found_by_asking_is_no_failure_of_its_arm() -> N
     ]
     page = page_of(told, {})
     assert {(one["failure"], one["n"]) for one in page["failures"]} == {("oom", 1), ("refused", 1)}
+
+
+_DAY_S = 86400.0
+
+
+def _sweep(number: int, **changes: Any) -> StoredRun:
+    """A sweep a day, by its number; it took a minute."""
+    record = replace(RUN, kind="sweep", started_s=number * _DAY_S)
+    made = StoredRun(number, record, None, number * _DAY_S + 60.0, None, 9, 0)
+    return replace(made, **changes)
+
+
+def _gone(
+    runs: list[StoredRun], *, days: int = 100, handed_in_s: float | None = None, sends: bool = False
+) -> list[int]:
+    found = beyond_keeping(runs[::-1], days, handed_in_s=handed_in_s, sends=sends)
+    return [one.number for one in found]
+
+
+def test_requests_of_a_sweep_go_when_it_is_old_by_the_newest_and_many_came_since() -> None:
+    nights = [_sweep(number) for number in range(200)]
+    assert _gone(nights) == list(range(98, -1, -1)), "99 was begun 100 days before the newest"
+    assert _gone(nights, days=10) == list(range(200 - KEPT_SWEEPS - 1, -1, -1))
+    assert _gone(nights, days=0) == [], "0 keeps all"
+    assert _gone([_sweep(10 * number) for number in range(KEPT_SWEEPS)]) == []
+
+
+def test_requests_go_once() -> None:
+    nights = [_sweep(number) for number in range(200)]
+    nights[3] = replace(nights[3], record=replace(nights[3].record, dropped=Dropped(9, 0, {})))
+    assert 3 not in _gone(nights)
+
+
+@pytest.mark.parametrize(
+    ("handed_in_s", "ended_s", "goes"),
+    [(None, 60.0, False), (59.0, 60.0, False), (61.0, 60.0, True), (1e12, None, False)],
+    ids=["never handed in", "before its end", "after its end", "cut short"],
+)
+def test_requests_that_others_wait_for_stay_until_they_were_handed_in(
+    handed_in_s: float | None, ended_s: float | None, *, goes: bool
+) -> None:
+    nights = [_sweep(0, ended_s=ended_s), *(_sweep(number) for number in range(150, 210))]
+    assert (0 in _gone(nights, handed_in_s=handed_in_s, sends=True)) is goes
+    assert 0 in _gone(nights)
