@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv6Address
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from tunerd import __version__
@@ -72,6 +74,7 @@ from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
 from tunerd.production.checks import masked
 from tunerd.production.gate import failure_of
+from tunerd.production.journal import backups
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import settings_of
 from tunerd.production.probation import daemon_lock
@@ -83,7 +86,7 @@ from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings_file import show_settings
 from tunerd.units.live import UNIX_SOCKET, LiveUnit, is_same_command
 from tunerd.units.manager import UnitState
-from tunerd.words import Mode
+from tunerd.words import Mode, counted, format_mib, have_mib, sha256
 
 # Enough to reach back to the load on most days; a build that logs each token does not.
 _LOG_LINES = 20_000
@@ -381,10 +384,54 @@ def _own_facts(ctx: Context) -> Mapping[str, Message | None] | None:
             "no-supervisor": unsupervised(ctx),
             "no-daemon": _unwatched(ctx),
             "settings-wrong": next(iter(ctx.settings_messages()), None),
+            "kept-engines": needless_engines(ctx),
             "swap-cut-short": None if is_locked(ctx.paths.lock) else interrupted(ctx),
         }
     except TunerdError:  # which the unit's reader told of
         return None
+
+
+def needless_engines(ctx: Context) -> Message | None:
+    """Kept engines that nothing names which starts a server, or may once more; None also where that cannot be told."""
+    kept = ctx.paths.engines_dir
+    try:
+        folders = sorted(kept.iterdir()) if kept.is_dir() and not is_locked(ctx.paths.lock) else []
+        named = list(_naming_engines(ctx)) if folders else []
+        found = [one for one in folders if not any(one.name.encode() in text for text in named)]
+        parts = (part.lstat() for one in found for part in one.rglob("*"))
+        mib = have_mib(sum(part.st_size for part in parts if S_ISREG(part.st_mode)))
+    except (OSError, TunerdError):
+        return None
+    if not found:
+        return None
+    what = counted(len(found), "kept engine")
+    text = f"{what} that no unit, backup, setting or profile names: {format_mib(mib)}"
+    return note("kept-engines", text, f"rm -r {shlex.join(map(str, found))}")
+
+
+def _naming_engines(ctx: Context) -> Iterator[bytes]:
+    """Whatever may start a kept engine, and the builds that backups start, or did before an upgrade in place."""
+    paths, generations = ctx.paths, ctx.generations
+    units = _contents(ctx, paths.unit_dir, paths.runtime_unit_dir)
+    yield from units
+    yield from _contents(ctx, paths.config_dir, paths.tuned_dir, paths.journal_dir)
+    standing, deployed = {sha256(text) for text in units}, ctx.deployed()
+    swaps = [one.generation for one in backups(ctx) if one.generation is not None]
+    oldest = generations.serving(ctx.unit, before=min(swaps)) if swaps else None
+    for number in generations.numbers():
+        yield generations.unit_text(number) or b""
+        yield generations.replaced_text(number) or b""
+        entry = generations.read(number)
+        made = None if entry is None else entry.generation
+        is_near = oldest is not None and number >= oldest.generation.number
+        if made and (is_near or made == deployed or made.unit_sha256 in standing):
+            standing.discard(made.unit_sha256)  # of several the newest counts
+            yield (made.engine_sha256 or "").encode()
+
+
+def _contents(ctx: Context, *folders: Path) -> list[bytes]:
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return [ctx.files.read(path) or b"" for path in files]
 
 
 def _unwatched(ctx: Context) -> Message | None:

@@ -39,7 +39,7 @@ from tunerd.engine.health import Failure, FailureKind
 from tunerd.machine.facts import POWER_CAP, CpuFrequency, GpuProcess
 from tunerd.model.memory import Device
 from tunerd.model.verdict import MemoryReport
-from tunerd.result import error, warning
+from tunerd.result import error, note, warning
 from tunerd.words import MiB
 
 # A command with its options, as far as the next sentence.
@@ -202,6 +202,8 @@ FIRES = [
     ("server-down", "a model that is gone, and a flag that the build lost",
      with_server(foreign_flags=("--mlock",), no_start="gone: `/models/a.gguf`")),
     ("server-down", "a server that died", with_server(death=Failure(FailureKind.PORT_TAKEN, "couldn't bind", None))),
+    ("kept-engines", "a copy that nothing names",
+     a_box(own={"kept-engines": note("kept-engines", "one that nothing names", "rm -r it")})),
     ("swap-cut-short", "a swap that was cut short",
      a_box(own={"swap-cut-short": warning("interrupted", "of generation 3", "recover")})),
 ]  # fmt: skip
@@ -326,6 +328,7 @@ UNKNOWN = [
     ("no-supervisor", "supervisor unknown", a_box(own=None)),
     ("no-daemon", "daemon unknown", a_box(own=None)),
     ("settings-wrong", "settings of tunerd unknown", a_box(own=None)),
+    ("kept-engines", "copies unknown", a_box(own=None)),
     ("swap-cut-short", "swaps unknown", a_box(own=None)),
     ("server-down", "no server", replace(a_box(), server=None)),
 ]  # fmt: skip
