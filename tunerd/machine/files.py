@@ -14,7 +14,7 @@ import os
 import shlex
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -430,6 +430,14 @@ def make_private(path: Path, *sides: Path) -> None:
         with contextlib.suppress(OSError):
             if one.stat().st_mode & 0o077:
                 one.chmod(0o600)
+
+
+def keep_newest(found: Iterable[Path], keep: int) -> None:
+    """Remove all but the newest of some files; what cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        dated = sorted((path.stat().st_mtime, path) for path in found)
+        for _at_s, path in dated[: max(0, len(dated) - keep)]:
+            path.unlink(missing_ok=True)
 
 
 def is_full(error: BaseException | None) -> bool:

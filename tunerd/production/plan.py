@@ -54,7 +54,7 @@ from tunerd.engine.serving import (
 )
 from tunerd.errors import EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
-from tunerd.machine.files import is_gone, real_path, stamp_of
+from tunerd.machine.files import is_gone, keep_newest, real_path, stamp_of
 from tunerd.machine.host import has_memory_groups, mounts_on, process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read, process_name, unit_of
@@ -589,6 +589,7 @@ def _memory_json(plan: MemoryPlan) -> dict[str, Any]:
 # Lines from a start that hold what an engine says of its load.
 _LOAD_LINES = 5000
 _PREFIX = "load-"
+KEPT_LOADS = 500  # each configuration that a night tries has one
 
 
 def _correction_of(ctx: Context, argv: Sequence[str], unit_text: str) -> MemoryCorrection | None:
@@ -621,6 +622,7 @@ def remember_load(
         n_loads = 1 if before is None else before.n_loads + 1
         ctx.files.make_folder(path.parent)
         ctx.files.write_json(path, plain(MemoryCorrection(seen, n_loads)))
+        keep_newest(path.parent.glob(f"{_PREFIX}*.json"), KEPT_LOADS)
     except TunerdError as problem:
         text = f"what this load took could not be kept: {problem.message}"
         return (note("memory-evidence", text, problem.hint),)

@@ -19,7 +19,7 @@ from typing import Any
 import tunerd
 from tunerd.errors import ConfigError, HostError, JobCanceled, NoSupervisor, ServiceError
 from tunerd.machine.clock import Clock, SystemClock, polls
-from tunerd.machine.files import Files
+from tunerd.machine.files import Files, keep_newest
 from tunerd.machine.process import (
     MINIMAL_ENVIRONMENT,
     SEARCH_PATH,
@@ -274,14 +274,8 @@ def prune_logs(paths: Paths, is_passing: Callable[[str], bool], *, keep: int = K
 
     What cannot be removed stays; nothing here raises.
     """
-    with contextlib.suppress(OSError):
-        found = [
-            (path.stat().st_mtime, path)
-            for path in paths.log_dir.iterdir()
-            if is_passing(path.name.partition(".log")[0])
-        ]
-        for _at_s, path in sorted(found)[: max(0, len(found) - keep)]:
-            path.unlink(missing_ok=True)
+    found = (path for path in paths.log_dir.glob("*") if is_passing(path.name.partition(".log")[0]))
+    keep_newest(found, keep)
 
 
 class UnitLog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tests.support.ports import free_port
 from tunerd.model.memory import Device
 from tunerd.model.verdict import parse_report
 from tunerd.production.journal import SCHEMA
+from tunerd.production.plan import KEPT_LOADS
 from tunerd.records import plain
 
 pytestmark = pytest.mark.llama
@@ -86,6 +88,22 @@ def test_what_was_kept_and_cannot_be_read_stops_neither_a_plan_nor_an_apply(box:
         assert memory(box, "one")["loads"] is None
     box.apply("one")
     assert memory(box, "one")["loads"] == 1
+
+
+def test_the_loads_of_years_of_nights_are_not_all_kept(box: BuildBox) -> None:
+    forget(box)
+    cache = box.box.context.paths.cache_dir
+    for number in range(KEPT_LOADS + 20):
+        path = cache / f"load-{number:032}.json"
+        path.write_text("{}")
+        os.utime(path, (number, number))
+    box.apply("one")
+    left = {path.name for path in cache.glob("load-*.json")}
+    assert len(left) == KEPT_LOADS
+    assert memory(box, "one")["loads"] is not None
+    assert f"load-{KEPT_LOADS + 19:032}.json" in left
+    for path in cache.glob("load-0*.json"):
+        path.unlink()
 
 
 def test_a_plan_of_what_was_loaded_imports_neither_a_database_nor_the_search(box: BuildBox) -> None:
