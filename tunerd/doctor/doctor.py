@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import shlex
@@ -415,16 +416,17 @@ def _naming_engines(ctx: Context) -> Iterator[bytes]:
     units = _contents(ctx, paths.unit_dir, paths.runtime_unit_dir)
     yield from units
     yield from _contents(ctx, paths.config_dir, paths.tuned_dir, paths.journal_dir)
-    standing, deployed = {sha256(text) for text in units}, ctx.deployed()
-    swaps = [one.generation for one in backups(ctx) if one.generation is not None]
-    oldest = generations.serving(ctx.unit, before=min(swaps)) if swaps else None
+    standing = {sha256(text) for text in units}
+    swaps = (one.generation for one in backups(ctx) if one.generation is not None)
+    oldest = min(swaps, default=math.inf)
+    replaced = generations.serving(ctx.unit, before=oldest)
+    since = oldest if replaced is None else replaced.generation.number
     for number in generations.numbers():
         yield generations.unit_text(number) or b""
         yield generations.replaced_text(number) or b""
         entry = generations.read(number)
         made = None if entry is None else entry.generation
-        is_near = oldest is not None and number >= oldest.generation.number
-        if made and (is_near or made == deployed or made.unit_sha256 in standing):
+        if made is not None and (number >= since or made.unit_sha256 in standing):
             standing.discard(made.unit_sha256)  # of several the newest counts
             yield (made.engine_sha256 or "").encode()
 

@@ -128,16 +128,26 @@ def _build_before_an_upgrade_in_place(ctx: Context, folder: Path) -> None:
     """The unit's text stayed the same, and going back to the build is by the copy alone."""
     assert folder.exists()
     backup = "llama-server.service.pre-20260101T000000Z-apply"
-    deployed(ctx, b"same", identity=IDENTITY)
+    deployed(ctx, b"same", identity="d" * 64, backup="gone")
+    deployed(ctx, b"same", identity=IDENTITY, backup="gone")
     deployed(ctx, b"same", identity="e" * 64, backup=backup)
     for name in (backup, ctx.unit):
         written(ctx.paths.unit_dir / name, b"same")
 
 
+def _build_in_the_place_of_a_unit_by_hand(ctx: Context, folder: Path) -> None:
+    assert folder.exists()
+    backups = [f"llama-server.service.pre-2026010{day}T000000Z-apply" for day in (1, 2)]
+    deployed(ctx, b"same", identity=IDENTITY, backup=backups[0])
+    deployed(ctx, b"same", identity="e" * 64, backup=backups[1])
+    for name, text in zip((*backups, ctx.unit), (b"by hand", b"same", b"same"), strict=True):
+        written(ctx.paths.unit_dir / name, text)
+
+
 @pytest.mark.parametrize(
     "name",
     [_unit, _backup_of_another_unit, _drop_in, _setting, _profile, _tuned_layer, _interrupted_swap,
-     _old_generation, _unit_that_was_adopted, _build_that_serves, _build_of_a_backup_of_another_unit, _build_before_an_upgrade_in_place],
+     _old_generation, _unit_that_was_adopted, _build_that_serves, _build_of_a_backup_of_another_unit, _build_before_an_upgrade_in_place, _build_in_the_place_of_a_unit_by_hand],
 )  # fmt: skip
 def test_a_copy_that_a_step_back_may_need_is_not_told(ctx: Context, name: Names) -> None:
     folder, other = kept(ctx), kept(ctx, "f" * 12)

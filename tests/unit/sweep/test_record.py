@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.fault.world import World
-from tests.integration.measure.test_store import RUN
 from tunerd.machine.files import lock
-from tunerd.measure.evidence import Dropped, StoredRun
+from tunerd.measure.evidence import Dropped, RunRecord, StoredRun
 from tunerd.production.rollback import rollback
 from tunerd.production.swap import swap
 from tunerd.profile.arm import Arm
@@ -62,7 +61,7 @@ _DAY_S = 86400.0
 
 def _sweep(number: int, **changes: Any) -> StoredRun:
     """A sweep a day, by its number; it took a minute."""
-    record = replace(RUN, kind="sweep", started_s=number * _DAY_S)
+    record = RunRecord(kind="sweep", suites=(), started_s=number * _DAY_S, target="a box")
     made = StoredRun(number, record, None, number * _DAY_S + 60.0, None, 9, 0)
     return replace(made, **changes)
 
