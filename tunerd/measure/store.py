@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -200,20 +201,21 @@ class StoreFile:
             yield connection
 
     def give_back(self) -> None:
-        """Copy what is left into a smaller file, where much of it is free.
+        """Copy what is left into a smaller file, where much of it is free, and the disk has room for copy and log.
 
-        Cut short, or where the copy finds no room, the file stays as it is.
+        Cut short, the file stays as it is.
         """
         with (
             undisturbed(),
             self.translated("write"),
-            contextlib.suppress(sqlite3.Error),
+            contextlib.suppress(sqlite3.Error, OSError),
             contextlib.closing(self.engine.raw_connection()) as connection,
             contextlib.closing(connection.cursor()) as cursor,
         ):
             (free,) = cursor.execute("PRAGMA freelist_count").fetchone()
             (pages,) = cursor.execute("PRAGMA page_count").fetchone()
-            if free >= pages * _MUCH:
+            has_room = shutil.disk_usage(self.path.parent).free > 2 * self.path.stat().st_size
+            if has_room and free >= pages * _MUCH:
                 cursor.execute("VACUUM")
 
     @contextlib.contextmanager

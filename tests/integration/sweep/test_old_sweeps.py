@@ -107,6 +107,16 @@ def test_space_is_given_back_to_the_disk(box: Box) -> None:
     assert queried(path, "PRAGMA freelist_count") == [(0,)]
 
 
+@needs_root
+def test_a_disk_that_is_nearly_full_is_not_filled_to_make_the_file_smaller(
+    tmp_path: Path, nights: Path
+) -> None:
+    box = Box(tmp_path)
+    with tiny_disk(box.context.paths.state_dir, "20m"):
+        tidied(with_nights(box, nights))
+        assert queried(box.context.paths.evidence, "PRAGMA freelist_count") > [(500,)]
+
+
 def test_nothing_is_dropped_where_all_is_to_be_kept_and_few_pages_wait_for_what_comes_next(
     box: Box,
 ) -> None:
