@@ -1102,7 +1102,7 @@ for _code, _looks_for, _why, _what, _level in (
      "what changes something refuses to work by them, and the daemon goes by others",
      "whether the settings are right", Level.ERROR),
     ("kept-engines", "kept copies of engines that nothing names any more",
-     "`swap.keep_engine` keeps each build that is deployed, whole with its libraries, and tunerd removes none",
+     "`swap.keep_engine` keeps each build that is deployed, whole with its libraries, and none is ever removed",
      "which copies of engines are needed", None),
     ("swap-cut-short", "a swap that was cut short",
      "unit and record may differ until the daemon, the next change or `tunerd recover` mends that",
