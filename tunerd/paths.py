@@ -39,7 +39,7 @@ class Paths:
 
     settings_file = _Within("config_dir", "tunerd.toml")
     """`tunerd.toml`."""
-    settings_lock = _Within("state_dir", "settings.lock")
+    settings_lock = _Within("config_dir", "settings.lock")
     """The lock of whoever writes the settings: what another writes at that moment would be lost."""
     last_settings = _Within("state_dir", "settings.json")
     """The settings by which the daemon went last."""

@@ -88,7 +88,10 @@ def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_
             pytest.skip("this account may mount nothing, not even in a namespace of its own")
         return done
 
-    for words in ("status", "verify", "history", "results list", "guard show", "sweep list"):
+    for words in (
+        *("status", "verify", "history", "results list", "guard show", "sweep list"),
+        *("settings set sweep.min_gain 0.02", "settings unset sweep.min_gain"),
+    ):
         done = call(*words.split())
         assert done.returncode == 0, (words, done.stderr)
     assert call("doctor").returncode in {0, 6}, "cannot read"
