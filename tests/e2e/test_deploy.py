@@ -133,6 +133,17 @@ def test_apply_serves_with_drafts_as_the_model_must_give_them(
 
 
 @ON_HOST
+def test_a_plan_goes_on_where_nothing_can_check_its_unit(box: Deployment) -> None:
+    """systemd-analyze 252 needs a /tmp that it can write."""
+    full = "mount -t tmpfs -o ro none /tmp && exec tunerd plan plain --json"
+    planned = json.loads(box.machine.run("unshare", "--mount", "sh", "-c", full, check=False).stdout)
+
+    told = {one["code"]: one["text"] for one in planned["messages"]}
+    assert not planned["refused"], told
+    assert "Read-only file system" in told["unit-unchecked"]
+
+
+@ON_HOST
 def test_a_machine_that_slept_tells_since_when_it_serves(box: Deployment) -> None:
     """CLOCK_MONOTONIC stands still meanwhile: after a night asleep it served since this morning."""
     box.apply("plain")

@@ -52,7 +52,7 @@ from tunerd.engine.serving import (
     standing_text,
     unit_with,
 )
-from tunerd.errors import EngineError, ModelFileError, TunerdError
+from tunerd.errors import EngineError, ModelFileError, ServiceError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_gone, keep_newest, real_path, stamp_of
 from tunerd.machine.host import has_memory_groups, mounts_on, process_facts, read_host
@@ -832,10 +832,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *_check_handover(ctx, live, _family(engine) if is_handed_over else None, before, after),
         *_check_return(ctx, live, state),
         *check_boot(ctx, state, enable=True),
-        *(
-            error("unit-refused", f"the service manager would complain: {line}")
-            for line in ctx.services.verify(ctx.unit, unit_text)
-        ),
+        *_check_unit(ctx, unit_text),
         *memory.messages,
         *_tuned_layer(ctx, resolved, engine, facts, host),
     )
@@ -852,6 +849,14 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         stamps=stamps,
         messages=messages,
     )
+
+
+def _check_unit(ctx: Context, text: str) -> Iterator[Message]:
+    try:
+        for line in ctx.services.verify(ctx.unit, text):
+            yield error("unit-refused", f"the service manager would complain: {line}")
+    except ServiceError as trouble:  # of what checks, such as a /tmp that cannot be written
+        yield warning("unit-unchecked", trouble.words)
 
 
 def address_of_plan(ctx: Context, made: Plan) -> Address:

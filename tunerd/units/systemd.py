@@ -417,8 +417,8 @@ class Systemd:
             found = complaints(done.stderr, unit, str(path.parent))
         if done.timed_out:
             raise ServiceError(f"{unit} cannot be checked", cause="systemd-analyze hangs")
-        if not found and not done.is_ok:
-            return tuple(line for line in done.stderr.split("\n") if line.strip())
+        if not found and not done.is_ok:  # as without a /tmp that can be written
+            raise ServiceError(f"{unit} cannot be checked", cause=why_it_failed(done))
         return found
 
     def _alone(self, stack: contextlib.ExitStack, unit: str, text: bytes) -> Path:
