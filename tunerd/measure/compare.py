@@ -178,7 +178,8 @@ def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made:
             hint=f"`tunerd plan {then.profile}` shows it; `tunerd apply` deploys it",
         )
     if side.name == LIVE and not stands(ctx, then):
-        if is_locked(ctx.paths.lock):  # what stands is being replaced
+        # What stands is being replaced, or was while it was looked at.
+        if is_locked(ctx.paths.lock) or stands(ctx, then) or ctx.deployed() != then:
             raise Busy(
                 f"{ctx.unit} is being changed right now", state="nothing was touched",
                 hint="try again when `tunerd status` says that it serves",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.support.local_box import Box, codes, deployed, settings
 from tests.support.ports import free_port
 from tests.support.supervised import supervisor_pid, wait_until_gone
 from tests.support.waiting import until
+from tunerd.errors import Busy
+from tunerd.measure.compare import plan_side, side_of
 from tunerd.tryout.local import Local, enabled_mark
 
 
@@ -72,6 +75,14 @@ def test_a_box_whose_supervisor_and_server_were_killed_is_told_what_served_and_t
         assert told() == []
         supervising.kill()
     Local(box.context.paths).ensure_supervisor()
+
+
+def test_a_unit_that_an_apply_replaced_while_it_was_looked_at_is_not_called_edited(
+    box: Box,
+) -> None:
+    was_live = replace(side_of(box.context, "1", base=None), name="live")
+    with pytest.raises(Busy, match="is being changed right now"):
+        plan_side(box.context, was_live)
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not here")
