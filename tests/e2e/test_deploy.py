@@ -136,7 +136,9 @@ def test_apply_serves_with_drafts_as_the_model_must_give_them(
 def test_a_plan_goes_on_where_nothing_can_check_its_unit(box: Deployment) -> None:
     """systemd-analyze 252 needs a /tmp that it can write."""
     full = "mount -t tmpfs -o ro none /tmp && exec tunerd plan plain --json"
-    planned = json.loads(box.machine.run("unshare", "--mount", "sh", "-c", full, check=False).stdout)
+    planned = json.loads(
+        box.machine.run("unshare", "--mount", "sh", "-c", full, check=False).stdout
+    )
 
     told = {one["code"]: one["text"] for one in planned["messages"]}
     assert not planned["refused"], told

@@ -42,7 +42,7 @@ from tunerd.measure.life import (
     prompt_book,
     tool_call_is_whole,
 )
-from tunerd.measure.request import Prompt
+from tunerd.measure.request import FEW_TOKENS, Prompt
 from tunerd.measure.request import Request as BenchRequest
 from tunerd.measure.target import NoAnswer, Target, count_tokens, open_candidate, open_live
 from tunerd.measure.trust import OTHERS_SLACK_MIB, ProcessorLook, is_processor_taken
@@ -651,8 +651,9 @@ def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
         life.traffic.wait_until_idle()
         life.open()
         rounds = []
+        short: dict[int, list[Sample]] = {}
         for number in range(_ROUNDS):
-            turn_s, n = live_turn(life, texts, workload, f"live {attempt} {number}")
+            turn_s, n = live_turn(life, texts, workload, f"live {attempt} {number}", short)
             n_void += n
             rounds += [] if turn_s is None else [turn_s]
         _, seen = life.settle()
@@ -662,8 +663,13 @@ def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
     raise BenchError("the unit that serves could not be measured undisturbed")
 
 
-def live_turn(life: Life, texts: Texts, workload: Workload, name: str) -> tuple[float | None, int]:
+def live_turn(
+    life: Life, texts: Texts, workload: Workload, name: str, short: dict[int, list[Sample]]
+) -> tuple[float | None, int]:
     """One round of the workload by these texts [s], None where a class was disturbed each time; and how often one was.
+
+    `short` are the answers of a class so far that ended before they tell its pace, of a server that cannot be
+    held to a length: together they tell it.
 
     Raises:
         NoAnswer: there is none.
@@ -676,8 +682,8 @@ def live_turn(life: Life, texts: Texts, workload: Workload, name: str) -> tuple[
         turn_s = None
         for attempt in range(_TRIES):
             if request.is_warm:  # each time: what disturbed it may have taken the prefix with it
-                _live_s(life, texts, request.bare, attempt)
-            turn_s = _live_s(life, texts, request, attempt)
+                _live_s(life, texts, request.bare, attempt, [])
+            turn_s = _live_s(life, texts, request, attempt, short.setdefault(at, []))
             if turn_s is not None:
                 break
             n_void += 1
@@ -686,7 +692,9 @@ def live_turn(life: Life, texts: Texts, workload: Workload, name: str) -> tuple[
     return (workload.turn_time_s(known) if known else None), n_void
 
 
-def _live_s(life: Life, texts: Texts, request: Request, attempt: int) -> float | None:
+def _live_s(
+    life: Life, texts: Texts, request: Request, attempt: int, short: list[Sample]
+) -> float | None:
     """Turn time of one request, of several at once their mean [s]; None where something speaks against it."""
     found = life.ask_all(*composed(texts, request, attempt, is_held=attempt > 0))
     samples = [one.sample for one in found]
@@ -694,7 +702,26 @@ def _live_s(life: Life, texts: Texts, request: Request, attempt: int) -> float |
         if sample.problem is not None or sample.client is None:
             raise NoAnswer("the unit that serves gave no answer", cause=sample.problem)
     turns = all_known(None if one.marks else one.turn_ms for one in samples)
-    return fmean(turns) / 1000 if len(turns) == len(samples) else None
+    if len(turns) == len(samples):
+        return fmean(turns) / 1000
+    if not life.target.holds:
+        short += [one for one in samples if one.marks == (Mark.SHORT,)]
+    return _turn_of_short_s(short, request.n_predict)
+
+
+def _turn_of_short_s(samples: Sequence[Sample], n_predict: int) -> float | None:
+    """Turn time by the pace of answers that ended early [s]; None where they are too few tokens together.
+
+    What ik generates of a last draft behind the end counts as generated, and took its time: the pace is exact.
+    """
+    walls = all_known(one.client.wall_ms if one.client else None for one in samples)
+    timings = all_known(one.timings for one in samples)
+    n = sum((one.predicted_n or 1) - 1 for one in timings)
+    if n < min(n_predict, FEW_TOKENS):
+        return None
+    decode_ms = sum(one.predicted_ms or 0.0 for one in timings)
+    left = n_predict - 1 - n / len(samples)
+    return (fmean(walls) + left * decode_ms / n) / 1000
 
 
 def expected_turns(evidence: Mapping[str, Any], workload: Workload) -> tuple[float, float] | None:

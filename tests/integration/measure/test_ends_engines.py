@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -13,13 +14,16 @@ from tests.support.bench_box import BenchBox
 from tests.support.real_box import options
 from tests.support.server_process import Server, serving
 from tunerd.machine.clock import SystemClock
+from tunerd.measure.answer import Sample
 from tunerd.measure.life import Life, Texts, prompt_book
 from tunerd.measure.request import Suite, warm_up
 from tunerd.measure.target import Target, open_url
-from tunerd.profile.workload import RequestClass
+from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep.box import live_turn
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 ENDS_AT_ONCE = ("--logit-bias", "2+100")
+ENDS_SOON = ("--logit-bias", "2+17.5", "--spec-type", "mtp:n_max=4,p_min=0")
 N_ASKED = 40
 
 
@@ -64,3 +68,18 @@ def test_answers_of_a_candidate_end_by_themselves_behind_one_that_was_held(
         asked = life.ask_all(*texts.of_class(one, f"text {number}", is_held=is_held))
         lengths.append(asked[0].sample.n_predicted)
     assert lengths == [1, N_ASKED, 1]
+
+
+def test_answers_of_a_class_that_all_end_early_tell_its_turn_together_where_none_can_be_held(
+    tmp_path: Path,
+) -> None:
+    workload = Workload((RequestClass(1.0, "code", 0, 60, N_ASKED),))
+    words = [str(needs.engine("ik-2026-08")), *options(tmp_path), *ENDS_SOON]
+    with serving(words, tmp_path / "log") as server:
+        life, texts = a_life(server, tmp_path, is_ours=False)
+        short: dict[int, list[Sample]] = {}
+        turns = [live_turn(life, texts, workload, f"live {n}", short)[0] for n in range(3)]
+    walls = [one.client.wall_ms / 1000 for one in short[0] if one.client]
+    assert len(walls) > len(turns), "each ended early"
+    assert turns[-1] is not None
+    assert turns[-1] > fmean(walls)

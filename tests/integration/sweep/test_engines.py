@@ -262,7 +262,7 @@ def test_a_promoted_winner_that_was_disturbed_finds_the_prefix_when_it_is_asked_
     texts = Heating(prompt_book(ctx), 1)
     texts.gpu = box.gpu
     texts.learn(target.server)
-    turn_s, n_void = live_turn(Life(ctx, target), texts, WORKLOAD, "live")
+    turn_s, n_void = live_turn(Life(ctx, target), texts, WORKLOAD, "live", {})
     assert turn_s
     assert n_void == len(WORKLOAD.classes)
     assert len(heard) == 4 * len(WORKLOAD.classes)
