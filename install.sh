@@ -515,9 +515,18 @@ user_places() {
 
 user_manager_runs() { systemctl --user show-environment >/dev/null 2>&1; }
 
+# Whether the service manager, which may not have the variables of this shell, looks for units in folder $1.
+user_manager_reads() {
+    systemctl --user show --property=UnitPath --value | grep -qF -e "$1" -e "$(realpath -m -- "$1")"
+}
+
 install_user() {
     user_places
     why='journalctl --user --unit=tunerd says why; what served before still serves'
+    if [ -n "${XDG_DATA_HOME:-}" ] && user_manager_runs && ! user_manager_reads "$data/systemd/user"; then
+        die "your service manager does not look for units in $data/systemd/user" \
+            'call this again without XDG_DATA_HOME, which only this shell has'
+    fi
     prepare_environment "$data/tunerd/venv"
     make_way "$state/tunerd"
     put_environment "$data/tunerd/venv"
@@ -536,9 +545,7 @@ install_user() {
     put_settings "$config/tunerd/tunerd.toml" "$data/tunerd/tunerd.toml"
     if user_manager_runs; then
         act systemctl --user daemon-reload
-        act systemctl --user --quiet enable tunerd.service ||
-            die "your service manager does not look for units in $data/systemd/user" \
-                'call this again without XDG_DATA_HOME, which only this shell has'
+        act systemctl --user --quiet enable tunerd.service
         act systemctl --user restart tunerd.service || die 'tunerd.service did not start' "$why"
     else
         say 'your service manager does not run: tunerd.service was not enabled'

@@ -275,6 +275,7 @@ def test_a_shell_whose_data_the_manager_does_not_read_is_told_so(bare_machine: M
     assert refused.returncode == 1
     assert "does not look for units in /home/alice/data/systemd/user" in refused.stderr
     assert "XDG_DATA_HOME" in refused.stderr
+    assert not bare_machine.exists("/home/alice/data")
 
 
 def test_a_user_installs_and_uninstalls_without_root(bare_machine: Machine) -> None:
