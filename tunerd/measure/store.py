@@ -26,7 +26,7 @@ from tunerd.app import Context
 from tunerd.engine.flags import compared_environment, without_secrets
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import SystemClock, polls
-from tunerd.machine.files import Files, demand_writable, make_private
+from tunerd.machine.files import Files, demand_writable, make_private, stamp_of
 from tunerd.machine.process import undisturbed
 from tunerd.measure.answer import ClientTimes, Sample, Timings, summarise
 from tunerd.measure.evidence import (
@@ -291,11 +291,14 @@ class StoreFile:
             self._check_and_migrate(check=check)
 
     def _check_and_migrate(self, *, check: bool) -> None:
-        if check:
-            with self.engine.connect() as connection:
-                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-            if found != "ok":
-                raise self._damaged(str(found))
+        with self.engine.connect() as connection:
+            page = connection.exec_driver_sql("PRAGMA page_size").scalar() or 1
+            # What is missing of a last page SQLite takes for zeros, unless its log has that page.
+            if self.path.stat().st_size % page and not (stamp_of(self._side("-wal")) or [0])[0]:
+                raise self._damaged("it was cut within its last page")
+            found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar() if check else "ok"
+        if found != "ok":
+            raise self._damaged(str(found))
         bring_up_to_date(
             self.name, STEPS, self.engine.connect, self.writing, writable=self.writable
         )

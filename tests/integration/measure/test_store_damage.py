@@ -162,6 +162,15 @@ def test_a_reader_is_not_kept_from_what_is_whole_and_is_told_of_what_is_not(tmp_
             [store.evidence(run) for run in store.runs()]
 
 
+def test_a_store_that_was_cut_within_its_last_page_has_not_run_out_of_samples(
+    tmp_path: Path,
+) -> None:
+    path = filled(tmp_path / "evidence.db", made_runs(repeats=1))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(HostError, match="the evidence store is damaged"):
+        open_to_read(path)
+
+
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "evidence.db"
     queried(path, "create table bookmarks (url text)")
