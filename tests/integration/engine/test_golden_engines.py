@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import needs
-from tests.support.builders import HELP_OF
+from tests.support.builders import HELP_OF, capabilities_of
 from tests.support.golden import NO_MODEL, dry, golden_lines
 from tests.support.ports import free_port
 from tunerd.engine.capabilities import IK_HIDDEN_FLAGS
+from tunerd.engine.flags import FLAG_ROWS
 from tunerd.engine.health import argument_error
 from tunerd.engine.probe import EngineProber, Found, own_server
 from tunerd.machine.files import Files
@@ -91,3 +92,14 @@ def test_ik_knows_every_flag_that_its_help_leaves_out(dialect: str, prober: Engi
     said = {flag: (done.stdout + done.stderr).splitlines() for flag, done in runs.items()}
     assert [flag for flag in said if f"error: unknown argument: {flag}" in said[flag]] == []
     assert all(said.values())
+
+
+@pytest.mark.engine
+def test_ik_takes_no_flag_of_a_key_that_is_not_known_of_it(prober: EngineProber) -> None:
+    words = {word for row in FLAG_ROWS for word in (*row.spellings, *dict(row.shorts))}
+    taken = []
+    for flag in words - capabilities_of("ik-may").flags:
+        done = prober.run(program_of("ik-may"), ["-m", NO_MODEL, flag, "0"])
+        lines = (done.stdout + done.stderr).splitlines()
+        taken += [] if f"error: unknown argument: {flag}" in lines else [flag]
+    assert taken == []
