@@ -121,7 +121,7 @@ def test_an_end_without_words_is_told_by_what_the_manager_saw(box: Deployment) -
 
 LATE = """\
 [Unit]
-StartLimitBurst=3
+StartLimitBurst={}
 [Service]
 ExecStartPost=/bin/sleep 60
 TimeoutStartSec=1
@@ -129,15 +129,23 @@ RestartSec=0.5
 """
 
 
-def test_a_server_whose_starts_take_too_long_is_told_as_given_up(box: Deployment) -> None:
+def test_a_server_whose_starts_take_too_long_is_told_as_one_that_dies_and_then_as_given_up(
+    box: Deployment,
+) -> None:
     """A stop that was not obeyed has the same result, and nobody wants to be told of one."""
     box.apply("plain")
     watched(box)
     drop_in = f"{box.units}/{UNIT}.d"
-    box.machine.write(f"{drop_in}/late.conf", LATE)
+    box.machine.write(f"{drop_in}/late.conf", LATE.format(1000))
     box.systemctl("daemon-reload")
 
     box.machine.kill(box.show("MainPID"))
+
+    assert "is started again" in box.until(told(box, "server-dies"), "it was told")
+    codes = {one["code"] for _ in range(5) for one in box.json("status")["drift"]}
+    assert codes == {"drop-in", "restarts"}
+    box.machine.write(f"{drop_in}/late.conf", LATE.format(3))
+    box.systemctl("daemon-reload")
 
     text = box.until(told(box, "server-failed"), "it was told")
     assert "hang: start-post operation timed out" in text

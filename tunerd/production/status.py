@@ -29,7 +29,7 @@ from tunerd.units.live import is_same_command
 from tunerd.units.manager import LeaseRecord, UnitState, lacks_manager
 from tunerd.units.systemd import lingers
 from tunerd.units.text import unified_diff
-from tunerd.words import Mode, sha256
+from tunerd.words import Mode, counted, sha256
 
 DEFAULT_LIMIT = 20
 _DRIFT = 6
@@ -395,8 +395,11 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
     if state.needs_reload:
         yield warning("not-reloaded", "the unit changed on disk since it was loaded",
                       f"{ctx.systemctl} daemon-reload")  # fmt: skip
-    if state.is_waiting:
+    n_again = state.n_restarts if state.active_state == "activating" else None
+    if state.is_waiting or n_again:
         text = f"the server ended ({state.result}), and its manager will start it again"
+        if not state.is_waiting:  # whose start made its result a success again
+            text = f"the server ended, and its manager starts it again, {counted(n_again or 0, 'time')} so far"
         hint = "`tunerd doctor` may say why; `tunerd rollback` if it goes on like that"
         yield warning("restarts", text, hint)
     elif not state.is_active and read_measurement(ctx) is None:
