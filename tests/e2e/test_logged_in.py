@@ -35,6 +35,7 @@ def test_what_ends_with_a_session_is_said(tunerd: Deployment) -> None:
         "once you have logged out"
         in tunerd("schedule", "set", "--window", "01:00-06:30", "--on").err
     )
+    assert "no-linger" in {one["code"] for one in tunerd.json("doctor", expect=6)["findings"]}
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings_file import show_settings
 from tunerd.units.live import UNIX_SOCKET, LiveUnit, is_same_command
 from tunerd.units.manager import UnitState
+from tunerd.units.systemd import lingers
 from tunerd.words import Mode, counted, format_mib, have_mib, sha256
 
 # Enough to reach back to the load on most days; a build that logs each token does not.
@@ -384,6 +385,7 @@ def _own_facts(ctx: Context) -> Mapping[str, Message | None] | None:
         return {
             "no-supervisor": unsupervised(ctx),
             "no-daemon": _unwatched(ctx),
+            "no-linger": _unlingering(ctx),
             "settings-wrong": next(iter(ctx.settings_messages()), None),
             "kept-engines": needless_engines(ctx),
             "swap-cut-short": None if is_locked(ctx.paths.lock) else interrupted(ctx),
@@ -440,6 +442,14 @@ def _unwatched(ctx: Context) -> Message | None:
     if ctx.mode is Mode.LOCAL or ctx.deployed() is None or is_locked(daemon_lock(ctx)):
         return None
     return warning("no-daemon", "no tunerd daemon runs", f"{ctx.systemctl} start tunerd")
+
+
+def _unlingering(ctx: Context) -> Message | None:
+    if ctx.mode is not Mode.USER or lingers(ctx.environment) is not False:
+        return None
+    return warning(
+        "no-linger", "you do not linger: your units end when you log out", "loginctl enable-linger"
+    )
 
 
 def _edited(ctx: Context) -> Message:
