@@ -70,3 +70,26 @@ def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
     assert any(name.endswith(" at 150 W") for name in arms)
     left = machine.sh("ls -d /run/systemd/system/tunerd-* /run/tunerd/*.json", check=False)
     assert left.stdout == ""
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(1800)
+def test_what_was_measured_by_a_limit_that_somebody_changed_meanwhile_is_kept_of_none(
+    machines: Machines, host_root: Root, tmp_path: Path
+) -> None:
+    machine = machines(host_root)
+    box = Deployment(machine, settings=SETTINGS)
+    box.stand_ins(eng=SPEED)
+    served = profile("eng", serving__ctx_size=1024, serving__metrics=True, workload="small")
+    box.profile("night", served + RANGES)
+    box.profile("workloads/small", WORKLOAD)
+    put_card(machine, tmp_path / "nvml")
+    box.apply("night")
+    change = "until grep -qx 150000 /run/nvml-limit-0; do sleep 0.05; done; echo 180000 >/run/nvml-limit-0"
+    machine.start("sh", "-c", change)
+
+    done = box("sweep", "run", "--yes", "--budget", "4m", "--seed", "3", "--json", limit_s=400.0)
+
+    assert "somebody set 180 W meanwhile" in done.json["power"]["reasons"][0]
+    names = [row["name"] for row in box.json("results", "show", "1")["arms"]]
+    assert not any(name.endswith(" at 150 W") for name in names), names

@@ -587,26 +587,26 @@ class _Run:
         if own_w is None:
             return
         sha256, records = self.prepared.shape.sha256, dict[Arm, ArmRecord]()
-        now_w = own_w
-
-        def keep(arm: Arm, samples: Sequence[MeasuredSample]) -> None:
-            """As of a configuration of its own, of which the search knows nothing."""
-            name = f"{arm} at {now_w:g} W"
-            self.keeper.arm(name, records[arm], sha256, power_limits_w=(now_w,))
-            self.keeper.samples(name, samples)
+        kept: list[tuple[Arm, Sequence[MeasuredSample]]] = []
 
         @contextlib.contextmanager
         def limited(watts: float) -> Iterator[None]:
-            nonlocal now_w
+            """What was asked in the body is kept once the limit has held, as of a configuration of its own."""
             self.ctx.report(Progress(f"measuring at {watts:g} W", left_s=box.until_s - box.now()))
             with power_limit(ctx, held.id, ctx.unit, watts):
-                now_w = watts
                 yield
-            now_w = own_w
+            for arm, samples in kept:
+                name = f"{arm} at {watts:g} W"
+                self.keeper.arm(name, records[arm], sha256, power_limits_w=(watts,))
+                self.keeper.samples(name, samples)
+            kept.clear()
 
         house = copy(box.house)
         house.limits_w = dict.fromkeys(house.limits_w)
-        beside = replace(box, house=house, on_arm=records.__setitem__, on_samples=keep)
+        beside = replace(
+            box, house=house, on_arm=records.__setitem__,
+            on_samples=lambda arm, samples: kept.append((arm, samples)),
+        )  # fmt: skip
         try:
             table = measure_limits(
                 beside, self.prepared.workload, list(dict.fromkeys([best, self.prepared.base.arm])),
