@@ -464,7 +464,7 @@ def is_locked(path: Path) -> bool:
 
 def stopped_hint(pid: int) -> str:
     """What to do about a process that holds the lock and stands still, as after Ctrl-Z."""
-    return f"`kill -CONT {pid}` lets it go on; after `kill -KILL {pid}` a swap is undone"
+    return f"`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it, and undoes a swap"
 
 
 def _busy(descriptor: int) -> Busy:

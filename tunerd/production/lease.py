@@ -583,7 +583,7 @@ def _only_measurement(ctx: Context, purpose: str) -> Iterator[None]:
                 "another measurement is under way",
                 cause=busy.cause,
                 state="nothing was changed",
-                hint=f"wait for it, or end it by starting {ctx.unit}",
+                hint=f"{busy.hint}; while it holds the place of {ctx.unit}, starting that ends it",
             ) from busy
         for uuid, name in sorted(
             (gpu.uuid, gpu.name) for gpu in ctx.gpu.read().gpus or () if gpu.uuid

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.integration.machine.test_files import held
 from tests.support.local_box import Box, codes, deployed, settings
 from tests.support.ports import free_port
 from tests.support.supervised import supervisor_pid, wait_until_gone
@@ -83,6 +84,16 @@ def test_a_unit_that_an_apply_replaced_while_it_was_looked_at_is_not_called_edit
     was_live = replace(side_of(box.context, "1", base=None), name="live")
     with pytest.raises(Busy, match="is being changed right now"):
         plan_side(box.context, was_live)
+
+
+def test_nobody_is_told_to_wait_for_a_measurement_that_stands_still(box: Box) -> None:
+    with held(box.context.paths.measure_lock) as measuring:
+        measuring.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, measuring.pid, os.WSTOPPED)
+        words = ("compare", "--set", "serving.ctx_size=768", "--budget", "60", "--yes")
+        error = box.json(*words, code=75)["error"]
+        measuring.send_signal(signal.SIGCONT)
+    assert f"`kill -CONT {measuring.pid}` lets it go on" in error["hint"]
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not here")
