@@ -181,4 +181,4 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
     box.until(is_restarted, "it was restarted")
     text = box.until(told(box, "drift-restart"), "it was told")
     assert text == "the server decays within its life, and is restarted"
-    assert "decays within its life, from " in str(told(box, "drift")())
+    assert "decays within its life, to " in str(told(box, "drift")())

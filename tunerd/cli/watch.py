@@ -250,6 +250,12 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
         speed = f"at least {confirmed['floor_tok_s']:.1f} tok/s"
         if confirmed["floor_acceptance"] is not None:
             speed += f", and {confirmed['floor_acceptance']:.2f} of the drafts accepted"
+        if confirmed["pace"] is not None:
+            speed += (
+                "; a pass of at most {ms:.1f} ms, and {draft_ms:.1f} for each drafted token".format(
+                    **confirmed["pace"]
+                )
+            )
     changed = {True: "another build than was deployed", False: "as deployed", None: "unknown"}
     rows = [
         ("confirmed", speed),

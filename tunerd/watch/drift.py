@@ -1,6 +1,7 @@
 """Whether a server does worse than was measured of it: its speed, by its counters and its own log; and in a probation its life and memory too.
 
-A guard and a probation go by the speed, each with its own floor.
+A guard and a probation go by the speed, each with its own floor: of a server that drafts by the time of its passes, for tokens
+a second fall as well where people ask for text that is harder to guess.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean, linear_regression, stdev
 
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.log import LoggedRequest, Tally, read_requests, tally_of, without_newest
@@ -20,6 +21,9 @@ from tunerd.watch.figures import Reading, Served
 from tunerd.watch.guards import IDLE_CORES, Act, Decision, Policy
 
 DRIFT = "drift"
+# Which of the two looks the same from here: its passes are as quick as ever.
+_FEWER = "its drafts are right less often: other text is asked than was measured, or its drafter is broken"
+_SLOWER = "slower"
 # Less is no sample of the work: one long answer could be of any kind.
 _LEAST_TOKENS = 512
 _LEAST_DRAFTED = 256
@@ -40,12 +44,35 @@ _LEAST_ANSWER = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """The longest that a verification pass may take: `ms`, and `draft_ms` more for each token that it drafts.
+
+    That was measured between `least_drafted` and `most_drafted`.
+    """
+
+    ms: float
+    draft_ms: float
+    least_drafted: float
+    most_drafted: float
+
+    def limit_ms(self, drafted: float) -> float:
+        """Of a pass that drafts so many: fewer than were measured may cost as much, and more no more for each."""
+        known = min(max(drafted, self.least_drafted), self.most_drafted)
+        drafted = max(drafted, known)
+        return (self.ms + self.draft_ms * known) * (1 + drafted) / (1 + known)
+
+    def times(self, factor: float) -> Pace:
+        """With so much more time."""
+        return replace(self, ms=self.ms * factor, draft_ms=self.draft_ms * factor)
+
+
+@dataclass(frozen=True, slots=True)
 class Confirmed:
     """What was measured of exactly this server, and under which conditions.
 
     `floor_tok_s` is the lowest decode speed that would still be what was measured, over all kinds of
-    text and with their spread; `floor_acceptance` the same of drafts, None where nothing was drafted.
-    `others_mib` is the VRAM that others held then, `deepest_tokens` the most context that was in use.
+    text and with their spread; `floor_acceptance` and `pace` the same of drafts and passes, None where nothing
+    was drafted. `others_mib` is the VRAM that others held then, `deepest_tokens` the most context that was in use.
     None is not known.
     """
 
@@ -55,18 +82,23 @@ class Confirmed:
     engine_sha256: str | None = None
     others_mib: int | None = None
     deepest_tokens: int | None = None
+    pace: Pace | None = None
 
 
 @dataclass(slots=True)
 class Stretch:
-    """Work of at least `_LEAST_TOKENS`, in one life; `before` was counted when it began, at `since_s`."""
+    """Work of at least `_LEAST_TOKENS`, in one life; `before` was counted when it began, at `since_s`.
+
+    `n_drafted` is None where the server does not count its drafts; `is_logged`: its log alone tells of them.
+    """
 
     n_predicted: int = 0
     predicted_s: float = 0.0
-    n_drafted: int = 0
+    n_drafted: int | None = 0
     n_accepted: int = 0
     throttled: int = 0
     looks: int = 0
+    is_logged: bool = False
     since_s: float = 0.0
     before: Tally | None = None
 
@@ -78,13 +110,27 @@ class Stretch:
     @property
     def acceptance(self) -> float | None:
         """Share of its drafts that were right."""
-        return self.n_accepted / self.n_drafted if self.n_drafted >= _LEAST_DRAFTED else None
+        drafted = self.n_drafted or 0
+        return self.n_accepted / drafted if drafted >= _LEAST_DRAFTED else None
+
+    def of_pace(self, confirmed: Confirmed) -> float | None:
+        """How long its passes took, of the longest that was confirmed; None where that is not known."""
+        passes, pace = self.n_predicted - self.n_accepted, confirmed.pace
+        if pace is None or self.n_drafted is None or passes <= 0:
+            return None
+        return 1000 * self.predicted_s / passes / pace.limit_ms(self.n_drafted / passes)
+
+    def slowness(self, confirmed: Confirmed) -> float:
+        """More than 1 is slower than was confirmed: by its passes where they are known, else by tokens a second."""
+        of_pace = self.of_pace(confirmed)
+        return (confirmed.floor_tok_s or 0.0) / self.tok_s if of_pace is None else of_pace
 
     def add(self, seen: Reading, served: Served) -> None:
         """What one look saw of it."""
         self.n_predicted += served.n_predicted or 0
         self.predicted_s += served.predicted_s or 0.0
-        self.n_drafted += served.n_drafted or 0
+        known = self.n_drafted, served.n_drafted
+        self.n_drafted = None if None in known else sum(n or 0 for n in known)
         self.n_accepted += served.n_accepted or 0
         self.throttled += seen.is_throttled is True
         self.looks += 1
@@ -102,7 +148,7 @@ class Drift:
         self._life: str | None = None
         self._others_mib: int | None = None
         self._confirmed: Confirmed | None = None
-        self._has_drifted = False
+        self._found = ""  # what was told of it last: `_SLOWER`, `_FEWER`
         # False where it was told before its log could bear it out, which the next look at that may do.
         self._is_sure = True
         self.not_judged: str | None = "too little was asked of it to judge its speed"
@@ -148,32 +194,35 @@ class Drift:
         if self._others_mib is None:
             self._others_mib = reading.others_mib
         if self._confirmed != confirmed:  # what was told was of other figures
-            self._confirmed, self._has_drifted = confirmed, False
+            self._confirmed, self._found = confirmed, ""
         if policy == "off":
-            self._has_drifted = False
+            self._found = ""
             self._begin_anew()
             return None
         known = replace(confirmed, others_mib=self._others_mib)
         if not self._has_grown(reading):
             return None
-        was_told = self._has_drifted
+        told, counted = self._found, None if engine.counters is None else engine.counters.generated
+        last = self.stretches[-_STRETCHES:]
+        if known.pace is not None and len(last) == _STRETCHES:
+            self._count_drafts(last, counted)
         decision = self._judged(reading, known, policy, engine_sha256)
         # Speed falls with the depth of a conversation as well.
-        is_slow = all(_is_slow(one, known) for one in self.stretches[-_STRETCHES:])
-        if decision is None or decision.kind != DRIFT or not is_slow:
+        if decision is None or decision.kind != DRIFT or self._found != _SLOWER:
             return decision
-        requests = self._requests(None if engine.counters is None else engine.counters.generated)
-        closer = look_closer(decision, requests, known, demands_log=demands_log)
+        closer = look_closer(decision, self._requests(counted), known, demands_log=demands_log)
+        text = f"by its counters it made {self.tok_s:.1f} tok/s, which its log does not bear out"
+        floor = known.floor_tok_s or 0.0
+        if closer is not None and any(one.is_logged and one.tok_s >= floor for one in last):
+            # Whoever may ask may write lines of drafts as well: that is said, and nothing is done.
+            text = "its log alone says that its passes are slow"
+            closer = None if demands_log else replace(closer, act=Act.NOTHING)
         if closer is None:
-            told = (
-                f"by its counters it made {self.tok_s:.1f} tok/s, which its log does not bear out"
-            )
-            self.not_judged = told
-            self._has_drifted = was_told
+            self.not_judged, self._found = text, told
             self._begin_anew()
             return None
         self._is_sure = closer.act is decision.act
-        return None if was_told and closer.act is Act.NOTHING else closer
+        return None if told == _SLOWER and closer.act is Act.NOTHING else closer
 
     def _has_grown(self, seen: Reading) -> bool:
         """Take what was served since the look before into account; whether a stretch became whole."""
@@ -202,28 +251,41 @@ class Drift:
         self, seen: Reading, confirmed: Confirmed, policy: Policy, engine_sha256: str | None
     ) -> Decision | None:
         last = self.stretches[-_STRETCHES:]
-        if len(last) < _STRETCHES:
+        n_unknown = sum(one.n_drafted is None for one in last)
+        # Of drafts that are not counted the log is asked for three stretches at a time.
+        is_split = confirmed.pace is not None and 0 < n_unknown < _STRETCHES
+        if len(last) < _STRETCHES or is_split:
             return None
-        evidence = _evidence(last, confirmed)
         self.not_judged = None
-        if evidence is None:
-            if self._has_drifted and not any(_is_off(one, confirmed) for one in last):
-                self._has_drifted = False
+        found = _found_in(last, confirmed)
+        if not found:
+            if self._found and not any(_found_in([one], confirmed) for one in last):
+                self._found = ""
                 text = "the server does again what was measured of it"
                 return Decision("drift-over", Act.NOTHING, "note", text, _told(last))
             return None
-        if self._has_drifted and self._is_sure:
+        if self._is_sure and self._found in {_SLOWER, found}:
             return None
-        self._has_drifted = self._is_sure = True
+        self._found, self._is_sure = found, True
         cause, decays = _likely_cause(self.stretches, seen, confirmed, engine_sha256)
         act = Act.RESTART if decays and policy == "act" else Act.NOTHING
         text = f"the server does not do any more what was measured of it: {cause}"
-        hint = (
-            "a restart brings its speed back"
-            if decays
-            else "`tunerd doctor`; `tunerd bench` measures it anew"
-        )
-        return Decision(DRIFT, act, "warning", text, evidence, hint)
+        hint = "`tunerd doctor`; `tunerd bench` measures it anew"
+        if cause == _FEWER:
+            hint = "`tunerd bench` asks known text, which tells the two apart"
+        if decays:
+            hint = "a restart brings its speed back"
+        return Decision(DRIFT, act, "warning", text, _evidence(found, last, confirmed), hint)
+
+    def _count_drafts(self, last: Sequence[Stretch], counted: Tally | None) -> None:
+        """Give stretches of which no drafts were counted those of their requests, as far as the log tells."""
+        is_counted = any(one.n_drafted is not None for one in last)
+        requests = () if is_counted else self._requests(counted)
+        n = sum(one.predicted_n for one in requests)
+        for one in last if n else ():
+            one.is_logged = True
+            one.n_drafted = one.n_predicted * sum(each.drafted_n or 0 for each in requests) // n
+            one.n_accepted = one.n_predicted * sum(each.accepted_n or 0 for each in requests) // n
 
     def _requests(self, counted: Tally | None) -> Sequence[LoggedRequest]:
         """Those of the stretches that were judged, by the server's own log.
@@ -276,31 +338,31 @@ def look_closer(
             return None
         evidence = f"{decision.evidence}; how deep those requests were is not known"
         return replace(decision, act=Act.NOTHING, evidence=evidence)
-    tok_s, floor = speed_of_alike(known, confirmed.deepest_tokens), confirmed.floor_tok_s
-    if tok_s is None or floor is None or tok_s >= floor:
+    alike = alike_of(known, confirmed.deepest_tokens)
+    if alike is None or alike.slowness(confirmed) <= 1:
         return None
-    evidence = f"{decision.evidence}; requests no deeper than those: {tok_s:.1f} tok/s"
-    return replace(decision, evidence=evidence)
+    evidence = f"{decision.evidence}; requests no deeper than those: {alike.tok_s:.1f} tok/s"
+    return replace(decision, evidence=f"{evidence}{_of_pace([alike], confirmed)}")
 
 
-def speed_of_alike(requests: Sequence[LoggedRequest], deepest_tokens: int) -> float | None:
-    """Decode speed of the newest requests that were alone and no deeper; None where those are too few."""
+def alike_of(requests: Sequence[LoggedRequest], deepest_tokens: int) -> Stretch | None:
+    """The newest requests that were alone and no deeper, together; None where those are too few."""
     deepest = max(deepest_tokens, _SHALLOW_TOKENS) * _DEPTH_RATIO
-    tokens, ms = 0, 0.0
+    found = Stretch()
     for one in reversed(requests):
         depth = one.prompt_total_n
         if depth is None or depth + one.predicted_n > deepest:
             continue
         if one.concurrency > 1 or one.predicted_n < _LEAST_ANSWER:
             continue
-        tokens, ms = tokens + one.predicted_n - 1, ms + one.predicted_ms
-        if tokens >= _STRETCHES * _LEAST_TOKENS:
+        found.n_predicted += one.predicted_n - 1
+        found.predicted_s += one.predicted_ms / 1000
+        # One that drafted nothing has no line of drafts.
+        found.n_drafted = (found.n_drafted or 0) + (one.drafted_n or 0)
+        found.n_accepted += one.accepted_n or 0
+        if found.n_predicted >= _STRETCHES * _LEAST_TOKENS:
             break
-    return 1000 * tokens / ms if tokens >= _LEAST_TOKENS and ms else None
-
-
-def _is_slow(one: Stretch, confirmed: Confirmed) -> bool:
-    return confirmed.floor_tok_s is not None and one.tok_s < confirmed.floor_tok_s
+    return found if found.n_predicted >= _LEAST_TOKENS and found.predicted_s else None
 
 
 def _drafts_badly(one: Stretch, confirmed: Confirmed) -> bool:
@@ -308,18 +370,26 @@ def _drafts_badly(one: Stretch, confirmed: Confirmed) -> bool:
     return floor is not None and one.acceptance is not None and one.acceptance < floor
 
 
-def _is_off(one: Stretch, confirmed: Confirmed) -> bool:
-    return _is_slow(one, confirmed) or _drafts_badly(one, confirmed)
+def _found_in(last: Sequence[Stretch], confirmed: Confirmed) -> str:
+    """What all of them show: `_SLOWER`, `_FEWER`, or nothing."""
+    if all(one.slowness(confirmed) > 1 for one in last):
+        return _SLOWER
+    return _FEWER if all(_drafts_badly(one, confirmed) for one in last) else ""
 
 
-def _evidence(last: Sequence[Stretch], confirmed: Confirmed) -> str | None:
-    """What shows it; None where the last stretches do not."""
-    if all(_is_slow(one, confirmed) for one in last):
-        return f"{_told(last)} in a row, at least {confirmed.floor_tok_s:.1f} were confirmed"
-    if all(_drafts_badly(one, confirmed) for one in last):
+def _evidence(found: str, last: Sequence[Stretch], confirmed: Confirmed) -> str:
+    if found == _FEWER:
         shown = ", ".join(f"{one.acceptance:.2f}" for one in last)
         return f"{shown} of the drafts accepted, at least {confirmed.floor_acceptance:.2f} were confirmed"
-    return None
+    of_pace = _of_pace(last, confirmed)
+    floor = "" if of_pace else f", at least {confirmed.floor_tok_s:.1f} were confirmed"
+    return f"{_told(last)} in a row{of_pace}{floor}"
+
+
+def _of_pace(last: Sequence[Stretch], confirmed: Confirmed) -> str:
+    known = [ratio for one in last if (ratio := one.of_pace(confirmed)) is not None]
+    shown = ", ".join(f"{ratio:.2f}" for ratio in known)
+    return f", passes of {shown} times the longest that was confirmed" if known else ""
 
 
 def _told(last: Sequence[Stretch]) -> str:
@@ -330,11 +400,13 @@ def _likely_cause(
     stretches: Sequence[Stretch], seen: Reading, confirmed: Confirmed, engine_sha256: str | None
 ) -> tuple[str, bool]:
     """The likely cause, the surest first, and whether it is a decay that a restart ends."""
+    before, last = stretches[:-_STRETCHES], stretches[-_STRETCHES:]
     if _differ(confirmed.driver_version, seen.driver_version):
         return f"the driver was {confirmed.driver_version} and is {seen.driver_version}", False
     if _differ(confirmed.engine_sha256, engine_sha256):
         return "the engine is another build than the one that was measured", False
-    before, last = stretches[:-_STRETCHES], stretches[-_STRETCHES:]
+    if _found_in(last, confirmed) == _FEWER:
+        return _FEWER, False
     throttled, looks = sum(one.throttled for one in last), sum(one.looks for one in last)
     if throttled * 2 > looks:
         return f"the card was throttled in {throttled} of {looks} looks", False
@@ -342,14 +414,10 @@ def _likely_cause(
         more_mib = seen.others_mib - confirmed.others_mib
         if more_mib > _OTHERS_SLACK_MIB:
             return f"others hold {seen.others_mib} MiB of VRAM, {more_mib} more than then", False
-    # Text that is harder to guess looks like a decay from where it began.
-    if all(_drafts_badly(one, confirmed) for one in last):
-        return "drafts are right less often, as on other kinds of text than were measured", False
-    good = [one for one in before if not _is_off(one, confirmed)]
-    falls = all(late.tok_s <= early.tok_s * 1.02 for early, late in pairwise(stretches[-2:]))
-    if len(good) >= _LEAST_GOOD and falls:
-        best = max(one.tok_s for one in good)
-        return f"it decays within its life, from {best:.1f} to {last[-1].tok_s:.1f} tok/s", True
+    slow = [one.slowness(confirmed) for one in stretches]
+    good = [one for one in slow[: len(before)] if one <= 1]
+    if len(good) >= _LEAST_GOOD and slow[-1] * 1.02 >= slow[-2]:
+        return f"it decays within its life, to {min(good) / slow[-1]:.0%} of its speed", True
     return "nothing that is watched tells why", False
 
 
@@ -377,13 +445,47 @@ def confirmed_by(samples: Iterable[Sample], then: Fingerprint) -> Confirmed | No
     floor = _floor(known, _speed, relative=True)
     if floor is None:
         return None
+    pace = pace_of(known, width=_WIDTH)
     return Confirmed(
         floor_tok_s=floor,
         floor_acceptance=_floor(known, _acceptance, relative=False),
         driver_version=then.driver_version,
         engine_sha256=then.engine_sha256,
         deepest_tokens=max(depth_of(one) for one in known),
+        pace=None if pace is None else pace.times(1 / (1 - _BETWEEN_LIVES)),
     )
+
+
+def pace_of(samples: Iterable[Sample], *, width: float = 0.0) -> Pace | None:
+    """Of the kind of text with the slowest passes, but for what they drafted; None where nothing was drafted.
+
+    Args:
+        samples: Of one server.
+        width: Of what their mean may be too low by, in its standard errors.
+    """
+    asked = [(one, *found) for one in samples if (found := _pass_of(one)) is not None]
+    drafted, times_ms = [one for _, one, _ in asked], [ms for _, _, ms in asked]
+    if not any(drafted):
+        return None
+    slope = linear_regression(drafted, times_ms).slope if len(set(drafted)) > 1 else 0.0
+    # A token that is drafted and checked beside others costs no more than one alone.
+    draft_ms = min(max(slope, 0.0), fmean(times_ms) / (1 + fmean(drafted)))
+
+    def without_drafts(sample: Sample) -> float | None:
+        found = _pass_of(sample)
+        return None if found is None else found[1] - draft_ms * found[0]
+
+    kinds = _by_kind([one for one, _, _ in asked], without_drafts)
+    ends = [fmean(kind) + width * stdev(kind) / sqrt(len(kind)) for kind in kinds]
+    return Pace(max(ends), draft_ms, min(drafted), max(drafted)) if ends else None
+
+
+def _pass_of(sample: Sample) -> tuple[float, float] | None:
+    """Tokens that a verification pass drafted, and its time [ms]."""
+    timings = sample.timings
+    if timings is None or not timings.steps or timings.step_ms is None:
+        return None
+    return (timings.draft_n or 0) / timings.steps, timings.step_ms
 
 
 def usable(samples: Iterable[Sample]) -> list[Sample]:
@@ -492,8 +594,8 @@ class Look:
 class Basis:
     """What it is judged by.
 
-    `slowest_tok_s` is the lowest decode speed over the kinds of text that were measured of it [tok/s],
-    `previous_tok_s` that of what it replaced, `deepest_tokens` the most context that was in use then,
+    `slowest_tok_s` is the lowest decode speed over the kinds of text that were measured of it [tok/s], `pace` that
+    of its passes, `previous_tok_s` that of what it replaced, `deepest_tokens` the most context that was in use then,
     `headroom_mib` the VRAM that must stay free, `cache_ram_mib` the limit of its prompt cache. None: not
     known, or no limit, and not judged.
     """
@@ -504,15 +606,19 @@ class Basis:
     previous_tok_s: float | None = None
     headroom_mib: int | None = None
     cache_ram_mib: int | None = _CACHE_RAM_MIB
+    pace: Pace | None = None
 
     @property
-    def floor_tok_s(self) -> float | None:
-        """Decode speed below which it does worse: than measured, and than what served before."""
+    def floor(self) -> Confirmed:
+        """Below it, it does worse: than measured, and on the same text than what served before."""
         if self.slowest_tok_s is None:
-            return None
-        if self.previous_tok_s is None:
-            return self.slowest_tok_s * (1 - _TOLERANCE_ALONE)
-        return min(self.slowest_tok_s, self.previous_tok_s) * (1 - _TOLERANCE)
+            return Confirmed(None, None)
+        share = 1 - _TOLERANCE_ALONE
+        if self.previous_tok_s is not None:
+            share = min(1.0, self.previous_tok_s / self.slowest_tok_s) * (1 - _TOLERANCE)
+        pace = None if self.pace is None else self.pace.times(1 / share)
+        floor_tok_s = self.slowest_tok_s * share
+        return Confirmed(floor_tok_s, None, deepest_tokens=self.deepest_tokens, pace=pace)
 
 
 def cache_ram_mib(argv: Sequence[str]) -> int | None:

@@ -18,8 +18,7 @@ UNKNOWN = "unknown"
 # What a ratio is made of is counted over the same time.
 _TOGETHER = (
     ("n_prompt", "prompt_s", "n_cached"),
-    ("n_predicted", "predicted_s"),
-    ("n_drafted", "n_accepted"),
+    ("n_predicted", "predicted_s", "n_drafted", "n_accepted"),
 )
 _LEAST_STEPS = 50
 

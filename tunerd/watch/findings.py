@@ -31,6 +31,7 @@ from tunerd.watch.drift import (
     cache_ram_mib,
     confirmed_by,
     depth_of,
+    pace_of,
     slowest_tok_s,
     usable,
 )
@@ -150,6 +151,7 @@ def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> Basis:
         previous_tok_s=slowest_tok_s(previous),
         headroom_mib=ctx.settings.sweep.headroom_mib if has_gpu else None,
         cache_ram_mib=cache_ram_mib(generation.argv),
+        pace=pace_of(usable(own)),
     )
 
 

@@ -594,7 +594,8 @@ def show_guards(ctx: Context) -> ActionResult:
          f"generations get no answer in {settings.hang_limit_s:.0f} s"),
          f"restart it, {settings.hang_restarts_per_hour} times an hour at most"),
         ("drift", settings.drift, ("drift", DECAYED, "drift-over", _BEST),
-         ("three stretches of 512 tokens and more in a row below what was measured of this server; or other "
+         ("three stretches of 512 tokens and more in a row below what was measured of this server: in the time of a "
+          "verification pass, or tokens a second where it drafts nothing; in drafts that are right; or other "
           "settings of drafts, which the newest sweep's laws say to be more than 3 % faster for what is asked now"),
          ("say so with the likely cause; act: restart one that decays within its life, when idle, and have the "
           "next opening of the window swept, on whatever day")),

@@ -44,7 +44,6 @@ from tunerd.watch.drift import (
     DRIFT,
     WENT_DOWN,
     Basis,
-    Confirmed,
     Drift,
     Look,
     is_long_enough,
@@ -231,8 +230,7 @@ class Probation:
     def _slow(self, watch: _Watch, reading: Reading) -> str | None:
         """Why its speed alone is a reason: by its counters, and borne out by its own log."""
         basis = watch.basis
-        floor = Confirmed(basis.floor_tok_s, None, deepest_tokens=basis.deepest_tokens)
-        found = watch.drift.after(reading, floor, "advise", demands_log=True)
+        found = watch.drift.after(reading, basis.floor, "advise", demands_log=True)
         if found is None or found.kind != DRIFT:
             return None
         before = basis.previous_tok_s

@@ -651,11 +651,12 @@ def work(
     forged: int = 0,
     is_busy: bool = False,
     is_late: bool = False,
+    drafts: tuple[int, int] | None = None,
 ) -> None:
     """Requests one after the other, each logged and counted at the look after it.
 
     At each look somebody has written the lines of so many more, and with `is_busy` has asked again. What
-    `is_late` is logged after the look.
+    `is_late` is logged after the look. Of `drafts`, so many right of so many, no counter tells.
     """
     for task, tok_s in enumerate(speeds):
         head = f"slot print_timing: id  0 | task {task} | "
@@ -663,6 +664,9 @@ def work(
             f"slot launch_slot_: id  0 | task {task} | processing task, is_child = 0",
             f"{head}prompt eval time = 30.00 ms / {depth} tokens (0.1 ms per token, 8000.00 tokens per second)",
             f"{head}       eval time = {600_000 / tok_s:.2f} ms / 600 tokens (1 ms per token, 1 tokens per second)",
+            f"{head}draft acceptance = 0.5 ({drafts[0]:5d} accepted / {drafts[1]:5d} generated)"
+            if drafts
+            else "",
             f"slot release: id  0 | task {task} | stop processing: n_tokens = {depth + 599}, truncated = 0",
         )
         if not is_late:
@@ -695,7 +699,7 @@ def test_a_server_that_decays_is_restarted_where_that_is_wanted(
     before = world.life
     work(world, 200, *DECAYS)
     assert world.kinds == ["drift", *(["drift-restart"] if policy == "act" else [])]
-    assert "it decays within its life, from 60.0 to 30.0 tok/s" in world.told[0].text
+    assert "it decays within its life, to 50% of its speed" in world.told[0].text
     assert "no deeper than those: 33.9 tok/s" in world.told[0].text
     assert (world.life != before) is (policy == "act")
 
@@ -765,6 +769,52 @@ def test_what_was_measured_of_another_generation_holds_for_none_that_took_its_pl
     watched(counting, state="passed")
     work(counting, 200, *DECAYS)
     assert counting.kinds == []
+
+
+# Of 600 tokens 400 are drafts that are right, so there are 200 passes with 3 drafts each: of 60 ms at 50 tok/s.
+PACE = {"ms": 40.0, "draft_ms": 10.0, "least_drafted": 1.0, "most_drafted": 3.0}
+EASY, HARD = (400, 600), (150, 450)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "drafts", "words"),
+    [
+        (
+            (30.0,) * 6,
+            HARD,
+            "0.33, 0.33, 0.33 of the drafts accepted, at least 0.50 were confirmed",
+        ),
+        ((60.0,) * 6, EASY, None),
+        # Slower than on such text, and quicker than on the slowest that was measured.
+        ((41.0,) * 6, EASY, "requests no deeper than those: 40.9 tok/s, passes of 1.05 times"),
+        # Its counters tell that it is slow, and the log that this is not for the text.
+        ((20.0,) * 6, HARD, "passes of 1.34 times the longest"),
+    ],
+)
+def test_where_no_counter_tells_of_drafts_the_log_does_and_acts_alone_on_nothing(
+    counting: Counting, speeds: tuple[float, ...], drafts: tuple[int, int], words: str | None
+) -> None:
+    counting.find(confirmed=CONFIRMED | {"floor_acceptance": 0.5, "pace": PACE})
+    work(counting, 200, *DECAYS[:3], drafts=EASY)
+    work(counting, 200, *speeds, drafts=drafts)
+    acts = ["drift-restart"] if speeds[0] < 30.0 else []
+    assert counting.kinds == ([] if words is None else ["drift", *acts])
+    if words is not None:
+        assert words in counting.told[0].text
+
+
+@pytest.mark.parametrize(("slow", "is_taken"), [(1.0, False), (1.6, True)])
+def test_a_new_server_is_not_taken_back_for_other_text_but_for_slow_passes(
+    counting: Counting, slow: float, is_taken: bool
+) -> None:
+    """A winner that was proved on code was taken back because it was asked for prose."""
+    path = watched(counting)
+    counting.look()
+    counting.find(generation=3, basis=BASIS | {"pace": PACE, "previous_tok_s": 50.0})
+    work(counting, 200, *[30.0 / slow] * 6, drafts=HARD)
+    reason = json.loads(path.read_text())["reason"]
+    assert ("passes of" in reason) is is_taken
+    assert (counting.manager.runtime_unit_dir / TAKES_BACK).exists() is is_taken
 
 
 BASIS = {"slowest_tok_s": 50.0, "deepest_tokens": 2000, "n_samples": 9, "previous_tok_s": None}
