@@ -54,16 +54,21 @@ def test_the_speed_of_a_server_that_prints_six_digits_is_true_or_unknown(tokens:
         return read_counters(
             f"llamacpp:tokens_predicted_total {total:g}\n"
             f"llamacpp:tokens_predicted_seconds_total {total / 40:g}\n"
+            f"llamacpp:spec_decode_num_draft_tokens_total {0.9 * total:g}\n"
+            f"llamacpp:spec_decode_num_accepted_tokens_total {0.6 * total:g}\n"
         )
 
-    before, n_seen, speeds = printed(tokens), 0, []
+    before, n_seen, speeds, right = printed(tokens), 0, [], []
     n_looks = 3000
     for look in range(1, n_looks + 1):
         served, before = served_between(before, printed(tokens + 397 * look), 10.0)
         assert served is not None
         n_seen += served.n_predicted or 0
         speeds += [] if served.decode_tok_s is None else [served.decode_tok_s]
+        if served.n_predicted:  # of the same time, or no time of a pass could be told
+            right.append((served.n_accepted or 0) / served.n_predicted)
     assert all(39 <= speed <= 41 for speed in speeds)
+    assert all(0.58 <= share <= 0.62 for share in right)
     assert n_seen > 0.9 * 397 * n_looks, "nothing is lost"
 
 
