@@ -119,7 +119,7 @@ def _with_warning(ctx: Context, made: Plan) -> Plan:
     record = read_measurement(ctx)
     if record is None:
         return made
-    ends = warning("measuring", f"`{record.purpose}` is being measured; deploying ends that")
+    ends = warning("measuring", f"`{record.purpose}` is under way; deploying ends it")
     return replace(made, messages=(*made.messages, ends))
 
 

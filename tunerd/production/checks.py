@@ -50,8 +50,8 @@ def check_machine(
     wanted = resolved.profile.match
     if host.awaits_reboot is not None and wanted.gpu != "none" and not devices:
         level = warning if wanted.gpu is None else error
-        yield level("reboot-first", f"no program that starts now finds the card: {host.awaits_reboot}",
-                    "reboot, so that the module of the installed driver is loaded")  # fmt: skip
+        yield level("reboot-first", f"a program that starts now cannot find the card: {host.awaits_reboot}",
+                    "reboot, which loads the installed driver's kernel module")  # fmt: skip
     if wanted.gpu == "none":
         if has_gpu:
             yield note("gpu-unused", "this profile is for machines without a GPU; yours stays idle")
@@ -93,7 +93,7 @@ def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:
             'or set speculation.type = "off"',
         )
     if facts.no_model is not None:
-        yield error("no-model", f"the file is no model that could be served: {facts.no_model}",
+        yield error("no-model", f"the file is not a model that can be served: {facts.no_model}",
                     "set model.path to the main file")  # fmt: skip
     ctx_size = resolved.profile.serving.ctx_size
     if ctx_size and facts.context_length and ctx_size > facts.context_length:
@@ -134,8 +134,8 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
     by_text = sorted(kind for kind in speculation.kinds if kind.startswith("ngram-"))
     if "mtp" in speculation.kinds and by_text:
         # Source: write-up "Multi-Token Prediction lands in llama.cpp"; ggml-org/llama.cpp#23154.
-        yield warning("mixed-drafts", f"MTP beside {', '.join(by_text)} is experimental, and ended servers with CUDA "
-                      "errors", "speculation.type = mtp; `tunerd compare` says whether both are any faster")  # fmt: skip
+        yield warning("mixed-drafts", f"MTP together with {', '.join(by_text)} is experimental, and has crashed servers with CUDA "
+                      "errors", "set speculation.type = mtp; `tunerd compare` shows whether both together are faster")  # fmt: skip
     cores = host.cpu.physical_cores
     if isinstance(serving.threads, int) and cores is not None and serving.threads > cores:
         yield warning("threads", f"serving.threads = {serving.threads} is more than the "
@@ -143,14 +143,14 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
     # Left to the engine it is 127.0.0.1 on every build; some take a list.
     hosts = [] if serving.host is None else [host.strip() for host in serving.host.split(",")]
     if any(host.endswith(UNIX_SOCKET) for host in hosts):
-        yield error("unix-socket", f"serving.host = {serving.host}: on a Unix socket nothing could tell "
-                    "whether the server answers, so it could not be deployed",
-                    "serving.host = 127.0.0.1; a proxy (nginx, socat) can offer it on a socket")  # fmt: skip
+        yield error("unix-socket", f"serving.host = {serving.host}: on a Unix socket tunerd cannot check "
+                    "whether the server answers, so it cannot deploy it",
+                    "set serving.host = 127.0.0.1; a proxy (nginx, socat) can offer it on a socket")  # fmt: skip
         return
     given = set(map(normal_spelling, resolved.profile.extra_args or ()))
     for flag in sorted(given & _ASKED_OTHERWISE):
-        yield error("asked-otherwise", f"with `{flag}` nothing could tell whether the server answers, so it could "
-                    "not be deployed", "without TLS and prefix; a proxy (nginx, caddy) can offer both")  # fmt: skip
+        yield error("asked-otherwise", f"with `{flag}` tunerd cannot check whether the server answers, so it cannot "
+                    "deploy it", "remove the flag; a proxy (nginx, caddy) can add TLS or a prefix")  # fmt: skip
     is_open = not all(_LOOPBACK.fullmatch(host) for host in hosts)
     if is_open and serving.api_key_file is None:
         yield warning("open-port", f"serving.host = {serving.host}: anybody who reaches this port may use "
@@ -164,7 +164,7 @@ def check_proofs(resolved: Resolved, engine: Engine) -> Iterator[Message]:
         return
     mtp = engine.proof("mtp")
     if mtp.effect in {Effect.NO_EFFECT, Effect.FAILED}:
-        yield error("mtp-unproved", f"{engine.name} takes the flags for MTP, but {mtp.detail}",
+        yield error("mtp-unproved", f"{engine.name} accepts the flags for MTP, but {mtp.detail}",
                     "choose another engine")  # fmt: skip
     elif mtp.effect is Effect.UNTRIED:
         yield note("mtp-untried", f"whether {engine.name} drafts with MTP has not been tried: "
@@ -176,12 +176,12 @@ def check_proofs(resolved: Resolved, engine: Engine) -> Iterator[Message]:
     )
     differs = any(wanted not in {None, target or "f16"} for wanted, target in pairs)
     if differs and engine.capabilities and not laws_of(engine.capabilities).has_own_mtp_kv_type:
-        yield warning("mtp-cache-type", f"{engine.name} takes speculation.cache_type_k and _v with MTP and "
-                      "gives that cache the types of the model's own",
+        yield warning("mtp-cache-type", f"{engine.name} accepts speculation.cache_type_k and _v with MTP, but "
+                      "uses the types of the model's own cache instead",
                       "set serving.cache_type_k and _v, or use a newer build of mainline")  # fmt: skip
     p_min = engine.proof("p-min")
     if speculation.p_min and p_min.effect is Effect.NO_EFFECT:
-        yield warning("p-min-ignored", f"{engine.name} takes p-min and ignores it: {p_min.detail}",
+        yield warning("p-min-ignored", f"{engine.name} accepts p-min but ignores it: {p_min.detail}",
                       "expect what p_min = 0 gives, or use a newer build")  # fmt: skip
 
 
@@ -217,8 +217,8 @@ def check_live(
                           "that use the old one break", f"--set serving.{what}={before}")  # fmt: skip
     has_key = new.api_key or new.api_key_file or _KEY_VARIABLES.intersection(environment)
     if (old.api_key or old.api_key_file) and not has_key:
-        yield warning("key-gone", f"{live.unit} names a key for its clients, and the new server will "
-                      "answer without one", "put the key into a file and set serving.api_key_file")  # fmt: skip
+        yield warning("key-gone", f"{live.unit} asks its clients for a key, and the new server will "
+                      "answer everybody", "put the key into a file and set serving.api_key_file")  # fmt: skip
     if live.drop_in_exec:
         paths = ", ".join(f"`{path}`" for path in live.drop_in_exec)
         yield error("drop-in-exec", f"a drop-in sets ExecStart= and would replace the new command: "
@@ -227,14 +227,14 @@ def check_live(
         paths = ", ".join(f"`{path}`" for path in live.drop_ins)
         yield note("drop-ins", f"drop-ins stay in force: {paths}")
     if live.link_to is not None:
-        yield warning("link", f"{live.unit} is a link to `{live.link_to}`: a file takes its place, "
-                   "also when one goes back, and what it leads to stays as it is",
-                   "link it anew after a rollback if you want the link back")  # fmt: skip
+        yield warning("link", f"{live.unit} is a link to `{live.link_to}`: a regular file replaces it "
+                   "and stays after a rollback; what the link points to is left alone",
+                   "after a rollback, make the link again by hand if you want it back")  # fmt: skip
     if not live.is_ours:
         yield _adopted(live)
         if lost:
             yield warning("foreign-directives",
-                          "these lines of it are not taken over: " + "; ".join(lost),
+                          "the new unit will not have these lines of it: " + "; ".join(lost),
                           f"put what you want to keep into a drop-in: {systemctl} edit {live.unit}")  # fmt: skip
 
 
@@ -308,7 +308,7 @@ def check_user(facts: UserFacts, *, wants_mlock: bool) -> Iterator[Message]:
         yield warning(
             "memlock",
             "the memory lock limit of this session is too low for mlock; the server would run unlocked",
-            "as root, once: a drop-in for user@.service with LimitMEMLOCK=infinity, then log in again",
+            "as root, once: add a drop-in with LimitMEMLOCK=infinity to user@.service, then log in again",
         )
 
 
@@ -333,7 +333,7 @@ def check_written(argv: Sequence[str], unit: UnitFile, name: str) -> Iterator[Me
     for path in written_by(argv):
         if not any(PurePath(path).is_relative_to(folder) for folder in is_open):
             yield warning("not-written", f"the unit keeps the server from writing `{path}`",
-                          f"a path below {' or '.join(folders['/var/lib'])}, or a drop-in with "
+                          f"use a path below {' or '.join(folders['/var/lib'])}, or a drop-in with "
                           f"ReadWritePaths=: systemctl edit {name}")  # fmt: skip
 
 
@@ -345,7 +345,7 @@ def environment_conflicts(environment: Mapping[str, str]) -> Iterator[Message]:
                       "remove it from [environment]")  # fmt: skip
     for name in environment:
         if is_secret_variable(name):
-            yield error("secret", f"environment.{name} would stand in the unit for everybody to read",
+            yield error("secret", f"environment.{name} would be in the unit, where everybody can read it",
                         "put it into a file and set serving.api_key_file")  # fmt: skip
         elif name.startswith("LLAMA_ARG_"):
             yield error("hidden-option", f"environment.{name} is an option in disguise",

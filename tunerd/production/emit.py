@@ -79,14 +79,14 @@ def _serving(ctx: Context) -> Server:
     live = read_live_unit(ctx)
     if live.argv is None:
         raise UsageError(
-            f"nothing serves here by {ctx.unit}: {live.problem or 'there is no such unit'}",
+            f"{ctx.unit} serves nothing here: {live.problem or 'there is no such unit'}",
             state="nothing was written",
             hint="name a profile: `tunerd profiles list`",
         )
     generation = ctx.deployed()
     origins = generation.origins if generation is not None and live.is_ours else ()
     profile = generation.profile if generation is not None and live.is_ours else None
-    title = f"what serves by {ctx.unit}" + (f", profile {profile}" if profile else "")
+    title = f"what {ctx.unit} serves" + (f", profile {profile}" if profile else "")
     has_gpu = bool(read_host(ctx.gpu).gpus)
     name = profile or ctx.unit.removesuffix(".service")
     return _server(ctx, live, title, name, origins, has_gpu=has_gpu)
@@ -179,7 +179,7 @@ def demand_free(path: Path) -> None:
     """
     if os.path.lexists(path):
         raise UsageError(
-            f"`{path}` is there already", state="nothing was written", hint="--force replaces it"
+            f"`{path}` already exists", state="nothing was written", hint="--force replaces it"
         )
 
 
@@ -268,11 +268,11 @@ def fits(ctx: Context, requests: Sequence[PlanRequest], *, budget_mib: MiB | Non
         "fits": found.fits,
     }
     if found.left_mib is None:
-        told = warning("cannot-tell", "whether they fit together cannot be told: a need or what is free is unknown")  # fmt: skip
+        told = warning("cannot-tell", "tunerd cannot tell whether they fit together: what one needs, or what is free, is unknown")  # fmt: skip
     elif found.left_mib < 0:
         told = error(
             "do-not-fit",
-            f"they do not fit together: {format_mib(MiB(-found.left_mib))} are missing",
+            f"they do not fit together: they need {format_mib(MiB(-found.left_mib))} more than is free",
             "lower serving.ctx_size or memory.fit_mib of one, or serve them one at a time: `tunerd emit llama-swap`",
         )
     else:

@@ -435,7 +435,7 @@ def start_again(
                 return replace(found, was_stopped=True)
         elif pauses_s and _ended_without_cause(ctx, found):
             pause_s = pauses_s.pop(0)
-            text = f"it ended without a cause ({found.failure.words}); it is started again"
+            text = f"it ended for no known reason ({found.failure.words}); starting it again"
             ctx.report(Progress(text, left_s=pause_s))
             ctx.clock.sleep(pause_s)
             if ctx.services.state(ctx.unit).active_state != "failed":
@@ -582,7 +582,7 @@ def _wait_for_restart(ctx: Context, end_s: float) -> bool:
     for left_s in polls(ctx.clock, end_s - ctx.clock.monotonic_s(), every_s=_RETURN_POLL_S):
         if not left_s or not ctx.services.state(ctx.unit).is_waiting:
             return left_s > 0
-        ctx.report(Progress(f"{ctx.unit} ended; its manager starts it again", left_s=left_s))
+        ctx.report(Progress(f"{ctx.unit} ended; its manager restarts it", left_s=left_s))
     return False
 
 
@@ -705,10 +705,10 @@ def demand_card(ctx: Context, state: UnitState) -> None:
     why = ctx.gpu.read().awaits_reboot if state.is_active and state.main_pid is not None else None
     if why is not None and may_use_nvidia(state.main_pid or 0):
         raise DeployError(
-            f"{ctx.unit} would not come back, so it is not stopped: the driver was updated under it",
-            cause=f"{why}; no program that starts now finds the card",
-            state="nothing was touched; what runs goes on with the driver that it has loaded",
-            hint="reboot, and then this again",
+            f"{ctx.unit} could not start again, so it is not stopped: the driver was updated while it ran",
+            cause=f"{why}; a program that starts now cannot find the card",
+            state="nothing was touched; the server keeps running with the driver that it has loaded",
+            hint="reboot, then try again",
         )
 
 

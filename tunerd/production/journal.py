@@ -107,10 +107,10 @@ def decide_recovery(
 def cut_short(ctx: Context, record: SwapRecord) -> str:
     """That its swap was, and which unit file stands."""
     stands = {
-        record.old_sha256: "the unit from before it stands",
-        record.new_sha256: "its unit stands",
+        record.old_sha256: "the previous unit is in place",
+        record.new_sha256: "its new unit is in place",
     }
-    found = stands.get(sha256(standing_text(ctx)), "a unit that was edited since stands")
+    found = stands.get(sha256(standing_text(ctx)), "the unit was edited since")
     return f"the swap of generation {record.generation} was cut short, and {found}"
 
 

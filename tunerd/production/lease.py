@@ -251,18 +251,18 @@ def _replaced_since(ctx: Context, plan: Plan) -> str | None:
     """What of a plan was replaced since it was made: builds and models may be in the middle of a night."""
     engine, then = engine_of(ctx, found_of(plan.engine)).identity, plan.engine.identity
     if then is not None and (engine is None or engine.sha256 != then.sha256):
-        return f"`{plan.engine.program}` is another build than when it began"
+        return f"`{plan.engine.program}` was replaced by another build since it began"
     changed = (path for path, then in plan.stamps.items() if stamp_of(path) != then)
-    return next((f"`{path}` is another file than when it began" for path in changed), None)
+    return next((f"`{path}` was replaced since it began" for path in changed), None)
 
 
 def replaced_amid(why: str) -> LeaseEnded:
     """The end of a measurement whose build or model is another by now."""
     return LeaseEnded(
-        "what is measured was replaced in the middle of it",
+        "what is measured was replaced during the measurement",
         cause=why,
         state="what was measured until then is kept",
-        hint="measure anew once nothing is installed any more",
+        hint="measure again once nothing is being installed",
     )
 
 
@@ -278,8 +278,8 @@ _POLL_S = 0.1
 _SIGNAL_FOLLOWS_S = 1.0
 # Of a unit: those that are stopped with it. Source: systemd.unit(5), the inverses of Requires= and the like.
 _TAKE_ALONG = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf")
-_LEFT = "was left to who stopped it just now, or to the next boot"
-_CHANGED = "was left to who changes it just now"
+_LEFT = "stays stopped, since somebody stopped it just now; the next boot starts it"
+_CHANGED = "was left alone, since somebody is changing it just now"
 
 
 class Held:
@@ -504,7 +504,7 @@ class Held:
         return Stranded(
             f"{self._ctx.unit} does not serve after the measurement: {message}",
             cause=cause,
-            state="nothing of it was changed; the measurement's own units are gone",
+            state="its unit was not changed; the measurement's own units are gone",
             hint=f"`tunerd status`; then `{self._ctx.systemctl} restart {self._ctx.unit}`, or `tunerd rollback`",
         )
 
@@ -592,7 +592,7 @@ def _only_measurement(ctx: Context, purpose: str) -> Iterator[None]:
                 stack.enter_context(only_one(f"card-{uuid}"))
             except Busy as busy:
                 raise Busy(
-                    f"another tunerd measures on the {name}",
+                    f"another tunerd is measuring on the {name}",
                     cause=busy.cause,
                     state="nothing was changed",
                     hint="wait for it: two measurements on one card would both be wrong",
@@ -635,8 +635,8 @@ def demand_return(ctx: Context, before: UnitState) -> None:
     """
     if before.exists and before.is_enabled is not True:
         raise DeployError(
-            f"{ctx.unit} does not start at boot, so nothing is measured in its place",
-            cause="after a power cut in the middle nothing would bring it back",
+            f"{ctx.unit} does not start at boot, so it is not stopped for a measurement",
+            cause="after a power cut during the measurement nothing would start it again",
             state="nothing was touched",
             hint=f"`{ctx.systemctl} enable {ctx.unit}`, or `tunerd apply PROFILE`",
         )
@@ -644,10 +644,10 @@ def demand_return(ctx: Context, before: UnitState) -> None:
     replaced = replaced_under(ctx, before) if before.is_active else {}
     if replaced:
         raise DeployError(
-            f"what {ctx.unit} runs from is other files by now, so nothing is measured in its place",
-            cause="\n".join(replaced.values()) + "\nnobody has seen the server start on that",
+            f"files of {ctx.unit} were replaced while it ran, so it is not stopped for a measurement",
+            cause="\n".join(replaced.values()) + "\nit was never seen to start from the new files",
             state="nothing was touched",
-            hint=f"`{ctx.systemctl} restart {ctx.unit}`, or `tunerd apply PROFILE`, and then this again",
+            hint=f"`{ctx.systemctl} restart {ctx.unit}`, or `tunerd apply PROFILE`, then try again",
         )
 
 
@@ -656,8 +656,8 @@ def _told_of_sleep(lease: Lease) -> tuple[str, ...]:
     if lease.inhibits == "sleep":
         return ()
     if lease.inhibits == "idle":
-        return ("the machine is kept from sleeping for idleness, not from being put to sleep",)
-    return ("nothing keeps the machine from going to sleep meanwhile",)
+        return ("the machine will not go to sleep by itself, but somebody can put it to sleep",)
+    return ("the machine may go to sleep meanwhile: nothing here can prevent it",)
 
 
 def _take(ctx: Context, spec: LeaseSpec, before: UnitState) -> Lease:
@@ -774,7 +774,7 @@ class Outlook:
             text += f"; stopped and started with it: {', '.join(self.along)}"
         if self.port_wait_s:
             text += (
-                f"; where clients of another build leave its port taken, {self.unit} starts once it is free "
+                f"; if connections to another build keep its port taken, {self.unit} starts once it is free "
                 f"again, up to {self.port_wait_s:.0f} s later"
             )
         return text
@@ -787,8 +787,8 @@ class Outlook:
             return "does not run now, and stays stopped (--start-after starts it afterwards)"
         if self.load_s is None:
             return (
-                f"will not serve for about {measuring} of measuring, and then until it is loaded again; "
-                "how long that takes is not known yet"
+                f"will not serve for about {measuring} of measuring and the time it takes to load again; "
+                "how long loading takes is not known yet"
             )
         return (
             f"will not serve for about {format_duration(self.measuring_s + self.load_s)}: {measuring} of "

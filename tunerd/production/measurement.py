@@ -143,7 +143,7 @@ def measuring(ctx: Context, record: LeaseRecord) -> Message:
     then = f"then {ctx.unit} serves again" if record.restores else f"{ctx.unit} stays stopped"
     return note(
         "measuring",
-        f"`{record.purpose}` is being measured (process {record.pid}), for at most another "
+        f"`{record.purpose}` is under way (process {record.pid}), for at most another "
         f"{format_duration(left_s)}; {then}",
         f"starting {ctx.unit} ends it",
     )

@@ -146,7 +146,7 @@ def _check_listener(ctx: Context, port: int, where: str, state: UnitState) -> li
     if listener is None and is_listened_on(port, where):
         if state.is_active and own is not None and _is_its_own(own, port):
             return []
-        return [_taken("somebody whose processes cannot be seen from here", port)]
+        return [_taken("a process that cannot be seen from here", port)]
     if listener in {None, own} or listener in measuring_pids(ctx):
         return []
     who = f"{process_name(listener) or 'a process'} (process {listener})"
@@ -166,7 +166,7 @@ def _is_its_own(pid: int, port: int) -> bool:
 
 
 def _taken(who: str, port: int, way: str = "") -> Message:
-    text = f"{who} listens on port {port} already"
+    text = f"{who} already listens on port {port}"
     return error("port-taken", text, f"{way}end it, or set serving.port")
 
 
@@ -188,10 +188,10 @@ def _check_handover(
     return [
         warning(
             "port-kept",
-            f"{ctx.unit} may be without service for a minute longer than it loads: for so long connections "
-            f"that have ended keep port {after.port}, which ik_llama.cpp and other builds do not share",
-            f"its start is repeated for {PORT_PATIENCE_S:.0f} s; a minute without requests before, or "
-            "another serving.port, spares the wait",
+            f"{ctx.unit} may be down for a minute longer than it takes to load: closed connections keep "
+            f"port {after.port} for a minute, and ik_llama.cpp cannot share it with other builds",
+            f"tunerd retries the start for {PORT_PATIENCE_S:.0f} s; a minute without requests beforehand, or "
+            "another serving.port, avoids the wait",
         )
     ]
 
@@ -199,7 +199,7 @@ def _check_handover(
 def _check_key(path: str | None) -> Iterator[Message]:
     """Whether the key file is there: its credential would be missed after the old server was stopped."""
     if path is not None and is_gone(Path(path)):
-        yield error("no-key-file", f"serving.api_key_file is not there: `{path}`",
+        yield error("no-key-file", f"serving.api_key_file does not exist: `{path}`",
                     "write the key into it, readable by root alone")  # fmt: skip
 
 
@@ -211,14 +211,14 @@ def _check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Me
         yield not_asked("what serves now", live.serving)
     why = why_no_start(ctx, live)
     if why is not None:
-        yield warning(NO_WAY_BACK, f"what serves now could not be started again, should the new server fail: {why}",
-                      "`tunerd engines keep` keeps builds; where the old one can be put back, do that first")  # fmt: skip
+        yield warning(NO_WAY_BACK, f"if the new server fails, what serves now cannot be started again: {why}",
+                      "put the old build back first if you can; `tunerd engines keep` keeps copies of builds")  # fmt: skip
 
 
 def not_asked(what: str, serving: Serving) -> Message:
     """That nobody will be able to tell whether a server of this address answers."""
-    return warning("not-asked", f"{what} answers {serving.asked_otherwise}, where tunerd cannot ask it: once started "
-                   "again it is only seen to run", "see yourself whether it answers")  # fmt: skip
+    return warning("not-asked", f"{what} answers {serving.asked_otherwise}, where tunerd cannot reach it: after a "
+                   "restart tunerd can see only that it runs", "check yourself that it answers")  # fmt: skip
 
 
 def check_boot(ctx: Context, state: UnitState, *, enable: bool) -> Iterator[Message]:
@@ -228,7 +228,7 @@ def check_boot(ctx: Context, state: UnitState, *, enable: bool) -> Iterator[Mess
         way = (
             None if ctx.mode is Mode.LOCAL else f"`{ctx.systemctl} {other} {ctx.unit}` undoes that"
         )
-        yield note(f"unit-{verb}", f"{ctx.unit} will be {verb}, which it is not now", way)
+        yield note(f"unit-{verb}", f"{ctx.unit} will be {verb}; it is not now", way)
 
 
 def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]:
@@ -283,7 +283,7 @@ def _tuned_layer(
     )
     changed = [what for what, then, now in pairs if then != now and None not in {then, now}]
     if changed:
-        yield warning("tuned-stale", f"the tuned layer was found with another {', '.join(changed)}: "
+        yield warning("tuned-stale", f"the tuned layer was found with a different {', '.join(changed)}: "
                       "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")  # fmt: skip
 
 
@@ -437,12 +437,12 @@ def _check_estimate(ctx: Context, made: Plan) -> list[Message]:
     calculated = estimate(made.facts, plain)
     ours = calculated.start_mib(Device.GPU)
     theirs = sum(mib for name, mib in said.items() if device_of(name) is Device.GPU)
-    text = f"without speculation the build itself expects {theirs} MiB of the card, tunerd "
+    text = f"the build itself estimates {theirs} MiB of VRAM without speculation, tunerd "
     if not calculated.is_complete:
         return [note("estimate-checked", f"{text}cannot tell")]
     text += f"{ours} MiB"
     if theirs - ours > max(_DIFFERS_MIB, _DIFFERS_RATIO * theirs):
-        hint = f"leave {theirs - ours} MiB more free (memory.fit_mib), or believe the first start"
+        hint = f"leave {theirs - ours} MiB more free (memory.fit_mib), or trust what the first start takes"
         return [warning("estimate-differs", text, hint)]
     return [note("estimate-checked", text)]
 
@@ -624,7 +624,7 @@ def remember_load(
         ctx.files.write_json(path, plain(MemoryCorrection(seen, n_loads)))
         keep_newest(path.parent.glob(f"{_PREFIX}*.json"), KEPT_LOADS)
     except TunerdError as problem:
-        text = f"what this load took could not be kept: {problem.message}"
+        text = f"what this load took could not be recorded: {problem.message}"
         return (note("memory-evidence", text, problem.hint),)
     return ()
 

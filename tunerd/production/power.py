@@ -46,10 +46,10 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
     """
     gpus = ctx.gpu.read().gpus or ()
     if len(gpus) != 1 or gpus[0].uuid is None or gpus[0].power_limit_w is None:
-        raise HostError("the GPU's power limit cannot be told", state="it was not changed")
+        raise HostError("the GPU's power limit cannot be read", state="it was not changed")
     before_w = gpus[0].power_limit_w
     if ctx.paths.power.exists():  # of which `before_w` would be the wrong one
-        raise HostError("an earlier power limit was not given back", hint="`tunerd recover`")
+        raise HostError("an earlier power limit was not restored", hint="`tunerd recover`")
     if before_w == watts:
         yield
         _demand_it_held(ctx, watts)
@@ -83,8 +83,8 @@ def _demand_it_held(ctx: Context, watts: float) -> None:
         now_w = gpu.power_limit_w
         if now_w is not None and abs(now_w - watts) >= SAME_W:
             raise HostError(
-                f"it was measured at {watts:g} W, and somebody set {now_w:g} W meanwhile",
-                state="that one is left alone",
+                f"somebody set the power limit to {now_w:g} W while {watts:g} W was measured",
+                state="the limit is left as they set it",
             )
 
 
@@ -106,7 +106,7 @@ def give_back_power(ctx: Context) -> bool:
     with contextlib.suppress(ServiceError):
         ctx.services.run_transient(
             _RESTORE_UNIT, _program(ctx, "restore"),
-            [("Description", "tunerd gives a power limit back"), *_SERVICE],
+            [("Description", "tunerd restores a power limit"), *_SERVICE],
             environment=own_environment(ctx),
         )  # fmt: skip
     if ctx.paths.power.exists():
@@ -116,9 +116,9 @@ def give_back_power(ctx: Context) -> bool:
 
 def _not_given_back(record: PowerRecord) -> ServiceError:
     return ServiceError(
-        f"the GPU's power limit of {record.before_w:g} W was not given back",
+        f"the GPU's power limit of {record.before_w:g} W was not restored",
         cause=f"the driver refused; it was set to {record.given_w:g} W for a measurement",
-        state="what it was is on record",
+        state="the original limit is on record",
         hint=f"`nvidia-smi -i {record.uuid} -pl {record.before_w:g}`, then `tunerd recover`",
     )
 

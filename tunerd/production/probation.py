@@ -19,7 +19,7 @@ from tunerd.words import format_duration
 # In the record: PAUSED is what a clean end leaves, such as that of a reboot.
 RUNNING, PAUSED = "running", "paused"
 _BY_ITSELF = "goes back by itself if it dies, stops answering, leaks, runs short of VRAM or decodes slower than measured"
-_UNMEASURED = "; where nothing was measured of it, its speed is not judged"
+_UNMEASURED = "; its speed is judged only if it was measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> 
     settings = ctx.settings.probation
     if not settings.enabled:
         return (note("no-probation", "no probation: probation.enabled is false"),)
-    by_hand = "`tunerd daemon`, also in a terminal, watches it"
+    by_hand = "`tunerd daemon` watches it; it may run in a terminal"
     try:
         entry = ctx.generations.read(generation)
         backup = None if entry is None else entry.generation.replaced_backup
@@ -70,7 +70,7 @@ def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> 
             return ()  # there is nothing to go back to
         before = ctx.files.read(ctx.paths.unit_dir / backup)
         if before == standing_text(ctx):
-            return (note("no-probation", "no probation: what served before is the same"),)
+            return (note("no-probation", "no probation: what served before is the same unit"),)
         # Whoever watches says of which boot it is: in a container systemd 252 shows what it confines
         # the host's.
         now_s, restarts = ctx.clock.now_s(), ctx.services.state(ctx.unit).n_restarts or 0
@@ -86,11 +86,11 @@ def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> 
         return (warning("no-probation", text, by_hand),)
     lasts = format_duration(settings.duration_s)
     if not is_locked(daemon_lock(ctx)):
-        text = "nobody watches the new server now: no tunerd daemon runs; one that is started goes on with it"
+        text = "nothing watches the new server: no tunerd daemon runs; start one, and it takes over"
         return (warning("probation", text, by_hand),)
     if why_root is not None:
         text = f"the daemon watches it for {lasts}, but only root can take it back: {why_root}"
-        return (warning("probation", text, "should it do worse, as root: `tunerd rollback`"),)
+        return (warning("probation", text, "if it does worse, run `tunerd rollback` as root"),)
     text = f"the daemon watches it for {lasts} and {_BY_ITSELF}{_UNMEASURED}"
     return (
         note("probation", text, "`tunerd probation show`; `tunerd bench` measures what serves"),

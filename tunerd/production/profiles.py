@@ -284,10 +284,10 @@ def new_profile(
     """
     check_name(name, of="a profile")
     if sum(one is not None for one in (model, from_unit, from_ollama)) != 1:
-        raise UsageError("give one of --model FILE, --from-unit UNIT and --from-ollama MODEL")
+        raise UsageError("give one of --model FILE, --from-unit UNIT or --from-ollama MODEL")
     path = ctx.paths.site_profiles / f"{name}.toml"
     if path.exists() and not force:
-        raise UsageError(f"profile exists already: `{path}`", hint="--force overwrites it")
+        raise UsageError(f"profile already exists: `{path}`", hint="--force overwrites it")
     unplaced: list[dict[str, Any]] = []
     if from_unit is not None:
         data, messages, unplaced = _from_unit(ctx, from_unit)
@@ -372,7 +372,7 @@ def _from_ollama(ctx: Context, name: str) -> tuple[dict[str, Any], tuple[Message
             data["serving"][ours] = parameters[theirs]
     if "projector" in layers:
         data["model"]["mmproj"] = str(layers["projector"])
-    text = "the file stays in Ollama's store: `ollama rm` would take it away from under the server"
+    text = "the file stays in Ollama's store: `ollama rm` would delete it while the server uses it"
     return data, (*messages, note("ollama-store", text))
 
 
@@ -402,7 +402,7 @@ def _from_unit(
         **imported.data,
     }
     messages = [
-        warning("unplaced", f"not taken over: {' '.join(u.words)}: {u.reason}")
+        warning("unplaced", f"not carried over: {' '.join(u.words)}: {u.reason}")
         for u in imported.unplaced
     ]
     messages += [
@@ -414,8 +414,8 @@ def _from_unit(
         messages.append(
             note(
                 "other-unit",
-                f"tunerd deploys {ctx.unit}, and {unit} stays beside it",
-                f"`tunerd settings set service.unit {unit}` makes that the unit which is deployed",
+                f"tunerd deploys to {ctx.unit}, and leaves {unit} as it is",
+                f"`tunerd settings set service.unit {unit}` makes tunerd deploy to that one",
             )
         )
     if imported.added:
@@ -447,22 +447,22 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
         raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")
     if live.has_own_root:
         raise ConfigError(
-            f"{unit} names files as they stand below its {', '.join(live.mounts) or live.program}",
+            f"{unit} names files by their paths inside its {', '.join(live.mounts) or live.program}",
             state="nothing was written",
             hint="`tunerd profiles new NAME --model FILE` makes a profile for a model of this machine",
         )
-    itself = f"let its ExecStart= name the server itself, with the flags that `{ctx.systemctl} status {unit}` shows"
+    itself = f"make its ExecStart= run the server itself, with the flags that `{ctx.systemctl} status {unit}` shows"
     if not live.names_a_model and hides_words(live):
         raise ConfigError(
-            f"{unit} does not say what it serves: `{live.program}`, which it starts, does",
+            f"{unit} does not say what it serves: the script that it starts does, `{live.program}`",
             state="nothing was written",
             hint=itself,
         )
     engine = engine_of(ctx, found_in_unit(live, Path(live.program)))
     if engine.capabilities is None:
-        hint = f"where `{live.program}` only starts a server: {itself}"
+        hint = f"if `{live.program}` only starts a server: {itself}"
         if is_gone(engine.program):
-            hint = "put it back, or let its ExecStart= name one that is here: `tunerd engines` lists them"
+            hint = "put it back, or make its ExecStart= run one that is here: `tunerd engines` lists them"
         raise EngineError(
             f"the program of {unit} cannot be probed",
             cause=engine.problem,
@@ -500,19 +500,19 @@ def _take_projector(
     found = () if hub is None else cached_projectors(hub, repo)
     if len(found) == 1:
         model["mmproj"] = str(found[0])
-        yield note("projector", f"`{found[0]}` is served too, which `{repo}` brings along")
+        yield note("projector", f"the projector of `{repo}` is served too: `{found[0]}`")
     elif found:
         names = ", ".join(f"`{path}`" for path in found)
-        yield warning("unplaced", f"not taken over: the projector of `{repo}`, for images: there are {names}",
-                      "name one as model.mmproj")  # fmt: skip
+        yield warning("unplaced", f"not carried over: the projector of `{repo}` for images, since there are several: {names}",
+                      "set model.mmproj to one of them")  # fmt: skip
 
 
 def _not_read(live: LiveUnit) -> Iterator[Message]:
     """Lines of the unit that systemd takes no notice of, though somebody wrote them."""
     ignored = parse_unit(live.text or "").problems
     if ignored:
-        text = f"systemd takes no notice of these lines of {live.unit}: {'; '.join(map(masked, ignored))}"
-        hint = "a line that goes on needs a `\\` at its end; what they say was not served, and is not now"
+        text = f"systemd ignores these lines of {live.unit}: {'; '.join(map(masked, ignored))}"
+        hint = "a line that continues needs a `\\` at its end; they had no effect, and the profile leaves them out"
         yield warning("ignored-lines", text, hint)
 
 
@@ -529,5 +529,5 @@ def _lost(ctx: Context, engine: Engine, live: LiveUnit, imported: Imported) -> l
     lost = lost_lines(live, planned, command.argv)
     if not lost:
         return []
-    text = f"lines of the unit that no profile holds: {'; '.join(lost)}"
+    text = f"lines of the unit that a profile cannot hold: {'; '.join(lost)}"
     return [warning("foreign-directives", text, "put what you want to keep into a drop-in")]

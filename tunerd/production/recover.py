@@ -110,7 +110,7 @@ def recover(ctx: Context) -> ActionResult:
     messages = [message for one, end in ends for message in _told(one, end)]
     if cleared:
         messages.append(
-            note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}")
+            note("cleared", f"removed what a measurement left behind: {', '.join(cleared)}")
         )
     messages += [remark for _, end in ends for remark in end.remarks] + loaded
     done = next((end for _, end in ends if end.found is not None), ends[0][1])
@@ -189,7 +189,7 @@ def recover_locked(ctx: Context) -> Recovered:
     except (KeyboardInterrupt, SystemExit) as end:
         with contextlib.suppress(HostError):
             stands = cut_short(ctx, record)
-            end.add_note(f"{stands}; the record stays, and `tunerd recover` goes on")
+            end.add_note(f"{stands}; `tunerd recover` will finish or undo it")
         raise
     _settle_endings(ctx)
     return done
@@ -282,7 +282,7 @@ def _set_aside(ctx: Context) -> Recovered:
     path = record_path(ctx)
     ctx.files.rename(path, path.with_name(f"{path.name}.damaged"))
     _settle_endings(ctx)
-    text = f"an intent record that cannot be read was set aside as `{path.name}.damaged`"
+    text = f"the intent record could not be read and was set aside as `{path.name}.damaged`"
     return Recovered(Recovery.UNTOUCHED, None, text, ctx.services.state(ctx.unit).is_active)
 
 
@@ -291,7 +291,7 @@ def _committed(ctx: Context, record: SwapRecord) -> Recovered:
     _see_that_it_starts_at_boot(ctx, record)
     watched = _watch(ctx, record)
     ctx.files.remove(record_path(ctx))
-    text = f"the swap of generation {record.generation} had ended well"
+    text = f"the swap of generation {record.generation} had already completed"
     is_active = ctx.services.state(ctx.unit).is_active
     return Recovered(Recovery.COMMITTED, record.generation, text, is_active, watched)
 
@@ -356,8 +356,8 @@ def _unseen(ctx: Context, record: SwapRecord, serving: bool | None) -> str:
     if not record.was_active or serving is not None:
         return ""
     if not ctx.services.state(ctx.unit).runs:
-        return "; it is stopped, as somebody asked meanwhile"
-    return "; it runs, and whether it serves cannot be seen from here"
+        return "; it is stopped, since somebody stopped it meanwhile"
+    return "; it runs, but tunerd cannot tell from here whether it serves"
 
 
 def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> bool | None:
@@ -378,7 +378,7 @@ def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str)
             f"{ctx.unit} could not be brought back ({found}: {why})",
             cause=problem.words,
             state=f"the record stays in `{record_path(ctx)}`",
-            hint="mend the cause, then `tunerd recover`",
+            hint="fix the cause, then `tunerd recover`",
         ) from problem
     if isinstance(back.serving, NotServing) and record.was_healthy:
         failure = back.serving.failure
@@ -386,7 +386,7 @@ def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str)
             f"the previous unit of {ctx.unit} is back but does not serve: {failure.kind}",
             cause=failure.words,
             state=f"the record stays in `{record_path(ctx)}`",
-            hint=failure.hint or "mend the cause, then `tunerd recover`",
+            hint=failure.hint or "fix the cause, then `tunerd recover`",
         )
     return None if back.serving is None else isinstance(back.serving, Serving)
 

@@ -151,7 +151,7 @@ def find_target(ctx: Context, to: str | None) -> Target:
     name, text = _chosen(ctx, to)
     if sha256(text) == sha256(standing_text(ctx)):
         raise DeployError(
-            f"`{name}` is what is live already",
+            f"`{name}` is already live",
             state="nothing was changed",
             hint="`tunerd rollback --list` shows what else there is",
         )
@@ -250,9 +250,9 @@ def _passed_over(ctx: Context) -> Iterator[Message]:
     if sha256(ctx.generations.replaced_text(newest.number)) == newest.unit_sha256:
         yield warning(
             "goes-further-back",
-            f"generation {newest.number} changed nothing in the unit: this goes back behind what served before it too",
-            f"`tunerd apply {newest.profile or 'PROFILE'}` leaves out what was only pinned with it; "
-            "`tunerd rollback --list` shows where else one can go",
+            f"generation {newest.number} did not change the unit: this undoes the last change before it",
+            f"`tunerd apply {newest.profile or 'PROFILE'}` drops what was pinned with it alone; "
+            "`tunerd rollback --list` shows what else there is",
         )
 
 
@@ -297,14 +297,14 @@ def _check(
     # Doubts may be wrong, and going back is for trouble: they count where nothing would serve afterwards.
     if is_gone_for_good or (why is not None and any(one.code == NO_WAY_BACK for one in messages)):
         raise DeployError(
-            f"`{name}` cannot serve any more",
+            f"`{name}` can no longer serve",
             cause=why,
             state="nothing was changed",
             hint=_way_round(ctx, made_by, old),
         )
     if why is not None:
-        hint = "where it does not, what serves now is started again"
-        messages.append(warning("may-not-start", f"`{name}` may not serve any more: {why}", hint))
+        hint = "if it does not, tunerd starts what serves now again"
+        messages.append(warning("may-not-start", f"`{name}` may no longer start: {why}", hint))
     try:
         complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
     except ServiceError as error:  # what checks may be missing, or hang: it is no reason to stay
@@ -315,7 +315,7 @@ def _check(
         messages += [
             warning(
                 "replaced",
-                f"{since} this was replaced: {change}; the unit starts what stands there now",
+                f"{since} this was replaced: {change}; the unit will start what is there now",
                 _way_round(ctx, made_by, old),
             )
             for change in changed_files(made_by.engine_components, made_by.argv)

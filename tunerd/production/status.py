@@ -258,9 +258,7 @@ def unsupervised(ctx: Context) -> Message | None:
         served = ctx.unit if generation is None else f"generation {generation.number}"
         profile = None if generation is None else generation.profile
         if state.is_active:
-            text = (
-                f"{problem.message}: {served} serves on, and nothing starts it again when it ends"
-            )
+            text = f"{problem.message}: {served} still serves, but nothing starts it again when it ends"
             return warning("no-supervisor", text, "`tunerd supervise` watches over it again")
         served += "" if generation is None else ", which served,"
         text = f"{problem.message}, and {served} is down"
@@ -318,7 +316,7 @@ def _engine_drift(generation: Generation) -> Iterator[Message]:
         return
     more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     text = f"the engine changed: {'; '.join(changes[:_SHOWN])}{more}"
-    hint = "`tunerd plan` shows whether the profile still works on it"
+    hint = "`tunerd plan` shows whether the profile still works with it"
     yield warning("engine-changed", text, hint)
 
 
@@ -328,10 +326,8 @@ def _words_drift(ctx: Context) -> Iterator[Message]:
     live, pid = read_live_unit(ctx), ctx.services.state(ctx.unit).main_pid
     process = process_facts(pid) if pid is not None and hides_words(live) else None
     if process and live.argv and is_same_command(live.argv, process.cmdline) is False:
-        text = (
-            f"`{live.program}` is a script and gives its server other arguments than the unit has"
-        )
-        hint = f'let it end with the flags that it is given, "$@"; `{ctx.systemctl} status {ctx.unit}` shows them'
+        text = f"`{live.program}` is a script and starts its server with other arguments than the unit's"
+        hint = f'make the script pass on what it is given, "$@"; `{ctx.systemctl} status {ctx.unit}` shows what it passes'
         yield warning("other-arguments", text, hint)
 
 
@@ -345,7 +341,7 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
         pass  # that it serves could not be written, on a full disk; recovery settles it
     elif known is not None and standing is not None:
         hint = f"`tunerd rollback --to {generation.number}` returns to the newest"
-        text = f"the unit is that of generation {known.number} again, put there by hand"
+        text = f"somebody put the unit of generation {known.number} back by hand"
         yield warning("unit-edited", text, hint)
     elif sha256(standing) not in ours:
         wanted = ctx.generations.unit_text(generation.number)
@@ -354,7 +350,7 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
         elif not standing:
             text = f"the unit is masked, or its file is empty: `{ctx.unit_path}`"
         elif wanted is None:
-            text = f"a unit file stands where generation {generation.number} had removed it"
+            text = f"there is a unit file again, which generation {generation.number} had removed"
         else:
             from tunerd.production.checks import masked
 
@@ -382,7 +378,7 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
     if generation.unit_sha256 is None:
         return
     if state.fragment_path is not None and state.fragment_path != ctx.unit_path:
-        yield warning("other-file", f"another file is in force: `{state.fragment_path}`",
+        yield warning("other-file", f"the service manager uses another unit file: `{state.fragment_path}`",
                       "remove it, or set service.unit")  # fmt: skip
     if ending.drop_ins is None:  # how it ended was settled by recovery
         ending = replace(ending, drop_ins=tuple(generation.host.get("drop_ins", ())))
@@ -391,7 +387,7 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
     if ctx.mode is Mode.LOCAL:
         for path in sorted(ctx.unit_path.with_name(f"{ctx.unit}.d").glob("*.conf")):
             yield warning("drop-in", f"a drop-in does nothing without systemd: `{path}`",
-                          "say it in the profile, and `tunerd apply`")  # fmt: skip
+                          "put it into the profile, then `tunerd apply`")  # fmt: skip
     if state.needs_reload:
         yield warning("not-reloaded", "the unit changed on disk since it was loaded",
                       f"{ctx.systemctl} daemon-reload")  # fmt: skip
@@ -400,7 +396,7 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
         text = f"the server ended ({state.result}), and its manager will start it again"
         if not state.is_waiting:  # whose start made its result a success again
             text = f"the server ended, and its manager starts it again, {counted(n_again or 0, 'time')} so far"
-        hint = "`tunerd doctor` may say why; `tunerd rollback` if it goes on like that"
+        hint = "`tunerd doctor` may say why; `tunerd rollback` if it keeps ending"
         yield warning("restarts", text, hint)
     elif not state.is_active and read_measurement(ctx) is None:
         yield warning("not-running", f"the unit is {state.active_state} ({state.result})",
@@ -426,7 +422,7 @@ def _model_drift(generation: Generation) -> Iterator[Message]:
             yield warning("model-gone", text, "put it back, or `tunerd rollback`")
         else:
             text = f"a file of the model changed: `{path}`"
-            yield warning("model-changed", text, "apply the profile again if that was meant")
+            yield warning("model-changed", text, "if you meant that, apply the profile again")
 
 
 def _result(

@@ -520,7 +520,7 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
     by_guard = request.generation.reason == "guard"  # which nobody asked for
     ran = request.ran or before.runs or by_guard
     if ran and was_stopped_since(ctx, before, by_anybody=by_guard):
-        again = f"`{ctx.systemctl} start {ctx.unit}`" if by_guard else "the same again"
+        again = f"`{ctx.systemctl} start {ctx.unit}`" if by_guard else "the same command again"
         raise DeployError(
             f"{ctx.unit} was stopped meanwhile",
             state="nothing was changed, and it stays stopped",
@@ -621,7 +621,7 @@ def _check_parsed(ctx: Context) -> None:
     if state.load_state != "loaded":
         raise DeployError(f"the service manager does not load the new unit: {state.load_state}")
     if state.fragment_path is not None and state.fragment_path != ctx.unit_path:
-        raise DeployError(f"another file is in force: `{state.fragment_path}`")
+        raise DeployError(f"the service manager uses another unit file: `{state.fragment_path}`")
 
 
 def _write_ending(ctx: Context, record: SwapRecord, ending: Ending) -> None:
@@ -662,7 +662,7 @@ def _commit(
         _write_ending(ctx, record, ending)
     except TunerdError as error:
         is_said = False
-        notes.append(f"how the swap ended could not be written: {error.words}")
+        notes.append(f"how the swap ended could not be recorded: {error.words}")
     watched = (
         begin_probation(ctx, record.generation, record.sweep) if record.wants_probation else ()
     )
@@ -671,7 +671,7 @@ def _commit(
     except TunerdError as error:
         if not is_said and record_path(ctx).exists():
             raise
-        notes.append(f"the intent record stays, which `tunerd recover` mends: {error.words}")
+        notes.append(f"the intent record is left, `tunerd recover` removes it: {error.words}")
     try:
         prune_backups(ctx)
     except TunerdError as error:
@@ -707,7 +707,7 @@ def _end_badly(ctx: Context, record: SwapRecord, error: BaseException, course: _
     answered_s = back.serving.answered_at_s if isinstance(back.serving, Serving) else None
     without_s = course.without_service_s(answered_s)
     left = _end(ctx, record, Outcome.ROLLED_BACK, failure, without_s)
-    state = f"rolled back: {_how(back)} since {ctx.now_text()}{left}"
+    state = f"rolled back: {_how(back)} as of {ctx.now_text()}{left}"
     if isinstance(error, KeyboardInterrupt | SystemExit):
         ctx.say(state)
         error.add_note(state)
@@ -749,9 +749,7 @@ def _leave_to_the_editor(
     runs = "nothing serves"
     if ctx.services.state(ctx.unit).is_active:
         runs = "what runs was started before the edit"
-    copy = (
-        f"what stood before is kept as `{record.backup}`" if record.backup else "none stood before"
-    )
+    copy = f"the previous unit is kept as `{record.backup}`" if record.backup else "there was none"
     raise Stranded(
         edit.message,
         cause=None if failure.kind is FailureKind.EDITED else failure.words,
@@ -763,13 +761,13 @@ def _leave_to_the_editor(
 
 def _how(back: Back) -> str:
     if back.was_left_stopped:
-        return "the previous unit is back on disk, and stopped, as somebody asked meanwhile,"
+        return "the previous unit is back on disk and stopped, since somebody stopped it meanwhile,"
     if isinstance(back.serving, Serving):
         return "the previous unit serves again"
     if isinstance(back.serving, NotServing):
-        return "the previous unit is back, and does not serve, as before,"
+        return "the previous unit is back and, as before, does not serve,"
     if back.is_unknown:
-        return "the previous unit runs, and whether it serves cannot be seen from here,"
+        return "the previous unit runs, though tunerd cannot tell from here whether it serves,"
     return "the machine is as before"
 
 
@@ -778,14 +776,14 @@ def _strand(
 ) -> NoReturn:
     """The record stays, so that `recover` can try again when the cause is gone."""
     _say_ending(ctx, record, Outcome.STRANDED, failure, None)
-    kept = "no unit file stood before"
+    kept = "there was no unit file before"
     if record.backup:
-        kept = f"what stood before is kept as `{record.backup}` in `{ctx.paths.unit_dir}`"
+        kept = f"the previous unit is kept as `{record.backup}` in `{ctx.paths.unit_dir}`"
     raise Stranded(
         f"{ctx.unit} was not swapped ({failure.kind}), and the way back failed",
         cause=f"{failure.words}\nway back: {why_not_back}",
         state=f"{_what_stands(ctx, record)}; {kept}",
-        hint="mend the cause of the second failure, then `tunerd recover`",
+        hint="fix the cause of the second failure, then `tunerd recover`",
     ) from error
 
 
@@ -795,9 +793,9 @@ def _what_stands(ctx: Context, record: SwapRecord) -> str:
     except TunerdError:
         return "the unit file cannot be read"
     if standing is None:
-        return "no unit file stands on disk, and nothing was seen to serve"
+        return "there is no unit file on disk, and nothing was seen to serve"
     which = "the previous unit" if standing == record.old_sha256 else "the new unit"
-    return f"{which} stands on disk and was not seen to serve"
+    return f"{which} is on disk and was not seen to serve"
 
 
 def _end(
@@ -809,7 +807,7 @@ def _end(
         forget_probation(ctx, record.generation)  # a commit that failed may have begun it
         ctx.files.remove(record_path(ctx))
     except TunerdError as error:
-        return f"; the intent record stays, which `tunerd recover` mends: {error.words}"
+        return f"; the intent record is left, `tunerd recover` removes it: {error.words}"
     return ""
 
 

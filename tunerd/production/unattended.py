@@ -166,13 +166,13 @@ def demand_root_for(ctx: Context, text: bytes | None, what: str) -> None:
         present = _named(ctx, standing) if standing else None
         why = why_root_must(meant, present, list(_changeable(meant)))
     except ConfigError as error:
-        why = f"it cannot be told what it runs: {error.message}"
+        why = f"tunerd cannot tell what it runs: {error.message}"
     if why is not None:
         raise DeployError(
-            f"root must do this: {what} is not made live for anybody else",
+            f"only root may make {what} live",
             cause=why,
             state="nothing was changed",
-            hint="look at its program and account, then do the same as root",
+            hint="check its program and account, then run the same command as root",
         )
 
 
@@ -201,7 +201,7 @@ def _changeable(meant: Named) -> Iterator[str]:
     for word in meant.programs:
         program = Path(word)
         if is_shell(word) or any(map(is_shell, shebang(program))):
-            yield f"what `{word}` runs cannot be told"
+            yield f"tunerd cannot tell what `{word}` runs"
         paths = [program, *libraries_of(program)] if program.is_absolute() else []
         yield from _changed_by(paths, uid)
     yield from _changed_by([Path(path) for path in meant.paths], uid)

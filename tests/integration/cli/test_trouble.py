@@ -58,7 +58,7 @@ def test_a_box_whose_supervisor_and_server_were_killed_is_told_what_served_and_t
 
     os.kill(supervisor, signal.SIGKILL)
     wait_until_gone(supervisor)
-    assert all("serves on" in one for one in told())
+    assert all("still serves" in one for one in told())
     os.kill(server, signal.SIGKILL)
     wait_until_gone(server)
     assert len(told()) == 3

@@ -49,7 +49,7 @@ def test_a_model_of_ollama_is_planned_with_its_parameters_and_served(
         box, "registry.ollama.ai/library/tiny/8b", {"model": weights, "params": parameters}
     )
     made = box.json("profiles", "new", "mine", "--from-ollama", "tiny:8b")
-    assert "`ollama rm` would take it away" in str(made)
+    assert "`ollama rm` would delete it" in str(made)
 
     planned = box.json("plan", "mine")
 

@@ -93,7 +93,7 @@ def test_what_serves_is_written_nothing_is_replaced_unasked_and_no_variable_of_a
     with build_box(None, shape="tiny") as box:
         nothing = box.box.call("emit", "shell")
         assert nothing.returncode == 2
-        assert "nothing serves here by llama-server.service" in nothing.stderr
+        assert "llama-server.service serves nothing here" in nothing.stderr
         box.profile("mine", serving__api_key_file=str(tmp_path / "key"))
         (tmp_path / "key").write_text("sk-secret\n")
         box.apply("mine")

@@ -58,7 +58,7 @@ def test_a_port_that_what_serves_leaves_to_another_family_only_later_is_told_of(
 ) -> None:
     elsewhere = f"serving.port={free_port()}"
     told = warnings(box, "other")["port-kept"]
-    assert "a minute longer than it loads" in told["text"]
+    assert "a minute longer than it takes to load" in told["text"]
     assert f"keep port {box.port}" in told["text"]
     assert "repeated for 65 s" in told["hint"]
     assert "port-kept" not in warnings(box, "build")
@@ -86,7 +86,7 @@ def test_a_port_that_somebody_else_took_is_told_before_a_rollback_too(box: Build
     ctx.services.stop("llama-server.service")
     with socket.create_server(("127.0.0.1", box.port)):
         found = {one.code: one for one in preview(ctx, None).messages}
-    assert "listens on port" in found["port-taken"].text
+    assert "already listens on port" in found["port-taken"].text
 
 
 def test_a_server_that_came_up_after_its_unit_was_read_is_no_stranger_on_its_port(

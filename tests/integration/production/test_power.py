@@ -205,7 +205,7 @@ def test_a_limit_that_somebody_set_since_is_left_alone_and_what_was_measured_is_
     ctx = card.context()
     uuid = rtx_4070_super().uuid or ""
     for watts, since_w in ((OTHER_W, THIRD_W), (THIRD_W, OTHER_W)):
-        told = f"{watts:g} W, and somebody set {since_w:g} W meanwhile"
+        told = f"power limit to {since_w:g} W while {watts:g} W was measured"
         with pytest.raises(HostError, match=told), power_limit(ctx, ID, UNIT, watts):
             set_power_limit(uuid, since_w)
 

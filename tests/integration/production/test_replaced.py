@@ -121,7 +121,7 @@ def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_othe
         assert target.arm.fingerprint.model_sha256 == then.model_sha256
         assert "was replaced after the server started" in target.messages[0].text
         assert f"leads to {builds}/b2/llama-server" in drift(box)
-        with pytest.raises(DeployError, match="nothing is measured in its place"):
+        with pytest.raises(DeployError, match="is not stopped for a measurement"):
             demand_return(ctx, ctx.services.state(ctx.unit))
 
         ctx.services.restart(ctx.unit)
@@ -177,7 +177,7 @@ def test_files_that_are_replaced_are_told_are_no_evidence_of_what_stands_and_end
                 with path.open("ab") as file:
                     file.write(b" ")
                 with (
-                    pytest.raises(LeaseEnded, match="replaced in the middle") as ended,
+                    pytest.raises(LeaseEnded, match="replaced during the measurement") as ended,
                     held.serve(plan),
                 ):
                     pass
@@ -250,7 +250,7 @@ def test_a_rollback_is_tried_where_only_the_older_unit_may_not_start_and_what_se
         assert "model" in tried["error"]["cause"]
         assert box.json("status")["healthy"]
         told = [one["text"] for one in box.json("rollback", "--dry-run")["messages"]]
-        assert any("may not serve any more" in one for one in told), told
+        assert any("may no longer start" in one for one in told), told
 
 
 def test_a_server_whose_driver_was_updated_under_it_is_not_stopped_before_a_reboot() -> None:

@@ -95,7 +95,7 @@ def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(fold
         box.json("apply", "mine", "--yes")
         (drift,) = box.json("verify", code=6)["drift"]
 
-    assert "is a script and gives its server others" in refused["cause"]
+    assert "is a script that gives its server others" in refused["cause"]
     assert "edited" not in json.dumps(refused)
     assert drift["code"] == "other-arguments"
 

@@ -307,7 +307,10 @@ def test_what_somebody_stops_once_a_lease_has_ended_is_not_started_again(
             world.manager.start(UNIT)
             world.manager.stop(UNIT)
     assert world.serving_alias() is None
-    assert lease.afterwards == "was left to who stopped it just now, or to the next boot"
+    assert (
+        lease.afterwards
+        == "stays stopped, since somebody stopped it just now; the next boot starts it"
+    )
 
 
 def test_what_somebody_deploys_while_it_comes_back_is_theirs_to_look_after(world: World) -> None:
@@ -323,7 +326,7 @@ def test_what_somebody_deploys_while_it_comes_back_is_theirs_to_look_after(world
     with hold(ctx, purpose="sweep x", budget_s=60) as lease:
         pass
     assert world.serving_alias() == "other"
-    assert lease.afterwards == "was left to who changes it just now"
+    assert lease.afterwards == "was left alone, since somebody is changing it just now"
 
 
 def test_many_measurements_in_a_row_never_meet_the_start_limit(world: World) -> None:
@@ -428,7 +431,10 @@ def test_a_machine_that_goes_down_as_a_measurement_begins_ends_it_without_a_fail
         hold(going_down(world), purpose="bench x", budget_s=60),
     ):
         pass
-    assert told.value.state == f"{UNIT} was left to who stopped it just now, or to the next boot"
+    assert (
+        told.value.state
+        == f"{UNIT} stays stopped, since somebody stopped it just now; the next boot starts it"
+    )
 
 
 def test_a_machine_that_goes_down_in_a_measurement_is_not_said_to_serve_again(world: World) -> None:
@@ -436,7 +442,7 @@ def test_a_machine_that_goes_down_in_a_measurement_is_not_said_to_serve_again(wo
     with pytest.raises(SystemExit) as ended, hold(ctx, purpose="bench x", budget_s=60):
         raise SystemExit(143)
     assert ended.value.__notes__ == [
-        f"{UNIT} was left to who stopped it just now, or to the next boot"
+        f"{UNIT} stays stopped, since somebody stopped it just now; the next boot starts it"
     ]
 
 

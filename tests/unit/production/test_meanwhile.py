@@ -88,7 +88,7 @@ def test_a_server_that_is_stopped_while_its_port_is_waited_for_stays_stopped(
     world.put(a_text(world, restart="on-failure").replace(b"Sec=5\n", b"Sec=60\n"))
     on = once(WAITS, lambda: world.manager.stop(UNIT))
     if what == "the end of a measurement":
-        assert "was left to who stopped it" in measured(world, on)
+        assert "somebody stopped it just now" in measured(world, on)
     else:
         with pytest.raises(RolledBack, match="not swapped"):
             deploy(replace(world.context(), progress=on), world, "new", program=BROKEN)
@@ -157,7 +157,7 @@ def test_a_stop_that_meets_the_start_of_a_server_that_comes_back_is_respected(wo
     def cancel() -> None:
         world.manager.errors["restart"] = [JobCanceled("somebody stopped it")]
 
-    assert "was left to who stopped it" in measured(world, once(WAITS, cancel))
+    assert "somebody stopped it just now" in measured(world, once(WAITS, cancel))
 
 
 @pytest.mark.parametrize("ran", [True, False])

@@ -68,7 +68,7 @@ def test_a_newest_generation_that_changed_nothing_in_the_unit_is_passed_over_and
 
     assert target.text == world.text("old")
     (said,) = target.messages
-    assert "generation 3 changed nothing in the unit" in said.text
+    assert "generation 3 did not change the unit" in said.text
 
 
 def test_where_history_is_silent_the_newest_backup_is_offered(world: World) -> None:
@@ -131,7 +131,7 @@ def test_where_an_older_unit_cannot_serve_any_more_the_hint_is_about_what_is_gon
     text = f"[Service]\nExecStart={program} -m {model} --port 1\n"
     (world.paths.unit_dir / name).write_text(text)
 
-    with pytest.raises(DeployError, match="cannot serve any more") as caught:
+    with pytest.raises(DeployError, match="can no longer serve") as caught:
         find_target(world.context(), name)
 
     assert hint in (caught.value.hint or "")
@@ -151,7 +151,7 @@ def test_what_did_not_start_at_boot_does_not_after_one_went_back_to_it_and_that_
         (said,) = find_target(world.context(), None).messages
         go_back(world.context())
 
-        assert said.text == f"{UNIT} will be disabled, which it is not now"
+        assert said.text == f"{UNIT} will be disabled; it is not now"
         assert (world.standing, world.serving_alias()) == (text, "by-hand")
         assert not world.snapshot().is_enabled
     go_back(world.context())
@@ -361,7 +361,7 @@ def test_a_unit_with_a_root_of_its_own_becomes_no_profile_of_the_files_here(worl
     """The program and the model that stand here at the same paths were taken for its own."""
     world.put(world.text("old", service="RootDirectory=/srv/root"))
 
-    with pytest.raises(ConfigError, match="below its RootDirectory"):
+    with pytest.raises(ConfigError, match="inside its RootDirectory"):
         new_profile(world.context(), "mine", from_unit=UNIT)
 
 

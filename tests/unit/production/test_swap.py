@@ -59,7 +59,7 @@ class _Elsewhere:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"fragment_path": Path("/run/systemd/transient/x")}, "another file is in force"),
+        ({"fragment_path": Path("/run/systemd/transient/x")}, "uses another unit file"),
         ({"load_state": "bad-setting"}, "does not load the new unit"),
     ],
 )
@@ -326,7 +326,7 @@ def test_a_unit_of_another_generation_is_told_as_that(world: World) -> None:
     world.manager.reload()
     told = verify(world.context())
     assert told.exit_code == 6
-    assert "generation 1 again" in told.messages[0].text
+    assert "the unit of generation 1 back by hand" in told.messages[0].text
     world.unit_path.write_bytes(world.text("mine"))
     world.manager.reload()
     assert "edited by hand" in verify(world.context()).messages[0].text

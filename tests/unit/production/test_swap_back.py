@@ -110,7 +110,7 @@ def test_an_old_server_that_does_not_say_why_it_ended_is_started_again(world: Wo
     assert len(starts) == 1, "the new one has never served"
 
 
-@pytest.mark.parametrize("moment", ["starting", "it ended without a cause"])
+@pytest.mark.parametrize("moment", ["starting", "it ended for no known reason"])
 def test_what_somebody_stops_on_the_way_back_is_not_started_again(
     world: World, moment: str
 ) -> None:
@@ -216,7 +216,7 @@ def test_who_stops_the_new_server_while_it_starts_does_not_see_the_old_one_start
     with pytest.raises(RolledBack, match="stopped by somebody else") as caught:
         deploy(replace(world.context(), progress=stop), world, "new", program=BROKEN)
 
-    assert "as somebody asked" in (caught.value.state or "")
+    assert "somebody stopped it meanwhile" in (caught.value.state or "")
     assert world.serving_alias() is None
     assert world.standing == world.text("old")
 
@@ -390,7 +390,7 @@ def test_a_server_that_nobody_can_ask_is_told_as_unknown_and_not_restarted_again
     payload = recover(world.context()).payload
 
     assert payload["serving"] is None
-    assert "cannot be seen" in str(payload["text"])
+    assert "cannot tell from here" in str(payload["text"])
     assert (world.manager.state(UNIT).invocation_id == before) is is_untouched
     assert world.leftovers() == [], "nothing is left to be tried again"
 
@@ -488,7 +488,7 @@ def test_a_recovery_that_is_ended_says_what_stands_and_what_goes_on_with_it(worl
     world.put(world.text("old"))
     _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)
     world.manager.stop(UNIT)
-    words = "the swap of generation 1 was cut short, and the unit from before it stands"
+    words = "the swap of generation 1 was cut short, and the previous unit is in place"
     said = {one.code: one.text for one in status(world.context()).messages}
     assert said["interrupted"] == words
     found = {one["code"]: one["seen"] for one in examine(world.context()).payload["findings"]}
@@ -498,7 +498,7 @@ def test_a_recovery_that_is_ended_says_what_stands_and_what_goes_on_with_it(worl
         recover(world.context(Fuse(0, ctrl_c)))
 
     assert Interrupted.by(caught.value).state == (
-        f"{words}; the record stays, and `tunerd recover` goes on"
+        f"{words}; `tunerd recover` will finish or undo it"
     )
     assert Interrupted.by(KeyboardInterrupt()).state is None
 
@@ -568,7 +568,7 @@ def test_a_server_that_nobody_can_ask_is_seen_to_run_and_strands_nothing(
 
     with pytest.raises(RolledBack) as failed:
         swap(world.context(), world.request(world.text("bad", program=BROKEN), alias="bad"))
-    assert "cannot be seen from here" in str(failed.value.state)
+    assert "cannot tell from here" in str(failed.value.state)
     assert world.leftovers() == []
     assert len(world.servers) == 2
 

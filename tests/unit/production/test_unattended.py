@@ -269,11 +269,11 @@ def test_a_member_does_not_get_a_program_of_their_own_run_as_root(
     backup = _alices_root_unit(world, tmp_path)
     member = replace(world.context(), is_unattended=True)
     for to in (None, backup):
-        with pytest.raises(DeployError, match="root must do this") as caught:
+        with pytest.raises(DeployError, match="only root may make") as caught:
             rollback(member, to=to, drain=False, confirm=lambda _: None)
         assert "it would run as root" in (caught.value.cause or "")
         assert f"belongs to user {ALICE}" in (caught.value.cause or "")
-    with pytest.raises(DeployError, match="root must do this"):
+    with pytest.raises(DeployError, match="only root may make"):
         preview(world.context(), None)
     assert world.serving_alias() == "new"
 
@@ -292,7 +292,7 @@ def test_a_pipe_in_the_place_of_a_program_or_library_keeps_nobody_waiting(
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name, 0o755)
     os.chown(tmp_path / name, ALICE, 0)
-    with pytest.raises(DeployError, match="root must do this"):
+    with pytest.raises(DeployError, match="only root may make"):
         preview(world.context(), None)
 
 
@@ -312,7 +312,7 @@ def test_what_the_manager_opens_as_root_may_not_lie_where_the_account_says_what_
     deploy(world.context(), world, "new")
     member = replace(world.context(), is_unattended=True)
 
-    with pytest.raises(DeployError, match="root must do this") as caught:
+    with pytest.raises(DeployError, match="only root may make") as caught:
         rollback(member, to=None, drain=False, confirm=lambda _: None)
 
     assert str(home) in (caught.value.cause or "")
@@ -342,7 +342,7 @@ def test_what_lies_in_a_closed_home_is_not_gone_and_left_to_root(
     _alices_root_unit(world, home)
     os.chown(home, ALICE, 0)
     with _as_in_the_daemon():
-        with pytest.raises(DeployError, match="root must do this") as caught:
+        with pytest.raises(DeployError, match="only root may make") as caught:
             preview(world.context(), None)
         assert changed_files([(f"{home}/llama-server", "0" * 64)]) == ()
         assert changed_files([("/nowhere/llama-server", "0" * 64)]) != ()
@@ -409,10 +409,10 @@ def test_a_member_does_not_get_a_program_of_their_own_measured_as_root(
     member = replace(world.context(), data_dir=data_dir(), is_unattended=True)
     plan = a_plan_for(member, program)
 
-    with pytest.raises(DeployError, match="root must do this"):
+    with pytest.raises(DeployError, match="only root may make"):
         Session(member, BenchRequest()).ask({"x": plan}, pytest.fail, start_after=False)
     with (
-        pytest.raises(DeployError, match="root must do this"),
+        pytest.raises(DeployError, match="only root may make"),
         hold(member, purpose="bench x", budget_s=60) as held,
         held.serve(plan),
     ):
@@ -442,8 +442,8 @@ def test_a_watch_that_may_not_go_back_promises_nothing_and_is_told_of_when_it_wo
     for _ in range(2):
         swaps.look()
     assert [(one.kind, one.level) for one in told] == [("not-taken-back", "error")]
-    assert "generation 1 does worse and was not taken back: " in told[0].text
-    assert "root must do this" in told[0].text
+    assert "generation 1 does worse, but was not taken back: " in told[0].text
+    assert "only root may make" in told[0].text
     assert told[0].hint == "`tunerd rollback`"
 
 
