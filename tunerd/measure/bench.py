@@ -154,9 +154,9 @@ class BenchRun:
             return self._n_busy > 0
         waited = format_duration(_MOST_WAITS * self._watch.limit_s)
         raise BenchError(
-            "somebody else is served all the time, so nothing can be measured",
-            cause=f"by its own word the server was never idle in {waited} of waiting",
-            hint="bench when nobody else asks it; its `/slots` and `/metrics` show what it works on",
+            "the server is always busy with other requests, so nothing can be measured",
+            cause=f"it reported work during all {waited} of waiting",
+            hint="bench when nobody else uses it; its `/slots` and `/metrics` show what it works on",
         )
 
     def _take_all(self, queue: deque[_Item]) -> None:
@@ -358,12 +358,12 @@ def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Publis
         return None
     if asked.suite not in {Suite.MTP, Suite.LENGTHS, Suite.DEEP}:
         raise UsageError(
-            f"nothing was published that suite `{asked.suite}` measures",
+            f"there are no published figures for suite `{asked.suite}`",
             hint="--suite mtp, --suite lengths, or --suite deep",
         )
     if profile is None:
         raise UsageError(
-            "nothing to compare with: no profile of tunerd serves here",
+            "nothing to compare with: what serves here is not a profile of tunerd",
             hint="`tunerd bench PROFILE --against published`",
         )
     published = load_profile(ctx, profile, options={}).profile.published
@@ -387,16 +387,16 @@ def _beside_serving(
     try:
         serving = plan_side(ctx, side_of(ctx, LIVE, base=None))
     except TunerdError as error:
-        text = f"answers are not held against those of what serves: {error.words}"
+        text = f"answers are not compared with those of what serves: {error.words}"
         told = warning("no-reference", text, error.hint)
         return None, (), [told] if suite is Suite.QUALITY else []
     changes = output_changes(answering(serving), answering(made))
     if not changes:
         return serving, (), []
-    text = f"the profile may answer otherwise than what serves: {change_words(changes)}"
+    text = f"the profile may give other answers than what serves: {change_words(changes)}"
     if suite is Suite.QUALITY:
         return serving, changes, [note("changes-answers", text)]
-    hint = f"`tunerd bench {made.resolved.name} --suite quality` holds their answers against each other"
+    hint = f"`tunerd bench {made.resolved.name} --suite quality` compares their answers"
     return serving, changes, [warning("changes-answers", text, hint)]
 
 
@@ -445,9 +445,9 @@ class Session:
         sizes = [one.n_ctx for one in targets.values() if one.n_ctx is not None]
         unknown = [url for url, one in targets.items() if one.n_ctx is None]
         if unknown:
-            known = f"to the least of the others, {min(sizes)}" if sizes else "to no context"
-            self.messages.append(note("context-unknown", f"{', '.join(unknown)} does not tell its context: "
-                                      f"requests are cut {known}, and may be too long for it"))  # fmt: skip
+            known = f"cut to the smallest of the others, {min(sizes)}" if sizes else "not cut"
+            self.messages.append(note("context-unknown", f"{', '.join(unknown)} does not report its context: "
+                                      f"requests are {known}, and may be too long for it"))  # fmt: skip
         with self._ending():
             for url, target in targets.items():
                 self.on_arm(replace(target, n_ctx=min(sizes, default=None)), url)
@@ -471,7 +471,7 @@ class Session:
         demand_storable(self.ctx)
         demand_alone(self.ctx)
         profile = first.resolved.name
-        confirm(f"`{profile}` is measured in the place of {self.ctx.unit}: {ahead.text}. Go on?")
+        confirm(f"`{profile}` is measured in place of {self.ctx.unit}: {ahead.text}. Go on?")
         return max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S)), ahead.runs
 
     def on_candidates(
@@ -480,7 +480,7 @@ class Session:
         """Candidates in the live unit's place, one after the other."""
         profile = next(iter(plans.values())).resolved.name
         with (
-            _with_state(f"it was measured in its place; {self.ctx.unit} is as before again"),
+            _with_state(f"it is no longer measured; {self.ctx.unit} is as before again"),
             self._ending(),
             hold(
                 self.ctx,
@@ -579,7 +579,7 @@ class Session:
             overrides=OFF_FOR_ONE_REQUEST,
         )
         if not self._honours((target, off), composer):
-            text = "this server takes no settings of speculation with a request, so one arm alone is measured"
+            text = "this server cannot switch speculation by request, so only one arm is measured"
             self.messages.append(note("one-arm", text, "`tunerd bench PROFILE` measures both"))
             return [target]
         self._add(off)
@@ -623,7 +623,7 @@ class Session:
         self.messages += [one for one in running.life.crowded() if one not in self.messages]
         if composer.stock.repeated_kinds:
             kinds = ", ".join(sorted(composer.stock.repeated_kinds))
-            text = f"this server has seen all texts of {kinds}: they came again with another number"
+            text = f"this server has seen all texts of {kinds}: they were used again with another number"
             self.messages.append(warning("texts-used-up", text, "restart it for fresh ones"))
 
     def _keep(self, arm: str, samples: Sequence[Sample]) -> None:
@@ -663,7 +663,7 @@ def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
     Raises:
         BenchError: it cannot be measured, or not trusted.
     """
-    session, state = Session(ctx, asked), f"{ctx.unit} is as before: it was only asked"
+    session, state = Session(ctx, asked), f"{ctx.unit} is as before: it only got requests"
     with EvidenceStore(ctx.paths.evidence) as session.store, _with_state(state):
         demand_alone(ctx)
         target = open_live(ctx)
@@ -746,7 +746,7 @@ def bench_profile(
         asked = replace(asked, with_own_sampling=changes_sampling(output))
     if asked.suite is Suite.QUALITY and len(plans) == 1:
         raise BenchError(
-            f"there is nothing to hold the answers of `{made.resolved.name}` against",
+            f"there is nothing to compare the answers of `{made.resolved.name}` with",
             cause="; ".join(one.text for one in messages)
             or "it does not speculate, and answers as what serves does",
             state=f"nothing was stopped: {ctx.unit} is as before",
@@ -788,7 +788,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         family = session.opened[0].arm.family
         beside = beside_published(session.plan.suite, arms[0].samples, published, family)
         if not beside:
-            text = "nothing was published of this: not for this engine, or not for prompts as long as here"
+            text = "there are no published figures for this engine, or for prompts as long as these"
             messages.append(note("nothing-published", text))
     payload = {
         "run": session.run,
@@ -810,7 +810,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
 
 def _unwatched(session: Session) -> Iterator[Message]:
     if not all(one.traffic_seen for one in session.measured.values()):
-        yield note("no-counters", "the server counts nothing (`--metrics` is off): others' requests "
+        yield note("no-counters", "the server has no counters (`--metrics` is off): others' requests "
                    "show only while they run")  # fmt: skip
 
 
@@ -827,7 +827,7 @@ def _without_times(session: Session) -> Iterator[Message]:
         n = sum(one.n_predict >= FEW_TOKENS and one.client_tok_s is None for one in usable)
         if n:
             text = f"{name}: {n} of {len(usable)} answers have no speed by the client's clock"
-            hint = "no `usage`, hidden thoughts, or a proxy that holds answers back: ask the server itself"
+            hint = "they lack `usage`, hide their reasoning, or a proxy held them back: ask the server directly"
             yield warning("no-pace", text, hint)
 
 
@@ -839,14 +839,14 @@ def _reasons(arm: ArmData) -> dict[str, int]:
 def _own_limit(arm: ArmData) -> str | None:
     """What mends a server with a limit of its own: for prompts, or for answers as ik has with `-n`; None where they differ."""
     if any(Mark.CUT_PROMPT in one.marks for one in arm.samples):
-        return "it read a part of long prompts alone, as Ollama does beyond its context (4096 at first): give it a larger one, or ask with a smaller --depth"
+        return "it read only a part of long prompts, as Ollama does beyond its context (4096 by default): give it a larger one, or use a smaller --depth"
     short = [one.timings for one in arm.samples if Mark.SHORT in one.marks]
     ends = {None if one is None else one.predicted_n for one in short}
     if len(short) < _REPEATED or len(ends) > 1 or None in ends:
         return None
     return (
-        f"each that ended early did so after {ends.pop()} tokens: where that is the server's own limit (`-n`, "
-        "serving.n_predict), measure with a larger one; ik_llama.cpp ends all answers there"
+        f"all that ended early did so after {ends.pop()} tokens: if that is the server's own limit (`-n`, "
+        "serving.n_predict), raise it and measure again; ik_llama.cpp ends all answers there"
     )
 
 

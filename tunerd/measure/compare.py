@@ -82,7 +82,7 @@ def sides_of(
     is_whole = [word in whole or generation_number(word) is not None for word in words]
     if base is not None and all(is_whole):
         raise UsageError(
-            f"`--profile {base}` changes nothing: no side is an engine or a single setting",
+            f"`--profile {base}` has no effect: neither side is an engine or a setting",
             state="nothing was touched",
             hint=f"`tunerd compare {base} --set KEY=VALUE`",
         )
@@ -123,7 +123,7 @@ def side_of(ctx: Context, word: str, *, base: str | None) -> SideRequest:
         return _with(_base(ctx, base), {"engine.prefer": [word]}, name=word)
     nearest = nearest_name(word, (*sources.names, *engines, LIVE))
     raise UsageError(
-        f"`{word}` is no profile, generation, engine or setting",
+        f"`{word}` is not a profile, generation, engine or setting",
         cause=f"engines: {', '.join(engines)}",
         hint=f"did you mean `{nearest}`?"
         if nearest
@@ -155,7 +155,7 @@ def plan_side(ctx: Context, side: SideRequest) -> Plan:
         profile = side.generation.profile
         deploys = f"`tunerd plan {profile}` shows it; `tunerd apply {profile}` deploys it"
         raise DeployError(
-            f"`{side.name}` cannot be measured: its profile gives another command line today",
+            f"`{side.name}` cannot be measured: its profile now gives another command line",
             cause="; ".join(changed) or "only the order of arguments differs",
             state="nothing was touched",
             hint=deploys if side.name == LIVE else f"compare profile `{profile}` instead",
@@ -172,7 +172,7 @@ def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made:
     names = flags.changed_variables(old, environment_with(ctx, made.unit_text))
     if text is not None and names:
         raise DeployError(
-            f"`{side.name}` cannot be measured: its profile gives other variables today",
+            f"`{side.name}` cannot be measured: its profile now gives other environment variables",
             cause=", ".join(names),
             state="nothing was touched",
             hint=f"`tunerd plan {then.profile}` shows it; `tunerd apply` deploys it",
@@ -218,7 +218,7 @@ def _serving(ctx: Context) -> Generation:
     generation = ctx.deployed()
     if generation is None or generation.unit_sha256 is None:  # it went back to no unit
         raise UsageError(
-            "tunerd has deployed nothing here that could be compared with",
+            "tunerd has deployed nothing here to compare with",
             state="nothing was touched",
             hint="name two profiles, or the one to start from with --profile",
         )
@@ -229,7 +229,7 @@ def _generation_side(name: str, generation: Generation) -> SideRequest:
     if generation.profile is None:
         raise UsageError(
             f"`{name}` was not deployed from a profile, so it cannot be planned again",
-            hint="`tunerd profiles new NAME --from-unit UNIT` makes one of it",
+            hint="`tunerd profiles new NAME --from-unit UNIT` makes a profile of it",
         )
     return SideRequest(name, request_again(generation), generation)
 
@@ -288,13 +288,13 @@ class Prepared:
     @property
     def question(self) -> str:
         """What a person is asked before it begins."""
-        told = " Some of that time goes into questions that show whether B answers as A does."
+        told = " Some of that time goes into checking that B answers as A does."
         questions = told if self.changes else ""
         return (
             f"A is {self.sides['A'].name}, B is {self.sides['B'].name}, measured on "
-            f"{self.shape.name} for {format_duration(self.request.limits.budget_s)}, less where they are "
-            f"told apart sooner: {self.outlook.text}. A start or an answer that is under way at the end of that "
-            f"time may go on; after {format_duration(self.limit_s)} all is cut off.{questions} Go on?"
+            f"{self.shape.name} for {format_duration(self.request.limits.budget_s)}, or less if they "
+            f"can be told apart sooner: {self.outlook.text}. A start or an answer under way at the end of that "
+            f"time may finish; after {format_duration(self.limit_s)} everything is stopped.{questions} Go on?"
         )
 
     @property
@@ -433,8 +433,8 @@ def _short(
     load_s = ahead.load_s or 0.0
     pair_s = 2 * workload.process_s(load_s, rates_seen(ctx, plan.resolved.name))
     text = (
-        f"a pair of fresh servers takes about {format_duration(pair_s)} or more, and a verdict needs "
-        f"{pairs.LEAST_NAMED} of them at least"
+        f"a pair of fresh servers takes about {format_duration(pair_s)} or more, and a verdict needs at "
+        f"least {pairs.LEAST_NAMED} of them"
     )
     hint = f"--budget {math.ceil(pairs.LEAST_NAMED * pair_s / 60) + 1}min"
     if limits.budget_s <= 2 * load_s:
@@ -454,11 +454,11 @@ def _between(
     """What should be known of the two before anything is measured."""
     a, b = plans["A"], plans["B"]
     if a.command.argv == b.command.argv and a.unit_text == b.unit_text:
-        text = "A and B are the same command line: whatever is found between them is chance"
+        text = "A and B have the same command line: any difference found between them is chance"
         yield warning("same", text)
     if changes:
         words = flags.change_words(changes)
-        text = f"B may answer otherwise than A, so their answers are compared too: {words}"
+        text = f"B may give other answers than A, so their answers are compared too: {words}"
         yield warning("changes-answers", text)
 
 
@@ -476,9 +476,9 @@ def fitting(
         wanted, kept = whole.classes[index], workload.classes[index]
         text = (
             f"`{shape.classes[index].name}` of {shape.name} needs {wanted.depth_tokens} tokens of "
-            f"context and here are {context}: measured with {kept.depth_tokens}"
+            f"context, of which there are {context}: it is measured with {kept.depth_tokens}"
         )
-        told.append(warning("workload-cut", text, "--workload for a smaller one"))
+        told.append(warning("workload-cut", text, "--workload names a smaller one"))
     return workload, tuple(told)
 
 

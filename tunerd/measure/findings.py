@@ -573,19 +573,19 @@ def _against(one: CaseQuality) -> Iterator[str]:
     if one.case in {TOOLS, SHORT} and one.n_same < one.n:
         yield f"{one.case}: {one.n - one.n_same} of {one.n} differ"
     if one.n_valid is not None and one.n_valid < one.n:
-        yield f"{one.case}: {one.n - one.n_valid} of {one.n} have arguments that are no JSON"
+        yield f"{one.case}: {one.n - one.n_valid} of {one.n} have arguments that are not JSON"
 
 
 def _unjudged(one: CaseQuality) -> Iterator[str]:
     """What speaks neither for nor against: a gate that saw no call says nothing of calls."""
     if not one.n:
-        yield f"{one.case}: no text was answered by both"
+        yield f"{one.case}: no question was answered by both"
     elif one.n_silent == one.n:
         yield f"{one.case}: no answer has a text, so they could not be judged"
     elif one.n_missing:
         yield f"{one.case}: the reference had no answer to {one.n_missing} of them"
     elif one.n_called == 0:
-        yield f"{one.case}: not one was made, so they could not be judged"
+        yield f"{one.case}: none was made, so they could not be judged"
 
 
 def drift(one: str, other: str) -> int:

@@ -154,7 +154,7 @@ def learn_workload(
 def _too_few(unit: str, n_requests: int, n_own: int, short: Sequence[Message]) -> ConfigError:
     own = [f"{n_own} more were tunerd's own measurements"] if n_own else []
     return ConfigError(
-        f"the log of {unit} shows {counted(n_requests, 'request')}; {LEAST_REQUESTS} that are no mere probes are needed",
+        f"the log of {unit} shows {counted(n_requests, 'request')}; at least {LEAST_REQUESTS} are needed, probes not counted",
         cause="; ".join([*own, *(message.text for message in short)]) or None,
         state="nothing was written",
         hint=next(
@@ -205,9 +205,9 @@ def workload_for(
         text = f"workload `{own}`, as the profile says"
         return find_workload(ctx, own).shape, note("workload", text)
     name = LEARNED if is_learned else USUAL
-    why = "since the profile names none" if own is None else f"before the shipped profile's `{own}`"
+    why = "since the profile names none" if own is None else f"not the shipped profile's `{own}`"
     text = f"workload `{name}`, {why}"
-    return find_workload(ctx, name).shape, note("workload", text, "--workload NAME for another")
+    return find_workload(ctx, name).shape, note("workload", text, "--workload NAME takes another")
 
 
 def workload_sha256_now(ctx: Context, name: str | None, then: str | None) -> str | None:
@@ -330,7 +330,7 @@ def _read_days(
     span = ctx.services.log_since(unit, now_s - days * _DAY_S, max_lines=_MAX_LINES)
     log, hint = read_requests(span.lines), None
     if span.begins_s is None:
-        text = f"{_days(days)} were asked for; how far back the log of {unit} reaches is not known"
+        text = f"{_days(days)} were asked for, but how far the log of {unit} reaches is not known"
         return log, None, (warning("fewer-days", text),)
     reach_s = max(0.0, now_s - span.begins_s)
     if reach_s >= days * _DAY_S - _DAY_SLACK_S:
@@ -340,8 +340,8 @@ def _read_days(
         why = "what is older was never written, or is gone"
         hint = "journald keeps more with a larger SystemMaxUse="
     text = (
-        f"{_days(days)} were asked for; of the log of {unit} the last {format_duration(reach_s)} were "
-        f"there to learn from: {why}"
+        f"{_days(days)} were asked for, but only the last {format_duration(reach_s)} of the log of {unit} "
+        f"could be read: {why}"
     )
     return log, round(reach_s), (warning("fewer-days", text, hint),)
 
@@ -384,13 +384,13 @@ def _theirs(
     try:
         own, n_unknown = own_requests(ctx)
     except TunerdError as problem:
-        text = f"tunerd's own measurements cannot be told from traffic: {problem.message}"
+        text = f"tunerd's own requests cannot be told apart from others': {problem.message}"
         return tuple(logged), 0, [warning("own-requests-unknown", text, problem.hint)]
     theirs, messages = of_others(logged, own), list[Message]()
     if n_unknown:
         text = (
-            f"{counted(n_unknown, 'request')} of tunerd's own cannot be found by their counts; those that this "
-            "server was asked are taken for traffic"
+            f"{counted(n_unknown, 'request')} of tunerd's own cannot be recognised by their counts; those that this "
+            "server got count as traffic"
         )
         messages.append(warning("own-requests-unknown", text))
     return theirs, len(logged) - len(theirs), messages
@@ -437,17 +437,17 @@ def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tup
         return (
             note(
                 "no-counters",
-                f"{unit} shows no counters, so it cannot be told whether its log is whole",
-                "serving.metrics = true",
+                f"{unit} has no counters, so tunerd cannot tell whether its log is complete",
+                "set serving.metrics = true",
             ),
         )
     logged = sum(one.predicted_n for one in log.requests)
     if logged < _WHOLE * counted:
         text = (
-            f"{unit} has generated {counted} tokens since it started, and its log shows "
-            f"{logged} of them: the others are gone, never came there, or are more than is read at once"
+            f"{unit} has generated {counted} tokens since it started, but its log shows only "
+            f"{logged} of them: the rest is gone, was never logged, or is more than is read at once"
         )
-        hint = "journald keeps more with a larger SystemMaxUse= and RateLimitBurst=; `tunerd doctor` says where nothing of it gets there"
+        hint = "journald keeps more with a larger SystemMaxUse= and RateLimitBurst=; `tunerd doctor` says whether anything gets there at all"
         return (warning("log-is-short", text, hint),)
     return ()
 

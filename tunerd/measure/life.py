@@ -309,7 +309,7 @@ class Life:
             self._looks += asked.looks
             self.quiet_mib = trust.quiet_mib(self._looks)
             if asked.has_drafted and drafts is False:
-                raise BenchError("it is meant not to draft, and drafted")
+                raise BenchError("it drafted, though it should not")
             if asked.has_drafted:
                 return True
         by_model = (target or self.target).speculation.by_model
@@ -317,7 +317,7 @@ class Life:
             marks = {str(mark) for one in seen for mark in one.sample.marks} - {Mark.WARM_UP}
             text = f"{len(seen)} requests without a drafted token"
             raise BenchError(
-                "it is meant to draft, and drafted nothing",
+                "it drafted nothing, though it should",
                 cause=", ".join([text, *sorted(marks)]),
                 hint="`tunerd engines --prove` shows what this build does",
             )

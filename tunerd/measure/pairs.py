@@ -724,7 +724,7 @@ class Comparing:
                 else ""
             )
             number = len(self.pairs) + 1
-            raise _TimeUp(f"the time ended within pair {number}, which does not count{why}")
+            raise _TimeUp(f"time ran out during pair {number}, which does not count{why}")
 
     def _left_s(self, elapsed_s: float) -> float:
         """At most: what is left of time, or of pairs at the pace so far."""
@@ -741,7 +741,7 @@ class Comparing:
             if found is not None:
                 return found
         why = f", the last time because of: {self.last_unusable}" if self.last_unusable else ""
-        raise _Failed(f"no pair could be measured whole{why}")
+        raise _Failed(f"no complete pair could be measured{why}")
 
     def _orders(self) -> list[list[int]]:
         """The order of classes in each round: the same for both sides."""
@@ -838,7 +838,7 @@ def sentence(found: Comparison, a: str, b: str, workload: str) -> str:
             f"{_percent(largest)} is excluded ({pairs})"
         )
     if largest is None or gain.n_pairs < LEAST_NAMED:
-        return f"nothing can be said of {a} and {b} on {workload} yet ({pairs}, {found.end})"
+        return f"nothing can be said about {a} and {b} on {workload} yet ({pairs}, {found.end})"
     return (
         f"no difference between {a} and {b} was shown on {workload}; one of up to "
         f"{_percent(largest)} cannot be excluded ({pairs}, {found.end})"
@@ -876,16 +876,16 @@ def part_sentence(part: Part, name: str) -> str:
 def reasons(found: Comparison) -> Iterator[str]:
     """What else a reader should know of how it ended."""
     if found.end is End.TIME:
-        yield "the time ended before the pairs had decided"
+        yield "time ran out before the pairs were decisive"
     if found.end is End.PAIRS:
-        yield "the pairs ended before they had decided"
+        yield "all pairs were measured, and they were not decisive"
     if found.problem is not None:
         yield found.problem
     for side, failures in found.failures.items():
         if failures and len(failures) < _TRIES:  # the last one of so many is the problem
-            yield f"{side} failed {_times(failures)}, and its pairs were measured anew: {failures[-1]}"
+            yield f"{side} failed {_times(failures)}, and its pairs were measured again: {failures[-1]}"
     if found.n_unusable:
-        yield f"{found.n_unusable} answers did not count and were asked anew"
+        yield f"{found.n_unusable} answers did not count and were asked for again"
 
 
 # Which side is recommended: the faster one, unless its answers are not as good as those of the other
@@ -925,18 +925,18 @@ def advise(
     faster = _FASTER.get(standing)
     if unreliable is not None:
         outcome = NOT_RECOMMENDED if faster == B else str(standing)
-        return Advice(outcome, None, f"{faster} is not recommended, for {unreliable}")
+        return Advice(outcome, None, f"{faster} is not recommended, because {unreliable}")
     if not changes:
         return Advice(str(standing), faster)
     if quality is not None and quality.passes:
-        return Advice(str(standing), faster, reasons=("B answers as A does in what counts",))
+        return Advice(str(standing), faster, reasons=("B's answers match A's in what counts",))
     told = ("not asked",) if quality is None else quality.reasons
     has_failed = quality is not None and quality.passes is False
     outcome = str(standing) if faster == A else NOT_RECOMMENDED
     if has_failed:
-        remark = f"B is not recommended, for it answers otherwise than A: {'; '.join(told)}"
+        remark = f"B is not recommended, because its answers differ from A's: {'; '.join(told)}"
         return Advice(outcome, A if faster == A else None, remark)
-    unknown = f"whether B answers as well as A could not be judged: {'; '.join(told)}"
+    unknown = f"tunerd could not judge whether B answers as well as A: {'; '.join(told)}"
     if faster == B:
-        return Advice(outcome, None, f"B is not recommended, for {unknown}")
+        return Advice(outcome, None, f"B is not recommended, because {unknown}")
     return Advice(str(standing), faster, reasons=(unknown,))

@@ -577,8 +577,8 @@ def suite_plan(
     if not kept:
         raise BenchError(
             f"a context of {room.n_ctx} tokens has no room for suite `{asked.suite}`",
-            cause=f"its shortest request takes about {min(map(room.needed, steps))}, answer included",
-            hint="a larger context, or another suite",
+            cause=f"its shortest request needs about {min(map(room.needed, steps))}, answer included",
+            hint="give the server a larger context, or use another suite",
         )
     lost = dict.fromkeys(step.requests[-1].case for step in steps if step not in kept)
     plan = Plan(asked.suite, seed, kept)
@@ -591,7 +591,7 @@ def suite_plan(
     elif lost:
         told.append(note("no-room", f"a context of {room.n_ctx} has no room for {', '.join(lost)}"))
     if asked.depth is not None and real > asked.depth:
-        text = f"the question alone has {real} tokens: prompts are so long, and not {asked.depth}"
+        text = f"the question alone has {real} tokens: prompts are that long, not {asked.depth}"
         told.append(note("question-longer", text))
     return plan, tuple(told)
 
@@ -628,8 +628,8 @@ def _lengths(asked: BenchRequest, room: Room) -> list[list[Step]]:
         limit = "" if most is None else f" and answers of at most {most}"
         raise BenchError(
             f"a context of {n_ctx} tokens{limit} has no room for suite `lengths`",
-            cause=f"prompts of {least} tokens and answers of {LENGTHS[0]} and more",
-            hint="a smaller --depth",
+            cause=f"it needs prompts of {least} tokens and answers of {LENGTHS[0]} and more",
+            hint="use a smaller --depth",
         )
     left = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - lengths[-1] - _SPARE_TOKENS)
     depth = asked.depth if asked.depth is not None else max(1, min(LENGTHS_DEPTH, left))
@@ -661,7 +661,7 @@ def _deep(room: Room) -> list[list[Step]]:
     if room.n_ctx is None:
         raise BenchError(
             "the size of the context is not known",
-            cause="the server does not say it",
+            cause="the server does not report it",
             hint="this suite needs a llama-server",
         )
     most = _roomy(room.n_ctx - _DEEP_TOKENS - min(_SPARE_TOKENS, room.n_ctx // 16))

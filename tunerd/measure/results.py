@@ -137,7 +137,7 @@ def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:
         messages = damage_messages(store)
     if not entries:
         raise UsageError(
-            "nothing of these runs can be handed out",
+            "nothing of these runs can be exported",
             cause="no arm has both figures and flags of a profile",
             hint="--format json has all of them",
         )
@@ -172,7 +172,7 @@ class StalenessCheck:
     def of(self, arm: evidence.ArmRecord, run: evidence.RunRecord) -> evidence.Validity:
         """Whether what an arm of a run showed still holds."""
         if arm.argv is None:
-            text = "it was measured by its address alone, so what ran there is not known"
+            text = "it was measured by its address only, so what ran there is not known"
             return evidence.Validity(None, (text,), (), None)
         then = arm.fingerprint
         workload = (run.workload, then.workload_sha256)
@@ -441,7 +441,7 @@ def read_bundle(content: bytes, where: str) -> Bundle:
         place = ".".join(str(part)[:60] for part in first["loc"])
         if place == "version" and first["type"] != "missing":
             given = str(first["input"])[:40]
-            raise _refused(where, f"it is of version {given!a}, and this tunerd reads version {VERSION}") from problem  # fmt: skip
+            raise _refused(where, f"it has version {given!a}, and this tunerd reads version {VERSION}") from problem  # fmt: skip
         raise _refused(where, f"{place or 'the file'}: {first['msg'][:200]}") from problem
 
 
@@ -563,14 +563,14 @@ def why_not(entry: Entry, here: Here) -> str | None:
     if entry.failure is not None:
         return f"it did not serve there: {entry.failure}"
     if entry.card is None and here.cards:
-        return "its card is not told"
+        return "it does not name its card"
     if entry.card is not None and not any(_is_same_card(entry.card, one) for one in here.cards):
-        return f"it is of another card: {entry.card.name}, {entry.card.memory_mib} MiB"
+        return f"it is for another card: {entry.card.name}, {entry.card.memory_mib} MiB"
     has_hashes = entry.model.sha256 is not None and here.model_sha256 is not None
     if not (has_hashes and entry.model.sha256 == here.model_sha256) and not _is_same_model(entry.model.name, here.model):  # fmt: skip
-        return f"it is of another model: {entry.model.name}"
+        return f"it is for another model: {entry.model.name}"
     if entry.engine.family not in here.engines.values():
-        return f"no engine of its family is here: {entry.engine.family}"
+        return f"no engine of its family is installed: {entry.engine.family}"
     return None
 
 
@@ -684,11 +684,11 @@ def import_bundles(ctx: Context, files: Sequence[Path], here: Here | None) -> Ac
                          "model": entry.model.name, "settings": entry.settings.model_dump(by_alias=True, exclude_none=True),
                          "fits": None if here is None else why is None, "why_not": why})  # fmt: skip
     messages: tuple[Message, ...] = (
-        note("candidates-only", "nothing of it counts as measured here: a sweep tries the fastest of what fits first",
+        note("candidates-only", "none of it counts as measured here: a sweep tries the fastest of what fits first",
              None if all(row["why_not"] for row in rows) else "`tunerd sweep run --dry-run` shows its first candidates"),
     )  # fmt: skip
     if here is None:
-        text = "nothing serves that it could be compared with: what fits is seen when a sweep is planned"
+        text = "nothing serves here to compare it with: planning a sweep shows what fits"
         messages = (*messages, warning("not-compared", text))
     return ActionResult("results import", {"entries": rows}, messages, has_acted=True)
 

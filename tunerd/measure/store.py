@@ -312,7 +312,7 @@ class StoreFile:
             f"the evidence store is damaged: `{self.path}`",
             cause=cause,
             state=_AS_BEFORE,
-            hint=f"move it aside with what stands beside it, and a new one is begun:\n"
+            hint=f"move it aside with the files beside it, and tunerd begins a new one:\n"
             f"  mkdir {aside} && mv {shlex.quote(str(self.path))}* {aside}/",
         )
 
@@ -332,13 +332,13 @@ class StoreFile:
             return HostError(
                 f"cannot {verb} {name}: the disk is full",
                 cause=cause,
-                state="what was stored before is there, and nothing of this was stored",
+                state="what was stored before is intact, and nothing of this was stored",
                 hint=f"free some space on the file system of {self.path.parent}",
             )
         if code in _FORBIDDEN:
             hint = "run it as the owner, or as root"
             if not self.writable and any(self._side(side).exists() for side in _SIDES):
-                hint += ": whoever wrote it last was cut short"
+                hint += ": the program that wrote it last was interrupted"
             return HostError(f"cannot {verb} {name}", cause=cause, state=_AS_BEFORE, hint=hint)
         return HostError(f"cannot {verb} {name}", cause=cause, state=_AS_BEFORE)
 
@@ -369,7 +369,7 @@ def json_value(text: Any) -> Any:
 def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
     return value
 
 
@@ -474,9 +474,9 @@ def _check_version(version: int | None, newest: int, name: str, *, writable: boo
         )
     elif version < newest and not writable:
         raise StoreIsOld(
-            f"{name} is of an older tunerd",
+            f"{name} was written by an older tunerd",
             cause=f"its version is {version}, and this tunerd reads {newest}",
-            hint="let somebody who may write it run `tunerd results list` once",
+            hint="have somebody who may write to it run `tunerd results list` once",
         )
 
 

@@ -126,7 +126,7 @@ def open_live(ctx: Context) -> Target:
     address = address_now(ctx, live, state)
     if address is None or live.argv is None:
         way = live.serving.asked_otherwise
-        cause = live.problem if way is None else f"it answers {way}, where tunerd cannot ask it"
+        cause = live.problem if way is None else f"it answers {way}, where tunerd cannot reach it"
         raise BenchError(f"cannot tell how {live.unit} is reached", cause=cause, hint=hint)
     # What runs must be what the unit says: it may have been edited since it was started.
     is_same = _runs_with(live.argv, state.main_pid)
@@ -134,8 +134,8 @@ def open_live(ctx: Context) -> Target:
         cause = "it was edited after the server was started"
         hint = f"`{ctx.systemctl} restart {live.unit}`, or `tunerd verify`"
         if hides_words(live):
-            cause = f"`{live.program}`, which it starts, is a script and gives its server others"
-            hint = f'let it end with the flags that it is given, "$@"; `{ctx.systemctl} status {live.unit}` shows them'
+            cause = f"`{live.program}`, which it starts, is a script that gives its server others"
+            hint = f'make the script pass on what it is given, "$@"; `{ctx.systemctl} status {live.unit}` shows what it passes'
         raise BenchError(
             f"{live.unit} runs with other arguments than its file has", cause=cause, hint=hint
         )
@@ -154,7 +154,7 @@ def open_live(ctx: Context) -> Target:
     for what, text in replaced_under(ctx, state).items():
         part = _PARTS.get(what, "model_sha256")
         arm, part = arm.under(**{part: None}), part.removesuffix("_sha256")
-        problems = (f"the {part} that is measured is not what stands there now: {text}", *problems)
+        problems = (f"the {part} that is measured is not the one on disk now: {text}", *problems)
     if is_same is None:
         problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)
     profile = generation.profile if generation is not None else None
@@ -264,7 +264,7 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
     models = server.get("/v1/models", timeout_s=_ASK_S)
     if models.status is None:
         raise BenchError(
-            f"nobody answers at {address.url}",
+            f"nothing answers at {address.url}",
             cause=models.problem,
             state="nothing was measured",
             hint="start the server there, or give the address that it listens on",
@@ -283,7 +283,7 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
     if is_llama:
         known = _asked(server) | {"model": name}
     else:
-        text = "no llama-server: lengths are not fixed, and speeds are by the client's clock alone"
+        text = "not a llama-server: answer lengths are not fixed, and speeds are by the client's clock alone"
         messages.append(note("no-timings", text))
     found = Target(
         arm=arm,
@@ -300,7 +300,7 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
 def _lengths_told(target: Target) -> tuple[Message, ...]:
     if target.holds or not target.is_llama:
         return ()
-    text = "lengths are not fixed: this build would keep `ignore_eos` for the answers of everybody else"
+    text = "answer lengths are not fixed: this build would keep `ignore_eos` for everybody else's answers"
     return (note("own-lengths", text, "`tunerd bench PROFILE` measures fixed lengths"),)
 
 
@@ -317,8 +317,8 @@ def _address_of_url(url: str, api_key: str | None = None) -> Address:
         port = -1
     is_plain = parts.scheme == "http" and parts.path.rstrip("/") in {"", "/v1"}
     if not is_plain or not parts.hostname or port == -1 or "@" in parts.netloc:
-        hint = "http://HOST:PORT, with or without /v1; a key is taken from OPENAI_API_KEY"
-        raise UsageError(f"no address of a server with plain HTTP: `{url}`", hint=hint)
+        hint = "use http://HOST:PORT, with or without /v1; a key is taken from OPENAI_API_KEY"
+        raise UsageError(f"not the address of a plain HTTP server: `{url}`", hint=hint)
     return Address(parts.hostname, port or 80, api_key)
 
 

@@ -326,9 +326,9 @@ def not_as_meant(drafts: bool | None, drafted: Sequence[int | None]) -> str | No
     """
     has_drafted = any(drafted)
     if drafts is True and not has_drafted:
-        return f"it is meant to draft, and drafted nothing in {len(drafted)} answers"
+        return f"it drafted nothing in {len(drafted)} answers, though it should"
     if drafts is False and has_drafted:
-        return "it is meant not to draft, and drafted"
+        return "it drafted, though it should not"
     return None
 
 

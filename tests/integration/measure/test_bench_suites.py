@@ -195,7 +195,7 @@ def test_servers_by_their_addresses_stand_side_by_side_by_the_one_clock_that_all
     assert by_client == pytest.approx(own, rel=0.3)
     assert by_client > float(rows["ollama"][0])
     (told,) = (one.text for one in result.messages if one.code == "context-unknown")
-    assert f"{ollama.url} does not tell its context" in told
+    assert f"{ollama.url} does not report its context" in told
 
 
 def test_two_servers_of_one_name_are_refused_before_anything_is_asked(

@@ -93,7 +93,7 @@ def test_two_settings_are_compared_and_the_unit_serves_again(
     assert "on small" in found["sentence"]
     assert found["without_service_s"] > 0
     notes = [one["text"] for one in found["messages"] if one["code"] == "lease"]
-    assert notes == ["nothing keeps the machine from going to sleep meanwhile"]
+    assert notes == ["the machine may go to sleep meanwhile: nothing here can prevent it"]
     assert [row["part"] for row in found["parts"]][:3] == ["turn", "prefill", "decode"]
     assert box.json("status")["health"] == "ready"
     assert not list((box.folder / "run").rglob("tunerd-candidate-*"))
@@ -143,7 +143,7 @@ def test_a_template_that_changes_answers_fails_the_gate_whatever_the_speed(
     assert found["quality"]["passes"] is False
     assert found["recommended"] != "B"
     assert found["verdict"] != "B is faster"
-    assert "B is not recommended, for it answers otherwise than A: short" in found["sentence"]
+    assert "B is not recommended, because its answers differ from A's: short" in found["sentence"]
     assert "Quality, cases" in list(render_compare(found))
 
     asked_for = {arm: {one["prompt_id"] for one in run["samples"]
@@ -185,7 +185,7 @@ def test_a_side_is_what_serves_a_profile_a_generation_an_engine_or_a_setting(box
     ("request_", "error", "text"),
     [
         (asked(), UsageError, "nothing to compare"),
-        (asked("nonsense", "live"), UsageError, "no profile, generation, engine or setting"),
+        (asked("nonsense", "live"), UsageError, "not a profile, generation, engine or setting"),
         (asked("99", "live"), UsageError, "no generation 99"),
         (asked(options=("speculation.n_max=no",)), ConfigError, "is wrong"),
         (asked("live", "quick", workload="none-such"), ConfigError, "no workload"),
@@ -205,7 +205,7 @@ def test_a_budget_without_room_for_a_verdict_is_told_before_and_one_without_room
     found = prepare(box.context, request)
     assert "takes about" in next(one.text for one in found.messages if one.code == "short")
     assert "will not serve for about" in found.question
-    assert "after 2 min 20 s all is cut off" in found.question
+    assert "after 2 min 20 s everything is stopped" in found.question
     long = prepare(box.context, replace(request, limits=Limits(budget_s=3600.0)))
     assert "short" not in {one.code for one in long.messages}
     changed = box.call("apply", "quick", "--set", "serving.ctx_size=768", "--yes")

@@ -293,7 +293,7 @@ def test_a_reader_changes_nothing(store: EvidenceStore, place: str) -> None:
 
 def test_a_writer_that_stays_busy_is_named_as_the_reason(store: EvidenceStore, place: str) -> None:
     with open_store(place, wait_s=0.3) as hasty:
-        why = "another process keeps it locked|others are at work there"
+        why = "another process keeps it locked|it is busy with other work"
         with store._file.writing(), pytest.raises(Busy, match=why):
             hasty.add_run(RUN)
         assert hasty.count_runs() == 0

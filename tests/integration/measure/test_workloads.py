@@ -209,4 +209,4 @@ def test_a_card_is_tuned_for_what_its_write_up_served_until_something_was_learne
     write(context.paths.state_dir, "learned")
     shape, told = workload_for(context, None, resolved)
     assert shape.name == "learned"
-    assert told.text == "workload `learned`, before the shipped profile's `coding-agent`"
+    assert told.text == "workload `learned`, not the shipped profile's `coding-agent`"

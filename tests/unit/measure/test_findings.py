@@ -209,7 +209,7 @@ EIGHT, NO_CALL, SILENT = said("8"), said("no"), said("", reasoning="hm")
         ([(SHORT, EIGHT, EIGHT), (SHORT, None, None)], None,
          "short answers: the reference had no answer to 1 of them"),
         ([(SHORT, EIGHT, EIGHT), (TOOLS, NO_CALL, NO_CALL)], None,
-         "tool calls: not one was made, so they could not be judged"),
+         "tool calls: none was made, so they could not be judged"),
         ([(SHORT, EIGHT, said("9")), (TOOLS, NO_CALL, NO_CALL)], False, "short answers: 1 of 1 differ"),
         ([(SHORT, SILENT, SILENT)], None, "short answers: no answer has a text, so they could not be judged"),
         ([(SHORT, EIGHT, SILENT)], False, "short answers: 1 of 1 differ"),

@@ -206,7 +206,7 @@ def test_nothing_more_is_begun_once_the_time_is_up_though_no_pair_is_whole(what:
     )
     assert stand.open_lives == 0
     assert found.problem is not None
-    assert "the time ended within pair 1, which does not count" in found.problem
+    assert "time ran out during pair 1, which does not count" in found.problem
     assert found.problem in reasons(found)
 
 
@@ -276,7 +276,7 @@ def test_what_failed_once_and_was_measured_anew_is_told_as_once() -> None:
     stand = SimulatedStand(SCENES[0], 1, fails={"B": 1})
     found = run(SCENES[0], limits=replace(LIMITS, max_pairs=3), stand=stand)
     told = next(one for one in reasons(found) if one.startswith("B failed"))
-    assert told == "B failed once, and its pairs were measured anew: out of memory"
+    assert told == "B failed once, and its pairs were measured again: out of memory"
 
 
 def test_each_part_and_each_class_has_its_own_effect() -> None:
