@@ -49,7 +49,7 @@ def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
     box.apply("night")
 
     far = box("sweep", "run", "--dry-run", "--space", "gpu.power_limit_w=150,900", expect=2)
-    assert "900.0 is no limit of NVIDIA GeForce RTX 4070 SUPER" in far.err
+    assert "NVIDIA GeForce RTX 4070 SUPER cannot be limited to 900.0" in far.err
     assert "watts between 100 and 240" in far.err
     assert "150 W, 180 W, 220 W" in box("sweep", "run", "--dry-run", "--budget", "4m").out
 

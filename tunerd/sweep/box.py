@@ -91,7 +91,7 @@ def heat(gpus: Sequence[Gpu] | None) -> str | None:
     for gpu in gpus or ():
         if gpu.held_back_by:
             at = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} C"
-            return f"GPU {gpu.index} is held back{at}: {', '.join(gpu.held_back_by)}"
+            return f"GPU {gpu.index} is throttled{at}: {', '.join(gpu.held_back_by)}"
     return None
 
 
@@ -101,7 +101,7 @@ def crowd(gpus: Sequence[Gpu] | None, own: Collection[int], known: Collection[in
         used = process.used_mib
         if used is None or used > OTHERS_SLACK_MIB:
             held = "" if used is None else f", {used} MiB"
-            return f"{process.name} ({process.pid}{held}) on GPU {gpu.index} computes there too"
+            return f"{process.name} ({process.pid}{held}) computes on GPU {gpu.index} too"
     return None
 
 
@@ -137,7 +137,7 @@ class House:
         ctx = self.ctx
         if full := self.full(BEGIN_DISK_MIB):
             raise HostError(
-                "there is no room for what a sweep measures", cause=full,
+                "there is not enough disk space for what a sweep records", cause=full,
                 state="nothing was touched", hint="free some space, or `tunerd settings` for the folder",
             )  # fmt: skip
         if ctx.settings.sweep.shares_gpu:
@@ -147,8 +147,8 @@ class House:
         if trouble is not None:
             raise Busy(
                 "the machine is not free for a sweep", cause=trouble, state="nothing was touched",
-                hint="it is tried again with the next start; sweep.shares_gpu lets it measure beside "
-                "what always runs",
+                hint="the next start tries again; sweep.shares_gpu lets it measure beside programs that "
+                "always run",
             )  # fmt: skip
         self.limits_w = {
             gpu.uuid: gpu.own_limit_w for gpu in ctx.gpu.read().gpus or () if gpu.uuid is not None
@@ -185,7 +185,7 @@ class House:
             why = reading.awaits_reboot if self.limits_w else None
             for uuid, watts in self.limits_w.items():
                 if uuid not in now_w:
-                    why = why or f"a card is there no more: {reading.problem or uuid}"
+                    why = why or f"a card is gone: {reading.problem or uuid}"
                 elif (now := now_w[uuid]) is not None and watts is not None and now != watts:
                     why = f"a card's power limit is {now:g} W, and was {watts:g} W when the sweep began"
             if why is None or is_again:
@@ -210,7 +210,7 @@ class House:
         free_mib = free_disk_mib(folder)
         if free_mib is None or free_mib >= least_mib:
             return None
-        return f"{free_mib} MiB are free where {folder} is, and {least_mib} are needed"
+        return f"only {free_mib} MiB are free on the disk of {folder}, and {least_mib} are needed"
 
     def _own(self) -> set[int]:
         """The processes of production and of candidates."""
@@ -489,7 +489,7 @@ class LeaseBox:
         if arm is None or (arm.n_max, arm.p_min) == (own.n_max, own.p_min):
             return {}
         if own.engine not in self.per_request or arm.n_max > own.n_max:
-            raise Refused(f"{own.engine} was not proved to take this with a request")
+            raise Refused(f"{own.engine} was not shown to take this with a request")
         return {"speculative.n_max": arm.n_max, "speculative.p_min": arm.p_min}
 
     def _ask(
@@ -529,7 +529,7 @@ class LeaseBox:
         if fault is not None:
             self.tell(f"{arm} ended: {fault.words}")
             return ServerDied(str(fault.reason))
-        self.tell(f"{arm} is given up: {problem}")
+        self.tell(f"gave up on {arm}: {problem}")
         return ServerDied(str(Reason.HANG if problem == NOT_IN_TIME else Reason.ERROR))
 
     def _blame(self, failure: str) -> None:
@@ -572,7 +572,7 @@ def _demand_room(target: Target, request: BenchRequest, prompt: Prompt) -> None:
         return
     n_tokens = count_tokens(target.server, prompt.text, timeout_s=_COUNT_S)
     if n_tokens is not None and n_tokens + request.n_predict > n_ctx:
-        raise Refused(f"{n_tokens} tokens and {request.n_predict} more in {n_ctx}", n_tokens)
+        raise Refused(f"{n_tokens} tokens and {request.n_predict} more exceed {n_ctx}", n_tokens)
 
 
 _TIMINGS = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms")

@@ -202,12 +202,12 @@ class Challenge:
                 whole = [one for one in readings if one is not None and one.turn_ms is not None]
                 if len(whole) == len(readings):
                     return whole, frozenset(server.in_parts)
-                failure = "no answer to a class"
+                failure = "a class got no answer"
             if arm == self._candidate and (failure == "oom" or self._is_unreliable):
                 break
         if arm == self._incumbent:
             raise Ended("open", f"the incumbent could not be measured: {failure}")
-        raise Ended("failed", f"the candidate failed during the verdict: {failure}")
+        raise Ended("failed", f"the candidate failed while it was compared: {failure}")
 
     @property
     def _is_unreliable(self) -> bool:
@@ -229,7 +229,7 @@ class Challenge:
         ):
             raise Ended(
                 "failed",
-                f"{headroom.free_mib:.0f} MiB stay free with the context full, wanted are "
+                f"only {headroom.free_mib:.0f} MiB stay free with the context full, of the required "
                 f"{self._limits.headroom_mib:.0f}",
             )
 
@@ -252,9 +252,9 @@ class Challenge:
     def _what_it_takes(self) -> str:
         verdict = self._verdict
         return (
-            f"the budget ended after {counted(len(self._pairs), 'pair')}; the evidence is "
-            f"{verdict.e_value:.3g} of {verdict.needed:.0f}, by betting {verdict.betting_e_value:.3g} of "
-            f"{verdict.betting_needed:.0f}, and one more pair takes about {self._pair_s:.0f} s"
+            f"the budget ended after {counted(len(self._pairs), 'pair')}, with evidence of "
+            f"{verdict.e_value:.3g} where {verdict.needed:.0f} is needed (by betting {verdict.betting_e_value:.3g} of "
+            f"{verdict.betting_needed:.0f}); one more pair takes about {self._pair_s:.0f} s"
         )
 
     def _result(self, outcome: str, *reasons: str) -> Result:

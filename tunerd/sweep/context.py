@@ -30,7 +30,7 @@ from tunerd.words import all_known, counted
 # One start may be so much slower than the next: the proof decides. Source: docs/benchmarks.md, 2.7 % between starts.
 LUCK = 0.03
 _MARGINS_TRIED = 3
-_UNTOLD = "not every class of the workload told its speed"
+_UNTOLD = "not every class of the workload reported its speed"
 _OOM_STEP_MIB = 256.0
 
 
@@ -128,7 +128,7 @@ class _Seen:
         """For people."""
         figures = [] if self.speed_tok_s is None else [f"{self.speed_tok_s:.1f} tok/s"]
         if self.full_tok_s is not None:
-            figures.append(f"{self.full_tok_s:.1f} behind a full context")
+            figures.append(f"{self.full_tok_s:.1f} with a full context")
         words = ", ".join([*figures, *([self.problem] if self.problem else [])])
         return f"{self.arm.context_size} in {self.arm.kv}: {words}"
 
@@ -258,7 +258,7 @@ class Widest:
             return _Seen(
                 arm,
                 speed,
-                limits.breaks_tools(arm) or "nothing shows that it leaves tool calls whole",
+                limits.breaks_tools(arm) or "it was not shown to keep tool calls intact",
             )
         if full is None and limits.knows_memory:
             return _Seen(arm, speed, "its context could not be filled")
@@ -271,8 +271,8 @@ class Widest:
         if headroom is None or (limits.is_safe(arm) and limits.has_room(arm)):
             return seen
         problem = (
-            f"{headroom.free_mib:.0f} MiB stay free with the context full, give or take "
-            f"{headroom.sd_mib:.0f}; wanted are {limits.headroom_mib:.0f}"
+            f"only {headroom.free_mib:.0f} MiB (± "
+            f"{headroom.sd_mib:.0f}) stay free with the context full, of the required {limits.headroom_mib:.0f}"
         )
         short_mib = max(limits.target_mib - headroom.free_mib, 1.0)
         return replace(seen, problem=problem, short_mib=short_mib)

@@ -187,12 +187,12 @@ def compare_drafts(
     there = sum(one.accepted_n or 0 for one in told) / drafted
     agrees = abs(here - there) <= _AGREES
     means = (
-        "the workload's texts are like theirs in that"
+        "in this the workload's texts are like theirs"
         if agrees
-        else "its texts, or their sampling, are not like the workload's"
+        else "their texts, or their sampling, differ from the workload's"
     )
     text = (
-        f"of the drafts of what serves {here:.0%} were right here, and {there:.0%} for its people "
+        f"{here:.0%} of the drafts of what serves were accepted in the sweep, and {there:.0%} in service "
         f"({counted(len(told), 'request')} since it was deployed): {means}"
     )
     return {"sweep": round(here, 4), "production": round(there, 4), "agrees": agrees,

@@ -270,7 +270,7 @@ class Limits:
         if self._policy.at_least_tok_s is not None:
             wanted = arm.context_size // self._policy.n_slots
             is_less = own is not None and own < wanted
-            return f"the engine gives {own} of {wanted} tokens of context" if is_less else None
+            return f"the engine gives only {own} of {wanted} tokens of context" if is_less else None
         is_less = own is not None and usual is not None and own < usual
         return f"its context would be {own} instead of {usual}" if is_less else None
 
@@ -339,7 +339,7 @@ class Limits:
                 and arm.context_size >= wall.context_size
                 and _needs_no_less(arm, wall)
             ):
-                return f"a smaller need ran out of memory: {wall}"
+                return f"one that needs less ran out of memory: {wall}"
         return None
 
     # What else must not get worse
@@ -453,7 +453,7 @@ class Limits:
             for arm in self._learner.measured()
             if arm not in self.rejected and (broken := self.breaks_tools(arm)) is not None
         ]
-        found += [Left(str(arm), "memory spilled off the card") for arm in self._seen.spilled]
+        found += [Left(str(arm), "VRAM spilled into RAM") for arm in self._seen.spilled]
         found += [
             Left(", ".join(arm.family) + f", ubatch {arm.ubatch}", why)
             for arm in self._seen.refusals
@@ -481,13 +481,13 @@ def worse(
     if prefill > policy.max_prefill_loss and more_ms > _PREFILL_SHARE * before_ms[deepest]:
         return (
             f"the prompt of the deepest class gets {prefill:.0%} slower, "
-            f"allowed are {policy.max_prefill_loss:.0%}"
+            f"and only {policy.max_prefill_loss:.0%} is allowed"
         )
     worst = max(
         after / max(before, 1e-9) - 1 for before, after in zip(before_ms, after_ms, strict=True)
     )
     if worst > policy.max_class_loss:
-        return f"one class gets {worst:.0%} slower, allowed are {policy.max_class_loss:.0%}"
+        return f"one class gets {worst:.0%} slower, and only {policy.max_class_loss:.0%} is allowed"
     return None
 
 

@@ -112,7 +112,7 @@ def _drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]])
     taken, sha256 = (own, None) if speculation.type == DRAFT else (None, None)
     left = []
     for name in named:
-        reason: str | None = f"one sweep tries one draft model: {taken}"
+        reason: str | None = f"a sweep tries only one draft model: {taken}"
         if taken is None:
             reason, sha256 = _fitting(ctx, base, name)
         if reason is None:
@@ -137,9 +137,9 @@ def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | Non
     if facts.no_model is not None:
         return facts.no_model, None
     if apart is not None:
-        return f"it does not speak the model's tokens: {apart}", None
+        return f"its vocabulary is not the model's: {apart}", None
     if facts.file_bytes >= base.facts.file_bytes:
-        return "it is no smaller than the model that it would draft for", None
+        return "it is not smaller than the model that it would draft for", None
     return None, facts.identity.sha256
 
 
@@ -160,7 +160,7 @@ class Placements:
         """What is left out, told for other builds as well."""
         if not self.alternatives or self.searched:
             return self.left
-        reason = "it is what another build's fit chose; layers are counted otherwise here"
+        reason = "another build's fit chose it, and this build counts layers differently"
         return (*self.left, *(Left(f"{name}, {WHAT}", reason) for name in sorted(others)))
 
 
@@ -182,8 +182,8 @@ def _placements_of(ctx: Context, base: Plan, kept: Collection[str]) -> Placement
     if not isinstance(found, Frozen):
         return Placements(left=(Left(WHAT, found),))
     text = (
-        f"speculation on and off are also compared with one placement, {found.text}: what fit chose, "
-        f"as {found.found_by} says"
+        f"speculation on and off are also compared with the same placement, {found.text}, which fit chose "
+        f"according to {found.found_by}"
     )
     if found.remark:
         text = f"{text}; {found.remark}"
@@ -207,7 +207,7 @@ def _why_not(base: Plan, by_hand: Collection[str], kept: Collection[str]) -> str
     if by_hand and not _is_found_by_tunerd(base, by_hand):
         return f"it is placed by hand already: {', '.join(by_hand)}"
     if capabilities is None or capabilities.fit is FitStyle.NONE:
-        return f"{base.engine.name} has no placement of its own that could be frozen"
+        return f"{base.engine.name} does not place the model by itself: nothing to freeze"
     if by_hand:
         return None
     asks_for_fit = memory.fit is True or memory.fit_mib is not None
@@ -402,7 +402,7 @@ class _Builds:
         except TunerdError as error:
             return (error.cause or error.message).splitlines()[0]
         if plan.engine.name != engine:
-            return f"{engine} cannot serve it, {plan.engine.name} would"
+            return f"{engine} cannot serve it; {plan.engine.name} would serve instead"
         errors = [one.text for one in plan.messages if one.level is Level.ERROR]
         return errors[0] if errors else None
 
@@ -425,10 +425,10 @@ def _no_fit(base: Plan) -> str | None:
     is_given = bool(keys) and not _is_found_by_tunerd(base, keys)
     if base.resolved.profile.memory.fit is False or is_given:
         given = ", ".join(keys) or "memory.fit = false"
-        return f"placement is given by hand: {given}"
+        return f"the placement is set by hand: {given}"
     capabilities = base.engine.capabilities
     if capabilities is None or capabilities.fit is FitStyle.NONE:
-        return f"{base.engine.name} has no placement of its own"
+        return f"{base.engine.name} does not place the model by itself"
     return None
 
 
@@ -543,14 +543,14 @@ def prepare(
         *_window_messages(ctx, request),
         told,
         *(
-            note("published", f"what was published is where laws begin: {one}")
+            note("published", f"the search starts from published figures: {one}")
             for one in published_by
         ),
         *choice.messages,
         *cut,
     ]
     if not predicted.can_decide and not for_resume:
-        messages.append(warning("short", predicted.text, "--budget for a longer one"))
+        messages.append(warning("short", predicted.text, "--budget gives it more time"))
     return PreparedSweep(
         request=request,
         generation=generation,
@@ -693,7 +693,7 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
         raise EngineError(f"{plan.engine.name} would serve this instead of {arm.engine}")
     then, now = prepared.seen.identities.get(arm.engine), plan.engine.identity
     if then is not None and (now is None or now.sha256 != then):
-        raise replaced_amid(f"`{plan.engine.program}` is another build than when it began")
+        raise replaced_amid(f"`{plan.engine.program}` was replaced by another build since it began")
     return plan
 
 
@@ -711,7 +711,7 @@ def demand_room(prepared: PreparedSweep) -> None:
                  *(f"{arm}: {reason}" for arm, reason in prepared.policy.rejected)]
             ),
             state="nothing was touched",
-            hint="more values in [sweep] of the profile, or --space; `tunerd sweep run --dry-run` shows what is left out",
+            hint="add values to [sweep] of the profile, or by --space; `tunerd sweep run --dry-run` shows what is left out",
         )  # fmt: skip
     predicted, left_s = prepared.forecast, prepared.outlook.measuring_s
     if predicted.starts >= _LEAST_RUNS:
@@ -724,7 +724,7 @@ def demand_room(prepared: PreparedSweep) -> None:
         f"nothing can be found in {format_duration(left_s)}",
         cause=predicted.text,
         state="nothing was touched",
-        hint="a longer sweep.window, or a later night" if is_cut
+        hint="set a longer sweep.window, or try again another night" if is_cut
         else f"--budget {least}min measures a little, {whole}min can prove something",
     )  # fmt: skip
 
@@ -775,7 +775,7 @@ def _without_profile(made: Generation | None) -> str:
     if made is None:
         return "nothing was deployed"
     if made.unit_sha256 is None:
-        return f"generation {made.number} ({made.reason}) took the unit away, and nothing serves"
+        return f"generation {made.number} ({made.reason}) removed the unit, and nothing serves"
     return "what serves was adopted as it was"
 
 
@@ -796,7 +796,7 @@ def _check_budget(ctx: Context, request: SweepRequest) -> None:
         raise UsageError(
             f"--budget {format_duration(request.budget_s)} is more than sweep.downtime_s allows: "
             f"{format_duration(most)}",
-            hint="a shorter budget, or a larger sweep.downtime_s",
+            hint="use a shorter budget, or set a larger sweep.downtime_s",
         )
 
 
@@ -842,7 +842,7 @@ def _typed(where: str, space: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     for option in space:
         key, values = _values(f"{where} {option}", option)
         if key in typed:
-            hint = f"all values of a key together: {key}=VALUE,VALUE"
+            hint = f"give all values of a key together: {key}=VALUE,VALUE"
             raise UsageError(f"{where} {option}: `{key}` was given twice", hint=hint)
         typed[key] = values
     return typed
@@ -875,7 +875,7 @@ def _watts(place: str, word: str) -> float:
     try:
         return float(word)
     except ValueError:
-        raise UsageError(f"{place}: `{word}` is no number of watts") from None
+        raise UsageError(f"{place}: `{word}` is not a number of watts") from None
 
 
 def _kept(wanted: Sequence[str]) -> dict[str, str]:
@@ -977,7 +977,7 @@ def _context_size(plan: Plan) -> int:
         raise UsageError(
             "the engine chooses the context of what serves, so there is nothing to start from",
             state="nothing was touched",
-            hint=f"name {CONTEXT_SIZE} in the profile, and `tunerd apply` it",
+            hint=f"set {CONTEXT_SIZE} in the profile, and `tunerd apply` it",
         )
     return size
 
@@ -1006,10 +1006,10 @@ def _sizes(
     sizes = {own, *(int(one) for one in wanted if least <= int(one) <= most)}
     if len(sizes) == 1:
         raise UsageError(
-            f"there is no other context to look at than {own}",
+            f"there is no context size to try besides {own}",
             cause=f"the workload needs {least} tokens, and the model was trained for {most}",
             state="nothing was touched",
-            hint="other sizes in --space serving.ctx_size=..., or a smaller --workload",
+            hint="give other sizes by --space serving.ctx_size=..., or a smaller --workload",
         )
     return tuple(sorted(sizes))
 
@@ -1024,7 +1024,7 @@ def _for_context(space: SpacePlan) -> SpacePlan:
     kept = [one for one in space.left_out if CONTEXT_SIZE in one.what or one.what in KV_KEYS]
     left = (
         *kept,
-        Left("all other settings", "they stay as they serve; a sweep for speed tries them"),
+        Left("all other settings", "they stay as they are; a sweep for speed tries them"),
     )
     return replace(space, space=replace(space.space, families={arm.family: family}), left_out=left)
 

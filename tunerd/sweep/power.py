@@ -35,27 +35,27 @@ def limits_of(ctx: Context, wanted: Sequence[Any]) -> tuple[float, ...]:
         return ()
     if ctx.mode is not Mode.SYSTEM:
         raise _refused(
-            "only root may change a card's power limit", "without it, or `sudo tunerd --system`"
+            "only root may change a card's power limit", "leave it out, or `sudo tunerd --system`"
         )
     gpus = ctx.gpu.read().gpus or ()
     if len(gpus) != 1:
         raise _refused(
-            f"it is for machines with one GPU, and {len(gpus)} can be read", "leave it out"
+            f"it needs a machine with one GPU, and {len(gpus)} can be read", "leave it out"
         )
     gpu = gpus[0]
     own_w, least_w, most_w = gpu.power_limit_w, gpu.power_min_w, gpu.power_max_w
     if gpu.uuid is None or own_w is None or least_w is None or most_w is None:
-        raise _refused(f"{gpu.name} does not tell its limits", "leave it out")
+        raise _refused(f"{gpu.name} does not report its limits", "leave it out")
     for watts in wanted:
         is_number = isinstance(watts, int | float) and not isinstance(watts, bool)
         if not is_number or not least_w <= watts <= most_w:
             raise _refused(
-                f"{watts!r} is no limit of {gpu.name}",
-                f"watts between {least_w:g} and {most_w:g}",
+                f"{gpu.name} cannot be limited to {watts!r}",
+                f"give watts between {least_w:g} and {most_w:g}",
             )
     limits = tuple(sorted({float(one) for one in wanted} | {own_w}))
     if len(limits) > _MOST_LIMITS:
-        raise _refused(f"{len(limits)} limits are too many", f"at most {_MOST_LIMITS}")
+        raise _refused(f"{len(limits)} limits are too many", f"give at most {_MOST_LIMITS}")
     return limits
 
 
@@ -130,10 +130,10 @@ class PowerTable:
         known = [one for one in first if one.joules_per_token is not None]
         kept = f"the card's limit stays {self.own_w:g} W"
         if own is None or own.joules_per_token is None:
-            return f"what a token costs at {self.own_w:g} W is not known; {kept}"
+            return f"how much energy a token takes at {self.own_w:g} W is not known; {kept}"
         best = min(known, key=lambda one: one.joules_per_token or math.inf)
         if min(best.rounds, own.rounds) < _ROUNDS or not _takes_less(best, own):
-            return f"no limit takes clearly less energy a token than {self.own_w:g} W; {kept}"
+            return f"no limit takes clearly less energy per token than {self.own_w:g} W; {kept}"
         return (
             f"at {best.limit_w:g} W a token takes {best.joules_per_token:.2f} J instead of "
             f"{own.joules_per_token:.2f}, and a turn {best.turn_s:.2f} s instead of {own.turn_s:.2f} "
@@ -216,7 +216,7 @@ def measure_limits(
                 for watts in chance.sample(list(limits), len(limits)):
                     began_s = box.now()
                     if began_s + longest_s > end_s:
-                        table.reasons.append("there was no time for all of it")
+                        table.reasons.append("there was not enough time for all of it")
                         return table
                     box.check()
                     with limited(watts):

@@ -144,7 +144,7 @@ def _deployed(ctx: Context, proposal: _Proposal, done: ActionResult) -> ActionRe
     except _Overtaken:
         told = warning(
             "overtaken",
-            f"something else was deployed, or the unit edited, while generation {generation} was measured again: that stays; "
+            f"somebody deployed something else, or edited the unit, while generation {generation} was measured again: that stays; "
             f"{verdict.text}",
             "`tunerd history`; `tunerd verify`; `tunerd apply --untuned` leaves out what was promoted",
         )
@@ -153,7 +153,7 @@ def _deployed(ctx: Context, proposal: _Proposal, done: ActionResult) -> ActionRe
     except TunerdError as problem:  # of which nobody may believe that nothing was deployed
         told = warning(
             "unfinished",
-            f"generation {generation} was deployed, and what follows that failed: {problem.words}",
+            f"generation {generation} was deployed, but what comes after that failed: {problem.words}",
             problem.hint or "`tunerd status`",
         )
     else:
@@ -212,7 +212,7 @@ def follow_policy(
         return (note("proposal", "the winner is proposed, nothing was deployed",
                      f"`tunerd promote {number}`, or `tunerd decline {number}`"),)  # fmt: skip
     if deadline is not None and deadline.end_s - ctx.clock.now_s() < load_s:
-        text = f"the winner was not deployed: the window {deadline.text} ends before it had loaded"
+        text = f"the winner was not deployed: the window {deadline.text} ends before it could load"
         return (warning("not-promoted", text, f"`tunerd promote {number}`"),)
 
     def demand_service(_made: Plan) -> None:  # what somebody stopped is started by nobody else
@@ -256,8 +256,8 @@ def _demand_open(sweep: StoredSweep) -> None:
     if sweep.verdict is None or sweep.verdict.outcome != "promote":
         if sweep.run.outcome is None:
             raise UsageError(
-                f"sweep {sweep.number} has not come to its end, and proved no winner so far",
-                hint=f"`tunerd sweep status`; `tunerd sweep resume {sweep.number}` goes on with one that was cut",
+                f"sweep {sweep.number} is not finished, and has proved no winner so far",
+                hint=f"`tunerd sweep status`; `tunerd sweep resume {sweep.number}` continues one that was cut short",
             )
         said = sweep.verdict.sentence if sweep.verdict is not None else sweep.run.reason
         raise UsageError(
@@ -265,7 +265,7 @@ def _demand_open(sweep: StoredSweep) -> None:
         )
     what = (sweep.decision or {}).get("what")
     if what in {PROMOTED, TAKEN_BACK}:
-        raise UsageError(f"sweep {sweep.number} was {what} already", hint="`tunerd history`")
+        raise UsageError(f"sweep {sweep.number} was already {what}", hint="`tunerd history`")
 
 
 def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
@@ -298,7 +298,7 @@ def _demand_start(ctx: Context, sweep: StoredSweep, now: Generation | None) -> N
             f"sweep {sweep.number} began from generation {sweep.plan.get('generation')}, and "
             f"{'another unit' if now is None else now.number} serves now",
             state="nothing was touched",
-            hint="`tunerd rollback` to what served then, or `tunerd sweep run` finds out whether it still holds",
+            hint="`tunerd rollback` to what served then, or find out by `tunerd sweep run` whether it still holds",
         )
     if not stands(ctx, now):
         raise DeployError(
@@ -322,7 +322,7 @@ def _demand_valid(ctx: Context, proposal: _Proposal, made: Plan) -> None:
     sweep, arm = proposal.sweep, proposal.arm
     record = sweep.run.record.arm(str(arm))
     if record is None:
-        raise DeployError(f"sweep {sweep.number} kept no conditions of {arm}")
+        raise DeployError(f"sweep {sweep.number} did not record the conditions of {arm}")
     argv, variables = made.command.argv, environment_with(ctx, made.unit_text)
     now = replace(record, argv=argv, environment=variables)
     found = StalenessCheck(ctx).of(now, sweep.run.record)
@@ -332,8 +332,8 @@ def _demand_valid(ctx: Context, proposal: _Proposal, made: Plan) -> None:
             f"variable {name}" for name in changed_variables(record.environment, variables)
         )
         raise DeployError(
-            f"what sweep {sweep.number} proved does not hold here any more",
-            cause="\n".join((*found.texts, *told)) or "its conditions cannot be told",
+            f"what sweep {sweep.number} proved no longer holds here",
+            cause="\n".join((*found.texts, *told)) or "its conditions cannot be found out",
             state="nothing was touched",
             hint="`tunerd sweep run`",
         )
@@ -369,10 +369,10 @@ class _Again:
     @property
     def text(self) -> str:
         if self.is_silent:
-            return f"through the unit that serves it gave no answer: {self.problem}"
+            return f"in service it gave no answer: {self.problem}"
         if self.live is None:
-            return f"it could not be measured again through the unit: {self.problem}"
-        seen = f"through the unit that serves a turn takes {self.live.turn_s:.3f} s"
+            return f"in service it could not be measured again: {self.problem}"
+        seen = f"in service a turn takes {self.live.turn_s:.3f} s"
         if self.before_s is None or self.after_s is None:
             return seen
         return f"{seen}; in the pairs it took {self.after_s:.3f} s, {self.before} {self.before_s:.3f} s"
@@ -393,7 +393,7 @@ def _demand_still(ctx: Context, generation: int) -> None:
 
 
 def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
-    ctx.say("measuring once more through the unit that serves")
+    ctx.say("measuring once more in service")
     workload = proposal.prepared.workload
     since = ctx.services.state(ctx.unit)
     evidence = proposal.sweep.evidence or {}

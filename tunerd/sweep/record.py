@@ -202,7 +202,7 @@ def find_sweep(store: EvidenceStore | None, number: int | None) -> StoredSweep:
         for run in newest:
             if run is not None and run.record.kind == KIND:
                 return _stored(store, run)
-    said = "there was no sweep yet" if number is None else f"there is no sweep {number}"
+    said = "there has been no sweep yet" if number is None else f"there is no sweep {number}"
     raise UsageError(said, hint="`tunerd sweep list`, or `tunerd sweep run`")
 
 
@@ -412,7 +412,7 @@ def unfinished(ctx: Context, request: SweepRequest) -> StoredSweep | None:
     return found[0] if found[0].plan.get("request") == plain(request) else None
 
 
-_NOTHING = note("no-sweep", "there was no sweep yet", "`tunerd sweep run --dry-run`")
+_NOTHING = note("no-sweep", "there has been no sweep yet", "`tunerd sweep run --dry-run`")
 
 
 def list_sweeps(ctx: Context) -> ActionResult:

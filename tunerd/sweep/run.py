@@ -220,7 +220,7 @@ def _compare_builds(
     if budget_s < least_s:
         ctx.say("too little time is left to compare the old build with the new one")
         return None
-    ctx.say(f"the engine is another build than was deployed: {builds.kept} is compared with it")
+    ctx.say(f"the engine was replaced since it was deployed: {builds.kept} is compared with it")
     limits = replace(prepared.request.limits, budget_s=budget_s)
     request = replace(prepared.request, limits=limits)
     return compare.run_compare(ctx, request, confirm=lambda _prepared: None)
@@ -316,7 +316,7 @@ def run_night(
         try:
             return resume_sweep(ctx, last.number, confirm=confirm, has_whole_budget=True, meet=meet)
         except Outdated:
-            ctx.say(f"sweep {last.number} cannot go on: what it measured has changed since")
+            ctx.say(f"sweep {last.number} cannot continue: what it measured has changed since")
     return replace(run_sweep(ctx, request, confirm=confirm, meet=meet), command="sweep night")
 
 
@@ -354,8 +354,8 @@ def resume_sweep(
         sweep = find_sweep(store, number)
         if sweep.verdict is not None and sweep.run.outcome is RunOutcome.DONE:
             raise UsageError(
-                f"sweep {sweep.number} came to its end: {sweep.verdict.sentence}",
-                hint="`tunerd sweep run` begins another, which knows what this one found",
+                f"sweep {sweep.number} is finished: {sweep.verdict.sentence}",
+                hint="`tunerd sweep run` starts another, which knows what this one found",
             )
         own = store.sweep_events(sweep.number)
         asked = replace(read(SweepRequest, sweep.plan["request"]), seed=sweep.run.record.seed)
@@ -364,16 +364,16 @@ def resume_sweep(
         if left_s < _LEAST_S and left_s < asked.budget_s / 10:
             raise UsageError(
                 f"sweep {sweep.number} has used its time",
-                hint="`tunerd sweep run` begins another, which knows what this one found",
+                hint="`tunerd sweep run` starts another, which knows what this one found",
             )
         request = replace(asked, budget_s=left_s)
         prepared = prepare(ctx, request, proves=True, for_resume=True)
         is_same = is_start_of(ctx, sweep, prepared.generation)
         if not is_same or prepared.basis != sweep.plan.get("basis"):
             raise Outdated(
-                f"sweep {sweep.number} cannot go on: {_MEASURED} is no longer what it was",
+                f"sweep {sweep.number} cannot continue: {_MEASURED} has changed since",
                 state="its samples are kept",
-                hint="`tunerd sweep run` begins anew",
+                hint="`tunerd sweep run` starts a new one",
             )
         demand_open(ctx, request.window)
         demand_time(ctx, prepared.deadline, budget_s=left_s, load_s=prepared.load_s)
@@ -426,7 +426,7 @@ class _Run:
                 keeper.end(RunOutcome.STOPPED, words_of(error))
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 error.add_note(
-                    f"its samples are kept: `tunerd sweep resume {keeper.number}` goes on"
+                    f"its samples are kept: `tunerd sweep resume {keeper.number}` continues it"
                 )
             raise
         is_over = ended is not None and outcome.verdict == "inconclusive"
@@ -457,7 +457,7 @@ class _Run:
         self._served = served_requests(self.ctx, prepared.generation.created_s)
         law = known_by(self._served, arm, prepared.workload, known.get(arm.family))
         if law is not None and self._served:
-            text = f"what {counted(len(self._served), 'request')} in service took is where the laws of what serves begin"
+            text = f"the search starts from what {counted(len(self._served), 'request')} took in service"
             told = note("served", text)
             self.prepared = replace(
                 prepared, known={**known, arm.family: law}, messages=(*prepared.messages, told)
@@ -467,13 +467,13 @@ class _Run:
         number = self.keeper.number
         why = words_of(self._late) if self._late is not None else ended
         if verdict.outcome == "promote" and why is not None:  # somebody wants the machine now
-            return [note("proposal", f"a winner was proved, and nothing was deployed, since the sweep was ended: {why}",
+            return [note("proposal", f"a winner was proved but not deployed, because the sweep was ended: {why}",
                          f"`tunerd promote {number}`, or `tunerd decline {number}`")]  # fmt: skip
         if verdict.outcome == "promote":
             return list(follow_policy(self.ctx, number, deadline=self.prepared.deadline,
                                       load_s=self.prepared.load_s))  # fmt: skip
         if ended is not None and verdict.outcome == "inconclusive":
-            return [warning("stopped", f"the sweep ended before its time: {ended}; its samples are kept",
+            return [warning("stopped", f"the sweep ended early: {ended}; its samples are kept",
                             f"`tunerd sweep resume {number}`")]  # fmt: skip
         return []
 
@@ -662,22 +662,22 @@ class _Run:
         except TunerdError as problem:
             return problem.words
         is_same = now.generation.number == begun.generation.number and now.basis == begun.basis
-        return None if is_same else f"{_MEASURED} is no longer what it began with"
+        return None if is_same else f"{_MEASURED} has changed since it began"
 
     def _wait_until_quiet(self, end_s: float, box: LeaseBox) -> bool:
         """Production serves meanwhile; whether there is time left, nobody uses it, and it is still what it was."""
         ctx = self.ctx
         quiet_s = ctx.settings.sweep.quiet_s
         may_go_on = self._left_s(end_s) > _LEAST_S + quiet_s
-        then = f"it goes on when nobody was served for {format_duration(quiet_s)}"
+        then = f"it continues once nobody was served for {format_duration(quiet_s)}"
         ctx.say(f"the sweep yielded: {box.yielded}; "
-                f"{then if may_go_on else 'too little time is left for it to go on'}")  # fmt: skip
+                f"{then if may_go_on else 'too little time is left to continue'}")  # fmt: skip
         quiet = Quiet(ctx.clock.monotonic_s(), self.house.processors())
         # Looked at each time: the machine may be asleep for what is left of a window.
         while self._left_s(end_s) > _LEAST_S + quiet_s:
             is_taken = _is_taken(ctx)
             if not is_taken and not self._serves_still():
-                box.ended = "what serves is no longer what it began with"
+                box.ended = "what serves has changed since it began"
                 return False
             is_used = is_taken or _is_busy(ctx) or self.house.trouble() is not None
             now_s = ctx.clock.monotonic_s()
@@ -799,7 +799,7 @@ def stop_sweep(ctx: Context) -> ActionResult:
     else:
         raise UsageError("no sweep is under way", hint="`tunerd sweep list`")
     payload = {"unit": SWEEP_UNIT if job is None else job_unit(job), "sweep": number}
-    kept = note("kept", "its samples are kept", "`tunerd sweep resume` goes on")
+    kept = note("kept", "its samples are kept", "`tunerd sweep resume` continues it")
     return ActionResult("sweep stop", payload, (kept,))
 
 

@@ -44,7 +44,7 @@ def _parsed(ctx: Context, text: str, days: str, timezone: str | None) -> calenda
         return calendar.parse_window(text, days, _zone(ctx, timezone))
     except ValueError as error:
         raise UsageError(
-            f"`{text}` is no window that a sweep could keep to", cause=f"allowed: {error}",
+            f"`{text}` is not a window that a sweep can keep to", cause=f"allowed: {error}",
             state="nothing was touched",
         ) from error  # fmt: skip
 
@@ -109,10 +109,10 @@ def demand_time(
     if left_s < least_s:
         raise UsageError(
             f"too little is left of the window {deadline.text}",
-            cause=f"{format_duration(left_s)} to measure in, with {format_duration(deadline.reserve_s)} "
-            f"kept for production's return; at least {format_duration(least_s)} are needed",
+            cause=f"{format_duration(left_s)} are left to measure, and {format_duration(deadline.reserve_s)} are "
+            f"kept to bring production back; at least {format_duration(least_s)} are needed to measure",
             state="nothing was touched",
-            hint="a longer sweep.window, or a later night",
+            hint="set a longer sweep.window, or try again another night",
         )
 
 
@@ -124,7 +124,7 @@ def least_time_s(budget_s: float, load_s: float) -> float:
 def ends_text(deadline: calendar.Deadline, now_s: float) -> str:
     """Why something ends now, for people."""
     if calendar.is_ahead(deadline.begin_s, now_s):
-        return f"the clock was set back, and the window {deadline.text} is closed by it"
+        return f"the clock was set back, to before the window {deadline.text}"
     end = local_time(deadline.end_s, "%H:%M %Z")
     return f"the window {deadline.text} ends ({end}), and production must serve again by then"
 
@@ -321,7 +321,7 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
     if settings.sweep.window is None:
         return (
             warning(
-                "no-window", "nights are on, and no window is set", "`tunerd schedule set --window`"
+                "no-window", "nights are on, but no window is set", "`tunerd schedule set --window`"
             ),
         )
     if not next_openings(ctx):
@@ -331,8 +331,8 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
         hint = f"`{ctx.systemctl} start tunerd`, or `tunerd daemon` in a terminal"
         return (warning("no-daemon", "no night begins: no tunerd daemon runs", hint),)
     if _waits_for_sleep(ctx) and not read_live_unit(ctx).serving.sleeps:
-        text = "nights wait for the server's sleep, and this one never falls asleep"
-        hint = "`serving.sleep_idle_s` in its profile, or `tunerd schedule set --begin open`"
+        text = "nights wait until the server sleeps, and this one never does"
+        hint = "set `serving.sleep_idle_s` in its profile, or `tunerd schedule set --begin open`"
         return (warning("never-asleep", text, hint),)
     return _until_logout(ctx)
 
@@ -341,5 +341,5 @@ def _until_logout(ctx: Context) -> tuple[Message, ...]:
     """That nights end with the last session of a user who does not linger."""
     if ctx.mode is not Mode.USER or lingers(ctx.environment) is not False:
         return ()
-    text = "no night begins once you have logged out: your units end then, without lingering"
+    text = "no night begins after you log out: without lingering your units end then"
     return (warning("no-linger", text, "loginctl enable-linger"),)

@@ -449,7 +449,9 @@ class Search:
             if arm is None:
                 is_placed = bool(placement_of(family.home.extra))
                 why = (
-                    "it does not fit as it is placed" if is_placed else "no margin is large enough"
+                    "it does not fit with its placement"
+                    if is_placed
+                    else "no margin is large enough"
                 )
                 self.left_out.append(Left(", ".join(family.key), why))
                 return
@@ -812,7 +814,7 @@ class Finalist:
             if step.failure and step.failure != "oom":
                 failures += 1
                 if failures >= _TRIES:
-                    self._limits.reject(leader, f"failed as it would be deployed: {step.failure}")
+                    self._limits.reject(leader, f"failed with its final margin: {step.failure}")
                     return good
                 continue
             if self._is_broken(arm):
@@ -863,7 +865,7 @@ class Finalist:
         if reason is None and self._limits.makes_no_calls(arm):
             reason = "it makes no tool calls, and what serves does"
         if reason is None and not self._limits.is_output_proven(arm):
-            reason = "nothing shows that it leaves tool calls whole"
+            reason = "it was not shown to keep tool calls intact"
         if reason is not None:
             self._limits.reject(arm, reason)
         return reason is not None

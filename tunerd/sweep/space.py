@@ -402,7 +402,7 @@ def plan_space(base: Base, engines: Sequence[EngineFacts], wishes: Wishes) -> Sp
         for spec, kind in _kinds(engine, base, wishes, left):
             known = spec_types.setdefault(spec, kind)
             if known != kind:
-                left.append(Left(f"{engine.name}, {kind}", f"one sweep tries one kind of {spec}: {known}"))  # fmt: skip
+                left.append(Left(f"{engine.name}, {kind}", f"a sweep tries only one kind of {spec}: {known}"))  # fmt: skip
                 continue
             families[engine.name, spec] = _space_family(engine, spec, base, wishes, left)
     left += [

@@ -87,7 +87,7 @@ def forecast(
     can = needed_s <= budget_s
     text = (
         f"a start with one round of the workload takes about {format_duration(process_s)}, so "
-        f"{format_duration(budget_s)} have room for about {starts} of them"
+        f"about {starts} of them fit into {format_duration(budget_s)}"
     )
     if not can:
         text += f"; to search and to prove a gain of {_GAIN:.0%} takes about {format_duration(needed_s)}"
@@ -216,7 +216,7 @@ _PAIRS_SLACK = 1.25
 _SPARE_PAIRS, _SPARE_SHARE = 3, 0.05
 _TOOL_CALL_S = 1.5
 _CHALLENGES = 6
-_NOT_FASTER = "challenged, and not faster by enough"
+_NOT_FASTER = "compared in pairs, and not faster by enough"
 
 
 def tune(
@@ -400,7 +400,7 @@ class _Sweep:
             if finalist is None:
                 continue
             if finalist.canonical() == self.incumbent.canonical():
-                self.limits.reject(leader.arm, "at the margin that it needs it is what serves")
+                self.limits.reject(leader.arm, "with the margin it needs it is what serves")
                 continue
             self.night.recommend(finalist)
             if not self._has_time_for_pairs(finalist):
@@ -412,18 +412,18 @@ class _Sweep:
                 self._crown(result)
             else:
                 self._learn_from(result)
-        return self._nothing_better(f"{_CHALLENGES} challenges were over")
+        return self._nothing_better(f"all {_CHALLENGES} challenges were used")
 
     def _widest(self, wanted_tok_s: float) -> tuple[str, list[str]]:
         """The largest context instead of the fastest arm."""
         family, speed = self.grid.of(self.incumbent), f"{wanted_tok_s:g} tok/s"
         if family is None or not self.grid.contains(self.incumbent):
-            return INCONCLUSIVE, ["what serves is not in the space"]
+            return INCONCLUSIVE, ["what serves is not among the settings to search"]
         widest = self._contexts = Widest(self.search, family, self._prove_floor)
         try:
             found = widest.find(self.incumbent)
         except TimeUp:
-            return INCONCLUSIVE, ["the time ended before every size was proved", widest.text]
+            return INCONCLUSIVE, ["time ran out before every size was proved", widest.text]
         if found is None:
             return KEEP, [f"no context holds {speed}", widest.text]
         if found == self.incumbent:
@@ -462,7 +462,7 @@ class _Sweep:
         found = []
         while self._won and (why := self._why_not_deployed(self._won[-1].candidate)) is not None:
             result = self._won.pop()
-            found.append(f"{result.candidate} won, and is not deployed: {why}")
+            found.append(f"{result.candidate} won, but is not deployed: {why}")
             self._call_off(result, why)
             self.incumbent = self._won[-1].candidate if self._won else self.given
         return found
@@ -552,14 +552,14 @@ class _Sweep:
             return "what serves did not answer every class of the workload in this time"
         return "nothing could be measured in this time"
 
-    def _nothing_better(self, why: str = "the time ended") -> tuple[str, list[str]]:
+    def _nothing_better(self, why: str = "time ran out") -> tuple[str, list[str]]:
         most = self._most_missed()
         n_decided = self.challenges.index(self._won[-1]) + 1 if self._won else 0
         if self.search.is_exhausted and (most is not None or self.challenges):
             gains = (one.gain for one in self.challenges[n_decided:])
             uppers = (one.upper for one in gains if one is not None and one.upper is not None)
             bound = max(most or 0.0, 0.0, *uppers)
-            return KEEP, [f"at 95 %, nothing else is more than {bound:.1%} faster"]
+            return KEEP, [f"at 95 % confidence, nothing else is more than {bound:.1%} faster"]
         reason = f"{why} before everything promising was tried"
         if most is not None:
             reason += f"; up to {max(most, 0.0):.1%} may be missed"
@@ -628,8 +628,8 @@ class _Sweep:
 
     def _no_time_to_prove(self, leader: Arm) -> str:
         return (
-            f"{leader} is believed to be {self._gain():.1%} faster, and some {format_duration(self._pairs_s(leader))} "
-            "would be needed to prove a winner"
+            f"{leader} seems to be {self._gain():.1%} faster, but it would take about {format_duration(self._pairs_s(leader))} "
+            "to prove that"
         )
 
     # Evidence
@@ -774,5 +774,5 @@ def sentence_of(outcome: Outcome, incumbent: Arm, workload: str) -> str:
         what = changed(outcome.arm, incumbent)
         return f"promote: on {workload}, {what} is {why}"
     if outcome.verdict == KEEP:
-        return f"keep what serves: on {workload} {why}"
+        return f"keep what serves: on {workload}, {why}"
     return f"inconclusive: {why}"

@@ -100,7 +100,7 @@ def test_an_answer_amid_which_the_power_limit_changed_and_an_end_with_the_card_a
     box.house.settle()
     box.tell = lambda _text: cards.lose(0)
     box.end_server()
-    with pytest.raises(Preempted, match="a card is there no more: GPU 0: the GPU is lost"):
+    with pytest.raises(Preempted, match="a card is gone: GPU 0: the GPU is lost"):
         box.measure(Request("code", "two", 0, 60, 4))
 
 

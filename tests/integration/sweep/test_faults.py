@@ -39,7 +39,8 @@ def test_why_a_candidate_was_given_up_is_told_by_what_was_seen_of_it() -> None:
         rows = box.newest()["page"]["failures"]
         assert {row["failure"] for row in rows if "no speculation" in row["arm"]} == {"error"}
         assert {row["failure"] for row in rows if "mtp 2/0" in row["arm"]} == {"killed"}
-        assert "is given up: status 500: " in done.stderr
+        assert "gave up on " in done.stderr
+        assert ": status 500: " in done.stderr
         assert "ended: signal 9; " in done.stderr
 
 
@@ -65,7 +66,7 @@ def test_an_end_that_is_asked_for_while_the_server_comes_back_leaves_the_winner_
     out, told = process.communicate(timeout=120)
     assert process.returncode == 0, told
     assert out.startswith("promote:")
-    assert "nothing was deployed, since the sweep was ended: ended by Ctrl-C" in told
+    assert "not deployed, because the sweep was ended: ended by Ctrl-C" in told
     assert box.newest()["decision"] is None
     assert box.json("status")["generation"] == 1
     assert box.serves

@@ -97,7 +97,7 @@ def test_a_bundle_gives_a_sweep_its_first_candidates_until_it_is_forgotten(
 
     file.write_text(a_bundle("another model", off))
     said = box.call("results", "import", str(file)).stdout
-    assert "1 configuration: it is of another model" in said
+    assert "1 configuration: it is for another model" in said
     assert "first candidates" not in said, "none of it is a candidate"
 
     box.call("results", "forget", name)
@@ -212,7 +212,7 @@ def test_a_class_is_what_can_learn_from_each_other_whenever_each_box_got_its_fil
     ctx = replace(box.box.context, progress=lambda progress: said.append(progress.text))
     with meet(ctx, blind) as study:
         assert type(study) is Study, "what is unknown is no class"
-    assert said == ["this box sweeps alone: what card it has cannot be told"]
+    assert said == ["this box sweeps alone: its card is not known"]
 
     first = found()
     os.utime(model, (1_700_000_000, 1_700_000_000))

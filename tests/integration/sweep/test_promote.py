@@ -98,7 +98,7 @@ def test_a_promotion_is_shown_before_anything_is_touched_and_what_was_not_proved
 @pytest.mark.parametrize(
     ("then", "told"),
     [
-        ({"model_sha256": "0" * 64}, "does not hold here any more"),
+        ({"model_sha256": "0" * 64}, "no longer holds here"),
         ({"variables": {"GGML_CUDA_FORCE_MMQ": "1"}}, "variable GGML_CUDA_FORCE_MMQ"),
     ],
 )
@@ -113,8 +113,8 @@ def test_what_was_proved_under_other_conditions_is_not_promoted_and_these_are_na
 @pytest.mark.parametrize(
     ("added", "refused"),
     [
-        ('[environment]\nGGML_CUDA_FORCE_MMQ = "1"', "other variables today"),
-        ('[pin]\nspeculation.type = "mtp"', "does not hold here any more"),
+        ('[environment]\nGGML_CUDA_FORCE_MMQ = "1"', "now gives other environment variables"),
+        ('[pin]\nspeculation.type = "mtp"', "no longer holds here"),
     ],
 )
 def test_what_nobody_measured_is_not_deployed_in_the_name_of_a_winner(
@@ -213,7 +213,7 @@ def test_a_window_that_ends_before_the_load_could_deploys_nothing(box: SweepBox)
     number = put_proposal(ctx)
     deadline = Deadline(ctx.clock.now_s() + 30.0, 0.0, "until 07:00")
     (told,) = follow_policy(by_itself(ctx), number, deadline=deadline, load_s=60.0)
-    assert "ends before it had loaded" in told.text
+    assert "ends before it could load" in told.text
     assert serving(box) == 1
 
 
@@ -410,4 +410,4 @@ def test_where_a_rollback_took_the_unit_away_a_sweep_says_so() -> None:
     with swept() as box:
         box.call("rollback", "--yes")
         refused = box.call("sweep", "run", "--yes", "--budget", "10m", code=2).stderr
-    assert "generation 2 (rollback) took the unit away, and nothing serves" in refused
+    assert "generation 2 (rollback) removed the unit, and nothing serves" in refused

@@ -110,7 +110,7 @@ def test_what_was_served_is_where_laws_begin_and_the_verdict_says_whether_drafts
     served = box.json("sweep", "show", str(found["sweep"]))["served"]
     assert served["production"] == pytest.approx(0.0, abs=0.01)
     assert served["agrees"] is True
-    told = "were right here, and 0% for its people"
+    told = "were accepted in the sweep, and 0% in service"
     assert told in found["sentence"]
     assert told in box.call("report", str(found["sweep"]), "-o", "-").stdout
 

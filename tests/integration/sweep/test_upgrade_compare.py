@@ -83,7 +83,7 @@ def test_a_sweep_ends_where_the_engine_is_replaced_in_the_middle_of_it() -> None
         out, _ = sweep.communicate(timeout=240)
 
         # Where it had yielded by then, it does not take the place of the server again.
-        ends = ("is another build than when it began", "nothing is measured in its place")
+        ends = ("was replaced by another build since it began", "is not stopped for a measurement")
         assert any(text in out for text in ends), out
         assert box.serves
         assert box.leftovers() == []

@@ -85,7 +85,7 @@ def test_a_hot_gpu_is_waited_for_and_then_told_with_nothing_stopped(world: World
     before_s = ctx.clock.monotonic_s()
     with pytest.raises(Busy) as refused:
         House(ctx).settle()
-    assert refused.value.cause == "GPU 0 is held back at 91 C: software thermal slowdown"
+    assert refused.value.cause == "GPU 0 is throttled at 91 C: software thermal slowdown"
     assert ctx.clock.monotonic_s() - before_s >= PATIENCE_S
     assert world.serving_alias() == "one"
 
@@ -101,7 +101,7 @@ def test_a_gpu_that_somebody_else_computes_on_is_skipped_by_name(world: World) -
     ctx = replace(context(world), gpu=FakeGpuReader(taken()))
     with pytest.raises(Busy) as refused:
         House(ctx).settle()
-    assert "train.py (4242, 6000 MiB) on GPU 0" in str(refused.value.cause)
+    assert "train.py (4242, 6000 MiB) computes on GPU 0" in str(refused.value.cause)
     assert "sweep.shares_gpu" in str(refused.value.hint)
 
 
@@ -137,8 +137,8 @@ def test_a_gpu_that_is_taken_in_the_middle_makes_the_sweep_yield_before_the_next
 @pytest.mark.parametrize(
     ("befalls", "words"),
     [
-        (lambda gpu: gpu.lose(0), "a card is there no more: GPU 0: the GPU is lost"),
-        (lambda gpu: gpu.hide("the driver did not answer"), "no more: the driver did not answer"),
+        (lambda gpu: gpu.lose(0), "a card is gone: GPU 0: the GPU is lost"),
+        (lambda gpu: gpu.hide("the driver did not answer"), "gone: the driver did not answer"),
         (lambda gpu: gpu.show(replace(COOL, power_limit_w=150.0)), "150 W, and was 220 W"),
         (lambda gpu: gpu.update_driver(), "the driver's library 581.1"),
     ],
@@ -187,7 +187,7 @@ def test_a_crash_is_held_against_no_arm_where_its_card_turns_out_to_be_lost(
     with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
         tried = replace(box(ctx, held, house), plan_arm=lambda _arm: crashes, tell=tell)
         if is_lost:
-            with pytest.raises(Preempted, match="a card is there no more: GPU 0: the GPU is lost"):
+            with pytest.raises(Preempted, match="a card is gone: GPU 0: the GPU is lost"):
                 tried.restart(ARM)
         else:
             assert tried.restart(ARM).failure == "crash"
@@ -272,7 +272,7 @@ def test_a_clock_that_is_set_back_to_before_the_window_ends_the_sweep(world: Wor
         world.clock.set_wall(NINE - 11 * 3600)
         with pytest.raises(Preempted):
             tried.check()
-    assert tried.ended == "the clock was set back, and the window 01:00-09:00 is closed by it"
+    assert tried.ended == "the clock was set back, to before the window 01:00-09:00"
     assert world.serving_alias() == "one"
 
 
@@ -310,7 +310,7 @@ def test_the_server_itself_and_a_machine_without_cards_are_no_trouble() -> None:
 
 def test_a_disk_with_little_room_is_told(world: World) -> None:
     house = House(context(world))
-    assert f"MiB are free where {house.ctx.paths.state_dir} is, and 999999999 are needed" in str(house.full(999_999_999))  # fmt: skip
+    assert f"MiB are free on the disk of {house.ctx.paths.state_dir}, and 999999999 are needed" in str(house.full(999_999_999))  # fmt: skip
     assert house.full() is None
 
 

@@ -314,7 +314,7 @@ def test_a_winner_that_fails_after_it_won_is_not_deployed(failure: str) -> None:
 
     assert outcome.arm.canonical() != box.target
     assert (outcome.verdict, outcome.arm) == ("inconclusive", one.incumbent)
-    assert "won, and is not deployed" in outcome.evidence.reasons[0]
+    assert "won, but is not deployed" in outcome.evidence.reasons[0]
     assert not outcome.evidence.won
     assert outcome.evidence.path[-1].arm == one.incumbent
 

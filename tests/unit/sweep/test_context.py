@@ -223,7 +223,7 @@ def test_a_context_that_runs_out_of_memory_is_not_taken_however_fast_it_is() -> 
 def test_a_night_that_is_too_short_proves_nothing_and_deploys_nothing(here: Scene) -> None:
     outcome = here.night(here.truly_tok_s(SERVED) * 0.9, hours=0.2)
     assert (outcome.verdict, outcome.arm) == ("inconclusive", here.one.incumbent)
-    assert "the time ended" in outcome.evidence.reasons[0]
+    assert "time ran out" in outcome.evidence.reasons[0]
 
 
 def test_a_proof_of_a_speed_takes_the_time_of_its_starts_and_not_of_another_side(
@@ -264,7 +264,7 @@ class SteadyBox(GrowingBox):
 def test_a_speed_is_told_without_the_first_token_which_no_time_covers(here: Scene) -> None:
     """The 16 tokens behind a full context seemed to come at 42.7 tok/s."""
     reasons = here.night(39.0, box=SteadyBox).evidence.reasons
-    assert "40.0 tok/s, 40.0 behind a full context" in reasons[-1], reasons
+    assert "40.0 tok/s, 40.0 with a full context" in reasons[-1], reasons
 
 
 def test_answers_without_their_speed_prove_nothing(here: Scene) -> None:

@@ -140,8 +140,8 @@ def test_a_class_counts_by_its_weight_and_its_length() -> None:
 @pytest.mark.parametrize(
     ("here", "n", "agrees", "told"),
     [
-        (62, 100, True, "62% were right here, and 60% for its people (100 requests"),
-        (80, 100, False, "are not like the workload's"),
+        (62, 100, True, "62% of the drafts of what serves were accepted in the sweep, and 60% in service (100 requests"),
+        (80, 100, False, "differ from the workload's"),
         (80, 10, None, ""),
         (None, 100, None, ""),
     ],

@@ -60,17 +60,17 @@ def test_only_root_may_change_a_limit(tmp_path: Path, mode: Mode) -> None:
 @pytest.mark.parametrize(
     ("gpus", "wanted", "why"),
     [
-        ((rtx_4070_super(),), (99.9,), "99.9 is no limit"),
-        ((rtx_4070_super(),), (150, 241), "241 is no limit"),
-        ((rtx_4070_super(),), ("150",), "'150' is no limit"),
-        ((rtx_4070_super(),), (True,), "True is no limit"),
-        ((rtx_4070_super(),), (float("nan"),), "nan is no limit"),
+        ((rtx_4070_super(),), (99.9,), "cannot be limited to 99.9"),
+        ((rtx_4070_super(),), (150, 241), "cannot be limited to 241"),
+        ((rtx_4070_super(),), ("150",), "cannot be limited to '150'"),
+        ((rtx_4070_super(),), (True,), "cannot be limited to True"),
+        ((rtx_4070_super(),), (float("nan"),), "cannot be limited to nan"),
         ((rtx_4070_super(),), tuple(range(100, 108)), "9 limits are too many"),
         ((), (150,), "0 can be read"),
         ((rtx_4070_super(), rtx_3090_ti(index=1)), (150,), "2 can be read"),
-        ((replace(rtx_4070_super(), power_min_w=None),), (150,), "does not tell"),
-        ((replace(rtx_4070_super(), power_limit_w=None),), (150,), "does not tell"),
-        ((replace(rtx_4070_super(), uuid=None),), (150,), "does not tell"),
+        ((replace(rtx_4070_super(), power_min_w=None),), (150,), "does not report"),
+        ((replace(rtx_4070_super(), power_limit_w=None),), (150,), "does not report"),
+        ((replace(rtx_4070_super(), uuid=None),), (150,), "does not report"),
     ],
 )
 def test_what_cannot_be_set_is_refused_before_anything_is_touched(
@@ -257,7 +257,7 @@ def test_what_was_measured_is_kept_whatever_ends_it() -> None:
     assert 150.0 not in {one.limit_w for one in overtaken.rows}, "it was another one meanwhile"
     assert overtaken.reasons == ["somebody set 180 W meanwhile"]
     late = measured(Card(), end_s=40.0)
-    assert late.reasons == ["there was no time for all of it"]
+    assert late.reasons == ["there was not enough time for all of it"]
     assert late.rows
     fell = measured(Card(fails=[ARM]), ARM, OTHER)
     assert fell.reasons == [f"{ARM} does not start: oom"]

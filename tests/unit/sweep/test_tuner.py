@@ -166,7 +166,7 @@ def test_no_time_is_kept_for_a_proof_before_there_is_anything_to_prove() -> None
     outcome = replace(narrow(one), incumbent=incumbent).night(0.2)
     assert outcome.verdict == "inconclusive"
     assert outcome.evidence.elapsed_s > 0.8 * 0.2 * HOUR_S
-    assert "would be needed to prove a winner" in outcome.evidence.reasons[0]
+    assert "to prove that" in outcome.evidence.reasons[0]
 
 
 def test_a_slower_prompt_is_no_veto_where_it_is_little_of_the_turn() -> None:
@@ -175,7 +175,7 @@ def test_a_slower_prompt_is_no_veto_where_it_is_little_of_the_turn() -> None:
         worse(before, after, [500.0, 300.0], [1_100.0, 300.0], deepest=0, policy=Policy()) is None
     )
     told = worse(before, after, [4_000.0, 300.0], [8_800.0, 300.0], deepest=0, policy=Policy())
-    assert told == "the prompt of the deepest class gets 120% slower, allowed are 50%"
+    assert told == "the prompt of the deepest class gets 120% slower, and only 50% is allowed"
 
 
 def test_a_prompt_that_was_seen_to_be_slow_rules_its_neighbours_out_as_the_gate_would(
