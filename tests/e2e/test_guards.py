@@ -180,5 +180,5 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
 
     box.until(is_restarted, "it was restarted")
     text = box.until(told(box, "drift-restart"), "it was told")
-    assert text == "the server decays within its life, and is restarted"
-    assert "decays within its life, to " in str(told(box, "drift")())
+    assert text == "the server slowed down, and is restarted"
+    assert "it slowed down after its start, to " in str(told(box, "drift")())

@@ -196,7 +196,7 @@ class Recovery(Teller):
             age_s = self._ctx.clock.now_s() - record_path(self._ctx).stat().st_mtime
         except OSError:
             return
-        text = f"a swap stands still in the middle: its process {holder} was stopped by somebody"
+        text = f"a swap is stuck halfway: somebody suspended its process {holder}"
         if age_s > service.start_limit_s + service.generation_limit_s:
             self._once(text, "swap-stopped", "error", text, stopped_hint(holder))
 
@@ -277,7 +277,7 @@ class Swaps(Teller):
         known, self._worse = self._worse, self._stays_worse()
         if self._worse is not None and self._worse != known:
             number, reason = self._worse
-            text = f"generation {number} does worse and was not taken back: {reason}"
+            text = f"generation {number} does worse, but was not taken back: {reason}"
             self._event("not-taken-back", "error", text, "`tunerd rollback`")
 
     def tell_missed(self, seen_s: float | None) -> None:
@@ -318,13 +318,13 @@ class Swaps(Teller):
             text = f"{what} did not serve, and what was there before serves again{why}"
             self._event("swap-undone", "warning", text, hint)
         elif ending.outcome is Outcome.ABANDONED:
-            text = f"{what} was cut short, and its unit was edited since: it is left as it stands"
+            text = f"{what} was cut short, and its unit was edited since: it is left as it is"
             self._event("swap-abandoned", "warning", text, hint)
         elif made.reason == BY_GUARD:
             text = f"the server did worse in service and was taken back, {what} serves"
             self._event("taken-back", "warning", f"{text}{self._why_taken_back(made)}", hint)
         elif ending.outcome is Outcome.REMOVED:
-            self._event("swap", "note", f"{what} took the unit away; nothing serves", hint)
+            self._event("swap", "note", f"{what} removed the unit; nothing serves", hint)
         else:
             by = f", asked for by {made.requested_by}" if made.requested_by else ""
             self._event("swap", "note", f"{what} serves{by}", hint)
@@ -404,7 +404,7 @@ class Nights(Teller):
             self._said.clear()
             self._event("night", "note", f"the window is open: {SWEEP_UNIT} began")
         else:
-            text = f"the window is open, and {SWEEP_UNIT} runs already: no other night begins"
+            text = f"the window is open, and {SWEEP_UNIT} already runs: no other night begins"
             self._event("night", "note", text)
 
     def _look_at_sweep(self) -> None:
@@ -435,7 +435,7 @@ class Nights(Teller):
             return False
         if newest.at_s >= clock.now_s() - clock.monotonic_s():
             return True
-        text = "how the sweep ended is not known: the machine was started anew since it began"
+        text = "how the sweep ended is not known: the machine was restarted since it began"
         self._event("sweep-failed", "warning", text, "`tunerd sweep status`")
         return False
 
@@ -492,7 +492,7 @@ def run_daemon(ctx: Context, parts: Sequence[MakePart] = ()) -> int:
             alone.enter_context(lock(daemon_lock(ctx), purpose="daemon", since=ctx.now_text()))
         except Busy as problem:
             raise Busy(
-                "another tunerd daemon runs here",
+                "another tunerd daemon already runs here",
                 cause=problem.cause,
                 state="this one did nothing",
                 hint=f"`{ctx.systemctl} status tunerd`; end that one first",
@@ -642,7 +642,7 @@ class Daemon(Teller):
         if settings == ctx.settings:
             return
         if is_other:
-            text = "another unit or mode in the settings is another daemon's business: none is taken over"
+            text = "the settings name another unit or mode: no change takes effect before the daemon restarts"
             self._event(
                 "settings-need-restart", "warning", text, f"{self._ctx.systemctl} restart tunerd"
             )
@@ -686,7 +686,7 @@ class Daemon(Teller):
 
 HAND_IN_UNIT = "tunerd-hand-in.service"
 _LOOK_AT_EVIDENCE_S = 15.0
-_NO_WORD = "the command that does it ended without a word"
+_NO_WORD = "the command that does it ended without a message"
 
 
 class HandIns(Teller):

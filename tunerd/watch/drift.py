@@ -22,7 +22,7 @@ from tunerd.watch.guards import IDLE_CORES, Act, Decision, Policy
 
 DRIFT = "drift"
 # Which of the two looks the same from here: its passes are as quick as ever.
-_FEWER = "its drafts are right less often: other text is asked than was measured, or its drafter is broken"
+_FEWER = "fewer of its drafts are accepted: it is asked for other text than was measured, or its drafter is broken"
 _SLOWER = "slower"
 # Less is no sample of the work: one long answer could be of any kind.
 _LEAST_TOKENS = 512
@@ -151,7 +151,7 @@ class Drift:
         self._found = ""  # what was told of it last: `_SLOWER`, `_FEWER`
         # False where it was told before its log could bear it out, which the next look at that may do.
         self._is_sure = True
-        self.not_judged: str | None = "too little was asked of it to judge its speed"
+        self.not_judged: str | None = "it had too few requests to judge its speed"
         """Why nobody can say that the speed is what was confirmed; None where it was seen to be."""
         self._begin_anew()
 
@@ -211,7 +211,7 @@ class Drift:
         if decision is None or decision.kind != DRIFT or self._found != _SLOWER:
             return decision
         closer = look_closer(decision, self._requests(counted), known, demands_log=demands_log)
-        text = f"by its counters it made {self.tok_s:.1f} tok/s, which its log does not bear out"
+        text = f"by its counters it made {self.tok_s:.1f} tok/s, which its log does not confirm"
         floor = known.floor_tok_s or 0.0
         if closer is not None and any(one.is_logged and one.tok_s >= floor for one in last):
             # Whoever may ask may write lines of drafts as well: that is said, and nothing is done.
@@ -261,7 +261,7 @@ class Drift:
         if not found:
             if self._found and not any(_found_in([one], confirmed) for one in last):
                 self._found = ""
-                text = "the server does again what was measured of it"
+                text = "the server performs as measured again"
                 return Decision("drift-over", Act.NOTHING, "note", text, _told(last))
             return None
         if self._is_sure and self._found in {_SLOWER, found}:
@@ -269,10 +269,10 @@ class Drift:
         self._found, self._is_sure = found, True
         cause, decays = _likely_cause(self.stretches, seen, confirmed, engine_sha256)
         act = Act.RESTART if decays and policy == "act" else Act.NOTHING
-        text = f"the server does not do any more what was measured of it: {cause}"
-        hint = "`tunerd doctor`; `tunerd bench` measures it anew"
+        text = f"the server no longer performs as measured: {cause}"
+        hint = "`tunerd doctor`; `tunerd bench` measures it again"
         if cause == _FEWER:
-            hint = "`tunerd bench` asks known text, which tells the two apart"
+            hint = "`tunerd bench` asks known text and so tells the two apart"
         if decays:
             hint = "a restart brings its speed back"
         return Decision(DRIFT, act, "warning", text, _evidence(found, last, confirmed), hint)
@@ -341,7 +341,7 @@ def look_closer(
     alike = alike_of(known, confirmed.deepest_tokens)
     if alike is None or alike.slowness(confirmed) <= 1:
         return None
-    evidence = f"{decision.evidence}; requests no deeper than those: {alike.tok_s:.1f} tok/s"
+    evidence = f"{decision.evidence}; requests no deeper than measured: {alike.tok_s:.1f} tok/s"
     return replace(decision, evidence=f"{evidence}{_of_pace([alike], confirmed)}")
 
 
@@ -380,16 +380,16 @@ def _found_in(last: Sequence[Stretch], confirmed: Confirmed) -> str:
 def _evidence(found: str, last: Sequence[Stretch], confirmed: Confirmed) -> str:
     if found == _FEWER:
         shown = ", ".join(f"{one.acceptance:.2f}" for one in last)
-        return f"{shown} of the drafts accepted, at least {confirmed.floor_acceptance:.2f} were confirmed"
+        return f"{shown} of the drafts accepted, where at least {confirmed.floor_acceptance:.2f} was confirmed"
     of_pace = _of_pace(last, confirmed)
-    floor = "" if of_pace else f", at least {confirmed.floor_tok_s:.1f} were confirmed"
+    floor = "" if of_pace else f", where at least {confirmed.floor_tok_s:.1f} was confirmed"
     return f"{_told(last)} in a row{of_pace}{floor}"
 
 
 def _of_pace(last: Sequence[Stretch], confirmed: Confirmed) -> str:
     known = [ratio for one in last if (ratio := one.of_pace(confirmed)) is not None]
     shown = ", ".join(f"{ratio:.2f}" for ratio in known)
-    return f", passes of {shown} times the longest that was confirmed" if known else ""
+    return f", passes took {shown} times the longest that was confirmed" if known else ""
 
 
 def _told(last: Sequence[Stretch]) -> str:
@@ -404,7 +404,7 @@ def _likely_cause(
     if _differ(confirmed.driver_version, seen.driver_version):
         return f"the driver was {confirmed.driver_version} and is {seen.driver_version}", False
     if _differ(confirmed.engine_sha256, engine_sha256):
-        return "the engine is another build than the one that was measured", False
+        return "the engine is not the build that was measured", False
     if _found_in(last, confirmed) == _FEWER:
         return _FEWER, False
     throttled, looks = sum(one.throttled for one in last), sum(one.looks for one in last)
@@ -413,12 +413,12 @@ def _likely_cause(
     if confirmed.others_mib is not None and seen.others_mib is not None:
         more_mib = seen.others_mib - confirmed.others_mib
         if more_mib > _OTHERS_SLACK_MIB:
-            return f"others hold {seen.others_mib} MiB of VRAM, {more_mib} more than then", False
+            return f"others hold {seen.others_mib} MiB of VRAM, {more_mib} more than before", False
     slow = [one.slowness(confirmed) for one in stretches]
     good = [one for one in slow[: len(before)] if one <= 1]
     if len(good) >= _LEAST_GOOD and slow[-1] * 1.02 >= slow[-2]:
-        return f"it decays within its life, to {min(good) / slow[-1]:.0%} of its speed", True
-    return "nothing that is watched tells why", False
+        return f"it slowed down after its start, to {min(good) / slow[-1]:.0%} of its speed", True
+    return "nothing that is watched explains it", False
 
 
 def _differ(then: str | None, now: str | None) -> bool:
@@ -713,7 +713,7 @@ def _leaks(looks: Sequence[Look], basis: Basis) -> str | None:
     is_growing = all(later >= earlier for earlier, later in pairwise(known))
     allowed = basis.cache_ram_mib + _GROWTH_MIB
     if is_growing and last > first * _GROWTH_RATIO and last - first > allowed:
-        return f"its memory grows and grows: {first} MiB, now {last} MiB"
+        return f"its memory keeps growing: {first} MiB, now {last} MiB"
     return None
 
 
@@ -731,6 +731,6 @@ def _tight(looks: Sequence[Look], basis: Basis) -> str | None:
     if free_mib >= basis.headroom_mib // 2 or not has_grown:
         return None
     return (
-        f"it holds {own_mib} MiB of VRAM, {known[0].vram_own_mib} at first, and {free_mib} MiB stay "
-        f"free, wanted are {basis.headroom_mib}"
+        f"it holds {own_mib} MiB of VRAM, {known[0].vram_own_mib} at first, and only {free_mib} MiB "
+        f"stay free, of the required {basis.headroom_mib}"
     )

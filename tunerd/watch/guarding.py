@@ -295,7 +295,7 @@ class Guarding(Teller):
         newest = next((one for one in told if one.kind in {FAILED, BACK, AGAIN}), None)
         self._deaths.said = FAILED  # also where the guard against out-of-memory told of its end
         if newest is None or newest.kind != AGAIN:
-            text = "the server was given up, and is started again every 15 minutes until it serves"
+            text = "the service manager gave up on the server; tunerd starts it every 15 minutes until it serves"
             hint = f"`{self._ctx.systemctl} reset-failed {self._ctx.unit}` ends that"
             self._event(AGAIN, "warning", text, hint)
 
@@ -339,7 +339,7 @@ class Guarding(Teller):
             log.info("guard.cannot_ask", unit=self._ctx.unit, problem=answer.problem)
             self._hang.refused(now_s)
             return
-        decision = self._hang.unanswered(now_s, answer.problem or "it holds no tokens")
+        decision = self._hang.unanswered(now_s, answer.problem or "it has no tokens")
         if decision is not None:
             self._decided(decision, reading.engine)
 
@@ -372,7 +372,7 @@ class Guarding(Teller):
         if is_due and self._decayed == engine.life and self._hang.may_restart(reading.at_s):
             self._decayed = None
             self._hang.restarts_s += (reading.at_s,)
-            self._event(DECAYED, "warning", "the server decays within its life, and is restarted")
+            self._event(DECAYED, "warning", "the server slowed down, and is restarted")
             self._restart(engine)
 
     def _generation(self) -> int | None:
@@ -433,7 +433,7 @@ class Guarding(Teller):
         """Ask for a sweep where other settings would be faster by now; once for each that would."""
         if not best.has_moved or self._settings.drift == "off":
             return
-        text = f"what is asked now would be answered faster with {best.arm}"
+        text = f"current requests would be answered faster with {best.arm}"
         if self._was_said((_BEST,), text):
             return
         evidence = (
@@ -442,7 +442,7 @@ class Guarding(Teller):
         )
         hint = "`tunerd sweep start` finds out"
         if self._settings.drift == "act" and ask_tonight(self._ctx):
-            hint = "the next opening of the window does, on whatever day: `tunerd schedule show`"
+            hint = "the next opening of the window, any day, finds out: `tunerd schedule show`"
         self._say(Decision(_BEST, Act.NOTHING, "note", text, evidence, hint))
 
     def _was_said(self, kinds: tuple[str, ...], text: str) -> bool:
@@ -551,7 +551,7 @@ def restart_server(ctx: Context, life: str | None) -> None:
             raise Busy("a measurement is under way", state="nothing was restarted")
         state = ctx.services.state(ctx.unit)
         if not state.is_active or life_of(state) != life:
-            raise Busy("it is another life than was judged", state="nothing was restarted")
+            raise Busy("the server was restarted meanwhile", state="nothing was restarted")
         demand_card(ctx, state)
         ctx.services.reset_failed(ctx.unit)
         ctx.services.restart(ctx.unit, timeout_s=_RESTART_S)
@@ -586,23 +586,22 @@ def show_guards(ctx: Context) -> ActionResult:
     kept = history(ctx, 0.0, 0.0, events=500)
     rows = [
         ("oom", settings.oom, ("oom", "guard-acted", "guard-failed"),
-         ("two deaths within half an hour, or one after which systemd gave up, with the engine's words for "
-         "no VRAM"),
+         "two deaths within half an hour, or one after which systemd gave up, where the engine said that VRAM ran out",
          f"deploy a larger fit margin (128 MiB more; ik: 1664, 1792, 2048, then 256 more), {settings.oom_steps} times at most"),
         ("hang", settings.hang, ("hang",),
          (f"health is ok, nobody asks, nothing was generated for {settings.hang_every_s:.0f} s, and two tiny "
          f"generations get no answer in {settings.hang_limit_s:.0f} s"),
          f"restart it, {settings.hang_restarts_per_hour} times an hour at most"),
         ("drift", settings.drift, ("drift", DECAYED, "drift-over", _BEST),
-         ("three stretches of 512 tokens and more in a row below what was measured of this server: in the time of a "
-          "verification pass, or tokens a second where it drafts nothing; in drafts that are right; or other "
-          "settings of drafts, which the newest sweep's laws say to be more than 3 % faster for what is asked now"),
-         ("say so with the likely cause; act: restart one that decays within its life, when idle, and have the "
-          "next opening of the window swept, on whatever day")),
+         ("three stretches of 512 tokens or more in a row, all worse than measured: slower verification passes (or fewer "
+          "tokens a second, where nothing is drafted), or fewer accepted drafts; or other draft settings that the newest "
+          "sweep's laws predict to be more than 3 % faster for current requests"),
+         ("say so with the likely cause; act: restart a server that has slowed down since it started, once it is idle, "
+          "and sweep at the next opening of the window, whatever the day")),
         ("upgrade", settings.upgrade, ("upgrade", "upgrade-refused"),
          "files of the engine or the driver's version changed",
          ("plan and try the deployed command line again, and say what its next start will refuse; act: the "
-          "next night compares a kept copy of the build before with the one after")),
+          "next night compares a kept copy of the old build with the new one")),
     ]  # fmt: skip
     _, findings = read_findings(ctx, None)
     guards = []
@@ -662,7 +661,7 @@ def _serving_by_profile(ctx: Context) -> Generation:
     generation = ctx.deployed()
     if generation is None or generation.profile is None:
         raise UsageError(
-            "nothing that serves was deployed from a profile", hint="`tunerd apply PROFILE`"
+            "what serves was not deployed from a profile", hint="`tunerd apply PROFILE`"
         )
     return generation
 
@@ -716,7 +715,7 @@ def raise_margin(
     target_mib = margin.next_mib
     if target_mib is None:
         raise UsageError(
-            f"what serves keeps no margin of VRAM that could be raised ({MARGIN_KEY})",
+            f"what serves has no fit margin that could be raised ({MARGIN_KEY})",
             cause="the model is placed by hand, or no GPU could be used when it was deployed",
             state="nothing was changed",
             hint="where VRAM is short, lower serving.ctx_size or raise memory.n_cpu_moe",
@@ -739,7 +738,7 @@ def raise_margin(
         ask=None if ask is None else ask_what_may_be,
         probation=False,  # which would go back to the margin that ran out
     )  # fmt: skip
-    text = f"the fit margin is {target_mib} MiB now, it was {margin.fit_mib} MiB"
+    text = f"the fit margin is now {target_mib} MiB; it was {margin.fit_mib} MiB"
     payload = {**done.payload, "fit_mib": target_mib, "fit_before_mib": margin.fit_mib}
     return replace(
         done, command="guard raise-margin", payload=payload,
@@ -761,8 +760,8 @@ def _only_the_margin(generation: Generation) -> Callable[[Plan], None]:
         if now != then:
             differ = set(now) ^ set(then)
             raise DeployError(
-                f"profile `{generation.profile}` says something else by now than what serves",
-                cause=f"these would change beside the margin: {' '.join(sorted(differ))}"[:500],
+                f"profile `{generation.profile}` no longer says what serves",
+                cause=f"besides the margin these would change: {' '.join(sorted(differ))}"[:500],
                 state="nothing was changed",
                 hint=f"`tunerd plan {generation.profile}` shows it; `tunerd apply` deploys it",
             )

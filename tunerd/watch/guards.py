@@ -170,7 +170,7 @@ class Hang:
                 return None
             if self.policy == "act":
                 text += f" again, though it was restarted {len(recent)} times within the hour; it is left alone now"
-            hint = "restart it; `journalctl -k` may tell of the card"
+            hint = "restart it; `journalctl -k` may show errors of the card"
             self.has_given_up = True
             return Decision("hang", Act.NOTHING, _GAVE_UP, text, evidence, hint)
         self.forget()
@@ -291,12 +291,12 @@ def look_at_oom(
 def _decide(
     n_deaths: int, death: Death, margin: Margin, policy: Policy, max_steps: int
 ) -> Decision:
-    times = "once and was given up" if n_deaths == 1 else f"{n_deaths} times"
-    evidence = f"it died {times} for want of VRAM: {death.words}"
+    times = "once, with no restart" if n_deaths == 1 else f"{n_deaths} times"
+    evidence = f"it died {times}, out of VRAM: {death.words}"
     begin = "the server runs out of VRAM again and again"
     target_mib = margin.next_mib
     if target_mib is None:
-        text = f"{begin}, and no fit margin is set that could be raised"
+        text = f"{begin}, and there is no fit margin that could be raised"
         return _advice(text, evidence, "lower serving.ctx_size, or set memory.fit_mib; where the "
                        "model is placed by hand, raise memory.n_cpu_moe")  # fmt: skip
     hint = f"tunerd apply PROFILE --set memory.fit_mib={target_mib}"
@@ -325,7 +325,7 @@ def _not_seen(seen: Seen, margin: Margin) -> str | None:
         return None
     if seen.free_mib is not None and seen.free_mib < _SHORT_RATIO * (margin.fit_mib or 0):
         return None
-    return "its log says so, and no look saw VRAM run short"
+    return "its log says so, but no look saw VRAM run short"
 
 
 def _advice(text: str, evidence: str, hint: str) -> Decision:
@@ -359,7 +359,7 @@ def look_at_deaths(state: Deaths, death: Death, *, was_deployed: bool = True) ->
         if state.said == FAILED:
             return None
         state.said = FAILED
-        text = "the server died, and its service manager starts it no more"
+        text = "the server died, and its service manager no longer starts it"
         return Decision(FAILED, Act.NOTHING, "error", text, evidence, hint)
     if n_deaths < _LEAST_DEATHS or state.said:
         return None
@@ -425,7 +425,7 @@ def decide(found: Replanned, policy: Policy, *, has_nights: bool) -> Decision | 
     """
     parts, before, now = [], found.driver_before, found.driver_now
     if found.identity_changed:
-        parts.append("the engine is another build")
+        parts.append("the engine was replaced by another build")
     if before and now and before != now:
         parts.append(f"the driver is {now} instead of {before}")
     if not parts and not found.refusals:
@@ -434,14 +434,14 @@ def decide(found: Replanned, policy: Policy, *, has_nights: bool) -> Decision | 
     if found.refusals:
         text = ": ".join(filter(None, (what, "the server's next start will fail")))
         hint = (
-            "deploy it anew before anything restarts it: `tunerd plan PROFILE` shows what is wrong; "
+            "deploy it again before anything restarts it: `tunerd plan PROFILE` shows what is wrong; "
             "`tunerd engines keep` and `tunerd rollback` keep an older build"
         )
         refusals = "; ".join(found.refusals)
         return Decision("upgrade-refused", Act.NOTHING, "error", text, refusals, hint)
     then, hint = _comparison(found, policy, has_nights=has_nights)
-    text = f"{what}: what was measured before is stale, and the deployed profile still plans well{then}"
-    hint = f"`tunerd results list` tells which; {hint}"
+    text = f"{what}: what was measured before is stale, and the deployed profile can still be deployed{then}"
+    hint = f"`tunerd results list` shows which; {hint}"
     return Decision("upgrade", Act.NOTHING, "warning", text, _builds(found), hint)
 
 
@@ -454,7 +454,7 @@ def _builds(found: Replanned) -> str:
 def _comparison(found: Replanned, policy: Policy, *, has_nights: bool) -> tuple[str, str]:
     """What becomes of old against new, and what a person can do about it."""
     if found.identity_changed is not True:
-        return "", "the next sweep measures anew"
+        return "", "the next sweep measures again"
     if found.compared is not None:
         return (
             f". Old and new were compared: {found.compared}",
@@ -462,13 +462,13 @@ def _comparison(found: Replanned, policy: Policy, *, has_nights: bool) -> tuple[
         )
     if found.kept is None:
         return (
-            ". Old and new cannot be compared, for no copy of the old build was kept",
+            ". Old and new cannot be compared, because no copy of the old build was kept",
             "swap.keep_engine keeps each build that is deployed, `tunerd engines keep` one that is there now",
         )
     by_hand = f"`tunerd compare {found.kept} {found.engine or 'live'}`"
     if policy == "act" and has_nights:
         return (
-            ". Once the server was started anew, the next night compares old and new",
-            f"{by_hand} does so at once then",
+            ". Once the server has been restarted, the next night compares old and new",
+            f"{by_hand} then does so at once",
         )
     return "", f"{by_hand} compares old and new"

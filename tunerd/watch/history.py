@@ -444,7 +444,7 @@ class HistoryKeeper(Teller):
     def _fail(self, problem: HostError) -> None:
         self._let_go()
         self._not_before_s = self._ctx.clock.monotonic_s() + _RETRY_S
-        text = f"what is watched is not kept: {problem.words}"
+        text = f"what is watched cannot be recorded: {problem.words}"
         self._once(problem.message, "history-lost", "warning", text, None)
 
     def _let_go(self) -> None:

@@ -215,12 +215,12 @@ def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event, then:
     if settings.token_file is not None:
         token = (ctx.files.read(settings.token_file) or b"").decode("ascii", "replace").strip()
         if not (token.isascii() and token.isprintable()):  # what refuses it would show it
-            raise HostError(f"`{settings.token_file}` holds no token: it is one line of ASCII")
+            raise HostError(f"`{settings.token_file}` holds no token: a token is one line of ASCII")
         headers["Authorization"] = f"Bearer {token}"
     problem = None
     for wait_s in _WAITS_S:
         if problem is not None:
-            ctx.say(f"it did not arrive ({problem}); again in {wait_s:.0f} s")
+            ctx.say(f"it did not arrive ({problem}); trying again in {wait_s:.0f} s")
         ctx.clock.sleep(wait_s)
         problem, is_final = _deliver(settings.webhook, body, headers)
         if problem is None:

@@ -236,8 +236,8 @@ class Probation:
         before = basis.previous_tok_s
         return (
             f"it decodes slower in service than measured: {found.evidence}; its slowest kind of text was "
-            f"measured with {basis.slowest_tok_s:.1f}"
-            + ("" if before is None else f", that of what served before with {before:.1f}")
+            f"measured at {basis.slowest_tok_s:.1f}"
+            + ("" if before is None else f", that of what served before at {before:.1f}")
         )
 
     def _passed_s(self, watch: _Watch) -> float | None:
@@ -290,13 +290,13 @@ class Probation:
         if watch.looks and watch.looks[-1].is_stopped:
             self._end("ended", "somebody stopped it")
         elif not is_enough:
-            self._end("ended", "it could not be seen to serve")
+            self._end("ended", "it was not seen to serve")
         elif watch.basis.slowest_tok_s is None:
-            self._end("passed", "it served; its speed was not judged, for none was measured")
+            self._end("passed", "it served; its speed was not judged, as it was never measured")
         elif watch.drift.not_judged is not None:
             self._end("passed", f"it served; {watch.drift.not_judged}")
         else:
-            self._end("passed", "nothing was worse than what was measured of it")
+            self._end("passed", "nothing was worse than measured")
         return True
 
     def _end(self, state: str, reason: str) -> None:
@@ -458,4 +458,4 @@ def _as_it_stands(ctx: Context, record: ProbationRecord) -> ProbationRecord:
     age_s = ctx.clock.now_s() - record.looked_s
     if is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s:
         return record
-    return replace(record, state="cut", reason="no tunerd daemon runs; one that is started goes on")
+    return replace(record, state="cut", reason="no tunerd daemon runs; start one to go on")

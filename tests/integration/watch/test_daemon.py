@@ -142,7 +142,7 @@ def test_settings_that_change_are_taken_over_and_wrong_ones_change_nothing(
             assert b"event.settings-mended" in log.read_bytes()
             second = box.call("daemon")
             assert (second.returncode, process.poll()) == (75, None)
-            assert "another tunerd daemon runs here" in second.stderr
+            assert "another tunerd daemon already runs here" in second.stderr
             process.send_signal(signal.SIGHUP)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)

@@ -78,7 +78,7 @@ def test_a_raise_says_what_it_did_and_nothing_of_what_it_did_not_see_and_rollbac
     said = raised(box)
     assert "error" not in said
     texts = [one["text"] for one in said["messages"]]
-    assert "the fit margin is 1792 MiB now, it was 1664 MiB" in texts
+    assert "the fit margin is now 1792 MiB; it was 1664 MiB" in texts
     assert "ran out" not in str(said)
     assert margin_of(box) == "1792"
     box.json("rollback", "--yes")
@@ -90,7 +90,7 @@ def test_a_margin_that_the_server_does_not_keep_is_not_raised(box: Box, site: Pa
     box.json("apply", "card", "--yes")
     before = serving(box).number
     said = box.json("guard", "raise-margin", "--yes", code=2)
-    assert "keeps no margin of VRAM" in said["error"]["message"]
+    assert "has no fit margin" in said["error"]["message"]
     assert serving(box).number == before
     box.json("rollback", "--yes")
 
@@ -115,7 +115,7 @@ def test_a_profile_that_changed_meanwhile_is_not_deployed_by_the_way(box: Box, s
     before = box.unit.read_text()
     assert margin_now(box.context).left_alone is None
     error = raised(box)["error"]
-    assert "says something else by now" in error["message"]
+    assert "no longer says what serves" in error["message"]
     assert "64" in error["cause"]
     assert box.unit.read_text() == before
 

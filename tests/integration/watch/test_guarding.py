@@ -699,8 +699,8 @@ def test_a_server_that_decays_is_restarted_where_that_is_wanted(
     before = world.life
     work(world, 200, *DECAYS)
     assert world.kinds == ["drift", *(["drift-restart"] if policy == "act" else [])]
-    assert "it decays within its life, to 50% of its speed" in world.told[0].text
-    assert "no deeper than those: 33.9 tok/s" in world.told[0].text
+    assert "it slowed down after its start, to 50% of its speed" in world.told[0].text
+    assert "no deeper than measured: 33.9 tok/s" in world.told[0].text
     assert (world.life != before) is (policy == "act")
 
 
@@ -733,7 +733,7 @@ def test_a_decay_whose_requests_its_log_told_too_late_is_acted_on_as_soon_as_it_
     assert counting.kinds == ["drift"], "which is told once"
     work(counting, 200, DECAYS[-1])
     assert counting.kinds == ["drift", "drift", "drift-restart"]
-    assert "no deeper than those: 29.9 tok/s" in counting.told[1].text
+    assert "no deeper than measured: 29.9 tok/s" in counting.told[1].text
     assert counting.life != before
 
 
@@ -782,13 +782,13 @@ EASY, HARD = (400, 600), (150, 450)
         (
             (30.0,) * 6,
             HARD,
-            "0.33, 0.33, 0.33 of the drafts accepted, at least 0.50 were confirmed",
+            "0.33, 0.33, 0.33 of the drafts accepted, where at least 0.50 was confirmed",
         ),
         ((60.0,) * 6, EASY, None),
         # Slower than on such text, and quicker than on the slowest that was measured.
-        ((41.0,) * 6, EASY, "requests no deeper than those: 40.9 tok/s, passes of 1.05 times"),
+        ((41.0,) * 6, EASY, "requests no deeper than measured: 40.9 tok/s, passes took 1.05 times"),
         # Its counters tell that it is slow, and the log that this is not for the text.
-        ((20.0,) * 6, HARD, "passes of 1.34 times the longest"),
+        ((20.0,) * 6, HARD, "passes took 1.34 times the longest"),
     ],
 )
 def test_where_no_counter_tells_of_drafts_the_log_does_and_acts_alone_on_nothing(
@@ -813,7 +813,7 @@ def test_a_new_server_is_not_taken_back_for_other_text_but_for_slow_passes(
     counting.find(generation=3, basis=BASIS | {"pace": PACE, "previous_tok_s": 50.0})
     work(counting, 200, *[30.0 / slow] * 6, drafts=HARD)
     reason = json.loads(path.read_text())["reason"]
-    assert ("passes of" in reason) is is_taken
+    assert ("passes took" in reason) is is_taken
     assert (counting.manager.runtime_unit_dir / TAKES_BACK).exists() is is_taken
 
 
@@ -842,20 +842,20 @@ def test_a_new_server_that_is_slower_than_measured_is_taken_back(
     assert (counting.manager.runtime_unit_dir / TAKES_BACK).exists() is is_taken
     if is_taken:
         assert "slower in service than measured: 30.0, 30.0, 30.0 tok/s" in reason
-        assert "measured with 50.0" in reason
+        assert "measured at 50.0" in reason
 
 
 @pytest.mark.parametrize(
     ("speeds", "forged", "reason"),
     [
-        ((50.0,) * 6, 0, "nothing was worse than what was measured of it"),
+        ((50.0,) * 6, 0, "nothing was worse than measured"),
         (
             (30.0,) * 6,
             1,
-            "it served; by its counters it made 30.0 tok/s, which its log does not bear out",
+            "it served; by its counters it made 30.0 tok/s, which its log does not confirm",
         ),
-        ((30.0,) * 6 + (50.0,) * 3, 1, "nothing was worse than what was measured of it"),
-        ((50.0,) * 2, 0, "it served; too little was asked of it to judge its speed"),
+        ((30.0,) * 6 + (50.0,) * 3, 1, "nothing was worse than measured"),
+        ((50.0,) * 2, 0, "it served; it had too few requests to judge its speed"),
     ],
 )
 def test_a_probation_says_what_it_could_not_judge(

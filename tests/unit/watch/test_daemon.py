@@ -87,7 +87,7 @@ def test_going_back_to_nothing_is_told_as_that(world: World) -> None:
     go_back(world.context())
     swaps.look()
     assert [one.text for one in told] == [
-        "generation 2 (rollback) took the unit away; nothing serves"
+        "generation 2 (rollback) removed the unit; nothing serves"
     ]
 
 

@@ -68,11 +68,11 @@ CASES: dict[str, tuple[list[Look], Basis, str]] = {
     "it may come up yet": ([look(0), *(look(n, **DOWN) for n in range(2))], BASIS, ""),
     "it stays down": ([look(0), *(look(n, **DOWN) for n in range(3))], BASIS, "did not come back"),
     "a person stopped it": ([look(0), *(look(n, **DOWN, is_stopped=True) for n in range(1, 9))], BASIS, ""),
-    "its memory only grows": (LEAK, BASIS, "grows"),
+    "its memory only grows": (LEAK, BASIS, "growing"),
     "its cache has no limit": (LEAK, replace(BASIS, cache_ram_mib=None), ""),
     "its cache fills": ([look(n, anonymous_mib=min(4000 + 1500 * n, 12_192)) for n in range(12)], BASIS, ""),
     "it grows without a cache": ([look(n, anonymous_mib=4000 + 1500 * n) for n in range(8)],
-                                 replace(BASIS, cache_ram_mib=0), "grows"),
+                                 replace(BASIS, cache_ram_mib=0), "growing"),
     "it took VRAM just now": (TIGHT[:3], BASIS, ""),
     "it took VRAM": (TIGHT, BASIS, "60 MiB stay free"),
     "none need stay free": (TIGHT, replace(BASIS, headroom_mib=None), ""),
@@ -167,7 +167,7 @@ def test_one_slow_answer_is_no_drift_and_three_in_a_row_are() -> None:
     _, (decision,) = live(50, 30, 30, 30, 30, 30)
     assert decision.act is Act.NOTHING
     assert "30.0, 30.0, 30.0 tok/s" in decision.evidence
-    assert "at least 40.0 were confirmed" in decision.evidence
+    assert "at least 40.0 was confirmed" in decision.evidence
 
 
 def test_short_answers_add_up_before_they_count() -> None:
@@ -186,10 +186,10 @@ def test_drafts_that_are_wrong_more_often_are_a_drift_of_their_own() -> None:
     ("changed", "words"),
     [
         ({"driver_version": "590.10"}, "driver was 580.95 and is 590.10"),
-        ({"engine_sha256": "bbb"}, "another build"),
+        ({"engine_sha256": "bbb"}, "not the build"),
         ({"is_throttled": True}, "throttled in 3 of 3 looks"),
         ({"others_mib": 900}, "others hold 900 MiB of VRAM, 400 more"),
-        ({}, "nothing that is watched tells why"),
+        ({}, "nothing that is watched explains it"),
         ({"driver_version": None, "engine_sha256": None, "others_mib": None}, "nothing that"),
     ],
 )
@@ -272,7 +272,7 @@ def test_the_newest_requests_that_are_alike_count() -> None:
     decision = closer(*fast, *slow)
     assert decision is not None
     assert decision.act is Act.RESTART
-    assert decision.evidence.endswith("no deeper than those: 20.0 tok/s")
+    assert decision.evidence.endswith("no deeper than measured: 20.0 tok/s")
     assert closer(*slow, *fast) is None
 
 
@@ -370,8 +370,8 @@ def test_text_that_is_harder_to_guess_is_told_as_that_and_no_decay() -> None:
     assert (asked("creative").decode_tok_s or 0.0) < (WITHOUT_PROSE.floor_tok_s or 0.0)
     (decision,) = judged(WITHOUT_PROSE, *[asked("code")] * 3, *[asked("creative")] * 9)
     assert decision.act is Act.NOTHING
-    assert "other text is asked than was measured, or its drafter is broken" in decision.text
-    assert decision.hint == "`tunerd bench` asks known text, which tells the two apart"
+    assert "it is asked for other text than was measured, or its drafter is broken" in decision.text
+    assert decision.hint == "`tunerd bench` asks known text and so tells the two apart"
 
 
 def test_a_server_that_decays_while_other_text_is_asked_is_found() -> None:
@@ -379,7 +379,7 @@ def test_a_server_that_decays_while_other_text_is_asked_is_found() -> None:
     state = Drift(no_log)
     first, second = judged(WITHOUT_PROSE, *work, state=state)
     assert "other text" in first.text
-    assert "it decays within its life, to " in second.text
+    assert "it slowed down after its start, to " in second.text
     assert "times the longest that was confirmed" in second.evidence
 
 

@@ -84,7 +84,7 @@ def test_another_cause_raises_nothing() -> None:
         ({"margin": Margin(2048, 2, is_pinned=False)}, "raised 2 times"),
         ({"margin": replace(MARGIN, is_pinned=True)}, "which is pinned and so is left alone"),
         ({"margin": replace(MARGIN, left_alone="it was edited")}, "left alone: it was edited"),
-        ({"margin": Margin(None, 0, is_pinned=False)}, "no fit margin is set"),
+        ({"margin": Margin(None, 0, is_pinned=False)}, "there is no fit margin"),
         ({"policy": "advise"}, "with a fit margin of 1664 MiB"),
         # whoever may ask it something may write lines of that
         ({"seen": SERVED}, "no look saw VRAM run short"),

@@ -186,7 +186,7 @@ def test_apply_says_whether_anybody_watches(world: World) -> None:
     (said,) = begin_probation(shipped(world), 2)
     assert (said.level, said.code) == (Level.WARNING, "probation")
     assert "no tunerd daemon runs" in said.text
-    assert said.hint == "`tunerd daemon`, also in a terminal, watches it"
+    assert said.hint == "`tunerd daemon` watches it; it may run in a terminal"
     ctx = shipped(world)
     with lock(daemon_lock(ctx), purpose="daemon", since="now"):
         (said,) = begin_probation(ctx, 2)
@@ -277,7 +277,7 @@ def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so
 ) -> None:
     deploy(world.context(), world, "new")
     (said,) = begin_probation(shipped(world), 3)
-    assert said.text == "no probation: what served before is the same"
+    assert said.text == "no probation: what served before is the same unit"
     (said,) = begin_probation(unwatched(world), 2)
     assert said.text == "no probation: probation.enabled is false"
     assert show_probation(world.context()).payload["probations"] == []
