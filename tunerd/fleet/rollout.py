@@ -62,7 +62,7 @@ def boxes_of(ctx: Context, named: Sequence[str], inventory: Path | None) -> tupl
     if boxes and inventory is not None:
         raise UsageError(
             "boxes are named twice: by --box, and by --inventory", state="nothing was touched",
-            hint="one of them; a part of an inventory is another inventory",
+            hint="use one of them; for a part of an inventory write an inventory of its own",
         )  # fmt: skip
     if not boxes:
         boxes = _of_ansible(ctx, inventory) if inventory is not None else ctx.settings.fleet.boxes
@@ -133,7 +133,7 @@ def ask(ctx: Context, box: str, words: Sequence[str], kind: type[E], *, limit_s:
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, wrong["loc"]))
-        raise _away(ctx, box, f"its tunerd speaks otherwise: {place}: {wrong['msg']}") from error
+        raise _away(ctx, box, f"its tunerd's answer is wrong: {place}: {wrong['msg']}") from error
     except (ValueError, RecursionError) as error:
         raise _away(ctx, box, _why_silent(done)) from error
     if head.error is not None:
@@ -144,12 +144,12 @@ def ask(ctx: Context, box: str, words: Sequence[str], kind: type[E], *, limit_s:
 
 def _why_silent(done: Completed) -> str:
     if done.returncode == _NOT_FOUND:
-        return "tunerd is not there: install it, or name its path in fleet.command"
+        return "tunerd was not found there: install it, or set fleet.command to its path"
     last = _last_of(done.stderr)
     # A shell that greets, and an account that is closed, say so there, whatever their status.
     if done.stdout.strip() and (done.returncode == 0 or not last):
-        return f"what came is no JSON of tunerd: {done.stdout[:80]!r}"
-    return last or f"ssh ended with status {done.returncode} and no word"
+        return f"its answer is not JSON of tunerd: {done.stdout[:80]!r}"
+    return last or f"ssh ended with status {done.returncode} and no message"
 
 
 def _last_of(text: str) -> str:
@@ -180,15 +180,15 @@ _SHOWN_CHARACTERS = 2000  # of what a box says
 _STILL_S = 1800.0
 _STATUS = ("status", "--json")
 _NEXT = {
-    steps.State.REFUSED: "it is as before; mend that, and `tunerd fleet resume` goes on with it",
-    steps.State.WENT_BACK: "what served there before serves; `tunerd fleet rollback` returns the boxes before it, "
-    "`tunerd fleet resume --past` goes on without it",
-    steps.State.STRANDED: "`{asks}` says what serves there, if anything; where it serves again, `tunerd fleet resume` "
-    "looks and goes on",
-    steps.State.LEFT: "`tunerd fleet resume --past` goes on without it",
-    steps.State.WATCHED: "it serves what was deployed; `tunerd fleet resume` goes on watching it",
-    steps.State.APPLYING: "how it is, nobody knows: `{asks}` shows it, `tunerd fleet resume` looks and "
-    "goes on",
+    steps.State.REFUSED: "it is as before; fix that, then `tunerd fleet resume` continues with it",
+    steps.State.WENT_BACK: "what served there before serves again; `tunerd fleet rollback` returns the boxes before it, "
+    "`tunerd fleet resume --past` continues without it",
+    steps.State.STRANDED: "`{asks}` says what serves there, if anything; once it serves again, `tunerd fleet resume` "
+    "checks it and continues",
+    steps.State.LEFT: "`tunerd fleet resume --past` continues without it",
+    steps.State.WATCHED: "it serves what was deployed; `tunerd fleet resume` continues to watch it",
+    steps.State.APPLYING: "its state is not known: `{asks}` shows it, `tunerd fleet resume` checks it and "
+    "continues",
 }
 # Nobody goes past one of these: there a server may be away.
 _LOOKED_AT_AGAIN = frozenset({steps.State.APPLYING, steps.State.STRANDED})
@@ -196,10 +196,10 @@ _LOOKED_AT_AGAIN = frozenset({steps.State.APPLYING, steps.State.STRANDED})
 _NEXT_BACK = {
     steps.State.WATCHED: "it serves what was deployed; `tunerd fleet rollback {number}` returns it",
     steps.State.STRANDED: "`{asks}` says what serves there, if anything",
-    steps.State.LEFT: "`{returns}` goes back there all the same",
+    steps.State.LEFT: "`{returns}` goes back there anyway",
 } | dict.fromkeys(
     (steps.State.APPLYING, steps.State.RETURNING),
-    "it may serve either: `{asks}` shows it, `tunerd fleet rollback {number}` looks and goes on",
+    "it may serve either: `{asks}` shows which, `tunerd fleet rollback {number}` checks it and continues",
 )
 
 
@@ -386,7 +386,7 @@ class _Walk:
                 if not open_ones:
                     number, is_back = self.rollout.number, self.rollout.is_back
                     again = f"rollback {number}" if is_back else "resume"
-                    end.add_note(f"between two boxes; `tunerd fleet {again}` goes on")
+                    end.add_note(f"between two boxes; `tunerd fleet {again}` continues")
                 raise
 
     def pick_up(self, agree: Ask, *, past: bool) -> None:
@@ -433,7 +433,7 @@ class _Walk:
         except Away as problem:
             step = self._settle(self.keep(step.at(steps.State.APPLYING, problem.words)))
             if step.state is steps.State.REFUSED:  # what it was told it may only be about to do
-                told = f"nothing was done there so far; {problem.words}"
+                told = f"nothing has been done there; {problem.words}"
                 step = self.keep(step.at(steps.State.APPLYING, told))
             return step
         except TunerdError as problem:
@@ -446,7 +446,7 @@ class _Walk:
         """Find out what came of a box that was told to; the same where it cannot be asked."""
         ctx = self._ctx
         end_s = ctx.clock.monotonic_s() + ctx.settings.fleet.change_s
-        self._say(step, "looking what came of it")
+        self._say(step, "checking what came of it")
         try:
             while (status := self._status(step)).change_under_way:
                 if ctx.clock.monotonic_s() > end_s:
@@ -466,7 +466,7 @@ class _Walk:
             except TunerdError as problem:  # it may be on its way through a reboot
                 if ctx.clock.monotonic_s() - seen_s > settings.away_s:
                     return self.keep(step.at(steps.State.WATCHED, problem.words))
-                self._say(step, f"{problem.words}; asked again")
+                self._say(step, f"{problem.words}; asking again")
                 ctx.clock.sleep(settings.every_s)
                 continue
             seen_s = ctx.clock.monotonic_s()
@@ -484,7 +484,7 @@ class _Walk:
             if watched.left_s != left_s:
                 left_s, moved_s = watched.left_s, seen_s
             elif seen_s - moved_s > _STILL_S:
-                return self.keep(step.at(steps.State.WATCHED, "its probation stands still"))
+                return self.keep(step.at(steps.State.WATCHED, "its probation makes no progress"))
             self._say(step, f"generation {step.generation} on probation", left_s)
             ctx.clock.sleep(settings.every_s)
 

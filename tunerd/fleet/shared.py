@@ -176,7 +176,7 @@ class Database:
             _, self._given = self._engine.dialect.create_connect_args(self._url)
         except ArgumentError as error:
             raise HostError(
-                f"what store.url says of {self.name} cannot be read", cause=str(error), state=_KEPT,
+                f"the options of {self.name} in store.url cannot be read", cause=str(error), state=_KEPT,
                 hint="several hosts in store.url are `?host=a:5432&host=b:5432`",
             ) from error  # fmt: skip
         try:
@@ -255,7 +255,7 @@ class Database:
                     f"cannot {verb} {self.name}: it does not answer",
                     cause=f"waited {self._limit_s + _GRACE_S:g} s",
                     state=_KEPT,
-                    hint="look at the database, and the way to it",
+                    hint="check the database, and the network to it",
                 ) from error
             raise self._error(verb, error) from error
         finally:
@@ -295,13 +295,13 @@ _ACCOUNT = (
 _STANDBY = (
     "is it a standby? `?target_session_attrs=read-write` finds the primary among several hosts"
 )
-_AWAY = (HostError, "it cannot be reached", "look at the database, and the way to it")
+_AWAY = (HostError, "it cannot be reached", "check the database, and the network to it")
 _VALUES = (
     Refused,
-    "it does not take these values",
+    "it refuses these values",
     "`tunerd results show` here says what they are",
 )
-_OTHERS = (Busy, "others are at work there", "wait a while, then try again")
+_OTHERS = (Busy, "it is busy with other work", "wait a while, then try again")
 # By the beginning of SQLSTATE; the first that fits.
 # Source: PostgreSQL's documentation, appendix A (error codes).
 _SAID: Mapping[str, tuple[type[TunerdError], str, str]] = {
@@ -311,16 +311,16 @@ _SAID: Mapping[str, tuple[type[TunerdError], str, str]] = {
     "25P03": _AWAY,
     "28": (HostError, "it does not let this account in", _ACCOUNT),
     "3D000": (HostError, "there is no such database", "`createdb -O tunerd tunerd` there makes it"),
-    "25006": (HostError, "it takes no changes", _STANDBY),
+    "25006": (HostError, "it is read-only", _STANDBY),
     "42501": (HostError, "this account may not do that",
               "`ALTER DATABASE tunerd OWNER TO tunerd` there gives it what it needs"),
-    "42P01": (HostError, "a table of it is gone",
-              "bring back a backup, or drop the other tables too: the next hand-in makes them, and boxes hand in anew"),
+    "42P01": (HostError, "one of its tables is missing",
+              "restore a backup, or drop the other tables too: the next hand-in creates them, and boxes hand everything in again"),
     "53100": (HostError, "its disk is full", "free some space there"),
     "53": _OTHERS,
     "55P03": _OTHERS,
     "40": _OTHERS,
-    "57014": (HostError, "it takes too long", "look at what else the database does"),
+    "57014": (HostError, "it takes too long", "check what else the database is doing"),
     "22": _VALUES,
     "23": _VALUES,
     "42804": _VALUES,
@@ -554,8 +554,8 @@ def fleet_status(ctx: Context) -> ActionResult:
         old.hint = "`tunerd fleet hand-in` on a box brings it up to date"
         raise
     messages = [
-        warning("silent", f"{row['name']} is silent: heard of {row['seen_age_s']:.0f} s ago",
-                f"`tunerd fleet hand-in` there says why; it is heard of every {HAND_IN_EVERY_S:.0f} s")
+        warning("silent", f"{row['name']} is silent: last heard from {row['seen_age_s']:.0f} s ago",
+                f"`tunerd fleet hand-in` there says why; a box reports every {HAND_IN_EVERY_S:.0f} s")
         for row in rows if row["is_silent"]
     ]  # fmt: skip
     if not rows:

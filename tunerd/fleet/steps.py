@@ -278,9 +278,9 @@ def planned(step: Step, status: Status, preview: Preview, shown: str) -> Step:
     if preview.nothing is not None:
         return step.at(State.SKIPPED, preview.nothing)
     if not preview.diff and not status.is_well:
-        raise HostError("it serves just that already, but it is not well")
+        raise HostError("it already serves exactly that, but it is not well")
     if not preview.diff:
-        return step.at(State.SKIPPED, "serves just that already")
+        return step.at(State.SKIPPED, "already serves exactly that")
     lines = (line for line in preview.diff.splitlines()[2:] if line[:1] in {"+", "-"})
     changes = []
     for sign, run in groupby(lines, key=lambda line: line[0]):
@@ -339,7 +339,7 @@ def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> S
     if swap is None or swap.number == step.newest:
         return step.at(State.REFUSED, step.text or "nothing was done there")
     if swap.outcome == _RUNNING:
-        told = "its swap was cut short: its daemon mends that, or `tunerd recover` there"
+        told = "its swap was cut short: its daemon settles that, or `tunerd recover` there"
         return step.at(step.state, told)
     if swap.outcome == _STRANDED and status.healthy is not True:
         return step.at(State.STRANDED, swap.detail or "no reason is known")
@@ -363,7 +363,7 @@ def judged(step: Step, watched: Watched | None) -> Step:
     if watched is None:
         return step.at(
             State.LEFT,
-            "it serves what was deployed, and nobody watches it: no probation began there",
+            "it serves what was deployed, but nothing watches it: no probation began there",
         )
     if watched.state == "passed":
         return step.at(State.DONE, watched.reason)
@@ -421,5 +421,5 @@ def name_of_hosts(listed: Mapping[str, Any]) -> Iterable[str]:
             for one in ("host", "port", "user")
         )
         if str(port or 22) != "22":
-            raise ValueError(f"{host} has a port: say it in ~/.ssh/config, where ssh reads it")
+            raise ValueError(f"{host} has a port: set it in ~/.ssh/config, where ssh reads it")
         yield f"{user}@" * bool(user) + str(address or host)

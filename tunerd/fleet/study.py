@@ -45,7 +45,7 @@ _ARM, _LAW, _WINNER = "arm", "law", "winner"
 def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
     """The study of this box's class; where it cannot be reached the night goes on alone, and says so."""
     if prepared.base_plan.host.gpus is None:
-        ctx.say("this box sweeps alone: what card it has cannot be told")
+        ctx.say("this box sweeps alone: its card is not known")
         yield Study(prepared.known)
         return
     drafts, builds = drafts_of(ctx, prepared), prepared.seen.identities
@@ -324,7 +324,7 @@ class SharedStudy(Study):
                 found = act(connection)
         except TunerdError as problem:
             if not self._away_until_s:
-                self._ctx.say(f"other boxes are not heard of: {problem.message}")
+                self._ctx.say(f"nothing is heard from other boxes: {problem.message}")
             self._away_until_s = now_s + _AGAIN_S
             return None
         self._away_until_s = 0.0

@@ -94,7 +94,7 @@ def test_nothing_is_touched_where_one_box_cannot_take_it(two: Fleet) -> None:
     assert "gpu2: it cannot be asked" in told["cause"]
     two.boxes[1].breaks("closed")
     told = operator.fleet(*UNWATCHED, code=1)["error"]
-    assert "what came is no JSON of tunerd: 'This account is currently not av" in told["cause"]
+    assert "its answer is not JSON of tunerd: 'This account is currently not av" in told["cause"]
     told = two.operator("sudoer", command='["sudo", "tunerd"]').fleet(*UNWATCHED, code=1)["error"]
     assert "`ssh BOX sudo tunerd apply --json --dry-run" in told["hint"]
     two.boxes[1].breaks("")
@@ -104,7 +104,7 @@ def test_nothing_is_touched_where_one_box_cannot_take_it(two: Fleet) -> None:
     first.call("apply", "night", "--set", "speculation.n_max=2", "--yes")
     first.box.context.services.stop("llama-server.service")
     told = operator.fleet(*UNWATCHED, code=1)["error"]
-    assert "gpu1: it serves just that already, but it is not well" in told["cause"]
+    assert "gpu1: it already serves exactly that, but it is not well" in told["cause"]
     assert [len(one.swaps) for one in two.boxes] == [2, 1]
 
 
@@ -138,7 +138,7 @@ def test_nobody_goes_past_a_box_without_a_server_until_it_serves_again(one: Flee
     assert states(operator.fleet(*UNWATCHED, code=4)) == ["stranded"]
     stopped = operator.fleet("resume", "--yes", "--past", code=4)
     assert states(stopped) == ["stranded"]
-    assert "where it serves again, `tunerd fleet resume`" in stopped["messages"][0]["hint"]
+    assert "once it serves again, `tunerd fleet resume`" in stopped["messages"][0]["hint"]
 
     first.made.engine.configure(fail=None)
     first.made.call("recover", code=None)
@@ -173,7 +173,7 @@ def test_a_box_that_hangs_or_is_cut_off_is_told_of_as_unknown_and_settled_later(
     operator = one.operator(change_s="3")
     stopped = operator.fleet(*UNWATCHED, code=4)
     assert states(stopped) == ["applying"]
-    assert "nothing was done there so far" in stopped["messages"][0]["text"]
+    assert "nothing has been done there" in stopped["messages"][0]["text"]
     assert "ssh gpu1 tunerd status" in stopped["messages"][0]["hint"]
     first.breaks("hang-after")
     stopped = operator.fleet("resume", "--yes", code=None)
@@ -270,7 +270,7 @@ def test_each_box_promotes_what_its_own_sweep_proved(two: Fleet) -> None:
     operator = two.operator()
     done = operator.fleet("promote", "--yes", "--no-probation", code=None)
     assert states(done) == ["done", "skipped"]
-    assert done["boxes"][1]["text"] == "there was no sweep yet"
+    assert done["boxes"][1]["text"] == "there has been no sweep yet"
     assert first.made.newest()["sweep"] == number
     assert first.swaps[-1] == ("promote", "serving")
     assert len(second.swaps) == 1
@@ -295,7 +295,7 @@ def test_a_box_whose_backup_is_not_known_goes_back_by_itself(tmp_path: Path) -> 
     left = Step("gpu1", State.LEFT, "generation 5 was deployed there meanwhile")
     ctx.files.write_json(journal, plain(Rollout(1, "apply", (), 0.0, (left,)), schema=1))
     told = roll_back(ctx, 1, agree=lambda _: None).messages[0].hint or ""
-    assert told == "`ssh gpu1 tunerd rollback` goes back there all the same"
+    assert told == "`ssh gpu1 tunerd rollback` goes back there anyway"
 
 
 def test_two_at_once_do_not_meet_on_a_box(one: Fleet) -> None:
