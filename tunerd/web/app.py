@@ -132,7 +132,7 @@ class Gate:
         host = headers.get("host")
         # On the socket as well: a tunnel (ssh -L) leads browsers there.
         if not host_is_ours(host, self.hosts):
-            hint = "it is `localhost`; page.hosts in tunerd.toml names other hosts"
+            hint = "use `localhost`; page.hosts in tunerd.toml names other hosts"
             return refused(421, "this address is not served under that name", hint)
         is_foreign = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
         if method in SAFE_METHODS:
@@ -155,11 +155,11 @@ class Gate:
     def enter(self, peer: Peer, headers: Headers) -> Answer | None:
         """Why this peer may not act; None where they may."""
         if peer.uid == 0 and any(name in headers for name in _OF_PROXIES):
-            hint = "let it run under an account of its own in group tunerd, with a login of its own"
-            return refused(403, "a proxy that runs as root speaks for nobody", hint)
+            hint = "run it under an account of its own in group tunerd, with a login of its own"
+            return refused(403, "a proxy that runs as root may not speak for others", hint)
         if self.knows(peer):
             return None
-        hint = "root adds somebody with `usermod -aG tunerd NAME`; it counts from the next login on"
+        hint = "root adds people with `usermod -aG tunerd NAME`; it takes effect at the next login"
         return refused(403, "only root and members of group tunerd may do that", hint)
 
     def form_token(self, visitor: Peer) -> str:
@@ -321,7 +321,7 @@ def ask(path: Path, question: bytes) -> bytes:
     except OSError as error:
         raise _silent(path, error.strerror or str(error)) from error
     if not line.endswith(b"\n"):
-        raise _silent(path, "the other end said no whole line")
+        raise _silent(path, "the connection closed before a whole line came")
     return line[:-1]
 
 
@@ -402,7 +402,7 @@ class Front:
         share = self._shares.setdefault(visitor.uid, anyio.CapacityLimiter(_OF_ONE_AT_ONCE))
         if share.statistics().tasks_waiting >= _MOST_WAITING:
             problem = Busy(
-                "too much that you asked for waits",
+                "too many of your requests are waiting",
                 cause=f"{_MOST_WAITING} requests of {visitor.text}",
                 state="nothing was touched",
                 hint="try again when they are answered",
@@ -470,7 +470,7 @@ async def _run(front: Front, request: Request) -> Response:
         return body
     argv = body.get("argv")
     if set(body) != {"argv"} or not isinstance(argv, list) or not all(map(_is_word, argv)):
-        return _respond(bad_request("the body is wrong", "argv: is no list of texts"))
+        return _respond(bad_request("the body is wrong", "argv: is not a list of texts"))
     return _begun(await front.run(argv, visitor_of(request)))
 
 
@@ -527,7 +527,7 @@ async def _body(request: Request) -> dict[str, Any] | Response:
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        return _respond(bad_request("the body is wrong", "it is no JSON object"))
+        return _respond(bad_request("the body is wrong", "it is not a JSON object"))
     return body
 
 
@@ -542,7 +542,7 @@ async def read_body(request: Request) -> bytes | Response:
                     text = f"the body is larger than {MAX_BODY_BYTES} bytes"
                     return _respond(refused(413, text))
     except TimeoutError:
-        return _respond(refused(408, "the body did not come"))
+        return _respond(refused(408, "the body did not arrive"))
     except ClientDisconnect:
         return _respond(refused(400, "the client went away"))
     return bytes(content)

@@ -66,7 +66,7 @@ def _families(reading: Reading) -> Iterator[Metric]:
                   [({"version": version}, 1)] if version else [])  # fmt: skip
     yield _family("info", "tunerd_gpu", "A card by its index.", named)
     yield _family(
-        "gauge", "tunerd_gpu_throttle_reason", "What holds its clocks down now, in words.", held
+        "gauge", "tunerd_gpu_throttle_reason", "What throttles its clocks now, in words.", held
     )
     seen: tuple[tuple[str, Sequence[_Row], Sequence[tuple[Mapping[str, str], Any]]], ...] = (
         ("tunerd", _READING, [({}, reading)]),
@@ -116,12 +116,12 @@ _ENGINE: tuple[_Row, ...] = (
 )  # fmt: skip
 _COUNTERS: tuple[_Row, ...] = (
     ("counter", "prompt_tokens", "Prompt tokens that were read, cached ones not among them.", lambda c: c.n_prompt),
-    ("counter", "cached_tokens", "Prompt tokens that were there already.", lambda c: c.n_cached),
+    ("counter", "cached_tokens", "Prompt tokens that were already cached.", lambda c: c.n_cached),
     ("counter", "prompt_seconds", "Time spent on reading prompts, of all slots together.", lambda c: c.prompt_s),
     ("counter", "predicted_tokens", "Tokens generated.", lambda c: c.n_predicted),
     ("counter", "predicted_seconds", "Time spent on generating, of all slots together.", lambda c: c.predicted_s),
     ("counter", "drafted_tokens", "Tokens drafted.", lambda c: c.n_drafted),
-    ("counter", "accepted_tokens", "Drafted tokens that were right.", lambda c: c.n_accepted),
+    ("counter", "accepted_tokens", "Drafted tokens that were accepted.", lambda c: c.n_accepted),
     ("gauge", "requests_deferred", "Requests that wait for a slot.", lambda c: c.n_deferred),
 )  # fmt: skip
 _GPU: tuple[_Row, ...] = (

@@ -87,10 +87,10 @@ async def _form_of(request: Request) -> dict[str, str]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     content = await read_body(request)
     if isinstance(content, Response):
-        text = "the form is too large, or did not come"
+        text = "the form is too large, or did not arrive"
         raise NotShownError(refused(content.status_code, text))
     if kind != "application/x-www-form-urlencoded":
-        raise NotShownError(refused(415, "that is no form"))
+        raise NotShownError(refused(415, "that is not a form"))
     try:
         return dict(parse_qsl(content.decode(), max_num_fields=_MOST_FIELDS))
     except ValueError as problem:
@@ -112,7 +112,7 @@ def values_of(kind: str, fields: Mapping[str, str]) -> dict[str, str]:
     """
     values = {name: text for name, text in fields.items() if text and name != "token"}
     if kind == "sweep start" and values.pop("sure", None) is None:
-        raise NotShownError(refused(400, "say that you are sure"))
+        raise NotShownError(refused(400, "confirm that you are sure"))
     return values
 
 
@@ -346,7 +346,7 @@ async def _promotion(pages: Pages, request: Request, visitor: Peer) -> Response:
 async def _declining(pages: Pages, request: Request, visitor: Peer) -> Response:
     sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
     if sweep["verdict"] != "promote" or sweep["decision"] is not None:
-        raise NotShownError(refused(409, "this sweep proposes nothing, or was decided already"))
+        raise NotShownError(refused(409, "this sweep proposes nothing, or was already decided"))
     return pages.show("declining", visitor, "/sweeps", sweep=sweep)
 
 
@@ -434,7 +434,7 @@ def _key_figures(status: Mapping[str, Any], readings: Mapping[str, Any]) -> tupl
     rows = [
         KeyFigure(figure(served.get("decode_tok_s")) or "not seen", "tok/s", "Generation, lately"),
         KeyFigure(
-            percent(served.get("acceptance_ratio")) or "not seen", "", "Drafts accepted, lately"
+            percent(served.get("acceptance_ratio")) or "not seen", "", "Drafts accepted recently"
         ),
     ]
     for gpu in status["vram"] or ():
@@ -483,7 +483,7 @@ _CARD: Columns[Mapping[str, Any]] = {
     "Busy": lambda gpu: percent(ratio(gpu["utilisation_percent"], 100), 0),
     "Power [W]": lambda gpu: _of_all(figure(gpu["power_w"], 0), figure(gpu["power_limit_w"], 0)),
     "Core [°C]": lambda gpu: figure(gpu["temperature_c"], 0),
-    "~Held down by": lambda gpu: (
+    "~Throttled by": lambda gpu: (
         None if gpu["throttle_reasons"] is None else ", ".join(gpu["throttle_reasons"]) or "nothing"
     ),
 }

@@ -100,7 +100,7 @@ class Desk:
             question = Question.model_validate_json(line)
             answer = self._look(question) if question.look else self._answer(question)
         except ValidationError:
-            answer = bad_request("that is no question")
+            answer = bad_request("that is not a request")
         except Exception:
             log.exception("asked.failed")
             failed = HostError("tunerd itself failed; its log says how")
@@ -336,7 +336,7 @@ class ApiPart:
         self._answering.start()
         page = self._ctx.settings.page
         if page.token_file is not None:
-            say_not_served(ConfigError("page.token_file is not used any more: the page has no tokens",
+            say_not_served(ConfigError("page.token_file is no longer used: the page has no tokens",
                              hint=f"remove it from `{self._ctx.paths.settings_file}`; {FROM_ELSEWHERE}"))  # fmt: skip
         if not inherited:
             self._keeper = _Keeper(self._ctx)

@@ -489,9 +489,9 @@ def acceptance_by_position(series: Sequence[Series], evidence: Runs) -> Section 
     drafted = [one for one in series if one.speculates]
     silent = _of_all([one for one in drafted if not _shares_of(one, evidence)], drafted)
     told = (
-        f"Nothing was told of positions by the servers of {silent}: that takes counters of "
-        "positions in /metrics (mainline since August 2026, serving.metrics = true) or counts by depth "
-        "in each answer (ik_llama.cpp since August 2026), and with counters answers of a fixed length."
+        f"The servers of {silent} reported nothing by position: that takes counters of "
+        "positions in /metrics (mainline since August 2026, serving.metrics = true) and answers of a fixed length, "
+        "or counts by depth in each answer (ik_llama.cpp since August 2026)."
         if silent
         else ""
     )
@@ -574,7 +574,7 @@ def crossover(series: Sequence[Series], evidence: Runs) -> Section | None:
     title = "Seconds until the answer is complete, by its length"
     return Section(
         name="crossover",
-        title="From which length speculation pays"
+        title="From which length speculation pays off"
         if len(mine) > 1
         else "Time by length of the answer",
         text=" ".join(said for said, _ in crossings) or (both if len(mine) > 1 else alone),
@@ -835,7 +835,7 @@ def _sweep_sections(evidence: Runs) -> Iterator[Section]:
 Validities = Mapping[tuple[int, str], Validity]
 
 _STATES = {True: "still holds on this machine", False: "no longer holds on this machine",
-           None: "cannot be told whether it still holds"}  # fmt: skip
+           None: "may or may not still hold on this machine"}  # fmt: skip
 
 
 def verdicts(series: Sequence[Series], evidence: Runs) -> Iterator[Section]:
@@ -918,7 +918,7 @@ def left_out(series: Sequence[Series]) -> Section:
     return Section(
         "left-out",
         "Left out",
-        "What is marked is repeated or left out, never averaged in silence.",
+        "Marked requests are repeated or left out, never averaged silently.",
         tables=tuple(table for table in tables if table.rows),
     )
 
@@ -941,7 +941,7 @@ def conditions(
         "Conditions",
         "What these figures are valid for. A change of any part makes them stale.",
         facts=tuple((name, found[0].get(name)) for name in common),
-        tables=(Table("In what configurations differ", columns, rows),) if differing else (),
+        tables=(Table("How configurations differ", columns, rows),) if differing else (),
     )
     flags = tuple(
         Table(f"{one.label}: flags and who set them", heads("~flag", "~key", "~set by"),

@@ -339,7 +339,7 @@ def without_header(plan: Mapping[str, Any]) -> str:
     """What can be said of memory before a model file that can be read is there."""
     published = plan["published_vram_mib"]
     known = f"; published with this model: {format_mib(published)} in use" if published else ""
-    return f"told once the GGUF file is there, from its header{known}"
+    return f"known once the GGUF file is there{known}"
 
 
 def needs_facts(plan: Mapping[str, Any]) -> Facts:
@@ -376,7 +376,7 @@ def workload_section(workload: Mapping[str, Any]) -> Section:
         turns = [*((one["name"], one["turn"]) for one in classes), ("expected", workload["turn"])]
         charts.append(Chart("turns", title, _of_classes(_TIMES, "seconds", 1, turns)))
     else:
-        text = "turn times: unknown, since no log shows how fast the live server is"
+        text = "turn times: unknown, because no log shows how fast the live server is"
     accepted = percent(learned.get("acceptance_ratio"))
     return Section(
         "workload",
@@ -446,9 +446,9 @@ def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, A
         text += f" {_IN_SHORT}"
     if untried is not None:
         text += (
-            f" What was not tried is believed to gain {untried:.1%} at most."
+            f" What was not tried is expected to gain at most {untried:.1%}."
             if untried > 0
-            else " Nothing that was not tried is believed to be faster."
+            else " Nothing that was not tried is expected to be faster."
         )
     tables = (*_tried(page), *_depths(page), *_left(evidence))
     return Section(

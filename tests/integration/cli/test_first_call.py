@@ -83,7 +83,7 @@ def test_a_plan_shows_what_would_be_run_before_the_model_is_there(box: Box) -> N
     assert f"tunerd model new {model}" in planned["warnings"][0]["hint"]
     told = box.call("plan", "cpu-embedded").stdout
     assert f"{model} (no GGUF file there yet)" in told
-    assert "told once the GGUF file is there" in told
+    assert "known once the GGUF file is there" in told
 
     assert box.call("model", "new", model).returncode == 0
     then = box.json("plan", "cpu-embedded", "--explain")

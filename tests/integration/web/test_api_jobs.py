@@ -219,4 +219,4 @@ def test_one_accounts_flood_does_not_hold_up_what_another_asks_for(tmp_path: Pat
     finally:
         answering.stop()
     refused = [one.envelope["error"]["message"] for one in told if one.is_error]
-    assert refused == ["too much that you asked for waits"] * 26
+    assert refused == ["too many of your requests are waiting"] * 26

@@ -107,7 +107,7 @@ def test_settings_of_before_end_nothing_and_say_what_took_their_place(
     with running(tmp_path, **page), pytest.raises(OSError, match="refused"):
         status_at(port)
     out, err = capfd.readouterr()
-    assert "page.token_file is not used any more" in out
+    assert "page.token_file is no longer used" in out
     assert "does not listen on 0.0.0.0: others can reach it there" in err
     assert "ssh -L" in err
 

@@ -179,21 +179,21 @@ def test_a_sweep_that_was_begun_or_came_to_nothing_is_told_as_that(page: ApiBox)
     assert "has begun" not in stopped
     assert "<h1>It is done</h1>" in stopped
 
-    came_to = {"sentence": "inconclusive: the time ended", "sweep": 1}
+    came_to = {"sentence": "inconclusive: time ran out", "sweep": 1}
     nothing = ended(page, "sweep run", 1, came_to)
-    assert "<h1>inconclusive: the time ended</h1>" in nothing
+    assert "<h1>inconclusive: time ran out</h1>" in nothing
     assert 'href="/sweeps/1"' in nothing
     assert 'class="health warn"' in nothing
-    assert "inconclusive: the time ended" in page.box.call("jobs").stdout
+    assert "inconclusive: time ran out" in page.box.call("jobs").stdout
 
     measured = ended(page, "bench", 0, {"run": 1, "summary": [{"arm": "live"}]})
     assert "<h1>It is done</h1>" in measured
 
-    assert "<h1>It ended without a word</h1>" in ended(page, "apply", 1, {})
+    assert "<h1>It ended without a message</h1>" in ended(page, "apply", 1, {})
     killed = a_job(page, "apply", Lane.CHANGE)
     with folder_of(page.box.context).writing(killed) as tell:
         tell({"event": "begun", "pid": 1})
-    assert "<h1>It ended without a word</h1>" in page.ask(f"/jobs/{killed}", tcp=True).text
+    assert "<h1>It ended without a message</h1>" in page.ask(f"/jobs/{killed}", tcp=True).text
 
 
 def test_a_sweep_can_be_ended_where_one_is_under_way_and_begun_where_none_is(page: ApiBox) -> None:

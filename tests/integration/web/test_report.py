@@ -176,7 +176,7 @@ def test_what_is_so_of_many_configurations_of_a_night_is_said_once(tmp_path: Pat
     n = len(of["conditions"].tables[0].rows)
     (said,) = (text for text in of["summary"].remarks if "no longer holds" in text)
     assert said.startswith(f"All {n} configurations: no longer holds on this machine (driver 570")
-    assert of["acceptance"].text.count("told of positions") == 1
+    assert of["acceptance"].text.count("reported nothing by position") == 1
     verdict = of[f"verdict-{night}"]
     assert "faster over" in verdict.text
     assert verdict.remarks == (), "the sentence has them"

@@ -37,7 +37,7 @@
     for (const [name, text] of Object.entries(parts)) put(name, text);
   };
   const tell = (problem) => {
-    said.textContent = problem ? `${problem}: what is shown is of ${renewed}.` : `Renewed at ${renewed}.`;
+    said.textContent = problem ? `${problem}: what is shown is from ${renewed}.` : `Renewed at ${renewed}.`;
     line.classList.toggle("stale", Boolean(problem));
   };
   const renew = async () => {
@@ -56,7 +56,7 @@
   };
   button.addEventListener("click", () => {
     isPaused = !isPaused;
-    button.textContent = isPaused ? "Go on" : "Pause";
+    button.textContent = isPaused ? "Resume" : "Pause";
     if (isPaused) tell("It waits");
     else renew();
   });

@@ -30,7 +30,7 @@
         if (told.is_over) location.reload();
         else setTimeout(follow, 500);
       } catch {
-        line.textContent = "tunerd does not answer; it is asked again every few seconds";
+        line.textContent = "tunerd does not answer; trying again every few seconds";
         offset = 0; // how far it is shall stand there again, though nothing new is told
         setTimeout(follow, 3000);
       }
