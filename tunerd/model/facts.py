@@ -403,7 +403,7 @@ def _counts(keys: Keys, tensors: Mapping[str, TensorInfo]) -> tuple[int, int]:
     if n_nextn and n_nextn >= n_blocks:
         raise ModelFileError(
             f"model claims {n_nextn} MTP blocks of {n_blocks} in all: `{keys.name}`",
-            cause="expected at least one block that is none",
+            cause="expected at least one block that is not for MTP",
         )
     return n_blocks, n_nextn
 
@@ -579,7 +579,7 @@ def _why_no_model(keys: Keys, n_nextn: int, tensors: Mapping[str, TensorInfo]) -
     if not tensors:
         return "it has no tensors"
     if keys.metadata.get(f"{keys.architecture}.attention.causal") is False:
-        return "it is not causal, as models for embeddings"
+        return "it is not causal, like models for embeddings"
     has_trunk = n_nextn == 0 or any(name.startswith("blk.0.") for name in tensors)
     is_companion = keys.architecture in _COMPANIONS or not has_trunk
     return "it only drafts for another model" if is_companion else None
@@ -642,7 +642,7 @@ def why_apart(target: ByteSource, draft: ByteSource) -> str | None:
     different = (number for number, (one, other) in islice(pairs, _FIRST_COMPARED, None)
                  if one != other)  # fmt: skip
     number = next(different, None) if wanted != found else None
-    return None if number is None else f"token {number} is another one"
+    return None if number is None else f"token {number} differs"
 
 
 def _end(header: Header, end: str) -> tuple[bool | None, int | None]:

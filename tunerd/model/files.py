@@ -132,7 +132,7 @@ def _stamp(path: Path) -> FileIdentity:
     except FileNotFoundError as error:
         raise ModelFileError(
             f"no such model file: `{path}`",
-            hint="give its whole path, or name its folder in `models.dirs`",
+            hint="give its full path, or add its folder to `models.dirs`",
         ) from error
     except (OSError, ValueError) as error:
         raise _cannot_read(path, error) from error
@@ -188,7 +188,7 @@ def _at(facts: ModelFacts, stamps: Sequence[FileIdentity]) -> ModelFacts:
 
 def _cannot_read(path: Path, error: OSError | ValueError) -> ModelFileError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    hint = "look at its rights and at the disk; `head -c 4 FILE` must print GGUF"
+    hint = "check its permissions and the disk; `head -c 4 FILE` must print GGUF"
     return ModelFileError(f"cannot read model file: `{path}`", cause=reason, hint=hint)
 
 

@@ -400,7 +400,7 @@ def _name(cursor: Cursor, what: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise cursor.fault(f"{what} is no UTF-8: {raw[:40]!r}", "text", offset=offset) from error
+        raise cursor.fault(f"{what} is not UTF-8: {raw[:40]!r}", "text", offset=offset) from error
 
 
 def _type(cursor: Cursor, key: str) -> ValueType:
@@ -461,7 +461,7 @@ def _array(cursor: Cursor, key: str, depth: int) -> ArrayValue:
 def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise cursor.fault("`general.alignment` is no number", "a power of two")
+        raise cursor.fault("`general.alignment` is not a number", "a power of two")
     if not 0 < value < 2**31 or value & (value - 1):
         raise cursor.fault(f"`general.alignment` is {value}", "a power of two below 2^31")
     return value

@@ -1006,7 +1006,7 @@ def _notes(server: Server) -> Iterator[str]:
     ):
         yield "ik_llama.cpp's compute buffer for latent attention is some 350 MiB larger than this"
     if settings.projector_bytes != 0:
-        yield "what the projector computes with is that of Qwen3.6's; others may take more"
+        yield "the projector's compute buffer is that of Qwen3.6's; others may take more"
     if facts.architecture == "unknown":
         yield "the file names no architecture: these numbers are a guess"
     if settings.has_gpu and settings.backend is Backend.CUDA:

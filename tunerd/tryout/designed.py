@@ -519,7 +519,7 @@ def _demand_free(path: Path, *, force: bool) -> None:
     for taken in (path, truth_path_of(path)):
         if taken.exists() and not force:
             raise UsageError(
-                f"`{taken}` is already there",
+                f"`{taken}` already exists",
                 state="nothing was written",
                 hint="`--force` overwrites it",
             )

@@ -85,7 +85,7 @@ def make_place_for_socket(folder: Path) -> None:
     if path.exists() and not path.is_socket():
         raise HostError(
             problem,
-            cause=f"`{path}` is no socket, and lies where its socket is to be",
+            cause=f"`{path}` is not a socket, and is where its socket belongs",
             hint="move it away, then try again",
         )
 
@@ -582,12 +582,12 @@ class Local:
         except TimeoutError as error:
             raise ServiceError(
                 f"{message['op']} did not finish within {timeout_s:.0f} s",
-                hint="the supervisor goes on with it",
+                hint="the supervisor keeps working on it",
             ) from error
         except OSError as error:
             raise ServiceError("tunerd's supervisor cannot be reached", cause=str(error)) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ServiceError("tunerd's supervisor answered nonsense", cause=str(error)) from error
+            raise ServiceError("tunerd's supervisor answers garbage", cause=str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -671,8 +671,8 @@ def _say(text: str) -> None:
 
 def _way_to_another() -> str:
     return (
-        f"it was started by another version of tunerd: `kill -9 {os.getpid()}` ends it alone, and what "
-        "it serves goes on; the next command that changes something starts a new one, which takes it over"
+        f"it was started by another version of tunerd: `kill -9 {os.getpid()}` ends only the "
+        "supervisor, and what it serves keeps running; the next command that changes something starts a new one, which takes over"
     )
 
 

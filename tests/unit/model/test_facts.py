@@ -95,7 +95,7 @@ def test_an_mtp_block_may_be_missing_or_alone_in_its_file() -> None:
                 pair("bert.attention.causal", ValueType.BOOL, False),
             ],
             True,
-            "it is not causal, as models for embeddings",
+            "it is not causal, like models for embeddings",
         ),
         (
             [text("general.architecture", "qwen9"), text("general.type", "model")],
@@ -271,7 +271,7 @@ def vocabulary(
         (vocabulary([*"abcde", *WORDS[5:]]), None),
         (vocabulary(kind="llama"), "its tokenizer is llama, the model's is gpt2"),
         (vocabulary([*WORDS, *map(str, range(129))]), "it has 329 tokens, the model 200"),
-        (vocabulary([*WORDS[:7], "other", *WORDS[8:]]), "token 7 is another one"),
+        (vocabulary([*WORDS[:7], "other", *WORDS[8:]]), "token 7 differs"),
         (MemorySource(gguf([number("n", 1)])), "one of the two files has no vocabulary"),
     ],
 )

@@ -165,7 +165,7 @@ def test_another_format_is_named_as_such(content: bytes, said: str) -> None:
         (gguf(n_tensors=2**63), "a tensor name has 0 bytes"),
         (gguf([number("n", 1), number("n", 2)]), "key `n` comes twice"),
         (key("<I", 13), "`k` has the unknown type 13"),
-        (gguf([pair(b"\xff\xfe", ValueType.BOOL, True)]), "a key is no UTF-8"),
+        (gguf([pair(b"\xff\xfe", ValueType.BOOL, True)]), "a key is not UTF-8"),
         (gguf([struct.pack("<Q", 0)]), "a key has 0 bytes"),
         (gguf([struct.pack("<Q", 2**40)]), "a key brings what is in it to"),
         (key("<IQ", ValueType.STRING, 2**62), "`k` goes beyond the end of the file"),
@@ -181,7 +181,7 @@ def test_another_format_is_named_as_such(content: bytes, said: str) -> None:
         ),
         (gguf([number("general.alignment", 48)], alignment=16), "`general.alignment` is 48"),
         (gguf([number("general.alignment", 0)]), "`general.alignment` is 0"),
-        (gguf([text("general.alignment", "32")]), "`general.alignment` is no number"),
+        (gguf([text("general.alignment", "32")]), "`general.alignment` is not a number"),
         (
             gguf([], [tensor("t", (4,), F32, 0), tensor("t", (4,), F32, 32)], data=64),
             "tensor `t` comes twice",
@@ -208,7 +208,7 @@ def test_another_format_is_named_as_such(content: bytes, said: str) -> None:
             gguf([], [tensor("a", (16,), F32, 0), tensor("b", (4,), F32, 32)], data=64),
             "tensor `a` lies over the next one",
         ),
-        (gguf([], [tensor(b"\xc3", (4,), F32, 0)], data=16), "a tensor name is no UTF-8"),
+        (gguf([], [tensor(b"\xc3", (4,), F32, 0)], data=16), "a tensor name is not UTF-8"),
         (gguf([], [string("t") + struct.pack("<I", 2**31)]), "tensor `t` has 2147483648 dim"),
     ],
 )
