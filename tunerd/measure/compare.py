@@ -391,7 +391,7 @@ def _measure(
         ctx.report(Progress(text, pair.number, limits.max_pairs, left_s=left_s))
 
     sink = Muted(ctx.progress)
-    ctx.say("pair 1: the first start says how long it will take")
+    ctx.say("pair 1: its first start shows how long this will take")
     with hold(
         replace(ctx, progress=sink),
         purpose=f"compare {prepared.sides['A'].name} with {prepared.sides['B'].name}",

@@ -231,7 +231,7 @@ class StoreFile:
         except DBAPIError as error:
             raise self._error(verb, error) from error
         except UnicodeDecodeError as error:  # Python cannot read how SQLite calls what is damaged
-            raise self._damaged(f"its tables have names that are no text: {error}") from error
+            raise self._damaged(f"its tables have names that are not text: {error}") from error
 
     def _engine(self, *, immutable: bool) -> sa.Engine:
         def connect() -> sqlite3.Connection:

@@ -642,7 +642,7 @@ def weights(server: Server) -> Iterator[Part]:
     text += " and the head" if placement.has_head else ""
     yield Part(PartKind.WEIGHTS, Device.GPU, n_bytes, text)
     n_bytes = sum(map(placement.cpu_bytes, trunk)) + facts.input_bytes + facts.other_bytes
-    text = f"embeddings and what the GPU has not of {len(trunk)} blocks"
+    text = f"embeddings, and what is not on the GPU of {len(trunk)} blocks"
     if not placement.has_head:
         n_bytes += facts.output_bytes
         text += " and the head"

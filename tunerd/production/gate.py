@@ -173,7 +173,7 @@ class _Start:
             first_text, answered_at_s = completion.text or "", ctx.clock.monotonic_s()
             lost = self._judge(state, completion, server)
         if lost is None:
-            self._tell("watching that it stays")
+            self._tell("checking that it stays up")
             lost = self._settle(state, settings.settle_s)
         if lost is None:
             return Serving(state.main_pid or 0, answered_at_s, first_text)

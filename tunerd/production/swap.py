@@ -151,7 +151,7 @@ def _begin(
 ) -> SwapRecord:
     number, backup = None, None
     try:
-        ctx.say("keeping what stands there now", step=1, steps=STEPS)
+        ctx.say("backing up the current unit", step=1, steps=STEPS)
         was_healthy = _answers(ctx, before)
         ctx.files.make_folder(ctx.paths.unit_dir)
         name = new_backup_name(ctx, request.generation.reason) if old_text is not None else None

@@ -221,7 +221,7 @@ def _why_not(base: Plan, by_hand: Collection[str], kept: Collection[str]) -> str
 def _back_to_fit(by_hand: Collection[str]) -> Placements:
     """An earlier promotion froze it: fit is the alternative."""
     pairs = frozenset((key, LEFT_TO_FIT) for key in by_hand)
-    text = f"fit is tried again beside the placement that an earlier sweep found ({', '.join(by_hand)})"
+    text = f"fit is tried again besides the placement that an earlier sweep found ({', '.join(by_hand)})"
     return Placements((pairs,), frozenset(by_hand), messages=(note("fit-again", text),))
 
 
@@ -707,7 +707,7 @@ def demand_room(prepared: PreparedSweep) -> None:
         raise UsageError(
             "there is nothing to try",
             cause="\n".join(
-                ["no configuration is left beside what serves",
+                ["no configuration is left besides what serves",
                  *(f"{arm}: {reason}" for arm, reason in prepared.policy.rejected)]
             ),
             state="nothing was touched",

@@ -90,7 +90,7 @@ def forecast(
         f"about {starts} of them fit into {format_duration(budget_s)}"
     )
     if not can:
-        text += f"; to search and to prove a gain of {_GAIN:.0%} takes about {format_duration(needed_s)}"
+        text += f"; searching, and proving a gain of {_GAIN:.0%}, takes about {format_duration(needed_s)}"
     return Forecast(process_s, starts, needed_s, can, text)
 
 

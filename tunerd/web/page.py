@@ -434,7 +434,7 @@ def _key_figures(status: Mapping[str, Any], readings: Mapping[str, Any]) -> tupl
     rows = [
         KeyFigure(figure(served.get("decode_tok_s")) or "not seen", "tok/s", "Generation, lately"),
         KeyFigure(
-            percent(served.get("acceptance_ratio")) or "not seen", "", "Drafts accepted recently"
+            percent(served.get("acceptance_ratio")) or "not seen", "", "Drafts accepted, lately"
         ),
     ]
     for gpu in status["vram"] or ():

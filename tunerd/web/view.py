@@ -453,7 +453,7 @@ def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, A
     tables = (*_tried(page), *_depths(page), *_left(evidence))
     return Section(
         name=f"sweep-{number}",
-        title=f"Sweep {number}: what was tried, and why it came out so",
+        title=f"Sweep {number}: what was tried, and why this is the result",
         text=text,
         charts=_cliff(number, page),
         tables=tuple(table for table in tables if table.rows),
@@ -493,7 +493,7 @@ def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
             "Starts": lambda one: str(one["n_processes"]),
             "Measured": lambda one: figure(one["measured_s"], 3),
             "Predicted": lambda one: figure(one["predicted_s"], 3),
-            "Believed": lambda one: figure(one["believed_s"], 3),
+            "Estimated": lambda one: figure(one["believed_s"], 3),
             "~Not recommended because": lambda one: one["reason"],
         },
     )

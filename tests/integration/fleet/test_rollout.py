@@ -192,7 +192,7 @@ def test_a_box_that_hangs_or_is_cut_off_is_told_of_as_unknown_and_settled_later(
 
     first.breaks("away")
     stopped = operator.fleet("rollback", "1", "--yes", code=4)
-    assert "`tunerd fleet rollback 1` looks" in stopped["messages"][0]["hint"]
+    assert "`tunerd fleet rollback 1` checks" in stopped["messages"][0]["hint"]
     assert operator.fleet("resume", "--yes")["rollout"] == 2, "and `resume` goes on with the newest"
 
 

@@ -186,7 +186,7 @@ def test_answers_that_nothing_could_be_held_against_are_not_asked_for(box: Box) 
     done = box.call("bench", "cpu-embedded", *words, "--suite", "quality", "--yes", "--json")
 
     error = json.loads(done.stdout)["error"]
-    assert error["message"] == "there is nothing to compare the answers of `cpu-embedded` against"
+    assert error["message"] == "there is nothing to compare the answers of `cpu-embedded` with"
     assert (done.returncode, serving_pid(box)) == (1, before)
 
 

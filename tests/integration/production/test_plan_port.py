@@ -60,7 +60,7 @@ def test_a_port_that_what_serves_leaves_to_another_family_only_later_is_told_of(
     told = warnings(box, "other")["port-kept"]
     assert "a minute longer than it takes to load" in told["text"]
     assert f"keep port {box.port}" in told["text"]
-    assert "repeated for 65 s" in told["hint"]
+    assert "retries the start for 65 s" in told["hint"]
     assert "port-kept" not in warnings(box, "build")
     assert "port-kept" not in warnings(box, "twin")
     assert "port-kept" not in warnings(box, "other", "--set", elsewhere)

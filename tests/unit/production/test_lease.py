@@ -298,7 +298,7 @@ def test_what_somebody_stops_once_a_lease_has_ended_is_not_started_again(
     world.put(world.text("one").replace(b"StartLimitBurst=1", b"StartLimitBurst=9"))
 
     def stop(progress: Progress) -> None:
-        if progress.text == "watching that it stays":
+        if progress.text == "checking that it stays up":
             world.manager.stop(UNIT)
 
     ctx = replace(world.context(), progress=stop if comes_back else ignore_progress)
