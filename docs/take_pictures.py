@@ -16,19 +16,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from playwright.sync_api import ViewportSize
+
 from tests.support.api_box import serving
-from tests.support.browser import Chromium, browser
+from tests.support.browser import Chromium, Page, browser
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.local_box import Box, deployed
 from tests.support.made_sweep import put_sweep
 from tests.support.readings import a_reading, served, watched_hours
+from tunerd.cli.main import cli
 from tunerd.machine.facts import GpuProcess
 from tunerd.machine.net import free_port
+from tunerd.operations import entered_by
 from tunerd.watch.figures import gpu_now
 from tunerd.words import MiB
 
 FOLDER = Path(__file__).parent / "pictures"
-SIZE = {"width": 1000, "height": 760}
+SIZE: ViewportSize = {"width": 1000, "height": 760}
 MOST_BYTES = 150_000
 SERVER_PID = 4242
 
@@ -44,9 +48,7 @@ def page(chromium: Chromium, box: Box) -> None:
     newest = a_reading(ctx.clock.now_s(), served=work, pid=SERVER_PID)
     with serving(box=box, context=ctx) as api:
         api.telemetry.add(replace(newest, gpus=(gpu_now(card, [SERVER_PID]),)))
-        shown = chromium.open(api.url, allow=api.url, **SIZE)
-        shown.screenshot(FOLDER / "page.png", whole=False)
-        shown.close()
+        first_view(chromium.open(api.url, allow=api.url), "page.png")
 
 
 def report(chromium: Chromium, box: Box) -> None:
@@ -54,14 +56,20 @@ def report(chromium: Chromium, box: Box) -> None:
     for words in (("bench", "--repeats", "1"), ("report", "1", "--output", "report.html")):
         command = [sys.executable, "-m", "tunerd", *words]
         subprocess.run(command, env=box.environment, cwd=box.folder, check=True)
-    shown = chromium.open(box.folder / "report.html", **SIZE)
-    shown.screenshot(FOLDER / "report.png", whole=False)
+    first_view(chromium.open(box.folder / "report.html"), "report.png")
+
+
+def first_view(shown: Page, name: str) -> None:
+    """Keep what is seen without scrolling."""
+    shown.inner.set_viewport_size(SIZE)
+    shown.inner.screenshot(path=FOLDER / name)
     shown.close()
 
 
 def main() -> None:
     """Take both."""
     FOLDER.mkdir(exist_ok=True)
+    entered_by(cli)
     with (
         tempfile.TemporaryDirectory(prefix="tunerd-pictures-") as folder,
         deployed(Path(folder), free_port()) as box,

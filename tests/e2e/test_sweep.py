@@ -157,7 +157,7 @@ def test_a_night_on_a_disk_that_fills_up_keeps_what_it_measured_and_production_s
     assert "are free on the disk of" in said or "the disk is full" in said
 
     refused = box("sweep", "run", "--yes", "--budget", "60s", expect=1)
-    assert "no room" in refused.err
+    assert "not enough disk space" in refused.err
     assert box.show("ActiveState") == "active"
     host_machine.sh(f"rm {folder}/filler")
     assert box.json("sweep", "show")["page"]["n_starts"] >= 1

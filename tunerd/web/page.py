@@ -432,9 +432,9 @@ def _key_figures(status: Mapping[str, Any], readings: Mapping[str, Any]) -> tupl
     """Speed, acceptance and VRAM at this moment."""
     served = _last_served(readings)
     rows = [
-        KeyFigure(figure(served.get("decode_tok_s")) or "not seen", "tok/s", "Generation, lately"),
+        KeyFigure(figure(served.get("decode_tok_s")) or "not seen", "tok/s", "Generation, recent"),
         KeyFigure(
-            percent(served.get("acceptance_ratio")) or "not seen", "", "Drafts accepted, lately"
+            percent(served.get("acceptance_ratio")) or "not seen", "", "Drafts accepted, recent"
         ),
     ]
     for gpu in status["vram"] or ():

@@ -153,7 +153,7 @@ def test_the_overview_renews_itself_around_its_reader_until_it_is_paused_or_nobo
     shown.inner.wait_for_selector("#renewed:has-text('tunerd does not answer')")
     shown.inner.unroute("**/live*")
     shown.inner.clock.fast_forward(10_000)
-    shown.inner.wait_for_selector("#renewed:has-text('Renewed at')")
+    shown.inner.wait_for_selector("#renewed:has-text('Updated at')")
     shown.close()
 
 

@@ -37,7 +37,7 @@
     for (const [name, text] of Object.entries(parts)) put(name, text);
   };
   const tell = (problem) => {
-    said.textContent = problem ? `${problem}: what is shown is from ${renewed}.` : `Renewed at ${renewed}.`;
+    said.textContent = problem ? `${problem}: what is shown is from ${renewed}.` : `Updated at ${renewed}.`;
     line.classList.toggle("stale", Boolean(problem));
   };
   const renew = async () => {
