@@ -224,7 +224,7 @@ def test_who_reads_a_store_of_an_older_tunerd_is_told_what_brings_it_up_to_date(
 ) -> None:
     hand_in(box.context)
     postgres.query("delete from schema_versions where version > 1", name_of(url))
-    with pytest.raises(HostError, match="of an older tunerd") as told:
+    with pytest.raises(HostError, match="by an older tunerd") as told:
         fleet_status(box.context)
     assert "tunerd fleet hand-in" in str(told.value.hint)
     hand_in(box.context)

@@ -274,7 +274,7 @@ def test_an_address_that_is_none_is_refused_and_one_where_nobody_listens_is_told
     for url in ("https://example.org", "http://127.0.0.1:1/other", "ftp://x", "http://:80"):
         with pytest.raises(UsageError):
             box.bench(url)
-    with pytest.raises(BenchError, match="nobody answers"):
+    with pytest.raises(BenchError, match="nothing answers"):
         box.bench("http://127.0.0.1:1")
 
 

@@ -191,7 +191,7 @@ def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
 
 def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) -> None:
     path = written(tmp_path / "old.db", OLD_STORE)
-    with pytest.raises(HostError, match="of an older tunerd"):
+    with pytest.raises(HostError, match="by an older tunerd"):
         EvidenceStore(path, writable=False)
     openers = [_start_writer(path) for _ in range(3)]
     for opener in openers:

@@ -37,7 +37,7 @@ def test_what_is_no_number_of_a_generation_is_refused(tmp_path: Path, number: st
 def test_a_profile_to_start_from_is_refused_where_no_side_starts_from_it(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    with pytest.raises(UsageError, match="changes nothing"):
+    with pytest.raises(UsageError, match="has no effect"):
         sides_of(
             Box(tmp_path).context, words, base="cpu-embedded", options=("speculation.n_max=2",)
         )

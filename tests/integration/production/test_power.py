@@ -172,10 +172,10 @@ def test_a_limit_that_cannot_be_given_back_is_told_and_given_back_by_recover(car
         card.stub.nvml.fail(_SET, nvml_stub.UNKNOWN)
     assert "nvidia-smi" in (told.value.hint or "")
     assert "-pl 220" in (told.value.hint or "")
-    with pytest.raises(HostError, match="not given back"):
+    with pytest.raises(HostError, match="not restored"):
         card.measure(ctx)
     card.world.manager.drop_lease(card.lease)
-    with pytest.raises(ServiceError, match="not given back"):
+    with pytest.raises(ServiceError, match="not restored"):
         recover(ctx)
     assert card.limit_w == OTHER_W
     assert has_leftovers(ctx)

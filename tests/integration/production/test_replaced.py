@@ -277,7 +277,7 @@ def test_a_server_whose_driver_was_updated_under_it_is_not_stopped_before_a_rebo
             lambda: demand_return(ctx, ctx.services.state(ctx.unit)),
         )
         for change in changes:
-            with pytest.raises(DeployError, match="would not come back") as refused:
+            with pytest.raises(DeployError, match="could not start again") as refused:
                 change()
             assert "is 580.95.05, the driver's library 581.1" in str(refused.value.cause)
         assert box.json("status")["pid"] == pid

@@ -282,7 +282,7 @@ def test_a_sweep_that_a_person_began_before_the_window_is_no_night_that_begins(
     ctx.services.start(SWEEP_UNIT)
     told: list[Event] = []
     Nights(ctx, told.append).look()
-    assert ["runs already" in event.text for event in told] == [True]
+    assert ["already runs" in event.text for event in told] == [True]
 
 
 def test_a_sweep_that_gave_the_card_back_is_said_to_wait(tmp_path: Path) -> None:

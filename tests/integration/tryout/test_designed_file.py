@@ -66,7 +66,7 @@ def test_an_existing_file_is_left_alone_unless_forced(tmp_path: Path) -> None:
     made = design(SHAPES["tiny-nomtp"])
     truth_path_of(tmp_path / "other.gguf").write_text("precious")
 
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="already exists"):
         write(made, path)
     with pytest.raises(UsageError, match=r"other\.gguf\.truth\.json"):
         write(made, tmp_path / "other.gguf")

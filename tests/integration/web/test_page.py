@@ -105,7 +105,7 @@ def test_with_scripts_a_job_is_followed_until_its_end(chromium: Chromium, page: 
     assert "declined" in " ".join(shown.texts(".facts"))
     assert shown.inner.locator("text=Promote it").count() == 0
     again = page.ask("/sweeps/1/decline", tcp=True)
-    assert (again.status, "decided already" in again.text) == (409, True)
+    assert (again.status, "already decided" in again.text) == (409, True)
     shown.close()
 
 
