@@ -461,7 +461,7 @@ def _not_checked(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for missing in row["missing"]:
             by_missing.setdefault(missing, []).append(row["code"])
     if rows:
-        yield f"not checked ({len(rows)}), for want of"
+        yield f"not checked ({len(rows)}); what is missing:"
     for missing, codes in by_missing.items():
         yield f"  {missing}:"
         yield from columns([("   ", ", ".join(codes))])

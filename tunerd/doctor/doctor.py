@@ -160,9 +160,9 @@ def _with_build(
         devices=_devices(ctx, found, engine.capabilities, live),
     )
     if not live.names_a_model and hides_words(live):
-        return replace(facts, settings_problem=f"`{live.program}` says them, and not the unit")
+        return replace(facts, settings_problem=f"`{live.program}` sets them, not the unit")
     if not live.names_a_model:
-        problem = "it is a router, which starts a server for each model that it is asked for"
+        problem = "it is a router, which starts a server for each model that clients ask for"
         return replace(facts, settings_problem=problem)
     try:
         imported = import_command_line(live.arguments, live.environment, engine.capabilities)
@@ -441,7 +441,7 @@ def _contents(ctx: Context, *folders: Path) -> list[bytes]:
 def _unwatched(ctx: Context) -> Message | None:
     if ctx.mode is Mode.LOCAL or ctx.deployed() is None or is_locked(daemon_lock(ctx)):
         return None
-    return warning("no-daemon", "no tunerd daemon runs", f"{ctx.systemctl} start tunerd")
+    return warning("no-daemon", "tunerd's daemon is not running", f"{ctx.systemctl} start tunerd")
 
 
 def _unlingering(ctx: Context) -> Message | None:
@@ -455,9 +455,9 @@ def _unlingering(ctx: Context) -> Message | None:
 def _edited(ctx: Context) -> Message:
     return note(
         "edited",
-        f"{ctx.unit} runs with other arguments than its text has, by an edit since its start or by a script "
-        "that it starts: what is said is of the text, and what only a running server shows is unknown",
-        f"tunerd verify; {ctx.systemctl} restart {ctx.unit}",
+        f"{ctx.unit} runs with other arguments than its text has: it was edited after its start, or starts a script. "
+        "The findings are about the text; what only the running server can show is unknown",
+        f"`tunerd verify` shows the edit; `{ctx.systemctl} restart {ctx.unit}` puts the text into force",
     )
 
 

@@ -155,7 +155,7 @@ DEFAULT_UBATCH = 512  # of every build that was probed
 # (the prior of `step_time`), which keeps what is left of it below a few percent.
 _ALIKE_TOKENS = 1024
 _ALIKE_SHARE = 0.2
-NOTHING_MEASURED = "a run with and one without speculation, of what serves"
+NOTHING_MEASURED = "a run with speculation and one without, of what serves"
 NOT_ALIKE = "runs with and without speculation at a comparable depth of context"
 
 
@@ -513,7 +513,7 @@ class Facts:
         if server.estimate is not None and card.total_mib is not None:
             margin = server.settings.memory.fit_mib if server.settings is not None else None
             return server.estimate.start_mib(Device.GPU) > card.total_mib - (margin or 0)
-        raise Missing("where the weights are: neither a log of the load nor an estimate says")
+        raise Missing("where the weights are: neither the log of a load nor an estimate says")
 
 
 def speculates(settings: ProfileFile) -> bool:
@@ -528,7 +528,7 @@ _EXIT = {Level.ERROR: 7, Level.WARNING: 6, Level.NOTE: 0}
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a rule saw, how bad it is here, and what to do; `do` is a command where there is one."""
+    """What a rule saw, how bad it is here, and what to do; `do` has the command where there is one."""
 
     severity: Level
     seen: str

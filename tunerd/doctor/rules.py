@@ -95,15 +95,15 @@ def _of_each_card(check: Callable[[Facts, Gpu], Iterator[Seen | Missing]]) -> _C
 
 
 _LOOK = (
-    "`journalctl -k` has the driver's own words (NVRM, Xid); a lost card mostly needs the machine off "
-    "and on, a driver that was updated a reboot"
+    "`journalctl -k` shows the driver's messages (NVRM, Xid); a lost card usually needs a power cycle, "
+    "an updated driver a reboot"
 )
 
 
 @_rule(
     "gpu-unreadable",
     "a card or a driver that cannot be read",
-    "what cannot be read cannot compute either: a server that loses its card ends, or falls back to RAM",
+    "a card that cannot be read cannot compute either: a server that loses it exits, or runs on the CPU",
     f"{NVML}, nvmlReturn_t",
 )
 def _unreadable(facts: Facts) -> Iterator[Seen | Missing]:
@@ -122,22 +122,22 @@ def _unreadable(facts: Facts) -> Iterator[Seen | Missing]:
 @_rule(
     "gpu-mig",
     "a card that is split by MIG",
-    "a program gets one part of it, so that memory that is free on the card may not be free to a server",
+    "a program gets one part of the card, so memory that is free on the card may not be free for a server",
     f"{NVML}, nvmlDeviceGetMigMode; NVIDIA Multi-Instance GPU User Guide",
 )
 @_of_each_card
 def _mig(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     if need(gpu.is_mig, f"whether GPU {gpu.index} is split by MIG"):
         yield _warns(
-            f"GPU {gpu.index} is split by MIG, and what is told of its memory is of the whole card",
-            f"make it whole: nvidia-smi -i {gpu.index} -mig 0; or size the profile by its part",
+            f"GPU {gpu.index} is split by MIG; its memory figures are for the whole card",
+            f"turn MIG off: nvidia-smi -i {gpu.index} -mig 0; or size the profile for one part",
         )
 
 
 @_rule(
     "gpu-throttled",
-    "heat or a power brake that holds a card's clocks down",
-    "the server is slower than it was measured to be, and so is whatever is measured now",
+    "clocks held down by heat or a power brake",
+    "the server is slower than when it was measured, and whatever you measure now is slow too",
     f"{NVML}, nvmlDeviceGetCurrentClocksEventReasons",
 )
 @_of_each_card
@@ -147,8 +147,8 @@ def _throttled(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
         heat = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
         yield _warns(
             f"GPU {gpu.index}: its clocks are held down by {', '.join(gpu.held_back_by)}{heat}",
-            "look at fans, dust and the air in the case, and at the cables of its power; "
-            f"less power is less heat: nvidia-smi -i {gpu.index} -pl WATTS",
+            "check the fans, dust, the airflow in the case and the power cables; "
+            f"a lower power limit makes less heat: nvidia-smi -i {gpu.index} -pl WATTS",
         )
 
 
@@ -163,8 +163,8 @@ _SAVING = frozenset({"power", "balance_power"})
 @_rule(
     "uvm-missing",
     "/dev/nvidia-uvm missing after boot",
-    "the first CUDA program makes it with a setuid helper, which a unit with NoNewPrivileges= may "
-    "not use; then the server finds no GPU",
+    "the first CUDA program creates it through a setuid helper, which a unit with NoNewPrivileges= "
+    "may not use; the server then finds no GPU",
     "NVIDIA Linux driver README, device files; systemd.exec(5), NoNewPrivileges=",
 )
 def _uvm(facts: Facts) -> Iterator[Seen | Missing]:
@@ -174,15 +174,15 @@ def _uvm(facts: Facts) -> Iterator[Seen | Missing]:
     if not facts.host.gpus and need(driver.pci_addresses, "the PCI bus") == ():
         return
     yield _warns(
-        "there is an NVIDIA GPU and no /dev/nvidia-uvm",
-        "nvidia-modprobe -u -c=0; for each boot: echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf",
+        "there is an NVIDIA GPU but no /dev/nvidia-uvm",
+        "now: nvidia-modprobe -u -c=0; at each boot: echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf",
     )
 
 
 @_rule(
     "driver-mismatch",
-    "kernel module and library of the driver differ",
-    "after an update without a reboot no new CUDA program can start",
+    "a driver whose kernel module and library have different versions",
+    "after a driver update without a reboot, no new CUDA program can start",
     f"{NVML}, NVML_ERROR_LIB_RM_VERSION_MISMATCH; /proc/driver/nvidia/version",
 )
 def _versions(facts: Facts) -> Iterator[Seen | Missing]:
@@ -196,15 +196,15 @@ def _versions(facts: Facts) -> Iterator[Seen | Missing]:
     library = need(driver.library_version, "the version of the driver's library")
     if module != library:
         yield _errs(
-            f"the loaded kernel module is {module}, the driver's library {library}",
-            "reboot, so that the module of the installed driver is loaded",
+            f"the loaded kernel module is version {module}, the driver's library is {library}",
+            "reboot to load the module of the installed driver",
         )
 
 
 @_rule(
     "pcie-link",
     "a PCIe link narrower or slower than it could be",
-    "prompts with experts on the CPU, and every load, go through it",
+    "every model load goes through it, and so does prompt processing when experts are on the CPU",
     f"{NVML}, nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetCurrPcieLinkGeneration",
 )
 @_of_each_card
@@ -213,25 +213,25 @@ def _pcie(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     width, most = need(gpu.pcie_width, link), need(gpu.pcie_width_max, link)
     if width < most:
         yield _warns(
-            f"GPU {gpu.index}: PCIe x{width}, and x{most} is possible",
-            "seat the card anew, or in the slot next to the processor; lspci -vv shows LnkSta",
+            f"GPU {gpu.index}: PCIe x{width}; x{most} is possible",
+            "reseat the card, or use the slot next to the processor; `lspci -vv` shows the link as LnkSta",
         )
     generation = f"the PCIe generation of GPU {gpu.index}"
     now, best = need(gpu.pcie_generation, generation), need(gpu.pcie_generation_max, generation)
     state = gpu.performance_state
     if now < best and (state is None or state > _LAST_WORKING_STATE):
-        yield Missing(f"{generation} at work (it idles at {now} of {best})")
+        yield Missing(f"{generation} under load (it idles at {now} of {best})")
     elif now < best:
         yield _warns(
-            f"GPU {gpu.index}: PCIe generation {now} at work, and {best} is possible",
-            "look for a fixed generation in the firmware's settings, and for a riser cable",
+            f"GPU {gpu.index}: PCIe generation {now} under load; {best} is possible",
+            "check the firmware settings for a fixed PCIe generation, and the riser cable if there is one",
         )
 
 
 @_rule(
     "power-limit",
     "a power limit below the card's default",
-    "prompts are processed at lower clocks; often it is meant",
+    "prompt processing runs at lower clocks; often that is intended",
     f"{NVML}, nvmlDeviceGetPowerManagementDefaultLimit",
 )
 @_of_each_card
@@ -240,14 +240,14 @@ def _power(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     limit, default = need(gpu.power_limit_w, what), need(gpu.power_default_w, what)
     if limit < default - _HALF_A_WATT:
         yield _notes(
-            f"GPU {gpu.index}: the power limit is {limit:.0f} W, and {default:.0f} W by default",
-            f"if that is not meant: nvidia-smi -i {gpu.index} -pl {default:.0f}",
+            f"GPU {gpu.index}: the power limit is {limit:.0f} W; the default is {default:.0f} W",
+            f"if that is not intended: nvidia-smi -i {gpu.index} -pl {default:.0f}",
         )
 
 
 @_rule(
     "resizable-bar",
-    "Resizable BAR switched off",
+    "Resizable BAR turned off",
     "copies between RAM and VRAM go through a small window",
     f"{NVML}, nvmlDeviceGetBAR1MemoryInfo",
 )
@@ -259,14 +259,14 @@ def _rebar(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
         yield _notes(
             f"GPU {gpu.index}: the processor reaches {format_mib(window)} of "
             f"{format_mib(total)} at a time (no Resizable BAR)",
-            'switch on "Above 4G Decoding" and "Resizable BAR" in the firmware\'s settings',
+            'turn on "Above 4G Decoding" and "Resizable BAR" in the firmware settings',
         )
 
 
 @_rule(
     "cpu-governor",
-    "a frequency governor that holds the processor down",
-    "experts on the CPU, sampling and launching kernels wait for a core at low clock",
+    "a frequency governor that keeps the processor slow",
+    "experts on the CPU, sampling and kernel launches wait for a core that runs at a low clock",
     "Linux admin-guide/pm/cpufreq and admin-guide/pm/intel_pstate",
 )
 def _governor(facts: Facts) -> Iterator[Seen | Missing]:
@@ -289,7 +289,7 @@ def _governor(facts: Facts) -> Iterator[Seen | Missing]:
 @_rule(
     "threads",
     "more threads than physical cores",
-    "two threads of a core share its vector units and memory, and wait for each other at every layer",
+    "two threads on one core share its vector units and cache, and wait for each other at every layer",
     f"{CARD_12_GB} (8 threads on 8 cores); llama.cpp's own default",
 )
 def _threads(facts: Facts) -> Iterator[Seen | Missing]:
@@ -302,7 +302,7 @@ def _threads(facts: Facts) -> Iterator[Seen | Missing]:
         if isinstance(threads, int) and threads > cores:
             yield Seen(
                 level,
-                f"serving.{name} is {threads}, and there are {cores} physical cores",
+                f"serving.{name} is {threads}, but there are {cores} physical cores",
                 f"tunerd plan PROFILE --set serving.{name}=physical",
             )
 
@@ -312,13 +312,13 @@ _LOAD_FLAGS = frozenset(
 )
 
 
-_BACK = "`tunerd verify` tells what was edited since it served, `tunerd rollback` goes back"
+_BACK = "`tunerd verify` shows what was edited since it served, `tunerd rollback` goes back"
 
 
 @_rule(
     "flags-removed",
-    "flags on the unit's command line that its build does not take",
-    "the server ends at its next start; mainline dropped the old load-mode flags in September 2026",
+    "flags on the unit's command line that its build does not accept",
+    "the server fails at its next start; mainline removed the old load-mode flags in September 2026",
     _issue(20834, 28334),
 )
 def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
@@ -330,10 +330,10 @@ def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
     way = 'use `--load-mode`; `--no-mmap --mlock` is now "mlock"'
     way = way if capabilities.has_load_mode else "leave it out"
     for flags, do in ((load, f"{way}: {anew}, then apply it"),
-                      (rest, f"{anew} says what takes its place")):  # fmt: skip
+                      (rest, f"{anew} shows what replaces it")):  # fmt: skip
         if flags:
             seen = (
-                f"this build does not take {', '.join(flags)}: {server.unit} cannot start with it"
+                f"this build does not accept {', '.join(flags)}: {server.unit} cannot start with it"
             )
             yield _errs(seen, f"{do}; {_BACK}")
 
@@ -341,7 +341,7 @@ def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
 @_rule(
     "engine-architecture",
     "a build without code for the card",
-    "the driver then compiles for minutes at the first start, or the first request ends the server",
+    "the driver then compiles for minutes at the first start, or the first request crashes the server",
     "NVIDIA CUDA Compatibility Guide, binary compatibility; the build's own `system_info` line",
 )
 def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
@@ -352,26 +352,26 @@ def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
     said = server.said
     if said.lacks_kernels:
         yield _errs(
-            "the log says that there is no kernel image for this card in the build",
+            "the log says that the build has no kernel image for this card",
             _rebuild(card.compute_capability),
         )
         return
     if said.lacks_cuda:
         yield _errs(
-            "the log says that CUDA could not be initialised: the server computes without the card",
-            f"restart {server.unit} once the card can be used; {_LOOK}",
+            "the log says that CUDA could not be initialised: the server runs without the card",
+            f"restart {server.unit} once the card works; {_LOOK}",
         )
         return
     if server.devices == () or (server.devices is None and said.has_cuda is False):
         yield _warns(
-            f"there is a {card.name}, and this build sees no device to offload to",
-            "serve with a build for the card: tunerd engines lists what is here",
+            f"there is a {card.name}, but this build sees no device to offload to",
+            "serve with a build for this card; `tunerd engines` lists what is here",
         )
         return
     if said.has_cuda is False:
         return  # another backend, which compiles for the card when it starts
     built = need(
-        facts.log().cuda_architectures, "the card's architectures that the build has (ARCHS)"
+        facts.log().cuda_architectures, "which card architectures the build has code for (ARCHS)"
     )
     capability = need(card.compute_capability, f"the compute capability of GPU {card.index}")
     own = capability[0] * 10 + capability[1]
@@ -381,7 +381,7 @@ def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
     is_newer = any(one < own for one in built)
     yield Seen(
         Level.WARNING if is_newer else Level.ERROR,
-        f"the build has code for {', '.join(_dotted(one) for one in built)}, and the card is {_dotted(own)}",
+        f"the build has code for {', '.join(_dotted(one) for one in built)}; the card is {_dotted(own)}",
         _rebuild(capability),
     )
 
@@ -397,8 +397,8 @@ def _rebuild(capability: tuple[int, int] | None) -> str:
 
 @_rule(
     "cuda-graphs",
-    "CUDA graphs that are captured anew in every step (only a comparison tells)",
-    "drafts of changing length change the graph; capturing it each time costs more than it saves",
+    "CUDA graphs that are captured again at every step (only a comparison can tell)",
+    "drafts of varying length change the graph; capturing it each time costs more than it saves",
     f"{CARD_12_GB}, checklist point 3; {_issue(28549, 23957)}",
 )
 def _graphs(facts: Facts) -> Iterator[Seen | Missing]:
@@ -412,7 +412,7 @@ def _graphs(facts: Facts) -> Iterator[Seen | Missing]:
     "port-clash",
     "another program on the server's port, or a port that is left to the build",
     "the second server cannot start, or (ik_llama.cpp shares its port) answers half of the requests; "
-    "builds have different ports of their own",
+    "default ports differ between builds",
     "help texts: 8080 in ik_llama.cpp and in mainline until August 2026, 9931 since then (ggml-org/llama.cpp#26508)",
 )
 def _port(facts: Facts) -> Iterator[Seen | Missing]:
@@ -425,39 +425,39 @@ def _port(facts: Facts) -> Iterator[Seen | Missing]:
         )
         level = Level.ERROR if facts.server is not None else Level.NOTE
         yield Seen(level, f"port {port.port}: {who} {both}",
-                   "end it, or tunerd plan PROFILE --set serving.port=PORT")  # fmt: skip
+                   "stop it, or use another port: tunerd plan PROFILE --set serving.port=PORT")  # fmt: skip
     if facts.server is not None and facts.settings().serving.port is None:
         yield _notes(
-            f"the command line names no port, so it is the build's own ({port.port})",
+            f"the command line names no port, so the build's default applies ({port.port})",
             f"tunerd plan PROFILE --set serving.port={port.port}",
         )
 
 
 @_rule(
     "evidence-stale",
-    "measurements of what serves that do not hold any more",
-    "a driver, build or power limit that changed may have changed what is fastest",
+    "outdated measurements of what serves",
+    "after a change of driver, build or power limit, other settings may be fastest",
     "fingerprints of stored runs",
 )
 def _stale(facts: Facts) -> Iterator[Seen | Missing]:
     evidence = need(facts.evidence, "stored measurements")
     if evidence.newest_run is None:
-        yield Missing("a stored run of what serves")
+        yield Missing("a stored measurement of what serves")
     elif evidence.holds is None:
         reasons = "; ".join(evidence.changes) or "parts of its conditions are unknown"
         yield Missing(f"whether run {evidence.newest_run} still holds: {reasons}")
     elif not evidence.holds:
         yield _warns(
-            f"run {evidence.newest_run}, the newest of what serves, does not hold any more: "
+            f"run {evidence.newest_run}, the newest of what serves, is outdated: "
             f"{'; '.join(evidence.changes)}",
-            "tunerd bench",
+            "measure again: tunerd bench",
         )
 
 
 @_rule(
     "vram-full",
     "more than 95 % of a card's memory in use",
-    "the next long prompt may end the server, or push memory into slower places",
+    "the next long prompt may crash the server, or push memory into slower places",
     f"{CARD_12_GB}, checklist point 2",
 )
 @_of_each_card
@@ -466,8 +466,8 @@ def _vram_full(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     if share > FULL_SHARE and not _is_as_meant(facts, gpu):
         yield _warns(
             f"GPU {gpu.index}: {gpu.used_mib} MiB in use of {gpu.total_mib} MiB ({share:.0%})",
-            "raise memory.fit_mib by a step of 128 MiB, or lower serving.ctx_size or "
-            "speculation.n_max: tunerd plan PROFILE --set memory.fit_mib=MIB",
+            "raise memory.fit_mib by 128 MiB (tunerd plan PROFILE --set memory.fit_mib=MIB), "
+            "or lower serving.ctx_size or speculation.n_max",
         )
 
 
@@ -490,8 +490,8 @@ def _share_used(gpu: Gpu) -> float | None:
 
 @_rule(
     "vram-spill",
-    "memory of the card that lives in RAM",
-    "a card with 448 GB/s then waits for 32 GB/s: speed collapses instead of an error",
+    "VRAM that has spilled into RAM",
+    "a card with 448 GB/s then waits for 32 GB/s: speed collapses, and there is no error",
     f"{CARD_16_GB} (at 43k tokens); CUDA Programming Guide, unified memory; {_issue(27162, 24712)}",
 )
 def _spill(facts: Facts) -> Iterator[Seen | Missing]:
@@ -501,24 +501,24 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
     server = facts.unit()
     if _UNIFIED in server.environment:
         yield _warns(
-            f"{_UNIFIED} is set in {server.unit}: memory that does not fit the card goes to RAM",
+            f"{_UNIFIED} is set in {server.unit}: what does not fit on the card goes to RAM",
             f"remove it from the unit: {server.systemctl} edit --full {server.unit}",
         )
     if server.said.has_misplaced_layers:
-        why, do = "where VRAM ran out", "raise memory.fit_mib by a step of 128 MiB"
+        why, do = "when VRAM runs out", "raise memory.fit_mib by 128 MiB"
         model, settings = server.model, server.settings
         is_bare_fit = settings and settings.memory.n_gpu_layers is None and not speculates(settings)
         if is_bare_fit and model and model.has_mtp:
             # fit counts the trunk's layers, the loader the block too.
-            why = "where fit places a model whose MTP block is not used"
-            do = 'memory.n_gpu_layers = "all", with memory.n_cpu_moe for what has no room; or a file without that block'
+            why = "when fit places a model whose MTP block is not used"
+            do = 'set memory.n_gpu_layers = "all", and memory.n_cpu_moe for what does not fit; or use a file without that block'
         yield _warns(
-            f"the log says that a layer's parts are on different devices, as happens {why}", do
+            f"the log says that parts of one layer are on different devices; this happens {why}", do
         )
     share = _share_used(card)
     if need(facts.driver, "the driver's files").is_wsl and share is not None and share > FULL_SHARE:
         yield _warns(
-            f"Windows' driver moves VRAM to RAM without a word, and the card is {share:.0%} full",
+            f"the Windows driver moves VRAM to RAM without an error, and the card is {share:.0%} full",
             'set "CUDA - Sysmem Fallback Policy" to "Prefer No Sysmem Fallback", or raise memory.fit_mib',
         )
     if server.log is None:
@@ -527,8 +527,8 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
 
 @_rule(
     "display-vram",
-    "a display server holds VRAM",
-    "on a starved card each MiB of a desktop is an expert on the CPU; the write-up got 0.9 GB back",
+    "a display server that holds VRAM",
+    "on a card short of VRAM, what the desktop takes pushes experts to the CPU; the write-up got 0.9 GB back",
     f"{CARD_12_GB}, VRAM tactics",
 )
 @_of_each_card
@@ -540,17 +540,17 @@ def _display(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
         return
     names = ", ".join(sorted({process.name or "" for process in shown}))
     has_other = facts.driver.has_other_graphics if facts.driver is not None else None
-    amount = f"{held} MiB of VRAM" if held else "VRAM, how much the driver does not say"
+    amount = f"{held} MiB of VRAM" if held else "VRAM (the driver does not say how much)"
     yield _warns(f"GPU {gpu.index}: {names} holds {amount}", _way_out(has_other))
 
 
 def _way_out(has_other: bool | None) -> str:
     headless = (
-        "do without a desktop: systemctl set-default multi-user.target; or log into one that the processor "
-        "draws (LIBGL_ALWAYS_SOFTWARE=1 GALLIUM_DRIVER=llvmpipe in its session), which held 126 MiB "
+        "run without a desktop: systemctl set-default multi-user.target; or let the processor draw it "
+        "(LIBGL_ALWAYS_SOFTWARE=1 GALLIUM_DRIVER=llvmpipe in its session), which held 126 MiB "
         "instead of 1 GiB in the write-up"
     )
-    plug = "plug the monitor into the mainboard, whose graphics is there for it"
+    plug = "plug the monitor into the mainboard to use its graphics"
     if has_other:
         return f"{plug}; or {headless}"
     if has_other is None:
@@ -563,16 +563,15 @@ _GIVES_BACK = {
     "ollama": "ollama stop MODEL, or systemctl stop ollama; OLLAMA_KEEP_ALIVE=0 unloads after each answer",
     "lm-studio": "eject the model in LM Studio, or lms unload --all",
     "lms": "lms unload --all",
-    "python": "ComfyUI: POST /free with unload_models; others: end them when you do not use them",
-    "python3": "ComfyUI: POST /free with unload_models; others: end them when you do not use them",
+    "python": "ComfyUI: POST /free with unload_models; others: end them while you do not use them",
+    "python3": "ComfyUI: POST /free with unload_models; others: end them while you do not use them",
 }
 
 
 @_rule(
     "vram-others",
-    "programs beside the server hold VRAM",
-    "what another model server keeps loaded is missing for layers, and its next load can take the room that the "
-    "margin was meant for",
+    "other programs that hold VRAM",
+    "VRAM that another model server holds cannot take layers, and its next load can use up the margin that you left free",
     _issue(27501),
 )
 @_of_each_card
@@ -584,7 +583,7 @@ def _others(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
             continue
         name = process.name or f"process {process.pid}"
         unit = f" ({process.unit})" if process.unit else ""
-        back = _GIVES_BACK.get(name, f"end process {process.pid} when you do not use it")
+        back = _GIVES_BACK.get(name, f"end process {process.pid} while you do not use it")
         yield _warns(f"GPU {gpu.index}: {name}{unit} holds {process.used_mib} MiB of VRAM", back)
 
 
@@ -597,7 +596,7 @@ def _cache_types(settings: ProfileFile) -> tuple[str, str]:
 @_rule(
     "kv-plain",
     "an unquantised KV cache on a small card",
-    "f16 takes nearly twice what q8_0 takes, and weights leave the card for it",
+    "f16 takes nearly twice as much VRAM as q8_0, and pushes weights off the card",
     f"{CARD_12_GB}, VRAM tactics",
 )
 def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
@@ -617,7 +616,9 @@ def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
     size = _cache_mib(facts)
     gain = ""
     if size is not None:
-        gain = f", {size:.0f} MiB of it; with q8_0 about {size * (1 - _Q8_0_OF_F16):.0f} MiB less"
+        gain = (
+            f" and takes {size:.0f} MiB; q8_0 takes about {size * (1 - _Q8_0_OF_F16):.0f} MiB less"
+        )
     yield Seen(
         level,
         f"the KV cache is {kinds} on a card of {format_mib(total)}{gain}",
@@ -641,8 +642,8 @@ def _cache_mib(facts: Facts) -> float | None:
 @_rule(
     "kv-pair",
     "a pair of KV types that the build has no kernel for",
-    "attention then runs on the CPU, very slowly and without a word; builds since September 2026 turn most "
-    "pairs into f16 at each step instead",
+    "attention then runs on the CPU, very slowly and without an error; builds since September 2026 convert most "
+    "pairs to f16 at each step instead",
     f"ggml-cuda of llama.cpp, fattn.cu; {_issue(27109, 28079)}",
 )
 def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
@@ -661,14 +662,14 @@ def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
     log = facts.log()
     if log.has_cuda is False:
         return
-    pairs = need(log.kv_pairs, "the build's pairs of KV types: its log does not reach that far")
+    pairs = need(log.kv_pairs, "the build's KV type pairs (its log does not go back that far)")
     way = "tunerd plan PROFILE --set serving.cache_type_k=q8_0 --set serving.cache_type_v=q8_0"
     what = f"the KV cache is {k}/{v}"
     if has_none:
         yield _errs(f"{what}, for which llama.cpp has no CUDA kernel", way)
     elif pairs and not {ALL_PAIRS, f"{k}-{v}".replace("f32", "f16")} & pairs:
         yield _warns(
-            f"{what}, for which this build has no kernel of its own: it becomes f16 at each step",
+            f"{what}, for which this build has no kernel: it is converted to f16 at each step",
             f'{way}, or build with -DGGML_CUDA_FA_QUANTS="q8_0-q8_0;{k}-{v}"',
         )
     elif not pairs:
@@ -690,8 +691,8 @@ def _context(facts: Facts) -> Iterator[Seen | Missing]:
     report = server.said.report
     if asked and report is not None and report.n_ctx is not None and report.n_ctx < asked:
         yield _warns(
-            f"{asked} tokens of context were asked for, and the engine made {report.n_ctx}",
-            "lower serving.ctx_size to that, or make room: a smaller memory.fit_mib, a quantised cache",
+            f"{asked} tokens of context were asked for, but the engine made {report.n_ctx}",
+            "lower serving.ctx_size to that, or make room: a smaller memory.fit_mib, a quantised KV cache",
         )
     model = facts.model()
     slot = server.estimate.n_ctx_slot if server.estimate is not None else asked
@@ -699,7 +700,7 @@ def _context(facts: Facts) -> Iterator[Seen | Missing]:
     # Engines round a context up to whole cells of 256 tokens.
     if slot is not None and trained is not None and slot >= trained + 256:
         yield _warns(
-            f"a slot has {slot} tokens of context, and the model was trained for {trained}",
+            f"a slot has {slot} tokens of context, but the model was trained for {trained}",
             f"tunerd plan PROFILE --set serving.ctx_size={trained}",
         )
     estimate = need(server.estimate, "an estimate of its memory")
@@ -707,8 +708,8 @@ def _context(facts: Facts) -> Iterator[Seen | Missing]:
     worst = estimate.worst_mib(Device.HOST)
     if worst > ram >= estimate.start_mib(Device.HOST):
         yield _warns(
-            f"with a full context, snapshots and prompt cache may grow to {format_mib(worst)} of RAM, and "
-            f"there are {format_mib(ram)}",
+            f"with a full context, snapshots and prompt cache may grow to {format_mib(worst)} of RAM, but "
+            f"the machine has {format_mib(ram)}",
             "lower serving.ctx_checkpoints or serving.cache_ram_mib",
         )
 
@@ -719,24 +720,24 @@ _LOST_TOKENS, _LOST_SHARE = 10_000, 0.2
 
 @_rule(
     "prompts-read-anew",
-    "prompts that are read from their beginning, though it was there",
-    "a recurrent state and a sliding window can only be gone on with from a snapshot: where none lies before the place in "
-    "which prompts part, all is read; a prompt that was found again was read 60 times faster",
+    "prompts that are processed from the start although the slot held their beginning",
+    "models with a recurrent state or a sliding window can continue only from a snapshot: without one before the point "
+    "where two prompts diverge, all is processed again; a prompt found in the cache took a sixtieth of the time",
     f"{CARD_24_GB}, phases 6 and 7; {_issue(22384, 24055)}",
 )
 def _read_anew(facts: Facts) -> Iterator[Seen | Missing]:
     traffic = facts.traffic()
     if traffic.n_lost >= max(_LOST_TOKENS, _LOST_SHARE * traffic.n_prompt):
         yield _warns(
-            f"{traffic.n_lost} of {traffic.n_prompt} prompt tokens were read though the slot held them",
-            "put what changes (dates, memories) at the end of prompts; serving.ctx_checkpoints above 0; on mainline a "
-            "serving.n_ubatch of more tokens than change there",
+            f"{traffic.n_lost} of {traffic.n_prompt} prompt tokens were processed again although the slot held them",
+            "put what changes (dates, memories) at the end of prompts; set serving.ctx_checkpoints above 0; on mainline, "
+            "set serving.n_ubatch to more tokens than change there",
         )
 
 
 @_rule(
     "memlock",
-    "mlock without the right to lock",
+    "mlock without permission to lock",
     "the refusal is only a warning in the log: the server runs unlocked and can be swapped out",
     "llama.cpp's warning `failed to mlock`; systemd.exec(5), LimitMEMLOCK=",
 )
@@ -763,16 +764,16 @@ def _memlock(facts: Facts) -> Iterator[Seen | Missing]:
     if was_refused or has_none or is_short:
         seen = "nothing is locked" if has_none else "not everything could be locked"
         yield _warns(
-            f"mlock is asked for, and {seen}; the server's limit is {limit}",
-            f"{server.systemctl} edit {server.unit}, with LimitMEMLOCK=infinity below [Service]; a unit of a "
-            "user needs it in a drop-in of user@.service too",
+            f"mlock is asked for, but {seen}; the server's limit is {limit}",
+            f"{server.systemctl} edit {server.unit}, and add LimitMEMLOCK=infinity under [Service]; a user unit "
+            "needs it in a drop-in of user@.service too",
         )
 
 
 @_rule(
     "swap",
     "swap in use",
-    "weights or caches that were swapped out come back from disk in the middle of an answer",
+    "weights or caches that were swapped out are read back from disk in the middle of an answer",
     "/proc/PID/status (VmSwap), /proc/meminfo",
 )
 def _swap(facts: Facts) -> Iterator[Seen | Missing]:
@@ -780,15 +781,15 @@ def _swap(facts: Facts) -> Iterator[Seen | Missing]:
     swapped = server.swapped_mib if server is not None else None
     if swapped is not None and swapped >= _SERVER_SWAP_MIB:
         yield _warns(
-            f"{format_mib(swapped)} of the server itself are in swap",
+            f"{format_mib(swapped)} of the server itself is in swap",
             "lock it: tunerd plan PROFILE --set serving.load_mode=mlock, or free RAM",
         )
         return
     used = need(facts.host.memory.swap_used_mib, "how much swap is in use")
     if used >= _SERVER_SWAP_MIB:
         yield _notes(
-            f"{format_mib(used)} of swap are in use",
-            "free RAM, then swapoff --all && swapon --all; `tunerd plan PROFILE` shows what is needed",
+            f"{format_mib(used)} of swap is in use",
+            "free RAM, then swapoff --all && swapon --all; `tunerd plan PROFILE` shows what the server needs",
         )
 
 
@@ -809,7 +810,7 @@ def _mapped_experts(facts: Facts) -> Iterator[Seen | Missing]:
     if not is_known and not (facts.model().is_moe and facts.is_starved()):
         return
     yield _warns(
-        "experts are on the CPU, and the file is mapped",
+        "experts are on the CPU, and the model file is memory-mapped",
         "tunerd plan PROFILE --set serving.load_mode=mlock, or =none",
     )
 
@@ -822,9 +823,9 @@ _SMALL_BITS = 5.0
 
 @_rule(
     "mtp-does-not-pay",
-    "drafts are accepted too rarely to pay for themselves on this box",
-    "a rejected draft costs time and gives nothing; from which acceptance on it pays depends on "
-    "this box's step time and prompt speed, not on a fixed share",
+    "drafts that are accepted too rarely to pay for themselves on this box",
+    "a rejected draft costs time and gains nothing; the acceptance from which speculation pays depends "
+    "on this box's step time and prompt speed, there is no fixed threshold",
     f"{CARD_12_GB}, checklist point 1 (60 %); crossover of {CARD_24_GB}",
 )
 def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
@@ -836,26 +837,28 @@ def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
     if not traffic.n_drafted:
         n_could = traffic.n_predicted - 2 * traffic.n_requests
         if n_could < _ENOUGH_DRAFTS:  # an answer of two tokens, as a guard asks for, has no drafts
-            raise Missing(f"more traffic: {max(0, n_could)} tokens are too few to be drafted")
+            raise Missing(
+                f"more traffic: {max(0, n_could)} tokens that could be drafted are too few"
+            )
         yield _warns(
-            f"speculation is asked for, and {traffic.n_requests} requests drafted nothing",
-            "tunerd engines --prove",
+            f"speculation is asked for, but {traffic.n_requests} requests drafted nothing",
+            "test what the build really does: tunerd engines --prove",
         )
         return
     ratio, wanted, cost = _acceptance(facts, traffic)
     if ratio < wanted:
         yield _warns(
-            f"{ratio:.0%} of {traffic.n_drafted} drafted tokens were accepted, and on this box, with "
+            f"{ratio:.0%} of {traffic.n_drafted} drafted tokens were accepted; on this box, with "
             f"this traffic, {_needs(wanted)}{_measured_at(cost)}",
-            "tunerd plan PROFILE --set speculation.type=off, or a higher speculation.p_min or lower "
-            "speculation.n_max",
+            "turn it off (tunerd plan PROFILE --set speculation.type=off), raise speculation.p_min or "
+            "lower speculation.n_max",
         )
 
 
 def _acceptance(facts: Facts, traffic: Traffic) -> tuple[float, float, BreakEven]:
     """The acceptance seen, the one from which speculation pays here, and what that is by."""
     if traffic.n_drafted < _ENOUGH_DRAFTS:
-        raise Missing(f"more traffic: {traffic.n_drafted} drafted tokens are too few to judge by")
+        raise Missing(f"more traffic: {traffic.n_drafted} drafted tokens are too few to judge")
     evidence = need(facts.evidence, "stored measurements")
     cost = need(evidence.break_even, evidence.no_break_even)
     wanted = need(cost.acceptance_ratio(traffic), "drafts in the traffic")
@@ -864,7 +867,7 @@ def _acceptance(facts: Facts, traffic: Traffic) -> tuple[float, float, BreakEven
 
 def _needs(wanted: float) -> str:
     if wanted > 1:
-        return "speculation would not pay if all of them were"
+        return "speculation would not pay even if all of them were"
     return f"speculation pays from {wanted:.0%} on"
 
 
@@ -872,15 +875,13 @@ def _measured_at(cost: BreakEven) -> str:
     """What the figure is of: the depth of context, and whether the cost to prompts is in it."""
     depth = f"measured at about {cost.depth_tokens} tokens of context"
     is_taxed = cost.tax_ms(1) is not None
-    return (
-        f" ({depth}{'' if is_taxed else '; its cost to prompts is not in it, for no run shows it'})"
-    )
+    return f" ({depth}{'' if is_taxed else '; without its cost to prompts, which no run measured'})"
 
 
 @_rule(
     "mtp-head-quant",
-    "a small quant of the MTP block drafts badly",
-    "some MTP heads bear fewer bits worse than the rest of the weights do",
+    "an MTP block in a small quant that drafts badly",
+    "some MTP heads lose more by fewer bits than the other weights do",
     f"{CARD_12_GB}, checklist point 5",
 )
 def _head_quant(facts: Facts) -> Iterator[Seen | Missing]:
@@ -897,7 +898,7 @@ def _head_quant(facts: Facts) -> Iterator[Seen | Missing]:
         yield _warns(
             f"the MTP block has {bits:.1f} bits per weight ({model.mtp_types[0][0]}), and only "
             f"{ratio:.0%} of what it drafts is accepted",
-            "try a file whose MTP block has 6 or 8 bits; `tunerd plan PROFILE --set model.path=FILE`",
+            "try a file whose MTP block has 6 or 8 bits: `tunerd plan PROFILE --set model.path=FILE`",
         )
 
 
@@ -916,7 +917,7 @@ def _bits(types: tuple[tuple[str, int], ...]) -> float | None:
 @_rule(
     "p-min-zero",
     "p-min is 0 while weights are on the CPU",
-    "each unsure draft still costs a verification, which is slow where experts are on the CPU; "
+    "every unlikely draft still costs a verification, which is slow when experts are on the CPU; "
     "0.75 raised throughput on two of three cards",
     f"{CARD_12_GB}, checklist point 4; {CARD_24_GB}, phase 9",
 )
@@ -930,16 +931,16 @@ def _p_min(facts: Facts) -> Iterator[Seen | Missing]:
     if p_min > 0 or not facts.is_starved():
         return
     yield _warns(
-        "p-min is 0, so every draft is verified however unsure, and weights are on the CPU",
+        "p-min is 0, so every draft is verified, however unlikely, and weights are on the CPU",
         "tunerd plan PROFILE --set speculation.p_min=0.75",
     )
 
 
 @_rule(
     "thinking-off",
-    "thinking is switched off for everybody",
-    "30 % more speed at its peak, and agents that narrated work which they never did within minutes: the model's "
-    "answers depend on its thoughts",
+    "thinking that is turned off for every request",
+    "in the write-up it gained at most 30 % speed, and within minutes agents reported work that they had not done: the "
+    "model's answers depend on its thinking",
     f"{CARD_24_GB}, phase 5",
 )
 def _thinking(facts: Facts) -> Iterator[Seen | Missing]:
@@ -949,16 +950,16 @@ def _thinking(facts: Facts) -> Iterator[Seen | Missing]:
     if is_off or serving.reasoning_budget == 0:
         yield _notes(
             "thinking is off server-wide",
-            "tunerd plan PROFILE --set serving.reasoning_budget=256 caps it instead; or let requests that "
-            "need no thoughts say so themselves",
+            "cap it instead: tunerd plan PROFILE --set serving.reasoning_budget=256; or let the requests that "
+            "need no thinking turn it off",
         )
 
 
 @_rule(
     "drafts-by-text",
-    "drafts are copied from the text alone, on a model with recurrent layers",
-    "a recurrent state cannot be cut back to the last right token, so each miss is computed again: a prompt of 150 "
-    "tokens did not end within 600 s",
+    "drafts that are copied from the text alone, on a model with recurrent layers",
+    "a recurrent state cannot be cut back to the last right token, so each miss is computed again: in the write-up a "
+    "prompt of 150 tokens did not finish in 600 s",
     f"{CARD_24_GB}, phase 10",
 )
 def _by_text(facts: Facts) -> Iterator[Seen | Missing]:
@@ -967,14 +968,14 @@ def _by_text(facts: Facts) -> Iterator[Seen | Missing]:
     if copies and not drafts_with_probability(kinds) and facts.model().recurrent is not None:
         yield _warns(
             f"{', '.join(copies)} on a hybrid model, without a drafter",
-            "tunerd compare PROFILE --set speculation.type=off measures what it costs",
+            "measure what it costs: tunerd compare PROFILE --set speculation.type=off",
         )
 
 
 @_rule(
     "mtp-slots",
     "more than one slot with MTP",
-    "drafts of one slot can leak into another, a hybrid model can abort, and the gain is gone",
+    "drafts of one slot can leak into another, a hybrid model can abort, and the speed-up is lost",
     _issue(28286, 28019, 27537),
 )
 def _slots(facts: Facts) -> Iterator[Seen | Missing]:
@@ -994,8 +995,8 @@ def _slots(facts: Facts) -> Iterator[Seen | Missing]:
 
 @_rule(
     "model-without-mtp",
-    "MTP is asked of a model that has no MTP block",
-    "the heads come from training; a server that is asked for them without ends at its start",
+    "MTP with a model that has no MTP block",
+    "an MTP block comes from training; a server that is asked for MTP without one exits at its start",
     f"{CARD_16_GB}; messages of mainline and ik_llama.cpp of 2026",
 )
 def _model_without(facts: Facts) -> Iterator[Seen | Missing]:
@@ -1006,15 +1007,15 @@ def _model_without(facts: Facts) -> Iterator[Seen | Missing]:
     if not model.has_mtp:
         why = model.mtp_problem or "it has no MTP block"
         yield _errs(
-            f"MTP is asked for, and the model cannot draft: {why}",
+            f"MTP is asked for, but the model cannot draft: {why}",
             "serve the MTP variant of the model, or tunerd plan PROFILE --set speculation.type=off",
         )
 
 
 @_rule(
     "engine-without-mtp",
-    "the build cannot draft with MTP",
-    "a flag in a help text is no proof: builds of May 2026 took it without effect, and older "
+    "a build that cannot draft with MTP",
+    "a flag in a help text proves nothing: builds of May 2026 accepted it without effect, and older "
     "ones have no MTP at all",
     _issue(22673, 23549),
 )
@@ -1024,19 +1025,19 @@ def _engine_without(facts: Facts) -> Iterator[Seen | Missing]:
     name = engine.name if engine is not None else "the build"
     asks = any(kind == MTP for kind, _ in stages_of(facts.unit().argv))
     if not has_word and asks:
-        yield _errs(f"MTP is asked for, and {name} knows no such kind of speculation",
-                   "serve it with a newer build: tunerd engines lists what is here")  # fmt: skip
+        yield _errs(f"MTP is asked for, but {name} has no such kind of speculation",
+                   "serve with a newer build; `tunerd engines` lists what is here")  # fmt: skip
         return
     if MTP in facts.settings().speculation.kinds:
         proof = engine.proof(MTP) if engine is not None else None
         if proof is not None and proof.effect in {Effect.NO_EFFECT, Effect.FAILED}:
-            yield _errs(f"{name} takes the flags for MTP, but {proof.detail}",
-                       "tunerd engines")  # fmt: skip
+            yield _errs(f"{name} accepts the flags for MTP, but {proof.detail}",
+                       "serve with another build; `tunerd engines` lists what is here")  # fmt: skip
         return
     if not has_word and facts.model().has_mtp:
         yield _notes(
-            f"the model can draft for itself, and {name} knows no MTP",
-            "serve it with a newer build: tunerd engines lists what is here",
+            f"the model has an MTP block, but {name} has no MTP",
+            "serve with a newer build; `tunerd engines` lists what is here",
         )
 
 
@@ -1045,8 +1046,8 @@ _OWN = "tunerd's own design (docs/architecture.md)"
 
 @_rule(
     "server-down",
-    "a server that failed, or whose unit cannot start one any more",
-    "nobody is answered, or nobody from its next start on",
+    "a server that failed, or whose unit can no longer start one",
+    "no request is answered, or none will be from its next start on",
     _OWN,
 )
 def _down(facts: Facts) -> Iterator[Seen | Missing]:
@@ -1055,7 +1056,7 @@ def _down(facts: Facts) -> Iterator[Seen | Missing]:
     if server.no_start is not None:
         if not flags or flags not in server.no_start:  # which `flags-removed` tells
             yield _errs(
-                f"{server.unit} cannot start a server: {server.no_start}", f"mend that; {_BACK}"
+                f"{server.unit} cannot start a server: {server.no_start}", f"fix that; {_BACK}"
             )
     elif server.death is not None:
         hint = f"{server.death.hint}; {_BACK}" if server.death.hint else _BACK
@@ -1064,9 +1065,9 @@ def _down(facts: Facts) -> Iterator[Seen | Missing]:
 
 @_rule(
     "log-unseen",
-    "a server whose log does not come to the journal",
-    "what it died of, that it lacked VRAM, and what it was asked stand there alone: guards, drift and "
-    "`workload learn` go by it",
+    "a server whose log does not reach the journal",
+    "only the log says why it died, that it ran out of VRAM and what requests it had: guards, drift and "
+    "`workload learn` depend on it",
     "systemd.exec(5), StandardOutput=, LogNamespace= and LogLevelMax=; journald.conf(5), Storage=",
 )
 def _unseen(facts: Facts) -> Iterator[Seen | Missing]:
@@ -1075,9 +1076,9 @@ def _unseen(facts: Facts) -> Iterator[Seen | Missing]:
         facts.log()  # which may be lacking
         return
     yield _warns(
-        "nothing that the server wrote is in the journal: a death for want of VRAM is not known as one",
-        f"{server.systemctl} edit {server.unit}, with StandardOutput=journal, StandardError=inherit and an empty "
-        "LogNamespace= below [Service], and restart it; or leave out --log-disable",
+        "nothing that the server wrote is in the journal, so running out of VRAM cannot be recognised",
+        f"{server.systemctl} edit {server.unit}, set StandardOutput=journal, StandardError=inherit and an empty "
+        "LogNamespace= under [Service], and restart it; or leave out --log-disable",
     )
 
 
@@ -1093,23 +1094,23 @@ def _of_tunerd(code: str, what: str, level: Level | None) -> _Check:
 
 
 for _code, _looks_for, _why, _what, _level in (
-    ("no-supervisor", "local mode's supervisor does not run",
-     "without systemd it alone starts the server, and starts it again when it ends",
+    ("no-supervisor", "a supervisor of local mode that is not running",
+     "without systemd, only the supervisor starts the server and restarts it when it ends",
      "whether tunerd's supervisor answers", None),
-    ("no-daemon", "tunerd's daemon does not run",
-     "guards, probation and nights rest, and nobody is told", "whether tunerd's daemon runs", None),
+    ("no-daemon", "a daemon that is not running",
+     "guards, probation and nights do not run, and no notice is sent", "whether tunerd's daemon runs", None),
     ("no-linger", "units of yours that end when you log out",
      "the server is down until you log in again, and guards and nights with it",
      "whether your units end when you log out", None),
-    ("settings-wrong", "settings that cannot be read, or hold what is not allowed",
-     "what changes something refuses to work by them, and the daemon goes by others",
-     "whether the settings are right", Level.ERROR),
-    ("kept-engines", "kept copies of engines that nothing names any more",
-     "`swap.keep_engine` keeps each build that is deployed, whole with its libraries, and none is ever removed",
+    ("settings-wrong", "settings that cannot be read, or have values that are not allowed",
+     "commands that change something refuse to work, and the daemon uses other values",
+     "whether the settings are valid", Level.ERROR),
+    ("kept-engines", "kept copies of engines that nothing uses",
+     "`swap.keep_engine` keeps each deployed build with its libraries, and tunerd never removes a copy",
      "which copies of engines are needed", None),
-    ("swap-cut-short", "a swap that was cut short",
-     "unit and record may differ until the daemon, the next change or `tunerd recover` mends that",
-     "whether a swap was cut short", Level.ERROR),
+    ("swap-cut-short", "a swap that was interrupted",
+     "unit and record may differ until the daemon, the next change or `tunerd recover` repairs that",
+     "whether a swap was interrupted", Level.ERROR),
 ):  # fmt: skip
     _rule(_code, _looks_for, _why, _OWN)(_of_tunerd(_code, _what, _level))
 

@@ -121,7 +121,7 @@ def test_what_nvml_says_of_a_card_is_judged(card_box: Box) -> None:
     said = doctor(card_box)
     assert codes(said) >= {"pcie-link", "power-limit", "resizable-bar", "vram-full"}
     missing = next(row for row in said["not_checked"] if row["code"] == "pcie-link")["missing"]
-    assert missing == ["the PCIe generation of GPU 0 at work (it idles at 1 of 4)"]
+    assert missing == ["the PCIe generation of GPU 0 under load (it idles at 1 of 4)"]
 
 
 @pytest.fixture(scope="module")
@@ -183,4 +183,4 @@ def test_evidence_holds_until_another_build_serves(box: Box) -> None:
 
     stale = finding(doctor(box), "evidence-stale")
     assert "engine changed" in stale["seen"]
-    assert stale["do"] == "tunerd bench"
+    assert stale["do"] == "measure again: tunerd bench"

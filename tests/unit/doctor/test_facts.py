@@ -302,8 +302,8 @@ def test_stages_of_ik_are_speculation_though_no_profile_can_say_two_of_them(
 @pytest.mark.parametrize(
     ("name", "dialect", "flags"),
     [
-        ("12 GB, mainline", "main-0x", "does not take --no-mmap, --mlock"),
-        ("16 GB", "main-0x", "does not take --no-mmap, --mlock"),
+        ("12 GB, mainline", "main-0x", "does not accept --no-mmap, --mlock"),
+        ("16 GB", "main-0x", "does not accept --no-mmap, --mlock"),
         ("12 GB, ik", "ik-now", "--multi-token-prediction, --draft-p-min, --draft-max"),
     ],
 )

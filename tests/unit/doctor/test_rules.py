@@ -403,7 +403,7 @@ def test_one_unreadable_card_does_not_hide_what_is_wrong_with_the_other() -> Non
 
     seen, missing = ask(BY_CODE["pcie-link"], box)
 
-    assert [one.seen for one in seen] == ["GPU 1: PCIe x4, and x16 is possible"]
+    assert [one.seen for one in seen] == ["GPU 1: PCIe x4; x16 is possible"]
     assert missing == ["the PCIe link of GPU 0"]
 
 
