@@ -29,7 +29,7 @@ from typing import ClassVar, Self
 
 
 class TunerdError(Exception):
-    """Base of everything that tunerd raises on purpose."""
+    """Anything that has no code of its own below."""
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
@@ -55,7 +55,7 @@ class TunerdError(Exception):
 
 
 class UsageError(TunerdError):
-    """The command was called in a way that cannot mean anything."""
+    """The command line is wrong, or contradicts itself."""
 
     code = "usage"
     exit_code = 2
@@ -74,7 +74,7 @@ class UnknownName(ConfigError):
 
 
 class HostError(TunerdError):
-    """The machine lacks something that the action needs."""
+    """The machine lacks something that the command needs: a driver, a program, a file, a permission."""
 
     code = "host"
 
@@ -98,13 +98,13 @@ class ServiceError(TunerdError):
 
 
 class JobCanceled(ServiceError):
-    """Somebody else started or stopped the unit while this process waited for it."""
+    """Somebody else started or stopped the unit while tunerd waited for it."""
 
     code = "job_canceled"
 
 
 class NoSupervisor(ServiceError):
-    """On a machine without systemd, the supervisor that takes its place does not run."""
+    """On a machine without systemd, tunerd's supervisor is not running."""
 
     code = "no_supervisor"
 
@@ -123,7 +123,7 @@ class RolledBack(DeployError):
 
 
 class Stranded(DeployError):
-    """The swap failed and the way back failed too; a person is needed."""
+    """The swap failed, and so did the way back; a person must step in."""
 
     code = "stranded"
     exit_code = 4
@@ -142,7 +142,7 @@ class LeaseEnded(BenchError):
 
 
 class Interrupted(TunerdError):
-    """Somebody ended the command by hand, by a signal or by the answer no."""
+    """Somebody ended the command: by Ctrl-C, by a signal, or by the answer no."""
 
     code = "interrupted"
     exit_code = 130

@@ -191,7 +191,7 @@ def test_ctrl_c_leaves_a_members_measurement_which_its_number_ends(machine: Mach
 
     _, printed = client.communicate(timeout=60)
     assert client.returncode == 130
-    assert b"job 1 goes on; `tunerd jobs watch 1` follows it" in printed, printed
+    assert b"job 1 keeps running; `tunerd jobs watch 1` follows it" in printed, printed
     (job,) = told(machine, "jobs", user="alice")["jobs"]
     assert (job["kind"], job["state"], job["asked_by"]) == ("compare", "running", "alice")
     lease = machine.sh("systemctl show --value --property=BindsTo 'tunerd-lease-*'").stdout.strip()

@@ -80,7 +80,9 @@ def test_the_daemon_hands_in_what_was_measured_and_says_once_that_it_cannot(
     assert PASSWORD not in "".join(machine.journal())
 
     machine.systemctl("start", "db")
-    assert machine.run("tunerd", "fleet", "hand-in").stdout.startswith("gpu1: nothing was lacking")
+    assert machine.run("tunerd", "fleet", "hand-in").stdout.startswith(
+        "gpu1: nothing new to hand in"
+    )
     assert "gpu1" in machine.run("tunerd", "fleet", "status").stdout
 
     # A password as a credential: for the unit alone, in place of the file that the address names.

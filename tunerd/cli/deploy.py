@@ -36,10 +36,10 @@ set_option = click.option(
     type=SETTING,
     metavar="KEY=VALUE",
     shell_complete=keys,
-    help="A value over those of all layers, such as speculation.n_max=2; deployed with it, it is pinned.",
+    help="Override a key of the profile, such as speculation.n_max=2; deploying it pins the key.",
 )
 untuned_option = click.option(
-    "--untuned", is_flag=True, help="Leave out what the last promotion found."
+    "--untuned", is_flag=True, help="Ignore what the last promotion found."
 )
 
 
@@ -65,7 +65,7 @@ start_after_option = click.option(
 def plan_command(
     call: Call, profile: str, options: tuple[str, ...], untuned: bool, explain: bool
 ) -> ActionResult:
-    """What apply would do: command line, unit, difference, memory, warnings. Nothing is touched.
+    """Show what apply would do: command line, unit, difference, memory, warnings. Nothing is touched.
 
     Exit code 1 if it would be refused.
 
@@ -123,7 +123,7 @@ def memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
                 format_mib(device["calculated_mib"]),
                 counted(memory["loads"], "load"),
             )
-            yield f"    calculated {calculated}; corrected by what {loads} of it showed"
+            yield f"    calculated {calculated}; corrected by what {loads} of it took"
         yield from columns(
             (f"    {part['name']}", format_mib(part["mib"]), part["why"])
             for part in device["parts"]
@@ -137,13 +137,13 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 probation_option = click.option(
     "--probation/--no-probation",
     default=True,
-    help="Watch it afterwards, and go back by itself where it does worse, or not.",
+    help="Whether to watch the new server, and to go back if it does worse [default: watch].",
 )
 shown_option = click.option(
     "--shown",
     type=HASH,
     hidden=True,
-    help="sha256 of the `diff` that was shown; where it is another one by now, nothing is done.",
+    help="sha256 of the `diff` that was shown; if the difference has changed, nothing is done.",
 )
 
 
@@ -167,12 +167,12 @@ def apply_command(
     probation: bool,
     shown: str | None,
 ) -> ActionResult:
-    """Deploy a profile: keep what serves, swap the unit, wait for a real generation.
+    """Deploy a profile: back up the unit that serves, swap it, wait for a real generation.
 
     If the new server does not answer, the old one is put back (exit code 3).
 
-    Members of group tunerd need no root: it is done through the daemon's socket, for numbers and
-    switches with --set, and goes on when this command is left.
+    Members of group tunerd need no root: the daemon does it, and carries on if you leave this
+    command. With --set they may give numbers and switches only.
 
     \b
     Example:
@@ -228,7 +228,7 @@ def render_apply(payload: Mapping[str, Any]) -> Iterator[str]:
     yield payload["summary"]
     yield from _kept(payload, "; `tunerd rollback` goes back")
     if payload["backup"] is None:
-        yield "no unit file of this name stood before: `tunerd rollback` removes it, and what was in force before is again"
+        yield "there was no unit file of this name before: `tunerd rollback` removes it, and what was in force before applies again"
 
 
 def _kept(payload: Mapping[str, Any], way_back: str = "") -> Iterator[str]:
@@ -239,8 +239,10 @@ def _kept(payload: Mapping[str, Any], way_back: str = "") -> Iterator[str]:
 @click.command(name="rollback")
 @click.option("--to", type=TARGET, metavar="NAME|GENERATION", shell_complete=names_of("targets"),
               help="A backup's name or a generation's number.")  # fmt: skip
-@click.option("--list", "only_list", is_flag=True, help="Show what one can go back to.")
-@click.option("--dry-run", is_flag=True, help="Show where it would lead, and what would change.")
+@click.option("--list", "only_list", is_flag=True, help="Show what you can go back to.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what it would go back to, and what would change."
+)
 @yes_option
 @now_option
 @shown_option
@@ -248,11 +250,11 @@ def _kept(payload: Mapping[str, Any], way_back: str = "") -> Iterator[str]:
 def rollback_command(
     call: Call, to: str | None, only_list: bool, dry_run: bool, now: bool, shown: str | None
 ) -> ActionResult:
-    """Go back to the unit that served before; it is a swap like any other, and can be undone.
+    """Go back to the unit that served before. This is a swap like any other: run it again to return.
 
-    Without a terminal to ask on, it goes ahead: in trouble one command must be enough.
+    Without a terminal it goes ahead without asking: in trouble one command must be enough.
 
-    Members of group tunerd need no root: it is done through the daemon's socket.
+    Members of group tunerd need no root: the daemon does it.
 
     \b
     Example:
@@ -300,7 +302,7 @@ def render_rollback(payload: Mapping[str, Any]) -> Iterator[str]:
 @click.command(name="recover")
 @operation("render_recover", needs_settings=False)
 def recover_command(call: Call) -> ActionResult:
-    """Finish or undo what an interrupted swap left. The daemon does this by itself.
+    """Finish or undo an interrupted swap. The daemon does this by itself.
 
     \b
     Example:
@@ -320,7 +322,7 @@ def render_recover(payload: Mapping[str, Any]) -> Iterator[str]:
 @click.command(name="verify")
 @operation("render_verify", needs_settings=False)
 def verify_command(call: Call) -> ActionResult:
-    """Is the machine what was deployed? Each difference is named.
+    """Check that the machine is as deployed, and name each difference.
 
     Exit code 0 as deployed, 6 drift, 1 could not tell.
 
@@ -346,9 +348,9 @@ def render_verify(payload: Mapping[str, Any]) -> Iterator[str]:
 @click.command(name="status")
 @operation("render_status", needs_settings=False)
 def status_command(call: Call) -> ActionResult:
-    """What serves now, since when, from which generation, healthy or not.
+    """Show what serves now, since when, from which generation, and whether it is healthy.
 
-    Members of group tunerd are shown the system's server, through the daemon's socket.
+    Members of group tunerd see the system's server, through the daemon.
 
     \b
     Example:
@@ -376,7 +378,7 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
               help="So many of the newest.")  # fmt: skip
 @operation("render_history", needs_settings=False)
 def history_command(call: Call, show_all: bool, limit: int) -> ActionResult:
-    """Every swap: when, what, why, and how it ended.
+    """List every swap: when, what, why, and how it ended.
 
     \b
     Example:
@@ -389,11 +391,11 @@ def history_command(call: Call, show_all: bool, limit: int) -> ActionResult:
     return history(call.context(), limit=None if show_all else limit)
 
 
-@history_command.command(name="show", short_help="Everything kept of one generation.")
+@history_command.command(name="show", short_help="Show all that is kept of one generation.")
 @click.argument("number", type=NUMBER, shell_complete=names_of("generations"))
 @operation("render_show", needs_settings=False)
 def show_command(call: Call, number: int) -> ActionResult:
-    """Everything that is kept of one generation.
+    """Show all that is kept of one generation: its facts, the origin of each flag, the unit.
 
     \b
     Example:
@@ -404,12 +406,12 @@ def show_command(call: Call, number: int) -> ActionResult:
     return show(call.context(), number)
 
 
-@history_command.command(name="diff", short_help="How two generations differ.")
+@history_command.command(name="diff", short_help="Show how two generations differ.")
 @click.argument("one", type=NUMBER, shell_complete=names_of("generations"))
 @click.argument("other", type=NUMBER, shell_complete=names_of("generations"))
 @operation(lambda payload: payload["diff"].splitlines() or ["no difference"], needs_settings=False)
 def diff_command(call: Call, one: int, other: int) -> ActionResult:
-    """How the units of two generations differ.
+    """Show how the units of two generations differ.
 
     \b
     Example:
@@ -442,13 +444,13 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
 
 @click.group(name="probation")
 def probation_command() -> None:
-    """After a swap a new server is watched, and taken back if it does worse."""
+    """After a swap the new server is watched, and taken back if it does worse."""
 
 
-@probation_command.command(name="show", short_help="Every probation, newest first.")
+@probation_command.command(name="show", short_help="List every probation, newest first.")
 @operation("render_probations", needs_settings=False)
 def show(call: Call) -> ActionResult:
-    """Every probation: which generation, how it stands, and why it ended.
+    """List every probation: its generation, its state, and why it ended.
 
     \b
     Example:
@@ -463,11 +465,11 @@ def show(call: Call) -> ActionResult:
     name="take-back", short_help="Go back from a generation that does worse."
 )
 @click.argument("generation", type=int)
-@click.option("--reason", required=True, help="What was seen of it.")
+@click.option("--reason", required=True, help="What was wrong with it; kept with the record.")
 @click.option("--sweep", type=int, help="The sweep that proved it.")
 @operation(line("generation {generation}: {state}: {reason}"), needs_settings=False)
 def take_back_(call: Call, generation: int, reason: str, sweep: int | None) -> ActionResult:
-    """Back to what served before, if the generation still serves; what the daemon has a unit do.
+    """Go back to what served before, if the generation still serves. The daemon runs this in a unit.
 
     \b
     Example:
@@ -501,10 +503,10 @@ def render_probations(payload: Mapping[str, Any]) -> Iterator[str]:
 def promote_command(
     call: Call, sweep: int | None, dry_run: bool, now: bool, probation: bool, shown: str | None
 ) -> ActionResult:
-    """Deploy the winner of a sweep (the newest without ID) by the ordinary swap.
+    """Deploy the winner of a sweep (the newest without ID) by an ordinary swap.
 
-    It is measured once more through the unit that serves, and taken back if it is not faster there
-    than what it replaced (exit code 3). Later applies keep it: it becomes the tuned layer.
+    It is measured once more in service, and taken back if it is not faster there than what it
+    replaced (exit code 3). It becomes the tuned layer, which later applies keep.
 
     \b
     Example:
@@ -539,10 +541,10 @@ def render_promote(payload: Mapping[str, Any]) -> Iterator[str]:
 
 @click.command(name="decline")
 @click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
-@click.option("--why", type=LINE, help="Kept with the sweep.")
+@click.option("--why", type=LINE, help="Your reason; kept with the sweep.")
 @operation(line("sweep {sweep}: {text}"))
 def decline_command(call: Call, sweep: int | None, why: str | None) -> ActionResult:
-    """Turn down the winner of a sweep (the newest without ID); its samples stay.
+    """Turn down the winner of a sweep (the newest without ID); its samples are kept.
 
     \b
     Example:
@@ -568,7 +570,7 @@ TARGETS = ("llama-swap", "models-ini", "compose", "quadlet", "shell")
 @click.option(
     "--output", "-o", metavar="FILE", help="Where to write it [default: standard output]."
 )
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @operation("render_emitted", show="show_emitted")
 def emit_command(
     call: Call,
@@ -580,10 +582,11 @@ def emit_command(
     output: str | None,
     force: bool,
 ) -> ActionResult:
-    """Write the command line of a plan, or without PROFILE of what serves now, for others.
+    """Write the command line of a plan for another program; without PROFILE, of what serves now.
 
-    It is the one that `tunerd plan` shows. llama-swap and models-ini take several profiles. What a target
-    cannot carry is said, on standard error and in the text; API keys are never written. Nothing is started.
+    It is the command line that `tunerd plan` shows. llama-swap and models-ini take several profiles.
+    What a target cannot express is named on standard error and in the text. API keys are never written.
+    Nothing is started.
 
     \b
     Example:
@@ -597,7 +600,7 @@ def emit_command(
 
     del output, force  # where it is typed
     if not profile and (options or untuned):
-        raise UsageError("--set and --untuned need a PROFILE: what serves now is as it is")
+        raise UsageError("--set and --untuned need a PROFILE: they cannot change what serves now")
     if image is not None and target not in {"compose", "quadlet"}:
         raise UsageError("--image is for compose and quadlet")
     requests = [request_of(one, options, untuned=untuned) for one in dict.fromkeys(profile)]
@@ -632,12 +635,12 @@ def render_emitted(payload: Mapping[str, Any]) -> Iterator[str]:
     "profile", type=PROFILE, nargs=-1, required=True, shell_complete=names_of("profiles")
 )
 @click.option("--budget-mib", type=NUMBER, metavar="MIB",
-              help="What all of them may take [default: what is free, with what serves now].")  # fmt: skip
+              help="Memory for all of them [default: what is free, and what the server that serves now takes].")  # fmt: skip
 @operation("render_fits")
 def fits_command(call: Call, profile: tuple[str, ...], budget_mib: int | None) -> ActionResult:
-    """Whether the servers of these profiles can be loaded at once, by their estimates and margin.
+    """Check whether the servers of these profiles fit in memory at once, by their estimates and margin.
 
-    Exit code 1 if they cannot, or if that cannot be told. Nothing is touched.
+    Exit code 1 if they do not, or if that is unknown. Nothing is touched.
 
     \b
     Example:

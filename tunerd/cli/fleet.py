@@ -23,20 +23,20 @@ def _boxes(command: Any) -> Any:
     inventory = click.option(
         "--inventory",
         type=click.Path(exists=True, path_type=Path),
-        help="Ansible's inventory; it is read by `ansible-inventory`.",
+        help="Ansible inventory, read by `ansible-inventory`.",
     )
     box = click.option(
         "--box", "boxes", multiple=True, metavar="NAME",
-        help="A box as ssh knows it, in this order; else those of fleet.boxes, or of the shared store.",
+        help="A box as ssh knows it; repeat it, in order [default: fleet.boxes, or the shared store's].",
     )  # fmt: skip
     return box(inventory(probation_option(yes_option(command))))
 
 
 @click.group(name="fleet")
 def fleet_command() -> None:
-    """Several boxes, each asked through its own tunerd over ssh, and the store that they share.
+    """Change several boxes one after the other, each by its own tunerd over ssh; share what they measured.
 
-    The first box is the canary: the next is touched when its probation has passed.
+    The first box is the canary. A box is touched only when the probation of the one before has passed.
     """
 
 
@@ -51,8 +51,8 @@ def apply_(
 ) -> ActionResult:
     """Deploy a profile on one box after the other, and stop at the first that goes back.
 
-    All boxes are planned before the first is touched. Exit code 3 if one went back, 4 if nobody knows
-    how one is.
+    All boxes are planned before the first is touched. Exit code 3 if a box went back, 4 if the state of
+    a box is unknown.
 
     \b
     Example:
@@ -67,9 +67,9 @@ def apply_(
 @_boxes
 @operation("render_rollout", preview="render_rollout")
 def promote(call: Call, **where: Any) -> ActionResult:
-    """Deploy what each box's own newest sweep proved there, one box after the other.
+    """Deploy on each box what its own newest sweep proved, one box after the other.
 
-    A box whose sweep proved nothing, or nothing new, is passed over.
+    A box whose sweep proved nothing, or nothing new, is skipped.
 
     \b
     Example:
@@ -103,14 +103,14 @@ def _asks(call: Call, question: str) -> Callable[[Rollout], None]:
     return agree
 
 
-@fleet_command.command(name="resume", short_help="Go on with a rollout that was cut or stopped.")
+@fleet_command.command(name="resume", short_help="Continue a rollout that was cut or stopped.")
 @click.option(
-    "--past", is_flag=True, help="Go on behind boxes that went back, or that others changed."
+    "--past", is_flag=True, help="Continue past boxes that went back, or that others changed."
 )
 @yes_option
 @operation("render_rollout", preview="render_rollout")
 def resume_(call: Call, past: bool) -> ActionResult:
-    """Go on with the newest rollout where it was killed, cut or stopped; nothing is done twice.
+    """Continue the newest rollout where it was killed, cut or stopped; nothing is done twice.
 
     \b
     Example:
@@ -118,16 +118,16 @@ def resume_(call: Call, past: bool) -> ActionResult:
     """  # noqa: D301
     from tunerd.fleet.rollout import resume
 
-    agree = _asks(call, "Go on with {n}, {first} first?")
+    agree = _asks(call, "Continue with {n}, {first} first?")
     return resume(call.context(tells=True), agree=agree, past=past)
 
 
-@fleet_command.command(name="rollback", short_help="Return what a rollout changed.")
+@fleet_command.command(name="rollback", short_help="Undo what a rollout changed.")
 @click.argument("number", metavar="[ROLLOUT]", type=NUMBER, required=False)
 @yes_option
 @operation("render_rollout", preview="render_rollout")
 def rollback_(call: Call, number: int | None) -> ActionResult:
-    """Return what a rollout (the newest without ROLLOUT) changed, the last box first.
+    """Undo what a rollout (the newest without ROLLOUT) changed, the last box first.
 
     A box on which something else serves by now is left alone.
 
@@ -137,15 +137,15 @@ def rollback_(call: Call, number: int | None) -> ActionResult:
     """  # noqa: D301
     from tunerd.fleet.rollout import roll_back
 
-    agree = _asks(call, "Return what rollout {number} changed on {n}?")
+    agree = _asks(call, "Undo what rollout {number} changed on {n}?")
     return roll_back(call.context(tells=True), number, agree=agree)
 
 
-@fleet_command.command(name="show", short_help="How a rollout stands.")
+@fleet_command.command(name="show", short_help="Show how a rollout stands.")
 @click.argument("number", metavar="[ROLLOUT]", type=NUMBER, required=False)
 @operation("render_rollout")
 def show_(call: Call, number: int | None) -> ActionResult:
-    """How a rollout (the newest without ROLLOUT) stands, by its journal; no box is asked.
+    """Show how a rollout (the newest without ROLLOUT) stands, by its journal; no box is asked.
 
     \b
     Example:
@@ -156,12 +156,12 @@ def show_(call: Call, number: int | None) -> ActionResult:
     return ActionResult("fleet show", payload_of(read_rollout(call.context(), number)))
 
 
-@fleet_command.command(name="hand-in", short_help="Hand in what the shared store lacks.")
+@fleet_command.command(name="hand-in", short_help="Send the shared store what it lacks.")
 @operation("render_hand_in")
 def hand_in(call: Call) -> ActionResult:
-    """Hand in what the shared store does not have yet, and what serves here.
+    """Send the shared store what it does not have yet, and what serves here.
 
-    The daemon does this by itself. What was measured stays in the file of this box; nothing is handed in twice.
+    The daemon does this by itself. What was measured also stays in this box's file; nothing is sent twice.
 
     \b
     Example:
@@ -173,10 +173,10 @@ def hand_in(call: Call) -> ActionResult:
     return hand_in(call.context(tells=True))
 
 
-@fleet_command.command(name="status", short_help="Every box that the shared store knows.")
+@fleet_command.command(name="status", short_help="List the boxes that the shared store knows.")
 @operation("render_boxes")
 def status(call: Call) -> ActionResult:
-    """Every box that hands in: its card and engine, what serves since when, its evidence, who is silent.
+    """List every box of the shared store: card, engine, what serves since when, evidence, who is silent.
 
     \b
     Example:
@@ -204,7 +204,7 @@ def render_hand_in(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     runs = "a run" if payload["runs"] == 1 else f"{payload['runs']} runs"
     told = f"{payload['entries']:,} entries of {runs} handed in"
-    yield f"{payload['name']}: {told if payload['runs'] else 'nothing was lacking'}"
+    yield f"{payload['name']}: {told if payload['runs'] else 'nothing new to hand in'}"
 
 
 def render_boxes(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -23,44 +23,38 @@ from tunerd.errors import TunerdError, UsageError
 
 # Name: module of this package, and the line that `tunerd --help` shows.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "detect": ("setup", "What is here: GPUs, memory, service manager, engines."),
-    "engines": ("setup", "Each engine: version, dialect, what it can do; keep a copy."),
+    "detect": ("setup", "Show what this machine has: GPUs, memory, engines, units."),
+    "engines": ("setup", "List engines and what each can do; keep a copy of one."),
     "profiles": ("setup", "List, show, check and write profiles."),
-    "workload": ("measure", "The mix of requests that the server is tuned for."),
-    "bench": ("measure", "How fast a server is, measured honestly."),
-    "compare": ("measure", "Which of two is faster on your kind of work."),
-    "sweep": ("sweep", "Find better settings on this box, or see that there are none."),
-    "schedule": ("sweep", "When sweeps begin by themselves."),
+    "workload": ("measure", "Show or learn the mix of requests that tuning is for."),
+    "bench": ("measure", "Measure how fast a server is."),
+    "compare": ("measure", "Measure which of two configurations is faster for your work."),
+    "sweep": ("sweep", "Search for faster settings, and prove them."),
+    "schedule": ("sweep", "Set when sweeps begin by themselves."),
     "promote": ("deploy", "Deploy what a sweep proved, and watch it."),
     "decline": ("deploy", "Turn down what a sweep proposes."),
-    "plan": ("deploy", "What apply would do: command line, unit, memory, warnings."),
-    "apply": ("deploy", "Deploy a profile: swap the unit, wait for a real generation."),
-    "emit": (
-        "deploy",
-        "Write a plan for llama-swap, llama-server's router, compose, quadlet or sh.",
-    ),
-    "fits": ("deploy", "Whether several models fit on the card at once."),
-    "probation": ("deploy", "How a new server is watched after a swap."),
-    "guard": ("watch", "What watches over the server, and what it may do."),
-    "notify": ("watch", "Notices to a webhook."),
+    "plan": ("deploy", "Show what apply would do; nothing is touched."),
+    "apply": ("deploy", "Deploy a profile; go back if the new server does not answer."),
+    "emit": ("deploy", "Write a plan for llama-swap, compose, quadlet or a shell."),
+    "fits": ("deploy", "Check whether several models fit on the card at once."),
+    "probation": ("deploy", "Show how a new server is watched after a swap."),
+    "guard": ("watch", "Show what watches over the server, and set what it may do."),
+    "notify": ("watch", "Send notices to a webhook."),
     "rollback": ("deploy", "Go back to the unit that served before."),
-    "status": ("deploy", "What serves now, since when, and how well."),
-    "top": ("watch", "Server, GPU and host as they are, again and again."),
-    "history": ("deploy", "Every swap: when, what, why, how it ended."),
-    "verify": ("deploy", "Is the machine what was deployed?"),
-    "doctor": ("setup", "What may be wrong on this box, and what to do."),
-    "support-bundle": (
-        "setup",
-        "What to attach when you ask for help; shown before it is written.",
-    ),
-    "results": ("measure", "What was measured, and whether it still holds."),
-    "report": ("measure", "One HTML file with conditions, tables and charts."),
-    "fleet": ("fleet", "Many boxes: changes one after the other, evidence in one store."),
-    "jobs": ("watch", "What runs, or ran, as a job."),
-    "recover": ("deploy", "Finish or undo what an interrupted swap left."),
+    "status": ("deploy", "Show what serves now, since when, and how well."),
+    "top": ("watch", "Watch server, GPU and host live."),
+    "history": ("deploy", "List every swap: when, what, why, and how it ended."),
+    "verify": ("deploy", "Check that the machine is as deployed."),
+    "doctor": ("setup", "Find what may be wrong on this machine, and what to do."),
+    "support-bundle": ("setup", "Collect what to attach when you ask for help."),
+    "results": ("measure", "Show what was measured, and whether it still holds."),
+    "report": ("measure", "Write one HTML file with conditions, tables and charts."),
+    "fleet": ("fleet", "Change several boxes one after the other; share evidence."),
+    "jobs": ("watch", "List, follow and stop jobs."),
+    "recover": ("deploy", "Finish or undo an interrupted swap."),
     "model": ("setup", "Write a small designed model whose answers are known."),
-    "settings": ("setup", "Every setting, its value, and where it comes from."),
-    "daemon": ("watch", "The long-running half, started by systemd."),
+    "settings": ("setup", "Show every setting and where it comes from; change one."),
+    "daemon": ("watch", "Run the daemon; systemd starts it."),
     "supervise": ("watch", "Run units on a machine without a service manager."),
     "completion": ("setup", "Print the completion script of a shell."),
 }
@@ -78,7 +72,7 @@ _ALLOCATIONS_PER_COLLECTION = 50_000
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 failed and the machine is as before, 2 wrong usage,
 3 failed and rolled back, 4 failed and could not go back,
-6 verify found drift or doctor warnings,
+6 verify found drift or doctor found warnings,
 7 doctor found errors, 75 another tunerd is at work."""
 
 
@@ -133,13 +127,14 @@ class LazyGroup(click.Group):
     epilog=EXIT_CODES,
 )
 @click.version_option(__version__, "--version", message="tunerd %(version)s")
-@click.option("--system", is_flag=True, help="Act on the system's units (root).")
+@click.option("--system", is_flag=True, help="Act on system units (root).")
 @click.option("--user", is_flag=True, help="Act on your own units.")
 @click.option("--local", is_flag=True, help="Act without a service manager.")
 @click.pass_context
 def cli(ctx: click.Context, system: bool, user: bool, local: bool) -> None:
     """Tune and safely deploy llama.cpp's llama-server on one GPU.
 
+    `tunerd` alone shows what this machine has and which command comes next.
     \b
     Example:
       tunerd detect
@@ -268,7 +263,7 @@ def _as_ours(error: click.ClickException) -> TunerdError:
                 cause, hint = profiles_for_here(error.ctx.find_root().obj, where)
                 return kind("no profile was named", cause=cause, hint=hint)
     if isinstance(error, click.NoSuchOption) and error.option_name == "--json":
-        hint = "`--json` stands behind a command that shows something: `tunerd status --json`"
+        hint = "put `--json` after a command that shows something: `tunerd status --json`"
         return kind(f"no such option of `{where}`: '--json'", hint=hint)
     text = " ".join(error.format_message().split()).rstrip(".")  # choices are on lines of their own
     for ranged, plain in _PLAIN_WORDS.items():

@@ -78,17 +78,17 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
 @click.command(name="bench")
 @click.argument("profile", required=False, type=PROFILE, shell_complete=names_of("profiles"))
 @click.option("--url", "urls", multiple=True, metavar="[NAME=]URL[#MODEL]",
-              help="A server by its address, http://HOST:PORT; again for one beside it.")  # fmt: skip
+              help="Measure the server at this address, http://HOST:PORT; repeat it to measure several.")  # fmt: skip
 @click.option("--suite", type=click.Choice(SUITES), default="mtp", show_default=True,
-              help="What to look at.")  # fmt: skip
+              help="What to measure.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1, 1000), help="How often each case is measured.")
 @click.option("--depth", type=click.IntRange(16, 10_000_000),
               help="Tokens of the long prompt (lengths, cache).")  # fmt: skip
 @click.option("--workload", type=WORKLOAD, shell_complete=names_of("workloads"),
-              help="The mix of requests (workload) [default: the profile's own].")  # fmt: skip
+              help="The mix of requests for --suite workload [default: the profile's own].")  # fmt: skip
 @click.option("--against", type=click.Choice(["published"]),
-              help="Show the profile's published numbers beside (mtp, lengths, deep).")  # fmt: skip
-@click.option("--seed", type=SEED, help="Of texts and order, to repeat a bench.")
+              help="Show the profile's published numbers beside yours (mtp, lengths, deep).")  # fmt: skip
+@click.option("--seed", type=SEED, help="Seed of texts and order, to repeat a bench.")
 @set_option
 @start_after_option
 @yes_option
@@ -98,12 +98,16 @@ def bench_command(
 ) -> ActionResult:
     """Measure the unit that serves, a PROFILE in its place, or a server by its address.
 
-    mtp: the nine kinds of the community's mtp-bench. lengths: from which length of the answer on
-    speculation pays. cache: whether what was read is found again. deep: fills the context, and finds
-    where memory ends. quality: whether speculation changes answers. workload: seconds of a turn of your
-    own kind of work.
-
     With PROFILE the unit does not serve meanwhile; it comes back whatever happens.
+
+    \b
+    Suites:
+      mtp       the nine kinds of text of the community's mtp-bench
+      lengths   from which answer length speculation pays
+      cache     whether a prompt is found again in the cache
+      deep      fills the context, and finds where memory ends
+      quality   whether speculation changes answers
+      workload  seconds per turn of your own mix of requests
 
     \b
     Example:
@@ -140,23 +144,23 @@ def bench_command(
 @click.command(name="compare")
 @click.argument("sides", nargs=-1, type=SIDE, metavar="[A [B]]", shell_complete=names_of("sides"))
 @click.option("--set", "options", multiple=True, type=SETTING, metavar="KEY=VALUE",
-              shell_complete=keys, help="Set a key for B alone.")  # fmt: skip
+              shell_complete=keys, help="Set a key for B only.")  # fmt: skip
 @click.option(
     "--profile",
     "base",
     type=PROFILE,
     shell_complete=names_of("profiles"),
-    help="What engines and single settings change [default: what serves].",
+    help="The profile that engines and single settings are changes of [default: what serves].",
 )
 @click.option("--workload", type=WORKLOAD, shell_complete=names_of("workloads"),
               help="The mix of requests [default: the profile's own].")  # fmt: skip
 @click.option("--budget", type=SPAN, default="30m", show_default=True,
-              help="The longest it may take.")  # fmt: skip
+              help="Time limit.")  # fmt: skip
 @click.option("--pairs", "max_pairs", type=click.IntRange(3, 1000), default=60, show_default=True,
-              help="The most pairs of fresh servers.")  # fmt: skip
+              help="Most pairs of fresh servers.")  # fmt: skip
 @click.option("--tolerance", type=Decimal(0.1, 50.0), default=1.5, show_default=True,
-              help="A difference in percent that does not matter.")  # fmt: skip
-@click.option("--seed", type=SEED, help="Of texts and order, to repeat a comparison.")
+              help="Difference in percent that does not matter.")  # fmt: skip
+@click.option("--seed", type=SEED, help="Seed of texts and order, to repeat a comparison.")
 @start_after_option
 @yes_option
 @operation("render_compare")
@@ -168,14 +172,16 @@ def compare_command(
     tolerance: float,
     **given: Any,
 ) -> ActionResult:
-    """Which of two is faster: pairs of fresh servers, asked the same, until it is sure or time is up.
+    """Measure which of two is faster, by pairs of fresh servers that get the same requests.
 
-    A and B are profiles, numbers of generations, engines, single settings (KEY=VALUE), or `live`,
-    what serves now. Without A it is `live`; without B it is A with --set. The unit is stopped
-    meanwhile, and candidates answer in its place; afterwards it serves again, whatever happened.
-    Where B may answer otherwise (another engine, model, template, KV type, reasoning, sampling), both are
-    asked the same questions first, and a B that answers otherwise is not recommended.
-    Exit code 0 whatever the verdict, 1 if it could not be measured.
+    It ends when the result is sure or time is up. A and B are profiles, generation numbers, engines,
+    single settings (KEY=VALUE), or `live`: what serves now. A is `live` by default, B is A with --set.
+
+    The unit is stopped meanwhile, and candidates answer in its place; afterwards it serves again,
+    whatever happens. If B may change answers (another engine, model, template, KV type, reasoning,
+    sampling), both are first asked the same questions; a B that answers differently is not recommended.
+
+    Exit code 0 whatever the verdict, 1 if nothing could be measured.
 
     \b
     Example:
@@ -188,7 +194,7 @@ def compare_command(
     from tunerd.measure.pairs import Limits
 
     if len(sides) > 2:  # noqa: PLR2004 -- A and B
-        raise click.UsageError("two sides can be compared, not more")
+        raise click.UsageError("compare takes two sides at most")
     limits = Limits(budget_s=budget, max_pairs=max_pairs, tolerance=tolerance / 100)
     request = CompareRequest(words=sides, limits=limits, **given)
     return run_compare(
@@ -254,10 +260,10 @@ def workload_command() -> None:
     """  # noqa: D301
 
 
-@workload_command.command(name="list", short_help="Every workload.")
+@workload_command.command(name="list", short_help="List every workload.")
 @operation("render_workloads")
 def list_workloads_command(call: Call) -> ActionResult:
-    """Every workload: shipped, learned, and of this site.
+    """List every workload: shipped, learned, and of this site.
 
     \b
     Example:
@@ -268,11 +274,11 @@ def list_workloads_command(call: Call) -> ActionResult:
     return list_workloads(call.context())
 
 
-@workload_command.command(name="show", short_help="Its classes, drawn.")
+@workload_command.command(name="show", short_help="Draw the classes of one.")
 @click.argument("workload", type=WORKLOAD, shell_complete=names_of("workloads"))
 @operation("render_workload")
 def show_workload_command(call: Call, workload: str) -> ActionResult:
-    """The classes of a workload, and what a turn takes at the speed that the live server had.
+    """Show the classes of a workload, and how long a turn takes at the live server's measured speed.
 
     \b
     Example:
@@ -289,19 +295,19 @@ def show_workload_command(call: Call, workload: str) -> ActionResult:
 @click.option(
     "--unit",
     shell_complete=names_of("units"),
-    help="Whose log to read; the deployed unit by default.",
+    help="Unit whose log to read [default: the deployed unit].",
 )
 @click.option(
     "--days",
     type=click.IntRange(1, 3650),
-    help="How many days of the log to read; by default the newest lines, whatever their age.",
+    help="Days of log to read [default: the newest lines, whatever their age].",
 )
-@click.option("--dry-run", is_flag=True, help="Show it and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show it, and write nothing.")
 @operation("render_workload")
 def learn_command(
     call: Call, name: str, unit: str | None, days: int | None, dry_run: bool
 ) -> ActionResult:
-    """Derive a workload from the log of the server: lengths and counts only, no text is kept.
+    """Derive a workload from the server's log. Only lengths and counts are kept, no text.
 
     \b
     Example:
@@ -339,7 +345,7 @@ _KEPT_APART = ("timings", "client", "details")
 
 @click.group(name="results")
 def results_command() -> None:
-    """What was measured: runs, their figures, and whether they still hold.
+    """Show what was measured: runs, their figures, and whether they still hold.
 
     \b
     Example:
@@ -349,11 +355,11 @@ def results_command() -> None:
     """  # noqa: D301
 
 
-@results_command.command(name="list", short_help="Every run.")
+@results_command.command(name="list", short_help="List every run.")
 @click.option("--all", "show_all", is_flag=True, help="Every run, not only the newest 20.")
 @operation("render_list")
 def list_command(call: Call, show_all: bool) -> ActionResult:
-    """Every run: when, what was measured, how many samples, whether it still holds here, how it ended.
+    """List every run: when, what was measured, how many samples, whether it still holds, how it ended.
 
     \b
     Example:
@@ -364,11 +370,11 @@ def list_command(call: Call, show_all: bool) -> ActionResult:
     return results(call.context(), limit=None if show_all else DEFAULT_LIMIT)
 
 
-@results_command.command(name="show", short_help="One run in full.")
+@results_command.command(name="show", short_help="Show one run in full.")
 @click.argument("run", type=NUMBER)
 @operation("render_show")
 def show_command(call: Call, run: int) -> ActionResult:
-    """One run: conditions, figures by arm and case, verdicts.
+    """Show one run: conditions, figures by arm and case, verdicts.
 
     \b
     Example:
@@ -379,15 +385,15 @@ def show_command(call: Call, run: int) -> ActionResult:
     return show(call.context(), run)
 
 
-@results_command.command(name="export", short_help="Runs with every sample, as JSON or CSV.")
+@results_command.command(name="export", short_help="Write runs as JSON, CSV or a bundle.")
 @click.argument("run", type=NUMBER, nargs=-1, required=True)
 @click.option("--format", "form", type=click.Choice(["json", "csv", "bundle"]), default="json",
-              show_default=True, help="CSV has one line per sample; a bundle may be handed out.")  # fmt: skip
+              show_default=True, help="csv has one line per sample; a bundle is made to be shared.")  # fmt: skip
 @operation("render_csv", show="show_export")
 def export_command(call: Call, run: tuple[int, ...], form: str) -> ActionResult:
-    """Runs with every sample, on standard output. What is missing is null, or empty in CSV.
+    """Write runs with every sample to standard output. What is missing is null, or empty in CSV.
 
-    A bundle has settings and figures alone: no samples, texts, paths, or names of hosts and accounts.
+    A bundle has only settings and figures: no samples, texts, paths, or names of hosts and accounts.
 
     \b
     Example:
@@ -412,14 +418,16 @@ def show_export(
     finish(perform(), render_csv, as_json=as_json or params["form"] == "json", is_data=True)
 
 
-@results_command.command(name="import", short_help="What others measured, as candidates.")
+@results_command.command(name="import", short_help="Let sweeps try first what others found.")
 @click.argument("file", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--shipped", is_flag=True, help="What write-ups published, as it comes with tunerd.")
+@click.option(
+    "--shipped", is_flag=True, help="Import the write-ups' results, which come with tunerd."
+)
 @operation("render_import")
 def import_command(call: Call, file: tuple[Path, ...], shipped: bool) -> ActionResult:
-    """Let sweeps try first what others found fastest, where card, model and engine are those of this box.
+    """Let sweeps try first what others found fastest, if card, model and engine are those of this box.
 
-    Nothing of a bundle counts as measured here. What does not fit is said, and `results forget` removes it.
+    Nothing in a bundle counts as measured here. What does not match is named. `results forget` removes a bundle.
 
     \b
     Example:
@@ -532,7 +540,7 @@ def _cell(value: Any) -> Any:
 
 def _ending(run: Mapping[str, Any]) -> str:
     if run["outcome"] is None:
-        return "not yet, or it was cut short"
+        return "not yet, or interrupted"
     return f"{run['outcome']}: {run['reason']}" if run["reason"] else str(run["outcome"])
 
 
@@ -541,14 +549,14 @@ _BYTES_PER_KB = 1000
 
 @click.command(name="report")
 @click.argument("run", type=NUMBER, nargs=-1)
-@click.option("--output", "-o", metavar="FILE", help="Where to write it; `-` for standard output. "
-              "By default tunerd-report.html here.")  # fmt: skip
+@click.option("--output", "-o", metavar="FILE", help="Where to write it; `-` for standard output "
+              "[default: tunerd-report.html].")  # fmt: skip
 @operation("render_report", show="show_written")
 def report_command(call: Call, run: tuple[int, ...], output: str | None) -> ActionResult:
-    """One HTML file about some runs: conditions, verdicts, tables and charts.
+    """Write one HTML file about some runs: conditions, verdicts, tables and charts.
 
-    The file needs nothing else: it can be mailed, kept, and read without a network. Without RUN it
-    shows the newest runs that together measured every suite.
+    The file needs nothing else: you can mail it, keep it, and read it without a network. Without RUN
+    it shows the newest runs that together measured every suite.
 
     \b
     Example:

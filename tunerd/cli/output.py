@@ -72,7 +72,7 @@ def as_written(value: object) -> str:
 def changed(payload: Mapping[str, Any]) -> Iterable[str]:
     """Settings that were written."""
     return [
-        f"{key} is not set any more" if value is None else f"{key} = {as_written(value)}"
+        f"{key} is no longer set" if value is None else f"{key} = {as_written(value)}"
         for key, value in payload["changed"].items()
     ]
 
@@ -96,7 +96,7 @@ def finish(result: ActionResult, render: Render, *, as_json: bool, is_data: bool
             raise
         silence_stdout()
         if error.errno != errno.EPIPE:
-            print_unwritable(error, f"it is done, but cannot be shown{_where_kept(result)}")
+            print_unwritable(error, f"done, but the result cannot be shown{_where_kept(result)}")
     if not as_json:
         with contextlib.suppress(OSError):  # a terminal that is gone
             for message in result.messages:
@@ -108,7 +108,7 @@ def finish(result: ActionResult, render: Render, *, as_json: bool, is_data: bool
 def _where_kept(result: ActionResult) -> str:
     """How to see a measurement again whose result could not be shown."""
     number = result.payload.get("run", result.payload.get("sweep"))
-    return f" (`tunerd results show {number}` does)" if isinstance(number, int) else ""
+    return f" (`tunerd results show {number}` shows it)" if isinstance(number, int) else ""
 
 
 def _print_result(result: ActionResult, render: Render, *, as_json: bool, is_data: bool) -> None:
@@ -331,9 +331,9 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError(
-            "nobody can be asked: standard input is no terminal",
+            "cannot ask for confirmation: standard input is not a terminal",
             state="nothing was touched",
-            hint="--yes goes ahead without a question",
+            hint="use --yes to go ahead without a question",
         )
     if not click.confirm(harmless(question, keep="\n"), err=True):
         raise Declined

@@ -20,9 +20,9 @@ from tunerd.words import format_mib, need_mib
 @click.command(name="detect")
 @operation("render_detect")
 def detect_command(call: Call) -> ActionResult:
-    """What is here: GPUs, processor, memory, limits, service manager, engines, units.
+    """Show what this machine has: GPUs, processor, memory, limits, service manager, engines, units.
 
-    What could not be told prints as `unknown`.
+    What cannot be found out prints as `unknown`.
 
     \b
     Example:
@@ -78,7 +78,10 @@ def profiles_for_here(typed: Any, command: str) -> tuple[str, str | None]:
 
     found = fitting_profiles(build_context(mode=typed.mode))
     if not found:
-        return "none is meant for this machine", "`tunerd profiles new mine --model FILE.gguf`"
+        return (
+            "no profile is meant for this machine",
+            "`tunerd profiles new mine --model FILE.gguf`",
+        )
     told = [f"`{one.name}` ({'its model is here' if one.model else one.problem})" for one in found]
     ready = next((one for one in found if one.model is not None), None)
     text = f"for this machine there {'is' if len(told) == 1 else 'are'} {', '.join(told)}"
@@ -149,7 +152,7 @@ def _users(gpu: Mapping[str, Any]) -> Iterator[str | None]:
         name = _shown(process["name"])
         yield f"{name}{what}, pid {process['pid']}{unit}: {format_mib(process['used_mib'])}"
     if gpu["unattributed_mib"]:
-        yield f"nobody that can be seen: {format_mib(gpu['unattributed_mib'])}"
+        yield f"no visible process: {format_mib(gpu['unattributed_mib'])}"
 
 
 def _engines(engines: list[Mapping[str, Any]]) -> Iterator[str]:
@@ -172,10 +175,12 @@ def _shown(value: object) -> str:
 
 
 @click.group(name="engines", invoke_without_command=True)
-@click.option("--prove", is_flag=True, help="Try on a tiny model what each build really does.")
+@click.option(
+    "--prove", is_flag=True, help="Run each build on a tiny model to see what it really does."
+)
 @operation("render_engines")
 def engines_command(call: Call, prove: bool) -> ActionResult:
-    """Each engine: path, version, dialect, what it can do, what was proved, what it lacks.
+    """List each engine: path, version, dialect, what it can do, what was proved, what it lacks.
 
     \b
     Example:
@@ -191,9 +196,9 @@ def engines_command(call: Call, prove: bool) -> ActionResult:
 @click.argument("engine", shell_complete=names_of("engines"))
 @operation("render_kept")
 def keep_command(call: Call, engine: str) -> ActionResult:
-    """Copy a program and its libraries, so that an upgrade in place leaves a way back.
+    """Copy an engine's program and libraries, so that you can go back after an upgrade in place.
 
-    The copy is an engine of its own, which `engine.prefer` and `tunerd compare` take by its name.
+    The copy is an engine of its own; `engine.prefer` and `tunerd compare` take its name.
 
     \b
     Example:
@@ -241,7 +246,7 @@ def _rows(engine: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 def render_kept(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    what = "kept" if payload["new"] else "was kept already"
+    what = "kept" if payload["new"] else "is kept already"
     yield f"{payload['engine']} {what}: {payload['files']} files, {payload['mib']} MiB"
     yield f"  {payload['program']}"
     yield f"it is engine {payload['name']}: tunerd apply PROFILE --set 'engine.prefer=[\"{payload['name']}\"]'"
@@ -260,10 +265,10 @@ def profiles_command() -> None:
     """  # noqa: D301
 
 
-@profiles_command.command(name="list", short_help="Every profile.")
+@profiles_command.command(name="list", short_help="List every profile.")
 @operation("render_list")
 def list_command(call: Call) -> ActionResult:
-    """Every profile, shipped and of this site.
+    """List every profile: shipped, and of this site.
 
     \b
     Example:
@@ -274,12 +279,12 @@ def list_command(call: Call) -> ActionResult:
     return list_profiles(call.context())
 
 
-@profiles_command.command(name="show", short_help="Resolved values, and who set each.")
+@profiles_command.command(name="show", short_help="Show resolved values, and who set each.")
 @click.argument("profile", type=PROFILE, shell_complete=names_of("profiles"))
 @set_option
 @operation("render_show")
 def show_command(call: Call, profile: str, options: tuple[str, ...]) -> ActionResult:
-    """The resolved values of a profile, with the layer that set each.
+    """Show the resolved values of a profile, with the layer that set each.
 
     \b
     Example:
@@ -291,7 +296,7 @@ def show_command(call: Call, profile: str, options: tuple[str, ...]) -> ActionRe
     return show_profile(call.context(), profile, options=parse_options(options))
 
 
-@profiles_command.command(name="check", short_help="Every problem of a profile at once.")
+@profiles_command.command(name="check", short_help="Show every problem of a profile at once.")
 @click.argument(
     "profile",
     metavar="PROFILE_OR_FILE",
@@ -300,7 +305,9 @@ def show_command(call: Call, profile: str, options: tuple[str, ...]) -> ActionRe
 )
 @operation("render_check")
 def check_command(call: Call, profile: str) -> ActionResult:
-    """Every problem of a profile or file: key, found, allowed, nearest name. Exit code 1 if any.
+    """Show every problem of a profile or file: key, what was found, what is allowed, the nearest name.
+
+    Exit code 1 if there is any.
 
     \b
     Example:
@@ -316,7 +323,7 @@ def check_command(call: Call, profile: str) -> ActionResult:
 @click.option("--model", metavar="FILE", type=click.Path(), help="GGUF file to serve.")
 @click.option("--from-unit", metavar="UNIT", shell_complete=names_of("units"),
               help="Take over what this unit serves today.")  # fmt: skip
-@click.option("--from-ollama", metavar="MODEL", help="Serve a model that Ollama has fetched.")
+@click.option("--from-ollama", metavar="MODEL", help="Serve a model that Ollama has downloaded.")
 @click.option("--force", is_flag=True, help="Overwrite a profile of this name.")
 @operation(line("wrote {path}"))
 def new_profile_command(call: Call, name: str, **options: Any) -> ActionResult:
@@ -362,14 +369,12 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
 def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     if not payload["problems"]:
-        found = "no problems but what is warned about" if payload["warnings"] else "no problems"
+        found = "no problems apart from the warnings" if payload["warnings"] else "no problems"
         yield f"{payload['checked']}: {found}"
 
 
 @click.command(name="support-bundle")
-@click.option(
-    "--output", metavar="FILE", type=click.Path(), help="Write it there after a question."
-)
+@click.option("--output", metavar="FILE", type=click.Path(), help="Write it to FILE, after asking.")
 @yes_option
 @operation(
     "render_bundle",
@@ -378,10 +383,10 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
     needs_settings=False,
 )
 def support_bundle_command(call: Call, output: str | None) -> ActionResult:
-    """Versions, what is here, what serves and what is wrong, as one JSON text.
+    """Collect versions, hardware, what serves and what is wrong, as one JSON text.
 
-    Names of people and machines, addresses, links and secrets are taken out; texts of requests are not in
-    it. Look at it before you send it: it is shown whole, and written only with --output.
+    Names of people and machines, addresses, links and secrets are removed; texts of requests are not in
+    it. Read it before you send it: it is shown in full, and written to a file only with --output.
 
     \b
     Example:
@@ -416,13 +421,13 @@ _HEADS = {"error": "errors", "warning": "warnings", "note": "notes"}
 @click.command(name="doctor")
 @operation("render_doctor", needs_settings=False)
 def doctor_command(call: Call) -> ActionResult:
-    """What may be wrong on this box, and what to do about it.
+    """Find what may be wrong on this machine, and what to do about it.
 
     Looks at the machine, the driver, the unit that serves, its build, model and log, and at what was
-    measured. Changes nothing, and works without a GPU and without a server: what could not be told is
-    listed with what was missing. `docs/reference/doctor.md` has every rule.
+    measured. Changes nothing, and works without a GPU or a server: a rule that cannot be checked is
+    listed with what is missing. `docs/reference/doctor.md` has every rule.
 
-    Exit code 0 for nothing or notes, 6 for warnings, 7 for errors.
+    Exit code 0 if nothing or only notes were found, 6 for warnings, 7 for errors.
 
     \b
     Example:
@@ -480,7 +485,7 @@ class _Shows(click.Group):
 
 @click.group(cls=_Shows, name="settings")
 def settings_command() -> None:
-    """Every setting, its value, and where it comes from.
+    """Show every setting, its value and where it comes from; set one, or unset it.
 
     \b
     Example:
@@ -490,10 +495,10 @@ def settings_command() -> None:
     """  # noqa: D301
 
 
-@settings_command.command(name="show", short_help="Every setting, and where it comes from.")
+@settings_command.command(name="show", short_help="Show every setting, and where it comes from.")
 @operation("render_settings")
 def show_settings(call: Call) -> ActionResult:
-    """Every setting, its value, and where it comes from; `tunerd settings` alone does the same.
+    """Show every setting, its value and where it comes from; `tunerd settings` alone does the same.
 
     \b
     Example:
@@ -513,7 +518,7 @@ def show_settings(call: Call) -> ActionResult:
 @click.argument("words", metavar="VALUE...", nargs=-1, required=True)
 @operation(changed)
 def set_settings(call: Call, key: str, words: tuple[str, ...]) -> ActionResult:
-    """Write a setting into tunerd.toml: checked first, comments and everything else kept.
+    """Write a setting into tunerd.toml. It is checked first; comments and all else in the file are kept.
 
     \b
     Example:
@@ -526,11 +531,11 @@ def set_settings(call: Call, key: str, words: tuple[str, ...]) -> ActionResult:
     return set_setting(call.context(), key, words, check=check_setting)
 
 
-@settings_command.command(name="unset", short_help="Take one out of tunerd.toml.")
+@settings_command.command(name="unset", short_help="Remove one from tunerd.toml.")
 @click.argument("key", shell_complete=names_of("settings"))
 @operation(changed, needs_settings=False)
 def unset_settings(call: Call, key: str) -> ActionResult:
-    """Take a setting out of tunerd.toml, so that its default holds again.
+    """Remove a setting from tunerd.toml, so that its default applies again.
 
     \b
     Example:
@@ -578,12 +583,12 @@ def model_command() -> None:
 @click.option("--shape", default="tiny", show_default=True, shell_complete=shapes,
               help="tiny, tiny-moe, medium, ...")  # fmt: skip
 @click.option(
-    "--seed", default=0, show_default=True, type=SEED, help="Another seed is another text."
+    "--seed", default=0, show_default=True, type=SEED, help="Each seed gives another text."
 )
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 @operation("render_model")
 def new_model_command(call: Call, path: Path, shape: str, seed: int, force: bool) -> ActionResult:
-    """Write a designed model and, beside it, the truth about what it will answer.
+    """Write a designed model and, beside it, a file that says what it will answer.
 
     \b
     Example:

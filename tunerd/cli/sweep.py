@@ -42,29 +42,29 @@ _MOST_VALUES = 12
 
 @click.group(name="sweep")
 def sweep_command() -> None:
-    """Search for better settings in production's place, and prove them before anything is changed.
+    """Search for faster settings in production's place, and prove them before anything is changed.
 
-    The unit is stopped while a sweep runs and serves again afterwards, whatever happens. Nothing is
-    deployed but by `tunerd promote` (or by itself where sweep.promote is "auto").
+    The unit is stopped while a sweep runs, and serves again afterwards, whatever happens. Only
+    `tunerd promote` deploys what a sweep found, unless sweep.promote is "auto".
     """
 
 
 def _request_options(function: Any) -> Any:
     options = (
         click.option("--budget", type=SPAN, default="2h", show_default=True,
-                     help="The longest it may take, the proof included."),
+                     help="Time limit, the proof included."),
         click.option("--workload", type=WORKLOAD, shell_complete=names_of("workloads"),
                      help="The mix of requests [default: the profile's own]."),
         click.option("--space", type=SPACE, multiple=True, metavar="KEY=VALUE,...", shell_complete=keys,
-                     help="Values to try for a key, over those of the profile's [sweep] table."),
+                     help="Values to try for a key, instead of those in the profile's [sweep] table."),
         click.option("--goal", type=click.Choice(["speed", "context"]), default="speed", show_default=True,
-                     help="The fastest settings, or the largest context that holds a speed."),
+                     help="Find the fastest settings, or the largest context that holds a speed."),
         click.option("--at-least", "at_least_tok_s", type=Decimal(0.1, 100_000), metavar="TOK/S",
-                     help="With --goal context: the speed to hold, over the workload."),
-        click.option("--seed", type=SEED, help="Of texts and order."),
+                     help="With --goal context: the speed to hold on the workload."),
+        click.option("--seed", type=SEED, help="Seed of texts and order."),
         start_after_option,
         click.option("--window", type=TIMES, metavar="HH:MM-HH:MM",
-                     help="Only between these times of day; the unit serves again by the end."),
+                     help="Sweep only between these times of day; the unit serves again by the end."),
     )  # fmt: skip
     for option in reversed(options):
         function = option(function)
@@ -91,7 +91,7 @@ def _acted(result: ActionResult) -> ActionResult:
 @sweep_command.command(name="run")
 @_request_options
 @click.option(
-    "--dry-run", is_flag=True, help="Show what would be tried, what it costs, what stays."
+    "--dry-run", is_flag=True, help="Show what would be tried, what is left out, and what it costs."
 )
 @yes_option
 @operation("render_end")
@@ -135,7 +135,7 @@ def _asking(call: Call) -> Callable[[Prepared | PreparedSweep], None]:
 @yes_option
 @operation("render_end")
 def resume(call: Call, sweep: int | None) -> ActionResult:
-    """Go on with a sweep that was stopped, killed or cut, from its samples.
+    """Continue a sweep (the newest without ID) that was stopped, killed or cut short, from its samples.
 
     \b
     Example:
@@ -154,11 +154,11 @@ def resume(call: Call, sweep: int | None) -> ActionResult:
 @yes_option
 @operation("render_night")
 def night(call: Call, at_once: bool, bound_to: str | None) -> ActionResult:
-    """Sweep as [sweep] of the settings says; what tunerd-sweep.service runs.
+    """Sweep as [sweep] in the settings says. tunerd-sweep.service runs this.
 
-    Within sweep.window the unit serves again by its end. A sweep that asked for the same and did not come
-    to its end goes on. Where the engine was upgraded in place and a copy of the build before was kept,
-    the two are compared instead (guards.upgrade).
+    If there is a sweep.window, the unit serves again by its end. An unfinished sweep that asked for the
+    same is continued. If the engine was upgraded in place and a copy of the build before was kept, the two
+    builds are compared instead (guards.upgrade).
 
     \b
     Example:
@@ -178,7 +178,7 @@ def night(call: Call, at_once: bool, bound_to: str | None) -> ActionResult:
 @yes_option
 @operation(line("{unit} runs"))
 def start(call: Call, **given: Any) -> ActionResult:
-    """Sweep as a job (`tunerd jobs`), which outlives this terminal.
+    """Start a sweep as a job (`tunerd jobs`), which keeps running when this terminal closes.
 
     \b
     Example:
@@ -194,7 +194,7 @@ def start(call: Call, **given: Any) -> ActionResult:
 @sweep_command.command(name="stop")
 @operation(line("{unit} is stopped"), needs_settings=False)
 def stop(call: Call) -> ActionResult:
-    """End a night, or what `start` began; its samples are kept, and the server comes back."""
+    """Stop a night, or what `start` began. Its samples are kept, and the server comes back."""
     from tunerd.sweep.run import stop_sweep
 
     return _acted(stop_sweep(call.context(acts=True)))
@@ -203,7 +203,7 @@ def stop(call: Call) -> ActionResult:
 @sweep_command.command(name="status")
 @operation("render_status", needs_settings=False)
 def status(call: Call) -> ActionResult:
-    """What runs now, how far it is, how long it may still take."""
+    """Show what runs now, how far it is, and how long it may still take."""
     from tunerd.sweep.run import sweep_status
 
     return sweep_status(call.context())
@@ -212,7 +212,7 @@ def status(call: Call) -> ActionResult:
 @sweep_command.command(name="watch")
 @operation(lambda _payload: (), tells_lines=True)
 def watch(call: Call) -> ActionResult:
-    """Every start and request as it comes, until the sweep ends."""
+    """Show every start and request as it comes, until the sweep ends."""
     from tunerd.sweep.run import watch_sweep
 
     ctx = call.context(tells=True)
@@ -224,7 +224,7 @@ def watch(call: Call) -> ActionResult:
 @sweep_command.command(name="list")
 @operation("render_list")
 def list_(call: Call) -> ActionResult:
-    """Every sweep: when, what it came to, what became of it."""
+    """List every sweep: when, its verdict, and what was done about it."""
     from tunerd.sweep.record import list_sweeps
 
     return list_sweeps(call.context())
@@ -234,7 +234,7 @@ def list_(call: Call) -> ActionResult:
 @click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
 @operation("render_show")
 def show_sweep(call: Call, sweep: int | None) -> ActionResult:
-    """What a sweep came to (the newest without ID), the numbers behind it, and every configuration.
+    """Show the verdict of a sweep (the newest without ID), the numbers behind it, and every configuration.
 
     Exit code 0 whatever the verdict. `tunerd report` writes the same as HTML.
 
@@ -271,7 +271,7 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {name:<8} {shown}{' ...' if len(values) > _MOST_VALUES else ''}"
     if plan.get("power_limits_w"):
         shown = ", ".join(f"{watts:g} W" for watts in plan["power_limits_w"])
-        yield f"then the winner and what serves at {shown}; the card's limit stays as it is"
+        yield f"then the winner and what serves are measured at {shown}; afterwards the card has its own limit again"
     left_out = [(one["what"], one["reason"]) for one in plan["left_out"]]
     left_out += [(one["arm"], one["reason"]) for one in plan["rejected"]]
     if left_out:
@@ -318,15 +318,15 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
     last, number = payload["last"], payload["sweep"] or payload["waits"]
     if number is None:
         if payload["unit_state"] in {"active", "activating"}:
-            yield f"{payload['unit']} runs, but no sweep yet: it gets ready, or compares two builds"
+            yield f"{payload['unit']} runs, but no sweep yet: it is getting ready, or compares two builds"
         else:
-            yield "no sweep runs"
+            yield "no sweep is running"
         if last is not None:
-            said = last["sentence"] or "it has not come to its end"
+            said = last["sentence"] or "it did not finish"
             yield f"the last one was sweep {last['sweep']}: {said}"
         return
     if payload["sweep"] is None:
-        yield f"sweep {number} gave the card back, and goes on by itself when nobody uses the server"
+        yield f"sweep {number} has given the card back, and continues by itself when nobody uses the server"
     else:
         yield f"sweep {number} runs; it ends within {format_duration(payload['left_s'])}"
     if last is not None and last["sweep"] == number:
@@ -354,7 +354,7 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
 
     yield from columns((("sweep", str(payload["sweep"])), *sweep_facts(payload)))
     yield f"starts from: {payload['plan'].get('incumbent_text', UNKNOWN)}"
-    yield payload["sentence"] or f"no verdict: {payload['reason'] or 'it has not come to its end'}"
+    yield payload["sentence"] or f"no verdict: {payload['reason'] or 'it has not finished'}"
     for one in payload["challenges"]:
         yield from _challenge(one)
     if payload["decided"]:
@@ -399,13 +399,13 @@ def _challenge(one: Mapping[str, Any]) -> Iterator[str]:
 
 @click.group(name="schedule")
 def schedule_command() -> None:
-    """Nights: the daemon starts tunerd-sweep.service when the window opens, once for each opening."""
+    """Nights are sweeps that the daemon starts (tunerd-sweep.service), once each time the window opens."""
 
 
-@schedule_command.command(name="show", short_help="The window and the next nights.")
+@schedule_command.command(name="show", short_help="Show the window and the next nights.")
 @operation("render_schedule")
 def show_schedule(call: Call) -> ActionResult:
-    """The window, whether nights begin by themselves, and when the next ones are.
+    """Show the window, whether nights begin by themselves, and when the next ones are.
 
     \b
     Example:
@@ -423,11 +423,11 @@ def show_schedule(call: Call) -> ActionResult:
     help="Times of day, such as 01:00-06:30; the server serves again by the end.",
 )
 @click.option("--days", type=DAYS, help="Days on which it opens, such as mon-fri or sat,sun.")
-@click.option("--timezone", type=ZONE, help="Whose clock it goes by, such as Europe/Berlin.")
+@click.option("--timezone", type=ZONE, help="Time zone of the window, such as Europe/Berlin.")
 @click.option("--missed", type=click.Choice([str(one) for one in Missed]),
-              help="A night whose beginning was missed: begin late, or skip it.")  # fmt: skip
+              help="If the beginning of a night was missed: begin late, or skip it.")  # fmt: skip
 @click.option("--begin", type=click.Choice(["open", "asleep"]),
-              help="When it opens, or as soon as the server sleeps in it.")  # fmt: skip
+              help="Begin when the window opens, or as soon as the server sleeps in it.")  # fmt: skip
 @click.option("--on/--off", "enabled", default=None, help="Whether nights begin by themselves.")
 @operation(changed)
 def set_(call: Call, **given: Any) -> ActionResult:
@@ -444,11 +444,11 @@ def set_(call: Call, **given: Any) -> ActionResult:
     return set_schedule(call.context(), values)
 
 
-@schedule_command.command(name="skip-tonight", short_help="Leave the next night out.")
-@click.option("--undo", is_flag=True, help="Have it after all.")
+@schedule_command.command(name="skip-tonight", short_help="Skip the next night.")
+@click.option("--undo", is_flag=True, help="Do not skip it after all.")
 @operation("render_skipped")
 def skip(call: Call, undo: bool) -> ActionResult:
-    """Leave the next night out; the one after it is had again.
+    """Skip the next night. The one after it takes place.
 
     \b
     Example:
@@ -463,7 +463,7 @@ def skip(call: Call, undo: bool) -> ActionResult:
 @yes_option
 @operation(line("{unit} runs"))
 def run_now(call: Call) -> ActionResult:
-    """Begin what a night would do as a job, at once and whatever the window says.
+    """Begin a night now, as a job, whatever the window says.
 
     \b
     Example:
@@ -478,7 +478,9 @@ def render_skipped(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     span = payload["skipped"]
     yield (
-        "the next night is had" if span is None else f"skipped: {_times(span, payload['timezone'])}"
+        "the next night takes place"
+        if span is None
+        else f"skipped: {_times(span, payload['timezone'])}"
     )
 
 
@@ -486,7 +488,7 @@ def render_schedule(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     begin = {"open": "when the window opens", "asleep": "as soon as the server sleeps in it"}
     rows = [
-        ("nights", "begin by themselves" if payload["enabled"] else "are begun by hand"),
+        ("nights", "begin by themselves" if payload["enabled"] else "begin by hand only"),
         ("window", f"{payload['window'] or 'none'}, {payload['days']} ({payload['timezone']})"),
         ("budget", format_duration(payload["budget_s"])),
         ("begin", begin[payload["begin"]]),

@@ -86,7 +86,7 @@ class Remote:
             raise AwayError(
                 "tunerd's daemon does not answer",
                 cause=f"`{self._path}`: {str(error) or 'no answer in time'}",
-                hint="only root and members of group tunerd get in; `systemctl status tunerd` says more",
+                hint="only root and members of group tunerd may connect; `systemctl status tunerd` shows the daemon",
             ) from error
 
     def _news(self, number: int, offset: int) -> Mapping[str, Any]:
@@ -128,7 +128,7 @@ class Remote:
             return follow(number, partial(self._news, number), self._progress, self._clock)
         except (KeyboardInterrupt, SystemExit) as end:
             end.add_note(
-                f"job {number} goes on; `tunerd jobs watch {number}` follows it, and "
+                f"job {number} keeps running; `tunerd jobs watch {number}` follows it, and "
                 f"`tunerd jobs stop {number}` ends a measurement"
             )
             raise

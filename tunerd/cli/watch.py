@@ -39,12 +39,12 @@ _HOME, _END_OF_LINE, _REST_EMPTY = "\x1b[H", "\x1b[K\n", "\x1b[J"
 
 
 @click.command(name="top")
-@click.option("--once", is_flag=True, help="One look, then the end.")
+@click.option("--once", is_flag=True, help="Show one reading and exit.")
 @click.option("--every", "every_s", type=Decimal(1, 3600), default=_EVERY_S,
-              show_default=True, help="Seconds between two looks.")  # fmt: skip
+              show_default=True, help="Seconds between two readings.")  # fmt: skip
 @operation("render_top", show="show_again")
 def top_command(call: Call, once: bool, every_s: float) -> ActionResult:
-    """Health, speed, acceptance, VRAM, power and memory now. Ctrl-C ends it; --json is one look.
+    """Show health, speed, acceptance, VRAM, power and memory live. Ctrl-C ends it; --json shows one reading.
 
     \b
     Example:
@@ -111,7 +111,7 @@ def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "slots", None if engine["slots_total"] is None else slots
     speeds = payload["speeds"]
     if speeds is None:
-        why = "no generation was seen in the last 15 min, or the server counts nothing (--metrics)"
+        why = "no generation was seen in the last 15 min, or the server runs without --metrics"
         yield "speed", f"unknown: {why}"
         return
     speed, prompts = _tok_s(speeds["decode_tok_s"]), _tok_s(speeds["prompt_tok_s"])
@@ -156,15 +156,15 @@ def _percent(ratio: float | None) -> str:
 
 @click.group(name="guard")
 def guard_command() -> None:
-    """Guards look at every reading of the daemon; each has its own switch in [guards]."""
+    """Guards check every reading of the daemon; each has its own switch in [guards]."""
 
 
 @guard_command.command(
-    name="show", short_help="Every guard: its switch, its evidence, what it last said."
+    name="show", short_help="Show each guard: its switch, its evidence, what it last said."
 )
 @operation("render_guard")
 def show(call: Call) -> ActionResult:
-    """Every guard: what it may do, what it goes by, and what it last said.
+    """Show each guard: what it may do, what it goes by, and what it last said.
 
     \b
     Example:
@@ -175,12 +175,12 @@ def show(call: Call) -> ActionResult:
     return show_guards(call.context())
 
 
-@guard_command.command(name="set", short_help="What a guard may do.")
+@guard_command.command(name="set", short_help="Set what a guard may do.")
 @click.argument("guard", type=click.Choice(["oom", "hang", "drift", "upgrade"]))
 @click.argument("policy", type=click.Choice(["act", "advise", "off"]))
 @operation(changed)
 def set_(call: Call, guard: str, policy: str) -> ActionResult:
-    """Write a guard's switch into tunerd.toml: act by itself, only advise, or off.
+    """Write a guard's switch into tunerd.toml: act by itself, only advise, or do nothing.
 
     \b
     Example:
@@ -192,12 +192,12 @@ def set_(call: Call, guard: str, policy: str) -> ActionResult:
     return set_keys(ctx, "guard set", keys, "tunerd guard show")
 
 
-@guard_command.command(name="check", short_help="Find out anew what the guards judge by.")
+@guard_command.command(name="check", short_help="Renew what the guards judge by.")
 @operation("render_check")
 def check(call: Call) -> ActionResult:
-    """Read the evidence, try the deployed command line on the engine as it is now, plan it again.
+    """Read the evidence again, try the deployed command line on the engine as it is now, and plan it again.
 
-    The daemon does this by itself when the engine, the driver, the unit or the evidence changed.
+    The daemon does this by itself when the engine, the driver, the unit or the evidence changes.
 
     \b
     Example:
@@ -208,16 +208,14 @@ def check(call: Call) -> ActionResult:
     return check(call.context())
 
 
-@guard_command.command(
-    name="raise-margin", short_help="Deploy what serves with the next larger margin."
-)
+@guard_command.command(name="raise-margin", short_help="Deploy what serves with a larger margin.")
 @yes_option
 @shown_option
 @operation(line("{summary}"), preview=render_plan)
 def raise_margin(call: Call, shown: str | None) -> ActionResult:
-    """Deploy what serves with memory.fit_mib one step larger; never a smaller one.
+    """Deploy what serves with memory.fit_mib one step larger, never smaller.
 
-    What the guard against out-of-memory does in tunerd-guard.service. `tunerd rollback` undoes it.
+    The guard against out-of-memory does this in tunerd-guard.service. `tunerd rollback` undoes it.
 
     \b
     Example:
@@ -245,7 +243,7 @@ def render_guard(payload: Mapping[str, Any]) -> Iterator[str]:
 def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     confirmed, replanned = payload["confirmed"], payload["replanned"]
-    speed = "nothing was measured of this server"
+    speed = "this server was not measured"
     if confirmed is not None:
         speed = f"at least {confirmed['floor_tok_s']:.1f} tok/s"
         if confirmed["floor_acceptance"] is not None:
@@ -256,11 +254,11 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
                     **confirmed["pace"]
                 )
             )
-    changed = {True: "another build than was deployed", False: "as deployed", None: "unknown"}
+    changed = {True: "not the build that was deployed", False: "as deployed", None: "unknown"}
     rows = [
         ("confirmed", speed),
         ("engine", changed[replanned["identity_changed"]]),
-        ("next start", "; ".join(replanned["refusals"]) or "nothing speaks against it"),
+        ("next start", "; ".join(replanned["refusals"]) or "nothing prevents it"),
     ]
     if replanned["identity_changed"]:
         kept = replanned["kept"]
@@ -272,13 +270,13 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
 
 @click.group(name="notify")
 def notify_command() -> None:
-    """What the guards say goes to the journal, and to notify.webhook where one is set."""
+    """Notices go to the journal, and to notify.webhook if one is set."""
 
 
 @notify_command.command(name="test", short_help="Send a notice that says it is a test.")
 @operation(line("it arrived"))
 def test(call: Call) -> ActionResult:
-    """Send a notice to notify.webhook, from here and now.
+    """Send a test notice to notify.webhook, directly from this command.
 
     \b
     Example:
@@ -289,11 +287,11 @@ def test(call: Call) -> ActionResult:
     return try_notice(call.context())
 
 
-@notify_command.command(name="send", short_help="Send a notice that was left, as its unit does.")
+@notify_command.command(name="send", short_help="Send a notice that the daemon left.")
 @click.argument("name")
 @operation(line("it arrived"), needs_settings=False)
 def send(call: Call, name: str) -> ActionResult:
-    """Send a notice that the daemon left; what tunerd-notify-NAME.service runs.
+    """Send a notice that the daemon left. tunerd-notify-NAME.service runs this.
 
     \b
     Example:
@@ -308,7 +306,7 @@ def send(call: Call, name: str) -> ActionResult:
 @click.group(name="jobs", invoke_without_command=True)
 @operation("render_jobs", needs_settings=False)
 def jobs_command(call: Call) -> ActionResult:
-    """What was begun as a job since the machine was started: by `sweep start`, or for members of group tunerd.
+    """List the jobs since the machine started: of `sweep start`, and of members of group tunerd.
 
     \b
     Example:
@@ -325,7 +323,7 @@ def jobs_command(call: Call) -> ActionResult:
 @json_option
 @click.pass_obj
 def watch(terminal: Terminal, number: int, as_json: bool) -> None:
-    """Show what a job does until it is over, then what came of it, with its exit code.
+    """Show what a job does until it ends, then its result; the exit code is the job's.
 
     Ctrl-C leaves it running.
 
@@ -351,13 +349,13 @@ def watch(terminal: Terminal, number: int, as_json: bool) -> None:
     finish(done, lambda payload: _lines(argv, number, payload), as_json=as_json)
 
 
-@jobs_command.command(name="stop", short_help="End a job that measures.")
+@jobs_command.command(name="stop", short_help="Stop a job that measures.")
 @click.argument("job", metavar="NUMBER", type=click.IntRange(1))
-@operation(line("job {job}, {kind}, is ended"), needs_settings=False)
+@operation(line("job {job}, {kind}, is stopped"), needs_settings=False)
 def stop(call: Call, job: int) -> ActionResult:
-    """End a job that measures or looks; the server comes back, and what was measured is kept.
+    """Stop a job that measures or only looks. The server comes back, and what was measured is kept.
 
-    A swap is not ended half-way: `tunerd rollback` undoes it when it is done.
+    A swap is not stopped half-way: `tunerd rollback` undoes it when it is done.
 
     \b
     Example:
@@ -380,7 +378,7 @@ def _lines(argv: Sequence[str], number: int, payload: Mapping[str, Any]) -> Iter
 def render_jobs(payload: Mapping[str, Any]) -> Iterator[str]:
     """One line each, newest first."""
     if not payload["jobs"]:
-        yield "nothing was begun as a job since the machine was started"
+        yield "no job was started since the machine started"
         return
     rows = (
         (row["job"], when(row["asked_s"]), row["asked_by"], row["kind"], row["state"], _doing(row))
@@ -457,7 +455,7 @@ def _log() -> None:
 @click.command(name="daemon")
 @click.pass_obj
 def daemon_command(terminal: Terminal) -> None:
-    """Recover what a swap left, report ready, keep watch. Started by tunerd.service.
+    """Finish or undo an interrupted swap, report ready, keep watch. tunerd.service starts it.
 
     \b
     Example:

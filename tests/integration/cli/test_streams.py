@@ -61,7 +61,7 @@ def test_what_was_done_stays_done_where_it_cannot_be_shown(form: tuple[str, ...]
     code, said = call("--acts", *form)
 
     assert code == 0
-    assert "it is done, but cannot be shown" in said
+    assert "done, but the result cannot be shown" in said
     assert "No space left" in said
     assert "Traceback" not in said
 
@@ -160,11 +160,11 @@ def test_where_nobody_can_be_asked_nothing_is_touched_and_the_way_on_is_told(
 
     assert done.returncode == 2
     assert done.stderr.splitlines()[-5:] == [
-        "error: nobody can be asked: standard input is no terminal",
+        "error: cannot ask for confirmation: standard input is not a terminal",
         "",
         "  state   nothing was touched",
         "",
-        "hint: --yes goes ahead without a question",
+        "hint: use --yes to go ahead without a question",
     ]
     assert not (tmp_path / "bundle.json").exists()
 
@@ -177,7 +177,7 @@ def test_a_question_with_standard_input_closed_is_one_that_nobody_answers(tmp_pa
     )  # fmt: skip
 
     assert done.returncode == 2
-    assert "error: nobody can be asked: standard input is no terminal" in done.stderr
+    assert "error: cannot ask for confirmation: standard input is not a terminal" in done.stderr
 
 
 @pytest.mark.parametrize("loaded", ["click", "tunerd.cli.main", "tunerd.operations", "pydantic"])

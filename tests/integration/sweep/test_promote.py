@@ -77,7 +77,7 @@ def test_a_sweep_under_way_is_not_said_to_have_proved_nothing(box: SweepBox) -> 
             said = box.call(*words, code=2).stderr
             assert f"sweep {keeper.number} has not come to its end" in said
             assert "`tunerd sweep status`" in said
-        assert "it has not come to its end" in box.call("sweep", "show").stdout
+        assert "it has not finished" in box.call("sweep", "show").stdout
         keeper.end(RunOutcome.STOPPED, "enough")
 
 

@@ -289,15 +289,15 @@ def test_a_sweep_that_gave_the_card_back_is_said_to_wait(tmp_path: Path) -> None
     ctx = box(tmp_path, "2026-11-23 01:00")
     ctx.services.start(SWEEP_UNIT)
     (said,) = render_status(sweep_status(ctx).payload)
-    assert "it gets ready" in said
+    assert "it is getting ready" in said
     ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
         number = put_night(ctx, store, ctx.clock.now_s(), ends=False)
     said, *counts = render_status(sweep_status(ctx).payload)
     assert "starts" in counts[0]
-    assert f"sweep {number} gave the card back" in said
+    assert f"sweep {number} has given the card back" in said
     ctx.services.stop(SWEEP_UNIT)
-    assert "no sweep runs" in next(render_status(sweep_status(ctx).payload))
+    assert "no sweep is running" in next(render_status(sweep_status(ctx).payload))
 
 
 # The command
