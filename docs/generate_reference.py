@@ -100,10 +100,10 @@ def manual_page() -> Iterator[str]:
 
 
 _FILES = {
-    "/etc/tunerd/tunerd.toml": "Settings; `tunerd settings show` explains each.",
+    "/etc/tunerd/tunerd.toml": "Settings; `tunerd settings` shows each, and docs/reference/settings.md explains them.",
     "/etc/tunerd/profiles/": "Profiles of this site.",
     "/var/lib/tunerd/": "Generations, what was measured, kept engines.",
-    "/etc/systemd/system/*.service.pre-*": "Units that a deployed one replaced: plain copies, ignored by systemd.",
+    "/etc/systemd/system/*.service.pre-*": "Backups of units that were replaced: plain copies, which systemd ignores.",
     "~/.config/tunerd/, ~/.local/state/tunerd/, ~/.config/systemd/user/": "The same in user mode.",
 }
 
@@ -141,10 +141,10 @@ def settings_page() -> Iterator[str]:
     """Every setting."""
     yield "# Settings\n"
     yield (
-        "In `tunerd.toml`, or in the environment as `TUNERD_` and the name in capitals with `__` for "
+        "Set them in `tunerd.toml`, or as environment variables: `TUNERD_` and the name in capitals, with `__` for "
         "the dot (`TUNERD_SERVICE__DRAIN_S`). The environment wins. A misspelt name is an error. "
-        "`TUNERD_CONFIG_DIR`, `_STATE_DIR`, `_RUNTIME_DIR` and `_UNIT_DIR` move folders, which `tunerd settings` "
-        "shows last; `TUNERD_LOG_LEVEL` is the daemon's.\n"
+        "`TUNERD_CONFIG_DIR`, `_STATE_DIR`, `_RUNTIME_DIR` and `_UNIT_DIR` move folders; `tunerd settings` shows "
+        "the folders in its last lines. `TUNERD_LOG_LEVEL` sets the daemon's log level.\n"
     )
     for name, field in Settings.model_fields.items():
         table = field.annotation
@@ -164,8 +164,8 @@ def profiles_page() -> Iterator[str]:
     """Every key of a profile, and the flag behind it."""
     yield "# Profile keys\n"
     yield (
-        'The value `"default"` leaves a key to the engine. `[engines.NAME]` may hold `model`, '
-        "`serving`, `speculation`, `memory`, `environment` and `extra_args` for one engine family "
+        'Every key is optional in a file. The value `"default"` leaves a key to the engine. `[engines.NAME]` may have '
+        "`model`, `serving`, `speculation`, `memory`, `environment` and `extra_args` for one engine family "
         "or one named engine.\n"
     )
     yield "| beside the tables below | meaning |\n|---|---|"
@@ -196,8 +196,8 @@ def profiles_page() -> Iterator[str]:
         yield ""
     yield "## [workload]\n"
     yield (
-        '`workload = "NAME"` names one of `tunerd workload list`; a table is one of its own. The same keys '
-        "stand in a workload file.\n"
+        '`workload = "NAME"` names a workload of `tunerd workload list`; a table defines one here. A workload file has '
+        "the same keys.\n"
     )
     yield from _rows(WorkloadTable)
     yield "### [[workload.classes]]\n"
@@ -207,7 +207,7 @@ def profiles_page() -> Iterator[str]:
 def errors_page() -> Iterator[str]:
     """Every error, its code and exit status."""
     yield "# Errors\n"
-    yield "With `--json` an error is the object `error` with `code`, `message`, `cause`, `state`, `hint`.\n"
+    yield "With `--json` an error is the object `error` with `code`, `message`, `cause`, `state` and `hint`.\n"
     yield "| code | exit status | meaning |\n|---|---|---|"
     classes: list[type[errors.TunerdError]] = [
         found
@@ -218,15 +218,15 @@ def errors_page() -> Iterator[str]:
         meaning = inspect.cleandoc(found.__doc__ or "").splitlines()[0]
         yield f"| `{found.code}` | {found.exit_code} | {meaning} |"
     yield ""
-    yield "Other exit statuses: `verify` 6 for drift; `doctor` 6 for warnings, 7 for errors; 130 ended by Ctrl-C or the answer no, 143 by SIGTERM and 129 by SIGHUP, each with `interrupted`."
+    yield "Other exit statuses: `verify` 6 for drift; `doctor` 6 for warnings, 7 for errors. A command that is ended by Ctrl-C or the answer no exits with 130, by SIGTERM with 143, by SIGHUP with 129, each with code `interrupted`."
 
 
 def doctor_page() -> Iterator[str]:
     """Every rule of `tunerd doctor`."""
     yield "# Rules of `tunerd doctor`\n"
     yield (
-        "A rule finds something, passes, or cannot tell; then it is listed as not checked, with what "
-        "was missing. With `--json` a finding has `code`, `severity`, `seen`, `why`, `do` and `source`.\n"
+        "A rule finds something, passes, or cannot be checked; the last are listed with what is missing. "
+        "With `--json` a finding has `code`, `severity`, `seen`, `why`, `do` and `source`.\n"
     )
     yield "| code | looks for | why it matters | source |\n|---|---|---|---|"
     for rule in ALL_RULES:

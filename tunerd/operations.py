@@ -40,11 +40,11 @@ _VALUES = re.compile(f"{_WORD}(,{_WORD}){{0,63}}")
 
 
 class Lane(StrEnum):
-    """How something is done that a member asks for, and what it may not run beside.
+    """How something that a member asks for is done, and what it may not run beside.
 
-    Of jobs one of a lane runs at a time, but for those that look: they change nothing, but may try programs
+    One job of a lane runs at a time, except those that look: they change nothing, but may try programs
     as another account. A swap does not wait for a measurement: it ends the lease, as it does when root asks
-    for it. What is no job is read by the daemon here, or in a process of its own.
+    for it. What is not a job is read by the daemon here, or in a process of its own.
     """
 
     HERE = "here"
@@ -61,7 +61,7 @@ class Lane(StrEnum):
 
 
 class JobState(StrEnum):
-    """How far a job is; `DIED` is one whose process went without a word."""
+    """How far a job is; `DIED` is one whose process ended without a result."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -126,8 +126,8 @@ def check_setting(text: str) -> None:
             f"may not be set without root: `{key[:100]}`",
             cause="it could choose a program, a file or an address",
             state="nothing was touched",
-            hint="numbers and switches of serving, speculation and memory may be set; root writes "
-            "the rest into a profile of this site",
+            hint="without root you may set numbers and switches of serving, speculation and memory; "
+            "the rest must be in a profile that root writes",
         )
 
 
@@ -162,10 +162,10 @@ def check_side(word: str) -> None:
 
 def _not_plain(text: str) -> UsageError:
     return UsageError(
-        f"may not be asked for without root: `{text}`",
-        cause="its values are no numbers and plain words",
+        f"needs root: `{text}`",
+        cause="without root, values may be numbers and plain words only",
         state="nothing was touched",
-        hint="root writes the rest into a profile of this site",
+        hint="other values must be in a profile that root writes",
     )
 
 
@@ -194,21 +194,21 @@ _BY_LANE: Mapping[Lane, Sequence[str]] = {
 MAY: Mapping[str, Lane] = {kind: lane for lane, kinds in _BY_LANE.items() for kind in kinds}
 # What is left to root where the system's server is meant, and why. All else is done by whoever types it.
 ONLY_ROOT: Mapping[str, str] = {
-    "results import": "a service reads no files for others",
-    "results forget": "what nights try first is root's to say",
-    "profiles new": "a profile chooses programs and files that a service reads",
-    "engines keep": "it copies programs to where services start them from",
-    "bench --url": "a service asks no addresses for others; without --system it is measured from here",
-    "workload learn --unit": "logs of other units are not a member's to read",
+    "results import": "the daemon reads no files for members of the group",
+    "results forget": "only root decides what nights try first",
+    "profiles new": "a profile names programs and files that a service uses",
+    "engines keep": "it copies programs to where services start them",
+    "bench --url": "the daemon connects to no address for members of the group; leave out --system to measure from here",
+    "workload learn --unit": "members of the group may not read the logs of other units",
     "settings show": "settings may hold secrets, such as the address of a webhook",
     "support-bundle": "it holds what only root may read: units, logs and settings",
-    "settings set": "settings say what services of the system do",
-    "settings unset": "settings say what services of the system do",
-    "sweep night --bound-to": "it is what a unit runs",
-    "probation take-back": "the daemon begins it; `tunerd rollback` goes back",
-    "fleet hand-in": "the daemon does it; it uses root's password of the database",
-    "fleet status": "it uses root's password of the database",
-    "notify send": "it is what a unit runs; `tunerd notify test` tries the webhook",
+    "settings set": "settings decide what system services do",
+    "settings unset": "settings decide what system services do",
+    "sweep night --bound-to": "only a unit runs it",
+    "probation take-back": "only the daemon starts it; `tunerd rollback` goes back",
+    "fleet hand-in": "the daemon does it, with root's password for the database",
+    "fleet status": "it needs root's password for the database",
+    "notify send": "only a unit runs it; `tunerd notify test` tries the webhook",
 }
 # Options about what is shown where they are typed; `yes` is said by `ask` in the API.
 _OF_TERMINALS = frozenset({"as_json", "yes", "output", "force", "once", "every_s"})
@@ -365,16 +365,13 @@ class Kind(click.ParamType[Any]):
         """The value; refused by click, or by what a name or a key may be."""
         if not isinstance(value, str):
             return value
-        if ctx is not None and ctx.find_root().obj is MEMBER:
-            try:
+        try:
+            if ctx is not None and ctx.find_root().obj is MEMBER:
                 self._check(value)
                 word_of(self.schema, json_of(self.schema, value))
-            except ValueError as error:
-                self.fail(f"{value[:200]!r} {error}.", param, ctx)
-        try:
             return self._read(value)
         except ValueError as error:
-            self.fail(str(error) or f"{value!r} is not a valid {self.name}.", param, ctx)
+            self.fail(f"{value[:200]!r} {error}.", param, ctx)
 
 
 def _text(pattern: str, check: Callable[[str], None] = lambda _text: None) -> Kind:
@@ -384,13 +381,13 @@ def _text(pattern: str, check: Callable[[str], None] = lambda _text: None) -> Ki
 def _span_s(text: str) -> float:
     seconds = parse_time_span(text)
     if seconds is None or not 0 < seconds < float("inf"):
-        raise ValueError("that is no duration; for example 2h")
+        raise ValueError("is not a duration such as 2h")
     return seconds
 
 
 def _check_span(text: str) -> None:
     if not 1.0 <= _span_s(text) <= 86400.0:  # noqa: PLR2004 -- a day
-        raise ValueError("from a second to a day")
+        raise ValueError("is not between a second and a day")
 
 
 def name_of(what: str) -> Kind:
@@ -405,7 +402,7 @@ class Decimal(click.FloatRange):
         """The number; click lets `nan` through, which is neither below nor above."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
-            self.fail(f"{value!r} is no number.", param, ctx)
+            self.fail(f"{value!r} is not a number.", param, ctx)
         return number
 
 
@@ -437,7 +434,7 @@ def json_of(schema: Mapping[str, Any], text: object) -> Any:
     """
     kind = schema["type"]
     if not isinstance(text, str):
-        raise ValueError("is given twice")  # noqa: TRY004 -- by whoever wrote the query
+        raise ValueError("is given more than once")  # noqa: TRY004 -- by whoever wrote the query
     if kind == "boolean" and text in _SWITCH:
         return _SWITCH[text]
     if kind == "integer" and _WHOLE.fullmatch(text):
@@ -446,7 +443,7 @@ def json_of(schema: Mapping[str, Any], text: object) -> Any:
         return float(text)
     if kind == "string":
         return text
-    raise ValueError(f"is no {kind}")
+    raise ValueError(f"is not of type {kind}")
 
 
 def word_of(schema: Mapping[str, Any], value: Any) -> str:
@@ -463,14 +460,14 @@ def word_of(schema: Mapping[str, Any], value: Any) -> str:
     if kind in {"integer", "number"}:
         types = (int,) if kind == "integer" else (int, float)
         if isinstance(value, bool) or not isinstance(value, types):
-            raise ValueError(f"is no {kind}")
+            raise ValueError(f"is not of type {kind}")
         if not schema["minimum"] <= value <= schema["maximum"]:
-            raise ValueError(f"is not from {schema['minimum']} to {schema['maximum']}")
+            raise ValueError(f"is not between {schema['minimum']} and {schema['maximum']}")
         return str(value)
     if not isinstance(value, str) or len(value) > schema.get("maxLength", 500):
-        raise ValueError("is no text, or too long")
+        raise ValueError("is not a text, or too long")
     if value not in schema.get("enum", (value,)):
-        raise ValueError(f"is none of {', '.join(schema['enum'])}")
+        raise ValueError(f"is not one of {', '.join(schema['enum'])}")
     value.encode()  # halves of characters are no text
     if not re.fullmatch(schema.get("pattern", ".*"), value) or value.endswith("\n"):
         raise ValueError(f"does not match {schema['pattern']}")
@@ -605,7 +602,7 @@ def _command_of(
 
 def _needs_root(words: str, why: str | None) -> UsageError:
     return UsageError(
-        f"`tunerd {words}` may not be asked for without root",
+        f"`tunerd {words}` needs root",
         cause=why,
         state="nothing was touched",
     )
@@ -699,7 +696,7 @@ def _words(name: str, param: click.Parameter, value: Any, *, is_text: bool) -> l
     if is_text and isinstance(listed, str):
         listed = [listed]
     if not isinstance(listed, list) or not schema.get("minItems", 0) <= len(listed) <= MOST_VALUES:
-        raise WrongError(f"{name}: is no list, or has too many")
+        raise WrongError(f"{name}: is not a list, or has too many values")
     try:
         typed = [json_of(item, one) if is_text else one for one in listed]
         words = [word_of(item, one) for one in typed]

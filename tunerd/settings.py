@@ -55,7 +55,7 @@ _OWN = frozenset({"tunerd", "tunerd-web", "tunerd-sweep", "tunerd-notify"})
 def _of_a_server(unit: str) -> str:
     name = unit.removesuffix(".service")
     if name in _OWN:
-        raise ValueError("the unit of a server, which this one of tunerd's own is not")
+        raise ValueError("the unit of a server, not one of tunerd's own")
     if name.endswith("@"):
         raise ValueError(f"an instance of the template, such as {name}main.service")
     return unit
@@ -72,7 +72,7 @@ UnitName = Annotated[
 UserName = Annotated[
     str,
     of_form(
-        r"[a-z_][a-z0-9_-]{0,31}", "the name of an account: small letters, digits, `_` and `-`"
+        r"[a-z_][a-z0-9_-]{0,31}", "the name of an account: lower-case letters, digits, `_` and `-`"
     ),
 ]
 Seconds = Annotated[float, Field(ge=0, le=86400)]
@@ -84,9 +84,9 @@ def _whole_path(path: Path) -> Path:
     try:
         expanded = path.expanduser()
     except RuntimeError as error:
-        raise ValueError("a path whose home is known") from error
+        raise ValueError("a path below a home folder that exists") from error
     if not expanded.is_absolute():
-        raise ValueError("a whole path, beginning with / or ~")
+        raise ValueError("an absolute path, beginning with / or ~")
     return expanded
 
 
@@ -132,19 +132,19 @@ class ServiceSettings(Table):
     """The unit that tunerd deploys, and how long its swap may take."""
 
     unit: UnitName = "llama-server.service"
-    """unit that is deployed"""
+    """the unit that tunerd deploys"""
     user: UserName | None = None
-    """account of the server in system mode; else the live unit's `User=`, else `llama-server`"""
+    """account that the server runs as in system mode; by default the live unit's `User=`, or `llama-server`"""
     drain_s: Seconds = 30.0
     """how long a swap waits for idle slots"""
     start_limit_s: Annotated[float, Field(ge=10, le=86400)] = 1800.0
-    """longest load of a new server's model"""
+    """how long a new server may take to load its model"""
     stall_s: AtLeastOneSecond = 120.0
-    """longest load of it without any sign of progress"""
+    """how long that load may go without any sign of progress"""
     generation_limit_s: AtLeastOneSecond = 180.0
-    """longest first generation of it"""
+    """how long its first generation may take"""
     settle_s: Seconds = 3.0
-    """how long the new server must stay up before commit"""
+    """how long the new server must stay up before the swap is committed"""
     stop_timeout_s: Annotated[int, Field(ge=1, le=600)] = 30
     """`TimeoutStopSec=` of the unit"""
 
@@ -158,35 +158,35 @@ class ServiceSettings(Table):
 
 
 class EngineSettings(Table):
-    """An engine named by the operator."""
+    """An engine that you name yourself."""
 
     path: WholePath
     """the llama-server program"""
     environment: dict[str, str] = Field(default_factory=dict)
-    """what it needs to find its libraries"""
+    """variables that it needs to find its libraries"""
     allow_writable: bool = False
-    """probe it although others than root may write the program or its folder"""
+    """run it although accounts other than root may write to the program or its folder"""
 
 
 class ModelSettings(Table):
     """Where model files are."""
 
     dirs: tuple[WholePath, ...] = ()
-    """folders that are searched for model files"""
+    """folders to search for model files"""
 
 
 class BackupSettings(Table):
-    """How many backups stay."""
+    """How many backups are kept."""
 
     keep: Annotated[int, Field(ge=0)] = 50
-    """backups kept per unit; 0 keeps all; the last good one always stays"""
+    """backups kept per unit; 0 keeps all; the last good one is always kept"""
 
 
 class SwapSettings(Table):
-    """What a swap does beside swapping."""
+    """What else a swap does."""
 
     keep_engine: bool = False
-    """keep copies of the engine that serves and of the one that is deployed, at each swap"""
+    """at each swap, keep copies of the engine that serves and of the one that is deployed"""
 
 
 class SweepSettings(Table):
@@ -199,52 +199,52 @@ class SweepSettings(Table):
     may_change_output: bool = False
     """try settings that can change what the model says, such as KV types"""
     downtime_s: Annotated[float, Field(ge=60, le=86400)] = 28800.0
-    """longest that one sweep may keep the server away"""
+    """how long one sweep may keep the server from serving"""
     patience_s: Seconds = 120.0
-    """how long requests of others and other disturbances are waited out"""
+    """how long a sweep waits for other people's requests and other disturbances to end"""
     quiet_s: Seconds = 60.0
     """how long the server must be idle before a sweep that yielded goes on"""
     window: WindowText | None = None
-    """when the unit tunerd-sweep.service may sweep, such as `01:00-06:30`; else always"""
+    """times of day in which tunerd-sweep.service may sweep, such as `01:00-06:30`; by default all day"""
     days: DaysText = "daily"
     """days on which the window opens, such as `mon-fri` or `sat,sun`"""
     timezone: ZoneText | None = None
-    """whose clock the window goes by, such as `Europe/Berlin`; else the machine's"""
+    """time zone of the window, such as `Europe/Berlin`; by default the machine's"""
     budget_s: Annotated[float, Field(ge=10, le=86400)] = 7200.0
-    """longest that a sweep of that unit takes, within `downtime_s`"""
+    """time limit of a sweep by tunerd-sweep.service, within `downtime_s`"""
     workload: str | None = None
-    """mix of requests that it is tuned for; else the profile's own"""
+    """mix of requests to tune for; by default the profile's own"""
     space: tuple[str, ...] = ()
-    """values to try, each as `KEY=VALUE,VALUE`, over those of the profile"""
+    """values to try, each as `KEY=VALUE,VALUE`, instead of the profile's"""
     keep: tuple[str, ...] = ()
     """profile keys that no sweep changes"""
     shares_gpu: bool = False
-    """sweep although another process computes on the GPU when it begins"""
+    """begin a sweep although another process computes on the GPU"""
     headroom_mib: Annotated[int, Field(ge=0, le=65536)] = 64
-    """VRAM that must stay free with the context full, in MiB"""
+    """VRAM in MiB that must stay free when the context is full"""
     keep_days: Annotated[int, Field(ge=0, le=36500)] = 200
-    """how long the starts and requests of a sweep are kept, those of the newest 50 for longer; 0 keeps all;
-    verdicts, figures and pairs always stay"""
+    """days for which the starts and requests of a sweep are kept (the newest 50 sweeps are always kept whole); 0 keeps
+    all; verdicts, figures and pairs always stay"""
 
 
 class ProbationSettings(Table):
     """How a new server is watched after a swap."""
 
     enabled: bool = True
-    """watch a new server, and go back by itself where it does worse"""
+    """watch a new server, and go back if it does worse"""
     duration_s: Annotated[float, Field(ge=10, le=604800)] = 3600.0
     """how long it is watched"""
     every_s: Annotated[float, Field(ge=5, le=3600)] = 30.0
-    """time between two looks"""
+    """time between two readings"""
 
 
 class DaemonSettings(Table):
-    """How the daemon looks at what it watches."""
+    """How often the daemon takes a reading of the server."""
 
     every_s: Annotated[float, Field(ge=1, le=3600)] = 10.0
-    """time between two looks while the server rests"""
+    """time between two readings while the server is idle"""
     busy_every_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
-    """longest time between two looks while it works"""
+    """longest time between two readings while it is busy"""
 
 
 def _listen(text: str) -> str:
@@ -258,75 +258,75 @@ class PageSettings(Table):
     listen: Annotated[str, AfterValidator(_listen)] | None = None
     """loopback address and port of the page, such as `127.0.0.1:8765`"""
     token_file: str | None = None
-    """not used any more: the page has no tokens; from elsewhere use `ssh -L`, or a proxy with a
+    """not used: the page has no tokens; to reach it from another machine use `ssh -L`, or a proxy with a
     login of its own"""
     hosts: tuple[HostName, ...] = ()
-    """further names under which browsers reach the page, such as `box.lan`"""
+    """other names by which browsers reach the page, such as `box.lan`"""
 
 
 class GuardSettings(Table):
-    """What the guards may do: `act`, only `advise`, or nothing (`off`)."""
+    """What each guard may do: `act`, only `advise`, or nothing (`off`)."""
 
     oom: Literal["act", "advise", "off"] = "act"
-    """raise the fit margin of a server that runs out of VRAM again and again"""
+    """raise the fit margin of a server that keeps running out of VRAM"""
     oom_steps: Annotated[int, Field(ge=1, le=10)] = 2
-    """most steps by which it raises the margin until a person deploys something"""
+    """most steps by which it raises the margin before a person deploys something"""
     hang: Literal["act", "advise", "off"] = "act"
-    """restart a server that says it is well and generates nothing"""
+    """restart a server that reports that it is healthy but generates nothing"""
     hang_every_s: Annotated[float, Field(ge=5, le=86400)] = 900.0
-    """how long nothing was generated before it is asked for a tiny generation"""
+    """how long a server may generate nothing before it is asked for a tiny generation"""
     hang_limit_s: Annotated[float, Field(ge=1, le=600)] = 30.0
-    """longest that a tiny generation of an idle server may take"""
+    """how long a tiny generation of an idle server may take"""
     hang_restarts_per_hour: Annotated[int, Field(ge=1, le=20)] = 2
-    """most restarts of a server that hangs, in an hour"""
+    """most restarts of a hanging server in an hour"""
     drift: Literal["act", "advise", "off"] = "advise"
-    """tell when the server leaves what was measured of it, or other settings would be faster by
-    now; `act` restarts one that decays, and sweeps when the window opens next"""
+    """report when the server does worse than it was measured to do, or when other settings would be faster;
+    `act` also restarts a server that decays, and sweeps when the window next opens"""
     upgrade: Literal["act", "advise", "off"] = "act"
-    """tell when the engine or the driver changed, and what will refuse to start; `act` has the
-    next night compare a kept copy of the build before with the one after"""
+    """report when the engine or the driver changed, and what will refuse to start; `act` also has the
+    next night compare a kept copy of the old build with the new one"""
 
 
 class ScheduleSettings(Table):
-    """Whether the daemon begins sweeps by itself; when, [sweep] says."""
+    """Whether the daemon begins sweeps by itself; [sweep] says when."""
 
     enabled: bool = False
     """start tunerd-sweep.service whenever `sweep.window` opens"""
     missed: Literal["late", "skip"] = "late"
-    """a night whose beginning was missed (off, asleep) begins late or is skipped"""
+    """whether a night whose beginning was missed (the machine was off or asleep) begins late or is skipped"""
     begin: Literal["open", "asleep"] = "open"
-    """a night begins when `sweep.window` opens, or as soon as the server sleeps in it
-    (`serving.sleep_idle_s`), which makes `missed` late"""
+    """begin a night when `sweep.window` opens, or as soon as the server sleeps within it
+    (`serving.sleep_idle_s`); with `asleep`, `missed` is always `late`"""
 
 
 class NotifySettings(Table):
-    """Who else is told what the journal is told."""
+    """Where notices are sent, besides the journal."""
 
     webhook: WebAddress | None = None
-    """address that notices are posted to; without a name and password in it"""
+    """address that notices are posted to, without a user name and password"""
     format: Literal["json", "ntfy"] = "json"
-    """what it takes: a JSON object, or text with the headers of ntfy"""
+    """what it accepts: a JSON object, or text with ntfy's headers"""
     token_file: WholePath | None = None
-    """file with the token that it wants (`Authorization: Bearer`)"""
+    """file with the token that it requires (`Authorization: Bearer`)"""
     least: Literal["note", "warning", "error"] = "warning"
-    """how grave a notice must be to be sent"""
+    """least severity of a notice that is sent"""
 
 
 class FleetSettings(Table):
-    """Other boxes, asked over ssh by `tunerd fleet`."""
+    """Other boxes, which `tunerd fleet` reaches over ssh."""
 
     boxes: tuple[BoxName, ...] = ()
     """boxes as ssh knows them, the canary first, such as `gpu1` or `root@gpu2`"""
     command: Annotated[tuple[str, ...], Field(min_length=1)] = ("tunerd",)
-    """tunerd there, such as `["sudo", "-n", "tunerd"]`"""
+    """how to call tunerd there, such as `["sudo", "-n", "tunerd"]`"""
     every_s: Annotated[float, Field(ge=1, le=600)] = 15.0
-    """time between two looks at a probation there"""
+    """time between two readings of a probation there"""
     limit_s: Annotated[float, Field(ge=1, le=3600)] = 180.0
-    """longest that a question to a box may take"""
+    """how long a box may take to answer a question"""
     change_s: Annotated[float, Field(ge=1, le=86400)] = 3600.0
-    """longest that a deployment on a box may take"""
+    """how long a deployment on a box may take"""
     away_s: Seconds = 600.0
-    """how long a box may not answer while its probation runs, as in a reboot"""
+    """how long a box may be unreachable while its probation runs, as during a reboot"""
 
 
 _DATABASE = "postgresql+psycopg://"
@@ -355,14 +355,13 @@ def _database(text: str) -> str:
 
 
 class StoreSettings(Table):
-    """A database that many boxes hand their evidence in to, beside the file of each; off without `url`."""
+    """A database that many boxes hand their evidence in to; each also keeps its own file. Off without `url`."""
 
     url: Annotated[str, StringConstraints(max_length=2000), AfterValidator(_database)] | None = None
-    """PostgreSQL, such as
-    `postgresql+psycopg://tunerd@db.lan/tunerd?passfile=/etc/tunerd/pgpass`; without a
-    password in it"""
+    """address of the PostgreSQL database, without a password, such as
+    `postgresql+psycopg://tunerd@db.lan/tunerd?passfile=/etc/tunerd/pgpass`"""
     box: Annotated[str, of_form(NAME_PATTERN, NAME_WORDS)] | None = None
-    """name of this box there; else the machine's"""
+    """name of this box there; by default the machine's"""
 
 
 class Settings(BaseSettings):
@@ -373,10 +372,10 @@ class Settings(BaseSettings):
     )
 
     mode: Literal["system", "user", "local"] | None = None
-    """service manager: `system`, `user` or `local`; else by who calls and what is there"""
+    """service manager: `system`, `user` or `local`; by default chosen by who calls and what is available"""
     service: ServiceSettings = ServiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=dict)
-    """engines by name, beside those that are found"""
+    """engines by name, in addition to those that are found"""
     models: ModelSettings = ModelSettings()
     backups: BackupSettings = BackupSettings()
     swap: SwapSettings = SwapSettings()
@@ -447,14 +446,14 @@ def settings_or_last_good(
     except ConfigError as error:
         problem = error.words.replace("\n", "; ")
     if last is not None:
-        return last, f"{problem}; until that is corrected those of before hold"
+        return last, f"{problem}; until that is corrected, the previous settings apply"
     try:
         kept, refused = _as_far_as_allowed(json.loads(paths.last_settings.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         kept, _ = _as_far_as_allowed({})
-        return kept, f"{problem}; until that is corrected the defaults hold"
-    but = f", but for {', '.join(refused)}, which cannot be as kept" if refused else ""
-    return kept, f"{problem}; until that is corrected those of before hold{but}"
+        return kept, f"{problem}; until that is corrected, the defaults apply"
+    but = f" (except {', '.join(refused)}: those values are not allowed)" if refused else ""
+    return kept, f"{problem}; until that is corrected, the previous settings apply{but}"
 
 
 def _as_far_as_allowed(data: dict[str, Any]) -> tuple[Settings, list[str]]:

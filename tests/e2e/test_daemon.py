@@ -61,7 +61,7 @@ def test_wrong_settings_do_not_keep_production_down_after_a_swap_that_was_cut_sh
     assert not machine.exists(record)
     assert box.alias() is not None
     said = box.json("status")["messages"]
-    assert "those of before hold" in next(m["text"] for m in said if m["code"] == "settings")
+    assert "the previous settings apply" in next(m["text"] for m in said if m["code"] == "settings")
     machine.sh(f"sed -i '$d' {settings}", user=user)
     journal = f"journalctl {'--user ' if user else ''}--unit=tunerd --grep=settings-mended"
     machine.sh(f"until {journal}; do sleep 0.2; done", user=user)

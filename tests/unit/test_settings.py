@@ -150,7 +150,7 @@ def test_where_settings_are_wrong_the_last_good_ones_hold_else_careful_defaults(
     settings, problem = settings_or_last_good(paths, {})
     assert problem is not None
     assert "guards.hang" in problem
-    assert "the defaults hold" in problem
+    assert "the defaults apply" in problem
     assert settings.guards.hang == settings.guards.oom == "advise"
 
     paths.last_settings.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def test_where_settings_are_wrong_the_last_good_ones_hold_else_careful_defaults(
     paths.last_settings.write_text(good.model_dump_json())
     settings, problem = settings_or_last_good(paths, {"TUNERD_BACKUPS__KEEP": "3"})
     assert settings == good, "nothing is mixed"
-    assert "those of before hold" in (problem or "")
+    assert "the previous settings apply" in (problem or "")
 
     write(paths, "")
     assert settings_or_last_good(paths, {}) == (Settings(), None)
@@ -187,8 +187,8 @@ def test_kept_settings_hold_as_far_as_this_version_allows_them_and_the_rest_is_n
     assert settings.models.dirs == ()
     assert list(settings.engines) == ["b"]
     assert (problem or "").endswith(
-        "those of before hold, but for engines.a.path, guards.oom, models.dirs, service.gone, "
-        "service.start_limit_s, engines.a, which cannot be as kept"
+        "the previous settings apply (except engines.a.path, guards.oom, models.dirs, service.gone, "
+        "service.start_limit_s, engines.a: those values are not allowed)"
     )
 
 

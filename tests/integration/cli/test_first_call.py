@@ -208,7 +208,7 @@ def test_of_settings_that_several_people_set_at_once_none_is_lost_that_was_said_
         (("page.listen", "0.0.0.0:8765"), "others can reach the page there"),
         (("page.listen", "here"), "ADDRESS:PORT"),
         (("backups.keep", "1", "2"), "holds one value"),
-        (("models.dirs", "relative"), "a whole path"),
+        (("models.dirs", "relative"), "an absolute path"),
         (("sweep.space", "serving.threads=x"), "sweep.space"),
         (("sweep.budget_s", "-3"), "sweep.budget_s"),
     ],

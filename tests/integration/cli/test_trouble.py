@@ -146,7 +146,7 @@ def test_what_goes_back_or_ends_something_goes_on_where_settings_are_wrong(broke
     for words in ("sweep stop", "jobs stop 7", "rollback --to nosuch"):
         error = broken.json(*words.split(), code=None)["error"]
         assert error["code"] != "config", words
-        assert "until that is corrected the defaults hold" in error["hint"], words
+        assert "until that is corrected, the defaults apply" in error["hint"], words
 
     refused = broken.json("plan", "cpu-embedded", code=1)["error"]
     assert refused["code"] == "config"
