@@ -355,8 +355,8 @@ def _toml(record: TunedRecord) -> str:
     day = datetime.fromtimestamp(record.promoted_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     head = (
         f"Found by sweep {record.sweep} and promoted on {day}: {record.sentence}",
-        f"Valid for engine {record.engine}; what it rests on stands in {record.profile}.evidence.json.",
-        "`tunerd apply --untuned` leaves this file out; removing it forgets what was found.",
+        f"Valid for engine {record.engine}; its evidence is in {record.profile}.evidence.json.",
+        "`tunerd apply --untuned` ignores this file; removing it forgets what was found.",
     )
     return to_toml(nest(dict(sorted(record.values.items()))), head)
 

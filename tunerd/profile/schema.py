@@ -87,9 +87,11 @@ def _only_json(value: _Json) -> _Json:
 
 
 class Match(Table):
-    """Which machines the profile is meant for; nothing is refused by it, a mismatch is warned about."""
+    """Which machines the profile is meant for. A mismatch is a warning; nothing is refused for it."""
 
-    gpu: Text | None = _optional("glob over NVML's name of the GPU; `none` for no GPU at all")
+    gpu: Text | None = _optional(
+        "glob for NVML's name of the GPU; `none` for a machine without a GPU"
+    )
     vram_min_mib: Count | None = _optional("least total VRAM of the card in MiB")
     vram_max_mib: Count | None = _optional("most total VRAM of the card in MiB")
 
@@ -97,16 +99,16 @@ class Match(Table):
 class Model(Table):
     """Which weights are served."""
 
-    path: Text | None = _optional("GGUF file; a bare name or glob is searched in `models.dirs`")
+    path: Text | None = _optional("GGUF file; a bare name or glob is searched for in `models.dirs`")
     name: Text | None = _optional(
-        "glob over the name in the file's metadata, where no file has that path"
+        "glob for the name in the file's metadata; used if no file has that path"
     )
     hf_repo: Text | None = _optional(
-        "where the file can be fetched from (`user/repo` or `user/repo:QUANT`); what is in "
-        "the cache of Hugging Face is found there; tunerd downloads nothing"
+        "Hugging Face repository of the file (`user/repo` or `user/repo:QUANT`); a file in its "
+        "cache is found; tunerd downloads nothing"
     )
     hf_file: Text | None = _optional("name of the file in that repository")
-    source: Text | None = _optional("where the file comes from, in words")
+    source: Text | None = _optional("where the file comes from, in your words")
     mmproj: Text | None = _optional("multimodal projector file")
     chat_template_file: Text | None = _optional("Jinja chat template file")
 
@@ -115,7 +117,7 @@ class EnginePreference(Table):
     """Which engine is wanted."""
 
     prefer: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] | None = _optional(
-        "families (mainline, ik, bee), `embedded`, names of engines or paths; first usable wins"
+        "families (mainline, ik, bee), `embedded`, engine names or paths, in order; the first usable one wins"
     )
 
 
@@ -127,7 +129,7 @@ class Serving(Table):
     alias: Text | None = _optional("model name that clients see")
     ctx_size: Count | None = _optional("context in tokens; 0 = as trained")
     n_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = _optional(
-        "most tokens generated for a request; -1 = no limit"
+        "most tokens generated for one request; -1 = no limit"
     )
     n_parallel: Positive | None = _optional("slots")
     kv_unified: bool | None = _optional("one KV pool for all slots")
@@ -144,24 +146,24 @@ class Serving(Table):
         "busy waiting of threads, 0 to 100"
     )
     load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] | None = _optional(
-        "how weights come into memory; `mlock` is locked and not mapped"
+        "how weights get into memory; `mlock` means locked and not mapped"
     )
     flash_attn: Literal["on", "off", "auto"] | None = _optional("flash attention")
     ctx_checkpoints: Count | None = _optional("context snapshots per slot, in RAM")
     checkpoint_spacing: Count | None = _optional("least tokens between two snapshots")
     cache_ram_mib: FromMinusOne | None = _optional("host prompt cache in MiB; 0 off, -1 no limit")
-    cache_reuse: Count | None = _optional("least chunk reused by shifting")
+    cache_reuse: Count | None = _optional("smallest chunk that is reused by shifting, in tokens")
     cache_prompt: bool | None = _optional("keep prompts for later requests")
     context_shift: bool | None = _optional("drop old tokens when the context is full")
-    reasoning: Literal["on", "off", "auto"] | None = _optional("thinking in chat")
+    reasoning: Literal["on", "off", "auto"] | None = _optional("thinking in chats")
     reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] | None = _optional(
         "how thoughts are returned"
     )
     reasoning_budget: FromMinusOne | None = _optional("thinking tokens; -1 no limit, 0 none")
     reasoning_effort: Text | None = _optional(
-        "level that the chat template is told: `low`, `medium`, `high`"
+        "effort passed to the chat template: `low`, `medium`, `high`"
     )
-    reasoning_budget_message: Text | None = _optional("text put in when the budget is spent")
+    reasoning_budget_message: Text | None = _optional("text inserted when the budget is spent")
     jinja: bool | None = _optional("Jinja chat templates (tool calls need it)")
     chat_template: Text | None = _optional("name of a built-in chat template")
     chat_template_kwargs: Annotated[dict[Name, Any], AfterValidator(_only_json)] | None = _optional(
@@ -175,7 +177,7 @@ class Serving(Table):
     top_p: Probability | None = _optional("top-p; 1.0 off")
     min_p: Probability | None = _optional("min-p; 0.0 off")
     repeat_penalty: Annotated[float, Field(ge=0.0, le=10.0)] | None = _optional(
-        "penalty of repeats; 1.0 off"
+        "repeat penalty; 1.0 off"
     )
     presence_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = _optional(
         "presence penalty; 0.0 off"
@@ -183,10 +185,10 @@ class Serving(Table):
     seed: FromMinusOne | None = _optional("sampling seed; -1 random")
     timeout_s: Positive | None = _optional("read and write timeout of the server")
     sleep_idle_s: Positive | None = _optional(
-        "seconds without a request after which the model is unloaded"
+        "unload the model after so many seconds without a request"
     )
     api_key_file: Text | None = _optional(
-        "file with API keys; passed as a credential, never in the unit"
+        "file with API keys; passed as a credential, never written into the unit"
     )
     log_verbosity: Annotated[int, Field(ge=0, le=5)] | None = _optional(
         "0 to 5; 4 shows memory and placement"
@@ -222,15 +224,17 @@ class Speculation(Table):
         | BuildsWords
         | None
     ) = _optional(
-        "kind of speculation; several with commas, and kinds that only the build knows "
-        "in its own words"
+        "kind of speculation; several separated by commas; a kind that only the build knows "
+        "in the build's own words"
     )
     n_max: Annotated[int, Field(ge=1, le=64)] | None = _optional("most tokens drafted per step")
-    n_min: Annotated[int, Field(ge=0, le=64)] | None = _optional("a shorter draft is thrown away")
+    n_min: Annotated[int, Field(ge=0, le=64)] | None = _optional(
+        "drafts shorter than this are dropped"
+    )
     p_min: Probability | None = _optional(
         "drafting stops below this probability; 0.0 drafts everything"
     )
-    draft_model: Text | None = _optional("draft model file, where the kind needs one")
+    draft_model: Text | None = _optional("draft model file, if the kind needs one")
     draft_hf_repo: Text | None = _optional("where that file can be fetched from")
     cache_type_k: KvType | None = _optional("KV cache type of K of the draft context")
     cache_type_v: KvType | None = _optional("KV cache type of V of the draft context")
@@ -243,13 +247,13 @@ class Speculation(Table):
     n_ubatch: Positive | None = _optional("physical batch of the draft context")
     ctx_size: Count | None = _optional("context of the draft model")
     cross_ctx: Positive | None = _optional("hidden states that a DFlash drafter sees")
-    adaptive: bool | None = _optional("let the engine change the depth by itself (BeeLlama)")
+    adaptive: bool | None = _optional("let the engine adapt the draft depth (BeeLlama)")
     backend_sampling: bool | None = _optional("sample drafts on the GPU")
     sampling: Literal["greedy", "probabilistic"] | None = _optional(
         "how drafts are drawn; probabilistic ones are verified by rejection"
     )
-    ngram_size_n: Positive | None = _optional("n-gram that is looked up")
-    ngram_size_m: Positive | None = _optional("tokens drafted from a hit")
+    ngram_size_n: Positive | None = _optional("length of the n-gram that is looked up")
+    ngram_size_m: Positive | None = _optional("tokens drafted after a hit")
     ngram_min_hits: Positive | None = _optional("hits needed before drafting")
 
 
@@ -259,15 +263,15 @@ class Memory(Table):
     fit_mib: Count | None = _optional(
         "VRAM in MiB that the engine's own fit leaves free on each GPU"
     )
-    fit: bool | None = _optional("false switches the engine's own fit off")
+    fit: bool | None = _optional("false turns the engine's own fit off")
     n_gpu_layers: Count | Literal["all", "auto"] | None = _optional(
-        "layers on the GPU; giving it switches the engine's fit off"
+        "layers on the GPU; setting it turns the engine's fit off"
     )
-    n_cpu_moe: Count | None = _optional("layers whose experts stay on the CPU; switches fit off")
-    cpu_moe: bool | None = _optional("all experts on the CPU; switches fit off")
+    n_cpu_moe: Count | None = _optional("layers whose experts stay on the CPU; turns fit off")
+    cpu_moe: bool | None = _optional("all experts on the CPU; turns fit off")
     n_cpu_ffn: Count | None = _optional("layers whose dense FFN stays on the CPU")
     moe_cache_mib: Count | None = _optional("GPU cache for experts on the CPU, MiB")
-    override_tensor: Texts | None = _optional("placement rules REGEX=BUFFER; switches fit off")
+    override_tensor: Texts | None = _optional("placement rules REGEX=BUFFER; turns fit off")
     device: Text | None = _optional("devices to use, as the engine names them")
     main_gpu: Count | None = _optional("index of the main GPU")
     split_mode: Literal["none", "layer", "row", "tensor", "attn", "graph"] | None = _optional(
@@ -277,7 +281,7 @@ class Memory(Table):
 
 
 class Published(Table):
-    """Numbers that a write-up claims for this profile, for comparison with one's own box."""
+    """Numbers that a write-up claims for this profile, to compare with your own."""
 
     source: Text | None = _optional("which write-up")
     date: Text | None = _optional("when")
@@ -316,7 +320,7 @@ class EngineOverride(Table):
 
 
 class Range(Table):
-    """Values that the sweep may try for one key."""
+    """Values that a sweep may try for one key."""
 
     values: Annotated[tuple[Any, ...], Field(strict=False), AfterValidator(_only_json)] | None = (
         None
@@ -345,19 +349,19 @@ def values_of(key: str, given: Range) -> tuple[Any, ...]:
     """
     if given.values is not None:
         if not given.values:
-            raise ValueError("an empty list allows nothing")
+            raise ValueError("a list with at least one value")
         listed = (tuple(one) if isinstance(one, list) else one for one in given.values)
         return tuple(dict.fromkeys(listed))
     if given.min is None or given.max is None or given.max < given.min:
-        raise ValueError("give `values`, or `min` and a `max` that is not below it")
+        raise ValueError("`values`, or `min` and a `max` that is not below it")
     if key in _DOUBLING and given.step is None:
         return tuple(_doubled(given.min, given.max))
     step = given.step if given.step is not None else _STEPS.get(key)
     if not step or step < 0:
-        raise ValueError("a range of this key needs a `step` above 0")
+        raise ValueError("a range of this key with a `step` above 0")
     count = math.floor((given.max - given.min) / step + 1e-9) + 1
     if count > _MOST_VALUES:
-        raise ValueError(f"{count} values are too many; at most {_MOST_VALUES}")
+        raise ValueError(f"at most {_MOST_VALUES} values; these are {count}")
     numbers = [given.min + step * at for at in range(count)]
     if all(float(one).is_integer() for one in (given.min, step)) and key != _P_MIN:
         return tuple(int(one) for one in numbers)
@@ -394,12 +398,12 @@ class ProfileFile(Table):
         default_factory=dict, description="environment of the server"
     )
     extra_args: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="further arguments, passed as they are and marked as the user's own"
+        (), description="more arguments, passed as they are and marked as the user's own"
     )
     sweep: dict[Text, Annotated[Range, BeforeValidator(_listed)]] = Field(
         default_factory=dict,
-        description="what the sweep may try, by key: a list, or `{ min, max, step }`; `gpu.power_limit_w` is "
-        "measured beside its winner, and never kept",
+        description="values that a sweep may try, by key: a list, or `{ min, max, step }`; `gpu.power_limit_w` is "
+        "measured with the winner, and never kept",
     )
     workload: Name | WorkloadTable | None = _optional(
         "name of a workload, or a table with its classes of requests"
@@ -407,7 +411,7 @@ class ProfileFile(Table):
     published: Published = Published()
     pin: dict[Text, Any] = Field(
         default_factory=dict,
-        description="keys with values that neither the tuned layer nor a sweep may change",
+        description="keys and values that neither the tuned layer nor a sweep may change",
     )
 
 

@@ -307,15 +307,15 @@ class ClassShape(Table):
         description="the whole prompt: tokens, percentiles ({ p50 = 400, p90 = 3000 }) or { min, max }"
     )
     cached_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="what of the prompt the server still holds from the turn before"
+        0.0, description="share of the prompt that the server still holds from the turn before"
     )
     reasoning_tokens: Annotated[Tokens | None, PlainValidator(_thoughts), _IN_A_FILE] = Field(
         0,
         validate_default=True,
-        description='thoughts before the answer; "unknown" where they count as part of it',
+        description='tokens of thinking before the answer; "unknown" if they are counted as part of it',
     )
     answer_tokens: Annotated[Tokens, PlainValidator(_tokens), _IN_A_FILE] = Field(
-        description="the answer"
+        description="tokens of the answer"
     )
     concurrency: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="how many such requests run at once"
