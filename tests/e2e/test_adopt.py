@@ -211,7 +211,7 @@ def test_a_unit_by_hand_is_kept_to_the_byte_and_comes_back(tunerd: Deployment) -
         assert line in texts(planned), texts(planned)
     assert "mine.conf" in texts(planned)
     greedy = tunerd.json("plan", "plain", "--set", "serving.cache_ram_mib=8192")
-    limit = f"{UNIT} may have 4096 MiB (MemoryMax= in `{tunerd.units}/{UNIT}.d/mine.conf`)"
+    limit = f"{UNIT} may use 4096 MiB (MemoryMax= in `{tunerd.units}/{UNIT}.d/mine.conf`)"
     assert limit in texts(greedy)
     assert limit not in texts(planned)
     assert "-# my own, do not touch" in planned["diff"]

@@ -337,9 +337,9 @@ def keep_program(ctx: Context, found: Found) -> tuple[EngineIdentity, Path, bool
     started = _started_build(engines, found, identity)
     if started is not None:
         raise EngineError(
-            f"a copy of `{program}` would keep nothing: it starts `{started}`",
+            f"a copy of `{program}` would not keep the build: it is a script that starts `{started}`",
             state="nothing was kept",
-            hint="give that program as `path` in [engines.NAME]; a unit may start it without the script",
+            hint="set `path` in [engines.NAME] to that program; a unit may start it without the script",
         )
     if kept_folder(ctx.paths.engines_dir, identity.sha256):
         return identity, target, False
@@ -489,7 +489,7 @@ def _why_not_run(ctx: Context, found: Found, live: LiveUnit) -> str | None:
     engine = engine_of(ctx, found)
     if engine.capabilities is not None:
         flags = foreign_flags(ctx, found_of(engine), live, engine.capabilities)
-        return f"`{found.program}` does not take {', '.join(flags)} any more" if flags else None
+        return f"`{found.program}` no longer accepts {', '.join(flags)}" if flags else None
     if _refusal(ctx, found, is_embedded=engine.is_embedded) is not None:
         return None
     try:

@@ -57,7 +57,7 @@ def _engine_words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"{prefix}engine.prefer", word
 
 
-_HINT = "`tunerd engines` lists what is here; the table or name has no effect"
+_HINT = "the table or name has no effect; `tunerd engines` lists what is here"
 
 
 def named_by_plan(ctx: Context, request: PlanRequest) -> list[Message]:
@@ -76,7 +76,7 @@ def named_by_files(ctx: Context, files: Iterable[tuple[str, Mapping[str, Any]]])
     if any(word not in known for _, _, word in named):
         known = (*known, *(engine.name for engine in find_engines(ctx)))
     found = (
-        Problem(source, key, f"`{word}`, which is no engine here", ", ".join(dict.fromkeys(known)),
+        Problem(source, key, f"`{word}`, which is not an engine here", ", ".join(dict.fromkeys(known)),
                 nearest_name(word, known))
         for source, key, word in named
         if word not in known
@@ -86,9 +86,9 @@ def named_by_files(ctx: Context, files: Iterable[tuple[str, Mapping[str, Any]]])
     for source, data in files:
         name = data.get("workload")
         if isinstance(name, str) and name not in workloads:
-            problem = Problem(source, "workload", f"`{name}`, which is no workload here",
+            problem = Problem(source, "workload", f"`{name}`, which is not a workload here",
                               ", ".join(workloads), nearest_name(name, workloads))  # fmt: skip
-            hint = "`tunerd workload list`; what measures by this profile would refuse"
+            hint = "measuring with this profile would be refused; `tunerd workload list` lists what is here"
             messages.append(warning("unknown-workload", str(problem), hint))
     return messages
 
@@ -148,8 +148,8 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
     cause = found.why_not_one(folders)
     if fitting:
         several = ", ".join(f"`{path}`" for path in fitting)
-        cause = f"more than one has metadata that fits: {several}"
-    said = f"found {len(found.paths)} files for" if found.paths else "cannot find"
+        cause = f"the metadata of more than one fits: {several}"
+    said = f"found {len(found.paths)} matches for" if found.paths else "cannot find"
     hint = _fetch_hint(ctx, resolved)
     raise ModelFileError(f"{said} {what}", cause=cause, state="nothing was touched", hint=hint)
 
@@ -169,10 +169,10 @@ def _fetched(ctx: Context, resolved: Resolved, repo: str, wanted: str | None) ->
         if len(cached) > 1:
             names = ", ".join(f"`{path.name}`" for path in cached)
             raise ModelFileError(
-                f"`{repo}` has {len(cached)} files that it may mean",
+                f"`{repo}` may mean any of {len(cached)} files",
                 cause=f"{names} in `{hub}`",
                 state="nothing was touched",
-                hint="--set model.hf_file=FILE names one",
+                hint="choose one with --set model.hf_file=FILE",
             )
         if cached:
             return cached[0]
@@ -201,9 +201,9 @@ def found_by_metadata(resolved: Resolved, path: Path) -> list[Message]:
     return [
         warning(
             "model-by-name",
-            f"no file is called `{wanted}`; `{path}` is the one whose metadata names "
-            f"`{model.name}`, and it may be another quantisation",
-            hint="--set model.path=FILE names one",
+            f"no file is called `{wanted}`; `{path}` is used instead, because its metadata names "
+            f"`{model.name}`; it may be another quantisation",
+            hint="choose a file with --set model.path=FILE",
         )
     ]
 
@@ -222,12 +222,12 @@ def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
     elif resolved.profile.match.gpu == "none" and model.path is not None:
         fetch = f"tunerd model new {Path(folder) / model.path}"
     else:
-        fetch = "fetch the file"
+        fetch = "download the file"
     gone = ", ".join(f"`{one}`" for one in folders if not one.is_dir())
     names = f"; `models.dirs` in `{ctx.paths.settings_file}` names"
-    where = f"{names} {gone}, which is not there" if gone else ""
+    where = f"{names} {gone}, which does not exist" if gone else ""
     if not folders:
-        where = f"{names} the folders that are searched"
+        where = f"{names} the folders to search"
     return f"{fetch}; or give a path with --set model.path=FILE{where}"
 
 
@@ -304,8 +304,8 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
         f"no engine here can serve profile `{request.profile}`",
         cause="\n".join(f"{name}: {why}" for name, why in passed_over),
         state="nothing was touched",
-        hint="`tunerd engines` lists what is here; engine.prefer and [engines.NAME] choose; docs/engines.md "
-        "says where builds come from",
+        hint="`tunerd engines` lists what is here; engine.prefer and [engines.NAME] choose one; docs/engines.md "
+        "says where to get builds",
     )
 
 
@@ -355,7 +355,7 @@ def _try(
     devices, has_gpu = _devices(ctx, engine, resolved, host)
     unseen = None if has_gpu or host.awaits_reboot else next(iter(host.gpus or ()), None)
     if unseen is not None and resolved.profile.match.gpu not in {None, "none"}:
-        return f"it sees no device to offload to, and {unseen.name} is here (`tunerd doctor` looks why)"
+        return f"it sees no device to offload to, but {unseen.name} is here (`tunerd doctor` may say why)"
     context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)
     command = render(resolved, engine.capabilities, context)
     if not isinstance(command, CommandLine):

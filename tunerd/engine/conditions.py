@@ -67,14 +67,14 @@ class FingerprintReader:
         gpus, problems = self._host.gpus, []
         engine = model = template = arguments = None
         if gpus is None:
-            problems.append(f"GPUs cannot be read: {self._host.gpu_problem}")
+            problems.append(f"the GPUs cannot be read: {self._host.gpu_problem}")
         if argv:
             named = named_files(argv)
             found = self.engine(argv[0])
             if found.identity is not None:
                 engine = found.identity.sha256
             else:
-                problems.append(f"engine cannot be told: {found.problem}")
+                problems.append(f"the engine is unknown: {found.problem}")
             model, template = self._model(named, problems)
             arguments = arguments_sha256(argv, environment)
         fingerprint = Fingerprint(

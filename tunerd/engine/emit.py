@@ -196,13 +196,13 @@ def _lost_to_the_first(target: Target, servers: Sequence[Server]) -> Iterator[st
                 hint="choose one engine for both (engine.prefer), or emit llama-swap",
             )
         if (one.host, one.port) != (first.host, first.port):
-            yield f"host and port of {one.names[0]}: the router has those of {first.names[0]}"
+            yield f"host and port of {one.names[0]}: the router uses those of {first.names[0]}"
         for what, of_one, of_first in (
-            ("the API key", one.api_key_file, first.api_key_file),
+            ("an API key", one.api_key_file, first.api_key_file),
             ("TLS", _tls(one), _tls(first)),
         ):
             if of_one != of_first:
-                yield f"{what} of {one.names[0]}, or that it has none: the router does as {first.names[0]}"
+                yield f"whether {one.names[0]} has {what}, and which: the router does as {first.names[0]}"
 
 
 def _tls(server: Server) -> list[str]:
@@ -245,10 +245,12 @@ def _for_many(
         name, counts = server.names[0], Counter(flag.name for flag in server.flags)
         # `[*]` holds what all models have.
         if name == "*" or "]" in name or _UNPRINTABLE.search(name) or name != name.strip():
-            raise _refuse(target, Flag((name,)), "a section cannot be called so")
+            raise _refuse(target, Flag((name,)), "a section cannot have this name")
         for flag in server.flags:
             if counts[flag.name] > 1 and flag.name not in _OF_ROUTERS:
-                raise _refuse(target, flag, "the flag is given twice, and a key once")
+                raise _refuse(
+                    target, flag, "the flag is given twice, but a key can stand there only once"
+                )
     first = servers[0]
     router = [*first.program, "--host", first.host or "127.0.0.1", "--port", str(first.port)]
     if first.api_key_file is not None:
@@ -294,7 +296,7 @@ def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
     lost: list[str] = []
     flags = [flag for flag in server.flags if flag.name not in SECRET_FLAGS]
     if len(flags) < len(server.flags):
-        lost.append("a key or token in plain text: --api-key-file names a file instead")
+        lost.append("a key or token in plain text: use --api-key-file instead")
     environment = {}
     for name, value in sorted(server.environment.items()):
         why = _why_no_variable(target, name, value)
@@ -307,11 +309,13 @@ def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
     who = f" ({server.user})" if server.user is not None else ""
     lost.append(f"account{who} and sandbox of its unit: it runs as {where}")
     if target in _IN_CONTAINERS:
-        lost.append(f"the build {server.program[0]}, which took these flags: the image has its own")
+        lost.append(
+            f"the build {server.program[0]}, which these flags are for: the image has its own"
+        )
         if server.api_key_file is not None:
-            lost.append(f"the API key: it stays in {server.api_key_file}, which the container has to be given")  # fmt: skip
+            lost.append(f"the API key: it stays in {server.api_key_file}, which you have to mount into the container")  # fmt: skip
         away = [word for one in flags for word in one.words if word.startswith("/") and word not in server.folders]  # fmt: skip
-        lost += [f"`{word}`: there is no such file here to be mounted" for word in away if word != server.api_key_file]  # fmt: skip
+        lost += [f"`{word}`: there is no such file here to mount" for word in away if word != server.api_key_file]  # fmt: skip
         flags = [_inside(flag, server) for flag in flags]
     if target is Target.SHELL and server.locks_memory:
         lost.append("LimitMEMLOCK=infinity: see `ulimit -l`")
@@ -380,7 +384,7 @@ def _refuse(target: Target, flag: Flag, why: str) -> UsageError:
         f"{target} cannot hold {' '.join(flag.words)[:200]!a}",
         cause=why,
         state="nothing was written",
-        hint="name the file by a link without such characters, or choose another target",
+        hint="reach the file by a link without such characters, or choose another target",
     )
 
 
@@ -402,9 +406,9 @@ def _swap_word(word: str) -> str:
 
 
 _WHY_TOGETHER = {
-    None: "whether all of them fit at once is not known: one at a time",
+    None: "one at a time, because it is unknown whether they fit together",
     True: "`tunerd fits` says that all of them fit",
-    False: "they do not fit together: one at a time",
+    False: "one at a time, because they do not fit together",
 }
 
 
@@ -426,7 +430,7 @@ def _published(server: Server) -> str:
     try:
         ip_address("%" if "%" in host else host)  # a scope is of this machine
     except ValueError as error:
-        cause = "what a container publishes has an IP address"
+        cause = "a container publishes its port on an IP address"
         raise UsageError(
             f"a container cannot listen on {host[:200]!a}",
             cause=cause,

@@ -112,11 +112,11 @@ def changes(then: Fingerprint, now: Fingerprint) -> tuple[Change, ...]:
             continue
         old, new = _shown(name, before), _shown(name, after)
         if before is None and after is None:
-            text = f"{part}: not known then, cannot be told now"
+            text = f"{part}: unknown then, unknown now"
         elif after is None:
-            text = f"{part}: {old} then, cannot be told now"
+            text = f"{part}: {old} then, unknown now"
         elif before is None:
-            text = f"{part}: not known then, {new} now"
+            text = f"{part}: unknown then, {new} now"
         else:
             text = f"{part} changed: {old} -> {new}"
         is_known = before is not None and after is not None

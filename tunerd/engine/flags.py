@@ -602,7 +602,7 @@ class Refusal:
 Part = Argument | Note | Refusal
 
 
-_NO_CORES = "the number of physical cores could not be told"
+_NO_CORES = "the number of physical cores is unknown"
 # Of builds that take no words for it, as ik: any number beyond the last layer means all of them.
 _COUNTS_OF_LAYERS = frozenset({"memory.n_gpu_layers", "speculation.n_gpu_layers"})
 _EVERY_LAYER = 999
@@ -931,7 +931,7 @@ class _Renderer:
                 yield from self.row(draft_row)
             elif self.setting(draft_row.key) is not None:
                 yield Note(
-                    draft_row.key, "left out: tunerd serves MTP from the model's own file alone"
+                    draft_row.key, "left out: tunerd serves MTP only from the model's own file"
                 )
 
     def ngram_rows(self, kind: str) -> Iterator[KeyFlag]:
@@ -945,7 +945,7 @@ class _Renderer:
         if self.capabilities.spec_style is SpecStyle.IK_LEGACY and kind == "mtp":
             return _said(setting, "--multi-token-prediction")
         if kind == "draft" and "draft" not in self.capabilities.spec_types and word == "draft":
-            return Note(setting.key, "the draft model alone switches it on")
+            return Note(setting.key, "the draft model alone turns it on")
         return _said(setting, "--spec-type", word)
 
     def adaptive(self) -> Iterator[Part]:
@@ -1022,13 +1022,13 @@ class _Renderer:
                 why, shown = "it has a control character", repr(word)
                 hint = "write the text into a file and pass the file"
             elif normal_spelling(word) in SECRET_FLAGS:
-                why = "its value would stand in the unit and in the process list"
-                hint = "serving.api_key_file keeps keys in a file"
+                why = "its value would be visible in the unit and in the process list"
+                hint = "put the key into a file, and set serving.api_key_file"
             elif owner is not None:
                 why, hint = f"the key {owner} renders this flag", f"set {owner} instead"
             elif is_unlisted:
                 why = f"{self.build} does not list this flag"
-                hint = "`tunerd engines` shows which builds there are"
+                hint = "`tunerd engines` lists the builds that are here"
             origin = self.resolved.settings["extra_args"].origin
             if why is None:
                 yield Argument(word, None, "extra_args", origin)

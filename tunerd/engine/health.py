@@ -195,7 +195,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _HINTS: dict[FailureKind, str] = {
     FailureKind.OUT_OF_VRAM: (
-        "raise memory.fit_mib by a step of 128 MiB, or lower serving.ctx_size, "
+        "raise memory.fit_mib by 128 MiB, or lower serving.ctx_size, "
         "serving.n_ubatch or speculation.n_max"
     ),
     FailureKind.OUT_OF_MEMORY: (
@@ -203,7 +203,7 @@ _HINTS: dict[FailureKind, str] = {
         "or choose a smaller model"
     ),
     FailureKind.OUT_OF_RAM: (
-        "lower serving.cache_ram_mib, serving.ctx_checkpoints or serving.ctx_size, or let weights be mapped "
+        "lower serving.cache_ram_mib, serving.ctx_checkpoints or serving.ctx_size, or map the weights "
         "(serving.load_mode = mmap)"
     ),
     FailureKind.BAD_ARGUMENT: "`tunerd plan PROFILE --explain` shows who set each flag",
@@ -211,21 +211,21 @@ _HINTS: dict[FailureKind, str] = {
     FailureKind.MODEL_UNREADABLE: (
         "let the unit's user read the file and enter its folders, or set service.user"
     ),
-    FailureKind.MODEL_DAMAGED: "fetch the file again; its download may have been cut short",
+    FailureKind.MODEL_DAMAGED: "download the file again; it may be incomplete",
     FailureKind.MODEL_UNSUPPORTED: "`tunerd engines` lists other builds; a newer one may know it",
     FailureKind.NO_MTP_BLOCK: 'use the MTP variant of the model, or set speculation.type = "off"',
     FailureKind.PORT_TAKEN: (
-        "`ss -ltnp` shows who listens there; set serving.port, or serving.host if that address is "
-        "not one of this machine"
+        "`ss -ltnp` shows who listens there; set serving.port, or serving.host if this machine does not "
+        "have that address"
     ),
     FailureKind.CANNOT_START: (
-        "check that the program, the unit's user and the folders that it names are there, that the program "
+        "check that the program, the unit's user and the folders that it names exist, that the program "
         "finds its libraries (`ldd PROGRAM`) and that the user may run it"
     ),
-    FailureKind.KILLED: "`journalctl -k` says whether the kernel did it, for want of memory",
+    FailureKind.KILLED: "`journalctl -k` says whether the kernel killed it for lack of memory",
     FailureKind.DRIVER: "`nvidia-smi` and `journalctl -k` show the state of the driver",
 }
-_LATE_HINT = "TimeoutStartSec= of the unit says how long its start may take, with ExecStartPre= and ExecStartPost="
+_LATE_HINT = "TimeoutStartSec= of the unit limits how long its start may take, ExecStartPre= and ExecStartPost= included"
 
 
 def hint_for(kind: FailureKind) -> str | None:

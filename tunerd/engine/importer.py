@@ -40,7 +40,7 @@ from tunerd.words import Family, is_name
 # They take a value, but ik's help shows no placeholder.
 _WITH_VALUE = frozenset({"--reasoning", "-rea", "--reasoning-budget-message"})
 _SECRET = "a secret: put it into a file and set serving.api_key_file"  # noqa: S105
-_OTHER_SECRET = "a secret: a drop-in with EnvironmentFile= keeps it"  # noqa: S105
+_OTHER_SECRET = "a secret: keep it in a drop-in with EnvironmentFile="  # noqa: S105
 _FOR_DOWNLOADS = "a secret that only downloads need: tunerd serves files that are here"
 _TOKENS = re.compile(r"-hft|--hf-token.*|(\w+_)?(HF|HUGGING_?FACE)_.*")
 _KEYS = re.compile(r"--api-key|LLAMA_(ARG_)?API_KEY")
@@ -350,8 +350,8 @@ class _Import:
             elif not is_option and is_name(name):
                 self.environment[name] = value
             elif flags is None or not is_option:
-                reason = "the engine does not read it, or not this value"
-                reason = reason if is_option else "a profile has no such name in [environment]"
+                reason = "the engine ignores it, or this value of it"
+                reason = reason if is_option else "a profile cannot have this name in [environment]"
                 self.unplaced.append(Unplaced((f"{name}={value}",), reason))
             elif not is_ik and any((self.owner(flag) or flag.word) in taken for flag in flags):
                 self.overridden.append(name)
@@ -536,7 +536,7 @@ class _Import:
         notes = {note.key: note.text for note in command.notes}
         owners = {key for flag in self.placed if (key := self.owner(flag)) is not None}
         return {
-            key: notes.get(key, "it cannot be said beside the rest").removeprefix("left out: ")
+            key: notes.get(key, "it cannot be combined with the rest").removeprefix("left out: ")
             for key in owners - said - _RESPELLED
             if self.keys.get(key, LEAVE_TO_ENGINE) != LEAVE_TO_ENGINE
             and not notes.get(key, "").endswith((NO_FLAG_NEEDED, IN_STAGE))

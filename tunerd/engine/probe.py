@@ -160,12 +160,12 @@ def writable_by_others(program: Path, *, trusted: int = 0) -> str | None:
         if status.st_uid not in {0, trusted}:
             return f"`{path}` belongs to user {status.st_uid}"
         if status.st_mode & stat.S_IWOTH and not sticky:
-            return f"everybody may write `{path}`"
+            return f"everybody may write to `{path}`"
         by_group = status.st_mode & stat.S_IWGRP and not sticky
         if by_group and _has_list(path):  # these bits are the most that it gives anybody then
-            return f"an access control list may let others write `{path}`"
+            return f"an access control list may let others write to `{path}`"
         if by_group and status.st_gid != 0 and not is_alone_in(trusted, status.st_gid):
-            return f"group {status.st_gid} may write `{path}`"
+            return f"group {status.st_gid} may write to `{path}`"
     return None
 
 
@@ -334,8 +334,8 @@ class EngineProber:
         )
         if self._quick_key(found) != quick:
             raise EngineError(
-                f"`{found.program}` changed while it was looked at",
-                hint="wait until it is installed, and call again",
+                f"`{found.program}` changed while tunerd read it",
+                hint="wait until its installation has finished, and try again",
             )
         self.files.remember(self._kept(quick), result, schema=_PROBE_SCHEMA)
         return result
@@ -457,14 +457,14 @@ class EngineProber:
         if place == Sandbox(None) and os.geteuid() == 0 and not is_own:
             raise EngineError(
                 f"will not run `{found.program}` as root",
-                cause="a probe runs as another account",
+                cause="tunerd asks a program what it can do from another account only",
                 hint="create the account `llama-server`, or set service.user",
             )
         if found.found_by.startswith(OF_A_UNIT) and _takes_no_words(found.program):
             raise EngineError(
-                f"will not run `{found.program}` to ask it",
-                cause="it is a script that is not seen to hand its own words on, and may start its server once more",
-                hint="let the unit name the server itself, or let the script end with it and all of its own words: "
+                f"will not run `{found.program}` to see its --help",
+                cause="it is a script that does not seem to pass its arguments on, so it could start a second server",
+                hint="name the server itself in the unit, or end the script with the server and all arguments: "
                 '`exec llama-server ... "$@"` in sh and bash, $argv in fish',
             )
         what = f"`{found.program} {' '.join(arguments[:1])}`"
@@ -506,7 +506,7 @@ class EngineProber:
             raise EngineError(
                 f"cannot read `{found.program}`",
                 cause=error.strerror,
-                hint="`tunerd engines` lists the engines that are there",
+                hint="`tunerd engines` lists the engines that are here",
             ) from error
         parts.extend(f"{name}={value}" for name, value in found.environment)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -541,7 +541,7 @@ def _no_server(program: Path, done: Completed) -> EngineError:
     return EngineError(
         f"`{program} --help` shows no options of a llama-server",
         cause=cause,
-        hint="run it by hand; a build that lacks libraries can be told of them by `environment` in [engines.NAME]",
+        hint="run it by hand to see why; if it does not find its libraries, set `environment` in [engines.NAME]",
     )
 
 

@@ -55,8 +55,8 @@ def engines(ctx: Context, *, prove: bool = False) -> ActionResult:
         messages.append(
             note(
                 "untried",
-                "what a build does with its flags has not been tried on all of them",
-                "`tunerd engines --prove` takes a few seconds each",
+                "not every build has been tried for what it does with its flags",
+                "`tunerd engines --prove` tries them, a few seconds each",
             )
         )
     return ActionResult(
@@ -98,7 +98,7 @@ def _text(trial: Completion, expected: str) -> tuple[Effect, str]:
     if len(written) * 2 < len(expected):
         return Effect.FAILED, f"it writes {len(written)} characters of {len(expected)}"
     if not expected.startswith(written[: len(expected)]):
-        return Effect.FAILED, "it writes something else than the model's known text"
+        return Effect.FAILED, "it writes something other than the model's known text"
     return Effect.PROVED, f"{len(written)} characters as the model must write them"
 
 
@@ -143,7 +143,7 @@ def prove_engine(ctx: Context, engine: Engine) -> Engine:
     trials = dict(_trials(ctx, engine, model, has_mtp=has_mtp))
     proofs = judge_trials(trials, expected)
     if not is_unchanged(engine.identity):
-        ctx.say(f"{engine.name} was replaced meanwhile: what was tried is not kept")
+        ctx.say(f"{engine.name} was replaced meanwhile: the result is not kept")
         return engine
     remember_proofs(ctx.paths.cache_dir, ctx.files, engine.identity, proofs)
     return replace(engine, proofs=proofs)

@@ -90,7 +90,7 @@ def read_events(
             continue
         event = _object(payload)
         if event is None:
-            problem = problem or "an event is no JSON object"
+            problem = problem or "an event is not a JSON object"
         elif is_error or "error" in event:
             problem = problem or _told(event)
         else:
@@ -169,7 +169,7 @@ class Address:
         except LookupError:
             host = self.reachable_host
             if address_in(host) is None:
-                raise UnknownListenerError(f"nobody can say who listens on {host}") from None
+                raise UnknownListenerError(f"it is unknown who listens on {host}") from None
             return host, None
         if host is None:
             raise NoAnswerError(f"process {self.pid} does not listen on port {self.port}")
@@ -326,7 +326,7 @@ class LlamaServer:
             text=text,
             n_predicted=_whole(timings.get("predicted_n", answer.get("tokens_predicted"))),
             n_drafted=_whole(timings.get("draft_n")),
-            problem=None if text is not None else "the answer is no completion",
+            problem=None if text is not None else "the answer is not a completion",
             n_accepted=_whole(timings.get("draft_n_accepted")),
         )
 

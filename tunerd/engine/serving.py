@@ -250,14 +250,14 @@ def demand_replaceable(ctx: Context) -> None:
     if state.unit != ctx.unit:
         raise DeployError(
             f"{ctx.unit} is another name of {state.unit}",
-            cause="a file under this name would be a second server beside that one, which would run on",
+            cause="a unit file of this name would start a second server, and the first one would keep running",
             state="nothing was changed",
-            hint=f"`tunerd settings set service.unit {state.unit}`, or remove the other name",
+            hint=f"`tunerd settings set service.unit {state.unit}`, or remove the alias",
         )
     is_file = ctx.unit_path.exists() and not _is_mask(ctx)
     if state.load_state == "masked" and not is_file:
         raise DeployError(
-            f"{state.unit} is masked: whoever did that wants it not to start",
+            f"{state.unit} is masked: somebody does not want it to start",
             state="nothing was changed",
             hint=f"{ctx.systemctl} unmask {state.unit}",
         )
@@ -265,10 +265,10 @@ def demand_replaceable(ctx: Context) -> None:
     if state.runs and not state.is_waiting and read_live_unit(ctx, now=state).is_container:
         raise DeployError(
             f"{ctx.unit} runs a container, which only its own unit knows how to stop",
-            cause="it would run on, with the card's memory and the port, beside the new server",
+            cause="the container would keep running, and hold the card's memory and the port",
             state="nothing was changed",
-            hint=f"`{ctx.systemctl} stop {ctx.unit}` first; a rollback starts it again, and where the new server fails "
-            f"`{ctx.systemctl} start {ctx.unit}` does, for what was stopped stays so",
+            hint=f"`{ctx.systemctl} stop {ctx.unit}` first; a rollback starts it again. If the new server fails, "
+            f"`{ctx.systemctl} start {ctx.unit}` starts it: what you stopped stays stopped",
         )
 
 

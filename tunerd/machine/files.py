@@ -47,10 +47,10 @@ def destination(path: Path) -> Path:
     """
     path = Path(os.path.realpath(path))
     if not path.parent.is_dir():
-        raise HostError(f"no such folder: `{path.parent}`", hint="make it first, or choose another")
+        raise HostError(f"no such folder: `{path.parent}`", hint="create it, or choose another")
     if path.exists() and not path.is_file():
         raise HostError(
-            f"not a plain file: `{path}`", state="nothing was written", hint="name another"
+            f"not a plain file: `{path}`", state="nothing was written", hint="give another path"
         )
     return path
 
@@ -78,11 +78,11 @@ class Files:
             if not stat.S_ISREG(os.fstat(found).st_mode):
                 raise HostError(
                     f"not a regular file: `{path}`",
-                    state="nothing of it was read",
+                    state="nothing was read",
                     hint="give the path of a plain file",
                 )
             if reader is not None and not may_read_open(reader, found):
-                raise HostError(f"cannot read `{path}`", cause="whoever it is for could not")
+                raise HostError(f"cannot read `{path}`", cause="whoever asks may not read it")
 
         with (
             _told("read", path),
@@ -464,7 +464,9 @@ def is_locked(path: Path) -> bool:
 
 def stopped_hint(pid: int) -> str:
     """What to do about a process that holds the lock and stands still, as after Ctrl-Z."""
-    return f"`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it, and undoes a swap"
+    return (
+        f"it is suspended: `kill -CONT {pid}` resumes it; after `kill -KILL {pid}` a swap is undone"
+    )
 
 
 def _busy(descriptor: int) -> Busy:
@@ -485,18 +487,18 @@ def _busy(descriptor: int) -> Busy:
 def _cannot(verb: str, path: Path, error: OSError, *, state: str | None = None) -> HostError:
     hint = None
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        hint = f"free some space on the file system of {path.parent}, or files where `df -i` says 100 %"
+        hint = f"free space on the file system of {path.parent}; where `df -i` says 100 %, remove files"
     elif error.errno == errno.EROFS:
         where = shlex.quote(str(path.parent))
         hint = (
-            f"`findmnt -T {where}` shows what is mounted read-only there: `mount -o remount,rw` its target, of a bind "
-            "mount `mount -o remount,bind,rw`; `dmesg` may say why it is so"
+            f"`findmnt -T {where}` shows which mount is read-only: `mount -o remount,rw` its target, or `mount -o "
+            "remount,bind,rw` if it is a bind mount; `dmesg` may say why it is read-only"
         )
     elif error.errno == errno.EPERM and os.geteuid() == 0:
         shown = f"`lsattr -d {shlex.quote(str(path))} {shlex.quote(str(path.parent))}`"
-        hint = f"{shown} shows an `i` where one is immutable: `chattr -i` ends that"
+        hint = f"{shown} shows an `i` for what is immutable; `chattr -i` makes it changeable"
     elif error.errno in {errno.EACCES, errno.EPERM}:
-        hint = "run it as the owner, or as root"
+        hint = "run the command as the owner, or as root"
     cause = error.strerror or str(error)
     return HostError(f"cannot {verb} `{path}`", cause=cause, state=state, hint=hint)
 

@@ -65,7 +65,7 @@ _WORDS = {
     ),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-        "the NVIDIA kernel driver and its library differ in version, "
+        "the NVIDIA kernel driver and its library have different versions, "
         "as after an update without a reboot"
     ),
     pynvml.NVML_ERROR_GPU_IS_LOST: "the GPU is lost: it has fallen off the bus",
@@ -161,7 +161,7 @@ class NvmlReader:
             if on_bus == ():
                 return GpuReading(gpus=(), problem=None, driver_version=None, cuda_version=None)
             if on_bus:
-                problem += f", though an NVIDIA GPU is on the PCI bus at {', '.join(on_bus)}"
+                problem += f", but an NVIDIA GPU is on the PCI bus at {', '.join(on_bus)}"
         differs = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
         return GpuReading(
             gpus=None,

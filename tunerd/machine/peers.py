@@ -65,7 +65,7 @@ def _holder_of(address: str) -> str:
         peer = peer_of(asking)
         if peer.uid is not None:
             return f"process {peer.pid} of {account_text(peer.uid)} holds it"
-    return "a process that cannot be told holds it"
+    return "an unknown process holds it"
 
 
 def group_number(name: str) -> int | None:
@@ -248,7 +248,7 @@ def _clear(path: Path, name: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
-        raise HostError(f"`{path}` is there, and is no socket", hint="move it away")
+        raise HostError(f"`{path}` exists, but is not a socket", hint="move it away")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_S)
         try:
@@ -259,4 +259,4 @@ def _clear(path: Path, name: str) -> None:
             return
         except OSError as error:
             raise HostError(f"cannot listen on `{path}`", cause=error.strerror) from error
-    raise HostError(f"another tunerd listens on `{path}`", hint="end that one first")
+    raise HostError(f"another tunerd listens on `{path}`", hint="stop that one first")

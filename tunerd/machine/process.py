@@ -286,7 +286,7 @@ class User:
         except KeyError as error:
             raise HostError(
                 f"no such account: {name}",
-                hint=f"`getent passwd {name}` prints nothing where it is missing",
+                hint=f"`getent passwd {name}` prints nothing if it is missing",
             ) from error
         groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
         return cls(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, entry.pw_dir)

@@ -96,7 +96,7 @@ class MemoryLimit:
 
     def __str__(self) -> str:
         place = "" if self.where is None else f" in `{self.where}`"
-        return f"{self.unit} may have {format_mib(self.mib)} ({self.name}={place})"
+        return f"{self.unit} may use {format_mib(self.mib)} ({self.name}={place})"
 
 
 def lacks_manager() -> Message:
@@ -104,9 +104,9 @@ def lacks_manager() -> Message:
     return warning(
         "no-user-manager",
         "this machine runs systemd, but your own service manager cannot be reached: tunerd's "
-        "supervisor takes its place, which nothing starts at boot",
-        "loginctl enable-linger, then XDG_RUNTIME_DIR=/run/user/$(id -u) where it is not set; "
-        "or --local, to mean it",
+        "supervisor takes its place, and nothing starts that at boot",
+        "loginctl enable-linger, then set XDG_RUNTIME_DIR=/run/user/$(id -u) if it is not set; "
+        "if that is what you want, say --local",
     )
 
 

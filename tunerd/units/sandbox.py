@@ -27,7 +27,7 @@ _NOT_EXECUTED = range(200, 246)
 # DynamicUser= alone brings a new account for each run, a /tmp of its own and no way to more rights; the
 # rest of these is said for the case where an account that exists is taken.
 _PROPERTIES = (
-    ("Description", "tunerd, looks at a program that it does not know"),
+    ("Description", "tunerd: asks a program what it is"),
     ("CapabilityBoundingSet", ""),
     ("NoNewPrivileges", "yes"),
     ("RestrictSUIDSGID", "yes"),

@@ -162,10 +162,10 @@ def unreached(stderr: str, *, is_user: bool) -> str | None:
     if "Failed to connect to bus" in stderr or "Failed to connect to user scope bus" in stderr:
         if is_user:
             return (
-                "no service manager of this user runs, or XDG_RUNTIME_DIR does not lead to it: log in "
-                "as the user (not with su or sudo), or once `loginctl enable-linger USER`; or --local"
+                "this user's service manager does not run, or XDG_RUNTIME_DIR does not lead to it: log in "
+                "as the user (not with su or sudo), or run `loginctl enable-linger USER` once; or use --local"
             )
-        return "systemd does not answer; `systemctl status` must work first; or --local"
+        return "systemd does not answer: `systemctl status` must work first; or use --local"
     return None
 
 
@@ -468,18 +468,18 @@ class Systemd:
         state = paths_for(self.mode, theirs).state_dir
         if state.is_dir() and state.resolve() != own.resolve():
             raise ServiceError(
-                f"there is another state: `{state}`",
-                cause=f"XDG_STATE_HOME leads this command to `{own}`, and the service manager, whose "
-                "tunerd.service watches and mends, does not have it",
+                f"tunerd.service has another state folder: `{state}`",
+                cause=f"XDG_STATE_HOME sends this command to `{own}`, but the service manager, which runs "
+                "tunerd.service, does not have that variable",
                 state="nothing was changed",
-                hint="unset it; or move the folder, write the variable into ~/.config/environment.d/xdg.conf, "
-                "and log in anew",
+                hint="unset XDG_STATE_HOME; or move the folder, write the variable into "
+                "~/.config/environment.d/xdg.conf, and log in again",
             )
 
     def reload(self) -> None:
         """Make the manager read the unit files again."""
         done = self._systemctl("daemon-reload", timeout_s=_RELOAD_TIMEOUT_S)
-        self._demand(done, "systemd cannot read its unit files again")
+        self._demand(done, "systemd cannot reload its unit files")
 
     def start(self, unit: str, *, timeout_s: float = START_S) -> None:
         """Start and wait for the job."""
@@ -591,7 +591,7 @@ class Systemd:
             raise JobCanceled(
                 f"the {verb} of {unit} was cancelled",
                 cause=_first_line(done.stderr),
-                hint=f"somebody else started or stopped it; `{self.mode.systemctl} list-jobs` shows what waits",
+                hint=f"somebody else started or stopped it; `{self.mode.systemctl} list-jobs` shows pending jobs",
             )
         self._demand(done, f"{verb} of {unit} failed")
 
@@ -736,7 +736,7 @@ def _take_lease(manager: Systemd, spec: LeaseSpec, *, timeout_s: float) -> Syste
     lease.restore_when_free(None)
     if not lease.is_held():
         raise ServiceError(
-            f"{spec.unit} ended as soon as it had begun",
+            f"{spec.unit} ended right after it started",
             cause=" ".join(manager.log(spec.unit, max_lines=3)) or None,
         )
     return lease

@@ -248,9 +248,7 @@ def plain_value(text: str) -> str:
     if _CONTROL.search(text) or _FOREIGN.search(text):
         raise ConfigError(f"a unit's directive cannot hold this value: {_shown(text)}")
     if text != text.strip(_UNIT_WHITESPACE) or text.endswith("\\"):
-        raise ConfigError(
-            f"a unit's directive would not keep the end of this value: {_shown(text)}"
-        )
+        raise ConfigError(f"a unit's directive would lose the end of this value: {_shown(text)}")
     return text.replace("%", "%%")
 
 
@@ -374,7 +372,7 @@ def _exec_start(spec: UnitSpec) -> str:
     text = " \\\n    ".join(lines)
     if len(text.encode("utf-8", "surrogateescape")) > MAX_LINE_BYTES:
         raise ConfigError(
-            f"the command line is longer than a unit's line may be: {MAX_LINE_BYTES} bytes",
+            f"the command line is longer than a line of a unit may be ({MAX_LINE_BYTES} bytes)",
             hint="long texts belong in a file that the program reads",
         )
     return text
@@ -446,7 +444,7 @@ def demand_as_shown(diff: str, shown: str) -> None:
             "what would change is no longer what was shown",
             cause="a profile, the machine or the unit changed in the meantime",
             state="nothing was changed",
-            hint="look at it again",
+            hint="run the command again, to see what would change now",
         )
 
 
@@ -514,7 +512,7 @@ def parse_exec(
     if "@" not in prefixes:
         argv.insert(0, path)
     elif not argv:
-        raise ConfigError(f"the command line has no word for argv[0] behind `@`: {value}")
+        raise ConfigError(f"the command line has no word for argv[0] after `@`: {value}")
     expanded = argv if ":" in prefixes else _with_variables(argv, environment)
     if not expanded:  # behind `@`, where `$NAME` is all there is
         raise ConfigError(f"the command line is empty without its variables: {value}")

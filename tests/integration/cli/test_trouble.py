@@ -93,7 +93,7 @@ def test_nobody_is_told_to_wait_for_a_measurement_that_stands_still(box: Box) ->
         words = ("compare", "--set", "serving.ctx_size=768", "--budget", "60", "--yes")
         error = box.json(*words, code=75)["error"]
         measuring.send_signal(signal.SIGCONT)
-    assert f"`kill -CONT {measuring.pid}` lets it go on" in error["hint"]
+    assert f"`kill -CONT {measuring.pid}` resumes it" in error["hint"]
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not here")

@@ -605,7 +605,7 @@ def test_a_build_that_is_replaced_while_it_is_looked_at_is_looked_at_again(
     found.program.write_text(text.replace("--version) ", f"--version) echo >> {found.program}; "))
     found.program.chmod(0o777)
 
-    with pytest.raises(EngineError, match="changed while it was looked at"):
+    with pytest.raises(EngineError, match="changed while tunerd read it"):
         prober.probe(found)
 
     found.program.write_text(text)

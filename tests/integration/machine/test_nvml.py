@@ -67,7 +67,7 @@ def test_a_card_on_the_bus_without_a_driver_is_named(world: StubWorld) -> None:
     assert reading.gpus is None
     assert reading.problem == (
         "the NVIDIA kernel driver is not loaded, "
-        "though an NVIDIA GPU is on the PCI bus at 0000:01:00.0"
+        "but an NVIDIA GPU is on the PCI bus at 0000:01:00.0"
     )
 
 

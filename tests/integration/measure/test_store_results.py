@@ -150,9 +150,9 @@ def lay_over(bench: Bench, text: str, name: str = "limits.conf") -> None:
         (_new_model, False, ["model"]),
         (lambda it: write_model(it.model, "{{ other }}"), False, ["model", "chat template"]),
         (_hidden_cards, None, [
-            "driver: 580.95.05 then, cannot be told now",
-            "GPU: NVIDIA GeForce RTX 3090 Ti then, cannot be told now",
-            "power limit: 450 W then, cannot be told now",
+            "driver: 580.95.05 then, unknown now",
+            "GPU: NVIDIA GeForce RTX 3090 Ti then, unknown now",
+            "power limit: 450 W then, unknown now",
             "GPUs cannot be read: driver and library do not match",
         ]),
     ],

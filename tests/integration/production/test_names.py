@@ -64,4 +64,4 @@ def test_a_folder_of_models_that_is_not_there_is_named_with_the_file_that_is_mis
 
     told = [one["hint"] for one in box.json("plan", "cpu-embedded", code=None)["messages"]]
 
-    assert any(f"names `{tmp_path}/gone`, which is not there" in (hint or "") for hint in told)
+    assert any(f"names `{tmp_path}/gone`, which does not exist" in (hint or "") for hint in told)

@@ -76,7 +76,7 @@ def test_an_older_unit_with_flags_that_the_build_takes_no_more_is_refused_before
         refused = box.json("rollback", "--yes", expect=1)["error"]
         planned = box.json("plan", "now")
 
-        assert "does not take --checkpoint-every-n-tokens any more" in refused["cause"]
+        assert "no longer accepts --checkpoint-every-n-tokens" in refused["cause"]
         assert refused["state"] == "nothing was changed"
         assert box.json("status")["pid"] == pid
         told = next(one for one in planned["messages"] if one["code"] == "no-way-back")

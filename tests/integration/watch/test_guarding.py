@@ -163,7 +163,7 @@ def test_a_server_that_the_kernel_killed_is_told_of_with_the_limit_of_its_unit_a
     (told,) = world.told
     assert told.kind == "server-dies"
     assert "out of RAM: killed by the kernel" in told.text
-    assert f"{UNIT} may have 8192 MiB (MemoryMax= in `{drop_in}`)" in told.text
+    assert f"{UNIT} may use 8192 MiB (MemoryMax= in `{drop_in}`)" in told.text
 
 
 @pytest.mark.parametrize("measuring", [None, "sweep 3"])

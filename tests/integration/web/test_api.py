@@ -279,7 +279,7 @@ def test_a_socket_that_a_dead_process_left_is_taken_and_anything_else_is_left(ap
 
     file = api.path.with_name("file.sock")
     file.write_text("mine")
-    with pytest.raises(HostError, match="is no socket"):
+    with pytest.raises(HostError, match="is not a socket"):
         unix_socket(file, group=None)
     assert file.read_text() == "mine"
 

@@ -212,7 +212,7 @@ FIRES = [
 
 SILENT = [
     ("server-down", a_box()),
-    ("server-down", with_server(foreign_flags=("--mlock",), no_start="`llama-server` does not take --mlock any more")),
+    ("server-down", with_server(foreign_flags=("--mlock",), no_start="`llama-server` no longer accepts --mlock")),
     ("gpu-unreadable", without_cards()),
     ("gpu-unreadable", with_host(a_box(), gpu_problem="1 and 2", awaits_reboot="1 and 2")),
     ("gpu-throttled", with_card(throttle_reasons=(POWER_CAP,))),

@@ -171,7 +171,7 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
     ("origins", "kind"),
     [
         ((("--spec-type draft-simple", "speculation.type", "x"), MODEL), "draft"),
-        ((("(the draft model alone switches it on)", "speculation.type", "x"), MODEL), "draft"),
+        ((("(the draft model alone turns it on)", "speculation.type", "x"), MODEL), "draft"),
         ((("--spec-type draft-eagle3", "speculation.type", "x"), MODEL), "eagle3"),
         ((("--multi-token-prediction", "speculation.type", "x"),), "mtp"),
         ((("--threads 8", "serving.threads", "x"), ("(left out)", MODEL[1], "x")), "off"),

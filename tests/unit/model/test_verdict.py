@@ -139,11 +139,11 @@ def limited(maximum: int | None = None, high: int | None = None, *, strict: bool
     ("what", "there", "expected", "says"),
     [
         # Read weights have to stay; what is only reserved may never be touched.
-        (READ, limited(2499), [FORBIDDEN], "needs 2600 MiB of RAM, and x.service may have 2499 MiB"),
+        (READ, limited(2499), [FORBIDDEN], "needs 2600 MiB of RAM, and x.service may use 2499 MiB"),
         (READ, limited(2499), [FORBIDDEN], "(MemoryMax= in `/etc/limit.conf`): the kernel kills it"),
         (READ, limited(2500), [TOLD], "the kernel kills it"),
         (READ, limited(2499, strict=False), [TOLD], "the kernel may kill it"),
-        (READ, limited(high=2499), [TOLD], "ai.slice may have 2499 MiB (MemoryHigh= in"),
+        (READ, limited(high=2499), [TOLD], "ai.slice may use 2499 MiB (MemoryHigh= in"),
         (READ, limited(high=2499), [TOLD], "the kernel slows it down"),
         # With time they need more.
         (READ, limited(3099), [TOLD], "may grow until it needs 3100 MiB of RAM"),

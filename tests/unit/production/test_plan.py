@@ -216,7 +216,7 @@ def test_a_limit_counts_where_the_file_of_its_slice_cannot_be_read(world: World)
     (limit,) = memory_limits(ctx, ctx.services.state(UNIT), is_replaced=True)
 
     assert state.memory_max_bytes is not None
-    assert str(limit) == "ai.slice may have 2048 MiB (MemoryMax=)"
+    assert str(limit) == "ai.slice may use 2048 MiB (MemoryMax=)"
 
 
 @pytest.mark.parametrize(("swap_mib", "level"), [(0, Level.ERROR), (512, Level.WARNING)])
@@ -241,5 +241,5 @@ def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_i
     judged = memory_of_plan(ctx, chosen, facts, host, None, ctx.services.state(UNIT))
 
     (said,) = [one for one in judged.messages if one.code == "unit-limit"]
-    assert f"{UNIT} may have 1 MiB (MemoryMax= in `{drop_in}`)" in said.text
+    assert f"{UNIT} may use 1 MiB (MemoryMax= in `{drop_in}`)" in said.text
     assert said.level is (level if has_memory_groups() else Level.WARNING)

@@ -295,7 +295,7 @@ def test_what_the_kernel_killed_names_the_limit_of_its_unit(world: World) -> Non
         deploy(world.context(), world, "new", program=BROKEN)
 
     assert world.serving_alias() == "old"
-    limit = f"{UNIT} may have 8192 MiB (MemoryMax= in `{drop_in}`)"
+    limit = f"{UNIT} may use 8192 MiB (MemoryMax= in `{drop_in}`)"
     assert caught.value.message.endswith("out of RAM")
     assert caught.value.cause == f"killed by the kernel; {limit}"
     assert f"raise it (`systemctl edit {UNIT}`)" in (caught.value.hint or "")
