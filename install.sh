@@ -16,14 +16,14 @@ usage: install.sh [--system | --user] [--uninstall] [--dry-run]
        install.sh --try [FOLDER]
        install.sh --python
 
-  --system     into $prefix, for the whole machine; what root gets without a choice
-  --user       into your home, for units of your own
-  --try        shows the main job in a folder of its own (.try), changes nothing else
-  --uninstall  takes tunerd away; the server goes on serving, backups and history stay
-  --dry-run    says what would be done, and does nothing
-  --without-embedded  leaves out the engine that comes as a Python package
-  --with-fleet        brings what a PostgreSQL that boxes share needs; an upgrade keeps it
-  --python     prints the Python that would be used; as root, installs Debian packages it lacks
+  --system     install into $prefix for the whole machine; the default for root
+  --user       install into your home, for units of your own
+  --try        show the main job in a folder of its own (.try); nothing else is changed
+  --uninstall  remove tunerd; the server keeps serving, backups and history stay
+  --dry-run    say what would be done, and do nothing
+  --without-embedded  leave out the engine that comes as a Python package
+  --with-fleet        also install what a shared PostgreSQL needs; upgrades keep it
+  --python     print the Python that would be used; as root, install Debian packages that it lacks
 
 With DESTDIR set, --system only writes the files, below that folder.
 EOF
@@ -115,7 +115,7 @@ find_library() {
     get='apt-get install --yes --no-install-recommends'
     if ! get_packages 'libgomp.so.1, which the embedded engine needs,' libgomp1; then
         [ "$mode" != try ] || die 'libgomp.so.1 is missing' "sudo $get libgomp1"
-        warn "the embedded engine will not start before: sudo $get libgomp1"
+        warn "the embedded engine will not start until you run: sudo $get libgomp1"
     fi
 }
 
@@ -154,7 +154,7 @@ prepare_environment() {
     fi
     say 'installing Python packages ...'
     "$prepared/bin/python" -Im pip install --quiet "$here$extra" ||
-        die 'pip could not install the packages, and says above why' 'nothing was replaced'
+        die 'pip could not install the packages; its reason is above' 'nothing was replaced; try again'
     for shell in bash zsh fish; do
         file=$prepared/share/$(completion_of $shell)
         mkdir -p -- "$(dirname -- "$file")"
@@ -174,7 +174,7 @@ put_environment() {
     trap '' HUP INT PIPE TERM
     [ ! -e "$1" ] || mv -T -- "$1" "$1.old"
     move "$prepared" "$1" ||
-        die "could not put the new $1 in its place, and mv says above why" 'nothing was replaced'
+        die "could not move the new $1 into its place; mv's reason is above" 'nothing was replaced; try again'
     trap 'exit 130' HUP INT PIPE TERM
     rm -rf -- "$1.old" || true
 }
@@ -263,7 +263,7 @@ link() {
         return
     fi
     if [ -e "$2" ] || [ -L "$2" ]; then
-        warn "kept $2, which is not tunerd's; its own is $1"
+        warn "kept $2, which is not tunerd's; tunerd's own is $1"
         return
     fi
     act mkdir -p -- "$(dirname -- "$2")"
@@ -342,7 +342,7 @@ start_system() {
     exec 8<&- 9<&- # what begins now may change something; a failure still starts the daemon
     why='journalctl --unit=tunerd says why; what served before still serves'
     if ! command -v systemd-sysusers >/dev/null; then
-        warn 'there is no systemd here: accounts and the service were left out'
+        warn 'there is no systemd here: no accounts were made, and no service was enabled'
         let_go
         return
     fi
@@ -383,7 +383,7 @@ users_of() {
 refuse_during_swap() {
     for record in "$1"/*.json; do
         if [ -e "$record" ]; then
-            die "a swap was interrupted: $record" 'call tunerd recover, then try again'
+            die "a swap was interrupted: $record" 'run tunerd recover, then try again'
         fi
     done
 }
@@ -402,7 +402,7 @@ manager() {
 make_way() {
     [ -d "$1" ] || return 0
     if [ "$dry" = yes ]; then
-        say 'would wait for a change under way, and end what tunerd measures and watches'
+        say 'would wait for a change under way, then stop what tunerd measures and watches'
         return 0
     fi
     (umask 077 && : >>"$1/lock" && : >>"$1/measure.lock")
@@ -442,7 +442,7 @@ end_units() {
 # Takes the lock that is open as $1; $2 is what holds it.
 wait_for_lock() {
     if ! flock --nonblock "$1"; then
-        say "$2; waiting for its end ..."
+        say "$2; waiting for it to end ..."
         flock --timeout 1800 "$1" || die "$2, and does not end" 'nothing was replaced; try again later'
     fi
 }
@@ -462,14 +462,14 @@ remove_environment() {
         act rm -rf -- "$dest$1" "$dest$1.old"
         return
     fi
-    say "kept $1: the server that it contains is started by"
+    say "kept $1: these start the server in it:"
     printf '%s\n' "$needed" | LC_ALL=C sed 's/[^ -~]/?/g; s/^/  /' # names are of others' choice
-    say "  when none of them is needed any more: rm -r $1 $2/tunerd-llama-server"
+    say "  once you need none of them: rm -r $1 $2/tunerd-llama-server"
 }
 
 uninstall_system() {
     if [ "$(id -u)" != 0 ] && [ -z "$dest" ] && [ "$dry" = no ]; then
-        die 'taking tunerd off the machine needs root' 'use sudo'
+        die 'removing tunerd from the machine needs root' 'use sudo'
     fi
     refuse_during_swap "$dest/var/lib/tunerd/journal"
     if systemd_runs; then
@@ -492,9 +492,10 @@ uninstall_system() {
     if systemd_runs; then
         act systemctl daemon-reload
     fi
-    done_with 'tunerd is gone. Left as they are:' || return 0
-    say '  the server and its unit, with its backups beside it (UNIT.pre-*): cp the oldest that tunerd'
-    say '  made over the unit, then systemctl daemon-reload and restart, for what stood before tunerd'
+    done_with 'tunerd is removed. These were left as they are:' || return 0
+    say '  the server and its unit, and the backups beside it (UNIT.pre-*); to have back what was there'
+    say '    before tunerd: cp the oldest backup that tunerd made over the unit, then systemctl'
+    say '    daemon-reload and restart it'
     say '  /var/lib/tunerd (history, and kept engines, which a unit may start), /etc/tunerd (settings)'
     say '  the group tunerd, the accounts tunerd-web and llama-server with /var/lib/llama-server'
     say '  to remove those as well: rm -r /var/lib/tunerd /etc/tunerd; userdel tunerd-web; groupdel tunerd'
@@ -505,7 +506,7 @@ uninstall_system() {
 
 user_places() {
     if [ "$(id -u)" = 0 ]; then
-        die 'root installs for the whole machine' 'leave --user out, or call it as that user'
+        die 'root installs for the whole machine' 'leave --user out, or run this as that user'
     fi
     data=${XDG_DATA_HOME:-$HOME/.local/share}
     config=${XDG_CONFIG_HOME:-$HOME/.config}
@@ -548,7 +549,7 @@ install_user() {
         act systemctl --user --quiet enable tunerd.service
         act systemctl --user restart tunerd.service || die 'tunerd.service did not start' "$why"
     else
-        say 'your service manager does not run: tunerd.service was not enabled'
+        say 'your service manager is not running: tunerd.service was not enabled'
     fi
     done_with 'tunerd is installed in your home. What serves now was not touched.' || return 0
     say "  next       $bin/tunerd detect"
@@ -576,8 +577,8 @@ uninstall_user() {
     if user_manager_runs; then
         act systemctl --user daemon-reload
     fi
-    done_with 'tunerd is gone. Left as they are:' || return 0
-    say '  your server and its unit, with its backups beside it (UNIT.pre-*)'
+    done_with 'tunerd is removed. These were left as they are:' || return 0
+    say '  your server and its unit, and the backups beside it (UNIT.pre-*)'
     say "  $state/tunerd (history), $config/tunerd (settings)"
 }
 
@@ -620,7 +621,7 @@ end_try() {
     status=$?
     stop_try
     if [ "$status" != 0 ]; then
-        warn "the try-out ended early; to remove it: rm -r '$try_dir'"
+        warn "the try-out stopped early; to remove it: rm -r '$try_dir'"
     fi
     exit "$status"
 }
@@ -694,7 +695,7 @@ try_out() {
     say "  the report   $try_dir/report.html"
     say "  look at it   $try_dir/state, $try_dir/config/profiles/mine.toml"
     say "  go on        '$try_dir/tunerd' apply mine, or any other command"
-    say "  end that     kill \$(cat '$try_dir/run/supervise.pid')"
+    say "  stop that    kill \$(cat '$try_dir/run/supervise.pid')"
     say "  for real     sudo $here/install.sh   or   $here/install.sh --user"
     say "  remove it    rm -r '$try_dir'"
 }
@@ -711,13 +712,13 @@ main_job() {
     show sweep run --budget 210s --yes || [ $? -eq 1 ] # 1: nothing could be measured
     ask
     before=$(cat -- "$try_dir/tmp/tok_s")
-    outcome="nothing was promoted, the sweep says above why; $before tok/s as before"
+    outcome="nothing was promoted, for the reason that the sweep gives above; still $before tok/s"
     if tunerd sweep show --json | grep -q '"verdict": *"promote"'; then
         if show promote --yes; then
             ask
             outcome="before $before tok/s, after $(cat -- "$try_dir/tmp/tok_s") tok/s; promoted: $(promoted)"
         else
-            outcome="the winner did not stay, tunerd says above why; $before tok/s as before"
+            outcome="the winner was taken back, for the reason given above; still $before tok/s"
         fi
     fi
     show status
@@ -843,7 +844,7 @@ python-*)
     say "$python"
     ;;
 try-no) try_out ;;
-try-yes) die 'a try-out is removed by removing its folder' ;;
+try-yes) die 'to remove a try-out, remove its folder' ;;
 system-no) install_system ;;
 system-yes) uninstall_system ;;
 user-no) install_user ;;

@@ -120,7 +120,7 @@ def test_an_upgrade_waits_for_a_change_and_keeps_the_address_of_a_webhook_to_its
 ) -> None:
     installed_machine.write(SETTINGS, '[notify]\nwebhook = "https://ntfy.sh/my-own-topic"\n')
     installed_machine.sh(f"chmod 0644 {SETTINGS}")
-    said = "a change is under way; waiting for its end"
+    said = "a change is under way; waiting for it to end"
     change = f"until grep -q '{said}' /root/said; do sleep 0.1; done"
     installed_machine.start("flock", "/var/lib/tunerd/lock", "sh", "-c", change)
     installed_machine.sh("while flock -n /var/lib/tunerd/lock true; do sleep 0.1; done")
@@ -176,7 +176,7 @@ def test_an_upgrade_that_is_hindered_between_its_moves_leaves_a_program_in_its_p
         done = machine.sh(f"export PATH=/root/bin:$PATH; {PIP} {INSTALL}", check=False)
 
         assert done.returncode == status, done.stderr
-        assert ("could not put the new /opt/tunerd in its place" in done.stderr) is (status == 1)
+        assert ("could not move the new /opt/tunerd into its place" in done.stderr) is (status == 1)
         assert machine.exists("/opt/tunerd/mine")
         assert machine.systemctl("is-active", "tunerd.service") == "active"
         assert machine.run("tunerd", "status").returncode == 0
@@ -235,7 +235,7 @@ def test_uninstalling_waits_for_a_swap_and_keeps_the_server_its_engine_its_backu
     serve(machine, "/bin/sh -c 'sleep infinity' ")
     machine.systemctl("restart", "llama-server")
     pid = machine.show("llama-server", "MainPID")
-    assert "tunerd is gone" in install(machine, "--uninstall").stdout
+    assert "tunerd is removed" in install(machine, "--uninstall").stdout
     assert machine.show("llama-server", "MainPID") == pid
     assert machine.systemctl("is-active", "llama-server") == "active"
     backups = [name for name in machine.files("/etc/systemd/system") if ".pre-" in name]
@@ -351,7 +351,7 @@ def test_the_try_out_does_the_main_job_and_stays_in_its_folder(bare_machine: Mac
     last = said[said.index("That was the main job") :]
     # What a busy machine says of itself is no proof, and nothing is promoted.
     assert ("$ tunerd promote" in said) == bool(re.search(BEFORE_AND_AFTER, last)), said
-    assert re.search(rf"{BEFORE_AND_AFTER}|nothing was promoted, .* [0-9]+ tok/s as before", last)
+    assert re.search(rf"{BEFORE_AND_AFTER}|nothing was promoted, .* still [0-9]+ tok/s", last)
     assert bare_machine.read("/home/bob/try out/report.html").startswith("<!doctype html>")
     assert "remove it    rm -r '/home/bob/try out'" in last
     bare_machine.sh("ln -s '/home/bob/try out/tunerd' /run/again")
