@@ -147,14 +147,14 @@ class JobFolder:
         """
         path = self._folder / str(number)
         if self.is_alive(number):
-            raise HostError(f"job {number} is being done already")
+            raise HostError(f"job {number} is already running")
         try:
             # Locked before it has its name: who finds it unlocked knows that its process is gone.
             lock = os.open(path / "lock.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (path / "lock.new").rename(path / "lock")
         except OSError as error:
-            raise HostError(f"job {number} cannot be done", cause=error.strerror) from error
+            raise HostError(f"job {number} cannot be run", cause=error.strerror) from error
         try:
             with (path / "events.jsonl").open("ab", buffering=0) as file:
                 yield partial(_add, file.fileno())
@@ -311,7 +311,7 @@ def demand_lane(ctx: Context, request: JobRequest) -> None:
             "another job is under way",
             cause=f"job {job.number}, {job.request.kind}, asked for by {job.request.asked_by}",
             state="nothing was changed",
-            hint=f"`tunerd jobs watch {job.number}` tells when it is over",
+            hint=f"`tunerd jobs watch {job.number}` follows it to its end",
         )
 
 
@@ -325,15 +325,15 @@ def stop_job(ctx: Context, number: int) -> ActionResult:
     job = read_job(ctx, number)
     if job.state.is_over:
         raise UsageError(
-            f"job {number} is over", hint=f"`tunerd jobs watch {number}` shows its end"
+            f"job {number} is over", hint=f"`tunerd jobs watch {number}` shows its result"
         )
     if job.request.lane not in {Lane.MEASURE, Lane.LOOK}:
         raise UsageError(
-            f"job {number}, {job.request.kind}, is not ended half-way",
-            state="it goes on",
+            f"job {number}, {job.request.kind}, cannot be stopped half-way",
+            state="it is still running",
             hint=f"wait for it: `tunerd jobs watch {number}`; `tunerd rollback` undoes a swap",
         )
-    ctx.say(f"ending job {number}, {job.request.kind}")
+    ctx.say(f"stopping job {number}, {job.request.kind}")
     if ctx.mode is Mode.LOCAL:
         _end_process(ctx, job)
     else:
@@ -403,7 +403,7 @@ def follow(number: int, news: News, report: ProgressSink, clock: Clock) -> Actio
                 return result_from_json(event["result"], int(event["exit_code"]))
         if told["is_over"]:
             raise HostError(
-                f"job {number} ended without a word",
+                f"job {number} ended without a result",
                 cause="its process was killed",
                 hint="`tunerd status` shows what serves",
             )

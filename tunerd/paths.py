@@ -121,9 +121,9 @@ def _moved(environment: Mapping[str, str], name: str, otherwise: Path) -> Path:
     if value and not value.startswith("/"):
         raise ConfigError(
             f"`{name}` is a relative path: `{value}`",
-            cause="the supervisor and the daemon work in another folder, and would use another state",
+            cause="the supervisor and the daemon run in another folder, and would use another state",
             state="nothing was touched",
-            hint=f"give the whole path, such as {name}={Path(value).absolute()}",
+            hint=f"give the absolute path: {name}={Path(value).absolute()}",
         )
     return Path(value) if value else otherwise
 
@@ -134,7 +134,7 @@ def _base_folder(environment: Mapping[str, str], name: str) -> Path | None:
     return Path(value) if value.startswith("/") else None
 
 
-FROM_ELSEWHERE = "from elsewhere use ssh -L, or a proxy with a login of its own (docs/api.md)"
+FROM_ELSEWHERE = "from another machine use ssh -L, or a proxy with a login of its own (docs/api.md)"
 _HIGHEST_PORT = 65535
 
 

@@ -49,7 +49,7 @@ def _set_keys(
         document = tomlkit.parse((ctx.files.read(path) or b"").decode("utf-8-sig"))
     except (TOMLKitError, UnicodeDecodeError) as error:
         raise HostError(
-            f"`{path}` is no TOML", cause=str(error), state="nothing was changed"
+            f"`{path}` is not valid TOML", cause=str(error), state="nothing was changed"
         ) from error
     for dotted, value in changed.items():
         *names, key = dotted.split(".")
@@ -65,7 +65,7 @@ def _set_keys(
         check_settings(text, path)
     except ConfigError as problem:
         raise UsageError(
-            "that cannot be set", cause=problem.cause, state="nothing was changed"
+            "this value cannot be set", cause=problem.cause, state="nothing was changed"
         ) from problem
     ctx.files.make_folder(path.parent)
     look = ctx.files.look(path)
@@ -73,9 +73,9 @@ def _set_keys(
     if look is not None and "webhook" in document.get("notify", {}):
         look = replace(look, mode=look.mode & 0o600)
     ctx.files.write(path, text.encode(), mode=0o600, like=look)
-    taken = "the daemon takes it over by itself"
+    taken = "the daemon applies it by itself"
     if {"mode", "service.unit"} & {*changed}:
-        taken = f"a daemon goes by it once it is started again (`{ctx.systemctl} restart tunerd`)"
+        taken = f"the daemon applies it after a restart (`{ctx.systemctl} restart tunerd`)"
     hint = f"{taken}; `{shown_by}` shows it"
     given = [
         one for value in changed.values() for one in (value if isinstance(value, list) else [value])
@@ -137,7 +137,7 @@ def set_setting(
         raise UsageError(f"there is no setting `{key}`", state="nothing was changed", hint=hint)
     if not words and not is_there:
         raise UsageError(
-            f"`{key}` does not stand in `{ctx.paths.settings_file}`",
+            f"`{key}` is not set in `{ctx.paths.settings_file}`",
             state="nothing was changed",
             hint="`tunerd settings` shows where each comes from",
         )
@@ -145,7 +145,7 @@ def set_setting(
     if is_list and len(words) == 1 and isinstance(whole := _as_toml(words[0]), list):
         words = [str(one) for one in whole] or words
     if len(words) > 1 and not is_list:
-        raise UsageError(f"`{key}` holds one value", state="nothing was changed")
+        raise UsageError(f"`{key}` takes one value", state="nothing was changed")
     tried: list[Any] = [*map(_as_toml, words), *words] or [None]
     if is_list and words:
         tried = [list(words)]
@@ -166,7 +166,7 @@ def _demand_meaning(
     Raises:
         UsageError: a list of values or keys is none, there is no such workload, or others reach the address.
     """
-    refused = "that cannot be set"
+    refused = "this value cannot be set"
     state = "nothing was changed"
     try:
         check(key, words)

@@ -113,7 +113,7 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
 _LISTS = ("tuple_type", "list_type", "set_type")
 _TABLES = ("dict_type", "model_type", "model_attributes_type", "mapping_type")
 _PLAIN = {
-    "missing": "a value, for it is required",
+    "missing": "a value; this key is required",
     "string_type": "text in quotes",
     "bool_type": "true or false",
     "bool_parsing": "true or false",

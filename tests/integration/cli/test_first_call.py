@@ -139,8 +139,8 @@ def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) 
     assert "mine" not in left.get("engines", {}), "which would be half an engine"
     before = path.read_bytes()
     for words, told in (
-        ("unset engines.mine.path", "`engines.mine.path` does not stand in"),
-        ("unset models.dirs", "`models.dirs` does not stand in"),
+        ("unset engines.mine.path", "`engines.mine.path` is not set in"),
+        ("unset models.dirs", "`models.dirs` is not set in"),
         ("unset sweep.prmote", "did you mean `sweep.promote`?"),
         ("set sweep.keep serving.thread", "sweep.keep"),
     ):
@@ -207,7 +207,7 @@ def test_of_settings_that_several_people_set_at_once_none_is_lost_that_was_said_
         (("sweep.space", "nosuch=1"), "no profile key is called `nosuch`"),
         (("page.listen", "0.0.0.0:8765"), "others can reach the page there"),
         (("page.listen", "here"), "ADDRESS:PORT"),
-        (("backups.keep", "1", "2"), "holds one value"),
+        (("backups.keep", "1", "2"), "takes one value"),
         (("models.dirs", "relative"), "an absolute path"),
         (("sweep.space", "serving.threads=x"), "sweep.space"),
         (("sweep.budget_s", "-3"), "sweep.budget_s"),
