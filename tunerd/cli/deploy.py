@@ -240,9 +240,7 @@ def _kept(payload: Mapping[str, Any], way_back: str = "") -> Iterator[str]:
 @click.option("--to", type=TARGET, metavar="NAME|GENERATION", shell_complete=names_of("targets"),
               help="A backup's name or a generation's number.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="Show what you can go back to.")
-@click.option(
-    "--dry-run", is_flag=True, help="Show what it would go back to, and what would change."
-)
+@click.option("--dry-run", is_flag=True, help="Show where it would go back to, and what changes.")
 @yes_option
 @now_option
 @shown_option

@@ -420,9 +420,7 @@ def show_export(
 
 @results_command.command(name="import", short_help="Let sweeps try first what others found.")
 @click.argument("file", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--shipped", is_flag=True, help="Import the write-ups' results, which come with tunerd."
-)
+@click.option("--shipped", is_flag=True, help="Import what the write-ups found; tunerd brings it.")
 @operation("render_import")
 def import_command(call: Call, file: tuple[Path, ...], shipped: bool) -> ActionResult:
     """Let sweeps try first what others found fastest, if card, model and engine are those of this box.

@@ -78,10 +78,7 @@ def profiles_for_here(typed: Any, command: str) -> tuple[str, str | None]:
 
     found = fitting_profiles(build_context(mode=typed.mode))
     if not found:
-        return (
-            "no profile is meant for this machine",
-            "`tunerd profiles new mine --model FILE.gguf`",
-        )
+        return "none is meant for this machine", "`tunerd profiles new mine --model FILE.gguf`"
     told = [f"`{one.name}` ({'its model is here' if one.model else one.problem})" for one in found]
     ready = next((one for one in found if one.model is not None), None)
     text = f"for this machine there {'is' if len(told) == 1 else 'are'} {', '.join(told)}"
@@ -175,9 +172,7 @@ def _shown(value: object) -> str:
 
 
 @click.group(name="engines", invoke_without_command=True)
-@click.option(
-    "--prove", is_flag=True, help="Run each build on a tiny model to see what it really does."
-)
+@click.option("--prove", is_flag=True, help="Test on a tiny model what each build really does.")
 @operation("render_engines")
 def engines_command(call: Call, prove: bool) -> ActionResult:
     """List each engine: path, version, dialect, what it can do, what was proved, what it lacks.

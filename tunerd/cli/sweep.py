@@ -478,9 +478,7 @@ def render_skipped(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     span = payload["skipped"]
     yield (
-        "the next night takes place"
-        if span is None
-        else f"skipped: {_times(span, payload['timezone'])}"
+        "the next night is on" if span is None else f"skipped: {_times(span, payload['timezone'])}"
     )
 
 

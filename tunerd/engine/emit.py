@@ -248,9 +248,7 @@ def _for_many(
             raise _refuse(target, Flag((name,)), "a section cannot have this name")
         for flag in server.flags:
             if counts[flag.name] > 1 and flag.name not in _OF_ROUTERS:
-                raise _refuse(
-                    target, flag, "the flag is given twice, but a key can stand there only once"
-                )
+                raise _refuse(target, flag, "the flag is given twice, but a key only once")
     first = servers[0]
     router = [*first.program, "--host", first.host or "127.0.0.1", "--port", str(first.port)]
     if first.api_key_file is not None:
@@ -309,9 +307,7 @@ def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
     who = f" ({server.user})" if server.user is not None else ""
     lost.append(f"account{who} and sandbox of its unit: it runs as {where}")
     if target in _IN_CONTAINERS:
-        lost.append(
-            f"the build {server.program[0]}, which these flags are for: the image has its own"
-        )
+        lost.append(f"the build {server.program[0]}, which these flags fit: the image has its own")
         if server.api_key_file is not None:
             lost.append(f"the API key: it stays in {server.api_key_file}, which you have to mount into the container")  # fmt: skip
         away = [word for one in flags for word in one.words if word.startswith("/") and word not in server.folders]  # fmt: skip

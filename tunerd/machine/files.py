@@ -464,9 +464,7 @@ def is_locked(path: Path) -> bool:
 
 def stopped_hint(pid: int) -> str:
     """What to do about a process that holds the lock and stands still, as after Ctrl-Z."""
-    return (
-        f"it is suspended: `kill -CONT {pid}` resumes it; after `kill -KILL {pid}` a swap is undone"
-    )
+    return f"it is paused: `kill -CONT {pid}` resumes it; after `kill -KILL {pid}` a swap is undone"
 
 
 def _busy(descriptor: int) -> Busy:

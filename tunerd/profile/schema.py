@@ -89,9 +89,7 @@ def _only_json(value: _Json) -> _Json:
 class Match(Table):
     """Which machines the profile is meant for. A mismatch is a warning; nothing is refused for it."""
 
-    gpu: Text | None = _optional(
-        "glob for NVML's name of the GPU; `none` for a machine without a GPU"
-    )
+    gpu: Text | None = _optional("glob for NVML's name of the GPU; `none` if there is no GPU")
     vram_min_mib: Count | None = _optional("least total VRAM of the card in MiB")
     vram_max_mib: Count | None = _optional("most total VRAM of the card in MiB")
 
@@ -228,9 +226,7 @@ class Speculation(Table):
         "in the build's own words"
     )
     n_max: Annotated[int, Field(ge=1, le=64)] | None = _optional("most tokens drafted per step")
-    n_min: Annotated[int, Field(ge=0, le=64)] | None = _optional(
-        "drafts shorter than this are dropped"
-    )
+    n_min: Annotated[int, Field(ge=0, le=64)] | None = _optional("shorter drafts are thrown away")
     p_min: Probability | None = _optional(
         "drafting stops below this probability; 0.0 drafts everything"
     )
