@@ -150,7 +150,7 @@ def bench_command(
     "base",
     type=PROFILE,
     shell_complete=names_of("profiles"),
-    help="The profile that engines and single settings are changes of [default: what serves].",
+    help="Profile to which engines and single settings are applied [default: what serves].",
 )
 @click.option("--workload", type=WORKLOAD, shell_complete=names_of("workloads"),
               help="The mix of requests [default: the profile's own].")  # fmt: skip

@@ -132,7 +132,7 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
     named = None if name is None else partial(find, model_name=name, needs_mtp=needs_mtp)
     drafting = " with an MTP block" if needs_mtp else ""
     if wanted is not None:
-        found, what = find(file_name=wanted), f"a file `{wanted}`"
+        found, what = find(file_name=wanted), f"the file `{wanted}`"
     elif named is not None:
         found, what = named(), f"a model file named `{name}`{drafting}"
     else:

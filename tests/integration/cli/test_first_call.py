@@ -47,7 +47,7 @@ def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
 ) -> None:
     error = box.json(command, code=2)["error"]
     assert error["message"] == "no profile was named"
-    assert "`cpu-embedded` (cannot find a file `designed-tiny.gguf`)" in error["cause"]
+    assert "`cpu-embedded` (cannot find the file `designed-tiny.gguf`)" in error["cause"]
     assert error["hint"].startswith("tunerd model new")
 
     mine = f'extends = "cpu-embedded"\n[model]\npath = "{box.folder}/mine.gguf"\n'
