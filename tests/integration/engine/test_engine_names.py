@@ -99,7 +99,7 @@ def test_a_build_for_the_processor_does_not_serve_a_profile_of_the_card_that_is_
     with pytest.raises(EngineError, match="no engine here can serve profile `mine`") as caught:
         choose(ctx, request, here)
     assert caught.value.cause is not None
-    assert "it sees no device to offload to, and NVIDIA GeForce RTX 4070" in caught.value.cause
+    assert "it sees no device to offload to, but NVIDIA GeForce RTX 4070" in caught.value.cause
     assert not choose(ctx, request, replace(here, gpus=())).has_gpu
     assert not choose(ctx, request, replace(here, awaits_reboot="why")).has_gpu, (
         "which the plan tells of"

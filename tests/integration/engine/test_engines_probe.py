@@ -593,7 +593,7 @@ def test_what_a_script_starts_is_a_part_of_it_and_no_copy_is_made_of_that(
 
     assert real in [part.path for part in before.components]
     assert before.sha256 != after.sha256
-    with pytest.raises(EngineError, match=f"it starts `{real}`"):
+    with pytest.raises(EngineError, match=f"a script that starts `{real}`"):
         keep_program(Box(tmp_path).context, found)
 
 

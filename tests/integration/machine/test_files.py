@@ -295,7 +295,7 @@ def test_a_second_caller_is_not_told_to_wait_for_a_holder_that_was_stopped(tmp_p
         with pytest.raises(Busy) as caught, lock(tmp_path / "lock", purpose="second", since="now"):
             raise AssertionError
         process.send_signal(signal.SIGCONT)
-    assert f"`kill -CONT {process.pid}` lets it go on" in (caught.value.hint or "")
+    assert f"`kill -CONT {process.pid}` resumes it" in (caught.value.hint or "")
 
 
 def test_a_second_caller_is_told_who_holds_the_lock_which_ends_with_its_process_whatever_happens_to_it(

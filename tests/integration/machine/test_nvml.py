@@ -74,7 +74,7 @@ def test_a_card_on_the_bus_without_a_driver_is_named(world: StubWorld) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (nvml_stub.LIB_RM_VERSION_MISMATCH, "differ in version"),
+        (nvml_stub.LIB_RM_VERSION_MISMATCH, "have different versions"),
         (nvml_stub.NO_PERMISSION, "no permission"),
         (nvml_stub.UNKNOWN, "error 999"),
         (12345, "error 12345"),
@@ -114,7 +114,7 @@ def test_a_driver_that_was_updated_under_who_reads_it_awaits_a_reboot(world: Stu
     (loaded / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  581.1  x")
     late = NvmlReader(root=world.root).read()
     assert late.awaits_reboot is None, "of a process that has loaded the library before the module"
-    assert "differ in version" in str(late.problem)
+    assert "have different versions" in str(late.problem)
     (loaded / "version").unlink()
     blind = NvmlReader(root=world.root).read()
     assert (blind.gpus, blind.awaits_reboot) == (None, blind.problem)
