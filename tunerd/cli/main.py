@@ -135,6 +135,7 @@ def cli(ctx: click.Context, system: bool, user: bool, local: bool) -> None:
     """Tune and safely deploy llama.cpp's llama-server on one GPU.
 
     `tunerd` alone shows what this machine has and which command comes next.
+
     \b
     Example:
       tunerd detect
