@@ -485,7 +485,7 @@ def _busy(descriptor: int) -> Busy:
 def _cannot(verb: str, path: Path, error: OSError, *, state: str | None = None) -> HostError:
     hint = None
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        hint = f"free space on the file system of {path.parent}; where `df -i` says 100 %, remove files"
+        hint = f"free some space on the file system of {path.parent}; where `df -i` says 100 %, remove files"
     elif error.errno == errno.EROFS:
         where = shlex.quote(str(path.parent))
         hint = (

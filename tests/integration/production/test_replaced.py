@@ -101,7 +101,7 @@ def test_a_variable_that_the_build_takes_no_more_is_told_before_the_server_is_st
         assert not {"flags-removed", "server-down"} & told().keys()
         install(builds / "b1", NEW)
         found = told()
-        assert "does not take LLAMA_ARG_DRAFT_MAX" in found["flags-removed"]
+        assert "does not accept LLAMA_ARG_DRAFT_MAX" in found["flags-removed"]
         assert "server-down" not in found  # which says the same
 
 
