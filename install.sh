@@ -695,7 +695,7 @@ try_out() {
     say "  the report   $try_dir/report.html"
     say "  look at it   $try_dir/state, $try_dir/config/profiles/mine.toml"
     say "  go on        '$try_dir/tunerd' apply mine, or any other command"
-    say "  stop that    kill \$(cat '$try_dir/run/supervise.pid')"
+    say "  end that     kill \$(cat '$try_dir/run/supervise.pid')"
     say "  for real     sudo $here/install.sh   or   $here/install.sh --user"
     say "  remove it    rm -r '$try_dir'"
 }

@@ -153,7 +153,7 @@ def lay_over(bench: Bench, text: str, name: str = "limits.conf") -> None:
             "driver: 580.95.05 then, unknown now",
             "GPU: NVIDIA GeForce RTX 3090 Ti then, unknown now",
             "power limit: 450 W then, unknown now",
-            "GPUs cannot be read: driver and library do not match",
+            "the GPUs cannot be read: driver and library do not match",
         ]),
     ],
     ids=["nothing", "a drop-in with a limit", "a drop-in without one", "power limit", "card", "engine", "model", "template", "no card to be seen"],
