@@ -1106,7 +1106,7 @@ for _code, _looks_for, _why, _what, _level in (
      "commands that change something refuse to work, and the daemon uses other values",
      "whether the settings are valid", Level.ERROR),
     ("kept-engines", "kept copies of engines that nothing uses",
-     "`swap.keep_engine` keeps each deployed build with its libraries, and tunerd never removes a copy",
+     "`swap.keep_engine` keeps each deployed build with its libraries, and no copy is ever removed",
      "which copies of engines are needed", None),
     ("swap-cut-short", "a swap that was interrupted",
      "unit and record may differ until the daemon, the next change or `tunerd recover` repairs that",
