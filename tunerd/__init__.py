@@ -1,3 +1,3 @@
 """tunerd: tuning and safe deployment of llama-server."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
