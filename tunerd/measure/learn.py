@@ -389,7 +389,7 @@ def _theirs(
     theirs, messages = of_others(logged, own), list[Message]()
     if n_unknown:
         text = (
-            f"{counted(n_unknown, 'request')} of tunerd's own cannot be recognised by their counts; those that this "
+            f"{counted(n_unknown, 'request')} of tunerd's own cannot be recognised by token counts; those that this "
             "server got count as traffic"
         )
         messages.append(warning("own-requests-unknown", text))

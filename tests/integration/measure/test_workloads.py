@@ -85,7 +85,7 @@ def test_that_the_log_lacks_what_the_server_answered_is_said_where_too_little_is
 
         done = box.call("workload", "learn")
 
-    assert "its log shows 0 of them" in done.stderr
+    assert "its log shows only 0 of them" in done.stderr
     assert "RateLimitBurst=" in done.stderr
     assert "for some days" not in done.stderr
 
@@ -111,7 +111,7 @@ def test_what_was_measured_is_left_out_and_said(context: Context, name: str) -> 
     assert result.payload["learned"]["own"] == 15
     said = {message.code: message.text for message in result.messages}
     assert said["own-requests"] == "left out: 15 requests of tunerd's own"
-    assert said["own-requests-unknown"].startswith("1 request of tunerd's own cannot be found")
+    assert said["own-requests-unknown"].startswith("1 request of tunerd's own cannot be recognised")
 
 
 def keep(

@@ -160,7 +160,7 @@ def test_a_limit_that_the_driver_does_not_set_as_asked_leaves_the_one_that_was(
 def test_a_card_that_tells_no_limit_is_not_given_one(card: Card) -> None:
     card.stub.show(replace(rtx_4070_super(), power_limit_w=None))
 
-    with pytest.raises(HostError, match="cannot be told"):
+    with pytest.raises(HostError, match="power limit cannot be read"):
         card.measure(card.context())
 
     assert card.left() == []

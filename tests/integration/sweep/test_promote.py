@@ -75,7 +75,7 @@ def test_a_sweep_under_way_is_not_said_to_have_proved_nothing(box: SweepBox) -> 
         keeper = SweepKeeper.begin(ctx, store, prepared)
         for words in (("promote",), ("decline",)):
             said = box.call(*words, code=2).stderr
-            assert f"sweep {keeper.number} has not come to its end" in said
+            assert f"sweep {keeper.number} is not finished" in said
             assert "`tunerd sweep status`" in said
         assert "it has not finished" in box.call("sweep", "show").stdout
         keeper.end(RunOutcome.STOPPED, "enough")

@@ -635,7 +635,7 @@ def test_what_lies_in_the_place_of_the_socket_is_named_and_stays(
             call()
 
         told = f"{caught.value.cause}; {caught.value.hint}"
-        assert f"`{place}` is no socket" in told
+        assert f"`{place}` is not a socket" in told
         assert "move it away" in told
     assert place.exists()
 

@@ -84,4 +84,4 @@ def test_a_failure_is_told_once_and_again_after_it_was_mended(tmp_path: Path) ->
 def test_a_command_that_dies_is_told_of(tmp_path: Path) -> None:
     world = World(tmp_path, ends=None)
     world.look(3)
-    assert ["without a word" in event.text for event in world.told] == [True]
+    assert ["without a message" in event.text for event in world.told] == [True]
