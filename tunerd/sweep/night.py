@@ -121,7 +121,7 @@ class Night:
         self._longest_failure_s = 0.0
         self._unseen_load_s: float = getattr(box, "expected_load_s", None) or _LOAD_S
         self._booted: set[Arm] = set()
-        self._blocks_s: list[tuple[float, float]] = []
+        self._asked: list[tuple[Arm, float, bool]] = []
         self._prompt_tok_s: list[float] = []
         self._decode_tok_s: list[float] = []
 
@@ -176,6 +176,17 @@ class Night:
         lengths = {request.cached_tokens for request in requests if request.is_warm}
         return sum(self.request_s(arm, Request("", "", 0, n_tokens, 1)) for n_tokens in lengths)
 
+    def reading_share(self, arm: Arm) -> float:
+        """Of the time of what a process is asked while searching, the share in which prompts are read."""
+        asked = [self.request(arm, one, "", exact=False) for one in self.workload.classes]
+        whole_s = self.prefix_s(arm, exact=False) + sum(self.request_s(arm, one) for one in asked)
+        prompts = [replace(one, n_predict=1) for one in asked]
+        answers_s = sum(
+            self.request_s(arm, one) - self.request_s(arm, prompt)
+            for one, prompt in zip(asked, prompts, strict=True)
+        )
+        return 1.0 - answers_s / whole_s
+
     def process_s(self, arm: Arm, *, exact: bool = False) -> float:
         """Time that a fresh process with its warm-up and a block may take."""
         before_s = self.start_s(arm) + self.prefix_s(arm, exact=exact)
@@ -183,7 +194,7 @@ class Night:
 
     def usual_process_s(self, arm: Arm) -> float:
         """What one of a verdict will take, as far as one can tell: for several, whose delays do not all come together."""
-        return self.usual_start_s(arm) + self._pace * self._asked_s(arm, exact=True)
+        return self.usual_start_s(arm) + self._pace(arm) * self._asked_s(arm, exact=True)
 
     def start_s(self, arm: Arm) -> float:
         """Time that a start and its warm-up may take."""
@@ -212,19 +223,21 @@ class Night:
         asked_s = self.prefix_s(arm, exact=exact) + self.block_s(arm, exact=exact)
         return asked_s / _REQUEST_SLACK
 
-    @property
-    def _pace(self) -> float:
-        """What blocks took against what was expected of them: prefixes may be one, or read anew each time."""
-        taken, expected = (
-            (sum(part) for part in zip(*self._blocks_s[-_RECENT:], strict=True))
-            if self._blocks_s
-            else (1.0, 1.0)
-        )
-        return min(max(taken / max(expected, 1e-3), _LEAST_PACE), _MOST_PACE)
+    def _pace(self, arm: Arm) -> float:
+        """What blocks took against what is expected of them: prefixes may be one, or read anew each time.
+
+        Its own where it was asked any, since larger batches have another pace; else that of the newest.
+        """
+        own = [one for one in self._asked if one[0] == arm.canonical()]
+        told = own or self._asked[-_RECENT:]
+        taken = sum(seconds for _, seconds, _ in told)
+        expected = sum(self._asked_s(asked, exact=exact) for asked, _, exact in told)
+        pace = taken / max(expected, 1e-3) if told else 1.0
+        return min(max(pace, _LEAST_PACE), _MOST_PACE)
 
     def note_block(self, arm: Arm, seconds: float, *, exact: bool) -> None:
         """What the first block of a process took, its prefixes included."""
-        self._blocks_s.append((seconds, self._asked_s(arm, exact=exact)))
+        self._asked.append((arm.canonical(), seconds, exact))
 
     def require(self, seconds: float) -> None:
         """Goes on only if so much time is left.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -209,9 +210,9 @@ _SEEN_FILTER = 0.5
 # A probe with too much margin teaches as much as any; one with too little teaches nothing but that.
 _PROBE_SDS = 2.0
 _PROBE_MARGIN_STEPS = 3
-# Prompts in batches of so many where that much VRAM is free: 24G deep of the second world, 1 h, boxes 1 to 12 and 25 to 44,
-# ended 1.3 / 5.7 % behind (median / p95, 31 of 32 proved) instead of 4.4 / 19.4 (27); with less room 12G and 16G gained nothing.
-_PROBE_UBATCH, _PLENTY_MIB = 1024, 2048.0
+# Batches of a first look where prompts take so much of a start. 1 h of the second world (docs/benchmarks.md), median and p95
+# behind: 16G deep 74 / 97 before, 24G deep 1.4 / 22.7. Chat reads for 40 % of a start, agents and deep workloads for 52 to 87.
+_PROBE_UBATCH, _MUCH_READING = 2048, 0.5
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process.
 _STOP = 0.0003
@@ -483,14 +484,20 @@ class Search:
             probe = probe.with_margin(larger)
         return None if self.limits.fails(probe) is not None else probe
 
+    @cached_property
+    def _reads_much(self) -> bool:
+        """Whether prompts take most of a start of what serves. Found once: looks with other batches compare badly."""
+        return self.night.reading_share(self.serves) > _MUCH_READING
+
     def _probe_ubatch(self, family: FamilyGrid) -> int:
-        """What reads prompts faster than what serves, where VRAM is plenty: a probe may be all that a short night proves."""
-        room = self.limits.headroom(self.incumbent)
-        is_plenty = room is not None and room.free_mib > _PLENTY_MIB
-        if family.key == self.incumbent.family or not is_plenty:
-            return family.home_ubatch
-        larger = [one for one in family.ubatch if family.home_ubatch <= one <= _PROBE_UBATCH]
-        return max(larger, default=family.home_ubatch)
+        """What reads prompts faster than what serves, where that counts: a probe may be all that a short night proves."""
+        larger = (
+            one
+            for one in family.ubatch
+            if family.home_ubatch <= one <= _PROBE_UBATCH
+            and family.allows_batches(one, family.home.batch)
+        )
+        return max(larger, default=family.home_ubatch) if self._reads_much else family.home_ubatch
 
     def _measure_seeds(self) -> None:
         for arm in filter(self.grid.contains, self.policy.seeds):

@@ -212,6 +212,7 @@ _UNKNOWN_GAIN = 0.15
 _MOST_RESERVED, _MOST_PROVING = 0.6, 0.85
 # A margin takes 1.0 to 1.5 starts in 1 and 2 h, 2.0 in 8 h (docs/benchmarks.md, "A second world").
 _FINALIST_STARTS = 1.25
+_LEAST_SPARE = 0.25
 _PAIRS_SLACK = 1.25
 _SPARE_PAIRS, _SPARE_SHARE = 3, 0.05
 _TOOL_CALL_S = 1.5
@@ -610,7 +611,7 @@ class _Sweep:
         beside_s = _FINALIST_STARTS * finalist_s + calls_s
         most_s = _MOST_RESERVED * self._phase_s
         needed_s = min(self._pairs_s(arm) + beside_s, most_s)
-        return reserved_s((LEAST_NAMED + 1) * pair_s + beside_s, needed_s, self._phase_s)
+        return reserved_s((LEAST_NAMED + _LEAST_SPARE) * pair_s + beside_s, needed_s, self._phase_s)
 
     def _most_missed(self) -> float | None:
         """How much faster than the incumbent any allowed arm may still be, at 95 % (ratio)."""

@@ -298,7 +298,8 @@ def narrow_and_wide() -> tuple[Task, Outcome]:
     one = small()
     family = next(iter(one.space.families.values()))
     few = replace(family, n_max=(3,), p_min=(0.75,), ubatch=(512, 1024))
-    begun = replace(one, space=Space(dict.fromkeys(one.space.families, few))).night(1.0)
+    smaller = replace(one, space=Space(dict.fromkeys(one.space.families, few)))
+    begun = smaller.night(1.0, box=SimulatedBox(one.card, QUIET))
     assert begun.verdict == "promote"
     more = replace(family, n_max=(1, 3, 6), p_min=(0.0, 0.5, 0.75), ubatch=(512, 1024, 2048))
     return replace(one, space=Space(dict.fromkeys(one.space.families, more))), begun
