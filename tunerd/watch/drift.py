@@ -22,7 +22,7 @@ from tunerd.watch.guards import IDLE_CORES, Act, Decision, Policy
 
 DRIFT = "drift"
 # Which of the two looks the same from here: its passes are as quick as ever.
-_FEWER = "fewer of its drafts are accepted: it is asked for other text than was measured, or its drafter is broken"
+_FEWER = "fewer drafted tokens are accepted: it is asked for other text than was measured, or its drafter is broken"
 _SLOWER = "slower"
 # Less is no sample of the work: one long answer could be of any kind.
 _LEAST_TOKENS = 512
@@ -113,12 +113,19 @@ class Stretch:
         drafted = self.n_drafted or 0
         return self.n_accepted / drafted if drafted >= _LEAST_DRAFTED else None
 
+    @property
+    def drafted(self) -> float | None:
+        """Tokens that a pass drafted; None where that is not known."""
+        passes = self.n_predicted - self.n_accepted
+        return None if self.n_drafted is None or passes <= 0 else self.n_drafted / passes
+
     def of_pace(self, confirmed: Confirmed) -> float | None:
         """How long its passes took, of the longest that was confirmed; None where that is not known."""
-        passes, pace = self.n_predicted - self.n_accepted, confirmed.pace
-        if pace is None or self.n_drafted is None or passes <= 0:
+        drafted, pace = self.drafted, confirmed.pace
+        if pace is None or drafted is None:
             return None
-        return 1000 * self.predicted_s / passes / pace.limit_ms(self.n_drafted / passes)
+        pass_s = self.predicted_s / (self.n_predicted - self.n_accepted)
+        return 1000 * pass_s / pace.limit_ms(drafted)
 
     def slowness(self, confirmed: Confirmed) -> float:
         """More than 1 is slower than was confirmed: by its passes where they are known, else by tokens a second."""
@@ -348,7 +355,9 @@ def look_closer(
 def alike_of(requests: Sequence[LoggedRequest], deepest_tokens: int) -> Stretch | None:
     """The newest requests that were alone and no deeper, together; None where those are too few."""
     deepest = max(deepest_tokens, _SHALLOW_TOKENS) * _DEPTH_RATIO
-    found = Stretch()
+    # A request that drafted nothing has no line of drafts; where none has one, that is not known.
+    is_told = any(one.drafted_n is not None for one in requests)
+    found = Stretch(n_drafted=0 if is_told else None)
     for one in reversed(requests):
         depth = one.prompt_total_n
         if depth is None or depth + one.predicted_n > deepest:
@@ -357,8 +366,8 @@ def alike_of(requests: Sequence[LoggedRequest], deepest_tokens: int) -> Stretch 
             continue
         found.n_predicted += one.predicted_n - 1
         found.predicted_s += one.predicted_ms / 1000
-        # One that drafted nothing has no line of drafts.
-        found.n_drafted = (found.n_drafted or 0) + (one.drafted_n or 0)
+        if found.n_drafted is not None:
+            found.n_drafted += one.drafted_n or 0
         found.n_accepted += one.accepted_n or 0
         if found.n_predicted >= _STRETCHES * _LEAST_TOKENS:
             break
@@ -367,7 +376,16 @@ def alike_of(requests: Sequence[LoggedRequest], deepest_tokens: int) -> Stretch 
 
 def _drafts_badly(one: Stretch, confirmed: Confirmed) -> bool:
     floor = confirmed.floor_acceptance
-    return floor is not None and one.acceptance is not None and one.acceptance < floor
+    if floor is not None and one.acceptance is not None and one.acceptance < floor:
+        return True
+    return floor is not None and _drafts_little(one, confirmed)
+
+
+def _drafts_little(one: Stretch, confirmed: Confirmed) -> bool:
+    """Whether it drafts less than on any text that was measured, and is slower than on each of them."""
+    drafted, pace = one.drafted, confirmed.pace
+    is_little = drafted is not None and pace is not None and drafted < pace.least_drafted
+    return is_little and one.tok_s < (confirmed.floor_tok_s or 0.0)
 
 
 def _found_in(last: Sequence[Stretch], confirmed: Confirmed) -> str:
@@ -378,6 +396,12 @@ def _found_in(last: Sequence[Stretch], confirmed: Confirmed) -> str:
 
 
 def _evidence(found: str, last: Sequence[Stretch], confirmed: Confirmed) -> str:
+    pace = confirmed.pace
+    if found == _FEWER and pace is not None and any(_drafts_little(one, confirmed) for one in last):
+        shown = ", ".join(f"{one.drafted:.1f}" for one in last if one.drafted is not None)
+        return (
+            f"{shown} tokens drafted a pass, where at least {pace.least_drafted:.1f} was confirmed"
+        )
     if found == _FEWER:
         shown = ", ".join(f"{one.acceptance:.2f}" for one in last)
         return f"{shown} of the drafts accepted, where at least {confirmed.floor_acceptance:.2f} was confirmed"

@@ -374,6 +374,21 @@ def test_text_that_is_harder_to_guess_is_told_as_that_and_no_decay() -> None:
     assert decision.hint == "`tunerd bench` asks known text and so tells the two apart"
 
 
+def test_a_server_that_drafts_next_to_nothing_any_more_is_told_and_not_restarted() -> None:
+    """Its passes are as quick as ever, and too few drafts are left to tell a share of."""
+    alone = replace(asked("code"), n_drafted=0, n_accepted=0, predicted_s=ENOUGH * 2.4 / 1000)
+    slow = replace(alone, predicted_s=ENOUGH * 4.0 / 1000)
+    assert (slow.decode_tok_s or 0.0) < (WITHOUT_PROSE.floor_tok_s or 0.0)
+    (decision,) = judged(WITHOUT_PROSE, *[asked("code")] * 3, *[slow] * 5)
+    assert decision.act is Act.NOTHING
+    assert "or its drafter is broken" in decision.text
+    assert (
+        "0.0, 0.0, 0.0 tokens drafted a pass, where at least 1.4 was confirmed" in decision.evidence
+    )
+    quick = replace(alone, predicted_s=ENOUGH / 1000)
+    assert judged(WITHOUT_PROSE, *[quick] * 5) == [], "and is as quick as ever"
+
+
 def test_a_server_that_decays_while_other_text_is_asked_is_found() -> None:
     work = [asked("code"), asked("code"), *[asked("creative")] * 4, *[asked("creative", 1.6)] * 4]
     state = Drift(no_log)
@@ -405,6 +420,13 @@ def test_longer_drafts_take_longer_passes_and_are_no_drift(text: str) -> None:
 def test_requests_of_other_text_bear_out_no_decay_unless_their_passes_are_slow(slow: float) -> None:
     decision = look_closer(DECAY, requests_of("creative", slow), WITHOUT_PROSE)
     assert (decision is not None) is (slow > 1)
+
+
+def test_a_log_without_a_word_of_drafts_is_not_one_of_none_drafted() -> None:
+    silent = [replace(one, drafted_n=None, accepted_n=None) for one in requests_of("code", 1.6)]
+    decision = look_closer(DECAY, silent, WITHOUT_PROSE)
+    assert decision is not None
+    assert "of the longest" not in decision.evidence
 
 
 def test_what_passes_may_take_is_read_off_the_texts_that_were_measured() -> None:
