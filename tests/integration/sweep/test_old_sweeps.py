@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -115,6 +116,17 @@ def test_a_disk_that_is_nearly_full_is_not_filled_to_make_the_file_smaller(
     with tiny_disk(box.context.paths.state_dir, "20m"):
         tidied(with_nights(box, nights))
         assert queried(box.context.paths.evidence, "PRAGMA freelist_count") > [(500,)]
+
+
+@needs_root
+def test_nor_is_a_disk_of_temporary_files_on_which_sqlite_makes_the_copy(
+    box: Box, tmp_path: Path
+) -> None:
+    path = box.context.paths.evidence
+    with tiny_disk(tmp_path / "tmp", str(int(1.2 * path.stat().st_size))) as small:
+        words = [sys.executable, "-c", _TIDY, str(box.folder)]
+        subprocess.run(words, cwd=ROOT, env={**os.environ, "TMPDIR": str(small)}, check=True)
+    assert queried(path, "PRAGMA freelist_count") > [(500,)]
 
 
 def test_nothing_is_dropped_where_all_is_to_be_kept_and_few_pages_wait_for_what_comes_next(
