@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import re
 import shlex
@@ -54,7 +55,7 @@ from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, hides_words, read_live_unit, standing_text
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
-from tunerd.machine.files import is_locked
+from tunerd.machine.files import is_locked, real_path
 from tunerd.machine.gpu import read_driver_files
 from tunerd.machine.host import (
     memlock_limit_of,
@@ -90,6 +91,7 @@ from tunerd.units.manager import UnitState
 from tunerd.units.systemd import lingers
 from tunerd.words import Mode, counted, format_mib, have_mib, sha256
 
+_PATHS = re.compile(rb"/[^\s\0\"'=:;,]+")
 # Enough to reach back to the load on most days; a build that logs each token does not.
 _LOG_LINES = 20_000
 _HTTP_S = 1.0
@@ -399,7 +401,9 @@ def needless_engines(ctx: Context) -> Message | None:
     kept = ctx.paths.engines_dir
     try:
         folders = sorted(kept.iterdir()) if kept.is_dir() and not is_locked(ctx.paths.lock) else []
-        named = list(_naming_engines(ctx)) if folders else []
+        named = set(_naming_engines(ctx)) if folders else set()
+        paths = {Path(os.fsdecode(path)) for text in named for path in _PATHS.findall(text)}
+        named |= {os.fsencode(real_path(path)) for path in paths}  # by a link
         found = [one for one in folders if not any(one.name.encode() in text for text in named)]
         parts = (part.lstat() for one in found for part in one.rglob("*"))
         mib = have_mib(sum(part.st_size for part in parts if S_ISREG(part.st_mode)))
@@ -418,6 +422,7 @@ def _naming_engines(ctx: Context) -> Iterator[bytes]:
     units = _contents(ctx, paths.unit_dir, paths.runtime_unit_dir)
     yield from units
     yield from _contents(ctx, paths.config_dir, paths.tuned_dir, paths.journal_dir)
+    yield os.fsencode(read_live_unit(ctx).program or "")  # which its files of variables may name
     standing = {sha256(text) for text in units}
     swaps = (one.generation for one in backups(ctx) if one.generation is not None)
     oldest = min(swaps, default=math.inf)

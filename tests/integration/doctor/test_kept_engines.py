@@ -109,6 +109,22 @@ def _unit_that_was_adopted(ctx: Context, folder: Path) -> None:
     deployed(ctx, b"own", f"[Service]\nExecStart={folder}/bin/x".encode())
 
 
+def _link(ctx: Context, folder: Path) -> None:
+    """Such as `/usr/local/bin/llama-server`, by which a unit that was made by hand, or its backup, starts the copy."""
+    link = ctx.paths.state_dir / "links/llama-server"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(folder / "bin/llama-server")
+    name = "other.service.pre-20260101T000000Z-apply"
+    written(ctx.paths.unit_dir / name, f"[Service]\nExecStart={link} -m x".encode())
+
+
+def _environment_file(ctx: Context, folder: Path) -> None:
+    variables = ctx.paths.state_dir / "elsewhere/env"
+    written(variables, f"BIN={folder}/bin/llama-server\n".encode())
+    text = f"[Service]\nEnvironmentFile={variables}\nExecStart=/usr/bin/env $BIN -m x"
+    written(ctx.unit_path, text.encode())
+
+
 def _build_that_serves(ctx: Context, folder: Path) -> None:
     """Replaced in place, it is compared with the copy, however its unit was edited."""
     assert folder.exists()
@@ -147,6 +163,7 @@ def _build_in_the_place_of_a_unit_by_hand(ctx: Context, folder: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [_unit, _backup_of_another_unit, _drop_in, _setting, _profile, _tuned_layer, _interrupted_swap,
+     _link, _environment_file,
      _old_generation, _unit_that_was_adopted, _build_that_serves, _build_of_a_backup_of_another_unit, _build_before_an_upgrade_in_place, _build_in_the_place_of_a_unit_by_hand],
 )  # fmt: skip
 def test_a_copy_that_a_step_back_may_need_is_not_told(ctx: Context, name: Names) -> None:
