@@ -66,8 +66,10 @@ def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
     shown = box("sweep", "show").out
     assert "150 W" in shown
     assert "the card's limit stays 220 W" in shown
-    arms = [row["name"] for row in box.json("results", "show", "1")["arms"]]
-    assert any(name.endswith(" at 150 W") for name in arms)
+    kept = box.json("results", "show", "1")
+    assert any(row["name"].endswith(" at 150 W") for row in kept["arms"])
+    warm = {one["arm"] for one in kept["samples"] if "warm-up" in one["marks"]}
+    assert [name for name in warm if " at " in name if not name.endswith(" at 220 W")] == []
     left = machine.sh("ls -d /run/systemd/system/tunerd-* /run/tunerd/*.json", check=False)
     assert left.stdout == ""
 

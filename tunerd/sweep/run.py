@@ -589,17 +589,22 @@ class _Run:
         sha256, records = self.prepared.shape.sha256, dict[Arm, ArmRecord]()
         kept: list[tuple[Arm, Sequence[MeasuredSample]]] = []
 
-        @contextlib.contextmanager
-        def limited(watts: float) -> Iterator[None]:
-            """What was asked in the body is kept once the limit has held, as of a configuration of its own."""
-            self.ctx.report(Progress(f"measuring at {watts:g} W", left_s=box.until_s - box.now()))
-            with power_limit(ctx, held.id, ctx.unit, watts):
-                yield
+        def keep(watts: float) -> None:
+            """As of a configuration of its own, of which the search knows nothing."""
             for arm, samples in kept:
                 name = f"{arm} at {watts:g} W"
                 self.keeper.arm(name, records[arm], sha256, power_limits_w=(watts,))
                 self.keeper.samples(name, samples)
             kept.clear()
+
+        @contextlib.contextmanager
+        def limited(watts: float) -> Iterator[None]:
+            """What was asked in the body is kept once the limit has held, and a start before it as of the card's own."""
+            keep(own_w)
+            self.ctx.report(Progress(f"measuring at {watts:g} W", left_s=box.until_s - box.now()))
+            with power_limit(ctx, held.id, ctx.unit, watts):
+                yield
+            keep(watts)
 
         house = copy(box.house)
         house.limits_w = dict.fromkeys(house.limits_w)
