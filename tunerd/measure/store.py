@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import sqlite3
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -215,7 +216,7 @@ class StoreFile:
             (free,) = cursor.execute("PRAGMA freelist_count").fetchone()
             (pages,) = cursor.execute("PRAGMA page_count").fetchone()
             # SQLite makes the copy among temporary files, and the log beside the file.
-            places = (self.path.parent, Path(os.environ.get("TMPDIR") or "/var/tmp"))  # noqa: S108
+            places = (self.path.parent, Path(tempfile.gettempdir()), Path("/var/tmp"))  # noqa: S108
             room = min(shutil.disk_usage(place).free for place in places)
             if room > 2 * self.path.stat().st_size and free >= pages * _MUCH:
                 cursor.execute("VACUUM")
