@@ -302,7 +302,9 @@ def served_between(
         grown = {name: _grown(getattr(before, name), getattr(after, name)) for name in names}
         if any(value is not None and value < 0 for value in grown.values()):
             return None, after
-        if all(_is_sharp(value, getattr(after, name)) for name, value in grown.items()):
+        # However few are accepted, that is told well enough beside what was drafted.
+        beside = {**grown, "n_accepted": grown.get("n_drafted")}
+        if all(_is_sharp(beside[name], getattr(after, name)) for name in names):
             known |= grown
         else:
             known |= dict.fromkeys(names)

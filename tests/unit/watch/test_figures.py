@@ -72,6 +72,16 @@ def test_the_speed_of_a_server_that_prints_six_digits_is_true_or_unknown(tokens:
     assert n_seen > 0.9 * 397 * n_looks, "nothing is lost"
 
 
+def test_drafts_that_are_hardly_ever_accepted_hide_no_speed() -> None:
+    """The counter of those that are accepted moves by less than its steps, of ten here, tell."""
+    before = Counters(0, 4_000_000, 0, 0, 6_000_000, 2_000_000, n_cached=None, predicted_s=9e4)
+    after = replace(before, n_predicted=4_001_000, n_drafted=6_003_000, n_accepted=2_000_010)
+    served, _ = served_between(before, replace(after, predicted_s=9.1e4), 30.0)
+    assert served is not None
+    assert served.decode_tok_s == pytest.approx(1.0)
+    assert served.acceptance_ratio == pytest.approx(10 / 3000)
+
+
 def test_counters_of_the_time_that_was_spent_are_read() -> None:
     found = read_counters(
         "llamacpp:prompt_tokens_total 240\nllamacpp:prompt_tokens_cached_total 7\n"
