@@ -272,7 +272,7 @@ def fits(ctx: Context, requests: Sequence[PlanRequest], *, budget_mib: MiB | Non
     elif found.left_mib < 0:
         told = error(
             "do-not-fit",
-            f"they do not fit together: they need {format_mib(MiB(-found.left_mib))} more than is free",
+            f"they do not fit together: they need {format_mib(MiB(-found.left_mib))} more than may be taken",
             "lower serving.ctx_size or memory.fit_mib of one, or serve them one at a time: `tunerd emit llama-swap`",
         )
     else:

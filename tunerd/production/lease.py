@@ -278,7 +278,7 @@ _POLL_S = 0.1
 _SIGNAL_FOLLOWS_S = 1.0
 # Of a unit: those that are stopped with it. Source: systemd.unit(5), the inverses of Requires= and the like.
 _TAKE_ALONG = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf")
-_LEFT = "stays stopped, since somebody stopped it just now; the next boot starts it"
+_LEFT = "stays stopped, since somebody stopped it just now or the machine goes down; the next boot starts it"
 _CHANGED = "was left alone, since somebody is changing it just now"
 
 

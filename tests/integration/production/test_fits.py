@@ -38,6 +38,6 @@ def test_a_budget_that_is_too_small_is_refused_with_what_is_missing(box: BuildBo
     assert box.json("fits", "one", "two", "--budget-mib", str(needs))["left_mib"] == 0
     done = box.box.call("fits", "one", "two", "--budget-mib", str(needs - 7))
     assert done.returncode == 1
-    assert "they do not fit together: they need 7 MiB more than is free" in done.stderr
+    assert "they do not fit together: they need 7 MiB more than may be taken" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["one", "two"]
     assert box.box.call("fits", "one", "nobody").returncode == 1

@@ -309,7 +309,7 @@ def test_what_somebody_stops_once_a_lease_has_ended_is_not_started_again(
     assert world.serving_alias() is None
     assert (
         lease.afterwards
-        == "stays stopped, since somebody stopped it just now; the next boot starts it"
+        == "stays stopped, since somebody stopped it just now or the machine goes down; the next boot starts it"
     )
 
 
@@ -433,7 +433,7 @@ def test_a_machine_that_goes_down_as_a_measurement_begins_ends_it_without_a_fail
         pass
     assert (
         told.value.state
-        == f"{UNIT} stays stopped, since somebody stopped it just now; the next boot starts it"
+        == f"{UNIT} stays stopped, since somebody stopped it just now or the machine goes down; the next boot starts it"
     )
 
 
@@ -442,7 +442,7 @@ def test_a_machine_that_goes_down_in_a_measurement_is_not_said_to_serve_again(wo
     with pytest.raises(SystemExit) as ended, hold(ctx, purpose="bench x", budget_s=60):
         raise SystemExit(143)
     assert ended.value.__notes__ == [
-        f"{UNIT} stays stopped, since somebody stopped it just now; the next boot starts it"
+        f"{UNIT} stays stopped, since somebody stopped it just now or the machine goes down; the next boot starts it"
     ]
 
 
