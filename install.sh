@@ -718,7 +718,7 @@ main_job() {
             ask
             outcome="before $before tok/s, after $(cat -- "$try_dir/tmp/tok_s") tok/s; promoted: $(promoted)"
         else
-            outcome="the winner was taken back, for the reason given above; still $before tok/s"
+            outcome="the winner was not kept, for the reason given above; still $before tok/s"
         fi
     fi
     show status

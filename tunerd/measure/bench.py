@@ -663,7 +663,7 @@ def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
     Raises:
         BenchError: it cannot be measured, or not trusted.
     """
-    session, state = Session(ctx, asked), f"{ctx.unit} is as before: it only got requests"
+    session, state = Session(ctx, asked), f"nothing was stopped: {ctx.unit} is as before"
     with EvidenceStore(ctx.paths.evidence) as session.store, _with_state(state):
         demand_alone(ctx)
         target = open_live(ctx)

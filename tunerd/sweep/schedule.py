@@ -328,7 +328,9 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
         text = f"no night begins: the window is shorter than {format_duration(_LEAST_NIGHT_S)}"
         return (warning("too-short", text, "`tunerd schedule set --window`"),)
     if not is_locked(daemon_lock(ctx)):
-        hint = f"`{ctx.systemctl} start tunerd`, or `tunerd daemon` in a terminal"
+        hint = "`tunerd daemon` in a terminal"
+        if ctx.mode is not Mode.LOCAL:
+            hint = f"`{ctx.systemctl} start tunerd`, or {hint}"
         return (warning("no-daemon", "no night begins: no tunerd daemon runs", hint),)
     if _waits_for_sleep(ctx) and not read_live_unit(ctx).serving.sleeps:
         text = "nights wait until the server sleeps, and this one never does"

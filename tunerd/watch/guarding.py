@@ -551,7 +551,7 @@ def restart_server(ctx: Context, life: str | None) -> None:
             raise Busy("a measurement is under way", state="nothing was restarted")
         state = ctx.services.state(ctx.unit)
         if not state.is_active or life_of(state) != life:
-            raise Busy("the server was restarted meanwhile", state="nothing was restarted")
+            raise Busy("the server was stopped or restarted meanwhile", state="nothing was restarted")
         demand_card(ctx, state)
         ctx.services.reset_failed(ctx.unit)
         ctx.services.restart(ctx.unit, timeout_s=_RESTART_S)
@@ -661,7 +661,7 @@ def _serving_by_profile(ctx: Context) -> Generation:
     generation = ctx.deployed()
     if generation is None or generation.profile is None:
         raise UsageError(
-            "what serves was not deployed from a profile", hint="`tunerd apply PROFILE`"
+            "nothing that serves here was deployed from a profile", hint="`tunerd apply PROFILE`"
         )
     return generation
 

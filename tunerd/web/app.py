@@ -321,7 +321,7 @@ def ask(path: Path, question: bytes) -> bytes:
     except OSError as error:
         raise _silent(path, error.strerror or str(error)) from error
     if not line.endswith(b"\n"):
-        raise _silent(path, "the connection closed before a whole line came")
+        raise _silent(path, "no whole line came")
     return line[:-1]
 
 

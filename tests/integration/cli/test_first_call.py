@@ -63,6 +63,15 @@ def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
+def test_where_nothing_serves_a_command_says_neither_that_it_was_asked_nor_what_it_runs(
+    box: Box,
+) -> None:
+    asked = box.json("bench", code=1)["error"]
+    assert asked["state"] == "nothing was stopped: llama-server.service is as before"
+    raised = box.json("guard", "raise-margin", "--yes", code=2)["error"]
+    assert raised["message"] == "nothing that serves here was deployed from a profile"
+
+
 def test_a_misspelt_profile_is_told_with_the_nearest_and_a_wrong_set_is_no_fault_of_the_profile(
     box: Box,
 ) -> None:

@@ -350,6 +350,7 @@ def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: P
     )
     assert len(shown["nights"]) == 3
     assert codes(shown) == ["no-daemon"], "nobody would begin them"
+    assert shown["messages"][0]["hint"] == "`tunerd daemon` in a terminal", "there is no systemd"
     with lock(daemon_lock(made.context), purpose="daemon", since="now"):
         assert codes(made.json("schedule", "show")) == []
     made.json("schedule", "skip-tonight")

@@ -437,7 +437,8 @@ def test_a_server_that_somebody_stops_while_it_is_asked_stays_stopped(world: Wor
     while len(asked) < 2:
         world.look()
     assert world.kinds == ["hang", "guard-failed"]
-    assert "nothing was restarted" in world.told[-1].text
+    told = "nothing was restarted: the server was stopped or restarted meanwhile"
+    assert world.told[-1].text == told
     assert not world.manager.state(UNIT).is_active
 
 
