@@ -175,7 +175,7 @@ def _uvm(facts: Facts) -> Iterator[Seen | Missing]:
         return
     yield _warns(
         "there is an NVIDIA GPU but no /dev/nvidia-uvm",
-        "now: nvidia-modprobe -u -c=0; at each boot: echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf",
+        "now: nvidia-modprobe -u -c=0; once, for every boot: echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf",
     )
 
 

@@ -551,7 +551,9 @@ def restart_server(ctx: Context, life: str | None) -> None:
             raise Busy("a measurement is under way", state="nothing was restarted")
         state = ctx.services.state(ctx.unit)
         if not state.is_active or life_of(state) != life:
-            raise Busy("the server was stopped or restarted meanwhile", state="nothing was restarted")
+            raise Busy(
+                "the server was stopped or restarted meanwhile", state="nothing was restarted"
+            )
         demand_card(ctx, state)
         ctx.services.reset_failed(ctx.unit)
         ctx.services.restart(ctx.unit, timeout_s=_RESTART_S)
