@@ -112,6 +112,8 @@ def _next_step(
         return "tunerd engines"
     if fitting and fitting[0].model is not None:
         return f"tunerd plan {fitting[0].name}"
+    if fitting and not ctx.settings.models.dirs:  # in none a file that is fetched would be found
+        return "tunerd settings set models.dirs FOLDER"
     if fitting and fitting[0].hint is not None:
         return fitting[0].hint.partition(";")[0]
     return f"tunerd profiles new {_MINE} --model FILE.gguf"

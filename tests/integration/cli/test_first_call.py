@@ -41,6 +41,15 @@ def test_without_a_command_it_says_what_is_here_and_what_comes_next(box: Box) ->
     assert "baseline" not in then
 
 
+def test_where_no_folder_of_models_is_named_that_comes_first_or_a_file_would_not_be_found(
+    tmp_path: Path,
+) -> None:
+    made = Box(tmp_path)
+    assert "next     tunerd settings set models.dirs FOLDER" in made.call().stdout
+    assert made.call("settings", "set", "models.dirs", str(tmp_path)).returncode == 0
+    assert f"next     tunerd model new {tmp_path}/designed-tiny.gguf" in made.call().stdout
+
+
 @pytest.mark.parametrize("command", ["plan", "apply"])
 def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     box: Box, command: str
