@@ -294,7 +294,7 @@ class Prepared:
             f"A is {self.sides['A'].name}, B is {self.sides['B'].name}, measured on "
             f"{self.shape.name} for {format_duration(self.request.limits.budget_s)}, or less if they "
             f"can be told apart sooner: {self.outlook.text}. A start or an answer under way at the end of that "
-            f"time may finish; after {format_duration(self.limit_s)} everything is stopped.{questions} Go on?"
+            f"time may finish; after {format_duration(self.limit_s)} the measurement ends in any case.{questions} Go on?"
         )
 
     @property

@@ -205,7 +205,7 @@ def test_a_budget_without_room_for_a_verdict_is_told_before_and_one_without_room
     found = prepare(box.context, request)
     assert "takes about" in next(one.text for one in found.messages if one.code == "short")
     assert "will not serve for about" in found.question
-    assert "after 2 min 20 s everything is stopped" in found.question
+    assert "after 2 min 20 s the measurement ends in any case" in found.question
     long = prepare(box.context, replace(request, limits=Limits(budget_s=3600.0)))
     assert "short" not in {one.code for one in long.messages}
     changed = box.call("apply", "quick", "--set", "serving.ctx_size=768", "--yes")
