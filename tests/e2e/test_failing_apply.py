@@ -212,7 +212,7 @@ def test_where_even_the_old_server_cannot_come_back_it_is_said_and_mended_later(
     assert said.code == 4, str(said)
     assert "out of VRAM" in said.err, str(said)
     assert "way back: program cannot be started" in said.err, str(said)
-    assert "the previous unit stands on disk" in said.err, str(said)
+    assert "the previous unit is on disk" in said.err, str(said)
     assert tunerd.unit() == before.unit, "the old unit's text must be back even so"
     assert tunerd.journal_files() == [f"{UNIT}.json"]
     still = tunerd("recover", expect=4)
