@@ -454,7 +454,8 @@ def _as_it_stands(ctx: Context, record: ProbationRecord) -> ProbationRecord:
         return record
     serving = ctx.deployed()
     if serving is None or serving.number != record.generation:
-        return replace(record, state="ended", reason=_OVERTAKEN)
+        takes_back = ctx.services.state(probation_unit(record.generation)).active_state in UP
+        return record if takes_back else replace(record, state="ended", reason=_OVERTAKEN)
     age_s = ctx.clock.now_s() - record.looked_s
     if is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s:
         return record

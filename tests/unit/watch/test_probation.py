@@ -272,6 +272,20 @@ def test_one_that_nobody_closed_is_over_where_something_else_serves_and_else_say
     assert (row["state"], row["reason"]) == ("ended", "something else was deployed")
 
 
+def test_one_that_is_being_taken_back_is_open_until_that_says_how_it_ended(world: World) -> None:
+    """A rollout that asked just after the swap took it for a server that somebody had deployed over."""
+    begun(world, boot_id=boot_id())
+    daemon = Daemon(world)
+    daemon.look()
+    daemon.watch.begin_taking_back("it died")
+    deploy(world.context(), world, "newer")
+    (row,) = show_probation(world.context()).payload["probations"]
+    assert row["state"] == "running"
+    world.manager.stop("tunerd-probation-2.service")
+    (row,) = show_probation(world.context()).payload["probations"]
+    assert (row["state"], row["reason"]) == ("ended", "something else was deployed")
+
+
 def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so(
     world: World,
 ) -> None:
