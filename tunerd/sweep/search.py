@@ -210,8 +210,8 @@ _SEEN_FILTER = 0.5
 # A probe with too much margin teaches as much as any; one with too little teaches nothing but that.
 _PROBE_SDS = 2.0
 _PROBE_MARGIN_STEPS = 3
-# Batches of a first look where prompts take so much of a start. 1 h of the second world (docs/benchmarks.md), median and p95
-# behind: 16G deep 74 / 97 before, 24G deep 1.4 / 22.7. Chat reads for 40 % of a start, agents and deep workloads for 52 to 87.
+# Batches of a first look where prompts take so much of a start: with those of what serves an hour of 16G deep of the second world
+# ended 74 / 97 % behind (median / p95) instead of 8 / 31; 24G deep the same. Chat reads for 40 % of a start, the others for 52 to 87.
 _PROBE_UBATCH, _MUCH_READING = 2048, 0.5
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process.
