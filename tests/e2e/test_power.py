@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.conftest import Machines
 from tests.e2e.test_crash_power import OWN_MW, limit_mw, put_card
 from tests.support.deployment import Deployment, profile
+from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tests.support.sweep_box import SPEED
 
@@ -34,19 +35,25 @@ RANGES = """
 """
 
 
+def swept_at_limits(machine: Machine, card: Path) -> Deployment:
+    """A box whose profile has power limits to sweep, on a card of the C stub."""
+    box = Deployment(machine, settings=SETTINGS)
+    box.stand_ins(eng=SPEED)
+    served = profile("eng", serving__ctx_size=1024, serving__metrics=True, workload="small")
+    box.profile("night", served + RANGES)
+    box.profile("workloads/small", WORKLOAD)
+    put_card(machine, card)
+    box.apply("night")
+    return box
+
+
 @pytest.mark.whole
 @pytest.mark.timeout(1800)
 def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
     machines: Machines, any_root: Root, tmp_path: Path
 ) -> None:
     machine = machines(any_root)
-    box = Deployment(machine, settings=SETTINGS)
-    box.stand_ins(eng=SPEED)
-    served = profile("eng", serving__ctx_size=1024, serving__metrics=True, workload="small")
-    box.profile("night", served + RANGES)
-    box.profile("workloads/small", WORKLOAD)
-    put_card(machine, tmp_path / "nvml")
-    box.apply("night")
+    box = swept_at_limits(machine, tmp_path / "nvml")
 
     far = box("sweep", "run", "--dry-run", "--space", "gpu.power_limit_w=150,900", expect=2)
     assert "NVIDIA GeForce RTX 4070 SUPER cannot be limited to 900.0" in far.err
@@ -80,18 +87,12 @@ def test_what_was_measured_by_a_limit_that_somebody_changed_meanwhile_is_kept_of
     machines: Machines, host_root: Root, tmp_path: Path
 ) -> None:
     machine = machines(host_root)
-    box = Deployment(machine, settings=SETTINGS)
-    box.stand_ins(eng=SPEED)
-    served = profile("eng", serving__ctx_size=1024, serving__metrics=True, workload="small")
-    box.profile("night", served + RANGES)
-    box.profile("workloads/small", WORKLOAD)
-    put_card(machine, tmp_path / "nvml")
-    box.apply("night")
+    box = swept_at_limits(machine, tmp_path / "nvml")
     change = "until grep -qx 150000 /run/nvml-limit-0; do sleep 0.05; done; echo 180000 >/run/nvml-limit-0"
     machine.start("sh", "-c", change)
 
     done = box("sweep", "run", "--yes", "--budget", "4m", "--seed", "3", "--json", limit_s=400.0)
 
-    assert "somebody set 180 W meanwhile" in done.json["power"]["reasons"][0]
+    assert "somebody set the power limit to 180 W" in done.json["power"]["reasons"][0]
     names = [row["name"] for row in box.json("results", "show", "1")["arms"]]
     assert not any(name.endswith(" at 150 W") for name in names), names
