@@ -36,7 +36,7 @@ def box() -> Iterator[BuildBox]:
     with build_box(needs.engine("mainline-2026-08-18"), shape="tiny-nomtp") as found:
         write(design(WIDE), found.model, force=True)
         config = found.box.folder / "config"
-        (config / "profiles/workloads").mkdir()
+        (config / "profiles/workloads").mkdir(parents=True)
         (config / "profiles/workloads/small.toml").write_text(WORKLOAD)
         with (config / "tunerd.toml").open("a") as settings:
             settings.write("[sweep]\npatience_s = 20.0\nquiet_s = 1.0\n")

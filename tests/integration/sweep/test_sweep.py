@@ -134,7 +134,7 @@ def test_a_promoted_winner_serves_is_measured_again_and_stays_the_next_apply(
     explained = box.json("plan", "night", "--explain")["explain"]
     assert {one["key"] for one in explained if "tuned" in one["origin"]} == {"speculation.type"}
     again = box.call("promote", str(found["sweep"]), "--yes", code=2)
-    assert "promoted already" in again.stderr
+    assert "was already promoted" in again.stderr
 
 
 def test_a_winner_that_a_person_rolls_back_stays_away_until_it_is_promoted_again(
