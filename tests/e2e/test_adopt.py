@@ -267,6 +267,20 @@ def test_a_unit_by_hand_becomes_a_profile_with_the_same_flags(tunerd: Deployment
     assert tunerd.generate(port=8099)["timings"]["draft_n"] > 0
 
 
+def test_a_server_that_runs_as_nobody_is_taken_over(tunerd: Deployment) -> None:
+    """systemd advises against that account, and runs it all the same."""
+    as_nobody = BY_HAND.replace("User=alice", "User=nobody").replace("Group=alice\n", "")
+    tunerd.write_unit(as_nobody.replace("WorkingDirectory=/home/alice", "WorkingDirectory=/"))
+    tunerd.systemctl("enable", "--now", UNIT)
+    wait_for(tunerd, "my own model", 8099)
+    tunerd("profiles", "new", "mine", "--from-unit", UNIT)
+
+    assert "unit-advice" in codes(tunerd.apply("mine"))
+
+    assert tunerd.show("User") == "nobody"
+    assert tunerd.alias(port=8099) == "my own model"
+
+
 def test_llama_serve_with_a_repository_is_adopted_planned_deployed_and_comes_back(
     tunerd: Deployment, sid_root: Root, tmp_path: Path
 ) -> None:

@@ -851,10 +851,18 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     )
 
 
+# Of User=nobody, which systemd 252 and 262 run all the same, as they did in the unit that stood there before.
+_ADVICE = "Special user"
+
+
 def _check_unit(ctx: Context, text: str) -> Iterator[Message]:
     try:
         for line in ctx.services.verify(ctx.unit, text):
-            yield error("unit-refused", f"the service manager would complain: {line}")
+            if _ADVICE in line:
+                yield warning("unit-advice", f"systemd advises against this: {line}",
+                              "`tunerd settings set service.user ACCOUNT` names an account of its own")  # fmt: skip
+            else:
+                yield error("unit-refused", f"the service manager would complain: {line}")
     except ServiceError as trouble:  # of what checks, such as a /tmp that cannot be written
         yield warning("unit-unchecked", trouble.words)
 
