@@ -374,6 +374,8 @@ def test_a_server_started_by_a_script_comes_back_too(tunerd: Deployment) -> None
     assert tunerd.unit() == old
     assert tunerd.alias(port=8099) == "scripted"
 
+    assert "script" in codes(tunerd.json("profiles", "new", "mine", "--from-unit", UNIT))
+    assert "--alias scripted" in " ".join(tunerd.json("plan", "mine")["argv"])
     assert "unit-enabled" in codes(tunerd.json("plan", "plain"))
     tunerd.apply("plain")
     assert tunerd.show("UnitFileState") == "enabled"

@@ -52,7 +52,13 @@ from tunerd.engine.flags import (
 from tunerd.engine.importer import import_command_line
 from tunerd.engine.probe import Found
 from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import address_now, hides_words, read_live_unit, standing_text
+from tunerd.engine.serving import (
+    address_now,
+    as_it_runs,
+    hides_words,
+    read_live_unit,
+    standing_text,
+)
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_locked, real_path
@@ -114,6 +120,7 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
     was_edited = _was_edited(live, pid)
     lines = _log(ctx, state)
     log = read_server_log(lines, _own(ctx, state.active_since_s))
+    server = as_it_runs(ctx, live) or live
     facts = ServerFacts(
         unit=ctx.unit,
         is_active=state.is_active,
@@ -124,8 +131,8 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
         death=failure_of(ctx, state, lines) if state.has_failed else None,
         pid=pid,
         was_edited=was_edited,
-        argv=live.argv or (),
-        environment=live.environment,
+        argv=server.argv or (),
+        environment=server.environment,
         n_slots=None if was_edited else _slots(ctx, live, state),
         locking=None if was_edited else _locking(pid),
         swapped_mib=memory.swapped_mib if memory is not None else None,
@@ -133,8 +140,8 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
         is_silent=log is None and bool(lines),
         settings_problem=live.problem,
     )
-    if live.argv is not None and live.program is not None:
-        facts = _with_build(ctx, host, facts, live, Path(live.program))
+    if server.argv is not None and server.program is not None:
+        facts = _with_build(ctx, host, facts, server, Path(server.program))
     return facts, live
 
 

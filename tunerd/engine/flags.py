@@ -364,7 +364,7 @@ _HOW_REACHED = frozenset(
 )  # fmt: skip
 _VARIABLES_NOT_COMPARED = _HOW_REACHED | {"GGML_NO_BACKTRACE", "LLAMA_ARG_MODEL", "HF_TOKEN"}
 # Variables that engines, their libraries and drivers read; only these are kept as they are.
-_ENGINE_VARIABLES = ("CUDA_", "GGML_", "GOMP_", "HIP_", "KMP_", "LLAMA_", "OMP_", "VK_")
+ENGINE_VARIABLES = ("CUDA_", "GGML_", "GOMP_", "HIP_", "KMP_", "LLAMA_", "OMP_", "VK_")
 _HASHED = "sha256:"
 _HASH_DIGITS = 16
 
@@ -413,7 +413,7 @@ def compared_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that count, as they may be kept: values that may be secrets as their hash."""
     return {
         name: value
-        if name.startswith(_ENGINE_VARIABLES) or value.startswith(_HASHED)
+        if name.startswith(ENGINE_VARIABLES) or value.startswith(_HASHED)
         else _HASHED + digest(value)[:_HASH_DIGITS]
         for name, value in environment.items()
         if name not in _VARIABLES_NOT_COMPARED

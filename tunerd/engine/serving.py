@@ -99,6 +99,29 @@ def hides_words(live: LiveUnit) -> bool:
     return is_shell(program) or bool(shebang(Path(program)))
 
 
+def as_it_runs(ctx: Context, live: LiveUnit) -> LiveUnit | None:
+    """A unit that starts a script, with the words, folder and engine's variables of the one server that this has started.
+
+    None where the unit itself says what it serves, or nothing or more than one of what it runs listens on a port.
+    """
+    from tunerd.engine.flags import ENGINE_VARIABLES  # takes long to import, as psutil does
+    from tunerd.machine.host import programs_of
+
+    if live.names_a_model or not hides_words(live):
+        return None
+    pid = ctx.services.state(live.unit).main_pid
+    kept = (*ENGINE_VARIABLES, "LD_LIBRARY_PATH")
+    found = []
+    for one in programs_of(pid) if pid is not None else ():
+        given = {name: text for name, text in one.environment.items() if name.startswith(kept)}
+        argv, variables = (one.path, *one.argv[1:]), {**live.environment, **given}
+        server = replace(live, script=live.program, program=one.path, argv=argv,
+                         environment=variables, work_dir=one.folder)  # fmt: skip
+        if not hides_words(server) and listening_ports(one.pid):
+            found.append(server)
+    return found[0] if len(found) == 1 and found[0].names_a_model else None
+
+
 def work_dir_of(ctx: Context, live: LiveUnit) -> str:
     """Where the server of a unit starts."""
     is_user = ctx.mode is Mode.USER

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -288,6 +289,29 @@ def process_facts(pid: int) -> ProcessFacts | None:
         rss_mib=memory.rss_mib if memory else None,
         read_bytes=None if disk is None else disk.read_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProgram:
+    """What a process runs: the file, its words, where it was started, and its variables."""
+
+    pid: int
+    path: str
+    argv: tuple[str, ...]
+    folder: str
+    environment: Mapping[str, str]
+
+
+def programs_of(pid: int) -> tuple[RunningProgram, ...]:
+    """What a process runs, and what those run that it has started; without any that may not be looked into."""
+    found = []
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                argv = tuple(one.cmdline())
+                found.append(RunningProgram(one.pid, one.exe(), argv, one.cwd(), one.environ()))
+    return tuple(found)
 
 
 def _ask(call: Callable[[], _T]) -> _T | None:

@@ -12,7 +12,7 @@ from tunerd.engine.builds import engine_json, engine_of, find_engines, found_in_
 from tunerd.engine.capabilities import Capabilities, Engine
 from tunerd.engine.choice import locate, named_by_files
 from tunerd.engine.importer import Imported, import_command_line
-from tunerd.engine.serving import hides_words, read_live_unit, work_dir_of
+from tunerd.engine.serving import as_it_runs, hides_words, read_live_unit, work_dir_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.files import is_gone
@@ -412,6 +412,9 @@ def _from_unit(
         for name in imported.overridden
     ]
     messages += _take_projector(ctx, live, capabilities, data)
+    if live.script is not None:
+        text = f"read from the running server, which `{live.script}` started; anything else that it does is not carried over"
+        messages.append(warning("script", text, "compare the profile with it before you apply"))
     if unit != ctx.unit:
         messages.append(
             note(
@@ -445,6 +448,7 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
             state="nothing was written",
             hint=f"{meant}`tunerd detect` lists those that serve",
         )
+    live = as_it_runs(ctx, live) or live
     if live.argv is None or live.program is None:
         raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")
     if live.has_own_root:
@@ -458,7 +462,7 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
         raise ConfigError(
             f"{unit} does not say what it serves: the script that it starts does, `{live.program}`",
             state="nothing was written",
-            hint=itself,
+            hint=f"start it, so that its server can be looked at, or {itself}",
         )
     engine = engine_of(ctx, found_in_unit(live, Path(live.program)))
     if engine.capabilities is None:

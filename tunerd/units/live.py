@@ -80,7 +80,7 @@ class LiveUnit:
     `credentials` are the files behind its credentials, by name. `prefix` is what starts the server for the unit, such as `taskset -c 0`,
     without the variables that `env` sets, which are in `environment`. `search_path` are the folders, with colons, in which
     a bare name of a program is looked for, None for systemd's own; `work_dir` is where the server starts, as the unit says
-    it. A masked unit has no text. `link_to` is where the file leads if
+    it. A masked unit has no text. `script` is what the unit starts, where all of these are of the server that it has started. `link_to` is where the file leads if
     it is a link. `mounts` are directives with which other files stand at some paths than on this machine. `shadowed_by` is where tunerd would write its own file, if this one, of a package,
     stands in another folder and is left there.
     """
@@ -107,6 +107,7 @@ class LiveUnit:
     mounts: tuple[str, ...] = ()
     link_to: Path | None = None
     shadowed_by: Path | None = None
+    script: str | None = None
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -55,19 +55,45 @@ def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(folder: P
         assert "edited" not in {one["code"] for one in box.json("doctor")["messages"]}
 
 
-def test_a_script_that_says_what_is_served_is_no_router(folder: Path) -> None:
-    script = """log() { echo "$1" "$@"; }\nlog up  # and "$@"\nexec ENGINE WORDS"""
+@pytest.mark.parametrize("runs", ["exec ENGINE WORDS", "ENGINE WORDS &\nwait"])
+def test_a_script_is_adopted_by_the_words_of_the_server_that_it_has_started(
+    folder: Path, runs: str
+) -> None:
+    """They stand in no unit, and were asked of whoever had written the script."""
+    script = f'log() {{ echo "$1" "$@"; }}\nexport FOO=bar LLAMA_ARG_N_PREDICT=77 GGML_NO_BACKTRACE=1\n{runs}'
     with served(folder, "START", script) as box:
         (unit,) = box.json("detect")["units"]
-        refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
         unknown = json.dumps(box.json("doctor")["not_checked"])
         engines = box.call("engines").stdout
+        made = box.json("profiles", "new", "mine", "--from-unit", UNIT)
+        profile = tomllib.loads((box.context.paths.site_profiles / "mine.toml").read_text())
 
     assert "could start a second server" in engines, engines
     assert unit["router"] is False
+    assert "start.sh" not in unknown, "doctor looks at the flags of the server"
+    assert profile["engine"]["prefer"] == [str(needs.engine("mainline-2026-08-18"))]
+    assert (profile["model"]["path"], profile["serving"]["alias"]) == (str(box.model), "mine")
+    assert "77" in json.dumps(profile), "an option of the script's own environment"
+    assert profile["environment"] == {"GGML_NO_BACKTRACE": "1"}
+    (told,) = [one for one in made["messages"] if one["code"] == "script"]
+    assert "start.sh" in told["text"]
+
+
+@pytest.mark.parametrize("runs", ["", "ENGINE WORDS &\nENGINE WORDS --port PORT &\nwait"])
+def test_a_script_with_no_server_or_two_is_not_adopted(folder: Path, runs: str) -> None:
+    box = Box(folder)
+    write(design(SHAPES["tiny"]), box.model)
+    words = f"-m {box.model} -t 1 -np 1 -c 512"
+    for name, value in {"ENGINE": str(needs.engine("mainline-2026-08-18")), "WORDS": words}.items():
+        runs = runs.replace(name, value)
+    runs = runs.replace("PORT", str(free_port()))
+    (folder / "start.sh").write_text(f"#!/bin/sh\nexport LLAMA_ARG_PORT={free_port()}\n{runs}\n")
+    (folder / "start.sh").chmod(0o755)
+    with started_by_hand(box, f"{folder}/start.sh"):
+        refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
+
     assert "does not say what it serves" in refused["message"]
-    assert "ExecStart=" in refused["hint"]
-    assert "router" not in unknown
+    assert "start it" in refused["hint"]
 
 
 def test_whoever_adopts_a_unit_whose_program_is_gone_is_told_what_there_is(folder: Path) -> None:
