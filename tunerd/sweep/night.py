@@ -194,7 +194,7 @@ class Night:
 
     def usual_process_s(self, arm: Arm) -> float:
         """What one of a verdict will take, as far as one can tell: for several, whose delays do not all come together."""
-        return self.usual_start_s(arm) + self._pace(arm) * self._asked_s(arm, exact=True)
+        return self.usual_start_s(arm) + self.pace(arm) * self._asked_s(arm, exact=True)
 
     def start_s(self, arm: Arm) -> float:
         """Time that a start and its warm-up may take."""
@@ -223,7 +223,7 @@ class Night:
         asked_s = self.prefix_s(arm, exact=exact) + self.block_s(arm, exact=exact)
         return asked_s / _REQUEST_SLACK
 
-    def _pace(self, arm: Arm) -> float:
+    def pace(self, arm: Arm) -> float:
         """What blocks took against what is expected of them: prefixes may be one, or read anew each time.
 
         Its own where it was asked any, since larger batches have another pace; else that of the newest.
@@ -544,15 +544,17 @@ class Server:
         is_first = not self._n_blocks
         before_s = night.prefix_s(self.arm, exact=exact) if is_first else 0.0
         self._n_blocks += 1
-        night.require(before_s + night.block_s(self.arm, exact=exact))
+        # A verdict was planned by what its sides usually take; of other starts nobody knows so well.
+        pace = 1.0 if pair is None else night.pace(self.arm)
+        slack = 1.0 if pair is None else pace / _REQUEST_SLACK
+        night.require(slack * (before_s + night.block_s(self.arm, exact=exact)))
         begin, found = night.now_s, dict[int, Reading]()
         for text in block.order:
             one = night.workload.classes[text]
             name = observations.prompt_name(block.name, text)
             request = night.request(self.arm, one, name, exact=exact)
-            night.require(
-                night.usual_request_s(self.arm, request)
-            )  # those before may have taken longer
+            # Those before may have taken longer.
+            night.require(pace * night.usual_request_s(self.arm, request))
             asked_s = night.now_s
             reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
             is_known = self._cache_of(request) in night.broken_caches
