@@ -152,7 +152,7 @@ def _traffic(lines: Sequence[str], own: Sequence[Timings]) -> Traffic | None:
 MIN_SAMPLES = 3
 DEFAULT_UBATCH = 512  # of every build that was probed
 # Depths count as alike within this: a step slows by about 0.3 % for each thousand tokens
-# (the prior of `step_time`), which keeps what is left of it below a few percent.
+# (the prior of a step in sweep/laws), which keeps what is left of it below a few percent.
 _ALIKE_TOKENS = 1024
 _ALIKE_SHARE = 0.2
 NOTHING_MEASURED = "a run with speculation and one without, of what serves"

@@ -540,7 +540,7 @@ def hold(
     Raises:
         Busy: another measurement or a change is under way.
         LeaseEnded: somebody stopped production before its place was taken.
-        DeployError: production does not start at boot, so a power cut would leave nothing.
+        DeployError: as `demand_return`.
         HostError: a file cannot be written.
         ServiceError: the lease cannot be had; production was started again.
         Stranded: production does not serve afterwards.
@@ -817,7 +817,7 @@ def outlook(
         programs: What the candidates run.
 
     Raises:
-        DeployError: production does not start at boot, so nothing may be measured in its place.
+        DeployError: as `demand_return`.
     """
     state = ctx.services.state(ctx.unit)
     demand_return(ctx, state)

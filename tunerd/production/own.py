@@ -23,9 +23,9 @@ _KEPT = ("HOME", "PATH", "PYTHONPATH", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG
 
 @dataclass(frozen=True, slots=True)
 class OwnUnit:
-    """A command of tunerd as a unit that nothing restarts, and that is gone when it has ended.
+    """A command of tunerd as a unit that is gone when it has ended.
 
-    `like` is the shipped unit whose confinement and limits it has. With `is_told` something else
+    `like` is the shipped unit whose confinement, limits and restarts it has: a notice is tried again. With `is_told` something else
     tells how it ended; else the manager remembers a failure until somebody resets it.
     """
 

@@ -68,7 +68,7 @@ _CALL_REFUSALS = ("status ", "the answer is empty", "the answer was cut")
 
 # The machine around it: what a sweep waits for, what it gives way to, what it stops at
 
-# A sweep of a night writes some 20 MiB of evidence; what is kept for its end is the verdict's.
+# A night writes a few MiB of evidence; what is kept for its end is the verdict's.
 BEGIN_DISK_MIB = 128
 END_DISK_MIB = 32
 

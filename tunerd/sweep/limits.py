@@ -225,7 +225,7 @@ class Limits:
     def short_mib(self, arm: Arm) -> float:
         """By how much more margin one load of it will hardly fail to have room.
 
-        A step to what one load has on average fell short again in every other one, and a fill takes minutes (docs/benchmarks.md).
+        A step to what one load has on average fell short again in every other one, and a fill takes minutes.
         """
         headroom, jitter = self.headroom(arm), self._jitter_mib
         if headroom is None:

@@ -1,7 +1,7 @@
 """The search: a few runs of each family, then whatever the model thinks most of, measured.
 
-Order: the incumbent, one process of every family (where the engine takes settings per request, with
-several of them), then the points with the largest expected improvement, until none is expected to
+Order: the incumbent, one process of every family (with several settings where the engine takes them per request and
+tells no steps), then the points with the largest expected improvement, until none is expected to
 save enough; then the leaders race on fresh processes. Prediction proposes, measurement decides.
 """
 

@@ -210,7 +210,7 @@ _USUAL_CONTEXT = 131072
 _UNKNOWN_GAIN = 0.15
 # Of what was left after the last challenge, unless a leader's least pairs take more.
 _MOST_RESERVED, _MOST_PROVING = 0.6, 0.85
-# A margin takes 1.0 to 1.5 starts in 1 and 2 h, 2.0 in 8 h (docs/benchmarks.md, "A second world").
+# A margin takes 1.0 to 1.5 starts in 1 and 2 h of the second world, 2.0 in 8 h.
 _FINALIST_STARTS = 1.25
 # Of a pair, beyond the least: a whole one left 16G deep of the second world 16.1 instead of 7.6 % behind (1 h, mean, boxes 13 to 24).
 _LEAST_SPARE = 0.25
