@@ -126,7 +126,7 @@ def check_setting(text: str) -> None:
             f"may not be set without root: `{key[:100]}`",
             cause="it could choose a program, a file or an address",
             state="nothing was touched",
-            hint="without root you may set numbers and switches of serving, speculation and memory; "
+            hint="without root you may set numbers, switches and fixed words of serving, speculation and memory; "
             "the rest must be in a profile that root writes",
         )
 

@@ -172,7 +172,7 @@ def apply_command(
     If the new server does not answer, the old one is put back (exit code 3).
 
     Members of group tunerd need no root: the daemon does it, and carries on if you leave this
-    command. With --set they may give numbers and switches only.
+    command. With --set they may give numbers, switches and fixed words only.
 
     \b
     Example:

@@ -51,8 +51,8 @@ def apply_(
 ) -> ActionResult:
     """Deploy a profile on one box after the other, and stop at the first that goes back.
 
-    All boxes are planned before the first is touched. Exit code 3 if a box went back, 4 if the state of
-    a box is unknown.
+    All boxes are planned before the first is touched. Exit code 3 if a box went back, 4 if one
+    serves nothing, or its state is unknown.
 
     \b
     Example:

@@ -70,8 +70,8 @@ _SIGNALLED = 128
 _ALLOCATIONS_PER_COLLECTION = 50_000
 
 EXIT_CODES = """\b
-Exit codes: 0 done, 1 failed and the machine is as before, 2 wrong usage,
-3 failed and rolled back, 4 failed and could not go back,
+Exit codes: 0 done, 1 failed and the machine is as before unless the message says otherwise,
+2 wrong usage, 3 failed and rolled back, 4 failed and could not go back,
 6 verify found drift or doctor found warnings,
 7 doctor found errors, 75 another tunerd is at work."""
 

@@ -306,7 +306,7 @@ def send(call: Call, name: str) -> ActionResult:
 @click.group(name="jobs", invoke_without_command=True)
 @operation("render_jobs", needs_settings=False)
 def jobs_command(call: Call) -> ActionResult:
-    """List the jobs since the machine started: of `sweep start`, and of members of group tunerd.
+    """List the newest jobs since the machine started: of `sweep start`, `schedule run-now`, and members of group tunerd.
 
     \b
     Example:
