@@ -18,13 +18,14 @@ usage: install.sh [--system | --user] [--uninstall] [--dry-run]
 
   --system     install into $prefix for the whole machine; the default for root
   --user       install into your home, for units of your own
-  --try        show the main job in a folder of its own (.try); nothing else is changed
+  --try        show the main job in a folder of its own (.try), where everything stays
   --uninstall  remove tunerd; the server keeps serving, backups and history stay
   --dry-run    say what would be done, and do nothing
   --without-embedded  leave out the engine that comes as a Python package
   --with-fleet        also install what a shared PostgreSQL needs; upgrades keep it
-  --python     print the Python that would be used; as root, install Debian packages that it lacks
+  --python     print the Python that would be used
 
+Root gets the Debian packages python3-venv and libgomp1 installed where they are missing.
 With DESTDIR set, --system only writes the files, below that folder.
 EOF
 }
@@ -417,7 +418,7 @@ make_way() {
     # Leases come last: what was measured in a terminal ends with them, sweeps and jobs end their own.
     for pattern in tunerd.socket tunerd-daemon.socket tunerd-web.service tunerd.service \
         tunerd-sweep.service 'tunerd-job-*' 'tunerd-guard*' 'tunerd-notify*' 'tunerd-probation-*' \
-        'tunerd-lease-*'; do
+        tunerd-hand-in.service 'tunerd-lease-*'; do
         end_units "$pattern"
     done
     exec 8<"$1/measure.lock"

@@ -100,10 +100,11 @@ def test_an_upgrade_ends_what_measures_and_watches_once_all_is_there_to_replace_
     machine.sh("until systemctl is-active -q 'tunerd-candidate-*'; do sleep 0.2; done")
     old = "/run/systemd/system/tunerd-guard-check.service"  # as earlier versions left it
     machine.write(old, "[Service]\nExecStart=/bin/true\n")
+    machine.run("systemd-run", "--unit=tunerd-hand-in", "sleep", "infinity")
 
     said = install(machine).stdout
 
-    for unit in ("tunerd.service", "tunerd-lease-"):
+    for unit in ("tunerd.service", "tunerd-hand-in.service", "tunerd-lease-"):
         assert said.index(f"stopping {unit}") > said.index("installing Python packages"), said
     going_on = "until grep -q running /var/lib/tunerd/probation/2.json; do sleep 0.2; done"
     machine.sh(going_on)
