@@ -1,4 +1,4 @@
-"""Whatever engines answer, write into their logs, and whatever NVML says: an answer or a plain no, no crash."""
+"""Whatever engines answer, and write into their logs: an answer or a plain no, no crash."""
 
 from __future__ import annotations
 
