@@ -46,7 +46,7 @@ class Paths:
     site_profiles = _Within("config_dir", "profiles")
     """Profiles of this site."""
     lock = _Within("state_dir", "lock")
-    """The one lock."""
+    """The lock of whoever changes what serves."""
     measure_lock = _Within("state_dir", "measure.lock")
     """The lock of whoever measures: one at a time."""
     sweep_lock = _Within("state_dir", "sweep.lock")
