@@ -1103,7 +1103,7 @@ for _code, _looks_for, _why, _what, _level in (
      "the server is down until you log in again, and guards and nights with it",
      "whether your units end when you log out", None),
     ("settings-wrong", "settings that cannot be read, or have values that are not allowed",
-     "commands that change something refuse to work, and the daemon uses other values",
+     "most commands refuse to work (not those that show what serves, go back or end something), and the daemon uses other values",
      "whether the settings are valid", Level.ERROR),
     ("kept-engines", "kept copies of engines that nothing uses",
      "`swap.keep_engine` keeps each deployed build with its libraries, and no copy is ever removed",
