@@ -94,6 +94,7 @@ _PATTERNS = tuple(
             r"error while handling environment variable|invalid parameter for argument",
             r"legacy speculative option|unknown speculative|expected value for argument",
             r"Unsupported cache type|Invalid cache type|requires (flash_attn|Flash Attention)",
+            r"KVarN (requires|cache layer) ",
             r"SPLIT_MODE_TENSOR (not implemented|needs)|invalid value for main_gpu",
             r"cannot be used without flash attention|^sto(i|f|d|l|ul)$",
             r"limited to a single server slot|cannot be used with --fit|chat template is not supported",

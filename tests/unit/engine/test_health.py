@@ -375,6 +375,14 @@ REPORTED: dict[str, tuple[list[str], dict[str, object]]] = {
          "requested, but this requires Flash Attention"),
          "0.00.190.310 E srv  llama_server: exiting due to model loading error"],
         exited(1)),
+    "Anbeeld/beellama.cpp#95": (
+        [("0.01.190.229 E llama_init_from_model: cannot enable kvarn_k4v4_g128: KVarN requires a backend with "
+         "native KVarN FlashAttention support"),
+         "0.01.190.310 E srv    load_model: failed to load model, '/models/m.gguf'"], exited(1)),
+    "Anbeeld/beellama.cpp#60": (
+        [("0.01.190.229 E llama_init_from_model: failed to initialize the context: KVarN cache layer 3 is assigned "
+         "to backend Meta(), which has no native KVarN operations"),
+         "0.01.190.310 E common_init_result: failed to create context"], SEGFAULT),
     "llama-model.cpp of b11434": (
         ["llama_model_load: error loading model: LLAMA_SPLIT_MODE_TENSOR not implemented for architecture 'x'"],
         exited(1)),
