@@ -59,12 +59,17 @@ _WINDOW_PATTERN: Mapping[str, int] = MappingProxyType(
         "cohere2": 4,
         "gpt-oss": 2,
         "exaone4": 4,
+        "exaone-moe": 4,
+        "afmoe": 4,
         "llama4": 4,
         "olmo2": 4,
+        # The first of four; which of them it is changes no sum.
+        "laguna": 4,
+        "smallthinker": 4,
     }
 )
 # Layers alternate by `full_attention_interval` even where the key is left out.
-_INTERVAL_BY_DEFAULT = frozenset({"qwen3next", "qwen35", "qwen35moe"})
+_INTERVAL_BY_DEFAULT = frozenset({"qwen3next", "qwen35", "qwen35moe", "qwen4exp"})
 _DEFAULT_INTERVAL = 4
 _ALL_RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2"})
 _ATTENTION_AND_STATE = frozenset({"falcon-h1"})
@@ -234,7 +239,8 @@ class ModelFacts:
     stay on the CPU; `output_bytes` the head and its norm; `head_bytes` and `head_type` the head
     alone, which is the token embedding where the model has none of its own (`is_tied`).
     `tensor_types` are bytes by type, the most first, `mtp_types` those of the MTP blocks alone.
-    `no_model` is why no text can be generated with the file alone.
+    `no_model` is why no text can be generated with the file alone. `has_index`: attention chooses by
+    an index what it looks at.
     """
 
     identity: ModelIdentity
@@ -266,6 +272,7 @@ class ModelFacts:
     other_bytes: int
     is_tied: bool
     mtp_types: tuple[tuple[str, int], ...] = ()
+    has_index: bool = False
 
     @property
     def n_layer(self) -> int | None:
@@ -351,6 +358,7 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
         other_bytes=sum(places["other", -1]),
         is_tied=_HEAD not in by_name,
         mtp_types=_by_type(drafting),
+        has_index=keys.own("attention.indexer.key_length") is not None,
     )
 
 

@@ -814,6 +814,9 @@ def _target_work(server: Server) -> Iterator[Part]:
             text += f", and {more} B {what}" if more else ""
         yield _beside_gpu(server, graph)
     yield Part(PartKind.COMPUTE, server.worker, n_bytes, text)
+    if server.facts.has_index:
+        text = "the index by which it chooses what it attends to, and the scores of that"
+        yield Part(PartKind.COMPUTE, server.worker, None, text)
     n_bytes = (server.facts.n_vocab or 0) * graph.n_outputs * F32_BYTES
     yield Part(PartKind.OUTPUT, Device.HOST, n_bytes, f"logits of {graph.n_outputs} rows")
 

@@ -181,6 +181,21 @@ def test_windowed_layers_follow_the_pattern_of_the_architecture() -> None:
     assert [block.is_windowed for block in marked.blocks] == [True, False, True]
 
 
+@pytest.mark.parametrize("architecture", ["afmoe", "exaone-moe", "laguna", "smallthinker"])
+def test_a_file_with_a_window_and_no_pattern_has_that_of_its_architecture(
+    architecture: str,
+) -> None:
+    """As ggml-org/llama.cpp converts them; each layer was taken for one that attends to all."""
+    facts = facts_of_bytes(small(architecture, {"block_count": 8, "attention.sliding_window": 512}))
+    assert sum(block.is_windowed for block in facts.blocks) == 6
+
+
+def test_a_hybrid_that_leaves_its_interval_out_attends_in_each_fourth_layer() -> None:
+    keys = {"block_count": 8, "ssm.conv_kernel": 4, "ssm.inner_size": 32, "ssm.state_size": 16}
+    facts = facts_of_bytes(small("qwen4exp", keys))
+    assert [block.index for block in facts.blocks if not block.is_recurrent] == [3, 7]
+
+
 def test_latent_attention_keeps_no_values() -> None:
     facts = facts_of_bytes(
         small(

@@ -405,6 +405,18 @@ def test_what_is_unknown_is_not_zero() -> None:
     assert "kvarn4" in cache.formula
 
 
+def test_an_index_of_what_to_attend_to_is_told_to_be_missing() -> None:
+    """Its own cache and its scores counted as nothing."""
+    keys = {"block_count": 1, "embedding_length": 64, "attention.head_count": 1, "context_length": 4096,
+            "attention.key_length": 64, "attention.value_length": 64}  # fmt: skip
+    plain, indexed = (
+        estimate(facts_of_bytes(small("qwen4exp", {**keys, **more})), MemorySettings(has_gpu=False))
+        for more in ({}, {"attention.indexer.key_length": 64})
+    )
+
+    assert (plain.is_complete, indexed.is_complete) == (True, False)
+
+
 def test_locked_memory_is_the_weights_in_ram() -> None:
     locked = estimate(SMALL_MOE, MemorySettings(ctx_size=4096, n_cpu_moe=4, load_mode="mlock"))
     mapped = estimate(SMALL_MOE, MemorySettings(ctx_size=4096, n_cpu_moe=4))
