@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tunerd.model.memory import (
     IK,
+    MAINLINE_JUNE_2026,
     MAINLINE_NOW,
     MAINLINE_SPRING_2026,
     MAINLINE_SUMMER_2026,
@@ -179,6 +180,8 @@ _IK_N_MAX = 16
 _IK_P_MIN, _IK_P_MIN_TOLD = 0.75, (None, 0.8)
 # `n_parallel is set to auto, using n_parallel = 4 and kv_unified = true`.
 _SLOTS_OF_AUTO = 4
+# Mainline has it since 2 June 2026, a day after ggml-org/llama.cpp#23861 and #23988 and a day before #23907.
+_SINCE_JUNE_2026 = "--sse-ping-interval"
 
 
 class SpecStyle(StrEnum):
@@ -244,6 +247,15 @@ class Capabilities:
     def chooses_slots(self) -> bool:
         """Whether it takes several slots by itself; their cache is one then, whatever is said of it."""
         return self.default_slots == _SLOTS_OF_AUTO
+
+    @property
+    def drafts_unasked(self) -> bool:
+        """Whether a draft model alone switches speculation on.
+
+        Source: builds of April to August 2026; that of May names the type and does so all the same. Mainline until
+        ggml-org/llama.cpp#23988.
+        """
+        return self.spec_style is not SpecStyle.STAGE and _SINCE_JUNE_2026 not in self.flags
 
     def first_of(self, *spellings: str) -> str | None:
         """The first of these spellings that the build takes."""
@@ -350,7 +362,8 @@ def laws_of(capabilities: Capabilities) -> EngineLaws:
     if capabilities.family is Family.IK:
         return IK
     if not capabilities.has_load_mode:
-        return MAINLINE_SPRING_2026
+        is_june = _SINCE_JUNE_2026 in capabilities.flags
+        return MAINLINE_JUNE_2026 if is_june else MAINLINE_SPRING_2026
     return MAINLINE_SUMMER_2026 if "--mlock" in capabilities.flags else MAINLINE_NOW
 
 

@@ -274,7 +274,7 @@ REACHES = {_MODEL: Reach.TEXT, **{row.key: row.reach for row in PLAIN_FLAGS if r
 NOT_COMPARED = frozenset({_MODEL, *(row.key for row in PLAIN_FLAGS if not row.is_compared)})
 
 _SECRET_VARIABLE = re.compile(
-    r"(^|_)(API_?KEYS?|ACCESS_KEY|TOKENS?|PASSWORD|PASSWD|PASSPHRASE|SECRETS?|CREDENTIALS?)($|_)",
+    r"(^|_)(API_?KEYS?|ACCESS_KEY|TOKENS?|PASSWORD|PASSWD|PASSPHRASE|SECRETS?|CREDENTIALS?)(?!_FILE$)($|_)",
     re.IGNORECASE,
 )
 _FLAG = re.compile(r"-+[^\W\d_]")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from tunerd.engine.capabilities import Capabilities, FitStyle, Option, SpecStyle
+from tunerd.engine.capabilities import Capabilities, FitStyle, Option
 from tunerd.engine.flags import (
     IN_STAGE,
     LEGACY_LOAD,
@@ -448,11 +448,8 @@ class _Import:
             keys.setdefault(_FIT, False)
         is_ready_made = any(flag.word == "--spec-default" for flag in self.extra)
         keys.setdefault(_TYPE, LEAVE_TO_ENGINE if is_ready_made else "off")
-        # Older builds speculate as soon as they are given a draft model, those with stages never.
-        # Source: builds of April to August 2026; that of May names the type and does so all the same.
-        is_staged = self.capabilities.spec_style is SpecStyle.STAGE
-        by_model = not (self.capabilities.has_load_mode or is_staged)
-        if by_model and keys[_TYPE] == "off" and "speculation.draft_model" in keys:
+        by_model = self.capabilities.drafts_unasked and "speculation.draft_model" in keys
+        if by_model and keys[_TYPE] == "off":
             keys[_TYPE] = "draft"
         for key in lost:
             keys.pop(key, None)

@@ -54,10 +54,14 @@ class EngineLaws:
     checkpoint_has_mtp_kv: bool = False
     repacks: bool = True
     reserves_converted_kv: bool = True
+    fits_every_slot: bool = True
 
 
 MAINLINE_NOW = EngineLaws()
-MAINLINE_SUMMER_2026 = EngineLaws(writes_state_copies=False, checkpoint_has_mtp_kv=True)
+MAINLINE_SUMMER_2026 = EngineLaws(
+    writes_state_copies=False, checkpoint_has_mtp_kv=True, fits_every_slot=False
+)
+MAINLINE_JUNE_2026 = replace(MAINLINE_SUMMER_2026, loads_unused_mtp=True)
 MAINLINE_SPRING_2026 = EngineLaws(
     caps_outputs=False,
     input_mask_bytes=4,

@@ -162,7 +162,8 @@ LINES: dict[str, dict[str, Sequence[str]]] = {
     "A variable is the option that it stands for": {
         "main-0x": variables("CTX_SIZE=4096", "ALIAS=x", "FLASH_ATTN=on", "JINJA=1", "JINJA=disabled",
                              "NO_JINJA=whatever", "ENDPOINT_METRICS=true", "ENDPOINT_SLOTS=0", "SPEC_TYPE=draft-mtp",
-                             "LOAD_MODE=mlock", "MODEL=/m.gguf", "CACHE_TYPE_K=q8_0", "FIT_TARGET=512", "NO_HOST=1"),
+                             "LOAD_MODE=mlock", "MODEL=/m.gguf", "CACHE_TYPE_K=q8_0", "FIT_TARGET=512", "NO_HOST=1",
+                             "API_KEY_FILE=/etc/llama/keys"),
         "main-mid": ("LLAMA_LOG_VERBOSITY=2 LLAMA_CACHE=/c _X=1",),
     },
     "Switches of ik know `1` and `true` alone": {
@@ -292,6 +293,18 @@ def test_a_kind_that_only_the_build_knows_keeps_its_word() -> None:
     assert value(found, "speculation.type") == "draft-mtp-adaptive"
     assert value(found, "speculation.n_max") == 6
     assert found.unplaced == ()
+
+
+@pytest.mark.parametrize(
+    ("ping", "kind"), [("", "draft"), ("--sse-ping-interval N   seconds\n", "off")]
+)
+def test_a_draft_model_alone_drafts_on_builds_of_before_june_2026(ping: str, kind: str) -> None:
+    """ggml-org/llama.cpp#23988: since then a line without a type serves without drafts."""
+    text = f"{capabilities_of('main-mid').help.text}\n{ping}"
+
+    found = import_command_line(["-md", "/d.gguf"], {}, read_capabilities(parse_help(text)))
+
+    assert value(found, "speculation.type") == kind
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,12 @@ from tests.support.model_headers import (
     small,
 )
 from tests.support.shapes import PlainShape
-from tunerd.engine.capabilities import laws_of
+from tunerd.engine.capabilities import laws_of, parse_help, read_capabilities
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import (
     COMPUTE,
     IK,
+    MAINLINE_JUNE_2026,
     MAINLINE_NOW,
     MAINLINE_SPRING_2026,
     MAINLINE_SUMMER_2026,
@@ -241,6 +242,22 @@ def test_a_quantised_cache_is_converted_on_cuda_alone() -> None:
 )
 def test_every_build_has_laws(dialect: str, laws: EngineLaws) -> None:
     assert laws_of(capabilities_of(dialect)) is laws
+
+
+def test_a_build_of_june_reserves_the_f16_copy_of_a_quantised_cache() -> None:
+    """ggml-org/llama.cpp#23907, two months before `--load-mode`."""
+    row = "--sse-ping-interval N                   server SSE ping interval in seconds\n"
+    text = capabilities_of("main-mid").help.text
+    laws = laws_of(read_capabilities(parse_help(f"{text}\n{row}")))
+    asked = MemorySettings(ctx_size=CTX, cache_type_k="q8_0", cache_type_v="q8_0")
+    before, june = (
+        part(estimate(LARGE, replace(asked, laws=one)), PartKind.COMPUTE)
+        for one in (replace(MAINLINE_JUNE_2026, reserves_converted_kv=False), laws)
+    )
+
+    assert laws is MAINLINE_JUNE_2026
+    assert (june - before) // MIB == 512
+    assert laws.loads_unused_mtp
 
 
 # Where things are
