@@ -603,6 +603,7 @@ Part = Argument | Note | Refusal
 
 
 _NO_CORES = "the number of physical cores is unknown"
+_AUTO = "auto"
 # Of builds that take no words for it, as ik: any number beyond the last layer means all of them.
 _COUNTS_OF_LAYERS = frozenset({"memory.n_gpu_layers", "speculation.n_gpu_layers"})
 _EVERY_LAYER = 999
@@ -681,16 +682,40 @@ def has_depth(resolved: Resolved) -> bool:
 def by_hand(resolved: Resolved) -> list[str]:
     """The keys that place the model by hand, where a margin means nothing; empty where fit does.
 
-    `cpu_moe = false` and an empty list place nothing.
+    `cpu_moe = false`, an empty list and `auto` place nothing.
     """
     settings = (resolved.settings.get(row.key) for row in PLACEMENT_FLAGS)
-    return [one.key for one in settings if one and one.value is not False and one.value != []]
+    return [
+        one.key
+        for one in settings
+        if one and one.value is not False and one.value not in ([], _AUTO)
+    ]
 
 
-def margin_in_force(resolved: Resolved) -> int | None:
-    """The VRAM in MiB that fit is to leave free; None where nothing fits: switched off, or placed by hand."""
+USUAL_MARGIN_MIB = 1024
+"""What fit leaves free where nobody says how much."""
+
+
+def margin_in_force(resolved: Resolved, capabilities: Capabilities | None = None) -> int | None:
+    """The VRAM in MiB that fit is to leave free; None where nothing fits: switched off, or placed by hand.
+
+    With the build's `capabilities` also what it leaves free by itself.
+    """
     memory = resolved.profile.memory
-    return None if memory.fit is False or by_hand(resolved) else memory.fit_mib
+    if memory.fit is False or by_hand(resolved):
+        return None
+    is_on = capabilities is not None and (memory.fit or capabilities.fit_default_on)
+    return USUAL_MARGIN_MIB if memory.fit_mib is None and is_on else memory.fit_mib
+
+
+def fits_context(resolved: Resolved, capabilities: Capabilities) -> bool:
+    """Whether fit lowers the context to what there is room for, since none is set; whoever places the model.
+
+    Source: llama.cpp, common/fit.cpp. ik's never does, and 0 asks for all of the context.
+    """
+    profile = resolved.profile
+    is_on = capabilities.fit_default_on and profile.memory.fit is not False
+    return bool(is_on) and profile.serving.ctx_size is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -860,6 +885,10 @@ class _Renderer:
         switch, target = self.setting("memory.fit"), self.setting("memory.fit_mib")
         placing = by_hand(self.resolved)
         yield from self.explicit(switch, target, placing) if placing else self.fit(switch, target)
+        for row in PLACEMENT_FLAGS:
+            setting = self.setting(row.key)
+            if row.key in placing or (setting is not None and setting.value == _AUTO):
+                yield from self.row(row)
 
     def fit(self, switch: Setting | None, target: Setting | None) -> Iterator[Part]:
         style = self.capabilities.fit
@@ -889,14 +918,12 @@ class _Renderer:
         if self.capabilities.fit is FitStyle.ON_OFF:
             is_off = switch is not None and not switch.value
             owner = switch if switch is not None and is_off else self.resolved.settings[placing[0]]
-            yield _said(owner, "--fit", "off")
+            if not fits_context(self.resolved, self.capabilities):
+                yield _said(owner, "--fit", "off")
         for setting in (switch, target):
             is_on = setting is not None and setting.value is not False
             if setting is not None and is_on and setting.origin.layer is not Layer.TUNERD:
                 yield Note(setting.key, f"left out: {', '.join(placing)} place the model by hand")
-        for row in PLACEMENT_FLAGS:
-            if row.key in placing:
-                yield from self.row(row)
 
     def speculation(self) -> Iterator[Part]:
         """All flags of the kind of speculation that the profile wants, or a refusal."""

@@ -39,6 +39,8 @@ class EngineLaws:
         repacks: Weights of some types are rewritten for the CPU's kernels.
         reserves_converted_kv: The f16 copy of a quantised cache that CUDA's attention makes is
             part of the compute buffer; before, it grew while the server ran.
+        fits_every_slot: Fit makes a context that nobody set as long as trained for each slot, where slots
+            have caches of their own; else for all of them together.
     """
 
     caps_outputs: bool = True
@@ -70,6 +72,7 @@ MAINLINE_SPRING_2026 = EngineLaws(
     loads_unused_mtp=True,
     checkpoint_has_mtp_kv=True,
     reserves_converted_kv=False,
+    fits_every_slot=False,
 )
 IK = EngineLaws(
     caps_outputs=False,
@@ -83,6 +86,7 @@ IK = EngineLaws(
     checkpoint_has_mtp_kv=True,
     repacks=False,
     reserves_converted_kv=False,
+    fits_every_slot=False,
 )
 
 
@@ -948,6 +952,37 @@ def estimate(facts: ModelFacts, settings: MemorySettings) -> Estimate:
         is_mapped=settings.load_mode in _MAPPING,
         notes=tuple(_notes(server)),
     )
+
+
+# Source: llama.cpp, the default of `--fit-ctx`, and common/fit.cpp.
+LEAST_CONTEXT = 4096
+_CONTEXT_STEP = 256
+
+
+def context_that_fits(
+    facts: ModelFacts, settings: MemorySettings, room_mib: int, least: int = LEAST_CONTEXT
+) -> tuple[int, int] | None:
+    """The context that mainline's fit makes where none is set, and what it would make with all the room it wants.
+
+    It is taken from what the largest needs and what the least needs, as if that grew evenly. None where
+    nobody can tell. `settings` are without a context, `room_mib` is on the device that computes, without
+    what is to be left free, and `least` is where fit stops.
+    """
+    if facts.context_length is None:
+        return None
+    n_streams = 1
+    if settings.laws.fits_every_slot and not settings.kv_unified:
+        n_streams = settings.n_parallel
+    most, least = facts.context_length * n_streams, least * n_streams
+    device = Device.GPU if settings.has_gpu else Device.HOST
+    whole, little = (estimate(facts, replace(settings, ctx_size=one)) for one in (most, least))
+    need, floor = whole.start_mib(device), little.start_mib(device)
+    if not whole.is_complete:
+        return None
+    if need <= room_mib or most <= least:
+        return most, most
+    n_ctx = least + (most - least) * max(0, room_mib - floor) // max(1, need - floor)
+    return max(least, n_ctx - n_ctx % _CONTEXT_STEP), most
 
 
 # What the vision tower of Qwen3.5 and Qwen3.6 computes with; a build reserves it for the largest image.

@@ -34,7 +34,9 @@ from tunerd.engine.choice import (
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.flags import (
     KINDS_WITH_PROBABILITY,
+    USUAL_MARGIN_MIB,
     CommandLine,
+    fits_context,
     margin_in_force,
     normal_spelling,
     words_behind,
@@ -59,7 +61,14 @@ from tunerd.machine.host import has_memory_groups, mounts_on, process_facts, rea
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read, process_name, unit_of
 from tunerd.model.facts import ModelFacts
-from tunerd.model.memory import Backend, Device, MemorySettings, estimate
+from tunerd.model.memory import (
+    LEAST_CONTEXT,
+    Backend,
+    Device,
+    MemorySettings,
+    context_that_fits,
+    estimate,
+)
 from tunerd.model.verdict import (
     Free,
     MemoryCorrection,
@@ -378,6 +387,22 @@ def _user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine
     )
 
 
+def _context_of_fit(
+    chosen: Choice, facts: ModelFacts, settings: MemorySettings, free: Free
+) -> tuple[int, int] | None:
+    """The context that the engine's fit makes, where it is left to it, and what it would make with more room."""
+    resolved, capabilities = chosen.resolved, chosen.engine.capabilities
+    there = free.gpu_mib if chosen.has_gpu else free.ram_total_mib
+    if capabilities is None or there is None or not fits_context(resolved, capabilities):
+        return None
+    margin = margin_in_force(resolved, capabilities)
+    margin = USUAL_MARGIN_MIB if margin is None else margin
+    words = list(map(normal_spelling, resolved.profile.extra_args or ()))
+    said = [value for flag, value in itertools.pairwise(words) if flag in {"--fit-ctx", "-fitc"}]
+    least = int(said[-1]) if said and said[-1].isdecimal() else LEAST_CONTEXT
+    return context_that_fits(facts, settings, there - margin, least)
+
+
 def memory_of_plan(
     ctx: Context,
     chosen: Choice,
@@ -390,13 +415,22 @@ def memory_of_plan(
     resolved, has_gpu = chosen.resolved, chosen.has_gpu
     draft = draft_facts(ctx, resolved, chosen.command)
     settings = settings_of(resolved, chosen.engine, draft, host, has_gpu=has_gpu)
+    free = _free(ctx, chosen, host, state)
+    n_ctx, most = _context_of_fit(chosen, facts, settings, free) or (settings.ctx_size, 0)
+    settings = replace(settings, ctx_size=n_ctx)
     calculated = estimate(facts, settings)
     judged = judge_memory(
         replace(calculated, parts=corrected(calculated.parts, correction)),
-        _free(ctx, chosen, host, state),
+        free,
         has_gpu=has_gpu,
-        fit_mib=margin_in_force(resolved),
+        fit_mib=margin_in_force(resolved, chosen.engine.capabilities),
     )
+    if n_ctx < most:
+        text = f"serving.ctx_size is not set, and {most} tokens do not fit"
+        level = warning if n_ctx <= LEAST_CONTEXT else note
+        told = level("fit-context", f"{text}: the engine's fit will take about {n_ctx}",
+                     "set serving.ctx_size to what you need")  # fmt: skip
+        judged = replace(judged, messages=(told, *judged.messages))
     if correction is None:
         return judged
     return replace(judged, calculated=calculated, correction=correction)

@@ -261,7 +261,7 @@ class Memory(Table):
     )
     fit: bool | None = _optional("false turns the engine's own fit off")
     n_gpu_layers: Count | Literal["all", "auto"] | None = _optional(
-        "layers on the GPU; setting it turns the engine's fit off"
+        "layers on the GPU; all but `auto` turns the engine's fit off"
     )
     n_cpu_moe: Count | None = _optional("layers whose experts stay on the CPU; turns fit off")
     cpu_moe: bool | None = _optional("all experts on the CPU; turns fit off")

@@ -16,7 +16,7 @@ from tunerd.calendar import Deadline, open_span
 from tunerd.engine.builds import engines_meant, files_of, find_engines
 from tunerd.engine.capabilities import Effect, Engine, FitStyle, laws_of
 from tunerd.engine.choice import PlanRequest, draft_facts, locate, request_again
-from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE
+from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE, USUAL_MARGIN_MIB
 from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.serving import file_environment_of, specifiers_of, unit_with
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
@@ -144,7 +144,6 @@ def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | Non
 
 
 WHAT = "frozen placement"
-_USUAL_MARGIN_MIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +237,7 @@ def _frozen(ctx: Context, base: Plan) -> Frozen | str:
     draft = draft_facts(ctx, base.resolved, base.command)
     settings = settings_of(base.resolved, base.engine, draft, base.host, has_gpu=True)
     free = base.memory.free_mib.get(Device.GPU)
-    margin = profile.memory.fit_mib if profile.memory.fit_mib is not None else _USUAL_MARGIN_MIB
+    margin = profile.memory.fit_mib if profile.memory.fit_mib is not None else USUAL_MARGIN_MIB
     return frozen_from_estimate(base.facts, settings, free, margin)
 
 

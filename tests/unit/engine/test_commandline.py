@@ -109,6 +109,7 @@ NO_MARGIN = {"memory.fit": True, "memory.fit_mib": "default"}
         ("main-0x", {"memory.fit": False}, "--fit off", "--fit-target"),
         ("ik-now", {"memory.fit": False}, "", "--fit"),
         ("main-0x", NO_MARGIN, "--fit on", "--fit-target"),
+        ("main-0x", {"memory.n_gpu_layers": "auto", "memory.fit_mib": 9}, "--fit on --fit-target 9 --n-gpu-layers auto", ""),
         ("ik-now", NO_MARGIN, "--fit", "--fit-margin"),
         ("main-0x", {"serving.threads": "physical"}, "--threads 8", ""),
         *((dialect, {"memory.n_gpu_layers": "all"}, f"--n-gpu-layers {said}", "")
@@ -178,11 +179,15 @@ def test_what_a_build_cannot_serve_is_refused_with_a_reason(
     [("n_gpu_layers", 20), ("n_cpu_moe", 11), ("cpu_moe", True), ("override_tensor", ["a=CPU"])],
 )
 def test_a_placement_by_hand_switches_fit_off(key: str, value: Any) -> None:
-    command = line("main-0x", **{f"memory__{key}": value, "memory__fit_mib": 512})
+    own: dict[str, Any] = {f"memory__{key}": value, "memory__fit_mib": 512}
+    command = line("main-0x", serving__ctx_size=4096, **own)
     assert flags(command)["--fit"] == "off"
     assert "--fit-target" not in flags(command)
     assert "by hand" in notes(command)["memory.fit_mib"]
     assert "--fit" not in flags(line("ik-now", **{f"memory__{key}": value}))
+    # It lowers a context that nobody set, as it did on the command line that was adopted.
+    assert "--fit" not in flags(line("main-0x", **own))
+    assert flags(line("main-0x", memory__fit=False, **own))["--fit"] == "off"
 
 
 @pytest.mark.parametrize("dialect", HELP_OF)

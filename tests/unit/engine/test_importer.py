@@ -119,7 +119,7 @@ def variables(*assigned: str) -> list[str]:
 LINES: dict[str, dict[str, Sequence[str]]] = {
     "A value becomes its key however it is spelt": {
         "main-0x": ("", "-c 4096", "--ctx_size 4096", "-c 032768", "-n -1", "--temp .5", "--temp 5e-1", "--temp 1",
-                    "-fa 1", "-fa disabled", "--no-warmup", "-nkvo", "-ngl all", "-fitt 512", "-fitt +512",
+                    "-fa 1", "-fa disabled", "--no-warmup", "-nkvo", "-ngl all", "-c 4096 -ngl all", "-ngl auto", "-fitt 512", "-fitt +512",
                     "--chat-template-kwargs '{\"a\":false}'", "--no-context-shift"),
         "ik-now": ("--context-shift off",),
     },

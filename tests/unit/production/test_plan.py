@@ -21,6 +21,7 @@ from tunerd.machine.files import Files
 from tunerd.machine.host import has_memory_groups
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device, Estimate, PartKind, estimate
+from tunerd.model.verdict import MemoryPlan
 from tunerd.production.plan import memory_of_plan, settings_of
 from tunerd.result import Level
 from tunerd.tryout.designed import SHAPES, design, write
@@ -159,6 +160,77 @@ def test_a_card_that_is_too_small_is_told_by_who_places_the_model(
     (refused,) = [one for one in judged.messages if one.level is Level.ERROR]
     assert ("fit can move no more" in refused.text) is is_placed_by_fit
     assert ("let fit place it" in (refused.hint or "")) is not is_placed_by_fit
+
+
+LLAMA = facts_of_shape(PlainShape(architecture="llama"))
+BY_BUILD = {"memory.fit_mib": "default"}
+
+
+def judged_on(world: World, gpu_mib: int, dialect: str, data: dict[str, object]) -> MemoryPlan:
+    """What a plan says of 2 GiB of cache and 0.3 of weights on a card with so much free."""
+    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of(dialect))
+    card = OffloadDevice("CUDA0", "a card", MiB(gpu_mib), MiB(gpu_mib))
+    chosen = Choice(
+        engine, profile_of(data), CommandLine("/bin/true", ()), Path("/m.gguf"), devices=(card,),
+        has_gpu=True, passed_over=(),
+    )  # fmt: skip
+    ctx = world.context()
+    return memory_of_plan(
+        ctx, chosen, LLAMA, replace(HOST, gpus=()), None, ctx.services.state(UNIT)
+    )
+
+
+@pytest.mark.parametrize(
+    ("dialect", "data", "code"),
+    [
+        ("main-old", {}, "fit-moves"),
+        ("main-0x", {}, "fit-moves"),
+        ("main-0x", {"memory.fit": False}, "too-big-for-vram"),
+        ("ik-now", {}, "too-big-for-vram"),
+        ("ik-now", {"memory.fit": True}, "fit-moves"),
+    ],
+)
+def test_a_build_that_fits_unasked_is_not_taken_for_one_that_does_not(
+    world: World, dialect: str, data: dict[str, object], code: str
+) -> None:
+    """A line of `-m FILE -c N` alone, as adopted, was refused on a card that is too small for all of it."""
+    judged = judged_on(world, 1500, dialect, {**BY_BUILD, "serving.ctx_size": 131072, **data})
+
+    assert judged.messages[0].code == code
+
+
+@pytest.mark.parametrize("placed", [{}, {"memory.n_gpu_layers": 99}, {"memory.fit_mib": 512}])
+def test_a_context_that_nobody_set_is_what_fit_makes_of_it(
+    world: World, placed: dict[str, object]
+) -> None:
+    """All of the trained one was refused, or said to make fit move weights."""
+    judged = judged_on(world, 2500, "main-0x", placed)
+
+    (told,) = judged.messages
+    assert (told.level, told.code) == (Level.NOTE, "fit-context")
+    assert judged.estimate.n_ctx is not None
+    assert f"fit will take about {judged.estimate.n_ctx}" in told.text
+    margin = int(str(placed.get("memory.fit_mib", 1024)))
+    assert 0 <= 2500 - margin - judged.estimate.start_mib(Device.GPU) < 40
+
+
+@pytest.mark.parametrize(
+    ("dialect", "data", "n_ctx"),
+    [
+        ("main-0x", {}, 4096),
+        ("main-0x", {"extra_args": ["--fit-ctx", "8192"]}, 8192),
+        ("main-0x", {"serving.ctx_size": 0}, 131072),
+        ("main-0x", {"memory.fit": False}, 131072),
+        ("ik-now", {}, 131072),
+    ],
+)
+def test_fit_stops_at_a_least_context_and_leaves_one_that_was_set(
+    world: World, dialect: str, data: dict[str, object], n_ctx: int
+) -> None:
+    judged = judged_on(world, 1100, dialect, data)
+
+    assert judged.estimate.n_ctx == n_ctx
+    assert ("fit-context" in {one.code for one in judged.messages}) is (n_ctx < 131072)
 
 
 IN_SLICE = "[Service]\nSlice=ai-gpu.slice\n"
