@@ -31,7 +31,8 @@ class SwapRecord:
     served before, so that it can be told whether a restart has happened. `was_healthy` says whether
     the old server answered, so that going back must make it answer again. `link_to` is where the unit
     file led, if it was a link. `wants_probation` says that what serves then is to be watched, `sweep` which one
-    proved it. `was_given_up` says that the old server's manager had started it again and again.
+    proved it. `was_given_up` says that the old server's manager had started it again and again,
+    `was_stranded` that it had not come back after the swap before.
     """
 
     unit: str
@@ -51,6 +52,7 @@ class SwapRecord:
     wants_probation: bool = False
     sweep: int | None = None
     was_given_up: bool = False
+    was_stranded: bool = False
 
 
 def record_from_json(data: object) -> SwapRecord:

@@ -219,8 +219,8 @@ def changing(
 ) -> Iterator[T]:
     """Hold the lock of changes, for a swap to what was prepared under it.
 
-    What an interrupted swap left is mended before, and a measurement under way is ended. A person is asked
-    without the lock: they may take an hour, in which rollback, guards and recovery work.
+    What an interrupted swap left is mended before, as far as that can be, and a measurement under way is ended. A
+    person is asked without the lock: they may take an hour, in which rollback, guards and recovery work.
 
     Args:
         ctx: Where.
@@ -240,9 +240,14 @@ def changing(
         check_manager(ctx)
         demand_replaceable(ctx)
         demand_card(ctx, ctx.services.state(ctx.unit))
-        recovered = recover_locked(ctx)
-        if recovered.found is not None:
-            messages.append(note("recovered", recovered.text))
+        try:
+            recovered = recover_locked(ctx)
+        except Stranded as stranded:
+            if (told := _left_behind(ctx, stranded)) not in messages:
+                messages.append(told)
+        else:
+            if recovered.found is not None:
+                messages.append(note("recovered", recovered.text))
         return prepare()
 
     agreed: T | None = None
@@ -259,6 +264,22 @@ def changing(
         if ended is not None:
             messages.insert(0, note("measurement-ended", ended))
         yield found
+
+
+def _left_behind(ctx: Context, stranded: Stranded) -> Message:
+    """That what served does not come back: what is asked for now may serve, and begins from its text.
+
+    Raises:
+        Stranded: another text stands.
+    """
+    record = read_record(ctx)
+    if record is None or sha256(standing_text(ctx)) != record.old_sha256:
+        raise stranded
+    if not ctx.generations.has_ended(record.generation):
+        ending = Ending(Outcome.STRANDED, ctx.clock.now_s(), None, None, stranded.words)
+        with contextlib.suppress(HostError):
+            ctx.generations.end(record.generation, ending)
+    return warning("stranded", f"what was to be brought back was left behind: {stranded.words}")
 
 
 def _is_known_to_serve(ctx: Context) -> bool:

@@ -58,6 +58,7 @@ from tunerd.production.journal import (
     SwapRecord,
     new_backup_name,
     prune_backups,
+    read_record,
     record_path,
 )
 from tunerd.production.probation import begin_probation, forget_probation
@@ -172,6 +173,11 @@ def _begin(
             backup = name
             ctx.files.copy(ctx.unit_path, ctx.paths.unit_dir / name)
         record = _record(ctx, generation, old_text, before, was_healthy=was_healthy)
+        earlier = read_record(ctx)
+        if earlier is not None and earlier.old_sha256 == record.old_sha256:
+            # Its server did not come back, and is to, should this one not serve either.
+            record = replace(record, was_active=earlier.was_active,
+                             was_healthy=earlier.was_healthy, was_stranded=True)  # fmt: skip
         record = replace(record, wants_probation=request.wants_probation, sweep=request.sweep)
         ctx.say("writing the intent record", step=2, steps=STEPS)
         ctx.files.make_folder(ctx.paths.journal_dir)
@@ -240,7 +246,9 @@ def _abandon(ctx: Context, number: int | None, backup: str | None, error: BaseEx
     cause = error.words if isinstance(error, TunerdError) else type(error).__name__
     ending = Ending(Outcome.ABANDONED, ctx.clock.now_s(), None, cause, None)
     with contextlib.suppress(TunerdError):
-        ctx.files.remove(record_path(ctx))
+        record = read_record(ctx)
+        if record is not None and record.generation == number:
+            ctx.files.remove(record_path(ctx))
     with contextlib.suppress(TunerdError):
         if backup is not None:
             ctx.files.remove(ctx.paths.unit_dir / backup)
@@ -730,7 +738,8 @@ def _is_replaced(ctx: Context, record: SwapRecord) -> bool:
 
 def _nothing_happened(ctx: Context, record: SwapRecord, error: BaseException) -> NoReturn:
     """The unit file was not replaced, and no unit was touched."""
-    _abandon(ctx, record.generation, record.backup, error)
+    if not record.was_stranded:  # else recovery goes on with what was to come back
+        _abandon(ctx, record.generation, record.backup, error)
     if not isinstance(error, TunerdError):
         raise error
     raise DeployError(
@@ -783,7 +792,8 @@ def _strand(
         f"{ctx.unit} was not swapped ({failure.kind}), and the way back failed",
         cause=f"{failure.words}\nway back: {why_not_back}",
         state=f"{_what_stands(ctx, record)}; {kept}",
-        hint="fix the cause of the second failure, then `tunerd recover`",
+        hint="fix the cause of the second failure, then `tunerd recover`; "
+        "or deploy something else that serves (`tunerd apply`, `tunerd rollback --to`)",
     ) from error
 
 

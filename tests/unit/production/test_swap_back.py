@@ -6,12 +6,13 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.fault.fuse import Fuse, Kind, Step, ctrl_c
+from tests.fault.fuse import Fuse, Kind, Step, ctrl_c, full_disk
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, OwnPids, World, a_record
 from tests.support.fakes import FakeClock, Invocation, Life
@@ -19,7 +20,7 @@ from tests.support.folders import DATA
 from tests.support.ports import free_port
 from tunerd.doctor.doctor import examine
 from tunerd.engine.server import Address
-from tunerd.errors import Interrupted, RolledBack, ServiceError, Stranded, TunerdError
+from tunerd.errors import DeployError, Interrupted, RolledBack, ServiceError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.host import process_facts
 from tunerd.production.journal import SCHEMA
@@ -32,6 +33,7 @@ from tunerd.records import plain
 from tunerd.result import Progress
 from tunerd.settings import ServiceSettings, Settings
 from tunerd.tryout.local_service import Ending
+from tunerd.units.generations import Outcome
 from tunerd.units.manager import LeaseRecord
 from tunerd.units.text import quote_argument
 from tunerd.words import sha256
@@ -299,6 +301,62 @@ def test_what_the_kernel_killed_names_the_limit_of_its_unit(world: World) -> Non
     assert caught.value.message.endswith("out of RAM")
     assert caught.value.cause == f"killed by the kernel; {limit}"
     assert f"raise it (`systemctl edit {UNIT}`)" in (caught.value.hint or "")
+
+
+def _stranded(world: World) -> Callable[[], None]:
+    """Generation 2 served and generation 3 does not, nor does 2 any more, until this is called."""
+    serve = world.manager.programs["/bin/true"]
+    deploy(world.context(), world, "first")
+    world.manager.programs[OLD] = serve
+    deploy(world.context(), world, "second", program=OLD)
+    world.manager.programs[OLD] = lambda _: Life(ends_after_s=0.0, ending=Ending(code=1))
+    with pytest.raises(Stranded):
+        deploy(world.context(), world, "third", program=BROKEN)
+
+    def mend() -> None:
+        world.manager.programs[OLD] = serve
+
+    return mend
+
+
+def test_what_served_and_does_not_come_back_is_left_by_one_command(world: World) -> None:
+    """Recovery, which cannot succeed, refused it: a build that was replaced in place starts under the old unit too."""
+    _stranded(world)
+
+    done = rollback(world.context(), to="1", drain=False)
+
+    assert world.serving_alias() == "first"
+    assert world.leftovers() == []
+    assert "does not serve" in " ".join(message.text for message in done.messages)
+    assert world.outcomes()[:2] == [Outcome.SERVING, Outcome.STRANDED]
+
+
+def test_where_that_does_not_serve_either_recovery_goes_on_with_what_served(world: World) -> None:
+    mend = _stranded(world)
+
+    with pytest.raises(Stranded):
+        rollback(world.context(), to="3", drain=False)
+
+    mend()
+    assert recover(world.context()).payload["serving"] is True
+    assert world.serving_alias() == "second"
+    assert world.leftovers() == []
+
+
+def test_a_change_that_does_not_begin_leaves_the_record_of_what_does_not_come_back(
+    world: World,
+) -> None:
+    _stranded(world)
+
+    def fill(step: Step) -> None:
+        if step.text.startswith("create temporary for ") and UNIT in step.text:  # its intent record
+            full_disk(step)
+
+    before = world.leftovers()
+    with pytest.raises(DeployError, match="could not be started"):
+        rollback(world.context(Fuse(0, fill, until=9999, of=Kind.DISK)), to="1", drain=False)
+
+    assert world.leftovers() == before != []
 
 
 def _interrupted(world: World, *, old_invocation: str | None, ran: bool = True) -> None:
