@@ -16,6 +16,7 @@ from tunerd.production.checks import explain
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import (
     NO_WAY_BACK,
+    OTHER_WAY_BACK,
     Plan,
     address_of_plan,
     expectation_of_plan,
@@ -75,7 +76,7 @@ def apply(
         messages=messages,
     ) as made:
         for told in made.messages:
-            if told.code == NO_WAY_BACK:
+            if told.code in {NO_WAY_BACK, OTHER_WAY_BACK}:
                 ctx.say(told.text)
         ran = ctx.services.state(ctx.unit).runs
         messages += _keep_engines(ctx, made)

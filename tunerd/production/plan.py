@@ -94,7 +94,7 @@ from tunerd.production.checks import (
     serving_after,
     written_by,
 )
-from tunerd.production.gate import PORT_PATIENCE_S
+from tunerd.production.gate import PORT_PATIENCE_S, replaced_under
 from tunerd.production.measurement import measuring_pids
 from tunerd.production.own import shipped_unit
 from tunerd.profile.files import TunedRecord, read_declined, read_tuned
@@ -112,6 +112,8 @@ UNASKED = "argument-check"
 """The code of an engine that could not be asked for its opinion."""
 NO_WAY_BACK = "no-way-back"
 """The code of what serves, and could not be started again."""
+OTHER_WAY_BACK = "way-back-replaced"
+"""The code of what serves, and would be started again from other files."""
 
 
 def _check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[Message]:
@@ -222,6 +224,10 @@ def _check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Me
     if why is not None:
         yield warning(NO_WAY_BACK, f"if the new server fails, what serves now cannot be started again: {why}",
                       "put the old build back first if you can; `tunerd engines keep` keeps copies of builds")  # fmt: skip
+        return
+    for text in replaced_under(ctx, state).values():
+        yield warning(OTHER_WAY_BACK, f"if the new server fails, what serves now is started from what is there now: {text}",
+                      "deploy something that is sure to start; docs/engines.md says how to upgrade from a kept copy")  # fmt: skip
 
 
 def not_asked(what: str, serving: Serving) -> Message:

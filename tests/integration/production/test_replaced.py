@@ -120,6 +120,8 @@ def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_othe
         assert (target.arm.fingerprint.engine_sha256, then.engine_sha256 is None) == (None, False)
         assert target.arm.fingerprint.model_sha256 == then.model_sha256
         assert "was replaced after the server started" in target.messages[0].text
+        told = [one["code"] for one in box.json("plan", "serves")["messages"]]
+        assert "way-back-replaced" in told, "the old unit starts that build too"
         assert f"leads to {builds}/b2/llama-server" in drift(box)
         with pytest.raises(DeployError, match="is not stopped for a measurement"):
             demand_return(ctx, ctx.services.state(ctx.unit))
