@@ -592,7 +592,7 @@ def show_guards(ctx: Context) -> ActionResult:
          f"deploy a larger fit margin (128 MiB more; ik: 1664, 1792, 2048, then 256 more), {settings.oom_steps} times at most"),
         ("hang", settings.hang, ("hang",),
          (f"health is ok, nobody asks, nothing was generated for {settings.hang_every_s:.0f} s, and two tiny "
-         f"generations get no answer in {settings.hang_limit_s:.0f} s"),
+         f"generations fail or get no answer in {settings.hang_limit_s:.0f} s"),
          f"restart it, {settings.hang_restarts_per_hour} times an hour at most"),
         ("drift", settings.drift, ("drift", DECAYED, "drift-over", _BEST),
          ("three stretches of 512 tokens or more in a row, all worse than measured: slower verification passes (or fewer "
