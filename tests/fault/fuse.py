@@ -7,6 +7,7 @@ Every effect of a swap is announced: those on the disk by `Files(before=...)`, t
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import threading
@@ -169,10 +170,13 @@ class Life:
 
 
 def _release(lock: Path) -> None:
-    """Close every descriptor of the lock file that this process holds."""
+    """Let go of the lock file, and of what was being written."""
     for link in Path("/proc/self/fd").iterdir():
         try:
-            if link.readlink() == lock:
+            path = link.readlink()
+            if path == lock:
                 os.close(int(link.name))
+            elif path.suffix == ".tmp":
+                fcntl.flock(int(link.name), fcntl.LOCK_UN)
         except FileNotFoundError:
             continue

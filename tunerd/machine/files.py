@@ -132,7 +132,7 @@ class Files:
         """Replace or create a file so that after a power cut it holds the old or the new content.
 
         The temporary file stands in the same folder (same file system, same SELinux label), is
-        synced before the rename, and the folder after it.
+        synced before the rename, and the folder after it. It is locked as long as somebody writes it.
 
         Args:
             path: Its folder must exist.
@@ -154,6 +154,8 @@ class Files:
             )
             temporary = Path(name)
             with os.fdopen(descriptor, "wb") as file:
+                with contextlib.suppress(OSError):  # of a file system that knows no locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.fchmod(descriptor, like.mode if like is not None else mode)
                 if like is not None and os.geteuid() == 0:
                     made = os.fstat(descriptor)
@@ -165,10 +167,10 @@ class Files:
                 file.flush()
                 self._before(f"sync temporary for {path.name}")
                 os.fsync(descriptor)
-            self._before(f"rename to {path.name}")
-            check()
-            temporary.rename(path)
-            temporary = None
+                self._before(f"rename to {path.name}")
+                check()
+                temporary.rename(path)
+                temporary = None
             self._before(f"sync folder of {path.name}")
             sync_folder(path.parent)
         except OSError as error:
@@ -292,7 +294,7 @@ class Files:
                 sync_folder(folder.parent)
 
     def remove_temporaries(self, folder: Path, name: str = "") -> None:
-        """Remove what a write left that was cut short, of one file or of all in the folder.
+        """Remove what a write left that was cut short, of one file or of all in the folder; one under way stays.
 
         Raises:
             HostError: the folder could not be read, or a file not removed.
@@ -301,7 +303,8 @@ class Files:
         with _told("read", folder):
             found = list(folder.iterdir()) if folder.is_dir() else []
         for path in found:
-            if path.name.startswith(prefix) and path.name.endswith(".tmp") and path.is_file():
+            is_ours = path.name.startswith(prefix) and path.name.endswith(".tmp") and path.is_file()
+            if is_ours and not is_locked(path):
                 self.remove(path)
 
 

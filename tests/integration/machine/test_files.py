@@ -109,6 +109,20 @@ def test_a_process_that_dies_in_a_write_leaves_old_or_new(at: int, tmp_path: Pat
     assert names(tmp_path) == ["a"]
 
 
+def test_what_is_being_written_is_not_taken_for_what_a_dead_process_left(tmp_path: Path) -> None:
+    """A recovery removed it, and the writer was told that there is no such file."""
+    steps = list[str]()
+
+    def tidy(step: str) -> None:
+        steps.append(step)
+        Files().remove_temporaries(tmp_path)
+
+    Files(tidy).write(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert len(steps) == 4
+    assert names(tmp_path) == ["a"]
+
+
 @pytest.mark.parametrize(
     "act",
     [
