@@ -39,9 +39,10 @@ from tunerd.units.generations import Generation, HistoryEntry, Outcome
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch.figures import Event, next_look_s
-from tunerd.watch.guarding import BY_GUARD, CutShortError, Guarding, is_raise
+from tunerd.watch.guarding import CutShortError, Guarding
 from tunerd.watch.history import HistoryKeeper, Telemetry, history
 from tunerd.watch.notices import Teller, forget_old_notices, leave_notice, send_left_notices
+from tunerd.watch.probation import BY_GUARD, is_raise
 from tunerd.watch.watcher import Watcher
 
 log = structlog.get_logger()

@@ -57,7 +57,7 @@ from tunerd.watch.guards import (
 )
 from tunerd.watch.history import history
 from tunerd.watch.notices import Teller
-from tunerd.watch.probation import Probation
+from tunerd.watch.probation import BY_GUARD, MARGIN_KEY, Probation, is_raise
 from tunerd.watch.watcher import life_of, server_log
 
 _ACT_UNIT = "tunerd-guard.service"
@@ -622,9 +622,7 @@ def show_guards(ctx: Context) -> ActionResult:
     return ActionResult("guard show", payload)
 
 
-MARGIN_KEY = "memory.fit_mib"
 _MARGIN_FLAGS = frozenset({"--fit-target", "--fit-margin"})
-BY_GUARD = "guard"
 
 
 def margin_now(ctx: Context) -> Margin:
@@ -680,18 +678,6 @@ def _raised(ctx: Context, serving: Generation) -> list[Generation]:
         elif entry.ending.outcome.is_done:
             break
     return found
-
-
-def is_raise(generation: Generation) -> bool:
-    """Whether this guard raised the margin in it.
-
-    A probation that goes back has the same reason, from a generation.
-    """
-    return (
-        generation.reason == BY_GUARD
-        and generation.from_generation is None
-        and MARGIN_KEY in generation.pins
-    )
 
 
 def raise_margin(

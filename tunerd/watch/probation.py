@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import structlog
@@ -54,10 +55,27 @@ from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.watch.watcher import server_log
 
 _MOST_TRIES = 3
+_ENDED, _TAKEN_BACK = "ended", "taken back"
 _EDITED = "somebody edited the unit"
 _OVERTAKEN = "something else was deployed"
+_NO_REASON = "it was taken back"
+
+MARGIN_KEY = "memory.fit_mib"
+BY_GUARD = "guard"
 
 log = structlog.get_logger()
+
+
+def is_raise(generation: Generation) -> bool:
+    """Whether the guard against out-of-memory raised the margin in it.
+
+    What takes a server back has the same reason, from a generation or from a unit of before there were any.
+    """
+    return (
+        generation.reason == BY_GUARD
+        and generation.from_generation is None
+        and MARGIN_KEY in generation.pins
+    )
 
 
 _BasisOf = Callable[[Generation], Basis | None]
@@ -136,9 +154,9 @@ class Probation:
         watch = self._watched(reading)
         if watch is None or (watch.is_being_taken and not self._has_failed(watch)):
             return None
-        why = self._why_over(watch)
-        if why is not None:
-            self._end("ended", why)
+        over = self._why_over(watch)
+        if over is not None:
+            self._end(*over)
             return None
         if reading.measuring is not None or reading.awaits_reboot:
             # Production is away on purpose, or cannot start whatever it is, and returns as another life.
@@ -222,9 +240,9 @@ class Probation:
             decided=WENT_DOWN if went_down else earlier.reason or None,
         )  # fmt: skip
 
-    def _why_over(self, watch: _Watch) -> str | None:
+    def _why_over(self, watch: _Watch) -> tuple[str, str] | None:
         if not self._ctx.settings.probation.enabled:
-            return "probation.enabled is false"
+            return _ENDED, "probation.enabled is false"
         return _why_over(self._ctx, watch.entry)
 
     def _slow(self, watch: _Watch, reading: Reading) -> str | None:
@@ -288,9 +306,9 @@ class Probation:
         if not is_enough and max(watch.stopped_s, watch.unseen_s) < limit_s:
             return False
         if watch.looks and watch.looks[-1].is_stopped:
-            self._end("ended", "somebody stopped it")
+            self._end(_ENDED, "somebody stopped it")
         elif not is_enough:
-            self._end("ended", "it was not seen to serve")
+            self._end(_ENDED, "it was not seen to serve")
         elif watch.basis.slowest_tok_s is None:
             self._end("passed", "it served; its speed was not judged, as it was never measured")
         elif watch.drift.not_judged is not None:
@@ -300,11 +318,13 @@ class Probation:
         return True
 
     def _end(self, state: str, reason: str) -> None:
-        watch = self._watch
-        if watch is not None:
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        record = read_probation(self._ctx, watch.generation.number)
+        if record is None or record.is_open:  # else whoever took it back has said so
             watch.left_s = 0.0
             self._write(watch, state, reason)
-            self._watch = None
 
     def _write(self, watch: _Watch, state: str, reason: str) -> None:
         ctx = self._ctx
@@ -351,7 +371,7 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
     )
     entry = ctx.generations.serving(ctx.unit)
     if entry is None or entry.generation.number != number:
-        return _closed(ctx, record, "ended", _OVERTAKEN, 0)
+        return _closed(ctx, record, *_overtaken(ctx, number), 0)
 
     def demand_still(_target: object) -> None:
         """Asked under the lock: nobody has deployed or edited anything since the last look."""
@@ -359,11 +379,11 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
             raise _Overtaken
 
     keep_probation(ctx, replace(record, state=RUNNING, reason=reason))
-    state, told, exit_code = "taken back", reason, 3
+    state, told, exit_code = _TAKEN_BACK, reason, 3
     try:
         rollback(ctx, to=_back(ctx, entry), drain=True, confirm=demand_still, reason="guard")
     except _Overtaken:
-        return _closed(ctx, record, "ended", _why_over(ctx, entry) or _OVERTAKEN, 0)
+        return _closed(ctx, record, *(_why_over(ctx, entry) or _overtaken(ctx, number)), 0)
     except (Busy, Stranded):
         raise
     except RolledBack:
@@ -371,10 +391,11 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
     except (DeployError, UsageError) as error:
         state, exit_code = "worse", 1
         told = f"{reason}; it could not be taken back: {error.message}"
+    ended = _closed(ctx, record, state, told, exit_code)
     sweep = record.sweep if sweep is None else sweep
-    if sweep is not None:
+    if sweep is not None:  # last: a full disk, or a store that is locked, may end it here
         _remember(ctx, entry.generation, sweep, reason)
-    return _closed(ctx, record, state, told, exit_code)
+    return ended
 
 
 def _closed(
@@ -407,11 +428,25 @@ def _remember(ctx: Context, generation: Generation, sweep: int, reason: str) -> 
     after_failure(ctx, generation.profile, found.number, arm, generation.engine_sha256, reason)
 
 
-def _why_over(ctx: Context, entry: HistoryEntry) -> str | None:
+def _why_over(ctx: Context, entry: HistoryEntry) -> tuple[str, str] | None:
+    """How it ended, and why, by what serves and stands now; None while that is what is watched."""
     serving = ctx.deployed()
     if serving is None or serving.number != entry.generation.number:
-        return _OVERTAKEN
-    return _EDITED if _is_edited(ctx, entry) else None
+        return _overtaken(ctx, entry.generation.number)
+    return (_ENDED, _EDITED) if _is_edited(ctx, entry) else None
+
+
+def _overtaken(ctx: Context, number: int) -> tuple[str, str]:
+    """How the probation of a generation ended in whose place another serves, and why.
+
+    By what came after it: who takes it back says so a moment later, or is killed before.
+    """
+    later = takewhile(lambda one: one.generation.number > number, ctx.generations.entries(ctx.unit))
+    done = [one.generation for one in later if one.ending.outcome.is_done]
+    if done and done[-1].reason == BY_GUARD and not is_raise(done[-1]):
+        record = read_probation(ctx, number)
+        return _TAKEN_BACK, (record and record.reason) or _NO_REASON
+    return _ENDED, _OVERTAKEN
 
 
 def _is_edited(ctx: Context, entry: HistoryEntry) -> bool:
@@ -450,13 +485,14 @@ def show_probation(ctx: Context) -> ActionResult:
 
 def _as_it_stands(ctx: Context, record: ProbationRecord) -> ProbationRecord:
     """One that nobody closed is over where something else serves, and cut where no daemon looks, or did just now."""
-    if record.state != RUNNING:
+    if not record.is_open:
         return record
     serving = ctx.deployed()
     if serving is None or serving.number != record.generation:
-        takes_back = ctx.services.state(probation_unit(record.generation)).active_state in UP
-        return record if takes_back else replace(record, state="ended", reason=_OVERTAKEN)
+        state, reason = _overtaken(ctx, record.generation)
+        return replace(record, state=state, reason=reason)
     age_s = ctx.clock.now_s() - record.looked_s
-    if is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s:
+    is_watched = is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s
+    if is_watched or record.state == PAUSED:
         return record
     return replace(record, state="cut", reason="no tunerd daemon runs; start one to go on")

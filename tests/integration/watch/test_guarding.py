@@ -36,8 +36,9 @@ from tunerd.units.systemd import Notifier
 from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import Event
 from tunerd.watch.findings import check
-from tunerd.watch.guarding import CHECK_UNIT, MARGIN_KEY, Guarding
+from tunerd.watch.guarding import CHECK_UNIT, Guarding
 from tunerd.watch.history import HistoryKeeper, history
+from tunerd.watch.probation import MARGIN_KEY
 from tunerd.watch.watcher import Watcher
 from tunerd.words import sha256
 

@@ -30,6 +30,7 @@ from tunerd.machine.process import boot_id
 from tunerd.production.measurement import write_measurement
 from tunerd.production.probation import begin_probation, daemon_lock, read_probation
 from tunerd.production.recover import recover
+from tunerd.production.rollback import rollback
 from tunerd.production.swap import swap
 from tunerd.result import Level
 from tunerd.tryout.local_service import Ending as Killed
@@ -272,18 +273,65 @@ def test_one_that_nobody_closed_is_over_where_something_else_serves_and_else_say
     assert (row["state"], row["reason"]) == ("ended", "something else was deployed")
 
 
-def test_one_that_is_being_taken_back_is_open_until_that_says_how_it_ended(world: World) -> None:
+def test_what_was_taken_back_is_told_as_that_by_what_took_its_place(world: World) -> None:
     """A rollout that asked just after the swap took it for a server that somebody had deployed over."""
     begun(world, boot_id=boot_id())
     daemon = Daemon(world)
     daemon.look()
     daemon.watch.begin_taking_back("it died")
-    deploy(world.context(), world, "newer")
+    rollback(world.context(), to=None, drain=False, reason="guard")
     (row,) = show_probation(world.context()).payload["probations"]
-    assert row["state"] == "running"
-    world.manager.stop("tunerd-probation-2.service")
-    (row,) = show_probation(world.context()).payload["probations"]
+    assert (row["state"], row["reason"]) == ("taken back", "it died")
+    world.manager.stop("tunerd-probation-2.service")  # killed before it said so
+    daemon.look()
+    assert daemon.ended == ("taken back", "it died")
+    again = take_back(world.context(), 2, "it died", sweep=None)
+    assert (again.exit_code, again.payload["state"]) == (0, "taken back")
+    assert world.serving_alias() == "old"
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_daemon_that_watched_what_others_took_back_says_nothing_else(
+    world: World, by_hand: bool
+) -> None:
+    """It wrote over their word that something else was deployed."""
+    begun(world, boot_id=boot_id())
+    daemon = Daemon(world)
+    daemon.look()
+    if by_hand:
+        take_back(world.context(), 2, "it answers nonsense", sweep=None)
+    else:  # by its promotion
+        rollback(world.context(), to=None, drain=False, reason="guard")
+    daemon.look()
+    assert not daemon.watch.is_watching()
+    said = "it answers nonsense" if by_hand else "it was taken back"
+    assert daemon.ended == ("taken back", said)
+
+
+def test_a_larger_margin_takes_nothing_back_and_what_is_paused_is_over_as_well(
+    world: World,
+) -> None:
+    begun(world, boot_id=boot_id())
+    daemon = Daemon(world)
+    daemon.look()
+    daemon.watch.pause()
+    ctx = world.context()
+    with lock(ctx.paths.lock, purpose="guard", since="now"):
+        request = world.request(world.text("larger"), alias="larger")
+        pins = {"memory.fit_mib": 1792}
+        raised = replace(request.generation, reason="guard", pins=pins)
+        swap(ctx, replace(request, generation=raised))
+    (row,) = show_probation(ctx).payload["probations"]
     assert (row["state"], row["reason"]) == ("ended", "something else was deployed")
+
+
+def test_it_is_closed_though_nobody_can_tell_the_sweep_that_proved_it(world: World) -> None:
+    begun(world, boot_id=boot_id())
+    with pytest.raises(UsageError, match="there is no sweep 7"):
+        take_back(world.context(), 2, "it died", sweep=7)
+    record = read_probation(world.context(), 2)
+    assert record is not None
+    assert (record.state, record.reason) == ("taken back", "it died")
 
 
 def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so(
