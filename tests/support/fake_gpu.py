@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tunerd.machine.clock import Clock
-from tunerd.machine.facts import Gpu, GpuProcess, GpuReading
+from tunerd.machine.facts import Gpu, GpuProcess, GpuReader, GpuReading
 from tunerd.words import MiB
 
 DRIVER_VERSION = "580.95.05"
@@ -130,6 +130,18 @@ class LateGpuReader(FakeGpuReader):
     def lose(self, index: int) -> None:
         assert index == 0
         self._gone_s = self._clock.monotonic_s() + 3.0
+
+
+class SlowGpuReader:
+    """Answers as another reader does; it takes a while, in which something happens."""
+
+    def __init__(self, reader: GpuReader, meanwhile: Callable[[], object]) -> None:
+        self._reader = reader
+        self._meanwhile = meanwhile
+
+    def read(self) -> GpuReading:
+        self._meanwhile()
+        return self._reader.read()
 
 
 def _found(gpus: Sequence[Gpu], problem: str | None = None) -> GpuReading:

@@ -603,8 +603,9 @@ def _only_measurement(ctx: Context, purpose: str) -> Iterator[None]:
 def _prepare(
     ctx: Context, purpose: str, budget_s: float, *, start_after: bool
 ) -> tuple[LeaseSpec, UnitState]:
-    before = ctx.services.state(ctx.unit)
-    demand_return(ctx, before)
+    demand_return(ctx, ctx.services.state(ctx.unit))
+    along = _stopped_along(ctx)
+    before = ctx.services.state(ctx.unit)  # last: cards and files take a while to look at
     spec = LeaseSpec(
         id=secrets.token_hex(6),
         production=ctx.unit,
@@ -612,7 +613,7 @@ def _prepare(
         limit_s=budget_s,
         why=purpose,
         bound_to=ctx.own_unit,
-        along=_stopped_along(ctx),
+        along=along,
     )
     return spec, before
 

@@ -549,12 +549,12 @@ def restart_server(ctx: Context, life: str | None) -> None:
     with lock(ctx.paths.lock, purpose="guard restart", since=ctx.now_text()):
         if read_measurement(ctx) is not None:
             raise Busy("a measurement is under way", state="nothing was restarted")
-        state = ctx.services.state(ctx.unit)
+        demand_card(ctx, ctx.services.state(ctx.unit))
+        state = ctx.services.state(ctx.unit)  # last: cards take a while to look at
         if not state.is_active or life_of(state) != life:
             raise Busy(
                 "the server was stopped or restarted meanwhile", state="nothing was restarted"
             )
-        demand_card(ctx, state)
         ctx.services.reset_failed(ctx.unit)
         ctx.services.restart(ctx.unit, timeout_s=_RESTART_S)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fault.world import a_record
+from tests.support.fake_gpu import SlowGpuReader
 from tests.support.faked import SERVER, UNIT, FakedBox, set_to
 from tests.support.fakes import Invocation, Life
 from tests.support.folders import DATA
@@ -22,6 +23,7 @@ from tests.support.readings import a_reading, an_engine, served
 from tests.support.receiver import receiving
 from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
+from tunerd.errors import Busy
 from tunerd.machine.files import lock
 from tunerd.measure.answer import Counters
 from tunerd.production.journal import SCHEMA, record_path
@@ -36,7 +38,7 @@ from tunerd.units.systemd import Notifier
 from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import Event
 from tunerd.watch.findings import check
-from tunerd.watch.guarding import CHECK_UNIT, Guarding
+from tunerd.watch.guarding import CHECK_UNIT, Guarding, restart_server
 from tunerd.watch.history import HistoryKeeper, history
 from tunerd.watch.probation import MARGIN_KEY
 from tunerd.watch.watcher import Watcher
@@ -440,6 +442,15 @@ def test_a_server_that_somebody_stops_while_it_is_asked_stays_stopped(world: Wor
     assert world.kinds == ["hang", "guard-failed"]
     told = "nothing was restarted: the server was stopped or restarted meanwhile"
     assert world.told[-1].text == told
+    assert not world.manager.state(UNIT).is_active
+
+
+def test_a_server_that_somebody_stops_while_the_cards_are_looked_at_stays_stopped(
+    world: World,
+) -> None:
+    cards = SlowGpuReader(world.ctx.gpu, lambda: world.manager.stop(UNIT))
+    with pytest.raises(Busy, match="stopped or restarted meanwhile"):
+        restart_server(replace(world.ctx, gpu=cards), world.life)
     assert not world.manager.state(UNIT).is_active
 
 

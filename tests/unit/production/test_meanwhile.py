@@ -12,6 +12,7 @@ import pytest
 from tests.fault.fuse import Fuse, full_disk
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
+from tests.support.fake_gpu import FakeGpuReader, SlowGpuReader
 from tests.support.fakes import Invocation, Life
 from tunerd.errors import (
     JobCanceled,
@@ -172,6 +173,24 @@ def test_nothing_is_measured_where_the_server_was_stopped_since_its_cost_was_tol
             measured(world, on, ran=True)
     else:
         assert measured(world, on) == "does not run, as before"
+    assert not world.manager.state(UNIT).runs
+
+
+def test_a_server_that_was_stopped_while_the_cards_were_looked_at_stays_stopped(
+    world: World,
+) -> None:
+    """NVML takes seconds where nothing has the card open: the measurement's end started what somebody had stopped."""
+    world.put(a_text(world, ENGINE))
+    looks = list[float]()
+
+    def meanwhile() -> None:
+        looks.append(world.clock.now_s())
+        if len(looks) == 2:
+            world.manager.stop(UNIT)
+
+    cards = SlowGpuReader(FakeGpuReader(), meanwhile)
+    with hold(replace(world.context(), gpu=cards), purpose="bench x", budget_s=60.0) as held:
+        assert not held.restores
     assert not world.manager.state(UNIT).runs
 
 
