@@ -19,7 +19,15 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now, stands
-from tunerd.errors import Busy, HostError, LeaseEnded, Stranded, TunerdError, UsageError
+from tunerd.errors import (
+    Busy,
+    DeployError,
+    HostError,
+    LeaseEnded,
+    Stranded,
+    TunerdError,
+    UsageError,
+)
 from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import holder_of, is_locked, lock
 from tunerd.machine.process import words_of
@@ -277,6 +285,7 @@ def run_sweep(
     demand_alone(ctx)
     confirm(prepared)
     with _only_sweep(ctx), EvidenceStore(ctx.paths.evidence, check=False) as store:
+        _demand_same(ctx, prepared)
         drop_old_requests(ctx, store)
         history = history_of(store, prepared.basis, prepared.generation.created_s)
         keeper = SweepKeeper.begin(ctx, store, prepared)
@@ -380,12 +389,36 @@ def resume_sweep(
         demand_alone(ctx)
         confirm(prepared)
         with _only_sweep(ctx):
+            _demand_same(ctx, prepared)
+            if store.sweep_events(sweep.number) != own:  # by the night, say
+                raise Busy(f"sweep {sweep.number} was continued meanwhile", state="nothing was touched",
+                           hint="`tunerd sweep show` says how far it is")  # fmt: skip
             store.reopen_run(sweep.number)
             keeper = SweepKeeper(ctx, store, sweep.number)
             since_s = prepared.generation.created_s
             history = history_of(store, prepared.basis, since_s, but=sweep.number)
             history = replace(history, samples=[*history.samples, *own])
             return _Run(ctx, prepared, keeper, history, "sweep resume", house, meet).go()
+
+
+def _demand_same(ctx: Context, prepared: PreparedSweep) -> None:
+    """Asked once more behind the question, which somebody may have left open for hours.
+
+    Raises:
+        DeployError: something else serves than what was shown, which a sweep would be held against.
+    """
+    if not _serves_still(ctx, prepared.generation):
+        raise DeployError(
+            f"something else was deployed as {ctx.unit} since this sweep was planned, or it was edited",
+            state="nothing was touched",
+            hint="begin it again",
+        )
+
+
+def _serves_still(ctx: Context, begun: Generation) -> bool:
+    """Whether nobody deployed or edited anything since."""
+    now = ctx.deployed()
+    return now is not None and now.number == begun.number and stands(ctx, begun)
 
 
 def _only_sweep(ctx: Context) -> contextlib.AbstractContextManager[None]:
@@ -409,6 +442,7 @@ class _Run:
     _restarts: int = 0
     _elapsed_s: float = 0.0
     _has_answers: bool = False
+    _has_place: bool = False
     _found: Outcome | None = None
     _served: tuple[LoggedRequest, ...] = ()
     _power: dict[str, Any] | None = None
@@ -490,15 +524,8 @@ class _Run:
         end_s = ctx.clock.monotonic_s() + budget_s
         samples: list[dict[str, Any]] = list(self.history.samples)
         away_s: float | None = None
+        outcome, box, held = self._leased(end_s, samples)
         while True:
-            try:
-                outcome, box, held = self._once(self._left_s(end_s), samples)
-            except (Stranded, KeyboardInterrupt, SystemExit):
-                if self._found is not None:  # what came after it failed, or was ended
-                    self.keeper.result(
-                        self._found, self.prepared.base.arm, self.prepared.shape.name
-                    )
-                raise
             self._told += held.notes
             away_s = _added(away_s, held.without_service_s)
             found = outcome.evidence
@@ -507,9 +534,12 @@ class _Run:
             self._elapsed_s += found.elapsed_s
             self._has_answers |= any(sample.answer is not None for sample in found.samples)
             self._late = held.late
-            yielded = box.yielded
-            if yielded is None or self._late is not None or not self._wait_until_quiet(end_s, box):
+            if box.yielded is None or self._late is not None:
                 break
+            more = self._go_on(end_s, samples, box)
+            if more is None:
+                break
+            outcome, box, held = more
         if box.ended is not None and outcome.verdict == "inconclusive":  # the real reason
             outcome = replace(outcome, evidence=replace(outcome.evidence, reasons=(box.ended,)))
         base, workload = self.prepared.base.arm, self.prepared.workload
@@ -522,6 +552,30 @@ class _Run:
             told = {**told, "gain": None if best is None else best.gain}
         verdict = self.keeper.result(outcome, base, self.prepared.shape.name, told)
         return outcome, verdict, away_s, box.ended
+
+    def _leased(
+        self, end_s: float, samples: list[dict[str, Any]]
+    ) -> tuple[Outcome, LeaseBox, Held]:
+        """One lease, of which a proof is kept whatever ends it."""
+        try:
+            return self._once(self._left_s(end_s), samples)
+        except (Stranded, KeyboardInterrupt, SystemExit):
+            if self._found is not None:  # what came after it failed, or was ended
+                self.keeper.result(self._found, self.prepared.base.arm, self.prepared.shape.name)
+            raise
+
+    def _go_on(
+        self, end_s: float, samples: list[dict[str, Any]], box: LeaseBox
+    ) -> tuple[Outcome, LeaseBox, Held] | None:
+        """Another lease, once nobody uses the machine; None where it is over before that."""
+        while self._wait_until_quiet(end_s, box):
+            try:
+                return self._leased(end_s, samples)
+            except Busy:
+                if self._has_place:
+                    raise
+                box.ended = box.yielded  # somebody was faster since it was seen to be free
+        return None
 
     def _left_s(self, end_s: float) -> float:
         """Time to measure in: of the budget, and of the window."""
@@ -542,12 +596,14 @@ class _Run:
 
         sink = Muted(ctx.progress)
         quiet = replace(ctx, progress=sink)
+        self._has_place = False
         with hold(
             quiet,
             purpose=f"sweep {self.keeper.number} of {prepared.plan_request.profile}",
             budget_s=self._limit_s(left_s),
             start_after=prepared.request.start_after and not self.house.serves,
         ) as held:
+            self._has_place = True
             self.house.serves |= held.restores
             began_s = ctx.clock.monotonic_s()
             box = self._box(quiet, held, began_s + left_s)
@@ -650,12 +706,6 @@ class _Run:
             until_s=until_s,
         )
 
-    def _serves_still(self) -> bool:
-        """Whether nobody deployed or edited anything while it had yielded."""
-        ctx, begun = self.ctx, self.prepared.generation
-        now = ctx.deployed()
-        return now is not None and now.number == begun.number and stands(ctx, begun)
-
     def _why_over(self) -> str | None:
         """Why it cannot go on after it had yielded, by what one that is resumed must be: as it began."""
         ctx, begun = self.ctx, self.prepared
@@ -681,7 +731,7 @@ class _Run:
         # Looked at each time: the machine may be asleep for what is left of a window.
         while self._left_s(end_s) > _LEAST_S + quiet_s:
             is_taken = _is_taken(ctx)
-            if not is_taken and not self._serves_still():
+            if not is_taken and not _serves_still(ctx, self.prepared.generation):
                 box.ended = "what serves has changed since it began"
                 return False
             is_used = is_taken or _is_busy(ctx) or self.house.trouble() is not None

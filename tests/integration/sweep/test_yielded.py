@@ -11,15 +11,19 @@ from typing import Any
 
 import pytest
 
+from tests.support.fake_gpu import SlowGpuReader
 from tests.support.faked import set_to
 from tests.support.fakes import AheadClock
 from tests.support.sweep_box import SweepBox, kill, swept, upgrade
 from tests.support.waiting import until
 from tunerd.app import Context
+from tunerd.errors import Busy, DeployError
 from tunerd.machine.files import is_locked, lock
+from tunerd.measure.evidence import RunOutcome
+from tunerd.measure.store import EvidenceStore
 from tunerd.result import ActionResult, Progress
 from tunerd.sweep.plan import SweepRequest
-from tunerd.sweep.run import run_sweep
+from tunerd.sweep.run import resume_sweep, run_sweep
 
 pytestmark = pytest.mark.timeout(540)
 
@@ -167,6 +171,91 @@ def test_a_sweep_whose_server_is_stopped_before_it_is_taken_away_measures_nothin
             assert len(box.engine.served()) == before
             assert not ctx.services.state(ctx.unit).runs
             assert box.newest()["reason"] == f"{ctx.unit} was stopped"
+
+
+class Reached(Exception):
+    """The sweep goes on."""
+
+
+class Asking(AheadClock):
+    """Does something before each wait."""
+
+    def __init__(self, before: Callable[[], object]) -> None:
+        super().__init__(0.0)
+        self._before = before
+
+    def sleep(self, seconds: float) -> None:
+        self._before()
+        super().sleep(seconds)
+
+
+def test_a_sweep_that_has_yielded_waits_on_where_somebody_else_was_faster() -> None:
+    """A bench that began between its last look and its going on ended it for that night."""
+    yielded, begun = list[str](), list[str]()
+    others, bench = contextlib.ExitStack(), contextlib.ExitStack()
+
+    def follow(progress: Progress) -> None:
+        if progress.text == "starting the first configuration":
+            begun.append(progress.text)
+            if len(begun) > 1:
+                raise Reached
+            others.enter_context(somebody_else(box))
+        elif progress.text.startswith("the sweep yielded"):
+            yielded.append(progress.text)
+            others.close()
+
+    with swept() as box, bench, others:
+        ctx = box.box.context
+
+        def measure() -> None:
+            if len(yielded) == 1 and not is_locked(ctx.paths.measure_lock):
+                bench.enter_context(lock(ctx.paths.measure_lock, purpose="bench", since="now"))
+
+        request = SweepRequest(budget_s=600.0, seed=3)
+        ctx = replace(
+            ctx, progress=follow, clock=Asking(bench.close), gpu=SlowGpuReader(ctx.gpu, measure)
+        )
+        with pytest.raises(Reached):
+            run_sweep(ctx, request, confirm=lambda _: None)
+        assert len(yielded) == 2
+        assert box.serves
+
+
+def test_a_sweep_is_not_held_against_what_was_replaced_while_its_question_stood_open() -> None:
+    with swept() as box:
+
+        def deploy(_prepared: object) -> None:
+            box.call("apply", "night", "--set", "serving.alias=other", "--yes")
+
+        with pytest.raises(DeployError, match="since this sweep was planned"):
+            run_sweep(box.box.context, SweepRequest(budget_s=30.0, seed=3), confirm=deploy)
+        assert box.json("sweep", "list")["sweeps"] == []
+        assert box.serves
+
+
+def test_a_sweep_that_went_on_while_somebody_was_asked_about_it_is_not_continued_twice() -> None:
+    def stop(progress: Progress) -> None:
+        if progress.text == "starting the first configuration":
+            raise Reached
+
+    with swept() as box:
+        ctx = box.box.context
+        request = SweepRequest(budget_s=600.0, seed=3)
+        with pytest.raises(Reached):
+            run_sweep(replace(ctx, progress=stop), request, confirm=lambda _: None)
+
+        def go_on(_prepared: object) -> None:
+            with EvidenceStore(ctx.paths.evidence) as store:
+                store.add_sweep_event(1, {"event": "request", "seconds": 1.0})
+                store.end_run(1, RunOutcome.DONE, ended_s=ctx.clock.now_s())
+
+        with pytest.raises(Busy, match="sweep 1 was continued meanwhile"):
+            resume_sweep(replace(ctx, progress=stop), None, confirm=go_on)
+        with EvidenceStore(ctx.paths.evidence) as store:
+            found = store.run(1)
+        assert found is not None
+        assert found.outcome is RunOutcome.DONE
+        assert box.serves
 
 
 class Suspended(AheadClock):
