@@ -51,6 +51,8 @@ class Paths:
     """The lock of whoever measures: one at a time."""
     sweep_lock = _Within("state_dir", "sweep.lock")
     """The lock of a sweep, which holds it too while it has yielded and measures nothing."""
+    schedule_lock = _Within("state_dir", "schedule.lock")
+    """The lock of whoever writes what is remembered of nights."""
     measurement = _Within("runtime_dir", "measurement.json")
     """What others may know of the measurement under way; a reboot forgets it."""
     socket = _Within("runtime_dir", "tunerd.sock")

@@ -14,7 +14,7 @@ from tunerd.app import Context
 from tunerd.engine.serving import is_asleep, read_live_unit
 from tunerd.errors import TunerdError, UsageError
 from tunerd.machine.clock import local_zone
-from tunerd.machine.files import is_locked
+from tunerd.machine.files import is_locked, lock
 from tunerd.production.own import SWEEP_UNIT, start_sweep_unit
 from tunerd.production.probation import daemon_lock
 from tunerd.records import plain, read_or_none
@@ -207,15 +207,14 @@ def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
     Raises:
         UsageError: there is none.
     """
-    memory = read_memory(ctx)
     if undo:
-        _write_memory(ctx, replace(memory, skip_begin_s=None))
+        _change_memory(ctx, skip_begin_s=None)
         return ActionResult("schedule skip-tonight", {"skipped": None}, has_acted=True)
     found = next_openings(ctx)
     if not found:
         raise UsageError("there is no night to skip", hint="`tunerd schedule show`")
     span = found[0].span
-    _write_memory(ctx, replace(memory, skip_begin_s=span.begin_s))
+    _change_memory(ctx, skip_begin_s=span.begin_s)
     payload = {"skipped": asdict(span), "timezone": _zone(ctx, ctx.settings.sweep.timezone)}
     return ActionResult("schedule skip-tonight", payload, has_acted=True)
 
@@ -228,7 +227,7 @@ def ask_tonight(ctx: Context) -> bool:
     """
     if not ctx.settings.schedule.enabled or ctx.settings.sweep.window is None:
         return False
-    _write_memory(ctx, replace(read_memory(ctx), asked_s=ctx.clock.now_s()))
+    _change_memory(ctx, asked_s=ctx.clock.now_s())
     return True
 
 
@@ -254,8 +253,16 @@ def next_openings(ctx: Context, *, most: int = 1) -> tuple[calendar.Opening, ...
 
 
 def is_wanted_later(ctx: Context) -> bool:
-    """Whether a night that is due waits: for the end of a swap, or for the server to fall asleep."""
-    return is_locked(ctx.paths.lock) or (_waits_for_sleep(ctx) and not is_asleep(ctx))
+    """Whether a night that is due waits: for a swap, for a measurement that is no sweep, or for the server to fall asleep."""
+    if is_locked(ctx.paths.lock) or (_waits_for_sleep(ctx) and not is_asleep(ctx)):
+        return True
+    return is_locked(ctx.paths.measure_lock) and not _is_sweeping(ctx)
+
+
+def _is_sweeping(ctx: Context) -> bool:
+    """Whether a night, or somebody, sweeps; it may have yielded."""
+    is_up = ctx.services.state(SWEEP_UNIT).active_state in UP
+    return is_up or is_locked(ctx.paths.sweep_lock)
 
 
 def _waits_for_sleep(ctx: Context) -> bool:
@@ -263,23 +270,22 @@ def _waits_for_sleep(ctx: Context) -> bool:
 
 
 def begin_night(ctx: Context, opening: calendar.Opening) -> bool:
-    """Start the sweep's unit, once for an opening; False where it runs already.
+    """Start the sweep's unit, once for an opening; False where there is a sweep already.
 
     Raises:
         HostError: that it was begun, or its unit, cannot be written.
         ServiceError: it does not start, and may be tried again.
     """
-    is_up = ctx.services.state(SWEEP_UNIT).active_state in UP
-    memory = read_memory(ctx)
+    is_sweeping, before = _is_sweeping(ctx), read_memory(ctx)
     # First: whoever dies in between loses a night rather than having two of it.
-    _write_memory(ctx, replace(memory, last_begin_s=opening.span.begin_s, asked_s=None))
-    if is_up:
+    _change_memory(ctx, last_begin_s=opening.span.begin_s, asked_s=None)
+    if is_sweeping:
         return False
     try:
         start_sweep_unit(ctx)
     except TunerdError:
         with contextlib.suppress(TunerdError):
-            _write_memory(ctx, memory)
+            _change_memory(ctx, last_begin_s=before.last_begin_s, asked_s=before.asked_s)
         raise
     return True
 
@@ -292,7 +298,7 @@ def forget_what_is_ahead(ctx: Context) -> None:
     """
     memory = read_memory(ctx)
     if calendar.is_ahead(memory.last_begin_s or 0.0, ctx.clock.now_s()):
-        _write_memory(ctx, replace(memory, last_begin_s=None))
+        _change_memory(ctx, last_begin_s=None)
 
 
 def read_memory(ctx: Context) -> calendar.Memory:
@@ -304,9 +310,14 @@ def read_memory(ctx: Context) -> calendar.Memory:
     return read_or_none(calendar.Memory, data) or calendar.Memory()
 
 
-def _write_memory(ctx: Context, memory: calendar.Memory) -> None:
-    ctx.files.make_folder(ctx.paths.state_dir)
-    ctx.files.write_json(_path(ctx), plain(memory))
+def _change_memory(ctx: Context, **changed: float | None) -> None:
+    """Change this of what is remembered; what somebody else changes at that moment stays.
+
+    Raises:
+        HostError, Busy: it cannot be written.
+    """
+    with lock(ctx.paths.schedule_lock, purpose="schedule", since=ctx.now_text()):
+        ctx.files.write_json(_path(ctx), plain(replace(read_memory(ctx), **changed)))
 
 
 def _path(ctx: Context) -> Path:

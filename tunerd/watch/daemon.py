@@ -405,7 +405,9 @@ class Nights(Teller):
             self._said.clear()
             self._event("night", "note", f"the window is open: {SWEEP_UNIT} began")
         else:
-            text = f"the window is open, and {SWEEP_UNIT} already runs: no other night begins"
+            is_own = self._ctx.services.state(SWEEP_UNIT).active_state in UP
+            runs = f"{SWEEP_UNIT} already runs" if is_own else "somebody already sweeps"
+            text = f"the window is open, and {runs}: no other night begins"
             self._event("night", "note", text)
 
     def _look_at_sweep(self) -> None:
@@ -432,7 +434,8 @@ class Nights(Teller):
         """Whether a daemon before this one told of a night, and none of its end."""
         clock, told = self._ctx.clock, history(self._ctx, 0.0, 0.0).events
         newest = next((one for one in told if one.kind in _OF_A_NIGHT), None)
-        if newest is None or newest.kind != _OF_A_NIGHT[0]:
+        is_own = newest is not None and newest.kind == _OF_A_NIGHT[0] and SWEEP_UNIT in newest.text
+        if newest is None or not is_own:
             return False
         if newest.at_s >= clock.now_s() - clock.monotonic_s():
             return True

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.fault.fuse import Fuse, Kind, Step, fused_services
 from tests.support.faked import set_to
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box, codes
@@ -17,14 +18,14 @@ from tests.support.made_sweep import put_night
 from tunerd.app import Context
 from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_window
 from tunerd.cli.sweep import render_status
-from tunerd.errors import ServiceError
+from tunerd.errors import Busy, ServiceError
 from tunerd.machine.clock import local_zone
-from tunerd.machine.files import lock
+from tunerd.machine.files import Files, lock
 from tunerd.measure.store import EvidenceStore
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.probation import daemon_lock
 from tunerd.sweep.run import sweep_status
-from tunerd.sweep.schedule import ask_tonight, read_memory, show_schedule
+from tunerd.sweep.schedule import ask_tonight, read_memory, show_schedule, skip_tonight
 from tunerd.tryout.local_service import Ending
 from tunerd.watch.daemon import LONGEST_WAIT_S, Nights
 from tunerd.watch.figures import Event
@@ -283,6 +284,70 @@ def test_a_sweep_that_a_person_began_before_the_window_is_no_night_that_begins(
     told: list[Event] = []
     Nights(ctx, told.append).look()
     assert ["already runs" in event.text for event in told] == [True]
+
+
+def test_a_night_waits_for_a_measurement_that_is_no_sweep(tmp_path: Path) -> None:
+    """It began beside a bench, failed for it, and that was told at night as an error."""
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    with lock(ctx.paths.measure_lock, purpose="bench x", since="now"):
+        assert starts(ctx, looks=2) == ([], [60.0, 60.0])
+    assert starts(ctx)[0] == ["night"]
+
+
+def test_a_sweep_in_a_unit_of_its_own_or_in_a_terminal_is_the_sweep_of_that_night(
+    tmp_path: Path,
+) -> None:
+    """`schedule run-now` in the evening: the night began beside it, and failed."""
+    ctx, told = box(tmp_path, "2026-11-23 01:00"), list[Event]()
+    keeper = HistoryKeeper(ctx, lambda _event: None)
+
+    def tell(event: Event) -> None:
+        told.append(event)
+        keeper.add_event(event)
+
+    with (
+        lock(ctx.paths.sweep_lock, purpose="sweep", since="now"),
+        lock(ctx.paths.measure_lock, purpose="sweep 3 of x", since="now"),
+    ):
+        nights = Nights(ctx, tell)
+        nights.look()
+        nights.look()
+    Nights(ctx, tell).look()
+    assert [one.text for one in told] == [
+        "the window is open, and somebody already sweeps: no other night begins"
+    ]
+    assert not ctx.services.state(SWEEP_UNIT).is_active
+
+
+def test_what_is_skipped_while_a_night_does_not_begin_stays_skipped(tmp_path: Path) -> None:
+    """The daemon put back what it had known of nights before."""
+    ctx, manager, _ = faked(tmp_path)
+
+    def skip_and_refuse(step: Step) -> None:
+        if step.text == "start":
+            skip_tonight(ctx, undo=False)
+            raise ServiceError("it does not start")
+
+    fuse = Fuse(0, skip_and_refuse, until=9, of=Kind.UNITS)
+    refusing = replace(ctx, services=fused_services(manager, fuse))
+    assert starts(refusing)[0] == ["night-failed"]
+    assert read_memory(ctx) == Memory(skip_begin_s=at("2026-11-24 01:00"))
+
+
+def test_two_who_change_what_is_remembered_of_nights_lose_nothing(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-22 12:00")
+    seen = list[str]()
+
+    def meanwhile(step: str) -> None:
+        if not seen:
+            seen.append(step)
+            with pytest.raises(Busy, match="another change is under way"):
+                skip_tonight(ctx, undo=False)
+
+    assert ask_tonight(replace(ctx, files=Files(meanwhile)))
+    skip_tonight(ctx, undo=False)
+    assert seen
+    assert None not in (read_memory(ctx).asked_s, read_memory(ctx).skip_begin_s)
 
 
 def test_a_sweep_that_gave_the_card_back_is_said_to_wait(tmp_path: Path) -> None:
