@@ -397,7 +397,7 @@ def _own_facts(ctx: Context) -> Mapping[str, Message | None] | None:
             "no-linger": _unlingering(ctx),
             "settings-wrong": next(iter(ctx.settings_messages()), None),
             "kept-engines": needless_engines(ctx),
-            "swap-cut-short": None if is_locked(ctx.paths.lock) else interrupted(ctx),
+            "swap-cut-short": interrupted(ctx),
         }
     except TunerdError:  # which the unit's reader told of
         return None

@@ -130,13 +130,14 @@ class HandedIn:
 
 
 def interrupted(ctx: Context) -> Message | None:
-    """A swap that was cut short; while one runs it looks the same."""
-    record = read_record(ctx)
-    if record is not None:
-        return warning("interrupted", cut_short(ctx, record), "tunerd recover")
-    others = others_on_record(ctx)
-    text = f"a swap of {', '.join(others)} was cut short"
-    return warning("interrupted", text, "tunerd recover") if others else None
+    """A swap that was cut short; None while anything is changed, for one that runs looks the same."""
+    if is_locked(ctx.paths.lock):  # one that ends meanwhile would be seen in a part
+        return None
+    record, others = read_record(ctx), others_on_record(ctx)
+    if is_locked(ctx.paths.lock) or not (record or others):
+        return None
+    text = cut_short(ctx, record) if record else f"a swap of {', '.join(others)} was cut short"
+    return warning("interrupted", text, "tunerd recover")
 
 
 def status(ctx: Context) -> ActionResult:
@@ -157,8 +158,6 @@ def status(ctx: Context) -> ActionResult:
             alias = server.alias(timeout_s=1.0)
     drifts = find_drift(ctx, entry, deep=False) if entry is not None else []
     under_way = was_under_way or is_locked(ctx.paths.lock)
-    if under_way:  # its record looks like that of one that was cut short
-        drifts = [one for one in drifts if one.code != "interrupted"]
     measurement = read_measurement(ctx)
     gpus = ctx.gpu.read()
     payload: dict[str, Any] = {
@@ -361,8 +360,7 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
             text = f"the unit was edited by hand: {masked('; '.join(changed[:6]))}"
         yield warning("unit-edited", text, "`tunerd apply` or `tunerd rollback --to "
                       f"{generation.number}` puts back what was deployed")  # fmt: skip
-    if record is not None:
-        yield warning("interrupted", cut_short(ctx, record), "tunerd recover")
+    yield from filter(None, (interrupted(ctx),))
 
 
 def _generation_of(ctx: Context, text_sha256: str | None) -> Generation | None:

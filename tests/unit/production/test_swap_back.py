@@ -536,9 +536,11 @@ def test_a_swap_under_way_is_not_told_as_one_that_was_cut_short(world: World) ->
 
     with lock(world.paths.lock, purpose="apply", since="now"):
         under_way = status(ctx)
+        verified = world.verify()
 
     assert under_way.payload["drift"] == []
     assert [one.code for one in under_way.messages] == ["busy"]
+    assert verified == 0
     assert [one["code"] for one in status(ctx).payload["drift"]] == ["interrupted"]
 
 
