@@ -524,7 +524,8 @@ class Daemon(Teller):
         self._nights = Nights(ctx, self.tell)
         self._hand_ins = HandIns(ctx, self.tell)
         self._guarding = Guarding(ctx, self._notifier, self.tell, self._watcher.server)
-        self._wants_reload = False
+        # They may have been changed since they were read.
+        self._wants_reload = ctx.settings_problem is None
         self._status = 0
         self._look_problem = ""
         self._notices_seen_s: dict[str, float] = {}

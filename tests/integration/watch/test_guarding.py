@@ -366,6 +366,13 @@ def test_settings_that_change_leave_the_guards_what_they_know(world: World) -> N
     assert told() == ["oom"], "one death before, one after"
 
 
+def test_settings_that_changed_while_the_daemon_began_are_taken_over(world: World) -> None:
+    world.box.configure("[guards]\nhang = 'off'\n")  # they were read before
+    Daemon(world.ctx).alive()
+    kept = json.loads(world.ctx.paths.last_settings.read_text())
+    assert kept["guards"]["hang"] == "off"
+
+
 def watched(world: World, **changed: Any) -> Path:
     """Generation 3 serves, and is watched; its record."""
     text = (world.manager.unit_dir / UNIT).read_bytes()
