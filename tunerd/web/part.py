@@ -252,6 +252,7 @@ class Answering(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.answer = answer
         self._uid = uid
         self._places = threading.BoundedSemaphore(_AT_ONCE)
+        self._is_ending = False
         self._thread = threading.Thread(target=self.serve_forever, name="asked", daemon=True)
 
     def start(self) -> None:
@@ -260,6 +261,7 @@ class Answering(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def stop(self) -> None:
         """Take no more questions."""
+        self._is_ending = True
         self.shutdown()
         self.server_close()
 
@@ -278,7 +280,10 @@ class Answering(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """As usual, but so many at once."""
-        self._places.acquire()
+        while not self._places.acquire(timeout=_POLL_S):
+            if self._is_ending:  # which waits for this
+                self.shutdown_request(request)
+                return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -164,6 +166,30 @@ def test_questions_that_are_none_cost_nobody_else_theirs(tmp_path: Path) -> None
         assert ask(path, b"abc") == b"cba"
     finally:
         answering.stop()
+
+
+def test_it_ends_in_time_though_nobody_who_asks_is_answered(tmp_path: Path) -> None:
+    """A daemon that does not is killed, and the next one takes for a power cut what was a reboot."""
+    path, answers, asked = tmp_path / "daemon.sock", threading.Event(), list[bytes]()
+
+    def answer(line: bytes) -> bytes:
+        asked.append(line)
+        answers.wait(LIMIT_S)
+        return line
+
+    answering = Answering(unix_socket(path, group=None), os.geteuid(), answer)
+    answering.start()
+    with contextlib.ExitStack() as open_ones:
+        open_ones.callback(answers.set)
+        for _ in range(24):
+            one = open_ones.enter_context(socket.socket(socket.AF_UNIX))
+            one.connect(str(path))
+            one.sendall(b"status\n")
+        until(lambda: len(asked) == 16, "as many as it answers at once")
+        ending = threading.Thread(target=answering.stop, daemon=True)
+        ending.start()
+        ending.join(10.0)
+        assert not ending.is_alive()
 
 
 @pytest.mark.parametrize(
