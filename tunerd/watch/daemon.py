@@ -733,7 +733,9 @@ class HandIns(Teller):
 
     def _look_at_unit(self) -> None:
         state = self._ctx.services.state(HAND_IN_UNIT)
-        has_run, self._runs = self._runs, state.active_state in UP
+        # Somebody may do it by hand.
+        is_at_work = is_locked(self._ctx.paths.handed_in.with_suffix(".lock"))
+        has_run, self._runs = self._runs, state.active_state in UP or is_at_work
         if not has_run or self._runs:
             return
         now = self._ctx.files.recall(HandedIn, self._ctx.paths.handed_in)

@@ -85,3 +85,15 @@ def test_a_command_that_dies_is_told_of(tmp_path: Path) -> None:
     world = World(tmp_path, ends=None)
     world.look(3)
     assert ["without a message" in event.text for event in world.told] == [True]
+
+
+def test_one_that_meets_somebody_who_does_it_by_hand_is_no_failure(tmp_path: Path) -> None:
+    """It was refused for that, and told of as evidence that nobody gets."""
+    world = World(tmp_path, ends=None)
+    path = world.ctx.paths.handed_in
+    world.look()
+    with lock(path.with_suffix(".lock"), purpose="fleet hand-in", since="now"):
+        world.look(3)
+        world.ctx.files.write_json(path, plain(HandedIn(at_s=1.0)))
+    world.look(3)
+    assert (len(world.begun_s), world.told) == (1, [])
