@@ -191,6 +191,21 @@ def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made:
         )
 
 
+def demand_still(ctx: Context, then: Generation) -> None:
+    """What serves is what it was before a question, which may have stood open for hours.
+
+    Raises:
+        DeployError: something else was deployed, or its unit was edited.
+    """
+    now = ctx.deployed()
+    if now is None or now.number != then.number or not stands(ctx, then):
+        raise DeployError(
+            f"something else was deployed as {ctx.unit} since this was planned, or it was edited",
+            state="nothing was touched",
+            hint="run the same command again",
+        )
+
+
 def answering(plan: Plan) -> flags.Answering:
     """What of a plan decides how it answers."""
     return flags.Answering(plan.engine.name, plan.command.argv, plan.resolved.profile.environment)
@@ -363,6 +378,9 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
     demand_storable(ctx)
     demand_alone(ctx)
     confirm(prepared)
+    for side in prepared.sides.values():
+        if side.name == LIVE and side.generation is not None:
+            demand_still(ctx, side.generation)
     with EvidenceStore(ctx.paths.evidence, check=False) as store:
         keeper = Keeper(ctx, store, prepared)
         with ending(ctx, store, lambda: keeper.number) as problems:

@@ -19,15 +19,7 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now, stands
-from tunerd.errors import (
-    Busy,
-    DeployError,
-    HostError,
-    LeaseEnded,
-    Stranded,
-    TunerdError,
-    UsageError,
-)
+from tunerd.errors import Busy, HostError, LeaseEnded, Stranded, TunerdError, UsageError
 from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import holder_of, is_locked, lock
 from tunerd.machine.process import words_of
@@ -285,7 +277,7 @@ def run_sweep(
     demand_alone(ctx)
     confirm(prepared)
     with _only_sweep(ctx), EvidenceStore(ctx.paths.evidence, check=False) as store:
-        _demand_same(ctx, prepared)
+        compare.demand_still(ctx, prepared.generation)
         drop_old_requests(ctx, store)
         history = history_of(store, prepared.basis, prepared.generation.created_s)
         keeper = SweepKeeper.begin(ctx, store, prepared)
@@ -389,7 +381,7 @@ def resume_sweep(
         demand_alone(ctx)
         confirm(prepared)
         with _only_sweep(ctx):
-            _demand_same(ctx, prepared)
+            compare.demand_still(ctx, prepared.generation)
             if store.sweep_events(sweep.number) != own:  # by the night, say
                 raise Busy(f"sweep {sweep.number} was continued meanwhile", state="nothing was touched",
                            hint="`tunerd sweep show` says how far it is")  # fmt: skip
@@ -399,26 +391,6 @@ def resume_sweep(
             history = history_of(store, prepared.basis, since_s, but=sweep.number)
             history = replace(history, samples=[*history.samples, *own])
             return _Run(ctx, prepared, keeper, history, "sweep resume", house, meet).go()
-
-
-def _demand_same(ctx: Context, prepared: PreparedSweep) -> None:
-    """Asked once more behind the question, which somebody may have left open for hours.
-
-    Raises:
-        DeployError: something else serves than what was shown, which a sweep would be held against.
-    """
-    if not _serves_still(ctx, prepared.generation):
-        raise DeployError(
-            f"something else was deployed as {ctx.unit} since this sweep was planned, or it was edited",
-            state="nothing was touched",
-            hint="begin it again",
-        )
-
-
-def _serves_still(ctx: Context, begun: Generation) -> bool:
-    """Whether nobody deployed or edited anything since."""
-    now = ctx.deployed()
-    return now is not None and now.number == begun.number and stands(ctx, begun)
 
 
 def _only_sweep(ctx: Context) -> contextlib.AbstractContextManager[None]:
@@ -706,6 +678,12 @@ class _Run:
             until_s=until_s,
         )
 
+    def _serves_still(self) -> bool:
+        """Whether nobody deployed or edited anything while it had yielded."""
+        ctx, begun = self.ctx, self.prepared.generation
+        now = ctx.deployed()
+        return now is not None and now.number == begun.number and stands(ctx, begun)
+
     def _why_over(self) -> str | None:
         """Why it cannot go on after it had yielded, by what one that is resumed must be: as it began."""
         ctx, begun = self.ctx, self.prepared
@@ -731,7 +709,7 @@ class _Run:
         # Looked at each time: the machine may be asleep for what is left of a window.
         while self._left_s(end_s) > _LEAST_S + quiet_s:
             is_taken = _is_taken(ctx)
-            if not is_taken and not _serves_still(ctx, self.prepared.generation):
+            if not is_taken and not self._serves_still():
                 box.ended = "what serves has changed since it began"
                 return False
             is_used = is_taken or _is_busy(ctx) or self.house.trouble() is not None

@@ -12,8 +12,8 @@ import pytest
 from tests.support.local_box import Box, deployed
 from tests.support.ports import free_port
 from tunerd.cli.measure import render_compare
-from tunerd.errors import ConfigError, TunerdError, UsageError
-from tunerd.measure.compare import CompareRequest, prepare
+from tunerd.errors import ConfigError, DeployError, TunerdError, UsageError
+from tunerd.measure.compare import CompareRequest, prepare, run_compare
 from tunerd.measure.pairs import Limits
 
 pytestmark = pytest.mark.llama
@@ -179,6 +179,21 @@ def test_a_side_is_what_serves_a_profile_a_generation_an_engine_or_a_setting(box
     assert changed == {"3", "2"}
     same = prepare(box.context, asked("embedded", "live"))
     assert "same" in {message.code for message in same.messages}
+
+
+def test_what_serves_is_measured_under_that_name_alone_where_it_still_does(box: Box) -> None:
+    """Its question may stand open for hours."""
+
+    def edit(_prepared: object) -> None:
+        box.unit.write_text(f"{before}\n# mine\n")
+
+    before = box.unit.read_text()
+    try:
+        with pytest.raises(DeployError, match="since this was planned"):
+            run_compare(box.context, asked("live", "quick"), confirm=edit)
+    finally:
+        box.unit.write_text(before)
+    assert box.json("status")["healthy"] is True
 
 
 @pytest.mark.parametrize(

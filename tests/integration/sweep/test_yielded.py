@@ -227,7 +227,7 @@ def test_a_sweep_is_not_held_against_what_was_replaced_while_its_question_stood_
         def deploy(_prepared: object) -> None:
             box.call("apply", "night", "--set", "serving.alias=other", "--yes")
 
-        with pytest.raises(DeployError, match="since this sweep was planned"):
+        with pytest.raises(DeployError, match="since this was planned"):
             run_sweep(box.box.context, SweepRequest(budget_s=30.0, seed=3), confirm=deploy)
         assert box.json("sweep", "list")["sweeps"] == []
         assert box.serves
