@@ -438,12 +438,16 @@ def _take_back(
     generation = int(payload["generation"])
     back = rollback(ctx, to=backup, drain=False,
                     confirm=lambda _target: _demand_still(ctx, generation), reason="guard")  # fmt: skip
-    identity = proposal.prepared.seen.identities.get(proposal.arm.engine)
-    after_failure(ctx, profile, number, proposal.arm, identity, verdict.text)
     messages.append(
         warning("taken-back", f"the winner was not as good in service and was taken back: {verdict.text}",
                 f"`tunerd sweep show {number}`")
     )  # fmt: skip
+    identity = proposal.prepared.seen.identities.get(proposal.arm.engine)
+    try:
+        after_failure(ctx, profile, number, proposal.arm, identity, verdict.text)
+    except TunerdError as problem:  # it is taken back all the same
+        text = f"the tuned layer may still be in force: {problem.words}"
+        messages.append(warning("unfinished", text, "`tunerd apply --untuned` leaves it out"))
     told = {**payload, "summary": back.payload["summary"], "generation": back.payload["generation"]}
     return ActionResult("promote", told, tuple(messages), 3, has_acted=True)
 

@@ -242,6 +242,25 @@ def test_a_winner_that_is_slower_in_service_is_taken_back(box: SweepBox) -> None
     assert "failed in service" in box.newest()["decided"]["text"]
 
 
+def test_a_winner_that_was_taken_back_is_told_as_that_though_nothing_more_can_be_kept_of_it(
+    box: SweepBox,
+) -> None:
+    """It read as deployed, with exit code 1, and a rollout left the box alone for it."""
+    failures = box.box.context.paths.tuned_dir / "night.failed.json"
+
+    def told(one: Progress) -> None:
+        if "once more" in one.text:
+            failures.mkdir(parents=True)  # which no file takes the place of
+
+    ctx = replace(box.box.context, progress=told)
+    done = deploy(ctx, put_proposal(ctx, token_ms=0.05))
+    assert done.exit_code == 3
+    assert done.payload["generation"] == serving(box)
+    assert [one.code for one in done.messages][-2:] == ["taken-back", "unfinished"]
+    assert "the tuned layer may still be in force" in done.messages[-1].text
+    assert drafts(box)
+
+
 def test_a_slower_winner_whose_unit_was_edited_meanwhile_is_left_as_it_was_edited(
     box: SweepBox,
 ) -> None:
