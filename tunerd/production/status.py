@@ -34,6 +34,7 @@ from tunerd.words import Mode, counted, sha256
 DEFAULT_LIMIT = 20
 _DRIFT = 6
 _SHOWN = 3
+_BUSY = warning("busy", "a change is under way right now")
 _OF_CARD = ("index", "name", "total_mib", "used_mib", "free_mib")
 _OF_GENERATION = ("number", "created_s", "reason", "profile", "engine")
 
@@ -209,7 +210,7 @@ def _messages(
 ) -> list[Message]:
     messages: list[Message] = []
     if is_under_way:
-        messages.append(warning("busy", "a change is under way right now"))
+        messages.append(_BUSY)
     elif found := interrupted(ctx):
         messages.append(found)
     elif state.has_failed and not state.is_waiting:
@@ -274,11 +275,14 @@ def verify(ctx: Context) -> ActionResult:
     if entry is None:
         text = f"tunerd has deployed nothing as {ctx.unit} yet"
         return _result(None, [], (warning("nothing-deployed", text, "tunerd apply PROFILE"),), 1)
+    was_under_way = is_locked(ctx.paths.lock)
     try:
         drifts = find_drift(ctx, entry, deep=True)
     except ServiceError as problem:
         message = warning("cannot-tell", f"{problem.message}: {problem.cause}", problem.hint)
         return _result(entry.generation, [], (message,), 1)
+    if drifts and (was_under_way or is_locked(ctx.paths.lock)):  # of something half done
+        return _result(entry.generation, [], (_BUSY,), 1)
     record = read_measurement(ctx)
     away = None if record is None else measuring(ctx, record)
     told = (*drifts, *filter(None, (unsupervised(ctx), away)))

@@ -27,7 +27,7 @@ from tunerd.production.journal import SCHEMA
 from tunerd.production.measurement import write_measurement
 from tunerd.production.recover import recover
 from tunerd.production.rollback import rollback
-from tunerd.production.status import status
+from tunerd.production.status import status, verify
 from tunerd.production.swap import swap
 from tunerd.records import plain
 from tunerd.result import Progress
@@ -542,6 +542,21 @@ def test_a_swap_under_way_is_not_told_as_one_that_was_cut_short(world: World) ->
     assert [one.code for one in under_way.messages] == ["busy"]
     assert verified == 0
     assert [one["code"] for one in status(ctx).payload["drift"]] == ["interrupted"]
+
+
+def test_what_a_swap_is_half_way_with_is_no_drift(world: World) -> None:
+    """`verify` told an old process under a new text as a script that passes other arguments on."""
+    world.put(world.text("old"))
+    swap(world.context(), world.request(world.text("new"), alias="new"))
+    ctx = world.context()
+
+    with lock(world.paths.lock, purpose="apply", since="now"):
+        world.manager.stop(UNIT)
+        found = verify(ctx)
+
+    assert (found.exit_code, found.payload["drift"]) == (1, [])
+    assert [one.text for one in found.messages] == ["a change is under way right now"]
+    assert verify(ctx).exit_code == 6
 
 
 def test_a_recovery_that_is_ended_says_what_stands_and_what_goes_on_with_it(world: World) -> None:
