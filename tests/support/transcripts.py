@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
+
 from tests.support.folders import DATA
+from tunerd.errors import TunerdError
 from tunerd.result import Message
+from tunerd.watch.guards import Decision
 
 
 def compare(path: Path, text: str) -> None:
@@ -41,8 +45,27 @@ def transcript(name: str, cases: Iterable[tuple[str, Iterable[str]]]) -> str:
 
 def messages_lines(messages: Iterable[Message]) -> list[str]:
     """Messages with all that is in them."""
+    return [f"{one.level} {one.code}: {one.text}{_hinted(one.hint)}" for one in messages]
+
+
+def decisions_lines(decisions: Iterable[Decision | None]) -> list[str]:
+    """What guards decided, and all that they tell of it."""
     return [
-        f"{one.level} {one.code}: {one.text}"
-        + (f"\n  hint: {one.hint}" if one.hint is not None else "")
-        for one in messages
+        f"{one.level} {one.kind} ({one.act}): {one.text}\n  {one.evidence}{_hinted(one.hint)}"
+        for one in decisions
+        if one is not None
     ]
+
+
+def _hinted(hint: str | None) -> str:
+    return "" if hint is None else f"\n  hint: {hint}"
+
+
+def refusal(act: Callable[..., object], *args: object, **options: object) -> list[str]:
+    """All that is said where this call is refused."""
+    with pytest.raises(TunerdError) as caught:
+        act(*args, **options)
+    error = caught.value
+    beside = {"cause": error.cause, "state": error.state, "hint": error.hint}
+    told = [f"{name}: {text}" for name, text in beside.items() if text is not None]
+    return [f"{error.code}: {error.message}", *told]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import resolved, shipped_sources
-from tunerd.errors import UsageError
+from tests.support.transcripts import refusal, transcript
 from tunerd.profile.layers import (
     MAX_EXTENDS,
     Layer,
@@ -87,37 +87,23 @@ def test_what_describes_the_parent_is_not_inherited() -> None:
     assert result.profile.serving.alias == "a"
 
 
-@pytest.mark.parametrize(
-    ("name", "found", "said"),
-    [
-        ("rtx-3090-ti-24g", shipped_sources(), ("profile", "name", "rtx-3090-ti-24gb")),
-        ("child", sources({"child": {"extends": "bsae"}, "base": {}}),
-         ("profile child", "extends", "base")),
-    ],
-)  # fmt: skip
-def test_a_profile_that_is_not_there_comes_with_the_nearest_name(
-    name: str, found: ProfileSources, said: tuple[str, str, str]
-) -> None:
-    told = problem(name, found)
-    assert (told.source, told.key, told.nearest) == said
-    assert said[2] in told.allowed
-
-
 LONG: Files = {f"p{n}": {"extends": f"p{n + 1}"} for n in range(MAX_EXTENDS + 5)}
 LONG[f"p{MAX_EXTENDS + 5}"] = {}
 
+NO_CHAIN: dict[str, tuple[str, ProfileSources]] = {
+    "A profile that is misspelt": ("rtx-3090-ti-24g", shipped_sources()),
+    "A parent that is misspelt": ("child", sources({"child": {"extends": "bsae"}, "base": {}})),
+    "A profile that extends itself": ("p0", sources({"p0": {"extends": "p0"}})),
+    "A loop": ("p0", sources({"p0": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "b"}})),
+    "A chain that is too long": ("p0", sources(LONG)),
+}  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("files", "allowed"),
-    [
-        ({"p0": {"extends": "p0"}}, "a chain without a loop"),
-        ({"p0": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "b"}},
-         "a chain without a loop"),
-        (LONG, f"at most {MAX_EXTENDS}"),
-    ],
-)  # fmt: skip
-def test_a_loop_and_a_chain_that_is_too_long_are_refused(files: Files, allowed: str) -> None:
-    assert problem("p0", sources(files)).allowed == allowed
+
+def test_what_is_said_of_what_is_no_chain_and_no_option_is_the_golden_text() -> None:
+    cases = [(told, [str(problem(name, found))]) for told, (name, found) in NO_CHAIN.items()]
+    options = ("", "=", "=1", "serving.port", "  =1")
+    refused = [(f"The option {option!r}", refusal(parse_set, option)) for option in options]
+    transcript("errors/layers", [*cases, *refused])
     assert len(order("p6", sources(LONG))) == MAX_EXTENDS + 1
 
 
@@ -209,12 +195,6 @@ def test_problems_of_every_layer_are_reported_together() -> None:
 )
 def test_an_option_is_read_as_typed(option: str, key: str, value: object) -> None:
     assert parse_set(option) == (key, value)
-
-
-@pytest.mark.parametrize("option", ["", "=", "=1", "serving.port", "  =1"])
-def test_an_option_without_key_or_value_is_refused(option: str) -> None:
-    with pytest.raises(UsageError, match="expected key=value"):
-        parse_set(option)
 
 
 LAYERED = st.dictionaries(

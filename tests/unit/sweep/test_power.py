@@ -13,8 +13,9 @@ import pytest
 
 from tests.support.bench_box import BenchBox
 from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti, rtx_4070_super
+from tests.support.transcripts import refusal, transcript
 from tunerd.app import Context
-from tunerd.errors import HostError, ServiceError, UsageError
+from tunerd.errors import HostError, ServiceError
 from tunerd.machine.facts import Gpu
 from tunerd.profile.arm import Arm, Boot, Preempted, Request, ServerDied
 from tunerd.profile.schema import POWER_LIMIT, check_file
@@ -47,39 +48,28 @@ def test_limits_are_those_that_the_card_allows_and_the_one_in_force(tmp_path: Pa
     assert limits_of(ctx, (180, 150.0, 100, 240)) == (100.0, 150.0, 180.0, OWN_W, 240.0)
 
 
-@pytest.mark.parametrize("mode", [Mode.USER, Mode.LOCAL])
-def test_only_root_may_change_a_limit(tmp_path: Path, mode: Mode) -> None:
-    with pytest.raises(UsageError) as told:
-        limits_of(context(tmp_path, rtx_4070_super(), mode=mode), (150,))
-    assert (told.value.cause, told.value.state) == (
-        "only root may change a card's power limit", "nothing was touched",
-    )  # fmt: skip
-    assert limits_of(context(tmp_path, mode=mode), ()) == ()
+SUPER = rtx_4070_super()
+REFUSED: dict[str, tuple[tuple[Gpu, ...], tuple[Any, ...]]] = {
+    "Less than the card allows": ((SUPER,), (99.9,)),
+    "More than the card allows": ((SUPER,), (150, 241)),
+    **{f"What is no number of watts, {watts!r}": ((SUPER,), (watts,)) for watts in ("150", True, float("nan"))},
+    "Too many limits": ((SUPER,), tuple(range(100, 108))),
+    "No card": ((), (150,)),
+    "Two cards": ((SUPER, rtx_3090_ti(index=1)), (150,)),
+    **{f"A card that does not tell its {name}": ((replace(SUPER, **{name: None}),), (150,))  # type: ignore[arg-type]
+       for name in ("power_min_w", "power_limit_w", "uuid")},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("gpus", "wanted", "why"),
-    [
-        ((rtx_4070_super(),), (99.9,), "cannot be limited to 99.9"),
-        ((rtx_4070_super(),), (150, 241), "cannot be limited to 241"),
-        ((rtx_4070_super(),), ("150",), "cannot be limited to '150'"),
-        ((rtx_4070_super(),), (True,), "cannot be limited to True"),
-        ((rtx_4070_super(),), (float("nan"),), "cannot be limited to nan"),
-        ((rtx_4070_super(),), tuple(range(100, 108)), "9 limits are too many"),
-        ((), (150,), "0 can be read"),
-        ((rtx_4070_super(), rtx_3090_ti(index=1)), (150,), "2 can be read"),
-        ((replace(rtx_4070_super(), power_min_w=None),), (150,), "does not report"),
-        ((replace(rtx_4070_super(), power_limit_w=None),), (150,), "does not report"),
-        ((replace(rtx_4070_super(), uuid=None),), (150,), "does not report"),
-    ],
-)
-def test_what_cannot_be_set_is_refused_before_anything_is_touched(
-    tmp_path: Path, gpus: tuple[Gpu, ...], wanted: tuple[Any, ...], why: str
-) -> None:
-    with pytest.raises(UsageError) as told:
-        limits_of(context(tmp_path, *gpus), wanted)
-    assert why in (told.value.cause or "")
-    assert told.value.state == "nothing was touched"
+def test_what_cannot_be_set_is_refused_as_in_the_golden_text(tmp_path: Path) -> None:
+    cases = {told: (gpus, wanted, Mode.SYSTEM) for told, (gpus, wanted) in REFUSED.items()}
+    for mode in (Mode.USER, Mode.LOCAL):
+        cases[f"Without root, {mode}"] = ((SUPER,), (150,), mode)
+        assert limits_of(context(tmp_path, mode=mode), ()) == ()
+    transcript("errors/power", (
+        (told, refusal(limits_of, context(tmp_path, *gpus, mode=mode), wanted))
+        for told, (gpus, wanted, mode) in cases.items()
+    ))  # fmt: skip
 
 
 def test_a_profile_may_list_limits_for_sweeps_and_nowhere_else() -> None:
@@ -192,40 +182,33 @@ def test_figures_are_weighted_as_the_workload_is() -> None:
     assert least.tok_s == pytest.approx(125 / 126 * 1000 / 12.0)
 
 
-def test_it_says_what_the_least_energy_costs_and_the_command_that_is_a_persons_to_type() -> None:
-    table = measured(Card())
-    (told,) = power_notes(table.to_json())
+# Joules a token of the rounds at the limit in force, and at a lower one.
+ROUNDS: dict[str, tuple[list[float | None], list[float | None]]] = {
+    "Every round took less": ([2.2, 2.3, 2.4], [1.7, 1.8, 1.9]),
+    "Less than rounds at the limit in force differ by": ([2.0, 2.2, 2.4], [1.7, 1.8, 1.9]),
+    "Less than rounds at the other limit differ by": ([2.0, 2.05, 2.1], [1.5, 1.7, 1.9]),
+    "Too few rounds": ([2.2, 2.3], [1.7, 1.8]),
+    "More": ([2.0, 2.2, 2.4], [2.5, 2.6, 2.7]),
+    "One round at the limit in force is not known": ([2.0, None, 2.4], [1.7, 1.8, 1.9]),
+    "One round at the other limit is not known": ([2.0, 2.2, 2.4], [1.7, None, 1.9]),
+    "No round at the limit in force": ([], [1.7, 1.8, 1.9]),
+}
 
-    assert told.text == (
-        "at 150 W a token takes 1.80 J instead of 2.20, and a turn 1.51 s instead of 1.26 (+20.0%); "
-        "the card's limit stays 220 W: `nvidia-smi -pl 150` sets it until the next boot"
-    )
-    assert table.to_json()["text"] == told.text
 
-
-@pytest.mark.parametrize(
-    ("own", "other", "says"),
-    [
-        ([2.2, 2.3, 2.4], [1.7, 1.8, 1.9], "at 150 W"),
-        ([2.0, 2.2, 2.4], [1.7, 1.8, 1.9], "no limit takes clearly less"),  # than rounds differ
-        ([2.0, 2.05, 2.1], [1.5, 1.7, 1.9], "no limit takes clearly less"),
-        ([2.2, 2.3], [1.7, 1.8], "no limit takes clearly less"),  # too few
-        ([2.0, 2.2, 2.4], [2.5, 2.6, 2.7], "no limit takes clearly less"),
-        ([2.0, None, 2.4], [1.7, 1.8, 1.9], "is not known"),
-        ([2.0, 2.2, 2.4], [1.7, None, 1.9], "no limit takes clearly less"),
-        ([], [1.7, 1.8, 1.9], "is not known"),
-    ],
-)
-def test_nothing_is_recommended_that_every_round_did_not_show(
-    own: list[float | None], other: list[float | None], says: str
-) -> None:
-    rounds = {
-        ("a", watts): [Round(1.0, 50.0, one) for one in joules]
-        for watts, joules in ((150.0, other), (OWN_W, own))
-        if joules
-    }
-
-    assert says in PowerTable(OWN_W, rounds).text
+def test_nothing_is_recommended_that_every_round_did_not_show_and_that_is_the_golden_text() -> None:
+    cases = []
+    for told, joules in ROUNDS.items():
+        rounds = {
+            ("a", watts): [Round(1.0, 50.0, one) for one in found]
+            for watts, found in zip((OWN_W, 150.0), joules, strict=True)
+            if found
+        }
+        text = PowerTable(OWN_W, rounds).text
+        assert ("instead of" in text) is (told == "Every round took less")
+        cases.append((told, [text]))
+    table = measured(Card()).to_json()
+    assert [one.text for one in power_notes(table)] == [table["text"]]
+    transcript("sweep/power", [*cases, ("What the simulated card takes", [table["text"]])])
 
 
 def test_limits_that_cost_the_same_are_seldom_told_apart() -> None:

@@ -6,6 +6,7 @@ What systemd makes of command lines was seen on systemd 252 and 262.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.builders import ROOT
 from tests.support.profiles import HOSTILE
-from tests.support.transcripts import transcript
+from tests.support.transcripts import refusal, transcript
 from tunerd.errors import ConfigError
 from tunerd.units.text import (
     CREDENTIAL_PATH,
@@ -134,24 +135,6 @@ def test_prefixes_are_told_from_the_path(word: str, prefixes: str) -> None:
     assert (command.prefixes, command.path) == (prefixes, "/bin/a")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        '/bin/a "b',
-        "./a",
-        "-",
-        "/bin/a ; /bin/b",
-        "@/bin/a",
-        "/bin/",
-        "/bin/a %1",
-    ],
-)
-def test_what_systemd_refuses_is_refused(value: str) -> None:
-    with pytest.raises(ConfigError):
-        parse_exec(value, {}, {})
-
-
 @given(st.text(alphabet=st.sampled_from("\"'\\ $%{}:;x41ua\n"), max_size=40))
 def test_no_value_makes_the_reader_fail_otherwise_than_by_refusing(text: str) -> None:
     try:
@@ -264,41 +247,8 @@ def test_behind_a_colon_a_dollar_sign_is_not_doubled(argument: str) -> None:
     assert parse_exec(value, VARIABLES, SPECIFIERS).argv == ("/bin/a", argument)
 
 
-@pytest.mark.parametrize("argument", ["a\0b", "\0", "model-\udcff.gguf", "\ufdd0", "\U0001ffff"])
-def test_what_would_make_the_unit_unreadable_is_refused(argument: str) -> None:
-    with pytest.raises(ConfigError):
-        quote_argument(argument)
-
-
-def test_an_argument_may_be_as_long_as_the_kernel_takes_and_no_longer() -> None:
+def test_an_argument_may_be_as_long_as_the_kernel_takes() -> None:
     assert len(quote_argument("x" * MAX_ARGUMENT_BYTES)) == MAX_ARGUMENT_BYTES + 2
-    with pytest.raises(ConfigError, match="longer than 131071 bytes"):
-        quote_argument("ä" * (MAX_ARGUMENT_BYTES // 2 + 1))
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "relative/program",
-        "",
-        "/bin/quo'te",
-        '/bin/quo"te',
-        "/bin/back\\slash",
-        "/bin/new\nline",
-        "/bin/nu\0l",
-        "/bin/raw\udcff",
-        "/bin/",
-    ],
-)
-def test_a_program_that_systemd_would_refuse_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError):
-        quote_program(path)
-
-
-@pytest.mark.parametrize("value", ["a\nExecStart=/bin/evil", "a\\", " a", "a ", "\x00", "\udcff"])
-def test_a_plain_value_that_would_read_back_otherwise_is_refused(value: str) -> None:
-    with pytest.raises(ConfigError):
-        plain_value(value)
 
 
 # Whole units.
@@ -367,25 +317,37 @@ def test_a_unit_is_the_golden_text_and_reads_back_as_it_was_meant() -> None:
     transcript("unit/llama-server", cases)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"user": "a\nExecStartPre=/bin/evil"},
-        {"group": "a\\"},
-        {"environment": {"A B": "x"}},
-        {"argv": ("llama-server",)},
-        {"argv": ("/usr/bin/x", "a\x00b")},
-        {"argv": ("/usr/bin/x", "\udcff")},
-        {"argv": ("/usr/bin/x", *["y" * 100_000] * 11)},
-        {"api_key_file": "/a:b"},
-        {"api_key_file": "keys"},
-        {"api_key_file": "/a\nb"},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_what_no_unit_can_hold_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        render_unit(TEMPLATE, replace(PLAIN, **change))
+def write(change: dict[str, Any]) -> str:
+    return render_unit(TEMPLATE, replace(PLAIN, **change))
+
+
+REFUSED: dict[str, tuple[Callable[[Any], object], Iterable[object]]] = {
+    "A command line that systemd refuses": (
+        lambda value: parse_exec(value, {}, {}),
+        ("", '/bin/a "b', "./a", "-", "/bin/a ; /bin/b", "@/bin/a", "/bin/", "/bin/a %1"),
+    ),
+    "An argument that would make the unit unreadable": (
+        quote_argument, ("a\0b", "\0", "model-\udcff.gguf", "\ufdd0", "\U0001ffff", "ä" * (MAX_ARGUMENT_BYTES // 2 + 1)),
+    ),
+    "A program that systemd would refuse": (
+        quote_program, ("relative/program", "", "/bin/quo'te", '/bin/quo"te', "/bin/back\\slash", "/bin/new\nline",
+                        "/bin/nu\0l", "/bin/raw\udcff", "/bin/"),
+    ),
+    "A value that would read back otherwise": (plain_value, ("a\nExecStart=/bin/evil", "a\\", " a", "a ", "\x00", "\udcff")),
+    "What no unit can hold": (
+        write, ({"user": "a\nExecStartPre=/bin/evil"}, {"group": "a\\"}, {"environment": {"A B": "x"}},
+                {"argv": ("llama-server",)}, {"argv": ("/usr/bin/x", "a\x00b")}, {"argv": ("/usr/bin/x", "\udcff")},
+                {"argv": ("/usr/bin/x", *["y" * 100_000] * 11)},
+                {"api_key_file": "/a:b"}, {"api_key_file": "keys"}, {"api_key_file": "/a\nb"}),
+    ),
+}  # fmt: skip
+
+
+def test_what_is_refused_is_told_as_in_the_golden_text() -> None:
+    transcript("errors/unit", (
+        (f"{told}, {ascii(value)[:60]}", refusal(act, value))
+        for told, (act, values) in REFUSED.items() for value in values
+    ))  # fmt: skip
 
 
 WORDS = st.lists(HOSTILE, min_size=1, max_size=6).map("".join)

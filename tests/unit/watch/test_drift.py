@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.bench_samples import logged, sample, timings
 from tests.support.readings import a_reading, served
+from tests.support.transcripts import decisions_lines, transcript
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.log import LoggedRequest
 from tunerd.measure.answer import Sample
@@ -59,43 +60,40 @@ def taken(number: int, own_mib: int, free_mib: int) -> Look:
 DOWN: dict[str, Any] = {"life": None, "is_active": False, "is_ready": False}
 LEAK = [look(n, anonymous_mib=4000 + 4000 * n) for n in range(8)]
 TIGHT = [look(0), *(taken(n, 9440, 60) for n in range(1, 4))]
-# Looks, by what it is judged, and why it is taken back: not at all where there are no words.
-CASES: dict[str, tuple[list[Look], Basis, str]] = {
-    "it does as measured": ([look(n) for n in range(20)], BASIS, ""),
-    "it died and was started again": ([look(0), look(1, life="two", n_restarts=1)], BASIS, "died and was started again 1 time"),
-    "it died before the first look": ([look(n, n_restarts=2) for n in range(3)], BASIS, "2 times"),
-    "a person restarted it": ([look(0), look(1, life="two", n_restarts=0)], BASIS, ""),
-    "it may come up yet": ([look(0), *(look(n, **DOWN) for n in range(2))], BASIS, ""),
-    "it stays down": ([look(0), *(look(n, **DOWN) for n in range(3))], BASIS, "did not come back"),
-    "a person stopped it": ([look(0), *(look(n, **DOWN, is_stopped=True) for n in range(1, 9))], BASIS, ""),
-    "its memory only grows": (LEAK, BASIS, "growing"),
-    "its cache has no limit": (LEAK, replace(BASIS, cache_ram_mib=None), ""),
-    "its cache fills": ([look(n, anonymous_mib=min(4000 + 1500 * n, 12_192)) for n in range(12)], BASIS, ""),
+# Looks, by what it is judged, and whether it is taken back.
+CASES: dict[str, tuple[list[Look], Basis, bool]] = {
+    "it does as measured": ([look(n) for n in range(20)], BASIS, False),
+    "it died and was started again": ([look(0), look(1, life="two", n_restarts=1)], BASIS, True),
+    "it died before the first look": ([look(n, n_restarts=2) for n in range(3)], BASIS, True),
+    "a person restarted it": ([look(0), look(1, life="two", n_restarts=0)], BASIS, False),
+    "it may come up yet": ([look(0), *(look(n, **DOWN) for n in range(2))], BASIS, False),
+    "it stays down": ([look(0), *(look(n, **DOWN) for n in range(3))], BASIS, True),
+    "a person stopped it": ([look(0), *(look(n, **DOWN, is_stopped=True) for n in range(1, 9))], BASIS, False),
+    "its memory only grows": (LEAK, BASIS, True),
+    "its cache has no limit": (LEAK, replace(BASIS, cache_ram_mib=None), False),
+    "its cache fills": ([look(n, anonymous_mib=min(4000 + 1500 * n, 12_192)) for n in range(12)], BASIS, False),
     "it grows without a cache": ([look(n, anonymous_mib=4000 + 1500 * n) for n in range(8)],
-                                 replace(BASIS, cache_ram_mib=0), "growing"),
-    "it took VRAM just now": (TIGHT[:3], BASIS, ""),
-    "it took VRAM": (TIGHT, BASIS, "60 MiB stay free"),
-    "none need stay free": (TIGHT, replace(BASIS, headroom_mib=None), ""),
-    "others took VRAM": ([look(0), *(taken(n, 9000, 20) for n in range(1, 6))], BASIS, ""),
-    "there was none from the first": ([taken(n, 9000, 20) for n in range(6)], BASIS, ""),
-    "nobody knows who took it": ([look(n, vram_free_mib=20, vram_own_mib=None) for n in range(6)], BASIS, ""),
-    "it loads anew": ([look(0), *(look(n, life="two", is_ready=False) for n in range(1, 20))], BASIS, ""),
-    "it loads": ([look(n, is_ready=False) for n in range(1, 20)], BASIS, ""),
+                                 replace(BASIS, cache_ram_mib=0), True),
+    "it took VRAM just now": (TIGHT[:3], BASIS, False),
+    "it took VRAM": (TIGHT, BASIS, True),
+    "none need stay free": (TIGHT, replace(BASIS, headroom_mib=None), False),
+    "others took VRAM": ([look(0), *(taken(n, 9000, 20) for n in range(1, 6))], BASIS, False),
+    "there was none from the first": ([taken(n, 9000, 20) for n in range(6)], BASIS, False),
+    "nobody knows who took it": ([look(n, vram_free_mib=20, vram_own_mib=None) for n in range(6)], BASIS, False),
+    "it loads anew": ([look(0), *(look(n, life="two", is_ready=False) for n in range(1, 20))], BASIS, False),
+    "it loads": ([look(n, is_ready=False) for n in range(1, 20)], BASIS, False),
     # ik does not answer for its health while it reads a long prompt.
     "it works and says nothing": ([look(0), *(look(n, is_ready=False, cpu_s=5.0 + 30.0 * n) for n in range(1, 9))],
-                                  BASIS, ""),
-    "it says nothing": ([look(0), *(look(n, is_ready=False, cpu_s=None) for n in range(1, 4))], BASIS,
-                        "did not answer 3 times"),
+                                  BASIS, False),
+    "it says nothing": ([look(0), *(look(n, is_ready=False, cpu_s=None) for n in range(1, 4))], BASIS, True),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("looks", "basis", "words"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("looks", "basis", "is_taken_back"), CASES.values(), ids=CASES)
 def test_it_is_taken_back_for_what_is_its_own_fault_and_for_nothing_else(
-    looks: list[Look], basis: Basis, words: str
+    looks: list[Look], basis: Basis, *, is_taken_back: bool
 ) -> None:
-    found = judge(looks, basis)
-    assert words in (found or "")
-    assert (found is None) is (words == "")
+    assert (judge(looks, basis) is not None) is is_taken_back
 
 
 def test_the_floor_goes_by_what_served_before_where_that_is_known_and_else_lets_more_pass() -> None:
@@ -166,8 +164,6 @@ def test_one_slow_answer_is_no_drift_and_three_in_a_row_are() -> None:
     assert live(50, 30, 50, 30, 30, 50)[1] == []
     _, (decision,) = live(50, 30, 30, 30, 30, 30)
     assert decision.act is Act.NOTHING
-    assert "30.0, 30.0, 30.0 tok/s" in decision.evidence
-    assert "at least 40.0 was confirmed" in decision.evidence
 
 
 def test_short_answers_add_up_before_they_count() -> None:
@@ -175,29 +171,6 @@ def test_short_answers_add_up_before_they_count() -> None:
     found = [state.after(work, CONFIRMED, "advise") for _ in range(50)]
     assert len(state.stretches) == 50 * 32 // 512
     assert sum(one is not None for one in found) == 1
-
-
-def test_drafts_that_are_wrong_more_often_are_a_drift_of_their_own() -> None:
-    _, (decision,) = live(50, 50, 50, acceptance=0.5)
-    assert "0.50, 0.50, 0.50 of the drafts accepted" in decision.evidence
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"driver_version": "590.10"}, "driver was 580.95 and is 590.10"),
-        ({"engine_sha256": "bbb"}, "not the build"),
-        ({"is_throttled": True}, "throttled in 3 of 3 looks"),
-        ({"others_mib": 900}, "others hold 900 MiB of VRAM, 400 more"),
-        ({}, "nothing that is watched explains it"),
-        ({"driver_version": None, "engine_sha256": None, "others_mib": None}, "nothing that"),
-    ],
-)
-def test_the_likely_cause_is_told(changed: dict[str, Any], words: str) -> None:
-    state, _ = live(50)
-    _, (decision,) = live(30, 30, 30, state=state, policy="act", **changed)
-    assert words in decision.text
-    assert decision.act is Act.NOTHING, "a restart would not help"
 
 
 def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None:
@@ -365,37 +338,28 @@ def requests_of(text: str, slow: float = 1.0) -> list[LoggedRequest]:
 WITHOUT_PROSE = replace(confirmed("code", "math", "chat"), deepest_tokens=2000)
 
 
-def test_text_that_is_harder_to_guess_is_told_as_that_and_no_decay() -> None:
+# It drafts nothing any more: its passes are as quick as ever, and too few drafts are left to tell a share of.
+ALONE = replace(asked("code"), n_drafted=0, n_accepted=0, predicted_s=ENOUGH * 4.0 / 1000)
+HARDER = [*[asked("code")] * 3, *[asked("creative")] * 9]
+DRAFTLESS = [*[asked("code")] * 3, *[ALONE] * 5]
+DECAYING = [*[asked("code")] * 2, *[asked("creative")] * 4, *[asked("creative", 1.6)] * 4]
+
+
+@pytest.mark.parametrize("work", [HARDER, DRAFTLESS], ids=["other text", "no drafts"])
+def test_what_may_be_other_text_is_told_as_that_and_no_decay(work: list[Served]) -> None:
     """It was taken for one that a restart ends, or a server that decays for other text."""
-    assert (asked("creative").decode_tok_s or 0.0) < (WITHOUT_PROSE.floor_tok_s or 0.0)
-    (decision,) = judged(WITHOUT_PROSE, *[asked("code")] * 3, *[asked("creative")] * 9)
+    assert (work[-1].decode_tok_s or 0.0) < (WITHOUT_PROSE.floor_tok_s or 0.0)
+    (decision,) = judged(WITHOUT_PROSE, *work)
     assert decision.act is Act.NOTHING
-    assert "it is asked for other text than was measured, or its drafter is broken" in decision.text
-    assert decision.hint == "`tunerd bench` asks known text and so tells the two apart"
 
 
-def test_a_server_that_drafts_next_to_nothing_any_more_is_told_and_not_restarted() -> None:
-    """Its passes are as quick as ever, and too few drafts are left to tell a share of."""
-    alone = replace(asked("code"), n_drafted=0, n_accepted=0, predicted_s=ENOUGH * 2.4 / 1000)
-    slow = replace(alone, predicted_s=ENOUGH * 4.0 / 1000)
-    assert (slow.decode_tok_s or 0.0) < (WITHOUT_PROSE.floor_tok_s or 0.0)
-    (decision,) = judged(WITHOUT_PROSE, *[asked("code")] * 3, *[slow] * 5)
-    assert decision.act is Act.NOTHING
-    assert "or its drafter is broken" in decision.text
-    assert (
-        "0.0, 0.0, 0.0 tokens drafted a pass, where at least 1.4 was confirmed" in decision.evidence
-    )
-    quick = replace(alone, predicted_s=ENOUGH / 1000)
-    assert judged(WITHOUT_PROSE, *[quick] * 5) == [], "and is as quick as ever"
+def test_a_server_that_drafts_nothing_and_is_as_quick_as_ever_is_well() -> None:
+    quick = replace(ALONE, predicted_s=ENOUGH / 1000)
+    assert judged(WITHOUT_PROSE, *[quick] * 5) == []
 
 
 def test_a_server_that_decays_while_other_text_is_asked_is_found() -> None:
-    work = [asked("code"), asked("code"), *[asked("creative")] * 4, *[asked("creative", 1.6)] * 4]
-    state = Drift(no_log)
-    first, second = judged(WITHOUT_PROSE, *work, state=state)
-    assert "other text" in first.text
-    assert "it slowed down after its start, to " in second.text
-    assert "times the longest that was confirmed" in second.evidence
+    assert len(judged(WITHOUT_PROSE, *DECAYING)) == 2, "other text, and that it is slow"
 
 
 def test_a_server_that_is_slower_than_on_the_same_text_is_found_though_other_text_is_slower_still() -> (
@@ -438,3 +402,31 @@ def test_what_passes_may_take_is_read_off_the_texts_that_were_measured() -> None
     assert same is not None
     assert same.limit_ms(3.0) == pytest.approx(7.8)
     assert pace_of([sample()] * 3) is None, "nothing was drafted"
+
+
+CAUSES: dict[str, dict[str, Any]] = {
+    "by another driver": {"driver_version": "590.10"},
+    "by another build": {"engine_sha256": "bbb"},
+    "while its card is throttled": {"is_throttled": True},
+    "while others hold its card": {"others_mib": 900},
+    "for nothing that is seen": {},
+    "where nothing can be seen": {"driver_version": None, "engine_sha256": None, "others_mib": None},
+}  # fmt: skip
+
+
+def test_what_is_told_of_a_server_that_does_worse_is_the_golden_text() -> None:
+    back = [
+        (f"It is taken back since {why}", [judge(looks, basis) or ""])
+        for why, (looks, basis, is_taken_back) in CASES.items()
+        if is_taken_back
+    ]
+    told = {
+        **{f"It is slower {cause}": live(30, 30, 30, state=live(50)[0], policy="act", **changed)[1]
+           for cause, changed in CAUSES.items()},
+        "Fewer of its drafts are right": live(50, 50, 50, acceptance=0.5)[1],
+        "It is asked for other text": judged(WITHOUT_PROSE, *HARDER),
+        "It drafts nothing any more": judged(WITHOUT_PROSE, *DRAFTLESS),
+        "It decays while it is asked for other text": judged(WITHOUT_PROSE, *DECAYING),
+        "It is well again": live(50, 50, 50, state=live(30, 30, 30)[0], life="life-2")[1],
+    }  # fmt: skip
+    transcript("watch/drift", [*back, *((how, decisions_lines(found)) for how, found in told.items())])  # fmt: skip

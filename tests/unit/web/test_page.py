@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.support.fake_gpu import a_card
 from tests.support.readings import a_reading
+from tests.support.transcripts import transcript
 from tunerd.watch.figures import gpu_now
 from tunerd.web.charts import in_words
 from tunerd.web.page import cards_table, health_of, overview
@@ -31,31 +30,22 @@ WELL: dict[str, Any] = {
 DRIFT = {"code": "unit-changed", "text": "the unit was edited", "hint": "tunerd verify"}
 
 
-@pytest.mark.parametrize(
-    ("changed", "level", "words"),
-    [
-        ({}, "good", "Your server is well."),
-        ({"drift": [DRIFT]}, "warn", "is not what was deployed"),
-        ({"asleep": True}, "good", "asleep until somebody asks it"),
-        ({"healthy": False, "health": "loading"}, "bad", "does not answer"),
-        ({"healthy": None, "health": None}, "warn", "is not known"),
-        ({"active": "failed", "sub_state": "failed"}, "bad", "does not run"),
-        ({"exists": False, "active": "inactive"}, "warn", "Nothing is deployed"),
-        ({"change_under_way": True, "active": "activating"}, "warn", "A change is under way"),
-        (
-            {"active": "inactive", "measurement": {"purpose": "sweep 3"}},
-            "warn",
-            "`sweep 3` measures",
-        ),
-    ],
-)
-def test_whether_the_server_is_well_is_said_in_one_sentence(
-    changed: dict[str, Any], level: str, words: str
-) -> None:
-    health = health_of(WELL | changed)
+STATES: dict[str, dict[str, Any]] = {
+    "It serves": {},
+    "It serves otherwise than was deployed": {"drift": [DRIFT]},
+    "It sleeps": {"asleep": True},
+    "It loads": {"healthy": False, "health": "loading"},
+    "Nobody knows whether it answers": {"healthy": None, "health": None},
+    "It failed": {"active": "failed", "sub_state": "failed"},
+    "There is none": {"exists": False, "active": "inactive"},
+    "It is being changed": {"change_under_way": True, "active": "activating"},
+    "Something is measured in its place": {"active": "inactive", "measurement": {"purpose": "sweep 3"}},
+}  # fmt: skip
 
-    assert health.level == level
-    assert words in health.sentence
+
+def test_whether_the_server_is_well_is_said_as_in_the_golden_text() -> None:
+    cases = ((told, health_of(WELL | changed)) for told, changed in STATES.items())
+    transcript("page/health", ((told, [f"{one.level}: {one.sentence}", one.detail]) for told, one in cases))  # fmt: skip
 
 
 def test_what_is_not_known_is_never_shown_as_zero() -> None:
