@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_box import Box
-from tunerd.errors import Busy, TunerdError
+from tunerd.errors import Busy
 from tunerd.settings_file import set_setting
-from tunerd.sweep.plan import check_setting
 from tunerd.units.text import MARK
 
 SHIPPED = Path(__file__).parents[3] / "units" / "tunerd.toml"
@@ -215,29 +214,12 @@ def test_of_settings_that_several_people_set_at_once_none_is_lost_that_was_said_
     assert {f"engines.{name}.path" for name in tomllib.loads(text).get("engines", {})} >= done
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("sweep.promot", "auto"), "did you mean `sweep.promote`?"),
-        (("sweep.promote", "perhaps"), "sweep.promote"),
-        (("serving.ctx_size", "4096"), "`tunerd apply PROFILE --set serving.ctx_size=VALUE`"),
-        (("sweep.workload", "codng-agent"), "did you mean `coding-agent`?"),
-        (("sweep.space", "nosuch=1"), "no profile key is called `nosuch`"),
-        (("page.listen", "0.0.0.0:8765"), "others can reach the page there"),
-        (("page.listen", "here"), "ADDRESS:PORT"),
-        (("backups.keep", "1", "2"), "takes one value"),
-        (("models.dirs", "relative"), "an absolute path"),
-        (("sweep.space", "serving.threads=x"), "sweep.space"),
-        (("sweep.budget_s", "-3"), "sweep.budget_s"),
-    ],
-)
-def test_a_setting_that_cannot_be_changes_nothing(
-    box: Box, words: tuple[str, ...], told: str
+def test_a_folder_of_models_that_is_not_there_is_named_with_the_file_that_is_missing(
+    tmp_path: Path,
 ) -> None:
-    before = (box.folder / "config" / "tunerd.toml").read_text()
-    with pytest.raises(TunerdError) as caught:
-        set_setting(box.context, words[0], words[1:], check=check_setting)
-    error = caught.value
-    assert told in f"{error.message} {error.cause} {error.hint}"
-    assert (error.exit_code, error.state) == (2, "nothing was changed")
-    assert (box.folder / "config" / "tunerd.toml").read_text() == before
+    box = Box(tmp_path)
+    box.configure(f'models.dirs = ["{tmp_path}", "{tmp_path}/gone"]\n')
+
+    told = [one["hint"] for one in box.json("plan", "cpu-embedded", code=None)["messages"]]
+
+    assert any(f"names `{tmp_path}/gone`, which does not exist" in (hint or "") for hint in told)

@@ -19,7 +19,6 @@ from tests.support.ports import free_port
 from tests.support.server_process import serving
 from tunerd.cli.main import cli
 from tunerd.cli.measure import render_bench
-from tunerd.errors import UsageError
 from tunerd.measure.request import Suite
 from tunerd.measure.store import EvidenceStore
 from tunerd.tryout.designed import SHAPES, design, write
@@ -204,20 +203,6 @@ def test_answers_that_nothing_could_be_held_against_are_not_asked_for(box: Box) 
 )
 def test_options_that_would_do_nothing_are_refused(words: tuple[str, ...]) -> None:
     assert CliRunner().invoke(cli, ["--local", "bench", *words]).exit_code == 2
-
-
-def test_an_address_that_would_be_kept_with_its_password_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as refused:
-        BenchBox(tmp_path).bench("http://me:secret@127.0.0.1:1")
-    assert "OPENAI_API_KEY" in str(refused.value.hint)
-
-
-@pytest.mark.parametrize("suite", [Suite.CACHE, Suite.MTP])
-def test_without_published_numbers_nothing_is_measured_against_them(
-    tmp_path: Path, suite: Suite
-) -> None:
-    with pytest.raises(UsageError):
-        BenchBox(tmp_path).bench("http://127.0.0.1:1", suite, is_against_published=True)
 
 
 def test_a_unit_that_was_edited_since_its_start_is_not_measured(box: Box) -> None:

@@ -190,14 +190,6 @@ def test_what_is_so_of_many_configurations_of_a_night_is_said_once(tmp_path: Pat
     assert "out of memory" in in_words(margins.plot, margins.title), "a first look was"
 
 
-def test_nothing_measured_is_an_error_with_the_way_out(tmp_path: Path) -> None:
-    context = LocalBox(tmp_path).context
-    with pytest.raises(UsageError, match="nothing was measured yet") as caught:
-        report(context, ())
-    assert caught.value.hint == "tunerd bench"
-    assert results(context).payload["results"] == []
-
-
 def test_the_newest_runs_of_every_suite_are_in_a_report_and_named_ones_alone(
     tmp_path: Path,
 ) -> None:

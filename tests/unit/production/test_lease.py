@@ -56,6 +56,7 @@ from tunerd.words import MiB
 
 ID = "0123456789ab"
 RECORD = LeaseRecord(ID, UNIT, "bench x", 4711, 1_790_000_000.0, 1_790_000_600.0, restores=True)
+STAYS = "stays stopped, since somebody stopped it just now or the machine goes down; the next boot starts it"
 
 
 def test_a_clock_that_was_set_back_makes_no_measurement_longer() -> None:
@@ -307,10 +308,7 @@ def test_what_somebody_stops_once_a_lease_has_ended_is_not_started_again(
             world.manager.start(UNIT)
             world.manager.stop(UNIT)
     assert world.serving_alias() is None
-    assert (
-        lease.afterwards
-        == "stays stopped, since somebody stopped it just now or the machine goes down; the next boot starts it"
-    )
+    assert lease.afterwards == STAYS
 
 
 def test_what_somebody_deploys_while_it_comes_back_is_theirs_to_look_after(world: World) -> None:
@@ -431,19 +429,14 @@ def test_a_machine_that_goes_down_as_a_measurement_begins_ends_it_without_a_fail
         hold(going_down(world), purpose="bench x", budget_s=60),
     ):
         pass
-    assert (
-        told.value.state
-        == f"{UNIT} stays stopped, since somebody stopped it just now or the machine goes down; the next boot starts it"
-    )
+    assert told.value.state == f"{UNIT} {STAYS}"
 
 
 def test_a_machine_that_goes_down_in_a_measurement_is_not_said_to_serve_again(world: World) -> None:
     ctx = going_down(world)
     with pytest.raises(SystemExit) as ended, hold(ctx, purpose="bench x", budget_s=60):
         raise SystemExit(143)
-    assert ended.value.__notes__ == [
-        f"{UNIT} stays stopped, since somebody stopped it just now or the machine goes down; the next boot starts it"
-    ]
+    assert ended.value.__notes__ == [f"{UNIT} {STAYS}"]
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

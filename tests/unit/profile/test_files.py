@@ -108,21 +108,3 @@ def test_a_file_that_breaks_the_parser_is_a_problem_and_no_crash(
     with pytest.raises(ConfigError) as caught:
         load_profile(ctx, name, options={})
     assert str(path) in (caught.value.cause or "")
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("cpu-embedded", {"engine.prefer": "mainline"}, "--set 'engine.prefer="),
-        ("cpu-embeded", {}, "`tunerd profiles list`"),
-        ("broken", {}, "correct the file"),
-    ],
-)
-def test_the_hint_is_about_what_is_wrong(
-    ctx: Context, name: str, options: dict[str, str], expected: str
-) -> None:
-    (ctx.paths.site_profiles / "broken.toml").write_text("[serving]\nport = 0\n")
-    with pytest.raises(ConfigError) as caught:
-        load_profile(ctx, name, options=options)
-    assert caught.value.hint is not None
-    assert expected in caught.value.hint
