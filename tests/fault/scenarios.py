@@ -25,11 +25,12 @@ class Scenario:
         return self.name
 
 
-def deploy(ctx: Context, world: World, alias: str, *, program: str | None = None) -> None:
-    """What `apply` does once its plan is made."""
-    text = world.text(alias) if program is None else world.text(alias, program=program)
-    with lock(ctx.paths.lock, purpose=f"apply {alias}", since=ctx.now_text()):
-        swap(ctx, world.request(text, alias=alias))
+def deploy(ctx: Context, world: World, *aliases: str, program: str | None = None) -> None:
+    """What `apply` does once its plan is made, one after the other."""
+    for alias in aliases:
+        text = world.text(alias) if program is None else world.text(alias, program=program)
+        with lock(ctx.paths.lock, purpose=f"apply {alias}", since=ctx.now_text()):
+            swap(ctx, world.request(text, alias=alias))
 
 
 def go_back(ctx: Context) -> None:

@@ -102,8 +102,7 @@ def test_backups_come_newest_first_before_those_by_hand_and_are_counted_in_a_sec
 ) -> None:
     ctx, folder = world.context(), world.paths.unit_dir
     (folder / f"{UNIT}.pre-mtp").write_bytes(b"")
-    for alias in ("one", "two", "three"):
-        deploy(ctx, world, alias)
+    deploy(ctx, world, "one", "two", "three")
     names = []
     for _ in range(3):
         names.append(new_backup_name(ctx, "rollback"))

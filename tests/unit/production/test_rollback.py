@@ -32,8 +32,7 @@ def _target(world: World) -> bytes | None:
 def test_the_backup_of_a_failed_swap_is_not_offered_before_that_of_the_last_good_one(
     world: World,
 ) -> None:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     with pytest.raises(RolledBack):
         deploy(world.context(), world, "newest", program=BROKEN)
 
@@ -44,8 +43,7 @@ def test_from_a_unit_that_was_edited_by_hand_one_goes_back_to_what_was_deployed(
     world: World,
 ) -> None:
     """It led behind that, to an older model perhaps; the next edit led to the first, which never served."""
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     for edit in ("broken", "broken again"):
         world.unit_path.write_bytes(world.text(edit))
 
@@ -59,8 +57,7 @@ def test_from_a_unit_that_was_edited_by_hand_one_goes_back_to_what_was_deployed(
 def test_a_newest_generation_that_changed_nothing_in_the_unit_is_passed_over_and_that_is_said(
     world: World,
 ) -> None:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     assert find_target(world.context(), None).messages == ()
     deploy(world.context(), world, "new")
 
@@ -82,8 +79,7 @@ def test_where_history_is_silent_the_newest_backup_is_offered(world: World) -> N
 
 
 def test_a_backup_that_cannot_be_read_keeps_nobody_from_going_back(world: World) -> None:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     (backup,) = (path for path in world.backups() if path.read_bytes() == world.text("old"))
     for path in (backup, world.paths.unit_dir / f"{UNIT}.pre-huge"):
         with path.open("wb") as file:
@@ -96,8 +92,7 @@ def test_a_backup_that_cannot_be_read_keeps_nobody_from_going_back(world: World)
 
 
 def test_what_another_unit_replaced_is_never_offered(world: World) -> None:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     ctx, other = world.context(), "other.service"
     name = f"{other}.pre-20260101T000000Z-apply"
     (world.paths.unit_dir / name).write_bytes(world.text("others"))
@@ -185,8 +180,7 @@ def test_an_edit_that_comes_before_a_unit_is_disabled_leaves_it_enabled(world: W
 
 
 def test_one_bad_file_of_history_stands_in_the_way_of_no_rollback(world: World) -> None:
-    for name in ("one", "two", "three"):
-        deploy(world.context(), world, name)
+    deploy(world.context(), world, "one", "two", "three")
     bad = world.paths.generations_dir / "000002" / "replaced"
     bad.unlink()
     bad.mkdir()
@@ -199,13 +193,8 @@ def test_one_bad_file_of_history_stands_in_the_way_of_no_rollback(world: World) 
 # A person may take an hour to answer: meanwhile rollback, guards and recovery work.
 
 
-def _deploy_twice(world: World) -> None:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
-
-
 def test_nothing_is_locked_while_a_person_reads_where_a_rollback_leads(world: World) -> None:
-    _deploy_twice(world)
+    deploy(world.context(), world, "old", "new")
     seen: list[bool] = []
 
     def ask(target: Target) -> None:
@@ -222,7 +211,7 @@ def test_nothing_is_locked_while_a_person_reads_where_a_rollback_leads(world: Wo
 def test_who_agreed_to_something_else_than_what_there_is_by_now_is_told(
     world: World, *, is_deployed: bool
 ) -> None:
-    _deploy_twice(world)
+    deploy(world.context(), world, "old", "new")
     newest = world.text("newest")
 
     def ask(_target: Target) -> None:
@@ -375,7 +364,7 @@ class _WithoutAnalyze(OwnPids):
 def test_one_goes_back_where_units_cannot_be_checked(world: World) -> None:
     """A systemd-analyze that hung, or was not there, was a reason to stay with what serves badly."""
     world.manager = _WithoutAnalyze(world.folder, world.clock, world.manager.programs)
-    _deploy_twice(world)
+    deploy(world.context(), world, "old", "new")
 
     done = rollback(world.context(), to=None, drain=False)
 

@@ -234,8 +234,7 @@ def test_the_only_copy_of_a_unit_that_a_person_wrote_is_never_pruned(world: Worl
     number = 1
     kept = world.paths.generations_dir / f"{number:06}" / "replaced"
     kept.unlink()  # as generations of earlier versions are
-    for alias in ("second", "third", "fourth"):
-        deploy(keeping_one(world), world, alias)
+    deploy(keeping_one(world), world, "second", "third", "fourth")
     assert mine in [path.read_bytes() for path in world.backups()]
     assert len(world.backups()) == 2, "what tunerd had deployed is in its generations"
 
@@ -245,8 +244,7 @@ def test_a_pruned_unit_is_gone_back_to_by_the_name_that_history_has(world: World
     world.put(mine)
     deploy(keeping_one(world), world, "first")
     (backup,) = world.backups()
-    for alias in ("second", "third"):
-        deploy(keeping_one(world), world, alias)
+    deploy(keeping_one(world), world, "second", "third")
     assert not backup.exists()
 
     rollback(world.context(), to=backup.name, drain=False)
@@ -320,8 +318,7 @@ def test_a_unit_file_that_is_a_link_is_a_link_again_unless_its_file_was_changed(
 
 
 def test_a_unit_of_another_generation_is_told_as_that(world: World) -> None:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     world.unit_path.write_bytes(world.text("old"))
     world.manager.reload()
     told = verify(world.context())
@@ -432,8 +429,7 @@ def test_an_edit_by_hand_is_told_without_the_secrets_in_it(world: World) -> None
 
 
 def test_a_swap_whose_ending_could_not_be_written_is_no_edit_by_hand(world: World) -> None:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     (world.paths.generations_dir / "000002/outcome.json").unlink()
     assert world.drift() == set()
 
@@ -460,8 +456,7 @@ def test_a_record_that_cannot_be_read_is_set_aside_where_what_stands_had_served(
 
 
 def test_a_record_that_cannot_be_read_stays_where_what_stands_is_on_trial(world: World) -> None:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     (world.paths.generations_dir / "000002/outcome.json").unlink()
     path = world.paths.journal_dir / f"{UNIT}.json"
     path.write_text("{")

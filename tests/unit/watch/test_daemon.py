@@ -46,8 +46,7 @@ def test_a_swap_that_ended_while_no_daemon_looked_is_told_by_the_next_one(world:
 
 def test_each_swap_is_told_once(world: World) -> None:
     swaps, told = watching(world)
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     for _ in range(3):
         swaps.look()
     assert [(one.kind, one.level) for one in told] == [("swap", "note")] * 2
@@ -65,8 +64,7 @@ def test_a_swap_that_led_back_is_told_with_its_cause(world: World) -> None:
 
 
 def test_a_probation_that_takes_back_is_told_with_what_it_found(world: World) -> None:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     with pytest.raises(RolledBack):  # which ends no probation
         deploy(world.context(), world, "bad", program=BROKEN)
     swaps, told = watching(world)

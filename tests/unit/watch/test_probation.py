@@ -44,8 +44,7 @@ EVERY_S = 30.0
 
 @pytest.fixture
 def world(world: World) -> World:
-    deploy(world.context(), world, "old")
-    deploy(world.context(), world, "new")
+    deploy(world.context(), world, "old", "new")
     return world
 
 
