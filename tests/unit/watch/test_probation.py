@@ -102,6 +102,14 @@ class Daemon:
         return found
 
 
+def looking(world: World, number: int = 2, **changed: Any) -> Daemon:
+    """One that has looked at a generation of this boot once."""
+    begun(world, number, **{"boot_id": boot_id(), **changed})
+    daemon = Daemon(world)
+    daemon.look()
+    return daemon
+
+
 def measure(world: World, limit_s: float) -> None:
     """Somebody measures in production's place for so long."""
     spec = LeaseSpec("0a1b2c3d", UNIT, restores=True, limit_s=limit_s, why="a sweep")
@@ -145,9 +153,7 @@ def test_a_server_under_which_the_machine_went_down_is_taken_back(world: World) 
 
 
 def test_a_daemon_that_is_ended_pauses_it_and_the_next_goes_on(world: World) -> None:
-    begun(world, boot_id=boot_id(), left_s=90.0)
-    daemon = Daemon(world)
-    daemon.look()
+    daemon = looking(world, left_s=90.0)
     assert daemon.record()["state"] == "running"
     daemon.watch.pause()
     assert daemon.record()["state"] == "paused"
@@ -239,9 +245,7 @@ def test_what_a_boot_takes_to_have_its_card_is_held_against_no_server(
 
 
 def test_who_watches_says_of_which_boot_it_is_before_its_first_look(world: World) -> None:
-    begun(world, boot_id=None)
-    daemon = Daemon(world)
-    daemon.look()
+    daemon = looking(world, boot_id=None)
     record = daemon.record()
     assert (record["state"], record["looks"], record["boot_id"]) == ("running", 0, boot_id())
 
@@ -274,9 +278,7 @@ def test_one_that_nobody_closed_is_over_where_something_else_serves_and_else_say
 
 def test_what_was_taken_back_is_told_as_that_by_what_took_its_place(world: World) -> None:
     """A rollout that asked just after the swap took it for a server that somebody had deployed over."""
-    begun(world, boot_id=boot_id())
-    daemon = Daemon(world)
-    daemon.look()
+    daemon = looking(world)
     daemon.watch.begin_taking_back("it died")
     rollback(world.context(), to=None, drain=False, reason="guard")
     (row,) = show_probation(world.context()).payload["probations"]
@@ -349,9 +351,7 @@ def unwatched(world: World) -> Context:
 
 
 def test_settings_that_take_it_away_end_it(world: World) -> None:
-    begun(world, boot_id=boot_id())
-    daemon = Daemon(world)
-    daemon.look()
+    daemon = looking(world)
     daemon.watch.take_over(unwatched(world))
     daemon.look()
     assert daemon.ended == ("ended", "probation.enabled is false")
@@ -359,9 +359,7 @@ def test_settings_that_take_it_away_end_it(world: World) -> None:
 
 def test_what_no_program_could_start_on_is_held_against_no_server(world: World) -> None:
     """The driver was updated: the server died, and was taken back as one that does worse."""
-    begun(world, boot_id=boot_id(), left_s=90.0)
-    daemon = Daemon(world)
-    daemon.look()
+    daemon = looking(world, left_s=90.0)
     daemon.cards.update_driver()
     world.manager.end_main(UNIT, Killed(code=1))
     for _ in range(9):
@@ -374,9 +372,7 @@ def test_what_no_program_could_start_on_is_held_against_no_server(world: World) 
 
 
 def test_an_edit_by_hand_ends_it_and_stays(world: World) -> None:
-    begun(world, boot_id=boot_id())
-    daemon = Daemon(world)
-    daemon.look()
+    daemon = looking(world)
     edited = world.text("new").replace(b"[Service]", b"[Service]\nEnvironment=MINE=1")
     world.unit_path.write_bytes(edited)
     world.manager.reload()
@@ -396,9 +392,7 @@ def test_a_drop_in_that_is_edited_where_it_lies_ends_it(world: World) -> None:
     os.utime(path, (0, 0))
     world.manager.reload()
     deploy(world.context(), world, "newer")
-    begun(world, 3, boot_id=boot_id())
-    daemon = Daemon(world)
-    daemon.look()
+    daemon = looking(world, 3)
     path.write_text("[Service]\nNice=19\n")
     world.clock.advance(20)
     os.utime(path, (world.clock.now_s(),) * 2)
@@ -425,9 +419,7 @@ def test_nothing_is_looked_at_while_somebody_changes_the_server(world: World) ->
 
 
 def test_an_apply_that_fails_does_not_end_it(world: World) -> None:
-    begun(world, boot_id=boot_id(), left_s=90.0)
-    daemon = Daemon(world)
-    daemon.look()
+    daemon = looking(world, left_s=90.0)
     with pytest.raises(RolledBack):
         deploy(world.context(), world, "bad", program=BROKEN)
     assert daemon.judged()["state"] == "passed"
