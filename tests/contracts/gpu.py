@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from tests.support.fake_gpu import (
-    CUDA_VERSION,
-    DRIVER_VERSION,
-    a_card,
-    rtx_3090_ti,
-    rtx_4070_super,
-)
+from tests.support.fake_gpu import CUDA_VERSION, DRIVER_VERSION, a_card, rtx_3090_ti, rtx_4070_super
 from tunerd.machine.facts import Gpu, GpuProcess, GpuReader, GpuReading
 from tunerd.words import MiB
 

@@ -250,12 +250,7 @@ def test_a_unit_by_hand_becomes_a_profile_with_the_same_flags(tunerd: Deployment
     tunerd.apply("mine")
 
     after = command_line(tunerd)
-    long = {
-        "-m": "--model",
-        "-c": "--ctx-size",
-        "-np": "--parallel",
-        "-t": "--threads",
-    }
+    long = {"-m": "--model", "-c": "--ctx-size", "-np": "--parallel", "-t": "--threads"}
     wanted = [long.get(word, word) for word in before]
     missing = [word for word in wanted if word not in after]
     assert not missing, f"lost: {missing}\nbefore {before}\nafter  {after}"

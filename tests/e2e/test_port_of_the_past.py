@@ -15,13 +15,7 @@ from enum import StrEnum
 import pytest
 
 from tests.fault.campaign import TIMEOUT_S, faults
-from tests.fault.victim import (
-    KILL_MEASURE,
-    kill_each,
-    rest_of,
-    start_measuring,
-    until_it_answers,
-)
+from tests.fault.victim import KILL_MEASURE, kill_each, rest_of, start_measuring, until_it_answers
 from tests.support import needs
 from tests.support.deployment import MODEL, UNIT, Deployment, profile
 from tests.support.machine import Machine

@@ -146,8 +146,5 @@ class SlowGpuReader:
 
 def _found(gpus: Sequence[Gpu], problem: str | None = None) -> GpuReading:
     return GpuReading(
-        gpus=tuple(gpus),
-        problem=problem,
-        driver_version=DRIVER_VERSION,
-        cuda_version=CUDA_VERSION,
+        gpus=tuple(gpus), problem=problem, driver_version=DRIVER_VERSION, cuda_version=CUDA_VERSION
     )

@@ -298,10 +298,7 @@ class FakeServiceManager:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        clock: FakeClock,
-        programs: Mapping[str, Program] | None = None,
+        self, folder: Path, clock: FakeClock, programs: Mapping[str, Program] | None = None
     ) -> None:
         self.mode = Mode.SYSTEM
         self.unit_dir = folder / "units"

@@ -88,10 +88,7 @@ class Machine:
         """
         self._preloaded.clear()
         self._container = Container(
-            self.name,
-            self._mounted(),
-            console=self._folder / "console.log",
-            binds=self._binds,
+            self.name, self._mounted(), console=self._folder / "console.log", binds=self._binds
         )
         self._container.wait_ready(_BOOT_LIMIT_S)
         self.boot_state = self.systemctl("is-system-running", "--wait", check=False)
@@ -216,12 +213,7 @@ class Machine:
         return subprocess.CompletedProcess(told, done.returncode, output, errors)
 
     def sh(
-        self,
-        script: str,
-        *,
-        user: str | None = None,
-        check: bool = True,
-        limit_s: float = 400.0,
+        self, script: str, *, user: str | None = None, check: bool = True, limit_s: float = 400.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a POSIX sh script inside; see `run`."""
         return self.run("sh", "-c", script, user=user, check=check, limit_s=limit_s)
@@ -282,10 +274,7 @@ class Machine:
         return self.run("journalctl", *scope, *plain, *arguments, user=user).stdout.splitlines()
 
     def pytest(
-        self,
-        *arguments: str,
-        user: str | None = None,
-        env: Mapping[str, str] | None = None,
+        self, *arguments: str, user: str | None = None, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run tests of this repository inside, in the installed environment; see `run`.
 

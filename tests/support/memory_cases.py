@@ -271,12 +271,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def differences(
-    name: str,
-    program: Sequence[str],
-    case: MemoryCase,
-    folder: Path,
-    *,
-    seen_as: str | None = None,
+    name: str, program: Sequence[str], case: MemoryCase, folder: Path, *, seen_as: str | None = None
 ) -> list[Difference]:
     """Run a case on an engine and set the estimate beside its report, for every device.
 

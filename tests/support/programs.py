@@ -11,10 +11,7 @@ class ProgramFailed(RuntimeError):
 
 
 def program(
-    *argv: str | Path,
-    stdin: bytes = b"",
-    timeout_s: float = 240.0,
-    check: bool = True,
+    *argv: str | Path, stdin: bytes = b"", timeout_s: float = 240.0, check: bool = True
 ) -> subprocess.CompletedProcess[bytes]:
     """Run it and return what it printed.
 

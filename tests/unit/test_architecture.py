@@ -375,10 +375,7 @@ def test_a_command_imports_nothing_that_it_does_not_need(
 
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
-    [
-        ("tunerd.watch.daemon, tunerd.web.part", NOT_IN_DAEMON),
-        ("tunerd.web.page", NOT_IN_WEB),
-    ],
+    [("tunerd.watch.daemon, tunerd.web.part", NOT_IN_DAEMON), ("tunerd.web.page", NOT_IN_WEB)],
 )
 def test_what_runs_all_day_holds_nothing_that_it_does_not_need(
     modules: str, unwanted: set[str]

@@ -73,11 +73,7 @@ class TestSystemd(RealProcessesContract, SystemdContract):
 
     @pytest.mark.parametrize(
         "change",
-        [
-            ("Type=exec", "Tipe=exec"),
-            ("Type=exec", "LimitNOFILE=many"),
-            ("[Unit]", "[Unyt]"),
-        ],
+        [("Type=exec", "Tipe=exec"), ("Type=exec", "LimitNOFILE=many"), ("[Unit]", "[Unyt]")],
         ids=str,
     )
     def test_a_directive_that_it_does_not_know_is_complained_about(

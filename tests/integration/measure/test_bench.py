@@ -127,9 +127,7 @@ def test_the_live_unit_is_measured_with_its_fingerprint_and_left_as_it_is(box: B
     assert [(one["holds"], one["differs_from_live"]) for one in run["arms"]] == [(True, [])]
 
 
-def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serves(
-    box: Box,
-) -> None:
+def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serves(box: Box) -> None:
     before = box.json("status")
     port = before["address"].rpartition(":")[2]
     words = settings(box, serving__port=port, serving__alias="measured", serving__ctx_size=4096,

@@ -361,9 +361,7 @@ def test_answers_without_times_have_no_speed_and_that_is_told(tmp_path: Path) ->
     assert {row["decode"]["tok_s"] for row in result.payload["summary"]} == {None}
 
 
-def test_a_server_that_says_it_is_always_busy_is_not_waited_for_without_end(
-    tmp_path: Path,
-) -> None:
+def test_a_server_that_says_it_is_always_busy_is_not_waited_for_without_end(tmp_path: Path) -> None:
     with (
         answering(tmp_path / "e", "-c", "4096", slots_are_busy=True) as (server, _),
         pytest.raises(BenchError, match="the server is always busy") as ended,

@@ -262,10 +262,7 @@ def test_a_reader_sees_what_a_writer_has_stored_and_does_not_wait_for_it(
     store: EvidenceStore, place: str
 ) -> None:
     number = store.add_run(RUN)
-    with (
-        open_store(place, writable=False) as reader,
-        store._file.writing() as connection,
-    ):
+    with open_store(place, writable=False) as reader, store._file.writing() as connection:
         connection.execute(sa.text("update run set outcome = 'failed'"))
         run = reader.run(number)
         assert run is not None

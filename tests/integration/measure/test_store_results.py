@@ -204,9 +204,7 @@ def write_workload(bench: Bench, answer_tokens: int) -> Path:
     return path
 
 
-def test_a_workload_that_changed_or_is_gone_makes_evidence_stale_and_is_named(
-    bench: Bench,
-) -> None:
+def test_a_workload_that_changed_or_is_gone_makes_evidence_stale_and_is_named(bench: Bench) -> None:
     path = write_workload(bench, 100)
     arm = an_arm(bench)
     of_it = find_workload(bench.context(), "office").shape.sha256

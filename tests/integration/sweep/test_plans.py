@@ -32,9 +32,7 @@ def box() -> Iterator[SweepBox]:
         yield found
 
 
-def test_an_engine_is_tried_by_its_family_too_and_a_word_for_none_is_named(
-    box: SweepBox,
-) -> None:
+def test_an_engine_is_tried_by_its_family_too_and_a_word_for_none_is_named(box: SweepBox) -> None:
     other = install(box.box.folder / "other", dialect="ik-now", **SPEED)
     for_everybody(other)
     environment = {**box.box.variables, "TUNERD_ENGINES__OTHER__PATH": str(other.program)}

@@ -12,13 +12,7 @@ from gguf import GGUFReader
 
 from tests.support.designed import read_truth
 from tunerd.errors import HostError, UsageError
-from tunerd.tryout.designed import (
-    SHAPES,
-    TRUTH_KEY,
-    design,
-    truth_path_of,
-    write,
-)
+from tunerd.tryout.designed import SHAPES, TRUTH_KEY, design, truth_path_of, write
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -224,9 +224,7 @@ def test_what_fled_into_its_own_session_is_stopped_too(
     wait_until_gone(facts["pid"], facts["fled"])
 
 
-def test_a_log_that_grew_too_long_is_put_aside_while_its_server_writes(
-    paths: Paths,
-) -> None:
+def test_a_log_that_grew_too_long_is_put_aside_while_its_server_writes(paths: Paths) -> None:
     log = UnitLog(paths, UNIT, max_bytes=1000)
     log.note(SystemClock(), "a" * 32, "Started")
     descriptor = log.open()

@@ -332,9 +332,7 @@ def test_a_server_that_sleeps_when_nobody_asks_is_not_asked(world: World, is_asl
     assert (world.kinds, world.life) == ([], before)
 
 
-def test_the_end_of_a_raise_is_told_by_the_daemon_after_the_one_that_began_it(
-    world: World,
-) -> None:
+def test_the_end_of_a_raise_is_told_by_the_daemon_after_the_one_that_began_it(world: World) -> None:
     world.watch()
     world.tell(Event(world.clock.now_s(), "oom", "warning", "raised to 1792 MiB"))
     begun_s = world.clock.now_s() + 1

@@ -12,14 +12,7 @@ import pytest
 from tests.support.fakes import FakeClock
 from tests.support.local_box import Box
 from tests.support.readings import a_reading, served
-from tunerd.watch.figures import (
-    MINUTE_S,
-    Bucket,
-    Event,
-    GpuPoint,
-    Point,
-    summarise,
-)
+from tunerd.watch.figures import MINUTE_S, Bucket, Event, GpuPoint, Point, summarise
 from tunerd.watch.history import (
     COARSE_S,
     KEEP_MINUTES_S,

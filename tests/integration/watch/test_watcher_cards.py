@@ -129,9 +129,7 @@ def test_power_heat_and_whose_memory_it_is_are_kept_and_shown(box: CardBox) -> N
     assert "held by others" in shown, "the chart has a line of what others hold"
 
 
-def test_a_card_that_goes_is_told_once_and_read_again_when_it_is_back(
-    box: CardBox,
-) -> None:
+def test_a_card_that_goes_is_told_once_and_read_again_when_it_is_back(box: CardBox) -> None:
     words = "GPU 0: the GPU is lost: it has fallen off the bus"
     box.cards.show(box.card())
     box.look(MINUTE)

@@ -144,10 +144,7 @@ class Api:
         found: dict[str, Any] = {"id": slot.number, "n_ctx": self.engine.n_ctx}
         if self.behaviour.is_ik:
             return found | {"state": int(not is_done)}
-        return found | {
-            "speculative": self.engine.is_speculative,
-            "is_processing": not is_done,
-        }
+        return found | {"speculative": self.engine.is_speculative, "is_processing": not is_done}
 
     def _metrics(self) -> str:
         totals, dialect = self.engine.totals, self.behaviour.dialect

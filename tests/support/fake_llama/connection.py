@@ -11,12 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NoReturn
 
-from tests.support.fake_llama.answers import (
-    Answer,
-    ClientGoneError,
-    HttpError,
-    json_answer,
-)
+from tests.support.fake_llama.answers import Answer, ClientGoneError, HttpError, json_answer
 from tests.support.fake_llama.api import Api
 
 MAX_BODY_BYTES = 16 * 1024 * 1024

@@ -10,14 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from tunerd.cli.output import (
-    columns,
-    finish,
-    harmless,
-    print_error,
-    print_message,
-    show,
-)
+from tunerd.cli.output import columns, finish, harmless, print_error, print_message, show
 from tunerd.errors import EngineError
 from tunerd.result import ActionResult, warning
 

@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import capabilities_of
-from tests.support.doctor_facts import (
-    a_box,
-    a_server,
-    engine,
-)
+from tests.support.doctor_facts import a_box, a_server, engine
 from tests.support.folders import DATA
 from tests.unit.engine.test_writeups import WRITE_UPS
 from tunerd.doctor.facts import (

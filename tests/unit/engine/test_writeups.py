@@ -10,11 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.builders import (
-    capabilities_of,
-    recorded_context,
-    resolved,
-)
+from tests.support.builders import capabilities_of, recorded_context, resolved
 from tunerd.engine.flags import CommandLine, render
 
 

@@ -10,13 +10,7 @@ import pytest
 
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.folders import plant
-from tunerd.machine.host import (
-    has_memory_groups,
-    memory_of,
-    read_cpu,
-    read_host,
-    read_memory,
-)
+from tunerd.machine.host import has_memory_groups, memory_of, read_cpu, read_host, read_memory
 from tunerd.machine.process import boot_id, unit_of
 
 MEMINFO = """\
@@ -123,7 +117,7 @@ def test_an_arm_board_is_read(tmp_path: Path) -> None:
         tmp_path,
         {
             "proc/cpuinfo": "".join(block.format(cpu) for cpu in range(4))
-            + "Revision\t: c04170\nModel\t\t: Raspberry Pi 5 Model B Rev 1.0\n",
+            + "Revision\t: c04170\nModel\t\t: Raspberry Pi 5 Model B Rev 1.0\n"
         },
     )
 

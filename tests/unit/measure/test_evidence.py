@@ -117,8 +117,7 @@ def test_how_a_server_is_reached_does_not_change_its_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
-    [("--ctx-size", "4096"), ("--no-mmap",), ("--temp", "1"), ("--spec-type", "mtp")],
+    "more", [("--ctx-size", "4096"), ("--no-mmap",), ("--temp", "1"), ("--spec-type", "mtp")]
 )
 def test_any_other_argument_changes_the_hash(more: tuple[str, ...]) -> None:
     assert arguments_sha256((*ARGV, *more)) != arguments_sha256(ARGV)

@@ -97,11 +97,7 @@ def test_an_mtp_block_may_be_missing_or_alone_in_its_file() -> None:
             True,
             "it is not causal, like models for embeddings",
         ),
-        (
-            [text("general.architecture", "qwen9"), text("general.type", "model")],
-            True,
-            None,
-        ),
+        ([text("general.architecture", "qwen9"), text("general.type", "model")], True, None),
     ],
 )
 def test_files_that_models_are_served_with_are_no_models(
@@ -215,10 +211,7 @@ def test_latent_attention_keeps_no_values() -> None:
 
 
 def test_facts_cover_all_parts_of_a_split_model() -> None:
-    facts = facts_of_bytes(
-        part(0, 2, 0, 1, tensors=3),
-        part(1, 2, 2, tensors=3),
-    )
+    facts = facts_of_bytes(part(0, 2, 0, 1, tensors=3), part(1, 2, 2, tensors=3))
 
     assert [block.dense_bytes for block in facts.blocks] == [32, 32, 32, 0]
     assert facts.file_bytes == sum(file.size_bytes for file in facts.identity.files)

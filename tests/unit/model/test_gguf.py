@@ -259,10 +259,7 @@ def _begin(n_keys: int) -> bytes:
     ("start", "filler"),
     [
         # As many empty strings as are walked over.
-        (
-            _begin(1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.n_items),
-            struct.pack("<Q", 0),
-        ),
+        (_begin(1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.n_items), struct.pack("<Q", 0)),
         # Strings of a kilobyte until the header is too long.
         (
             _begin(1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.n_items),

@@ -29,13 +29,7 @@ RECORD = a_record(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"schema": 2},
-        {"generation": "seven"},
-        {"unit": None},
-        {"old_sha256": 5},
-        {"backup": None},
-    ],
+    [{"schema": 2}, {"generation": "seven"}, {"unit": None}, {"old_sha256": 5}, {"backup": None}],
 )
 def test_a_record_that_is_none_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(Unreadable):

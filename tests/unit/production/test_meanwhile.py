@@ -14,14 +14,7 @@ from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.fake_gpu import FakeGpuReader, SlowGpuReader
 from tests.support.fakes import Invocation, Life
-from tunerd.errors import (
-    JobCanceled,
-    LeaseEnded,
-    RolledBack,
-    ServiceError,
-    Stranded,
-    TunerdError,
-)
+from tunerd.errors import JobCanceled, LeaseEnded, RolledBack, ServiceError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.production.gate import is_given_up
 from tunerd.production.lease import hold
@@ -32,9 +25,7 @@ from tunerd.tryout.local_service import Ending
 OLD, OTHER = "/bin/cat", "/bin/ls"
 WAITS = "until the port is free again"
 TAKEN = Life(
-    prints=("OSError: [Errno 98] Address already in use",),
-    ends_after_s=0.0,
-    ending=Ending(code=1),
+    prints=("OSError: [Errno 98] Address already in use",), ends_after_s=0.0, ending=Ending(code=1)
 )
 
 

@@ -293,10 +293,7 @@ def test_what_another_box_gained_with_an_arm_is_believed_the_more_for_its_neighb
     here = one.incumbent
     deep, near = replace(here, n_max=8), replace(here, n_max=7)
     before = believed(learner, here, deep, near)
-    told = [
-        Told(replace(here, n_max=2), here, 0.0, "two"),
-        Told(deep, here, -0.2, "two"),
-    ]
+    told = [Told(replace(here, n_max=2), here, 0.0, "two"), Told(deep, here, -0.2, "two")]
     learner.hear(told)
     after = believed(learner, here, deep, near)
     moved = np.subtract(before, after)

@@ -7,14 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.support.designed import encode
-from tunerd.tryout.designed import (
-    REGION_MIX,
-    REGION_WORDS,
-    SHAPES,
-    Design,
-    design,
-    vocabulary,
-)
+from tunerd.tryout.designed import REGION_MIX, REGION_WORDS, SHAPES, Design, design, vocabulary
 
 WORDS = vocabulary()
 

@@ -173,17 +173,8 @@ WRITTEN = journal(
 
 
 def test_a_line_without_an_invocation_belongs_to_the_last_one_named_before_it() -> None:
-    assert lines_of(WRITTEN, 99, of=NEW) == (
-        "Starting again",
-        "new last words",
-        "Failed again",
-    )
-    assert lines_of(WRITTEN, 99, of=OLD) == (
-        "Starting",
-        "old words",
-        "old last words",
-        "Failed",
-    )
+    assert lines_of(WRITTEN, 99, of=NEW) == ("Starting again", "new last words", "Failed again")
+    assert lines_of(WRITTEN, 99, of=OLD) == ("Starting", "old words", "old last words", "Failed")
 
 
 def test_an_invocation_has_its_newest_lines_or_none() -> None:
