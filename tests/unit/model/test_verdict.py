@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
+from tests.support.transcripts import messages_lines, transcript
 from tunerd.model.memory import Device, Estimate, Part, PartKind
 from tunerd.model.verdict import Free, MemoryPlan, judge_memory
-from tunerd.result import Level
 from tunerd.units.manager import MemoryLimit
 from tunerd.words import MiB
 
@@ -37,86 +35,6 @@ def free(gpu: int | None = 12_000, ram: int | None = 16_000, total: int | None =
     return Free(vram, here, all_of_it)
 
 
-def judged(
-    what: Estimate, there: Free, *, has_gpu: bool = True, fit_mib: int | None = 1024
-) -> MemoryPlan:
-    return judge_memory(what, there, has_gpu=has_gpu, fit_mib=fit_mib)
-
-
-def codes(plan: MemoryPlan) -> list[tuple[str, str]]:
-    return [(str(message.level), message.code) for message in plan.messages]
-
-
-def test_an_estimate_with_gaps_says_so() -> None:
-    plan = judged(estimate(WEIGHTS, part(PartKind.KV, Device.GPU, None)), free())
-    assert "could not be estimated" in plan.verdict
-    assert all(message.level is not Level.ERROR for message in plan.messages)
-
-
-NEED = estimate(WEIGHTS, COMPUTE)
-LOCKED = estimate(WEIGHTS, COMPUTE, locked=True, mapped=False)
-MOVES, FULL = ("note", "fit-moves"), ("error", "too-big-for-vram")
-TIGHT = ("warning", "tight-vram")
-SCARCE, SLOW = ("error", "not-enough-ram"), ("warning", "slow-ram")
-
-
-@pytest.mark.parametrize(
-    ("what", "there", "expected"),
-    [
-        (NEED, free(gpu=9000 + 1024), []),
-        (NEED, free(gpu=9000 + 1023), [MOVES]),
-        # Weights can be moved, compute buffers cannot.
-        (NEED, free(gpu=2024), [MOVES]),
-        (NEED, free(gpu=2023), [FULL]),
-        (estimate(WEIGHTS), free(gpu=None), [("note", "vram-unknown")]),
-        # What is moved needs RAM too; mapped weights may be read from the disk again.
-        (LOCKED, free(gpu=6024, ram=3999), [MOVES, SCARCE]),
-        (LOCKED, free(gpu=6024, ram=4000), [MOVES]),
-        (NEED, free(gpu=6024, ram=100), [MOVES, SLOW]),
-        (estimate(WEIGHTS, notes=("a remark",)), free(), [("note", "memory")]),
-    ],
-)
-def test_on_a_card_fit_moves_what_it_can_and_leaves_its_margin(
-    what: Estimate, there: Free, expected: list[tuple[str, str]]
-) -> None:
-    plan = judged(what, there)
-
-    assert codes(plan)[: len(expected)] == expected
-    is_silent = all(code == "memory" for _, code in expected)
-    assert (plan.verdict == "fits") is is_silent
-
-
-@pytest.mark.parametrize(
-    ("what", "there", "expected"),
-    [
-        (estimate(HOST), free(ram=None, total=None), []),
-        (estimate(HOST), free(ram=1999, total=4000), [SLOW]),
-        (estimate(HOST, mapped=False), free(ram=1999, total=4000), [SCARCE]),
-        (estimate(HOST, locked=True), free(ram=1999, total=4000), [SCARCE]),
-        (estimate(HOST, mapped=False), free(ram=500, total=1999), [("error", "too-big-for-ram")]),
-        (estimate(HOST, GROWING), free(ram=6000, total=6999), [("warning", "ram-in-time")]),
-        (estimate(HOST, GROWING), free(total=7000), []),
-        (estimate(WEIGHTS, HOST), free(gpu=0), []),
-    ],
-)
-def test_without_a_card_only_ram_counts(
-    what: Estimate, there: Free, expected: list[tuple[str, str]]
-) -> None:
-    plan = judged(what, there, has_gpu=False)
-
-    assert codes(plan) == expected
-    assert list(plan.free_mib) == [Device.HOST]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "expected"), [(8999, [FULL]), (9000, [TIGHT]), (9299, [TIGHT]), (9300, [])]
-)
-def test_without_fit_too_big_is_an_error_and_nothing_moves(
-    gpu: int, expected: list[tuple[str, str]]
-) -> None:
-    assert codes(judged(NEED, free(gpu=gpu), fit_mib=None)) == expected
-
-
 # 2000 MiB of weights and 600 that are there to stay, of which 100 are only reserved; 500 more in time.
 SERVER = (
     HOST,
@@ -125,53 +43,84 @@ SERVER = (
     part(PartKind.PROMPT_CACHE, Device.HOST, 500),
 )
 MAPPED, READ = estimate(*SERVER), estimate(*SERVER, mapped=False)
-FORBIDDEN, TOLD = ("error", "unit-limit"), ("warning", "unit-limit")
+LOCKED = estimate(*SERVER, locked=True)
+NEED, GPU_LOCKED = estimate(WEIGHTS, COMPUTE), estimate(WEIGHTS, COMPUTE, locked=True, mapped=False)
+GROWS, PINNED = estimate(HOST, GROWING), estimate(HOST, mapped=False)
 
 
-def limited(maximum: int | None = None, high: int | None = None, *, strict: bool = True) -> Free:
+def on_card(what: Estimate, there: Free, fit_mib: int | None = 1024) -> MemoryPlan:
+    return judge_memory(what, there, has_gpu=True, fit_mib=fit_mib)
+
+
+def in_ram(what: Estimate, there: Free) -> MemoryPlan:
+    return judge_memory(what, there, has_gpu=False, fit_mib=1024)
+
+
+def limited(
+    what: Estimate, maximum: int | None = None, high: int | None = None, *, strict: bool = True
+) -> MemoryPlan:
+    """In a unit that may have so much."""
     places = (("MemoryMax", maximum, "x.service"), ("MemoryHigh", high, "ai.slice"))
     file = Path("/etc/limit.conf")
     limits = [MemoryLimit(name, unit, MiB(mib), file) for name, mib, unit in places if mib]
-    return replace(free(), limits=limits, is_strict=strict)
+    return in_ram(what, replace(free(), limits=limits, is_strict=strict))
 
 
-@pytest.mark.parametrize(
-    ("what", "there", "expected", "says"),
-    [
-        # Read weights have to stay; what is only reserved may never be touched.
-        (READ, limited(2499), [FORBIDDEN], "needs 2600 MiB of RAM, and x.service may use 2499 MiB"),
-        (READ, limited(2499), [FORBIDDEN], "(MemoryMax= in `/etc/limit.conf`): the kernel kills it"),
-        (READ, limited(2500), [TOLD], "the kernel kills it"),
-        (READ, limited(2499, strict=False), [TOLD], "the kernel may kill it"),
-        (READ, limited(high=2499), [TOLD], "ai.slice may use 2499 MiB (MemoryHigh= in"),
-        (READ, limited(high=2499), [TOLD], "the kernel slows it down"),
+JUDGED: dict[str, dict[str, MemoryPlan]] = {
+    "Fit moves what it can and leaves its margin": {
+        "it fits": on_card(NEED, free(gpu=9000 + 1024)),
+        "a MiB of the margin is missing": on_card(NEED, free(gpu=9000 + 1023)),
+        # Weights can be moved, compute buffers cannot.
+        "all weights are moved": on_card(NEED, free(gpu=2024)),
+        "nothing is left to be moved": on_card(NEED, free(gpu=2023)),
+        "nobody knows what is free": on_card(estimate(WEIGHTS), free(gpu=None)),
+        # What is moved needs RAM too; mapped weights may be read from the disk again.
+        "RAM lacks a MiB for it": on_card(GPU_LOCKED, free(gpu=6024, ram=3999)),
+        "RAM has enough for it": on_card(GPU_LOCKED, free(gpu=6024, ram=4000)),
+        "it is read from the disk again": on_card(NEED, free(gpu=6024, ram=100)),
+        "there is a remark": on_card(estimate(WEIGHTS, notes=("a remark",)), free()),
+        "a part is not known": on_card(estimate(WEIGHTS, part(PartKind.KV, Device.GPU, None)), free()),
+    },
+    "Without fit nothing moves": {
+        f"{gpu} MiB are free": on_card(NEED, free(gpu=gpu), None) for gpu in (8999, 9000, 9299, 9300)
+    },
+    "Without a card only RAM counts": {
+        "nothing is known": in_ram(estimate(HOST), free(ram=None, total=None)),
+        "others have it, and weights are mapped": in_ram(estimate(HOST), free(ram=1999, total=4000)),
+        "others have it, and weights are read": in_ram(PINNED, free(ram=1999, total=4000)),
+        "others have it, and weights are locked": in_ram(estimate(HOST, locked=True), free(ram=1999, total=4000)),
+        "there is not so much": in_ram(PINNED, free(ram=500, total=1999)),
+        "it grows beyond what there is": in_ram(GROWS, free(ram=6000, total=6999)),
+        "it grows up to what there is": in_ram(GROWS, free(total=7000)),
+        "a card is full that is not used": in_ram(estimate(WEIGHTS, HOST), free(gpu=0)),
+    },
+    # Read weights have to stay; what is only reserved may never be touched.
+    "What a unit may have is held against what cannot be taken back": {
+        "a MiB is missing for what stays": limited(READ, 2499),
+        "what stays fits": limited(READ, 2500),
+        "a MiB is missing, and the limit may not hold": limited(READ, 2499, strict=False),
+        "a MiB is missing, and the limit only slows down": limited(READ, high=2499),
         # With time they need more.
-        (READ, limited(3099), [TOLD], "may grow until it needs 3100 MiB of RAM"),
-        (READ, limited(3100), [], ""),
+        "a MiB is missing in time": limited(READ, 3099),
+        "it fits in time": limited(READ, 3100),
         # Mapped ones are pages that can be taken back, and are then read again.
-        (MAPPED, limited(499), [FORBIDDEN], "needs 600 MiB of RAM"),
-        (MAPPED, limited(1099), [TOLD], "may grow until it needs 1100 MiB of RAM"),
-        (MAPPED, limited(2599), [TOLD], "it will read from disk again and again"),
-        (MAPPED, limited(2600), [], ""),
-        (estimate(*SERVER, locked=True), limited(2499), [FORBIDDEN], "needs 2600 MiB"),
+        "mapped, a MiB is missing for what stays": limited(MAPPED, 499),
+        "mapped, a MiB is missing in time": limited(MAPPED, 1099),
+        "mapped, a MiB is missing for all pages": limited(MAPPED, 2599),
+        "mapped, it fits": limited(MAPPED, 2600),
+        "locked, a MiB is missing": limited(LOCKED, 2499),
         # One message: of what is killed nobody need know that it would be slow.
-        (READ, limited(2499, 2000), [FORBIDDEN], "MemoryMax="),
-        (READ, limited(4000, 2000), [TOLD], "MemoryHigh="),
-    ],
-)  # fmt: skip
-def test_what_a_unit_may_have_of_ram_is_held_against_what_cannot_be_taken_back(
-    what: Estimate, there: Free, expected: list[tuple[str, str]], says: str
-) -> None:
-    plan = judged(what, there, has_gpu=False)
-
-    assert codes(plan) == expected
-    assert all(says in message.text for message in plan.messages)
+        "two limits, and one kills": limited(READ, 2499, 2000),
+        "two limits, and one slows down": limited(READ, 4000, 2000),
+        # Only weights that could be mapped are advised to be.
+        **{f"{how}, far too little": limited(what, 400) for how, what in (("read", READ), ("locked", LOCKED), ("mapped", MAPPED))},
+    },
+}  # fmt: skip
 
 
-def test_only_weights_that_could_be_mapped_are_advised_to_be() -> None:
-    advised = [
-        "serving.load_mode = mmap"
-        in (judged(what, limited(400), has_gpu=False).messages[0].hint or "")
-        for what in (READ, estimate(*SERVER, locked=True), MAPPED)
-    ]
-    assert advised == [True, True, False]
+def test_what_memory_comes_to_is_told_as_in_the_golden_text() -> None:
+    transcript("plan/memory", (
+        (f"{told}, {case}", [plan.verdict, *messages_lines(plan.messages)])
+        for told, cases in JUDGED.items() for case, plan in cases.items()
+    ))  # fmt: skip
+    assert list(in_ram(NEED, free()).free_mib) == [Device.HOST]
