@@ -362,13 +362,14 @@ _RESERVED = (*COMPUTE, PartKind.OUTPUT)
 def _limited(estimate: Estimate, free: Free, firm: int, start: int) -> Iterator[Message]:
     """What limits on the unit's RAM mean; `firm` is what cannot be taken back, `start` is all of it [MiB]."""
     grown = firm + estimate.worst_mib(Device.HOST) - estimate.start_mib(Device.HOST)
-    written = firm - need_mib(estimate.bytes_of(Device.HOST, _RESERVED))
+    reserved = need_mib(estimate.bytes_of(Device.HOST, _RESERVED))
     for limit in free.limits:
         is_max = limit.name == "MemoryMax"
-        kills = "the kernel kills it" if free.is_strict else "the kernel may kill it"
+        is_sure = free.is_strict and (firm if firm > limit.mib else grown) - reserved > limit.mib
+        kills = "the kernel kills it" if is_sure else "the kernel may kill it"
         then = kills if is_max else "the kernel slows it down"
         if firm > limit.mib:
-            level = error if is_max and free.is_strict and written > limit.mib else warning
+            level = error if is_max and is_sure else warning
             can_map = not estimate.is_mapped or estimate.is_locked
             way = ", map the weights (serving.load_mode = mmap)" if can_map else ""
             yield level("unit-limit", f"needs {format_mib(firm)} of RAM, and {limit}: {then}",
