@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Protocol
 
@@ -68,9 +68,9 @@ class _Again(BaseTrigger):  # type: ignore[misc]  # the package has no types
         finally:
             self._wait_s = self._usual_s() if wait_s is None else wait_s
 
-    def get_next_fire_time(self, _previous: datetime | None, _now: datetime) -> datetime:
-        """What the scheduler asks for."""
-        return self.in_s(self._wait_s)
+    def get_next_fire_time(self, _previous: datetime | None, now: datetime) -> datetime:
+        """What the scheduler asks for, again and again until it lies behind its `now`: the clock may have been set back since."""
+        return max(self.in_s(self._wait_s), now + timedelta.resolution)
 
     def in_s(self, seconds: float) -> datetime:
         """The time in so many seconds."""

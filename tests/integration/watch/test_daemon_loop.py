@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.support.fakes import FakeClock
+from tests.support.fakes import AheadClock, FakeClock
 from tunerd.machine.clock import SystemClock
 from tunerd.watch.daemon import Loop
 
@@ -89,3 +89,33 @@ def test_a_clock_that_is_set_back_or_slept_is_noticed_once() -> None:
     clock.set_wall(clock.now_s() + 8 * 3600)
     loop.look_at_clock()
     assert len(steps) == 2
+
+
+class CountingClock(AheadClock):
+    """Counts how often it is asked."""
+
+    n_asked = 0
+
+    def now_s(self) -> float:
+        self.n_asked += 1
+        return super().now_s()
+
+
+def test_a_clock_that_is_set_back_while_a_job_runs_holds_up_no_job_that_was_due_as_well() -> None:
+    """Until the clock came to where it had been, the scheduler gathered runs that it took for missed: 20 MiB a second."""
+    clock, ran = CountingClock(0.0), list[str]()
+
+    def first() -> None:
+        clock.by_s = -2.0
+        ran.append("first")
+
+    def second() -> None:
+        ran.append("second")
+        loop.end()
+
+    loop = Loop(clock, nothing, 0.05, nothing)
+    loop.every("first", first, LIMIT_S)
+    loop.every("second", second, 0.1)
+    run(loop)
+    assert ran == ["first", "second"]
+    assert clock.n_asked < 1000
