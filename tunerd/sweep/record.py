@@ -344,25 +344,26 @@ class History:
 def history_of(
     store: EvidenceStore,
     basis: str,
-    since_s: Seconds,
+    generation: int,
     *,
     but: int | None = None,
     most: int = _MOST_HISTORY,
 ) -> History:
     """Samples of earlier sweeps with the same basis.
 
-    Those of before `since_s`, when what serves was deployed, are of no challenge any more: a generation
+    Those that began from another one than the `generation` that serves are of no challenge any more: each
     has an alpha of its own. What its challenges have spent of it is remembered for as long as it serves,
-    whatever they were measured under.
+    whatever they were measured under, whatever the clock said then, and where a damaged plan does not tell.
     """
     found: list[list[dict[str, Any]]] = []
     n_challenges = 0
     for at, run in enumerate(store.runs(kind=KIND, with_arms=False)):
-        is_current = run.record.started_s >= since_s
+        plan = _stored(store, run, (PLAN,)).plan
+        is_current = plan.get("generation", generation) == generation
         is_full = sum(map(len, found)) > most
         if not is_current and (is_full or at >= KEPT_SWEEPS):
             break
-        is_same = _stored(store, run, (PLAN,)).plan.get("basis") == basis
+        is_same = plan.get("basis") == basis
         if run.number == but or not (is_same or is_current):
             continue
         events, n_damaged = store.readable_events(run.number)

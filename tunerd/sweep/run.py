@@ -279,7 +279,7 @@ def run_sweep(
     with _only_sweep(ctx), EvidenceStore(ctx.paths.evidence, check=False) as store:
         compare.demand_still(ctx, prepared.generation)
         drop_old_requests(ctx, store)
-        history = history_of(store, prepared.basis, prepared.generation.created_s)
+        history = history_of(store, prepared.basis, prepared.generation.number)
         keeper = SweepKeeper.begin(ctx, store, prepared)
         return _Run(ctx, prepared, keeper, history, "sweep run", house, meet).go()
 
@@ -387,8 +387,8 @@ def resume_sweep(
                            hint="`tunerd sweep show` says how far it is")  # fmt: skip
             store.reopen_run(sweep.number)
             keeper = SweepKeeper(ctx, store, sweep.number)
-            since_s = prepared.generation.created_s
-            history = history_of(store, prepared.basis, since_s, but=sweep.number)
+            serving = prepared.generation.number
+            history = history_of(store, prepared.basis, serving, but=sweep.number)
             history = replace(history, samples=[*history.samples, *own])
             return _Run(ctx, prepared, keeper, history, "sweep resume", house, meet).go()
 

@@ -172,10 +172,17 @@ def test_no_secret_reaches_the_store(
     assert b"hush" not in content
 
 
-def put_sweep(store: EvidenceStore, started_s: float, basis: str, *challenges: int | None) -> int:
-    """A sweep of one process, which took its part in these challenges; its number."""
+def put_sweep(
+    store: EvidenceStore,
+    generation: int,
+    basis: str,
+    *challenges: int | None,
+    started_s: float = 0.0,
+) -> int:
+    """A sweep of one process, which took its part in these challenges of a generation; its number."""
     number = store.add_run(replace(RUN, kind=KIND, started_s=started_s))
-    store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": basis}))
+    plan = {"basis": basis, "generation": generation}
+    store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, plan))
     for one in challenges:
         pair = None if one is None else [one, 1]
         store.add_sweep_event(number, {"process": f"p{number}", "pair": pair})
@@ -185,10 +192,12 @@ def put_sweep(store: EvidenceStore, started_s: float, basis: str, *challenges: i
 def test_challenges_of_before_what_serves_was_deployed_spend_nothing_of_its_alpha(
     store: EvidenceStore,
 ) -> None:
-    for at_s, basis, challenge in ((998.0, "other", 9), (999.0, "same", 8), (1002.0, "same", 1)):
-        put_sweep(store, at_s, basis, challenge)
-    own = put_sweep(store, 1003.0, "same", 2)
-    found = history_of(store, "same", 1000.0, but=own)
+    """By whatever clock: one that was years ahead for a night gave each later challenge the whole of it again."""
+    put_sweep(store, 3, "other", 9, started_s=1000.0)
+    put_sweep(store, 3, "same", 8, started_s=4e9)
+    put_sweep(store, 4, "same", 1, started_s=0.0)
+    own = put_sweep(store, 4, "same", 2, started_s=1001.0)
+    found = history_of(store, "same", 4, but=own)
     told = [(one["process"], one["pair"]) for one in found.samples]
     assert told == [("p2", None), ("p3", [1, 1])]
     assert all(one["is_earlier"] for one in found.samples)
@@ -199,9 +208,9 @@ def test_alpha_is_that_of_what_serves_whatever_its_challenges_were_measured_unde
     store: EvidenceStore,
 ) -> None:
     """Each workload that was learned anew, and a search for a context, began with the first share again."""
-    for at, (basis, challenge) in enumerate([("mine", 1), ("other", 3), *[("mine", None)] * 60]):
-        put_sweep(store, at, basis, challenge)
-    found = history_of(store, "mine", 0.0)
+    for basis, challenge in [("mine", 1), ("other", 3), *[("mine", None)] * 60]:
+        put_sweep(store, 4, basis, challenge)
+    found = history_of(store, "mine", 4)
     assert found.n_challenges == 3
     assert not any(one["process"] == "p2" for one in found.samples)
     assert len(found.samples) == 61
@@ -210,22 +219,22 @@ def test_alpha_is_that_of_what_serves_whatever_its_challenges_were_measured_unde
 def test_what_a_challenge_spent_is_remembered_however_much_was_measured_since(
     store: EvidenceStore,
 ) -> None:
-    for at, challenge in enumerate((9, 1, None, None)):
-        put_sweep(store, at, "same", challenge, None, None)
-    found = history_of(store, "same", 1.0, most=2)
+    for generation, challenge in ((3, 9), (4, 1), (4, None), (4, None)):
+        put_sweep(store, generation, "same", challenge, None, None)
+    found = history_of(store, "same", 4, most=2)
     assert [one["pair"] for one in found.samples] == [[1, 1], None, None, None]
 
 
 def test_a_damaged_event_is_held_for_another_challenge_and_stops_no_night(
     store: EvidenceStore,
 ) -> None:
-    put_sweep(store, 0.0, "other", 1, 2)
-    number = put_sweep(store, 1.0, "same", 1, 2)
+    put_sweep(store, 4, "other", 1, 2)
+    number = put_sweep(store, 4, "same", 1, 2)
     with store._file.writing() as connection:
         last = sa.select(sa.func.max(entry.c.id)).group_by(entry.c.run_id, entry.c.kind)
         spoilt = sa.update(entry).where(entry.c.kind == "event", entry.c.id.in_(last))
         connection.execute(spoilt.values(body="[1"))
-    found = history_of(store, "same", 0.0)
+    found = history_of(store, "same", 4)
     assert (found.samples, found.n_challenges) == ([], 3)
     with pytest.raises(HostError, match="damaged event"):
         store.sweep_events(number)
