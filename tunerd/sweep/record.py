@@ -301,17 +301,19 @@ def beyond_keeping(
     """Sweeps whose starts and requests are not kept any longer.
 
     Args:
-        runs: All sweeps, newest first; by its time the others are old, for a clock may be wrong.
+        runs: All sweeps, newest first; what is old is so by the middle one of those that are kept, for a clock
+            may be wrong for a night.
         keep_days: How long they are kept; 0 for ever.
         handed_in_s: When the shared store was last known to have everything.
         sends: Whether there is one.
     """
     old = runs[KEPT_SWEEPS:] if keep_days else ()
+    times_s = sorted(one.record.started_s for one in runs[:KEPT_SWEEPS])
     return tuple(
         one
         for one in old
         if one.record.dropped is None
-        and one.record.started_s < runs[0].record.started_s - keep_days * _DAY_S
+        and one.record.started_s < times_s[len(times_s) // 2] - keep_days * _DAY_S
         and (not sends or (one.ended_s or math.inf) < (handed_in_s or 0.0))
     )
 

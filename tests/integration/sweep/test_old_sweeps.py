@@ -136,7 +136,7 @@ def test_nothing_is_dropped_where_all_is_to_be_kept_and_few_pages_wait_for_what_
     box.configure("[sweep]\nkeep_days = 0\n")
     tidied(box)
     assert queried(path, "PRAGMA freelist_count") == [(0,)]
-    box.configure(f"[sweep]\nkeep_days = {(OLD + KEPT_SWEEPS - 3) * 30}\n")
+    box.configure(f"[sweep]\nkeep_days = {(OLD + KEPT_SWEEPS // 2 - 2) * 30}\n")
     tidied(box)
     with EvidenceStore(path) as store:
         assert [one.number for one in store.runs() if one.record.dropped is not None] == [2, 1]

@@ -75,10 +75,23 @@ def _gone(
 
 def test_requests_of_a_sweep_go_when_it_is_old_by_the_newest_and_many_came_since() -> None:
     nights = [_sweep(number) for number in range(200)]
-    assert _gone(nights) == list(range(98, -1, -1)), "99 was begun 100 days before the newest"
+    assert _gone(nights) == list(range(74, -1, -1)), (
+        "75 was begun 100 days before the middle one of the newest"
+    )
     assert _gone(nights, days=10) == list(range(200 - KEPT_SWEEPS - 1, -1, -1))
     assert _gone(nights, days=0) == [], "0 keeps all"
     assert _gone([_sweep(10 * number) for number in range(KEPT_SWEEPS)]) == []
+
+
+@pytest.mark.parametrize("started_s", [0.0, 4e9])
+def test_a_clock_that_was_wrong_for_some_nights_drops_and_keeps_no_others(started_s: float) -> None:
+    """One that was years ahead for one sweep dropped the requests of all but the newest 50."""
+    nights = [_sweep(number) for number in range(200)]
+    right = _gone(nights)
+    for number in (180, 198, 199):
+        record = replace(nights[number].record, started_s=started_s)
+        nights[number] = replace(nights[number], record=record)
+    assert set(right) ^ set(_gone(nights)) <= {72, 73, 74}
 
 
 def test_requests_go_once() -> None:
