@@ -68,6 +68,24 @@ class Clock(Protocol):
         """Return when `seconds` have passed."""
 
 
+# What is less may be a correction.
+_STEP_S = 2.0
+
+
+class Steps:
+    """Where the wall clock parts from the monotonic one: somebody set it, or the machine slept."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_s = clock.now_s() - clock.monotonic_s()
+
+    def step_s(self) -> float:
+        """How far since the last call, less than 0 where it was set back [s]; 0 where it goes as it did."""
+        before_s, self._ahead_s = self._ahead_s, self._clock.now_s() - self._clock.monotonic_s()
+        step_s = self._ahead_s - before_s
+        return step_s if abs(step_s) > _STEP_S else 0.0
+
+
 def polls(clock: Clock, limit_s: float, *, every_s: float) -> Iterator[float]:
     """Seconds left, again and again with sleep in between; 0 the last time."""
     end_s = clock.monotonic_s() + limit_s

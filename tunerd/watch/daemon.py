@@ -24,7 +24,7 @@ from apscheduler.triggers.base import BaseTrigger
 from tunerd.app import Context
 from tunerd.calendar import Opening
 from tunerd.errors import Busy, HostError, TunerdError
-from tunerd.machine.clock import Clock
+from tunerd.machine.clock import Clock, Steps
 from tunerd.machine.files import holder_of, is_locked, lock, stamp_of, stopped_hint
 from tunerd.machine.process import is_stopped
 from tunerd.production.journal import record_path
@@ -46,8 +46,6 @@ from tunerd.watch.probation import BY_GUARD, is_raise
 from tunerd.watch.watcher import Watcher
 
 log = structlog.get_logger()
-# A wall clock that is stepped by more would leave jobs waiting for a time that comes late or never.
-_STEP_S = 2.0
 Job = Callable[[], float | None]
 
 
@@ -100,7 +98,7 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
         self._each = each
         self._each_s = each_s
         self._on_step = on_step
-        self._ahead_s = clock.now_s() - clock.monotonic_s()
+        self._steps = Steps(clock)
         self._woken = threading.Event()
         self._ends = threading.Event()
 
@@ -118,11 +116,11 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
 
     def look_at_clock(self) -> None:
         """See whether the wall clock was stepped."""
-        ahead_s = self._clock.now_s() - self._clock.monotonic_s()
-        if abs(ahead_s - self._ahead_s) > _STEP_S:
-            log.info("clock.stepped", seconds=round(ahead_s - self._ahead_s, 1))
+        if (
+            step_s := self._steps.step_s()
+        ):  # which would leave jobs waiting for a time that comes late or never
+            log.info("clock.stepped", seconds=round(step_s, 1))
             self._on_step()
-        self._ahead_s = ahead_s
 
     def end(self) -> None:
         """Let `run` return when the job under way is done; may be called by a signal's handler."""

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from tunerd.app import Context
 from tunerd.errors import HostError
+from tunerd.machine.clock import Steps
 from tunerd.machine.files import make_private
 from tunerd.watch.figures import FOLD, MINUTE_S, Bucket, Event, GpuPoint, Point, Reading
 from tunerd.watch.notices import Teller
@@ -97,14 +98,17 @@ class TelemetryStore:
             self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", (at_s, *texts))
 
     def newest_s(self) -> float | None:
-        """When the newest stretch began; None where there is none.
+        """When the stretch that was stored last began, for a clock may have been ahead before; None where no minute is kept.
 
         Raises:
             HostError, DamagedError: it cannot be read.
         """
         with self._translated("read"):
-            (found,) = self._db.execute("SELECT max(begin_s) FROM points").fetchone()
-        return None if found is None else float(found)
+            found = self._db.execute(
+                "SELECT begin_s FROM points WHERE seconds = ? ORDER BY rowid DESC LIMIT 1",
+                (MINUTE_S,),
+            ).fetchone()
+        return None if found is None else float(found[0])
 
     def tidy(self, now_s: float, *, least_s: float = 0.0) -> None:
         """Fold old minutes into longer stretches, and drop what is too old.
@@ -298,7 +302,6 @@ def _folded(kind: type, step_s: int) -> tuple[str, str]:
 _RETRY_S = 300.0
 # History goes only by a clock by which a day was watched, or that nobody has set for a day.
 _HELD_S = 86400.0
-_SET_S = 60.0
 
 
 class Telemetry:
@@ -369,7 +372,7 @@ class HistoryKeeper(Teller):
         self._not_before_s = 0.0
         self.newest_s: float | None = None
         self._begun_s = self._held_since_s = ctx.clock.monotonic_s()
-        self._ahead_s = ctx.clock.now_s() - self._begun_s
+        self._steps = Steps(ctx.clock)
 
     def begin(self) -> None:
         """See that there is a history that can be written."""
@@ -397,8 +400,8 @@ class HistoryKeeper(Teller):
     def _drop_old(self, store: TelemetryStore) -> None:
         """No one reading of a clock takes a history away."""
         now_s, monotonic_s = self._ctx.clock.now_s(), self._ctx.clock.monotonic_s()
-        if abs(now_s - monotonic_s - self._ahead_s) > _SET_S:
-            self._ahead_s, self._held_since_s = now_s - monotonic_s, monotonic_s
+        if self._steps.step_s():
+            self._held_since_s = monotonic_s
         has_held = monotonic_s - self._held_since_s >= _HELD_S
         if self.newest_s is not None and not has_held:
             now_s = min(now_s, self.newest_s + monotonic_s - self._begun_s)

@@ -278,3 +278,25 @@ def test_a_clock_that_is_set_years_ahead_drops_nothing_until_it_held_for_a_day(
     keeper.tidy()
     assert history(ctx, BEGIN_S, BEGIN_S + 1800).points == ()
     keeper.close()
+
+
+def test_a_clock_that_is_years_ahead_at_each_boot_drops_nothing(tmp_path: Path) -> None:
+    """From the second boot on the newest row was of a time to come, and what lay between two boots a day of minutes."""
+    clock = FakeClock(BEGIN_S)
+    ctx = replace(Box(tmp_path).context, clock=clock)
+    for day in range(3):
+        clock.set_wall(BEGIN_S + 10 * YEAR_S + day * 86400)
+        keeper = HistoryKeeper(ctx, lambda _event: None)
+        keeper.begin()
+        for is_right in (False, True):
+            if is_right:
+                clock.set_wall(BEGIN_S + day * 86400 + 300)
+            for _ in range(5):
+                keeper.add(minute(clock.now_s()))
+                clock.advance(MINUTE_S)
+            keeper.add_event(Event(clock.now_s(), "swap", "note", "it serves", None))
+            keeper.tidy()
+        keeper.close()
+    kept = history(ctx, BEGIN_S, clock.now_s())
+    assert len(kept.points) == 3 * 5
+    assert len(kept.events) == 3 * 2
