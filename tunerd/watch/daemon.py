@@ -352,6 +352,9 @@ TIDY_S = 6 * 3600.0
 
 # Time zones and settings are looked at again at least so often.
 LONGEST_WAIT_S = 900.0
+# A board without a battery, or one that keeps local time, boots with a wrong clock until the network sets it. Less
+# than after which an opening counts as missed.
+_CLOCK_IS_SET_S = 300.0
 # After what may pass by itself; sooner than an opening counts as missed.
 RETRY_S = 120.0
 _LEAST_WAIT_S = 1.0
@@ -379,6 +382,9 @@ class Nights(Teller):
         return min(wait_s, _RUNS_S) if self._runs else wait_s
 
     def _look_at_window(self) -> float:
+        early_s = _CLOCK_IS_SET_S - self._ctx.clock.monotonic_s()
+        if early_s > 0:
+            return early_s
         try:
             forget_what_is_ahead(self._ctx)
             found = next_openings(self._ctx, most=2)

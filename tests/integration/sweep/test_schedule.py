@@ -176,6 +176,33 @@ def test_a_night_that_began_on_a_clock_that_was_set_back_since_is_had_again(tmp_
     assert starts(ctx, looks=3)[0] == []
 
 
+def test_a_machine_that_has_just_booted_begins_a_night_once_its_clock_was_set(
+    tmp_path: Path,
+) -> None:
+    """A board that keeps local time, or has no battery, stopped production at each boot whose hour lay in the window."""
+    ctx, manager, _ = faked(tmp_path)
+    clock = FakeClock(now_s=at("2026-11-23 01:30"), monotonic_s=20.0)
+    ctx = replace(ctx, clock=clock)
+    assert starts(ctx) == ([], [280.0])
+    clock.set_wall(at("2026-11-22 23:30"))
+    assert starts(ctx)[0] == []
+    assert not manager.state(SWEEP_UNIT).is_active
+    clock.set_wall(at("2026-11-23 01:30"))
+    assert starts(ctx)[0] == ["night"]
+
+
+def test_a_boot_with_a_clock_that_is_years_behind_begins_no_second_night(tmp_path: Path) -> None:
+    ctx, manager, _ = faked(tmp_path)
+    assert starts(ctx)[0] == ["night"]
+    manager.stop(SWEEP_UNIT)
+    clock = FakeClock(now_s=at("1970-01-01 02:00"), monotonic_s=20.0)
+    ctx = replace(ctx, clock=clock)
+    assert starts(ctx)[0] == []
+    clock.set_wall(at("2026-11-23 01:30"))
+    assert starts(ctx, looks=3)[0] == []
+    assert not manager.state(SWEEP_UNIT).is_active
+
+
 def test_no_night_begins_where_nobody_wanted_them(tmp_path: Path) -> None:
     ctx = box(tmp_path, "2026-11-23 01:00", enabled=False)
     assert starts(ctx, looks=3) == ([], [LONGEST_WAIT_S] * 3)
