@@ -24,6 +24,7 @@ from tunerd.errors import (
     TunerdError,
     UsageError,
 )
+from tunerd.machine.clock import Steps
 from tunerd.machine.files import is_locked
 from tunerd.machine.process import boot_id
 from tunerd.production.journal import read_record
@@ -83,7 +84,7 @@ _BasisOf = Callable[[Generation], Basis | None]
 
 @dataclass(slots=True)
 class _Watch:
-    """The probation of one generation, as it stands."""
+    """The probation of one generation, as it stands; `slept` is the life under which the machine did."""
 
     entry: HistoryEntry
     record: ProbationRecord
@@ -95,6 +96,7 @@ class _Watch:
     looked_s: float
     looks: list[Look] = field(default_factory=list)
     decided: str | None = None
+    slept: str | None = None
     unseen_s: float = 0.0
     stopped_s: float = 0.0
     tries: int = 0
@@ -126,6 +128,7 @@ class Probation:
         self._ctx = ctx
         self._basis_of = basis_of
         self._watch: _Watch | None = None
+        self._steps = Steps(ctx.clock)
 
     def take_over(self, ctx: Context) -> None:
         """Go by other settings from now on; what was seen is still known."""
@@ -147,6 +150,8 @@ class Probation:
 
     def _after(self, reading: Reading) -> str | None:
         ctx, now_s = self._ctx, self._ctx.clock.monotonic_s()
+        if self._steps.step_s() and self._watch is not None:
+            self._watch.slept = self._watch.life
         if is_locked(ctx.paths.lock) or _is_swapping(ctx):
             if self._watch is not None:  # which may fail, and leave this one serving
                 self._watch.looked_s = now_s
@@ -288,6 +293,11 @@ class Probation:
         watch.life = watch.life or look.life
         if look.life != watch.life and look.is_active and not look.n_restarts:
             watch.begin_again(look.life)  # a person restarted it
+        has_slept = watch.slept is not None and watch.slept == watch.life
+        if has_slept and (look.n_restarts or 0) > watch.restarts:
+            # What a card loses while the machine sleeps is no fault of what was deployed.
+            watch.begin_again(look.life)
+            watch.restarts, watch.slept = look.n_restarts or 0, None
         watch.looks.append(look)
         if look.is_stopped:
             watch.stopped_s += passed_s
@@ -334,6 +344,7 @@ class Probation:
             reason=reason,
             looked_s=ctx.clock.now_s(),
             left_s=max(0.0, watch.left_s),
+            restarts=watch.restarts,
             basis=plain(watch.basis),
             looks=len(watch.looks),
             tok_s=watch.drift.tok_s,

@@ -244,6 +244,39 @@ def test_what_a_boot_takes_to_have_its_card_is_held_against_no_server(
     assert daemon.judged()["state"] == ("taken back" if dies_on else "passed")
 
 
+@pytest.mark.parametrize("dies_on", [True, False])
+def test_a_death_after_the_machine_slept_is_held_against_no_server_and_one_more_is(
+    world: World, dies_on: bool
+) -> None:
+    """What lay in VRAM may be gone then: the first request ends the server, whatever its settings."""
+    is_restarted(world)
+    begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
+    daemon = Daemon(world)
+    daemon.look()
+    world.clock.set_wall(world.clock.now_s() + 8 * 3600)
+    for _ in range(4):
+        assert daemon.look() is None
+    dies(world)
+    for _ in range(4):
+        assert daemon.look() is None
+    if dies_on:
+        dies(world)
+    assert daemon.judged()["state"] == ("taken back" if dies_on else "passed")
+
+
+def test_a_death_that_is_not_held_against_a_server_is_not_by_the_next_daemon(world: World) -> None:
+    is_restarted(world)
+    begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
+    daemon = Daemon(world)
+    daemon.look()
+    world.clock.set_wall(world.clock.now_s() + 8 * 3600)
+    daemon.look()
+    dies(world)
+    for _ in range(4):
+        assert daemon.look() is None
+    assert Daemon(world).judged()["state"] == "passed"
+
+
 def test_who_watches_says_of_which_boot_it_is_before_its_first_look(world: World) -> None:
     daemon = looking(world, boot_id=None)
     record = daemon.record()
