@@ -280,7 +280,7 @@ def read_job(ctx: Context, number: int, offset: int = 0) -> Job:
         state = JobState.FAILED if events[-1]["exit_code"] else JobState.DONE
     elif is_alive:
         state = JobState.RUNNING
-    elif has_begun or ctx.clock.now_s() - request.asked_s > _START_LIMIT_S:
+    elif has_begun or abs(ctx.clock.now_s() - request.asked_s) > _START_LIMIT_S:
         state = JobState.DIED
     else:
         state = JobState.STARTING

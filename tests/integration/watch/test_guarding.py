@@ -306,6 +306,18 @@ def test_a_best_that_has_moved_is_told_once_and_asks_for_a_night_where_it_may(
     assert all("mtp 6" in event.text and "2.0%" in event.text for event in world.told)
 
 
+def test_a_best_is_told_once_of_what_was_deployed_by_a_clock_that_was_ahead(world: World) -> None:
+    world.ctx = set_to(world.ctx, guards__drift="act", sweep__window="01:00-06:30",
+                       schedule__enabled=True)  # fmt: skip
+    world.generation(1, created_s=world.clock.now_s() + 10 * 365 * 86400.0)
+    best = {"serves": "mtp 3", "arm": "mtp 6", "gain": 0.08, "before": 0.02, "n_requests": 200}
+    for n in range(3):
+        world.find(generation=1, best={**best, "gain": 0.08 + n / 1000})
+        world.watch()
+        world.look()
+    assert world.kinds == ["best"]
+
+
 def test_a_server_that_hangs_is_restarted_no_oftener_though_the_daemon_dies_each_time(
     world: World,
 ) -> None:

@@ -7,11 +7,13 @@ import contextlib
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.api_box import ApiBox
+from tests.support.local_box import Box
 from tunerd.cli.terminal import Remote
 from tunerd.errors import Busy, ConfigError, UsageError
 from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
@@ -174,6 +176,14 @@ def test_what_a_job_told_is_read_once(tmp_path: Path) -> None:
     assert ([one["event"] for one in first], offset) == (["begun"], 19)
     assert [one["event"] for one in rest] == ["progress"]
     assert folder.events(number, end) == ((), end)
+
+
+def test_a_job_that_never_began_keeps_none_away_until_a_clock_that_was_ahead_is_there_again(
+    tmp_path: Path,
+) -> None:
+    ctx = Box(tmp_path).context
+    folder_of(ctx).create(replace(REQUEST, asked_s=ctx.clock.now_s() + 86400.0))
+    assert running_jobs(ctx) == []
 
 
 def test_of_a_job_that_told_very_much_it_is_known_how_it_began_and_ended(tmp_path: Path) -> None:
