@@ -116,9 +116,8 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
 
     def look_at_clock(self) -> None:
         """See whether the wall clock was stepped."""
-        if (
-            step_s := self._steps.step_s()
-        ):  # which would leave jobs waiting for a time that comes late or never
+        step_s = self._steps.step_s()
+        if step_s:  # which would leave jobs waiting for a time that comes late or never
             log.info("clock.stepped", seconds=round(step_s, 1))
             self._on_step()
 
