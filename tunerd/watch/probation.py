@@ -106,6 +106,11 @@ class _Watch:
     def generation(self) -> Generation:
         return self.entry.generation
 
+    def stepped(self, by_s: float) -> None:
+        """The machine slept, or its clock was set: looks of before are as far from those to come as they were."""
+        self.slept = self.life
+        self.looks = [replace(one, at_s=one.at_s + by_s) for one in self.looks]
+
     def begin_again(self, life: str | None) -> None:
         self.looks.clear()
         self.life = life
@@ -150,8 +155,9 @@ class Probation:
 
     def _after(self, reading: Reading) -> str | None:
         ctx, now_s = self._ctx, self._ctx.clock.monotonic_s()
-        if self._steps.step_s() and self._watch is not None:
-            self._watch.slept = self._watch.life
+        step_s = self._steps.step_s()
+        if step_s and self._watch is not None:
+            self._watch.stepped(step_s)
         if is_locked(ctx.paths.lock) or _is_swapping(ctx):
             if self._watch is not None:  # which may fail, and leave this one serving
                 self._watch.looked_s = now_s

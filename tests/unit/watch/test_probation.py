@@ -24,6 +24,7 @@ from tests.support.fakes import Life
 from tests.support.readings import an_engine
 from tunerd.app import Context, data_dir
 from tunerd.cli.deploy import render_probations
+from tunerd.engine.health import HttpState
 from tunerd.errors import RolledBack, UsageError
 from tunerd.machine.files import lock
 from tunerd.machine.process import boot_id
@@ -78,6 +79,12 @@ class Daemon:
         found = self.watch.after(self._watcher.look())
         self.world.clock.advance(10.0)
         return found
+
+    def looks_like(self, **engine: Any) -> None:
+        """A look at a server of which this is seen, and which gives no reason to go back."""
+        seen = self._watcher.look()
+        assert self.watch.after(replace(seen, engine=replace(seen.engine, **engine))) is None
+        self.world.clock.advance(10.0)
 
     def judged(self) -> dict[str, Any]:
         """The record once it has an end, where need be by what a unit of its own does."""
@@ -275,6 +282,21 @@ def test_a_death_that_is_not_held_against_a_server_is_not_by_the_next_daemon(wor
     for _ in range(4):
         assert daemon.look() is None
     assert Daemon(world).judged()["state"] == "passed"
+
+
+def test_a_server_that_works_silently_is_left_alone_though_the_clock_is_set_ahead_meanwhile(
+    world: World,
+) -> None:
+    """One that read a long prompt had worked for a minute, in an hour by that clock, and was taken back as one that hangs."""
+    begun(world, boot_id=boot_id())
+    daemon = Daemon(world)
+    for _ in range(5):
+        daemon.look()
+    for n in range(15):
+        daemon.looks_like(health=HttpState.SILENT, cpu_s=10.0 * n)
+        if n == 7:
+            world.clock.set_wall(world.clock.now_s() + 3600.0)
+    assert daemon.record()["state"] == "running"
 
 
 def test_who_watches_says_of_which_boot_it_is_before_its_first_look(world: World) -> None:
