@@ -113,7 +113,8 @@ def put_small_nights(store: EvidenceStore, n: int) -> None:
             kind=KIND, suites=("workload",), started_s=at_s, target="a box", arms=arms
         )
         number = store.add_run(record)
-        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"basis": "same"}))
+        plan = {"basis": "same", "generation": 0}
+        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, plan))
         for pair in (None, [night + 1, 1], None):
             store.add_sweep_event(number, {"process": "p", "pair": pair})
         store.add_samples(number, [made] * N_SAMPLES)
