@@ -176,8 +176,8 @@ def _begin(
         earlier = read_record(ctx)
         if earlier is not None and earlier.old_sha256 == record.old_sha256:
             # Its server did not come back, and is to, should this one not serve either.
-            record = replace(record, was_active=earlier.was_active,
-                             was_healthy=earlier.was_healthy, was_stranded=True)  # fmt: skip
+            record = replace(record, was_active=earlier.was_active, was_healthy=earlier.was_healthy,
+                             was_enabled=earlier.was_enabled, was_stranded=True)  # fmt: skip
         record = replace(record, wants_probation=request.wants_probation, sweep=request.sweep)
         ctx.say("writing the intent record", step=2, steps=STEPS)
         ctx.files.make_folder(ctx.paths.journal_dir)
@@ -248,6 +248,8 @@ def _abandon(ctx: Context, number: int | None, backup: str | None, error: BaseEx
     with contextlib.suppress(TunerdError):
         record = read_record(ctx)
         if record is not None and record.generation == number:
+            if record.was_stranded:  # recovery goes on with what was to come back
+                return
             ctx.files.remove(record_path(ctx))
     with contextlib.suppress(TunerdError):
         if backup is not None:
@@ -738,8 +740,7 @@ def _is_replaced(ctx: Context, record: SwapRecord) -> bool:
 
 def _nothing_happened(ctx: Context, record: SwapRecord, error: BaseException) -> NoReturn:
     """The unit file was not replaced, and no unit was touched."""
-    if not record.was_stranded:  # else recovery goes on with what was to come back
-        _abandon(ctx, record.generation, record.backup, error)
+    _abandon(ctx, record.generation, record.backup, error)
     if not isinstance(error, TunerdError):
         raise error
     raise DeployError(

@@ -359,6 +359,25 @@ def test_a_change_that_does_not_begin_leaves_the_record_of_what_does_not_come_ba
     assert world.leftovers() == before != []
 
 
+def test_ctrl_c_as_a_change_begins_leaves_a_record_of_what_does_not_come_back(world: World) -> None:
+    """The new record was in the old one's place already, and was removed: nothing tried again."""
+    mend = _stranded(world)
+    names = Fuse()
+    with pytest.raises(Stranded):
+        rollback(world.context(names), to="3", drain=False)
+    written = next(
+        at for at, step in enumerate(names.steps) if step.text == f"sync folder of {UNIT}.json"
+    )
+
+    with pytest.raises(KeyboardInterrupt):
+        rollback(world.context(Fuse(written, ctrl_c)), to="1", drain=False)
+
+    mend()
+    assert recover(world.context()).payload["serving"] is True
+    assert world.serving_alias() == "second"
+    assert world.leftovers() == []
+
+
 def _interrupted(world: World, *, old_invocation: str | None, ran: bool = True) -> None:
     """A swap over the unit that stands was cut short before it touched anything."""
     record = a_record(old_sha256=sha256(world.standing), old_invocation=old_invocation)
