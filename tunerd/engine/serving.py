@@ -105,19 +105,19 @@ def as_it_runs(ctx: Context, live: LiveUnit) -> LiveUnit | None:
     None where the unit itself says what it serves, or nothing or more than one of what it runs listens on a port.
     """
     from tunerd.engine.flags import ENGINE_VARIABLES  # takes long to import, as psutil does
-    from tunerd.machine.host import programs_of
+    from tunerd.machine.host import listening_programs
 
     if live.names_a_model or not hides_words(live):
         return None
     pid = ctx.services.state(live.unit).main_pid
-    kept = (*ENGINE_VARIABLES, "LD_LIBRARY_PATH")
+    kept = (*ENGINE_VARIABLES, "HF_", "HUGGINGFACE_HUB_CACHE", "LD_LIBRARY_PATH")
     found = []
-    for one in programs_of(pid) if pid is not None else ():
+    for one in listening_programs(pid) if pid is not None else ():
         given = {name: text for name, text in one.environment.items() if name.startswith(kept)}
         argv, variables = (one.path, *one.argv[1:]), {**live.environment, **given}
         server = replace(live, script=live.program, program=one.path, argv=argv,
                          environment=variables, work_dir=one.folder)  # fmt: skip
-        if not hides_words(server) and listening_ports(one.pid):
+        if not hides_words(server):
             found.append(server)
     return found[0] if len(found) == 1 and found[0].names_a_model else None
 

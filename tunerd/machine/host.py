@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +13,7 @@ from typing import TypeVar
 import psutil
 
 from tunerd.machine.facts import Cpu, CpuFrequency, GpuReader, Host, HostMemory
+from tunerd.machine.net import listens
 from tunerd.machine.process import kib_field, read_fields, read_line, read_text
 from tunerd.words import MiB, have_mib, need_mib
 
@@ -295,23 +296,22 @@ def process_facts(pid: int) -> ProcessFacts | None:
 class RunningProgram:
     """What a process runs: the file, its words, where it was started, and its variables."""
 
-    pid: int
     path: str
     argv: tuple[str, ...]
     folder: str
     environment: Mapping[str, str]
 
 
-def programs_of(pid: int) -> tuple[RunningProgram, ...]:
-    """What a process runs, and what those run that it has started; without any that may not be looked into."""
-    found = []
+def listening_programs(pid: int) -> Iterator[RunningProgram]:
+    """What of a process and those that it has started listens on a port; without any that may not be looked into."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
+            if not listens(one.pid):
+                continue
             with contextlib.suppress(psutil.Error):
                 argv = tuple(one.cmdline())
-                found.append(RunningProgram(one.pid, one.exe(), argv, one.cwd(), one.environ()))
-    return tuple(found)
+                yield RunningProgram(one.exe(), argv, one.cwd(), one.environ())
 
 
 def _ask(call: Callable[[], _T]) -> _T | None:

@@ -148,6 +148,12 @@ def listening_ports(pid: int) -> frozenset[int] | None:
     return _ports(listeners, {socket for one in family_of(pid) for socket in _sockets(one)})
 
 
+def listens(pid: int) -> bool:
+    """Whether this very process has a listening socket; False also where that cannot be seen."""
+    sockets = _sockets(pid)
+    return bool(sockets) and bool(_ports(_listeners(str(pid)), sockets))
+
+
 def own_host(pid: int, port: int) -> str | None:
     """The address by which this process is asked on this port, as a number; None where it listens on none.
 

@@ -55,12 +55,15 @@ def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(folder: P
         assert "edited" not in {one["code"] for one in box.json("doctor")["messages"]}
 
 
-@pytest.mark.parametrize("runs", ["exec ENGINE WORDS", "ENGINE WORDS &\nwait"])
+@pytest.mark.parametrize(
+    "runs", ["exec ENGINE WORDS", "ENGINE WORDS &\nwait", "exec timeout 1000 ENGINE WORDS"]
+)
 def test_a_script_is_adopted_by_the_words_of_the_server_that_it_has_started(
     folder: Path, runs: str
 ) -> None:
     """They stand in no unit, and were asked of whoever had written the script."""
-    script = f'log() {{ echo "$1" "$@"; }}\nexport FOO=bar LLAMA_ARG_N_PREDICT=77 GGML_NO_BACKTRACE=1\n{runs}'
+    exports = "FOO=bar LLAMA_ARG_N_PREDICT=77 GGML_NO_BACKTRACE=1 HF_HOME=/srv/hf HF_TOKEN=secret7"
+    script = f'log() {{ echo "$1" "$@"; }}\nexport {exports}\n{runs}'
     with served(folder, "START", script) as box:
         (unit,) = box.json("detect")["units"]
         unknown = json.dumps(box.json("doctor")["not_checked"])
@@ -74,7 +77,9 @@ def test_a_script_is_adopted_by_the_words_of_the_server_that_it_has_started(
     assert profile["engine"]["prefer"] == [str(needs.engine("mainline-2026-08-18"))]
     assert (profile["model"]["path"], profile["serving"]["alias"]) == (str(box.model), "mine")
     assert "77" in json.dumps(profile), "an option of the script's own environment"
-    assert profile["environment"] == {"GGML_NO_BACKTRACE": "1"}
+    # Where `-hf` looks for the model counts as well.
+    assert profile["environment"] == {"GGML_NO_BACKTRACE": "1", "HF_HOME": "/srv/hf"}
+    assert "secret7" not in json.dumps((made, profile))
     (told,) = [one for one in made["messages"] if one["code"] == "script"]
     assert "start.sh" in told["text"]
 
