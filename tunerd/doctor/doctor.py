@@ -58,6 +58,7 @@ from tunerd.engine.serving import (
     hides_words,
     read_live_unit,
     standing_text,
+    work_dir_of,
 )
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
@@ -117,10 +118,11 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
     state = ctx.services.state(ctx.unit)
     pid = state.main_pid if state.is_active else None
     memory = memory_of(pid) if pid is not None else None
-    was_edited = _was_edited(live, pid)
+    server = as_it_runs(ctx, live)
+    was_edited = server is None and _was_edited(live, pid)
+    server = server or live
     lines = _log(ctx, state)
     log = read_server_log(lines, _own(ctx, state.active_since_s))
-    server = as_it_runs(ctx, live) or live
     facts = ServerFacts(
         unit=ctx.unit,
         is_active=state.is_active,
@@ -174,7 +176,9 @@ def _with_build(
         problem = "it is a router, which starts a server for each model that clients ask for"
         return replace(facts, settings_problem=problem)
     try:
-        imported = import_command_line(live.arguments, live.environment, engine.capabilities)
+        imported = import_command_line(
+            live.arguments, live.environment, engine.capabilities, work_dir_of(ctx, live)
+        )
     except ConfigError as error:
         return replace(facts, settings_problem=error.words)
     profile = with_stages(imported.resolved.profile, facts.argv)
@@ -201,8 +205,6 @@ def _header(files: ModelFiles, path: str | None) -> tuple[ModelFacts | None, str
     """What a model file says of itself, or why nothing."""
     if path is None:
         return None, "the command line names no file"
-    if not Path(path).is_absolute():
-        return None, f"`{path}` is relative to the unit's folder"
     try:
         return files.read_facts(Path(path)), ""
     except ModelFileError as error:

@@ -84,6 +84,18 @@ def test_a_script_is_adopted_by_the_words_of_the_server_that_it_has_started(
     assert "start.sh" in told["text"]
 
 
+def test_doctor_looks_at_the_model_of_a_script_that_is_told_which_and_goes_to_its_folder(
+    folder: Path,
+) -> None:
+    """Its own words were taken for other flags than the server's, and a name in its folder for no file."""
+    script = f"cd {folder}\ncp tiny.gguf $1.gguf\nexec ENGINE WORDS -m $1.gguf"
+    with served(folder, "START llama", script) as box:
+        found = box.json("doctor")
+
+    assert "edited" not in {one["code"] for one in found["messages"]}
+    assert "header" not in json.dumps(found["not_checked"])
+
+
 @pytest.mark.parametrize("runs", ["", "ENGINE WORDS &\nENGINE WORDS --port PORT &\nwait"])
 def test_a_script_with_no_server_or_two_is_not_adopted(folder: Path, runs: str) -> None:
     box = Box(folder)
