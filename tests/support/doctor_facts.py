@@ -125,6 +125,7 @@ def a_server(**changes: Any) -> ServerFacts:
         is_active=True,
         pid=PID,
         settings=settings(),
+        margin_mib=settings().memory.fit_mib,
         engine=engine(),
         devices=(OffloadDevice("CUDA0", "a card", MiB(49140), MiB(9000)),),
         model=model(),
@@ -166,7 +167,8 @@ def with_server(box: Facts | None = None, **changes: Any) -> Facts:
 
 def with_settings(box: Facts | None = None, **changes: Any) -> Facts:
     """The box with other settings of its server."""
-    return with_server(box, settings=settings(**changes))
+    changed = settings(**changes)
+    return with_server(box, settings=changed, margin_mib=changed.memory.fit_mib)
 
 
 def with_log(box: Facts | None = None, **changes: Any) -> Facts:

@@ -46,6 +46,7 @@ from tunerd.engine.flags import (
     arguments_sha256,
     compared_arguments,
     is_secret_variable,
+    margin_in_force,
     normal_spelling,
     owner_of,
 )
@@ -183,7 +184,9 @@ def _with_build(
         return replace(facts, settings_problem=error.words)
     profile = with_stages(imported.resolved.profile, facts.argv)
     resolved = replace(imported.resolved, profile=profile)
-    return _with_model(ctx, host, replace(facts, settings=profile), engine, resolved)
+    margin_mib = margin_in_force(resolved, engine.capabilities)
+    facts = replace(facts, settings=profile, margin_mib=margin_mib)
+    return _with_model(ctx, host, facts, engine, resolved)
 
 
 def _with_model(

@@ -358,10 +358,10 @@ class Locking:
 class ServerFacts:
     """The unit that serves, or would.
 
-    `argv` is the command of the unit's text. Where the process that runs was started with another one,
+    `argv` is the command of the unit's text, or of the server that its script has started. Where the process that runs was started with another one,
     `was_edited` is true, and what only this process shows (slots, locks, log) is unknown.
     `settings` are the keys that its command line and environment set; what they leave to the build
-    is None there. `settings_problem` says why they cannot be read. `foreign_flags` are flags on the
+    is None there. `margin_mib` is what fit leaves free, by the build's own choice too; None where it places nothing. `settings_problem` says why they cannot be read. `foreign_flags` are flags on the
     command line, and variables, that the build does not take; empty where the build is not known. `no_start` says why
     nothing starts on what stands in the unit and on disk by now, `death` how a server that failed ended.
     `is_silent`: the journal has what the manager says of it, and nothing of its own.
@@ -377,6 +377,7 @@ class ServerFacts:
     argv: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: ProfileFile | None = None
+    margin_mib: int | None = None
     settings_problem: str | None = None
     foreign_flags: tuple[str, ...] = ()
     engine: Engine | None = None
@@ -511,8 +512,7 @@ class Facts:
         if report is not None and placed is not None and placed < (report.n_layers_to_place or 0):
             return True
         if server.estimate is not None and card.total_mib is not None:
-            margin = server.settings.memory.fit_mib if server.settings is not None else None
-            return server.estimate.start_mib(Device.GPU) > card.total_mib - (margin or 0)
+            return server.estimate.start_mib(Device.GPU) > card.total_mib - (server.margin_mib or 0)
         raise Missing("where the weights are: neither the log of a load nor an estimate says")
 
 

@@ -472,9 +472,8 @@ def _vram_full(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
 
 
 def _is_as_meant(facts: Facts, gpu: Gpu) -> bool:
-    """Whether a usual margin was asked for, and it is still free but for less than a step."""
-    settings = facts.server.settings if facts.server is not None else None
-    margin = settings.memory.fit_mib if settings is not None else None
+    """Whether a usual margin was to be left, and it is still free but for less than a step."""
+    margin = facts.server.margin_mib if facts.server is not None else None
     if margin is None or gpu.total_mib is None or gpu.used_mib is None:
         return False
     free = gpu.total_mib - (gpu.reserved_mib or 0) - gpu.used_mib

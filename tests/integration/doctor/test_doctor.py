@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import nvml_stub
-from tests.support.fake_gpu import rtx_4070_super
+from tests.support import needs, nvml_stub
+from tests.support.fake_gpu import rtx_3090_ti, rtx_4070_super
 from tests.support.local_box import Box, deployed
 from tests.support.ports import free_port
 from tunerd.doctor.doctor import read_port
@@ -26,6 +26,7 @@ from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.units.live import read_live
+from tunerd.words import MiB
 
 CODES = {rule.code for rule in ALL_RULES}
 # What this machine itself may be told, whatever serves on it.
@@ -122,6 +123,23 @@ def test_what_nvml_says_of_a_card_is_judged(card_box: Box) -> None:
     assert codes(said) >= {"pcie-link", "power-limit", "resizable-bar", "vram-full"}
     missing = next(row for row in said["not_checked"] if row["code"] == "pcie-link")["missing"]
     assert missing == ["the PCIe generation of GPU 0 under load (it idles at 1 of 4)"]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("words", "is_as_meant"), [("", True), ("--fit off", False)])
+def test_a_card_that_is_full_but_for_the_margin_of_the_build_itself_is_as_it_should_be(
+    card_box: Box, words: str, is_as_meant: bool
+) -> None:
+    card = rtx_3090_ti()
+    assert card.total_mib is not None
+    used_mib = card.total_mib - (card.reserved_mib or 0) - 1020
+    nvml_stub.NvmlWorld(card_box.folder / "nvml").show(replace(card, used_mib=MiB(used_mib)))
+    write(design(SHAPES["tiny"]), card_box.model)
+    card_box.unit.parent.mkdir(parents=True)
+    runs = f"{needs.engine('mainline-2026-08-18')} -m {card_box.model} -c 2048 {words}"
+    card_box.unit.write_text(f"[Service]\nExecStart={runs}\n")
+
+    assert ("vram-full" not in codes(doctor(card_box))) is is_as_meant
 
 
 @pytest.fixture(scope="module")
