@@ -261,17 +261,13 @@ class Memory(Table):
     )
     fit: bool | None = _optional("false turns the engine's own fit off")
     n_gpu_layers: Count | Literal["all", "auto"] | None = _optional(
-        "layers on the GPU; with all but `auto` the engine's fit places nothing"
+        "layers on the GPU; but for `auto` fit places nothing"
     )
-    n_cpu_moe: Count | None = _optional(
-        "layers whose experts stay on the CPU; fit places nothing then"
-    )
-    cpu_moe: bool | None = _optional("all experts on the CPU; fit places nothing then")
+    n_cpu_moe: Count | None = _optional("layers whose experts stay on the CPU; fit places nothing")
+    cpu_moe: bool | None = _optional("all experts on the CPU; fit places nothing")
     n_cpu_ffn: Count | None = _optional("layers whose dense FFN stays on the CPU")
     moe_cache_mib: Count | None = _optional("GPU cache for experts on the CPU, MiB")
-    override_tensor: Texts | None = _optional(
-        "placement rules REGEX=BUFFER; fit places nothing then"
-    )
+    override_tensor: Texts | None = _optional("placement rules REGEX=BUFFER; fit places nothing")
     device: Text | None = _optional("devices to use, as the engine names them")
     main_gpu: Count | None = _optional("index of the main GPU")
     split_mode: Literal["none", "layer", "row", "tensor", "attn", "graph"] | None = _optional(
