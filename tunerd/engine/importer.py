@@ -44,6 +44,7 @@ _OTHER_SECRET = "a secret: keep it in a drop-in with EnvironmentFile="  # noqa: 
 _FOR_DOWNLOADS = "a secret that only downloads need: tunerd serves files that are here"
 _TOKENS = re.compile(r"-hft|--hf-token.*|(\w+_)?(HF|HUGGING_?FACE)_.*")
 _KEYS = re.compile(r"--api-key|LLAMA_(ARG_)?API_KEY")
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
 # Of a file or folder, by the placeholder of a build's help; one flag may take several.
 _PATH = re.compile(r"FNAME|PATH|(\w+_)?FILE|(LOG)?DIR")
 _SEVERAL = ("--lora", "--control-vector")
@@ -347,11 +348,11 @@ class _Import:
             if holds_secret(name, value, secrets):
                 why = _SECRET if has_a_word_of(value, secrets) else _why_secret(name)
                 self.unplaced.append(Unplaced((f"{name}=...",), why))
-            elif not is_option and is_name(name):
+            elif not is_option and is_name(name) and not _NO_TEXT.search(value):
                 self.environment[name] = value
             elif flags is None or not is_option:
                 reason = "the engine ignores it, or this value of it"
-                reason = reason if is_option else "a profile cannot have this name in [environment]"
+                reason = reason if is_option else "a profile cannot have it in [environment]"
                 self.unplaced.append(Unplaced((f"{name}={value}",), reason))
             elif not is_ik and any((self.owner(flag) or flag.word) in taken for flag in flags):
                 self.overridden.append(name)

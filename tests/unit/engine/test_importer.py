@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -293,6 +294,14 @@ def test_a_kind_that_only_the_build_knows_keeps_its_word() -> None:
     assert value(found, "speculation.type") == "draft-mtp-adaptive"
     assert value(found, "speculation.n_max") == 6
     assert found.unplaced == ()
+
+
+def test_a_variable_that_is_not_utf_8_is_left_out_and_said_so() -> None:
+    """`profiles new` ended in a traceback: no profile can hold it."""
+    found = imported("", "main-0x", {"GGML_NAME": os.fsdecode(b"a\xffb")})
+
+    assert "environment" not in found.data
+    assert list(reasons(found).values()) == ["a profile cannot have it in [environment]"]
 
 
 @pytest.mark.parametrize(
