@@ -235,16 +235,20 @@ def changing(
         Busy: another change is under way.
         DeployError: the unit is masked or an alias, or what would change is no longer what was shown.
     """
+    left_behind: SwapRecord | None = None
 
     def prepared() -> T:
+        nonlocal left_behind
         check_manager(ctx)
         demand_replaceable(ctx)
         demand_card(ctx, ctx.services.state(ctx.unit))
+        if left_behind is not None and read_record(ctx) == left_behind:
+            return prepare()  # it was tried before the question, and takes minutes where it hangs
         try:
             recovered = recover_locked(ctx)
         except Stranded as stranded:
-            if (told := _left_behind(ctx, stranded)) not in messages:
-                messages.append(told)
+            messages.append(_left_behind(ctx, stranded))
+            left_behind = read_record(ctx)
         else:
             if recovered.found is not None:
                 messages.append(note("recovered", recovered.text))

@@ -331,6 +331,25 @@ def test_what_served_and_does_not_come_back_is_left_by_one_command(world: World)
     assert world.outcomes()[:2] == [Outcome.SERVING, Outcome.STRANDED]
 
 
+def test_what_does_not_come_back_is_waited_for_once_and_not_again_behind_a_question(
+    world: World,
+) -> None:
+    """A server that hangs takes minutes each time, and no change is made meanwhile."""
+    _stranded(world)
+    starts: list[float] = []
+
+    def hang(_: Invocation) -> Life:
+        starts.append(world.clock.monotonic_s())
+        return Life()
+
+    world.manager.programs[OLD] = hang
+
+    rollback(world.context(), to="1", drain=False, ask=lambda _: None)
+
+    assert world.serving_alias() == "first"
+    assert len(starts) == 1
+
+
 def test_where_that_does_not_serve_either_recovery_goes_on_with_what_served(world: World) -> None:
     mend = _stranded(world)
 
