@@ -12,6 +12,7 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.choice import PlanRequest
 from tunerd.engine.emit import DEFAULT_PORT, Flag, Server, Target, emit, flags_of
+from tunerd.engine.flags import margin_in_force
 from tunerd.engine.serving import read_live_unit, specifiers_of
 from tunerd.errors import UsageError
 from tunerd.machine.files import Files, destination, real_path
@@ -243,7 +244,7 @@ def together(plans: Sequence[Plan], budget_mib: MiB | None = None) -> Together:
         needs.append((made.resolved.name, need.start_mib(device) if is_known else None))
         free.append(made.memory.free_mib.get(device))
         if device is Device.GPU:
-            margins.append(MiB(made.resolved.profile.memory.fit_mib or 0))
+            margins.append(MiB(margin_in_force(made.resolved, made.engine.capabilities) or 0))
     available = min(all_known(free), default=None)
     cards = [gpu.total_mib for gpu in plans[0].host.gpus or () if gpu.total_mib is not None]
     total = max(cards, default=None) if device is Device.GPU else plans[0].host.memory.total_mib
