@@ -631,6 +631,8 @@ _KV_SIZE = {
 }  # fmt: skip
 # More free than the margin by so much after a load: the fit had nothing to do.
 _NOT_BINDING_MIB = 400.0
+# Margins so far apart tell whether the fit follows them; natural logarithm of how much likelier it must be that it does not.
+_TELLING_MARGINS_MIB, _FAR_WORSE = 512.0, 5.0
 # What a start that ran out of memory says: it lacked this much, give or take.
 OOM_FREE_MIB = -150.0
 OOM_SD_MIB = 150.0
@@ -705,24 +707,51 @@ def fit_memory(
         relative: The law of the same engine with another kind of speculation, or of another variant.
         jitter_mib: Spread between loads.
     """
-    is_binding = _is_binding(seen, relative)
+    is_binding = _is_binding(seen, relative) and not _is_deaf(seen, relative, jitter_mib)
     mean, spread = _prior(relative, is_binding=is_binding)
     if not is_binding:
         seen = _where_all_fitted(seen)
     if not seen:
         return MemoryLaw(mean, np.diag(spread**2), is_binding, 0, jitter_mib)
+    terms, used, noise = _rows(seen, jitter_mib, is_binding=is_binding)
+    processes = [row.process for row in seen]
+    precision = np.diag(1.0 / spread**2)
+    weighted = np.linalg.solve(noise, np.column_stack([terms, used]))
+    normal = precision + terms.T @ weighted[:, :-1]
+    covariance = np.asarray(np.linalg.inv(normal), float)
+    posterior = covariance @ (precision @ mean + terms.T @ weighted[:, -1])
+    return MemoryLaw(posterior, covariance, is_binding, len(set(processes)), jitter_mib)
+
+
+def _rows(
+    seen: Sequence[Free], jitter_mib: float, *, is_binding: bool
+) -> tuple[Array, Array, Array]:
+    """Terms, what was used beside the margin [MiB], and its covariance."""
     terms = np.array([_terms(row.arm, row.share) for row in seen])
     used = np.array([(row.arm.fit_mib if is_binding else 0.0) - row.free_mib for row in seen])
     processes = np.array([row.process for row in seen])
     noise = np.where(processes[:, None] == processes, jitter_mib**2 + _MEMORY_PLACEMENT_SD**2, 0.0)
     own = np.array([OOM_SD_MIB if row.is_failure else _ROW_SD for row in seen])
-    noise += np.diag(own**2)
-    precision = np.diag(1.0 / spread**2)
-    weighted = np.linalg.solve(noise, np.column_stack([terms, used]))
-    normal = precision + terms.T @ weighted[:, :-1]
-    covariance = np.linalg.inv(normal)
-    posterior = covariance @ (precision @ mean + terms.T @ weighted[:, -1])
-    return MemoryLaw(posterior, covariance, is_binding, len(set(processes)), jitter_mib)
+    return terms, used, noise + np.diag(own**2)
+
+
+def _is_deaf(seen: Sequence[Free], relative: MemoryLaw | None, jitter_mib: float) -> bool:
+    """Whether margins that were tried explain what was free far worse than no margin does: a fit that moves nothing.
+
+    One box of 60 of the second world ran out of memory 34 times in two hours, a step of the margin further each time.
+    """
+    margins = [row.arm.fit_mib for row in seen]
+    if not seen or max(margins) - min(margins) < _TELLING_MARGINS_MIB:
+        return False
+    likely = {}
+    for is_binding in (True, False):
+        mean, spread = _prior(relative, is_binding=is_binding)
+        terms, used, noise = _rows(seen, jitter_mib, is_binding=is_binding)
+        covariance = noise + terms @ np.diag(spread**2) @ terms.T
+        off = used - terms @ mean
+        _, size = np.linalg.slogdet(covariance)
+        likely[is_binding] = -0.5 * (float(off @ np.linalg.solve(covariance, off)) + float(size))
+    return likely[False] - likely[True] > _FAR_WORSE
 
 
 def jitter_of(booted: Sequence[tuple[Arm, float]]) -> float:

@@ -118,3 +118,21 @@ def test_the_cache_type_makes_no_difference_where_the_fit_makes_room_for_it() ->
     for kv in ("f16", "q8_0", "q4_0"):
         arm = replace(home, kv=kv, n_max=4)
         assert law.free_mib(arm)[0] == pytest.approx(truth.headroom_mib(arm), abs=150)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_margins_that_change_nothing_are_told_from_those_that_the_fit_keeps(
+    *, follows: bool
+) -> None:
+    """Of a build that leaves all layers on the card; a larger margin was tried after each start that ran out."""
+    rng = np.random.default_rng(5)
+    seen = []
+    for number, margin in enumerate((64, 384, 640, 1024)):
+        arm = replace(ARM, fit_mib=margin)
+        # The fit moves whole layers, so that up to one more is free than it was told.
+        free = margin - 300 + rng.uniform(0, 250) if follows else 250 + rng.normal(0, 20)
+        seen.append(Free(str(number), arm, 0.0, float(free)))
+    law = fit_memory(seen)
+    needed = law.needed_margin_mib(replace(ARM, fit_mib=1024), 1500.0, 0.0)
+    assert law.is_binding is follows
+    assert math.isfinite(needed) is follows
