@@ -104,9 +104,13 @@ class SweepKeeper:
                 workload=prepared.shape.name,
             )
         )
-        figures = {**plan_json(prepared), "request": plain(prepared.request)}
-        store.add_summary(number, SummaryRecord(KIND, PLAN, None, figures))
-        return cls(ctx, store, number)
+        keeper = cls(ctx, store, number)
+        keeper.plan({**plan_json(prepared), "request": plain(prepared.request)})
+        return keeper
+
+    def plan(self, figures: Mapping[str, Any]) -> None:
+        """What it is to do, in place of what was kept of that before."""
+        self._store.add_summary(self.number, SummaryRecord(KIND, PLAN, None, dict(figures)))
 
     def arm(
         self, arm: Arm | str, record: ArmRecord, workload_sha256: str, **conditions: Any

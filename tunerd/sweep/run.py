@@ -388,6 +388,8 @@ def resume_sweep(
             store.reopen_run(sweep.number)
             keeper = SweepKeeper(ctx, store, sweep.number)
             serving = prepared.generation.number
+            if serving != sweep.plan["generation"]:  # which a rollback came back to
+                keeper.plan({**sweep.plan, "generation": serving})
             history = history_of(store, prepared.basis, serving, but=sweep.number)
             history = replace(history, samples=[*history.samples, *own])
             return _Run(ctx, prepared, keeper, history, "sweep resume", house, meet).go()

@@ -23,6 +23,7 @@ from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.result import ActionResult, Progress
 from tunerd.sweep.plan import SweepRequest
+from tunerd.sweep.record import history_of
 from tunerd.sweep.run import resume_sweep, run_sweep
 
 pytestmark = pytest.mark.timeout(540)
@@ -256,6 +257,29 @@ def test_a_sweep_that_went_on_while_somebody_was_asked_about_it_is_not_continued
         assert found is not None
         assert found.outcome is RunOutcome.DONE
         assert box.serves
+
+
+def test_challenges_of_a_sweep_that_goes_on_after_a_rollback_are_of_what_serves_then() -> None:
+    """They counted as of the generation before the rollback, so the next sweep had the same share of alpha again."""
+
+    def stop(progress: Progress) -> None:
+        if progress.text == "starting the first configuration":
+            raise Reached
+
+    with swept() as box:
+        ctx = box.box.context
+        stopped, request = replace(ctx, progress=stop), SweepRequest(budget_s=600.0, seed=3)
+        with pytest.raises(Reached):
+            run_sweep(stopped, request, confirm=lambda _: None)
+        box.call("apply", "night", "--set", "serving.alias=other", "--yes")
+        box.call("rollback", "--yes")
+        with pytest.raises(Reached):
+            resume_sweep(stopped, 1, confirm=lambda _: None)
+        now = ctx.deployed()
+        assert now is not None
+        with EvidenceStore(ctx.paths.evidence) as store:
+            store.add_sweep_event(1, {"pair": [1, 1], "process": "p"})
+            assert history_of(store, "", now.number).n_challenges == 1
 
 
 class Suspended(AheadClock):
