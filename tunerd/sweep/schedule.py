@@ -231,8 +231,15 @@ def ask_tonight(ctx: Context) -> bool:
     return True
 
 
-def next_openings(ctx: Context, *, most: int = 1) -> tuple[calendar.Opening, ...]:
+def next_openings(
+    ctx: Context, *, most: int = 1, waits: bool = False
+) -> tuple[calendar.Opening, ...]:
     """The next openings of the window; none where nights are not begun, or there is no window.
+
+    Args:
+        ctx: Where.
+        most: How many.
+        waits: Whether one that is due has waited since it was: it is not missed.
 
     Raises:
         UsageError: the settings' window is none.
@@ -245,7 +252,7 @@ def next_openings(ctx: Context, *, most: int = 1) -> tuple[calendar.Opening, ...
         read_memory(ctx),
         ctx.clock.now_s(),
         missed=calendar.Missed.LATE
-        if _waits_for_sleep(ctx)
+        if waits or _waits_for_sleep(ctx)
         else calendar.Missed(ctx.settings.schedule.missed),
         least_s=_LEAST_NIGHT_S,
         most=most,

@@ -372,6 +372,7 @@ class Nights(Teller):
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
         super().__init__(ctx, tell)
         self._runs: bool | None = None  # which the history tells a daemon that has just begun
+        self._waits = False
         self._life: str | None = None
 
     def look(self) -> float:
@@ -386,10 +387,11 @@ class Nights(Teller):
             return early_s
         try:
             forget_what_is_ahead(self._ctx)
-            found = next_openings(self._ctx, most=2)
+            found = next_openings(self._ctx, most=2, waits=self._waits)
             now_s = self._ctx.clock.now_s()
             due = next((one for one in found if one.is_due(now_s)), None)
-            if due is not None and is_wanted_later(self._ctx):
+            self._waits = due is not None and is_wanted_later(self._ctx)
+            if self._waits:
                 return _RUNS_S
             if due is not None:
                 self._begin(due)

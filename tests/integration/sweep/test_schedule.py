@@ -321,6 +321,17 @@ def test_a_night_waits_for_a_measurement_that_is_no_sweep(tmp_path: Path) -> Non
     assert starts(ctx)[0] == ["night"]
 
 
+def test_a_night_that_waited_from_its_beginning_on_was_not_missed(tmp_path: Path) -> None:
+    """Nights that are skipped where the machine slept were lost, without a word, to a bench of eleven minutes."""
+    ctx, told = set_to(box(tmp_path, "2026-11-23 01:00"), schedule__missed="skip"), list[Event]()
+    nights = Nights(ctx, told.append)
+    with lock(ctx.paths.measure_lock, purpose="bench x", since="now"):
+        for _ in range(11):
+            ctx.clock.sleep(nights.look())
+    nights.look()
+    assert [one.kind for one in told] == ["night"]
+
+
 def test_a_sweep_in_a_unit_of_its_own_or_in_a_terminal_is_the_sweep_of_that_night(
     tmp_path: Path,
 ) -> None:
