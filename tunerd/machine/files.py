@@ -154,8 +154,8 @@ class Files:
             )
             temporary = Path(name)
             with os.fdopen(descriptor, "wb") as file:
-                with contextlib.suppress(OSError):  # of a file system that knows no locks
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(Busy, HostError):  # of a file system that knows no locks
+                    _take(descriptor, temporary)
                 os.fchmod(descriptor, like.mode if like is not None else mode)
                 if like is not None and os.geteuid() == 0:
                     made = os.fstat(descriptor)
@@ -302,9 +302,12 @@ class Files:
         prefix = f".{name}." if name else "."
         with _told("read", folder):
             found = list(folder.iterdir()) if folder.is_dir() else []
-        for path in found:
-            is_ours = path.name.startswith(prefix) and path.name.endswith(".tmp") and path.is_file()
-            if is_ours and not is_locked(path):
+        names = (one for one in found if one.name.startswith(prefix) and one.suffix == ".tmp")
+        left = [one for one in names if one.is_file() and not is_locked(one)]
+        if left:  # one that was made this moment is locked in the next
+            SystemClock().sleep(_LOOK_S / 2)
+        for path in left:
+            if not is_locked(path):
                 self.remove(path)
 
 

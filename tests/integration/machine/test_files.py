@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,6 +121,27 @@ def test_what_is_being_written_is_not_taken_for_what_a_dead_process_left(tmp_pat
     Files(tidy).write(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
     assert len(steps) == 4
+    assert names(tmp_path) == ["a"]
+
+
+def test_what_was_made_this_moment_is_not_taken_for_what_a_dead_process_left(
+    tmp_path: Path,
+) -> None:
+    """Between its making and its lock it was removed, of forty writes about one."""
+    ends = threading.Event()
+
+    def tidy() -> None:
+        while not ends.is_set():
+            Files().remove_temporaries(tmp_path)
+
+    other = threading.Thread(target=tidy)
+    other.start()
+    try:
+        for n in range(300):
+            Files().write(tmp_path / "a", b"%d" % n)
+    finally:
+        ends.set()
+        other.join()
     assert names(tmp_path) == ["a"]
 
 
