@@ -106,9 +106,9 @@ class _Watch:
     def generation(self) -> Generation:
         return self.entry.generation
 
-    def stepped(self, by_s: float) -> None:
+    def stepped(self, by_s: float, life: str | None) -> None:
         """The machine slept, or its clock was set: looks of before are as far from those to come as they were."""
-        self.slept = self.life
+        self.slept = self.life or life
         self.looks = [replace(one, at_s=one.at_s + by_s) for one in self.looks]
 
     def begin_again(self, life: str | None) -> None:
@@ -155,14 +155,14 @@ class Probation:
 
     def _after(self, reading: Reading) -> str | None:
         ctx, now_s = self._ctx, self._ctx.clock.monotonic_s()
-        step_s = self._steps.step_s()
-        if step_s and self._watch is not None:
-            self._watch.stepped(step_s)
-        if is_locked(ctx.paths.lock) or _is_swapping(ctx):
-            if self._watch is not None:  # which may fail, and leave this one serving
-                self._watch.looked_s = now_s
+        is_changing, step_s = is_locked(ctx.paths.lock) or _is_swapping(ctx), self._steps.step_s()
+        watch = self._watch if is_changing else self._watched(reading)
+        if step_s and watch is not None:
+            watch.stepped(step_s, reading.engine.life)
+        if is_changing:
+            if watch is not None:  # which may fail, and leave this one serving
+                watch.looked_s = now_s
             return None
-        watch = self._watched(reading)
         if watch is None or (watch.is_being_taken and not self._has_failed(watch)):
             return None
         over = self._why_over(watch)

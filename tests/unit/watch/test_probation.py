@@ -271,6 +271,25 @@ def test_a_death_after_the_machine_slept_is_held_against_no_server_and_one_more_
     assert daemon.judged()["state"] == ("taken back" if dies_on else "passed")
 
 
+@pytest.mark.parametrize("comes_from_measuring", [True, False])
+def test_nor_is_one_where_no_look_saw_the_server_before_the_machine_slept(
+    world: World, comes_from_measuring: bool
+) -> None:
+    """A machine that may not sleep while it is measured does so as soon as that has ended, or a night deployed."""
+    is_restarted(world)
+    daemon = Daemon(world)
+    begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
+    if comes_from_measuring:
+        measure(world, 60.0)
+        for _ in range(3):
+            daemon.look()
+        world.clock.advance(40.0)
+    world.clock.set_wall(world.clock.now_s() + 8 * 3600)
+    daemon.look()
+    dies(world)
+    assert daemon.judged()["state"] == "passed"
+
+
 def test_a_death_that_is_not_held_against_a_server_is_not_by_the_next_daemon(world: World) -> None:
     is_restarted(world)
     begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
