@@ -326,7 +326,7 @@ def verify_command(call: Call) -> ActionResult:
 
     \b
     Example:
-      tunerd verify || echo "somebody changed something"
+      tunerd verify; [ $? != 6 ] || echo "somebody changed something"
     """  # noqa: D301
     from tunerd.production.status import verify
 

@@ -433,7 +433,7 @@ def _result(
     payload = {
         "generation": generation.number if generation is not None else None,
         "profile": generation.profile if generation is not None else None,
-        "as_deployed": code == 0,
+        "as_deployed": None if code == 1 else code == 0,
         "drift": _rows(drifts),
     }
     return ActionResult("verify", payload, messages, code)
