@@ -184,10 +184,10 @@ def test_a_question_with_standard_input_closed_is_one_that_nobody_answers(tmp_pa
 def test_ctrl_c_while_the_program_is_being_loaded_shows_no_traceback(
     tmp_path: Path, loaded: str
 ) -> None:
-    """Python tells of each module that it has loaded, so that the moment is known."""
+    """Python tells of each module that it has loaded, so that the moment is known; it waits to be read, and cannot end before."""
     words = [sys.executable, "-v", "-m", "tunerd", "status"]
     with subprocess.Popen(
-        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, pipesize=4096,
         env=Box(tmp_path).environment, start_new_session=True,
     ) as begun:  # fmt: skip
         assert begun.stderr is not None
