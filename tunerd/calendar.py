@@ -254,7 +254,7 @@ def openings(
         memory: Of nights before.
         now_s: Seconds since the epoch.
         missed: What becomes of one whose beginning was missed.
-        least_s: What is left of one that is under way must be longer than this [s].
+        least_s: One must be at least so long, and what is left of one whose beginning was missed [s].
         most: How many.
     """
     found: list[Opening] = []
@@ -266,9 +266,10 @@ def openings(
             break
         if _is_same(span.begin_s, memory.last_begin_s):
             continue
-        if span.end_s - max(span.begin_s, now_s) < least_s:
+        is_late = now_s - span.begin_s > _ON_TIME_S
+        if span.end_s - (now_s if is_late else span.begin_s) < least_s:
             continue
-        if missed is Missed.SKIP and now_s - span.begin_s > _ON_TIME_S:
+        if missed is Missed.SKIP and is_late:
             continue
         found.append(Opening(span, is_skipped=_is_same(span.begin_s, memory.skip_begin_s)))
     return tuple(found)

@@ -191,6 +191,16 @@ def test_a_machine_that_has_just_booted_begins_a_night_once_its_clock_was_set(
     assert starts(ctx)[0] == ["night"]
 
 
+@pytest.mark.parametrize("since_boot_s", [20.0, 5000.0])
+def test_the_shortest_window_has_its_night_though_the_look_comes_late(
+    tmp_path: Path, since_boot_s: float
+) -> None:
+    """One of a quarter of an hour was set and shown, and each night was over when it was looked at."""
+    ctx = set_to(box(tmp_path, "2026-11-23 01:00"), sweep__window="01:00-01:15")
+    clock = FakeClock(now_s=at("2026-11-23 01:00") + 0.5, monotonic_s=since_boot_s)
+    assert starts(replace(ctx, clock=clock), looks=2)[0] == ["night"]
+
+
 def test_a_boot_with_a_clock_that_is_years_behind_begins_no_second_night(tmp_path: Path) -> None:
     ctx, manager, _ = faked(tmp_path)
     assert starts(ctx)[0] == ["night"]
