@@ -27,6 +27,7 @@ from tunerd.production.plan import (
 from tunerd.production.recover import changing
 from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for_plan
+from tunerd.profile.files import TunedRecord
 from tunerd.records import plain
 from tunerd.result import ActionResult, Level, Message, note, warning
 from tunerd.units.generations import Generation
@@ -44,7 +45,7 @@ def apply(
     ask: Confirm | None = None,
     reason: str = "apply",
     probation: bool = True,
-    sweep: int | None = None,
+    tuned: TunedRecord | None = None,
 ) -> ActionResult:
     """Deploy a profile.
 
@@ -57,7 +58,7 @@ def apply(
             guards and recovery work meanwhile; raises to stop.
         reason: Why, for the backup's name and the history.
         probation: Whether it is watched afterwards, where there is something to go back to.
-        sweep: That proved it; None for none.
+        tuned: Of what a sweep proved, to be in force then; None for none.
 
     Raises:
         Busy: another change is under way.
@@ -91,7 +92,8 @@ def apply(
             ran=ran,
             model_bytes=made.facts.file_bytes,
             wants_probation=probation,
-            sweep=sweep,
+            sweep=None if tuned is None else tuned.sweep,
+            tuned=plain(tuned),
         )
         done = swap(ctx, asked)
         remarks = remember_live_load(ctx)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import glob
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.serving import standing_text
@@ -31,8 +33,9 @@ class SwapRecord:
     served before, so that it can be told whether a restart has happened. `was_healthy` says whether
     the old server answered, so that going back must make it answer again. `link_to` is where the unit
     file led, if it was a link. `wants_probation` says that what serves then is to be watched, `sweep` which one
-    proved it. `was_given_up` says that the old server's manager had started it again and again,
-    `was_stranded` that it had not come back after the swap before.
+    proved it. `tuned` is the record of the tuned layer that is in force then, or out of it where the swap goes back.
+    `was_given_up` says that the old server's manager had started it again and again, `was_stranded` that it had
+    not come back after the swap before.
     """
 
     unit: str
@@ -51,6 +54,7 @@ class SwapRecord:
     link_to: str | None = None
     wants_probation: bool = False
     sweep: int | None = None
+    tuned: Mapping[str, Any] | None = None
     was_given_up: bool = False
     was_stranded: bool = False
 

@@ -36,7 +36,7 @@ from tunerd.production.journal import (
 )
 from tunerd.production.measurement import clear_dead_measurements, end_measurement
 from tunerd.production.probation import begin_probation, forget_probation, read_probation
-from tunerd.production.swap import ForeignEditError, go_back
+from tunerd.production.swap import ForeignEditError, go_back, settle_tuned
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome
@@ -349,7 +349,8 @@ def _judge(ctx: Context, record: SwapRecord) -> Recovered:
 
 
 def _watch(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
-    """Begin the probation that the record asks for, unless it is begun; while the record stands."""
+    """Begin the probation that the record asks for, unless it is begun, and settle the tuned layer; while the record stands."""
+    settle_tuned(ctx, record)
     if not record.wants_probation or read_probation(ctx, record.generation) is not None:
         return ()
     return begin_probation(ctx, record.generation, record.sweep)

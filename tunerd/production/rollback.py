@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, FailureKind
@@ -19,11 +20,15 @@ from tunerd.production.journal import backups
 from tunerd.production.recover import changing
 from tunerd.production.swap import SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for
+from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome, changed_model_files
 from tunerd.units.live import LiveUnit
 from tunerd.units.text import parse_unit, unified_diff
 from tunerd.words import generation_number, sha256
+
+if TYPE_CHECKING:
+    from tunerd.profile.files import TunedRecord
 
 Confirm = Callable[["Target"], None]
 Settle = Callable[[str | None, str | None], tuple[Message, ...]]
@@ -55,6 +60,7 @@ def rollback(
     confirm: Confirm = lambda _target: None,
     ask: Confirm | None = None,
     reason: str = "rollback",
+    tuned: TunedRecord | None = None,
     settle: Settle = lambda _left, _reached: (),
 ) -> ActionResult:
     """Make an earlier unit live again.
@@ -66,6 +72,7 @@ def rollback(
         confirm: Checks the target under the lock; raises to stop.
         ask: Shows the target and asks a person, without the lock; raises to stop.
         reason: Why, for the backup's name and the history.
+        tuned: Of what is taken back, to be out of force then; None for none.
         settle: What follows once it is done, still under the lock: takes the hashes of the unit that was left
             and of the one that serves, gives what a person should hear.
 
@@ -89,10 +96,11 @@ def rollback(
         messages=messages,
     ) as target:
         left = sha256(standing_text(ctx))
-        done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
-        tuned = settle(left, sha256(target.text))
+        request = _request(ctx, target, drain=drain, reason=reason)
+        done = swap(ctx, replace(request, tuned=plain(tuned)))
+        settled = settle(left, sha256(target.text))
         loaded = remember_live_load(ctx)
-    messages += [*target.messages, *tuned, *loaded]
+    messages += [*target.messages, *settled, *loaded]
     messages += [note("swap", text) for text in done.notes]
     is_unseen = done.serving is not None and done.serving.first_text is None
     payload = {

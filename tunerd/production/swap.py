@@ -9,10 +9,10 @@ On any failure after the record the same steps lead back. Whatever ends this pro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, Failure, FailureKind, HttpState
@@ -62,7 +62,7 @@ from tunerd.production.journal import (
     record_path,
 )
 from tunerd.production.probation import begin_probation, forget_probation
-from tunerd.records import plain
+from tunerd.records import Unreadable, plain, read_or_none
 from tunerd.result import Message, Progress
 from tunerd.units.generations import Ending, Generation, Outcome
 from tunerd.units.live import LiveUnit, is_same_command
@@ -83,7 +83,7 @@ class SwapRequest:
     `generation` still lacks its number, backup, old state and who asked: the swap fills them in.
     `ran` is whether the server ran when this was agreed to: one that was stopped since is left alone.
     `starts_packaged` is whether what is left after removing the file shall run, `wants_probation` whether
-    what serves then is to be watched, and `sweep` which one proved it.
+    what serves then is to be watched, and `sweep` which one proved it. `tuned` is as of `SwapRecord`.
     """
 
     text: bytes | None
@@ -97,6 +97,7 @@ class SwapRequest:
     starts_packaged: bool = False
     wants_probation: bool = False
     sweep: int | None = None
+    tuned: Mapping[str, Any] | None = None
 
     @property
     def goes_back(self) -> bool:
@@ -178,7 +179,8 @@ def _begin(
             # Its server did not come back, and is to, should this one not serve either.
             record = replace(record, was_active=earlier.was_active, was_healthy=earlier.was_healthy,
                              was_enabled=earlier.was_enabled, was_stranded=True)  # fmt: skip
-        record = replace(record, wants_probation=request.wants_probation, sweep=request.sweep)
+        record = replace(record, wants_probation=request.wants_probation, sweep=request.sweep,
+                         tuned=request.tuned)  # fmt: skip
         ctx.say("writing the intent record", step=2, steps=STEPS)
         ctx.files.make_folder(ctx.paths.journal_dir)
         ctx.files.write_json(record_path(ctx), plain(record, schema=SCHEMA), mode=0o600)
@@ -676,6 +678,7 @@ def _commit(
     watched = (
         begin_probation(ctx, record.generation, record.sweep) if record.wants_probation else ()
     )
+    settle_tuned(ctx, record)
     try:
         ctx.files.remove(record_path(ctx))
     except TunerdError as error:
@@ -688,6 +691,25 @@ def _commit(
         notes.append(f"old backups could not be removed: {error.words}")
     _set_reserve_aside(ctx)
     return watched, tuple(notes)
+
+
+def settle_tuned(ctx: Context, record: SwapRecord) -> None:
+    """Bring the tuned layer into line with what a committed swap asks of it, while its record stands.
+
+    Where that fails, as on a damaged file, whoever asked tries again and says so: it undoes no swap that serves.
+    """
+    if record.tuned is None:
+        return
+    from tunerd.profile import files  # brings the schema
+    from tunerd.profile.arm import Arm
+
+    tuned = read_or_none(files.TunedRecord, record.tuned)
+    with contextlib.suppress(TunerdError, Unreadable):
+        if tuned is not None and record.reason == "promote":
+            files.write_tuned(ctx, replace(tuned, generation=record.generation))
+        elif tuned is not None and (arm := read_or_none(Arm, tuned.arm)) is not None:
+            why = "it was taken back"
+            files.take_back_tuned(ctx, tuned.profile, tuned.sweep, arm, tuned.engine_sha256, why)
 
 
 class _UnhealthyError(DeployError):

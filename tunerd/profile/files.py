@@ -275,6 +275,20 @@ def take_out_tuned(ctx: Context, record: TunedRecord, *, by_hand: bool) -> None:
         _write(ctx, record, "declined")
 
 
+def take_back_tuned(
+    ctx: Context, profile: str, sweep: int, arm: Arm, engine_sha256: str | None, reason: str
+) -> None:
+    """A promoted server that did worse was taken back: so is its layer, and its arm stays out of later sweeps.
+
+    Raises:
+        HostError: a file cannot be written.
+    """
+    remember_failure(ctx, profile, arm, engine_sha256, reason)
+    record = read_tuned(ctx, profile)
+    if record is not None and record.sweep == sweep:
+        take_out_tuned(ctx, record, by_hand=False)
+
+
 def read_declined(ctx: Context, profile: str) -> TunedRecord | None:
     """The layer that a person took out of force last; None where there is none."""
     return _read(ctx, profile, "declined")
@@ -328,8 +342,9 @@ def remember_failure(
 
 
 def _failures(ctx: Context, profile: str) -> list[FailedArm]:
-    data = ctx.files.read_json(_beside(ctx, profile, "failed")) or {}
-    return [records.read(FailedArm, row) for row in data.get("failed", [])]
+    data = ctx.files.read_json(_beside(ctx, profile, "failed"))
+    rows = data.get("failed", []) if isinstance(data, dict) else []
+    return [records.read(FailedArm, row) for row in rows]
 
 
 def _keep_failures(ctx: Context, profile: str, failures: Sequence[FailedArm]) -> None:

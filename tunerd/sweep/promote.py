@@ -108,10 +108,11 @@ def promote(
         _demand_valid(ctx, proposal, made)
         confirm(made)
 
+    tuned = _record(ctx, proposal, _UNTRIED)
     try:
         done = apply(
             ctx, request, drain=drain, confirm=confirm_still, ask=ask, reason="promote",
-            probation=with_probation, sweep=sweep.number,
+            probation=with_probation, tuned=tuned,
         )  # fmt: skip
     except (RolledBack, Stranded):
         with contextlib.suppress(TunerdError):  # how it ended matters more
@@ -123,18 +124,16 @@ def promote(
 def _deployed(ctx: Context, proposal: _Proposal, done: ActionResult) -> ActionResult:
     """Measures once more what serves now, keeps it or takes it back."""
     generation = int(done.payload["generation"])
-    # Kept and watched from here on: whoever ends this while it measures leaves nothing half done.
-    untried = _Again(None, None, None, "the promotion was cut short, or its unit edited")
     messages = list(done.messages)
     payload: dict[str, Any] = {
         **done.payload,
         "sweep": proposal.sweep.number,
         "changes": changed(proposal.arm, proposal.prepared.base.arm),
         "tuned": dict(proposal.values),
-        "measured_again": untried.to_json(),
+        "measured_again": _UNTRIED.to_json(),
     }
     try:
-        _keep(ctx, proposal, untried, generation)
+        _keep(ctx, proposal, _UNTRIED, generation)
         verdict = _measured_again(ctx, proposal)
         payload["measured_again"] = verdict.to_json()
         _demand_still(ctx, generation)
@@ -246,7 +245,7 @@ def _leave_out(ctx: Context, proposal: _Proposal) -> None:
 
 def _keep(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -> None:
     """Make it the tuned layer and the decision."""
-    write_tuned(ctx, _record(ctx, proposal, verdict, generation))
+    write_tuned(ctx, replace(_record(ctx, proposal, verdict), generation=generation))
     forget_failure(ctx, proposal.prepared.plan_request.profile, proposal.arm)
     keep_decision(ctx, proposal.sweep.number,
            {"what": PROMOTED, "generation": generation, "text": verdict.text})  # fmt: skip
@@ -382,6 +381,10 @@ class _Again:
         return {"live": live, "before_s": self.before_s, "after_s": self.after_s, "text": self.text}
 
 
+# Kept and watched with the swap: whoever ends this while it measures leaves nothing half done.
+_UNTRIED = _Again(None, None, None, "the promotion was cut short, or its unit edited")
+
+
 class _Overtaken(Exception):
     """Something else was deployed than the winner, or its unit was edited by hand."""
 
@@ -436,7 +439,7 @@ def _take_back(
     number, profile = proposal.sweep.number, proposal.prepared.plan_request.profile
     backup = payload["backup"]
     generation = int(payload["generation"])
-    back = rollback(ctx, to=backup, drain=False,
+    back = rollback(ctx, to=backup, drain=False, tuned=_record(ctx, proposal, verdict),
                     confirm=lambda _target: _demand_still(ctx, generation), reason="guard")  # fmt: skip
     messages.append(
         warning("taken-back", f"the winner was not as good in service and was taken back: {verdict.text}",
@@ -452,7 +455,7 @@ def _take_back(
     return ActionResult("promote", told, tuple(messages), 3, has_acted=True)
 
 
-def _record(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -> TunedRecord:
+def _record(ctx: Context, proposal: _Proposal, verdict: _Again) -> TunedRecord:
     prepared, sweep = proposal.prepared, proposal.sweep
     plan = prepared.base_plan
     return TunedRecord(
@@ -468,6 +471,5 @@ def _record(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int)
         gpu_names=tuple(gpu.name for gpu in plan.host.gpus or ()),
         workload=prepared.shape.name,
         measured_again=verdict.to_json(),
-        generation=generation,
         arm=plain(proposal.arm),
     )

@@ -30,6 +30,7 @@ from tunerd.profile.files import (
     read_declined,
     read_tuned,
     remember_failure,
+    take_back_tuned,
     take_out_tuned,
     write_tuned,
 )
@@ -245,15 +246,12 @@ def after_rollback(ctx: Context, left: str | None, reached: str | None) -> tuple
 def after_failure(
     ctx: Context, profile: str, sweep: int, arm: Arm, engine_sha256: str | None, reason: str
 ) -> None:
-    """A promoted server that did worse was taken back: so is its tuned layer, and its arm stays out.
+    """As `take_back_tuned`, and what became of the sweep.
 
     Raises:
         HostError: a file cannot be written.
     """
-    remember_failure(ctx, profile, arm, engine_sha256, reason)
-    record = read_tuned(ctx, profile)
-    if record is not None and record.sweep == sweep:
-        take_out_tuned(ctx, record, by_hand=False)
+    take_back_tuned(ctx, profile, sweep, arm, engine_sha256, reason)
     keep_decision(ctx, sweep, {"what": TAKEN_BACK, "text": f"failed in service: {reason}"})
 
 

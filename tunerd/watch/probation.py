@@ -6,6 +6,7 @@ outlives a daemon.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -38,6 +39,7 @@ from tunerd.production.probation import (
     read_probation,
     record_path,
 )
+from tunerd.profile.files import TunedRecord, read_tuned
 from tunerd.records import plain, read, read_or_none
 from tunerd.result import ActionResult, note, warning
 from tunerd.units.generations import Generation, HistoryEntry
@@ -396,9 +398,12 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
             raise _Overtaken
 
     keep_probation(ctx, replace(record, state=RUNNING, reason=reason))
+    sweep = record.sweep if sweep is None else sweep
+    tuned = _tuned_by(ctx, entry.generation.profile, sweep)
     state, told, exit_code = _TAKEN_BACK, reason, 3
     try:
-        rollback(ctx, to=_back(ctx, entry), drain=True, confirm=demand_still, reason="guard")
+        rollback(ctx, to=_back(ctx, entry), drain=True, confirm=demand_still, reason="guard",
+                 tuned=tuned)  # fmt: skip
     except _Overtaken:
         return _closed(ctx, record, *(_why_over(ctx, entry) or _overtaken(ctx, number)), 0)
     except (Busy, Stranded):
@@ -409,7 +414,6 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
         state, exit_code = "worse", 1
         told = f"{reason}; it could not be taken back: {error.message}"
     ended = _closed(ctx, record, state, told, exit_code)
-    sweep = record.sweep if sweep is None else sweep
     if sweep is not None:  # last: a full disk, or a store that is locked, may end it here
         _remember(ctx, entry.generation, sweep, reason)
     return ended
@@ -421,6 +425,15 @@ def _closed(
     ended = replace(record, state=state, reason=reason, left_s=0.0)
     keep_probation(ctx, ended)
     return ActionResult("probation take-back", plain(ended), (), exit_code, has_acted=True)
+
+
+def _tuned_by(ctx: Context, profile: str | None, sweep: int | None) -> TunedRecord | None:
+    """The tuned layer in force that a sweep has found; None also where its record is damaged."""
+    found = None
+    if profile is not None:
+        with contextlib.suppress(HostError):  # which keeps nobody from going back
+            found = read_tuned(ctx, profile)
+    return found if found is not None and found.sweep == sweep else None
 
 
 def _back(ctx: Context, entry: HistoryEntry) -> str | None:

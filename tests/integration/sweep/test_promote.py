@@ -23,7 +23,7 @@ from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import DeployError, UsageError
 from tunerd.machine.facts import GpuReading
-from tunerd.machine.files import is_locked
+from tunerd.machine.files import Files, is_locked
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.files import read_tuned, remember_failure
@@ -355,6 +355,47 @@ def test_one_that_is_killed_while_it_measures_again_leaves_the_winner_kept_and_w
     back = box.json("rollback", "--yes")
     assert "tuned-declined" in {one["code"] for one in back["messages"]}
     assert drafts(box)
+
+
+class Killed(BaseException):
+    """What no code of tunerd sees coming."""
+
+
+def killed_at(ctx: Context, step: str) -> Context:
+    """One whose process ends before this change of the disk."""
+
+    def die(one: str) -> None:
+        if one == step:
+            raise Killed
+
+    return replace(ctx, files=Files(before=die))
+
+
+@pytest.mark.parametrize(
+    ("token_ms", "step", "is_kept"),
+    [
+        pytest.param(None, "create temporary for night.evidence.json", True, id="promoted"),
+        pytest.param(0.05, "create temporary for night.failed.json", False, id="taken back"),
+    ],
+)
+def test_one_that_is_killed_before_it_wrote_of_the_tuned_layer_has_it_written_by_recovery(
+    box: SweepBox, token_ms: float | None, step: str, *, is_kept: bool
+) -> None:
+    """The next apply took the winner away again, or deployed again what had done worse."""
+    ctx = box.box.context
+    number = put_proposal(ctx) if token_ms is None else put_proposal(ctx, token_ms=token_ms)
+    with pytest.raises(Killed):
+        deploy(killed_at(ctx, step), number)
+    box.json("recover")
+    record = read_tuned(ctx, "night")
+    assert (record is not None) is is_kept
+    assert record is None or (record.sweep, record.generation) == (number, serving(box))
+    assert drafts(box) is not is_kept
+    assert box.json("plan", "night")["diff"] == "", "the next apply changes nothing"
+    failed = (ctx.paths.tuned_dir / "night.failed.json").exists()
+    assert failed is not is_kept, "and the next night leaves out what was taken back alone"
+    if is_kept:
+        box.json("rollback", "--yes")
 
 
 @pytest.mark.parametrize(
