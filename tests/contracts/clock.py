@@ -23,3 +23,10 @@ class ClockContract:
         clock.sleep(-3)
 
         assert 0 <= clock.monotonic_s() - before_s < 1
+
+    def test_a_machine_that_is_awake_is_not_suspended(self, clock: Clock) -> None:
+        before_s = clock.suspended_s()
+
+        clock.sleep(0.05)
+
+        assert abs(clock.suspended_s() - before_s) < 0.01

@@ -35,6 +35,9 @@ class HurriedClock:
     def monotonic_s(self) -> float:
         return time.monotonic() + self._skipped_s
 
+    def suspended_s(self) -> float:
+        return 0.0
+
     def sleep(self, seconds: float) -> None:
         self._skipped_s += max(0.0, seconds)
 

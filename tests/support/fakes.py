@@ -59,6 +59,7 @@ class FakeClock:
     def __init__(self, now_s: float = 1_790_000_000.0, monotonic_s: float = 5000.0) -> None:
         self._wall_ahead_s = now_s - monotonic_s
         self._monotonic_s = monotonic_s
+        self._suspended_s = 0.0
 
     def now_s(self) -> float:
         """Wall-clock seconds."""
@@ -67,6 +68,10 @@ class FakeClock:
     def monotonic_s(self) -> float:
         """Seconds that never go back."""
         return self._monotonic_s
+
+    def suspended_s(self) -> float:
+        """Seconds in `suspend`."""
+        return self._suspended_s
 
     def sleep(self, seconds: float) -> None:
         """Let time pass at once."""
@@ -79,6 +84,11 @@ class FakeClock:
     def set_wall(self, now_s: float) -> None:
         """Set the wall clock, as a person or NTP does; the monotonic one goes on."""
         self._wall_ahead_s = now_s - self._monotonic_s
+
+    def suspend(self, seconds: float) -> None:
+        """Let the machine sleep, in which the monotonic clock stands still."""
+        self._wall_ahead_s += seconds
+        self._suspended_s += seconds
 
 
 @dataclass(frozen=True, slots=True)

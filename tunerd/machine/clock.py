@@ -26,6 +26,11 @@ class SystemClock:
         """Seconds since the machine started, without those it was suspended."""
         return time.clock_gettime(time.CLOCK_MONOTONIC)
 
+    def suspended_s(self) -> float:
+        """Seconds for which the machine was suspended since it started."""
+        # What one of them counts and the other does not; nobody can set either.
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.monotonic_s()
+
     def sleep(self, seconds: float) -> None:
         """Return when `seconds` have passed; at once for zero or less."""
         if seconds > 0:
@@ -64,6 +69,9 @@ class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Seconds that never go back, from an arbitrary start."""
 
+    def suspended_s(self) -> float:
+        """Seconds for which the machine was suspended, from an arbitrary start."""
+
     def sleep(self, seconds: float) -> None:
         """Return when `seconds` have passed."""
 
@@ -73,14 +81,21 @@ _STEP_S = 2.0
 
 
 class Steps:
-    """Where the wall clock parts from the monotonic one: somebody set it, or the machine slept."""
+    """Where the wall clock parts from the monotonic one: somebody set it, or the machine slept.
+
+    `has_slept` is whether it did before the last call.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ahead_s = clock.now_s() - clock.monotonic_s()
+        self._suspended_s = clock.suspended_s()
+        self.has_slept = False
 
     def step_s(self) -> float:
         """How far since the last call, less than 0 where it was set back [s]; 0 where it goes as it did."""
+        awake_s, self._suspended_s = self._suspended_s, self._clock.suspended_s()
+        self.has_slept = self._suspended_s - awake_s > _STEP_S
         before_s, self._ahead_s = self._ahead_s, self._clock.now_s() - self._clock.monotonic_s()
         step_s = self._ahead_s - before_s
         return step_s if abs(step_s) > _STEP_S else 0.0

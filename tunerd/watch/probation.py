@@ -108,9 +108,8 @@ class _Watch:
     def generation(self) -> Generation:
         return self.entry.generation
 
-    def stepped(self, by_s: float, life: str | None) -> None:
+    def stepped(self, by_s: float) -> None:
         """The machine slept, or its clock was set: looks of before are as far from those to come as they were."""
-        self.slept = self.life or life
         self.looks = [replace(one, at_s=one.at_s + by_s) for one in self.looks]
 
     def begin_again(self, life: str | None) -> None:
@@ -160,7 +159,9 @@ class Probation:
         is_changing, step_s = is_locked(ctx.paths.lock) or _is_swapping(ctx), self._steps.step_s()
         watch = self._watch if is_changing else self._watched(reading)
         if step_s and watch is not None:
-            watch.stepped(step_s, reading.engine.life)
+            watch.stepped(step_s)
+        if self._steps.has_slept and watch is not None:
+            watch.slept = watch.life or reading.engine.life
         if is_changing:
             if watch is not None:  # which may fail, and leave this one serving
                 watch.looked_s = now_s

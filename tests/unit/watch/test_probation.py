@@ -260,7 +260,7 @@ def test_a_death_after_the_machine_slept_is_held_against_no_server_and_one_more_
     begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
     daemon = Daemon(world)
     daemon.look()
-    world.clock.set_wall(world.clock.now_s() + 8 * 3600)
+    world.clock.suspend(8 * 3600.0)
     for _ in range(4):
         assert daemon.look() is None
     dies(world)
@@ -284,10 +284,22 @@ def test_nor_is_one_where_no_look_saw_the_server_before_the_machine_slept(
         for _ in range(3):
             daemon.look()
         world.clock.advance(40.0)
-    world.clock.set_wall(world.clock.now_s() + 8 * 3600)
+    world.clock.suspend(8 * 3600.0)
     daemon.look()
     dies(world)
     assert daemon.judged()["state"] == "passed"
+
+
+def test_a_clock_that_was_set_is_no_sleep_and_forgives_no_death(world: World) -> None:
+    """NTP put the clock of a machine right that had just booted, and a server that died then passed."""
+    is_restarted(world)
+    begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
+    daemon = Daemon(world)
+    daemon.look()
+    world.clock.set_wall(world.clock.now_s() + 8 * 3600)
+    daemon.look()
+    dies(world)
+    assert daemon.judged()["state"] == "taken back"
 
 
 def test_a_death_that_is_not_held_against_a_server_is_not_by_the_next_daemon(world: World) -> None:
@@ -295,7 +307,7 @@ def test_a_death_that_is_not_held_against_a_server_is_not_by_the_next_daemon(wor
     begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
     daemon = Daemon(world)
     daemon.look()
-    world.clock.set_wall(world.clock.now_s() + 8 * 3600)
+    world.clock.suspend(8 * 3600.0)
     daemon.look()
     dies(world)
     for _ in range(4):
