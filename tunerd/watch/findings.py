@@ -15,10 +15,11 @@ from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.flags import without_secrets
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
-from tunerd.errors import ConfigError, EngineError, TunerdError
+from tunerd.errors import Busy, ConfigError, EngineError, TunerdError
 from tunerd.machine.files import is_gone, stamp_of
 from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import ArmRecord
+from tunerd.production.journal import record_path
 from tunerd.production.plan import UNASKED, make_plan
 from tunerd.profile.arm import Best
 from tunerd.records import plain, read_or_none
@@ -72,9 +73,19 @@ def read_findings(ctx: Context, seen: object) -> tuple[object, Findings | None]:
 
 
 def check(ctx: Context) -> ActionResult:
-    """Find out and leave word; never fails for what it finds."""
+    """Find out and leave word; never fails for what it finds.
+
+    Raises:
+        Busy: the unit that stands is on trial: should it fail, what is found of it would be held against what served.
+    """
     live = read_live_unit(ctx)
     generation = ctx.deployed()
+    if record_path(ctx).exists():
+        raise Busy(
+            "a swap is under way, or was cut short",
+            state="nothing was changed",
+            hint="try again when it has ended; `tunerd recover` ends one that was cut short",
+        )
     now, driver = _fingerprint(ctx, live), ctx.gpu.read().driver_version
     found = Findings(
         generation=None if generation is None else generation.number,

@@ -247,6 +247,22 @@ def test_a_build_is_not_asked_with_the_model_that_its_environment_names(
     assert check(world.ctx).payload["replanned"]["refusals"] == []
 
 
+def test_nothing_is_found_out_of_a_unit_that_is_on_trial(world: World) -> None:
+    """Its swap failed, and what had been measured of it was held against the server that came back."""
+    world.generation(1)
+    check(world.ctx)
+    path = world.ctx.paths.state_dir / "guards.json"
+    before = path.read_bytes()
+    (world.manager.unit_dir / UNIT).write_text(SERVER.replace("/bin/server", "/bin/other"))
+    world.ctx.files.make_folder(world.ctx.paths.journal_dir)
+    world.ctx.files.write_json(record_path(world.ctx), {})
+
+    with pytest.raises(Busy, match="a swap is under way"):
+        check(world.ctx)
+
+    assert path.read_bytes() == before
+
+
 REFUSED = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
            "driver_before": None, "driver_now": None}  # fmt: skip
 
