@@ -549,6 +549,9 @@ class _Run:
                 if self._has_place:
                     raise
                 box.ended = box.yielded  # somebody was faster since it was seen to be free
+                self.ctx.clock.sleep(
+                    _QUIET_POLL_S
+                )  # in another STATE, say, whose lock is not looked at
         return None
 
     def _left_s(self, end_s: float) -> float:

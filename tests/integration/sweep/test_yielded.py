@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_gpu import SlowGpuReader
+from tests.support.fake_gpu import FakeGpuReader, SlowGpuReader, rtx_4070_super
 from tests.support.faked import set_to
 from tests.support.fakes import AheadClock
 from tests.support.sweep_box import SweepBox, kill, swept, upgrade
@@ -19,6 +19,7 @@ from tests.support.waiting import until
 from tunerd.app import Context
 from tunerd.errors import Busy, DeployError
 from tunerd.machine.files import is_locked, lock
+from tunerd.machine.peers import only_one
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.result import ActionResult, Progress
@@ -219,6 +220,35 @@ def test_a_sweep_that_has_yielded_waits_on_where_somebody_else_was_faster() -> N
         with pytest.raises(Reached):
             run_sweep(ctx, request, confirm=lambda _: None)
         assert len(yielded) == 2
+        assert box.serves
+
+
+def test_a_sweep_rests_between_its_tries_while_another_state_has_the_card() -> None:
+    """With `sweep.quiet_s = 0` it planned and tried again without a pause for the rest of its time."""
+    yielded, begun, rests = list[int](), list[str](), list[str]()
+    card = rtx_4070_super()
+
+    def follow(progress: Progress) -> None:
+        if progress.text == "starting the first configuration":
+            begun.append(progress.text)
+            others.enter_context(somebody_else(box))
+        elif progress.text.startswith("the sweep yielded"):
+            if not yielded:
+                others.close()
+                elsewhere.enter_context(only_one(f"card-{card.uuid}"))
+            yielded.append(len(rests))
+            if len(yielded) == 3:
+                raise Reached
+
+    with swept() as box, contextlib.ExitStack() as elsewhere, contextlib.ExitStack() as others:
+        ctx = replace(
+            set_to(box.box.context, sweep__quiet_s=0.0), progress=follow, gpu=FakeGpuReader(card),
+            clock=Asking(lambda: rests.append("")),
+        )  # fmt: skip
+        with pytest.raises(Reached):
+            run_sweep(ctx, SweepRequest(budget_s=600.0, seed=3), confirm=lambda _: None)
+        assert len(begun) == 1
+        assert yielded[1] < yielded[2]
         assert box.serves
 
 
