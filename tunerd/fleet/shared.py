@@ -414,13 +414,25 @@ def _name(ctx: Context) -> str:
 
 
 def box_id(ctx: Context) -> str:
-    """Who this box is: made once, by chance."""
-    known = ctx.files.read_json(ctx.paths.box)
-    if isinstance(known, dict) and isinstance(known.get("id"), str):
-        return str(known["id"])
-    made = uuid.uuid4().hex
-    ctx.files.write_json(ctx.paths.box, {"id": made})
+    """Who this box is: made once, by chance.
+
+    Raises:
+        Busy: another process makes it at this moment.
+        HostError: it cannot be read or written.
+    """
+    found = _known_id(ctx)
+    if found is not None:
+        return found
+    with lock(ctx.paths.box.with_suffix(".lock"), purpose="box id", since=ctx.now_text()):
+        made = _known_id(ctx) or uuid.uuid4().hex
+        ctx.files.write_json(ctx.paths.box, {"id": made})
     return made
+
+
+def _known_id(ctx: Context) -> str | None:
+    known = ctx.files.read_json(ctx.paths.box)
+    is_one = isinstance(known, dict) and isinstance(known.get("id"), str)
+    return str(known["id"]) if is_one else None
 
 
 def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:

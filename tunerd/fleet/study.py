@@ -51,6 +51,7 @@ def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
     drafts, builds = drafts_of(ctx, prepared), prepared.seen.identities
     engines = {name: sha for name, sha in builds.items() if sha is not None}
     try:
+        box_id(ctx)  # which may have to be made, and cannot be where somebody else makes it
         database = opened(ctx, writable=True)
     except TunerdError as problem:
         ctx.say(f"this box sweeps alone: {problem.message}")

@@ -35,9 +35,10 @@ from tests.support.synthetic_runs import made_runs
 from tests.support.tcp_proxy import Proxy
 from tests.support.waiting import until
 from tunerd.cli.fleet import render_boxes
-from tunerd.errors import HostError, UsageError
+from tunerd.errors import Busy, HostError, UsageError
 from tunerd.fleet.rollout import boxes_of
-from tunerd.fleet.shared import fleet_status, hand_in
+from tunerd.fleet.shared import box_id, fleet_status, hand_in
+from tunerd.machine.files import Files
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.sweep.record import KEPT_SWEEPS, drop_old_requests
@@ -138,6 +139,20 @@ def test_a_box_is_shown_with_its_card_also_one_that_does_not_tell_its_memory(
     payload = fleet_status(other).payload
     assert (payload["boxes"][1]["card"], payload["boxes"][1]["vram_mib"]) == (silent.name, None)
     assert f"{silent.name}, unknown" in "\n".join(render_boxes(payload))
+
+
+def test_two_first_uses_of_the_store_at_once_make_one_box(tmp_path: Path) -> None:
+    """A sweep and what hands in each made an id; the runs handed in under the one that was lost came again under the other."""
+    other = Box(tmp_path).context
+    other.files.make_folder(other.paths.state_dir)
+
+    def meanwhile(step: str) -> None:
+        if step == "create temporary for box.json":
+            with pytest.raises(Busy):
+                box_id(other)
+
+    made = box_id(replace(other, files=Files(before=meanwhile)))
+    assert made == box_id(other)
 
 
 def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: str) -> None:
