@@ -872,17 +872,23 @@ class _Renderer:
     def placement(self) -> Iterator[Part]:
         """Fit, or explicit layers; nothing at all where no GPU can be used.
 
-        A GPU flag on a machine without one is at best ignored; ik's `--fit` crashes there.
+        A GPU flag on a machine without one is at best ignored; ik's `--fit` crashes there. mainline's lowers a
+        context that is not set there too, to the machine's RAM (common/fit.cpp), unless it is switched off.
         """
+        switch, target = self.setting("memory.fit"), self.setting("memory.fit_mib")
         if not self.context.has_gpu:
             rows = (*PLACEMENT_FLAGS, *GPU_FLAGS)
-            for key in (*(row.key for row in rows), "memory.fit", "memory.fit_mib"):
+            keys = [*(row.key for row in rows), "memory.fit", "memory.fit_mib"]
+            is_on_off = self.capabilities.fit is FitStyle.ON_OFF
+            if switch is not None and not switch.value and is_on_off:
+                keys.remove(switch.key)
+                yield _said(switch, "--fit", "off")
+            for key in keys:
                 if self.setting(key) is not None:
                     yield Note(key, "left out: no usable GPU")
             return
         for row in GPU_FLAGS:
             yield from self.row(row)
-        switch, target = self.setting("memory.fit"), self.setting("memory.fit_mib")
         placing = by_hand(self.resolved)
         yield from self.explicit(switch, target, placing) if placing else self.fit(switch, target)
         for row in PLACEMENT_FLAGS:

@@ -187,12 +187,18 @@ def test_a_placement_by_hand_switches_fit_off(key: str, value: Any) -> None:
 def test_without_a_gpu_nothing_is_said_about_one(dialect: str) -> None:
     command = line(
         dialect, has_gpu=False, memory__fit_mib=512, memory__n_gpu_layers=5, memory__device="CUDA0",
-        memory__fit=False,
+        memory__fit=True,
     )  # fmt: skip
     gpu = {"--fit", "--fit-target", "--fit-margin", "--n-gpu-layers", "--gpu-layers", "--device"}
     assert gpu.isdisjoint(command.argv)
     for key in ("fit_mib", "n_gpu_layers", "device", "fit"):
         assert "no usable GPU" in notes(command)[f"memory.{key}"]
+
+
+def test_without_a_gpu_fit_is_switched_off_where_it_would_lower_a_context_to_the_ram() -> None:
+    """The plan counted all of the context that was trained, and the server made less."""
+    assert flags(line("main-0x", has_gpu=False, memory__fit=False))["--fit"] == "off"
+    assert "--fit" not in line("ik-now", has_gpu=False, memory__fit=False).argv
 
 
 def test_what_only_tunerd_suggested_is_left_out_where_a_build_has_no_flag() -> None:
