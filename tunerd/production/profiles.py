@@ -19,6 +19,7 @@ from tunerd.machine.files import is_gone
 from tunerd.machine.host import read_host
 from tunerd.machine.process import account
 from tunerd.model.files import ModelFiles, cached_projectors, hub_cache, ollama_layers
+from tunerd.operations import ONLY_ROOT
 from tunerd.production.checks import check_machine, lost_lines, masked
 from tunerd.profile.files import config_error, load_profile, load_sources, read_profile, to_toml
 from tunerd.profile.layers import Layer, Resolved, chain_of, layers_of, resolve
@@ -97,7 +98,18 @@ def _next_step(
     units: list[Mapping[str, Any]],
     fitting: tuple[Fitting, ...],
 ) -> str:
-    """The one command that leads on from here."""
+    """The one command that leads on from here, as whoever asks may type it."""
+    step = _step(ctx, engines, units, fitting)
+    is_left_to_root = any(step.startswith(f"tunerd {one}") for one in ONLY_ROOT)
+    return f"sudo {step}" if ctx.is_unattended and is_left_to_root else step
+
+
+def _step(
+    ctx: Context,
+    engines: tuple[Engine, ...],
+    units: list[Mapping[str, Any]],
+    fitting: tuple[Fitting, ...],
+) -> str:
     ours = [unit["unit"] for unit in units if unit["written_by_tunerd"]]
     if ours and all(unit["unit"] != ctx.unit for unit in units):  # somebody renamed it
         return f"tunerd settings set service.unit {ours[0]}"

@@ -6,12 +6,14 @@ import contextlib
 import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.local_box import Box
 from tunerd.errors import Busy
+from tunerd.production.profiles import detect
 from tunerd.settings_file import set_setting
 from tunerd.units.text import MARK
 
@@ -174,6 +176,8 @@ def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Bo
     box.unit.write_text(f"[Service]\nExecStart={server} -m {model} -c 512\n")
     proposed = "profiles new mine --from-unit llama-server.service"
     assert f"next     tunerd {proposed}" in box.call().stdout
+    by_member = detect(replace(box.context, is_unattended=True))
+    assert by_member.payload["next"] == f"sudo tunerd {proposed}", "the daemon leaves it to root"
 
     assert box.call(*proposed.split()).returncode == 0
     assert "next     tunerd plan mine" in box.call().stdout
@@ -185,6 +189,11 @@ def test_a_unit_of_ours_that_somebody_renamed_is_looked_after_by_its_new_name(bo
     box.unit.with_name("mine.service").write_text(text)
 
     assert "next     tunerd settings set service.unit mine.service" in box.call().stdout
+
+
+def test_no_service_manager_is_named_where_there_is_none(box: Box) -> None:
+    told = box.call("settings", "set", "service.unit", "mine.service").stderr
+    assert "after a restart (end `tunerd daemon` and run it again)" in told
 
 
 @pytest.mark.parametrize(
