@@ -49,6 +49,8 @@ _BAR_WIDTH = 40
 _INDENT = "        "
 # A column that has less room than this is not folded into it.
 _LEAST_WIDTH = 24
+# The command line of an engine has fewer characters.
+_LONGEST = 4000
 _CODE = re.compile("`[^`]*`")
 _GLUE = "\x00"
 # Control characters, marks that turn the direction of writing or end a line, bytes that are no UTF-8.
@@ -180,7 +182,7 @@ def print_message(message: Message) -> None:
     """One message, its hint below it."""
     level = f"{message.level}:"
     label = paint(level, _COLOURS[message.level], sys.stderr)
-    _print_folded(message.text, len(level) + 1, f"{label} ")
+    _print_folded(_brief(message.text), len(level) + 1, f"{label} ")
     for line in (message.hint or "").splitlines():
         _print_folded(line, len(_INDENT), _INDENT)
 
@@ -190,16 +192,23 @@ def print_error(error: TunerdError, *, command: str, as_json: bool) -> None:
     if as_json:
         print(_json_text(error_json(error, command)))
         return
-    _print_folded(error.message, len("error: "), f"{paint('error:', 'red', sys.stderr)} ")
+    _print_folded(_brief(error.message), len("error: "), f"{paint('error:', 'red', sys.stderr)} ")
     parts = [("cause", error.cause), ("state", error.state)]
     if any(text for _, text in parts):
         print(file=sys.stderr)
     for name, text in parts:
         for index, line in enumerate((text or "").splitlines()):
             label = f"  {name:<7} " if index == 0 else "          "
-            _print_folded(line, len(label), label)
+            _print_folded(_brief(line), len(label), label)
     for index, line in enumerate((error.hint or "").splitlines()):
         _print_folded(line, len("hint: "), "\nhint: " if index == 0 else "")
+
+
+def _brief(text: str) -> str:
+    """A line that may repeat what somebody typed, or pasted by mistake; a hint, which may be copied, is never cut."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
 
 def _print_folded(text: str, indent: int, label: str) -> None:
@@ -357,7 +366,7 @@ def progress_text(progress: Progress) -> str:
     parts = []
     if progress.step is not None and progress.steps is not None:
         parts.append(f"[{progress.step}/{progress.steps}]")
-    parts.append(progress.text)
+    parts.append(_brief(progress.text))
     if progress.done_ratio is not None:
         parts.append(f"{progress.done_ratio:.0%}")
     if progress.left_s is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -310,16 +311,15 @@ def _address_of_url(url: str, api_key: str | None = None) -> Address:
     Raises:
         UsageError: it is none of plain HTTP, or names an account: a URL is kept with what was measured.
     """
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
+    parts, port = urlsplit(""), -1
+    with contextlib.suppress(ValueError):  # a port that is none, a bracket that is left open
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        port = parts.port or 80
     is_plain = parts.scheme == "http" and parts.path.rstrip("/") in {"", "/v1"}
-    if not is_plain or not parts.hostname or port == -1 or "@" in parts.netloc:
+    if not is_plain or not (parts.hostname or "").strip() or port == -1 or "@" in parts.netloc:
         hint = "use http://HOST:PORT, with or without /v1; a key is taken from OPENAI_API_KEY"
         raise UsageError(f"not the address of a plain HTTP server: `{url}`", hint=hint)
-    return Address(parts.hostname, port or 80, api_key)
+    return Address(str(parts.hostname), port, api_key)
 
 
 def _is_llama(server: LlamaServer) -> bool:

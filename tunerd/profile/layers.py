@@ -8,6 +8,7 @@ over the file's general value, the table of a named engine over that of its fami
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,7 +105,8 @@ def parse_set(option: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or not key:
         raise UsageError(
-            f"--set {option}: expected key=value", hint="for example --set speculation.n_max=2"
+            f"--set {shlex.quote(option)}: expected key=value",
+            hint="for example --set speculation.n_max=2",
         )
     try:
         parsed = tomllib.loads(f"value = {text}")

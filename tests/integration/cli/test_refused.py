@@ -30,6 +30,8 @@ ADDRESSES = (
     "ftp://x",
     "http://:80",
     "http://me:secret@127.0.0.1:1",
+    "http://[::1:8080",
+    " ",
 )
 SETTINGS = (
     "sweep.promot auto", "sweep.promote perhaps", "serving.ctx_size 4096", "sweep.workload codng-agent",

@@ -79,3 +79,15 @@ def test_data_for_programs_is_exact_where_no_terminal_is(
 def test_what_json_does_not_know_is_never_printed_as_json() -> None:
     with pytest.raises(ValueError, match="JSON"):
         finish(ActionResult("plan", {"tok_s": float("nan")}), lambda _: [], as_json=True)
+
+
+def test_what_somebody_pasted_is_not_told_in_whole_and_what_may_be_copied_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pasted, command = "x" * 100_000, f"`rm -r {'y' * 5000}`"
+    print_message(warning("x", pasted, command))
+    print_error(EngineError(pasted, cause=f"first\n{pasted}"), command="plan", as_json=False)
+    said = capsys.readouterr().err
+    assert len(said) < 20_000
+    assert said.count("(100,000 characters)") == 3
+    assert command in said
