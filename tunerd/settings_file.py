@@ -61,18 +61,20 @@ def _set_keys(
             table = table.setdefault(name, tomlkit.table())
         table[key] = value
     text = tomlkit.dumps(document)
+    refused, state = "this value cannot be set", "nothing was changed"
     try:  # a wrong file would keep every command, and the daemon's next start, from working
+        content = text.encode()
         check_settings(text, path)
     except ConfigError as problem:
-        raise UsageError(
-            "this value cannot be set", cause=problem.cause, state="nothing was changed"
-        ) from problem
+        raise UsageError(refused, cause=problem.cause, state=state) from problem
+    except UnicodeEncodeError as problem:  # a file's name of another time, say
+        raise UsageError(refused, cause=f"`{path}` is UTF-8, and it is not", state=state) from problem
     ctx.files.make_folder(path.parent)
     look = ctx.files.look(path)
     # Whoever knows the address of a webhook may read what is posted there, and post as well.
     if look is not None and "webhook" in document.get("notify", {}):
         look = replace(look, mode=look.mode & 0o600)
-    ctx.files.write(path, text.encode(), mode=0o600, like=look)
+    ctx.files.write(path, content, mode=0o600, like=look)
     taken = "the daemon applies it by itself"
     if {"mode", "service.unit"} & {*changed}:
         again = "end `tunerd daemon` and run it again"

@@ -64,7 +64,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 INTERNAL: dict[str, str] = {"job": "watch", "look": "watch", "overview": "setup", "web": "watch"}
 _MODES = ("--system", "--user", "--local")
 
-_PLAIN_WORDS = {"a valid integer range": "a whole number", "a valid float range": "a number"}
+# Longer ones first: a name of click's may begin with another.
+_PLAIN_WORDS = {
+    "a valid integer range": "a whole number",
+    "a valid float range": "a number",
+    "a valid integer": "a whole number",
+}
 _INTERRUPTED = 130
 _SIGNALLED = 128
 _ALLOCATIONS_PER_COLLECTION = 50_000

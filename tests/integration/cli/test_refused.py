@@ -36,7 +36,8 @@ ADDRESSES = (
 SETTINGS = (
     "sweep.promot auto", "sweep.promote perhaps", "serving.ctx_size 4096", "sweep.workload codng-agent",
     "sweep.space nosuch=1", "page.listen 0.0.0.0:8765", "page.listen here", "backups.keep 1 2",
-    "models.dirs relative", "sweep.space serving.threads=x", "sweep.budget_s -3",
+    "models.dirs relative", "sweep.space serving.threads=x", "sweep.budget_s -3", "models.dirs /srv/Mod\udce8les",
+    "sweep.timezone \udcff",
 )  # fmt: skip
 BROKEN = "[serving]\nport = 0\n"
 

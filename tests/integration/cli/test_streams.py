@@ -125,6 +125,8 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line(
         (("aply",), "no such command `aply`. Did you mean `apply`?", "--help"),
         (("history", "show", "x"), "invalid value for 'NUMBER': 'x' is not a whole number",
          "history show --help"),
+        (("probation", "take-back", "x", "--reason", "y"),
+         "invalid value for 'GENERATION': 'x' is not a whole number", "probation take-back --help"),
         (("settings", "get"), "no such command 'get'", "settings --help"),
         (("guard", "set", "oom"), "Choose from: act, advise, off", "guard set --help"),
         (("model", "new", "x.gguf", "--seed", "-1"), "invalid value for '--seed'", "model new --help"),
