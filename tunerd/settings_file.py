@@ -12,7 +12,7 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.errors import ConfigError, HostError, UsageError
-from tunerd.machine.files import lock
+from tunerd.machine.files import is_gone, lock
 from tunerd.paths import FROM_ELSEWHERE, parse_listen
 from tunerd.profile.schema import all_keys
 from tunerd.result import ActionResult, note, warning
@@ -68,7 +68,9 @@ def _set_keys(
     except ConfigError as problem:
         raise UsageError(refused, cause=problem.cause, state=state) from problem
     except UnicodeEncodeError as problem:  # a file's name of another time, say
-        raise UsageError(refused, cause=f"`{path}` is UTF-8, and it is not", state=state) from problem
+        raise UsageError(
+            refused, cause=f"`{path}` is UTF-8, and it is not", state=state
+        ) from problem
     ctx.files.make_folder(path.parent)
     look = ctx.files.look(path)
     # Whoever knows the address of a webhook may read what is posted there, and post as well.
@@ -85,7 +87,7 @@ def _set_keys(
     given = [
         one for value in changed.values() for one in (value if isinstance(value, list) else [value])
     ]
-    missing = (one for one in given if str(one).startswith("/") and not Path(one).exists())
+    missing = (one for one in given if str(one).startswith("/") and is_gone(Path(one)))
     told = (
         note("written", f"`{path}` was changed", hint),
         *(warning("no-such-file", f"there is no `{one}` yet") for one in missing),

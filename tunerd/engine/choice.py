@@ -25,7 +25,7 @@ from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
-from tunerd.machine.files import is_gone
+from tunerd.machine.files import at_home, is_gone
 from tunerd.machine.process import SERVICE_ACCOUNT, account
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import FoundModel, ModelFiles, cached_models, find_models, hub_cache
@@ -118,7 +118,7 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
     whose metadata fits `model.name`, if there is exactly one.
     """
     if wanted is not None and wanted.startswith(("/", "~")):
-        path = Path(wanted).expanduser()
+        path = at_home(wanted)
         if is_gone(path):
             raise ModelFileError(
                 f"model file is missing: `{path}`",
@@ -223,7 +223,7 @@ def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
         fetch = f"tunerd model new {Path(folder) / model.path}"
     else:
         fetch = "download the file"
-    gone = ", ".join(f"`{one}`" for one in folders if not one.is_dir())
+    gone = ", ".join(f"`{one}`" for one in folders if is_gone(one))
     names = f"; `models.dirs` in `{ctx.paths.settings_file}` names"
     where = f"{names} {gone}, which does not exist" if gone else ""
     if not folders:
@@ -317,10 +317,10 @@ def _layer_names(engine: Engine) -> tuple[str, ...]:
 
 def _named_by_path(ctx: Context, word: str) -> tuple[Engine, ...]:
     """An engine that nobody but the profile names; who may write it is asked as of any other."""
-    path = Path(word).expanduser()
-    if "/" not in word or not path.is_file():
-        return ()
-    return (engine_of(ctx, Found(path, "engine.prefer")),)
+    path, is_program = at_home(word), False
+    with contextlib.suppress(OSError):  # of a folder that may not be entered
+        is_program = "/" in word and path.is_file()
+    return (engine_of(ctx, Found(path, "engine.prefer")),) if is_program else ()
 
 
 def _why_not_here(ctx: Context, engines: Sequence[Engine], word: str) -> str:
@@ -389,7 +389,7 @@ def _render_context(
 ) -> RenderContext:
     model, speculation = resolved.profile.model, resolved.profile.speculation
     named = {"model.mmproj": model.mmproj, "model.chat_template_file": model.chat_template_file}
-    paths = {key: str(Path(path).expanduser()) for key, path in named.items() if path is not None}
+    paths = {key: str(at_home(path)) for key, path in named.items() if path is not None}
     if speculation.draft_model is not None and speculation.kinds & KINDS_WITH_DRAFT_FILE:
         draft, repo = speculation.draft_model, speculation.draft_hf_repo
         paths["speculation.draft_model"] = str(locate(ctx, draft, resolved, repo))

@@ -43,16 +43,20 @@ def destination(path: Path) -> Path:
     """Where a file goes that a person names, behind links; `Files.write` puts another in the place of what is there.
 
     Raises:
-        HostError: there is no such folder, or a device or pipe stands there, which others need.
+        HostError: there is no such folder, it is closed, or a device or pipe stands there, which others need.
     """
     path = Path(os.path.realpath(path))
-    if not path.parent.is_dir():
-        raise HostError(f"no such folder: `{path.parent}`", hint="create it, or choose another")
-    if path.exists() and not path.is_file():
-        raise HostError(
-            f"not a plain file: `{path}`", state="nothing was written", hint="give another path"
-        )
+    with _told("write", path, state="nothing was written"):
+        if not path.parent.is_dir():
+            raise HostError(f"no such folder: `{path.parent}`", hint="create it, or choose another")
+        if path.exists() and not path.is_file():
+            raise HostError(f"not a plain file: `{path}`", hint="give another path")
     return path
+
+
+def at_home(text: str) -> Path:
+    """A path whose `~` is somebody's home; as it is written where nobody has that home."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 -- what Path has raises there
 
 
 class Files:

@@ -56,7 +56,7 @@ from tunerd.engine.serving import (
 )
 from tunerd.errors import EngineError, ModelFileError, ServiceError, TunerdError
 from tunerd.machine.facts import Host
-from tunerd.machine.files import is_gone, keep_newest, real_path, stamp_of
+from tunerd.machine.files import at_home, is_gone, keep_newest, real_path, stamp_of
 from tunerd.machine.host import has_memory_groups, mounts_on, process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read, process_name, unit_of
@@ -523,7 +523,7 @@ def settings_of(
     }
     given = {key: value for key, value in values.items() if value is not None}
     if resolved.profile.model.mmproj is not None:
-        given["projector_bytes"] = _size(Path(resolved.profile.model.mmproj).expanduser())
+        given["projector_bytes"] = _size(at_home(resolved.profile.model.mmproj))
     extra = list(map(normal_spelling, resolved.profile.extra_args or ()))
     given["projector_offload"] = "--no-mmproj-offload" not in extra
     pairs = (pair for pair in itertools.pairwise(extra) if pair[0] in {"--lora", "--lora-scaled"})

@@ -15,7 +15,7 @@ from tunerd.engine.importer import Imported, import_command_line
 from tunerd.engine.serving import as_it_runs, hides_words, read_live_unit, work_dir_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
-from tunerd.machine.files import is_gone
+from tunerd.machine.files import at_home, is_gone
 from tunerd.machine.host import read_host
 from tunerd.machine.process import account
 from tunerd.model.files import ModelFiles, cached_projectors, hub_cache, ollama_layers
@@ -308,7 +308,7 @@ def new_profile(
     elif from_ollama is not None:
         data, messages = _from_ollama(ctx, from_ollama)
     else:
-        data, messages = _from_model(ctx, Path(model or "").expanduser())
+        data, messages = _from_model(ctx, at_home(model or ""))
     problems = check_file(str(path), data)
     if problems:
         raise config_error(name, problems)

@@ -659,7 +659,7 @@ def model_new(
     """
     if shape not in SHAPES:
         raise UsageError(f"no such shape: `{shape}`", hint=f"one of {', '.join(SHAPES)}")
-    _demand_free(path, force=force)  # before anything is said to be written
+    _demand_free(destination(path), force=force)  # before anything is said to be written
     say(f"writing {path}")
     written = write(design(SHAPES[shape], seed), path, force=force)
     payload = {

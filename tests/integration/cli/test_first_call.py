@@ -191,6 +191,22 @@ def test_a_unit_of_ours_that_somebody_renamed_is_looked_after_by_its_new_name(bo
     assert "next     tunerd settings set service.unit mine.service" in box.call().stdout
 
 
+def test_a_path_that_may_not_be_looked_at_ends_no_command_in_a_traceback(box: Box) -> None:
+    """With a folder of models in a closed home `tunerd`, `detect` and `plan` ended so; this one is refused to root, too."""
+    closed = f"/{'x' * 300}"
+    assert box.call("settings", "set", "models.dirs", closed).returncode == 0
+    assert "next" in box.call().stdout
+    for words, told in (
+        (("plan", "cpu-embedded", "--set", f'engine.prefer=["{closed}"]'), "no such program"),
+        (("plan", "cpu-embedded", "--set", "model.path=~nobody-here/x.gguf"), "file is missing"),
+        (("model", "new", closed), "cannot write"),
+        (("model", "new", ""), "not a plain file"),
+        (("support-bundle", "--output", closed, "--yes"), "cannot write"),
+    ):
+        done = box.call(*words)
+        assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+
+
 def test_no_service_manager_is_named_where_there_is_none(box: Box) -> None:
     told = box.call("settings", "set", "service.unit", "mine.service").stderr
     assert "after a restart (end `tunerd daemon` and run it again)" in told
