@@ -285,6 +285,7 @@ class UserFacts:
     user: str | None
     is_missing: bool
     unreadable: Sequence[str]
+    gone: Sequence[str]
     lingers: bool | None
     memlock_unlimited: bool | None
     lacks_manager: bool = False
@@ -299,6 +300,12 @@ def check_user(facts: UserFacts, *, wants_mlock: bool) -> Iterator[Message]:
         yield error("unreadable", f"user {facts.user} may not read `{path}`",
                     f"chmod or move it, or set service.user; try: sudo -u {facts.user} cat {path} "
                     "| head -c 1")  # fmt: skip
+    for path in facts.gone:
+        yield error(
+            "no-file",
+            f"the server would read `{path}`, which is not there",
+            "put it there, or change what names it",
+        )
     if facts.lacks_manager:
         yield lacks_manager()
     if facts.mode is Mode.USER and facts.lingers is False:

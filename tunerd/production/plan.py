@@ -38,6 +38,7 @@ from tunerd.engine.flags import (
     CommandLine,
     fits_context,
     margin_in_force,
+    named_files,
     normal_spelling,
     words_behind,
 )
@@ -382,11 +383,13 @@ def _user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine
     words = [word for word in behind if word.startswith("/")]
     for word in written_by(command.argv):
         words.remove(word)
+    read = [path for path in named_files(command.argv).values() if path.startswith("/")]
     return UserFacts(
         mode=ctx.mode,
         user=user,
         is_missing=user is not None and who is None,
         unreadable=[] if who is None else [word for word in words if not may_read(who, Path(word))],
+        gone=[] if user is not None else [word for word in read if is_gone(Path(word))],
         lingers=lingers(ctx.environment) if ctx.mode is Mode.USER else None,
         memlock_unlimited=host.memory.memlock_unlimited,
         lacks_manager=ctx.lacks_manager,

@@ -207,6 +207,14 @@ def test_a_path_that_may_not_be_looked_at_ends_no_command_in_a_traceback(box: Bo
         assert (done.returncode, told in done.stderr) == (1, True), done.stderr
 
 
+def test_a_file_that_the_server_would_miss_is_told_before_anything_stops(box: Box) -> None:
+    """A server that runs as whoever deploys it was stopped, and came back when the new one had not found its projector."""
+    box.call("model", "new", str(box.folder / "models/designed-tiny.gguf"))
+    refused = box.call("plan", "cpu-embedded", "--set", "model.mmproj=/nowhere/mmproj.gguf")
+    assert refused.returncode == 1
+    assert "the server would read `/nowhere/mmproj.gguf`, which is not there" in refused.stderr
+
+
 def test_no_service_manager_is_named_where_there_is_none(box: Box) -> None:
     told = box.call("settings", "set", "service.unit", "mine.service").stderr
     assert "after a restart (end `tunerd daemon` and run it again)" in told

@@ -145,7 +145,7 @@ def keys(text: str, drop_in: str = "Nice=1", key_file: str | None = None) -> Ite
 
 
 def account(*, mlock: bool = False, **changes: Any) -> Iterable[Message]:
-    facts = UserFacts(Mode.SYSTEM, "llama", False, (), None, None)
+    facts = UserFacts(Mode.SYSTEM, "llama", False, (), (), None, None)
     return check_user(replace(facts, **changes), wants_mlock=mlock)
 
 
@@ -235,6 +235,7 @@ CHECKS: dict[str, Cases] = {
         "it is": account(mlock=True),
         "it is missing": account(is_missing=True),
         "it cannot read": account(unreadable=("/m", "/d")),
+        "it is whoever asks, and a file is not there": account(mode=Mode.USER, gone=("/m",)),
         "it does not linger": account(mode=Mode.USER, lingers=False),
         "whether it lingers is unknown": account(mode=Mode.USER, lingers=None),
         "it cannot lock": account(mode=Mode.USER, memlock_unlimited=False, mlock=True),
