@@ -9,7 +9,7 @@ from tests.fault.world import BROKEN, UNIT, World
 from tunerd.app import Context
 from tunerd.machine.files import lock
 from tunerd.production.rollback import rollback
-from tunerd.production.swap import swap
+from tunerd.production.swap import SwapRequest, swap
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,13 @@ def deploy(ctx: Context, world: World, *aliases: str, program: str | None = None
     """What `apply` does once its plan is made, one after the other."""
     for alias in aliases:
         text = world.text(alias) if program is None else world.text(alias, program=program)
-        with lock(ctx.paths.lock, purpose=f"apply {alias}", since=ctx.now_text()):
-            swap(ctx, world.request(text, alias=alias))
+        locked_swap(ctx, world.request(text, alias=alias))
+
+
+def locked_swap(ctx: Context, request: SwapRequest) -> None:
+    """A swap by a process of its own."""
+    with lock(ctx.paths.lock, purpose=request.generation.reason, since=ctx.now_text()):
+        swap(ctx, request)
 
 
 def go_back(ctx: Context) -> None:

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.fuse import Burn, Fuse, Kind, Life, Step, ctrl_c, full_disk
-from tests.fault.scenarios import SCENARIOS, Scenario
+from tests.fault.scenarios import SCENARIOS, Scenario, deploy, locked_swap
 from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
 from tests.support.ports import free_port
 from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
 from tunerd.production.recover import recover
+from tunerd.profile.arm import Arm
+from tunerd.profile.files import TunedRecord, read_tuned, write_tuned
+from tunerd.records import plain
 from tunerd.units.generations import Outcome
 
 PORT = free_port()
@@ -185,6 +190,41 @@ def _keeps_what_it_kept(case: Case, ends: list[bool]) -> None:
     assert case.is_right()
     if not case.scenario.fails:
         assert ends == sorted(ends), "once the new unit is kept, it is kept from then on"
+
+
+TUNED = TunedRecord(
+    profile="night", values={}, sweep=7, promoted_s=0.0, sentence="", engine="mine", engine_sha256=None,
+    model_sha256=None, driver_version=None, arm=plain(Arm("mine", "off", 0, 0.0, 0, "f16", 512, 2048, 2)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", ["promote", "guard"])
+def test_after_a_kill_at_each_effect_the_tuned_layer_is_in_force_just_where_what_it_is_of_serves(
+    folder: Path, reason: str
+) -> None:
+    """The layer was written, or taken away, after the swap: a kill in between was never mended."""
+    old, new, seen = "tuned", "before", set[bool]()
+    if reason == "promote":
+        old, new = new, old
+    for number in range(0, MOST, 1 if IS_CAMPAIGN else 2):
+        with a_world(folder / f"{number}") as world:
+            world.port = PORT
+            deploy(world.context(), world, old)
+            if reason == "guard":
+                write_tuned(world.context(), TUNED)
+            request = world.request(world.text(new), alias=new)
+            request = replace(request, generation=replace(request.generation, reason=reason),
+                              tuned=plain(TUNED))  # fmt: skip
+            life = Life(world.paths.lock)
+            life.live(partial(locked_swap, world.context(Fuse(number, life.die)), request))
+            if life.died_before is None:
+                break
+            world.recover()
+            serves_tuned = world.serving_alias() == "tuned"
+            in_force = read_tuned(world.context(), "night") is not None
+            assert in_force is serves_tuned, f"killed before {number} ({life.died_before.text})"
+            seen.add(serves_tuned)
+    assert seen == {False, True}
 
 
 def test_after_a_kill_and_a_reboot_recovery_leaves_one_whole_unit(case: Case) -> None:
