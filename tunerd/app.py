@@ -63,6 +63,13 @@ class Context:
         """How a person calls the manager that the server runs under."""
         return self.mode.systemctl
 
+    @property
+    def restarts_daemon(self) -> str:
+        """How a person has the daemon begin anew."""
+        if self.mode is Mode.LOCAL:
+            return "end `tunerd daemon` and run it again"
+        return f"`{self.systemctl} restart tunerd`"
+
     def log_of(self, unit: str) -> str:
         """How a person reads what a unit wrote."""
         if self.mode is Mode.LOCAL:

@@ -17,7 +17,7 @@ from tunerd.paths import FROM_ELSEWHERE, parse_listen
 from tunerd.profile.schema import all_keys
 from tunerd.result import ActionResult, note, warning
 from tunerd.settings import check_settings, sources_of
-from tunerd.words import Mode, nearest_name
+from tunerd.words import nearest_name
 
 
 def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: str) -> ActionResult:
@@ -79,10 +79,7 @@ def _set_keys(
     ctx.files.write(path, content, mode=0o600, like=look)
     taken = "the daemon applies it by itself"
     if {"mode", "service.unit"} & {*changed}:
-        again = "end `tunerd daemon` and run it again"
-        if ctx.mode is not Mode.LOCAL:
-            again = f"`{ctx.systemctl} restart tunerd`"
-        taken = f"the daemon applies it after a restart ({again})"
+        taken = f"the daemon applies it after a restart ({ctx.restarts_daemon})"
     hint = f"{taken}; `{shown_by}` shows it"
     given = [
         one for value in changed.values() for one in (value if isinstance(value, list) else [value])

@@ -653,9 +653,7 @@ class Daemon(Teller):
             return
         if is_other:
             text = "the settings name another unit or mode: no change takes effect before the daemon restarts"
-            self._event(
-                "settings-need-restart", "warning", text, f"{self._ctx.systemctl} restart tunerd"
-            )
+            self._event("settings-need-restart", "warning", text, self._ctx.restarts_daemon)
             return
         self.take_over(replace(self._ctx, settings=settings))
         self._keep_settings()
