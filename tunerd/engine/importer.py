@@ -239,8 +239,10 @@ _REPOSITORY = {
 _STAGE_KEYS = tuple(f"speculation.{name}" for name in ("type", "n_max", "n_min", "p_min"))
 _LOAD_MODE, _FIT, _MARGIN = "serving.load_mode", "memory.fit", "memory.fit_mib"
 _TYPE, _TENSORS = "speculation.type", "memory.override_tensor"
+_ALIAS, _KEY_FILE, _KWARGS = "serving.alias", "serving.api_key_file", "serving.chat_template_kwargs"
 _LISTS = frozenset({_TENSORS, "speculation.override_tensor"})
-_ADDING = frozenset({*_LISTS, _LOAD_MODE, _TYPE, None})
+# Source: each pair of flags tried on the six builds of April to August 2026.
+_ADDING = frozenset({*_LISTS, _KEY_FILE, _KWARGS, _LOAD_MODE, _TYPE, None})
 # They are several switches on some builds, and one value on others.
 _RESPELLED = frozenset({_LOAD_MODE, _TYPE})
 _UNDOES = {"--mmap": "--no-mmap", "--no-direct-io": "--direct-io", "-ndio": "--direct-io"}
@@ -317,6 +319,11 @@ class _Import:
     unplaced: list[Unplaced] = field(default_factory=list)
     overridden: list[str] = field(default_factory=list)
 
+    @property
+    def adding(self) -> frozenset[str | None]:
+        """Keys of which each flag counts, and not the last alone."""
+        return _ADDING if self.capabilities.family is Family.IK else _ADDING | {_ALIAS}
+
     def owner(self, flag: Flag) -> str | None:
         """The key that says this flag on this build."""
         return owner_of(flag.word, self.capabilities.flags)
@@ -334,7 +341,7 @@ class _Import:
         """All flags, weakest first: on mainline the command line wins, on ik the environment."""
         is_ik = self.capabilities.family is Family.IK
         # What adds up does so with its variable too. Source: builds of May and August 2026, each pair tried.
-        adding = _ADDING if self.capabilities.takes_chains else _ADDING - {_TYPE}
+        adding = self.adding if self.capabilities.takes_chains else self.adding - {_TYPE}
         taken = {self.owner(flag) or flag.word for flag in typed} - adding
         # `LLAMA_LOG_VERBOSITY` and the like are options too. They are read in the order of the help.
         known = {option.env: place for place, option in enumerate(self.capabilities.help.options)}
@@ -365,7 +372,7 @@ class _Import:
         last: dict[str | None, Flag] = {}
         for flag in flags:
             owner = self.owner(flag)
-            if owner in _ADDING:
+            if owner in self.adding:
                 yield flag
             else:  # on and off spellings of one switch share the key, values of one key too
                 last[owner] = flag
@@ -390,6 +397,8 @@ class _Import:
         is_bare = not flag.values and owner in {*_LISTS, _MARGIN}  # which not every help shows
         if is_bare or len(flag.values) < _n_values(flag.word, option):
             return "its value is missing"
+        if owner == _KEY_FILE and owner in self.keys:
+            return "a profile has one file of keys"
         if spelling in _REPOSITORY:
             self.keys[_REPOSITORY[spelling]] = flag.values[0]
         elif owner is None:
@@ -400,9 +409,7 @@ class _Import:
         elif owner == _TYPE:
             return self._place_type(flag)
         else:
-            values = list(_values(flag, spelling))
-            if owner in _LISTS:
-                values = [[*self.keys.get(owner, ()), *flag.values[0].split(",")]]
+            values = self._readings(owner, flag)
             found = [list(validate("", nest({owner: value}))) for value in values]
             if [] not in found and option is not None and _is_default(flag, option):
                 self.keys[owner] = LEAVE_TO_ENGINE
@@ -413,6 +420,18 @@ class _Import:
                 return f"allowed: {found[0][0].allowed}"
             self.keys[owner] = values[found.index([])]
         return None
+
+    def _readings(self, owner: str, flag: Flag) -> list[Any]:
+        """What a flag may mean, the likeliest first, with what was said before where it adds to that."""
+        if owner in _LISTS:
+            return [[*self.keys.get(owner, ()), *flag.values[0].split(",")]]
+        found = list(_values(flag, normal_spelling(flag.word)))
+        if owner not in self.adding or owner not in self.keys:
+            return found
+        before = self.keys[owner]
+        if isinstance(before, dict):
+            return [{**before, **one} if isinstance(one, dict) else one for one in found]
+        return [f"{before},{one}" for one in found]
 
     def _place_type(self, flag: Flag) -> str | None:
         """`--spec-type draft-mtp`, `--spec-type mtp:n_max=3,p_min=0.75`, `--multi-token-prediction`."""

@@ -333,12 +333,13 @@ def serving_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Serv
     taken first here.
     """
 
+    def all_of(variable: str, *spellings: str) -> list[str]:
+        found = [environment[variable]] if variable in environment else []
+        pairs = itertools.pairwise(arguments)
+        return found + [value for word, value in pairs if word.replace("_", "-") in spellings]
+
     def of(variable: str, *spellings: str) -> str | None:
-        found = environment.get(variable)
-        for word, value in itertools.pairwise(arguments):
-            if word.replace("_", "-") in spellings:
-                found = value
-        return found
+        return next(reversed(all_of(variable, *spellings)), None)
 
     port = of("LLAMA_ARG_PORT", "--port")
     host = of("LLAMA_ARG_HOST", "--host")
@@ -355,7 +356,9 @@ def serving_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Serv
         port=(int(port) or None)
         if port is not None and re.fullmatch(r"[0-9]{1,5}", port)
         else None,
-        alias=of("LLAMA_ARG_ALIAS", "-a", "--alias") or environment.get("LLAMA_ARG_MODEL_ALIAS"),
+        # Mainline answers to all of them; ik, which takes the last, is rarely given more than one.
+        alias=",".join(all_of("LLAMA_ARG_ALIAS", "-a", "--alias"))
+        or environment.get("LLAMA_ARG_MODEL_ALIAS"),
         model=of("LLAMA_ARG_MODEL", "-m", "--model"),
         api_key_file=of("LLAMA_ARG_API_KEY_FILE", "--api-key-file"),
         api_key=keys.partition(",")[0] if keys else None,

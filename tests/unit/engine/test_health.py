@@ -83,6 +83,9 @@ WAITING = "waiting for the process"
         # Of `--alias one,two` mainline tells `one`, ik `one,two`.
         *((replace(NOW, alias=alias), {"expected": replace(EXPECTED, alias="one,two")}, None)
           for alias in ("one", "two", "one,two")),
+        # It sorts them, and takes blanks away: this was judged another model, of the server that stood before too.
+        (replace(NOW, alias="one"), {"expected": replace(EXPECTED, alias="two, one")}, None),
+        (replace(NOW, alias="two, one"), {"expected": replace(EXPECTED, alias="zero,two, one")}, None),
         # It is on its way.
         (replace(NOW, http=HttpState.REFUSED), {}, "starting"),
         (replace(NOW, http=HttpState.SILENT), {}, "starting"),

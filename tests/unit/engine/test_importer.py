@@ -125,8 +125,11 @@ LINES: dict[str, dict[str, Sequence[str]]] = {
         "ik-now": ("--context-shift off",),
     },
     "Of two values the last counts, but for lists, which add up": {
-        "main-0x": ("-a one -a two", "--warmup --no-warmup", "-ot a=CPU,b=CPU -ot c=CPU"),
+        "main-0x": ("-a one -a two", "LLAMA_ARG_ALIAS=one -a two", "--api-key-file /one --api-key-file /two",
+                    """--chat-template-kwargs '{"a":1,"b":1}' --chat-template-kwargs '{"b":2}'""", "-c 1 -c 2",
+                    "--warmup --no-warmup", "-ot a=CPU,b=CPU -ot c=CPU"),
         "main-lm": ("LLAMA_ARG_OVERRIDE_TENSOR=a=CPU -ot b=CPU",),
+        "ik-now": ("-a one -a two", "--api-key-file /one --api-key-file /two"),
     },
     "Load modes are as builds of May and August 2026 served them": {
         "main-0x": ("-lm mlock", "--mlock"),
