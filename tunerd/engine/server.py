@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -124,6 +125,7 @@ _OK = 200
 _REFUSALS = frozenset({*range(400, 500), 501})
 _WANTS_KEY = (401, 403)
 _MOST = 2**31 - 1  # llama.cpp counts in 32 bits
+_AT_WORK = re.compile(r"(?m)^llamacpp:requests_processing (\d{1,9})\b")
 
 
 class UnknownListenerError(NoAnswerError):
@@ -281,12 +283,15 @@ class LlamaServer:
         )
 
     def n_busy(self, *, timeout_s: float = 5.0) -> int | None:
-        """Slots at work, without waking a server that sleeps; None where it does not tell."""
+        """Requests under way, without waking a server that sleeps; None where neither slots nor counters tell."""
         props = self.props(timeout_s=timeout_s)
         if props is not None and props.is_asleep:
             return 0
         slots = self.slots(timeout_s=timeout_s)
-        return None if slots is None else slots.busy
+        if slots is not None:
+            return slots.busy
+        found = _AT_WORK.search(self.metrics_text(timeout_s=timeout_s) or "")
+        return None if found is None else int(found[1])
 
     def complete(
         self,

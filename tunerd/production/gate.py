@@ -660,6 +660,10 @@ def drain(ctx: Context, before: UnitState) -> tuple[str, ...]:
         return ()
     for left_s in polls(ctx.clock, ctx.settings.service.drain_s, every_s=_DRAIN_POLL_S):
         n_busy = server.n_busy(timeout_s=2.0)
+        if n_busy is None and server.health() is HttpState.READY:
+            return (
+                "requests under way were not waited for: it tells nobody here of them (`--no-slots` without `--metrics`, or a key)",
+            )
         if not n_busy:
             return ()
         running = counted(n_busy, "running request")

@@ -148,12 +148,13 @@ class Api:
 
     def _metrics(self) -> str:
         totals, dialect = self.engine.totals, self.behaviour.dialect
+        n_busy = len(self.engine.slots) if self.behaviour.slots_are_busy else self.engine.n_busy
         rows: list[tuple[str, str, float]] = [
             ("prompt_tokens_total", "counter", totals.n_prompt),
             ("prompt_seconds_total", "counter", totals.prompt_s),
             ("tokens_predicted_total", "counter", totals.n_predicted),
             ("tokens_predicted_seconds_total", "counter", totals.predicted_s),
-            ("requests_processing", "gauge", self.engine.n_busy),
+            ("requests_processing", "gauge", n_busy),
             ("requests_deferred", "gauge", self.engine.n_waiting),
         ]
         if dialect == "main-0x":

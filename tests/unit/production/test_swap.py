@@ -108,9 +108,13 @@ def test_a_plan_that_was_made_for_another_text_is_not_deployed(world: World) -> 
     assert world.serving_alias() == "old"
 
 
-@pytest.mark.parametrize("drain", [True, False])
-def test_requests_under_way_are_waited_for_where_that_is_asked(world: World, drain: bool) -> None:
-    deploy(world.context(), world, "old")
+@pytest.mark.parametrize(
+    ("words", "drain"), [("", True), ("", False), ("--no-slots --metrics", True)]
+)
+def test_requests_under_way_are_waited_for_where_that_is_asked(
+    world: World, words: str, *, drain: bool
+) -> None:
+    swap(world.context(), world.request(world.text("old", words=words), alias="old"))
     world.servers[-1].behaviour.slots_are_busy = True
     began_s = world.clock.monotonic_s()
 
@@ -120,6 +124,21 @@ def test_requests_under_way_are_waited_for_where_that_is_asked(world: World, dra
     waited_s = world.clock.monotonic_s() - began_s
     assert (waited_s >= world.context().settings.service.drain_s) is drain
     assert any("after the drain time" in text for text in done.notes) is drain
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [("--no-slots", True), ("--no-slots --metrics", False), ("", False)]
+)
+def test_requests_that_nobody_can_see_are_told_of_before_they_are_cut(
+    world: World, words: str, *, told: bool
+) -> None:
+    """A server without slots was taken for one that rests, and whatever it did was cut without a word."""
+    text = world.text("old", words=words)
+    swap(world.context(), world.request(text, alias="old"))
+
+    done = swap(world.context(), replace(world.request(world.text("new"), alias="new"), drain=True))
+
+    assert any("were not waited for" in text for text in done.notes) is told
 
 
 @pytest.mark.parametrize("at", ["rename to outcome.json", f"remove {UNIT}.json"])
