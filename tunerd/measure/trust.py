@@ -103,13 +103,14 @@ def look_at(
     if not gpus:
         return GpuLook(None, None, frozenset(), at_s)
     own = [gpu for gpu in gpus if any(one.pid in server_pids for one in gpu.processes or ())]
+    seen = own or gpus  # where its processes cannot be told apart it may be on any
     shared = (one for gpu in own for one in gpu.processes or () if one.pid not in server_pids)
     is_alone = not any(one.computes for one in shared)
-    others = all_known(_others(gpu, server_pids) for gpu in gpus)
+    others = all_known(_others(gpu, server_pids) for gpu in seen)
     return GpuLook(
-        free_mib=min(all_known(gpu.free_mib for gpu in gpus), default=None),
+        free_mib=min(all_known(gpu.free_mib for gpu in seen), default=None),
         others_mib=sum(others) if others else None,
-        throttled=frozenset(reason for gpu in gpus for reason in gpu.held_back_by),
+        throttled=frozenset(reason for gpu in seen for reason in gpu.held_back_by),
         at_s=at_s,
         cards=tuple(gpu.index for gpu in own),
         energy_j=_sum(gpu.energy_j for gpu in own) if is_alone else None,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.bench_samples import a_request, logged, timings
-from tests.support.fake_gpu import rtx_3090_ti
+from tests.support.fake_gpu import a_card, rtx_3090_ti
 from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, read_counters
 from tunerd.measure.request import Request
@@ -209,6 +209,19 @@ def test_a_card_that_the_server_is_not_on_is_not_counted() -> None:
         return look_at([mine, other], [7], at_s=at_s)
 
     assert energy_of([both(10.0, 500.0, 0.0), both(25.0, 900.0, 1.0)]) == 15.0
+
+
+def test_what_is_seen_beside_a_request_is_of_the_cards_that_the_server_is_on() -> None:
+    """A desktop's full and hot card marked every sample, and took the room that a winner must leave free."""
+    mine = replace(rtx_3090_ti(), processes=(SERVER,))
+    desktop = a_card(index=1, used_mib=11_800, processes=(STRANGER,))
+    other = replace(desktop, throttle_reasons=("software thermal slowdown",))
+
+    found, unseen = look_at([mine, other], [7]), look_at([mine, other], [])
+
+    assert (found.free_mib, found.others_mib, found.throttled) == (mine.free_mib, 0, frozenset())
+    assert unseen.free_mib == other.free_mib, "where the server cannot be seen it may be on any"
+    assert unseen.throttled
 
 
 def counters(n_prompt: int | None, n_predicted: int | None) -> Counters:
