@@ -480,13 +480,21 @@ class Facts:
         """All cards; empty where there certainly are none."""
         return need(self.host.gpus, f"the GPUs{_because(self.host.gpu_problem)}")
 
+    def used_cards(self) -> Sequence[Gpu]:
+        """The cards that the server uses: where its process is, else all."""
+        gpus, server = self.cards(), self.server
+        if server is None or server.pid is None:
+            return gpus
+        own = [
+            gpu
+            for gpu in gpus
+            if any(server.pid == one.pid or server.unit == one.unit for one in gpu.processes or ())
+        ]
+        return own or gpus
+
     def used_card(self) -> Gpu | None:
-        """The card that the server uses: where its process is, else the largest; None where there is no card."""
-        gpus, pid = self.cards(), self.server.pid if self.server is not None else None
-        for gpu in gpus if pid is not None else ():
-            if any(process.pid == pid for process in gpu.processes or ()):
-                return gpu
-        return max(gpus, key=lambda gpu: gpu.total_mib or 0, default=None)
+        """The largest of them; None where there is no card."""
+        return max(self.used_cards(), key=lambda gpu: gpu.total_mib or 0, default=None)
 
     def served_card(self) -> Gpu | None:
         """The same; None also where the build of the server offloads to no device."""

@@ -82,10 +82,10 @@ def _rule(code: str, looks_for: str, why: str, source: str) -> Callable[[_Check]
 
 
 def _of_each_card(check: Callable[[Facts, Gpu], Iterator[Seen | Missing]]) -> _Check:
-    """Looks at one card after the other; what it lacks of one ends the look at that one alone."""
+    """Looks at one card of the server after the other; what it lacks of one ends the look at that one alone."""
 
     def every(facts: Facts) -> Iterator[Seen | Missing]:
-        for gpu in facts.cards():
+        for gpu in facts.used_cards():
             try:
                 yield from check(facts, gpu)
             except Missing as unknown:

@@ -420,6 +420,18 @@ def test_the_card_of_the_server_is_the_one_where_its_process_is() -> None:
     assert resting.index == 0
 
 
+def test_what_a_desktop_does_on_a_card_of_its_own_is_no_finding_about_the_server() -> None:
+    """Whoever has the monitor on a second card was told to plug it elsewhere, and to raise the margin of the first."""
+    other = a_card(index=1, used_mib=12_000, processes=(XORG, OLLAMA))
+    desktop = replace(other, throttle_reasons=("software thermal slowdown",))
+    box = with_host(a_box(), gpus=(card(), desktop))
+
+    codes = ("vram-full", "display-vram", "vram-others", "gpu-throttled")
+    assert [ask(BY_CODE[code], box) for code in codes] == [([], [])] * len(codes)
+    resting = with_server(box, pid=None)
+    assert all(ask(BY_CODE[code], resting)[0] for code in codes), "it may be started on any"
+
+
 def test_a_margin_that_fit_keeps_free_can_starve_a_card_that_would_hold_the_model() -> None:
     held = estimated().start_mib(Device.GPU)
     tight = with_card(total_mib=MiB(held + 500), used_mib=MiB(held), processes=())
