@@ -66,10 +66,11 @@ def check_machine(
                       "`tunerd detect` shows what is here")  # fmt: skip
         return
     pattern = wanted.gpu.upper()
-    if not any(fnmatch.fnmatchcase(name.upper(), pattern) for name in named):
+    fitting = [mib for name, mib in named.items() if fnmatch.fnmatchcase(name.upper(), pattern)]
+    if not fitting:
         yield warning("other-gpu", f"the profile is for `{wanted.gpu}`, and this machine has "
                       f"{', '.join(named)}", "`tunerd profiles new` writes one for this machine")  # fmt: skip
-    total = max((mib for mib in named.values() if mib is not None), default=None)
+    total = max((mib for mib in fitting or named.values() if mib is not None), default=None)
     if total is not None and wanted.vram_min_mib is not None and total < wanted.vram_min_mib:
         yield warning("small-gpu", f"the profile wants {wanted.vram_min_mib} MiB of VRAM, "
                       f"and the card has {format_mib(total)}")  # fmt: skip

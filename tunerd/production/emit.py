@@ -19,7 +19,7 @@ from tunerd.machine.files import Files, destination, real_path
 from tunerd.machine.host import read_host
 from tunerd.model.memory import Device
 from tunerd.production.checks import explain
-from tunerd.production.plan import Plan, make_plan
+from tunerd.production.plan import Plan, cards_of, make_plan
 from tunerd.result import ActionResult, Level, Message, error, note, warning
 from tunerd.units.live import LiveUnit, read_live
 from tunerd.units.text import parse_unit
@@ -246,8 +246,11 @@ def together(plans: Sequence[Plan], budget_mib: MiB | None = None) -> Together:
         if device is Device.GPU:
             margins.append(MiB(margin_in_force(made.resolved, made.engine.capabilities) or 0))
     available = min(all_known(free), default=None)
-    cards = [gpu.total_mib for gpu in plans[0].host.gpus or () if gpu.total_mib is not None]
-    total = max(cards, default=None) if device is Device.GPU else plans[0].host.memory.total_mib
+    cards = [cards_of(made.host, made) for made in plans if made.has_gpu]
+    if len({tuple(gpu.index for gpu in one) for one in cards}) > 1:  # each has cards of its own
+        return Together(str(device), tuple(needs), max(margins), None, None)
+    own = sum(all_known(gpu.total_mib for gpu in cards[0])) if cards else 0
+    total = (MiB(own) or None) if cards else plans[0].host.memory.total_mib
     held = None if total is None or available is None else MiB(max(0, total - available))
     wanted = available if budget_mib is None else budget_mib
     if available is not None and wanted is not None:
@@ -269,7 +272,7 @@ def fits(ctx: Context, requests: Sequence[PlanRequest], *, budget_mib: MiB | Non
         "fits": found.fits,
     }
     if found.left_mib is None:
-        told = warning("cannot-tell", "tunerd cannot tell whether they fit together: what one needs, or what is free, is unknown")  # fmt: skip
+        told = warning("cannot-tell", "tunerd cannot tell whether they fit together: what one needs, or what is free, is unknown, or they use different cards")  # fmt: skip
     elif found.left_mib < 0:
         told = error(
             "do-not-fit",

@@ -56,7 +56,7 @@ from tunerd.engine.serving import (
     unit_with,
 )
 from tunerd.errors import EngineError, ModelFileError, ServiceError, TunerdError
-from tunerd.machine.facts import Host
+from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.files import at_home, is_gone, keep_newest, real_path, stamp_of
 from tunerd.machine.host import has_memory_groups, mounts_on, process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
@@ -107,7 +107,7 @@ from tunerd.units.live import UNIX_SOCKET, LiveUnit, Serving
 from tunerd.units.manager import UnitState
 from tunerd.units.systemd import lingers
 from tunerd.units.text import UnitSpec, environment_of, parse_unit, render_unit, unified_diff
-from tunerd.words import Family, MiB, Mode, sha256
+from tunerd.words import Family, MiB, Mode, all_known, sha256
 
 UNASKED = "argument-check"
 """The code of an engine that could not be asked for its opinion."""
@@ -440,6 +440,12 @@ def memory_of_plan(
         told = level("fit-context", f"{text}: the engine's fit will take about {n_ctx}",
                      "set serving.ctx_size to what you need")  # fmt: skip
         judged = replace(judged, messages=(told, *judged.messages))
+    cards = cards_of(host, chosen) if has_gpu else ()
+    if len(cards) > 1:
+        names = ", ".join(gpu.name for gpu in cards)
+        text = f"the model may be spread over {names}, which count as one here: one of them may be full before the others"
+        several = note("several-cards", text, "memory.device names those that it may use")
+        judged = replace(judged, messages=(*judged.messages, several))
     if correction is None:
         return judged
     return replace(judged, calculated=calculated, correction=correction)
@@ -587,18 +593,55 @@ def _free(ctx: Context, chosen: Choice, host: Host, state: UnitState) -> Free:
     limits = memory_limits(ctx, state, is_replaced=True)
     # What a card's driver pins was not seen to count.
     is_strict = not chosen.has_gpu and host.memory.swap_total_mib == 0 and has_memory_groups()
-    vram = _free_vram(host, chosen.devices, pid)
+    vram = _free_vram(host, chosen, pid)
     return Free(vram, ram, host.memory.total_mib, limits, is_strict)
 
 
-def _free_vram(host: Host, devices: Sequence[OffloadDevice], pid: int | None) -> MiB | None:
-    """Free memory of the largest GPU, from NVML, else as the engine itself sees it."""
-    gpus = [gpu for gpu in host.gpus or () if gpu.free_mib is not None]
-    if not gpus:
-        return max((d.free_mib for d in devices if d.free_mib is not None), default=None)
-    gpu = max(gpus, key=lambda one: one.total_mib or 0)
-    own = sum(p.used_mib or 0 for p in gpu.processes or () if p.pid == pid)
-    return MiB((gpu.free_mib or 0) + own)
+def cards_of(host: Host, chosen: Choice) -> tuple[Gpu, ...]:
+    """The cards that its server would use, of those that the driver tells of; empty where that cannot be told.
+
+    The driver counts cards as the bus does, CUDA the fastest first, and a variable hides some. So a build is asked
+    for its devices: a card is known by their names, and among several of one name by what is free on it.
+    """
+    gpus, profile = list(host.gpus or ()), chosen.resolved.profile
+    if {gpu.name for gpu in gpus}.isdisjoint(one.description for one in chosen.devices):
+        # It lists none, or calls them otherwise.
+        variables = {**chosen.engine.environment, **profile.environment}
+        shown = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        found = [gpu for gpu in gpus if gpu.uuid in [one.strip() for one in shown]]
+        memory = profile.memory
+        is_asked = (memory.device, memory.main_gpu, memory.split_mode) != (None, None, None)
+        if found or len(gpus) == 1 or not (is_asked or any(shown)):
+            return tuple(found or gpus)
+        return ()
+    used = []
+    for device in _used_devices(chosen):
+        of_name = [gpu for gpu in gpus if gpu.name == device.description and gpu not in used]
+        free_mib = device.free_mib or 0
+        used += sorted(of_name, key=lambda gpu: abs((gpu.free_mib or 0) - free_mib))[:1]
+    return tuple(used)
+
+
+def _used_devices(chosen: Choice) -> list[OffloadDevice]:
+    """Those of the build's devices that the model would go to."""
+    memory = chosen.resolved.profile.memory
+    used = list(chosen.devices)
+    if memory.device is not None:  # of these the first is the main one, whatever its number
+        used = [one for name in memory.device.split(",") for one in used if one.name == name]
+    return used[memory.main_gpu or 0 :][:1] if memory.split_mode == "none" else used
+
+
+def _free_vram(host: Host, chosen: Choice, pid: int | None) -> MiB | None:
+    """What is free on its cards together with what its forerunner holds there, else as the build itself sees it."""
+    if "--rpc" in (chosen.resolved.profile.extra_args or ()):  # cards of other machines take a part
+        return None
+    cards = cards_of(host, chosen)
+    free = all_known(gpu.free_mib for gpu in cards)
+    if not free:
+        told = (one.free_mib for one in _used_devices(chosen))
+        return max((mib for mib in told if mib is not None), default=None)
+    processes = (one for gpu in cards for one in gpu.processes or () if one.pid == pid)
+    return MiB(sum(free) + sum(one.used_mib or 0 for one in processes))
 
 
 def _memory_json(plan: MemoryPlan) -> dict[str, Any]:

@@ -329,10 +329,11 @@ def new_profile(
 def _from_model(ctx: Context, model: Path) -> tuple[dict[str, Any], tuple[Message, ...]]:
     facts = ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(model)
     host = read_host(ctx.gpu)
-    machine = host.gpus[0].name if host.gpus else "a machine without a GPU"
+    card = max(host.gpus or (), key=lambda gpu: gpu.total_mib or 0, default=None)
+    machine = "a machine without a GPU" if card is None else card.name
     data: dict[str, Any] = {
         "description": f"{facts.name or model.stem} on {machine}",
-        "match": _match(host),
+        "match": _match(card),
         "model": {"path": str(model.resolve())},
         "serving": {
             "alias": (facts.name or model.stem).replace(" ", "-")[:100],
@@ -342,7 +343,7 @@ def _from_model(ctx: Context, model: Path) -> tuple[dict[str, Any], tuple[Messag
         if facts.has_mtp
         else {"type": "off"},
     }
-    if host.gpus:
+    if card is not None:
         data["serving"] |= {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
         data["memory"] = {"fit_mib": 1536 if facts.has_mtp else 1024}
     else:
@@ -390,12 +391,12 @@ def _from_ollama(ctx: Context, name: str) -> tuple[dict[str, Any], tuple[Message
     return data, (*messages, note("ollama-store", text))
 
 
-def _match(host: Host) -> dict[str, Any]:
-    if not host.gpus:
+def _match(card: Gpu | None) -> dict[str, Any]:
+    if card is None:
         return {"gpu": "none"}
-    match: dict[str, Any] = {"gpu": f"*{host.gpus[0].name.removeprefix('NVIDIA ')}*"}
-    if host.gpus[0].total_mib is not None:
-        match["vram_min_mib"] = host.gpus[0].total_mib * 19 // 20
+    match: dict[str, Any] = {"gpu": f"*{card.name.removeprefix('NVIDIA ')}*"}
+    if card.total_mib is not None:
+        match["vram_min_mib"] = card.total_mib * 19 // 20
     return match
 
 

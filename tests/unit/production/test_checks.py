@@ -46,6 +46,7 @@ from tunerd.words import MiB, Mode
 DEBIAN_PORT = 9931
 CARD = a_card("NVIDIA GeForce RTX 3090 Ti", total_mib=24564)
 HOST = replace(A_HOST, gpus=(CARD,))
+BOTH = replace(HOST, gpus=(CARD, a_card(index=1)))
 BLIND = replace(HOST, cpu=Cpu(None, None, None))
 UPDATED = replace(HOST, awaits_reboot="the loaded kernel module is 1, the driver's library 2")
 UNMEASURED = replace(HOST, gpus=(replace(CARD, total_mib=None),))
@@ -172,6 +173,8 @@ CHECKS: dict[str, Cases] = {
         "a card that cannot be read before a reboot": machine(replace(UPDATED, gpus=None), gpu="*RTX*"),
         "a driver that awaits a reboot, and no card is wanted": machine(UPDATED, gpu="none"),
         "no card, and none is wanted": machine(replace(HOST, gpus=()), gpu="none"),
+        "a larger card of another kind beside it": machine(BOTH, gpu="*4070 SUPER*", vram_max_mib=12500),
+        "a larger card that does not help": machine(BOTH, gpu="*4070 SUPER*", vram_min_mib=20000),
         "a card that only the engine sees": check_machine(
             profile(match__gpu="*RADEON*"), replace(HOST, gpus=()),
             (OffloadDevice("Vulkan0", "AMD Radeon RX 7900", MiB(24000), None),), has_gpu=True),

@@ -8,21 +8,25 @@ from pathlib import Path
 import pytest
 
 from tests.fault.world import UNIT, World
-from tests.support.builders import capabilities_of
+from tests.support.builders import ROOT, capabilities_of
 from tests.support.doctor_facts import HOST
+from tests.support.fake_gpu import FakeGpuReader, a_card, rtx_3090_ti
 from tests.support.model_headers import facts_of_shape
-from tests.support.profiles import profile_of
+from tests.support.profiles import a_plan_for, profile_of
 from tests.support.shapes import PlainShape
 from tunerd.engine.capabilities import Engine, OffloadDevice
 from tunerd.engine.choice import Choice
 from tunerd.engine.flags import CommandLine
 from tunerd.engine.serving import memory_limits
+from tunerd.machine.facts import Gpu
 from tunerd.machine.files import Files
 from tunerd.machine.host import has_memory_groups
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device, Estimate, PartKind, estimate
 from tunerd.model.verdict import MemoryPlan
-from tunerd.production.plan import memory_of_plan, settings_of
+from tunerd.production.emit import together
+from tunerd.production.plan import Plan, cards_of, memory_of_plan, settings_of
+from tunerd.production.profiles import new_profile
 from tunerd.result import Level
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.words import MiB
@@ -180,6 +184,100 @@ def judged_on(world: World, gpu_mib: int, dialect: str, data: dict[str, object])
     )
 
 
+FAST = rtx_3090_ti(index=1)
+DESKTOP = a_card(index=0, used_mib=4000)
+CUDA = (
+    OffloadDevice("CUDA0", FAST.name, FAST.total_mib, FAST.free_mib),
+    OffloadDevice("CUDA1", DESKTOP.name, DESKTOP.total_mib, DESKTOP.free_mib),
+)
+TWINS = (rtx_3090_ti(used_mib=20_000), FAST)
+SECOND = {"environment": {"CUDA_VISIBLE_DEVICES": "1"}}
+BY_UUID = {"environment": {"CUDA_VISIBLE_DEVICES": DESKTOP.uuid}}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "data", "used"),
+    [
+        ((DESKTOP, FAST), CUDA, {}, (FAST, DESKTOP)),
+        ((DESKTOP, FAST), CUDA[1:], SECOND, (DESKTOP,)),
+        ((DESKTOP, FAST), CUDA, {"memory.device": "CUDA1"}, (DESKTOP,)),
+        ((DESKTOP, FAST), CUDA, {"memory.device": "none"}, ()),
+        ((DESKTOP, FAST), CUDA, {"memory.split_mode": "none"}, (FAST,)),
+        ((DESKTOP, FAST), CUDA, {"memory.split_mode": "none", "memory.main_gpu": 1}, (DESKTOP,)),
+        ((DESKTOP, FAST), CUDA, {"memory.split_mode": "none", "memory.device": "CUDA1,CUDA0"}, (DESKTOP,)),
+        ((DESKTOP, FAST), (*CUDA[:1], OffloadDevice("Vulkan1", "AMD Radeon", MiB(64_000), MiB(60_000))), {}, (FAST,)),
+        (TWINS, (replace(CUDA[0], free_mib=MiB(3800)),), SECOND, TWINS[:1]),
+        (TWINS, CUDA[:1], SECOND, (FAST,)),
+        ((DESKTOP, FAST), (), {}, (DESKTOP, FAST)),
+        ((DESKTOP, FAST), (), BY_UUID, (DESKTOP,)),
+        ((DESKTOP, FAST), (), SECOND, ()),
+        ((DESKTOP, FAST), (), {"memory.split_mode": "none"}, ()),
+        ((DESKTOP,), (), SECOND, (DESKTOP,)),
+        ((DESKTOP,), (OffloadDevice("CUDA0", "its MIG device", MiB(5000), MiB(5000)),), {}, (DESKTOP,)),
+        ((), CUDA, {}, ()),
+    ],
+)  # fmt: skip
+def test_a_server_is_on_the_cards_that_its_build_and_command_line_take(
+    gpus: tuple[Gpu, ...],
+    devices: tuple[OffloadDevice, ...],
+    data: dict[str, object],
+    used: tuple[Gpu, ...],
+) -> None:
+    """What was free on the largest card was taken for any other that a server was confined to."""
+    engine = Engine("mine", Path("/bin/true"), "test")
+    chosen = Choice(engine, profile_of(data), CommandLine("/bin/true", ()), Path("/m.gguf"), devices,
+                    has_gpu=True, passed_over=())  # fmt: skip
+
+    assert cards_of(replace(HOST, gpus=gpus), chosen) == used
+
+
+def planned_on_two(world: World, data: dict[str, object]) -> Plan:
+    """Of a machine with both cards."""
+    ctx = replace(world.context(), data_dir=ROOT)
+    host = replace(HOST, gpus=(DESKTOP, FAST))
+    bare = a_plan_for(ctx, Path("/bin/true"))
+    made = replace(
+        bare,
+        engine=replace(bare.engine, capabilities=capabilities_of("main-0x")),
+        resolved=profile_of({"memory.n_gpu_layers": 99, **data}),
+        devices=CUDA,
+        has_gpu=True,
+        host=host,
+    )
+    memory = memory_of_plan(ctx, made, LLAMA, host, None, ctx.services.state(UNIT))
+    return replace(made, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("data", "free_mib", "code"),
+    [
+        ({}, (FAST.free_mib or 0) + (DESKTOP.free_mib or 0), "several-cards"),
+        ({"memory.device": "CUDA1"}, DESKTOP.free_mib, "too-big-for-vram"),
+        ({"extra_args": ["--rpc", "10.0.0.2:50052"]}, None, "vram-unknown"),
+        ({"memory.device": "none"}, None, "vram-unknown"),
+    ],
+)
+def test_a_model_is_held_against_what_its_own_cards_have_together(
+    world: World, data: dict[str, object], free_mib: int | None, code: str
+) -> None:
+    """A model on two cards, or one that another machine helps with, was refused for the size of one."""
+    judged = planned_on_two(world, {"serving.ctx_size": 1_500_000, **data}).memory
+
+    assert judged.free_mib[Device.GPU] == free_mib
+    assert code in [one.code for one in judged.messages]
+    assert any(one.level is Level.ERROR for one in judged.messages) is (code == "too-big-for-vram")
+
+
+def test_servers_on_cards_of_their_own_are_not_added_up_on_one(world: World) -> None:
+    """Two models to which a person gave a card each were said not to fit on the larger one."""
+    fast, slow = (planned_on_two(world, {"memory.device": f"CUDA{n}"}) for n in (0, 1))
+
+    alone, apart = together([slow]), together([fast, slow], MiB(60_000))
+
+    assert (alone.budget_mib, alone.held_mib) == (DESKTOP.free_mib, 4380)
+    assert (apart.budget_mib, apart.fits) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("dialect", "data", "code"),
     [
@@ -315,3 +413,13 @@ def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_i
     (said,) = [one for one in judged.messages if one.code == "unit-limit"]
     assert f"{UNIT} may use 1 MiB (MemoryMax= in `{drop_in}`)" in said.text
     assert said.level is (level if has_memory_groups() else Level.WARNING)
+
+
+def test_a_new_profile_for_a_model_is_for_the_largest_card(world: World, tmp_path: Path) -> None:
+    """A small card for the desktop, which the driver counts first, was the one that it was written for."""
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
+    ctx = replace(world.context(), gpu=FakeGpuReader(DESKTOP, FAST))
+
+    made = new_profile(ctx, "mine", model=str(model))
+
+    assert 'gpu = "*GeForce RTX 3090 Ti*"' in made.payload["text"]
