@@ -44,7 +44,8 @@ DEFAULT_PORT = 8080
 # Folders of the unit itself, which another service has elsewhere.
 _OF_UNITS = frozenset({"HOME", "LLAMA_CACHE"})
 # Of the router as a whole: it gives each model its own.
-_OF_ROUTERS = frozenset({"--host", "--port", "--alias", "--api-key-file", "--ssl-key-file", "--ssl-cert-file"})  # fmt: skip
+_ASKED_OTHERWISE = frozenset({"--ssl-key-file", "--ssl-cert-file", "--api-prefix"})
+_OF_ROUTERS = frozenset({"--host", "--port", "--alias", "--api-key-file", *_ASKED_OTHERWISE})
 # What lines of YAML and INI cannot hold as it stands.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
 _KEY_INSIDE = "/run/secrets/api-key"
@@ -199,14 +200,16 @@ def _lost_to_the_first(target: Target, servers: Sequence[Server]) -> Iterator[st
             yield f"host and port of {one.names[0]}: the router uses those of {first.names[0]}"
         for what, of_one, of_first in (
             ("an API key", one.api_key_file, first.api_key_file),
-            ("TLS", _tls(one), _tls(first)),
+            ("TLS or a prefix", _otherwise(one), _otherwise(first)),
         ):
             if of_one != of_first:
                 yield f"whether {one.names[0]} has {what}, and which: the router does as {first.names[0]}"
 
 
-def _tls(server: Server) -> list[str]:
-    return [word for flag in server.flags if flag.name.startswith("--ssl-") for word in flag.words]
+def _otherwise(server: Server) -> list[str]:
+    """What lets it answer by TLS or below a prefix."""
+    flags = (flag for flag in server.flags if flag.name in _ASKED_OTHERWISE)
+    return [word for flag in flags for word in flag.words]
 
 
 def _templates() -> Environment:
@@ -253,7 +256,7 @@ def _for_many(
     router = [*first.program, "--host", first.host or "127.0.0.1", "--port", str(first.port)]
     if first.api_key_file is not None:
         router += ["--api-key-file", first.api_key_file]
-    router += _tls(first)
+    router += _otherwise(first)
     most = len(servers) if together or len(servers) == 1 else 1
     router += ["--models-preset", "THIS-FILE", "--models-max", str(most)]
     aliases = [Flag(("alias", ",".join(one.names[1:]))) for one in servers]
@@ -295,6 +298,11 @@ def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
     flags = [flag for flag in server.flags if flag.name not in SECRET_FLAGS]
     if len(flags) < len(server.flags):
         lost.append("a key or token in plain text: use --api-key-file instead")
+    if target is Target.LLAMA_SWAP and (words := _otherwise(server)):
+        lost.append(
+            f"{' '.join(words)}: llama-swap asks its servers by plain HTTP, below no prefix"
+        )
+        flags = [flag for flag in flags if flag.name not in _ASKED_OTHERWISE]
     environment = {}
     for name, value in sorted(server.environment.items()):
         why = _why_no_variable(target, name, value)
