@@ -196,6 +196,11 @@ def status(ctx: Context) -> ActionResult:
     messages = _messages(
         ctx, state, measurement, gpus.problem, is_under_way=under_way, was_deployed=last is not None
     )
+    way = live.serving.asked_otherwise
+    if state.is_active and way is not None:
+        text = f"it answers {way}, where tunerd cannot reach it: only that it runs is seen, and nothing is measured"
+        hint = "let it listen on 127.0.0.1, and a proxy (nginx, caddy, socat) offer it otherwise"
+        messages.append(warning("not-asked", text, hint))
     return ActionResult("status", payload, tuple(messages))
 
 

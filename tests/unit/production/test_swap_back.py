@@ -671,6 +671,18 @@ def test_what_somebody_has_stopped_since_a_boot_started_it_stays_stopped(world: 
     assert world.leftovers() == []
 
 
+def test_a_status_says_why_nothing_is_known_of_a_server_that_runs(world: World) -> None:
+    """`health unknown`, at an unknown address, was all that it said."""
+    world.put(world.text("old", words="--api-prefix /x"))
+
+    found = status(world.context())
+    world.manager.stop(UNIT)
+
+    assert found.payload["health"] is None
+    assert ["below a prefix" in one.text for one in found.messages] == [True]
+    assert status(world.context()).messages == ()
+
+
 @pytest.mark.parametrize("words", ["--api-prefix /x", "--ssl-cert-file /c --ssl-key-file /k"])
 def test_a_server_that_nobody_can_ask_is_seen_to_run_and_strands_nothing(
     world: World, words: str
