@@ -639,6 +639,7 @@ class RenderContext:
 
 IN_STAGE = "inside `--spec-type`"
 NO_FLAG_NEEDED = "this is what the engine does without a flag"
+NO_GPU = "left out: no usable GPU"
 _NEVER_CHANGES = "this build never changes the depth by itself"
 # Before `--load-mode` these switches had the same meaning. Order matters to builds that have
 # both: the last one wins there (ggml-org/llama.cpp#26133).
@@ -885,7 +886,7 @@ class _Renderer:
                 yield _said(switch, "--fit", "off")
             for key in keys:
                 if self.setting(key) is not None:
-                    yield Note(key, "left out: no usable GPU")
+                    yield Note(key, NO_GPU)
             return
         for row in GPU_FLAGS:
             yield from self.row(row)

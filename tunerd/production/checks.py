@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from tunerd.engine.capabilities import Capabilities, Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.flags import (
+    NO_GPU,
     SECRET_FLAGS,
     CommandLine,
     has_depth,
@@ -23,7 +24,7 @@ from tunerd.engine.flags import (
 from tunerd.engine.importer import FALSE, PREFIX, TRUE, flag_of
 from tunerd.machine.facts import Host
 from tunerd.model.facts import ModelFacts
-from tunerd.profile.layers import Resolved
+from tunerd.profile.layers import Layer, Resolved
 from tunerd.result import Message, error, note, warning
 from tunerd.units.live import UNIX_SOCKET, LiveUnit, Serving, serving_of
 from tunerd.units.manager import lacks_manager
@@ -78,6 +79,22 @@ def check_machine(
         yield warning("large-gpu", f"the profile is for cards of up to {wanted.vram_max_mib} MiB of "
                       f"VRAM, and this one has {format_mib(total)}",
                       "`tunerd profiles list` shows those for larger cards")  # fmt: skip
+
+
+def check_left_out(resolved: Resolved, command: CommandLine, host: Host) -> Iterator[Message]:
+    """Which keys of the card that somebody set leave no flag, because the build sees nothing to offload to.
+
+    A profile that names its card is told of that by `check_machine`.
+    """
+    left = [
+        one.key
+        for one in command.notes
+        if one.text == NO_GPU and resolved.settings[one.key].origin.layer is not Layer.TUNERD
+    ]
+    if left and resolved.profile.match.gpu is None:
+        level = note if host.gpus == () else warning
+        yield level("gpu-left-out", f"the build sees nothing to offload to, so no flag says {', '.join(left)}",
+                    "`tunerd doctor` may say why")  # fmt: skip
 
 
 def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:

@@ -82,6 +82,7 @@ from tunerd.model.verdict import (
 )
 from tunerd.production.checks import (
     UserFacts,
+    check_left_out,
     check_live,
     check_machine,
     check_model,
@@ -897,6 +898,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     messages = (
         *named_by_plan(ctx, request),
         *check_machine(resolved, host, chosen.devices, has_gpu=chosen.has_gpu),
+        *check_left_out(resolved, command, host),
         *check_model(resolved, facts),
         *found_by_metadata(resolved, chosen.model_path),
         *check_values(resolved, host),

@@ -23,6 +23,7 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.production.checks import (
     UserFacts,
+    check_left_out,
     check_live,
     check_machine,
     check_model,
@@ -72,6 +73,14 @@ SPLIT = Proof("mtp", Effect.PROVED, "x")
 def machine(host: Host = HOST, **match: Any) -> Iterable[Message]:
     wanted = profile(**{f"match__{key}": value for key, value in match.items()})
     return check_machine(wanted, host, (), has_gpu=bool(host.gpus))
+
+
+def left_out(host: Host, **data: Any) -> Iterable[Message]:
+    """On a build that sees no device."""
+    wanted = profile(memory__device="CUDA1", memory__n_cpu_moe=30, **data)
+    command = render(wanted, capabilities_of("main-0x"), context(has_gpu=False))
+    assert isinstance(command, CommandLine)
+    return check_left_out(wanted, command, host)
 
 
 def values(host: Host = HOST, **data: Any) -> Iterable[Message]:
@@ -178,6 +187,13 @@ CHECKS: dict[str, Cases] = {
         "a card that only the engine sees": check_machine(
             profile(match__gpu="*RADEON*"), replace(HOST, gpus=()),
             (OffloadDevice("Vulkan0", "AMD Radeon RX 7900", MiB(24000), None),), has_gpu=True),
+    },
+    # An adopted unit was deployed without them where the probe could not reach the card, and nobody was told.
+    "Keys of the card that leave no flag are told": {
+        "a card is here": left_out(HOST),
+        "whether one is here is unknown": left_out(replace(HOST, gpus=None)),
+        "no card is here": left_out(replace(HOST, gpus=())),
+        "a profile that names its card": left_out(replace(HOST, gpus=()), match__gpu="*RTX*"),
     },
     "Values that exclude each other are found": {
         "none": values(),
