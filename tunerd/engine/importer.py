@@ -463,6 +463,10 @@ class _Import:
         keys = self.keys
         if flags := self.parts.get(_LOAD_MODE):
             self._load_mode(flags)
+        # Without a name such a server is called so, and by the path of its file it would be called otherwise.
+        # Source: four builds of April to August 2026.
+        if "model.hf_repo" in keys and self.capabilities.family is not Family.IK:
+            keys.setdefault(_ALIAS, keys["model.hf_repo"])
         # ik's fit is off unless it is asked for.
         if self.capabilities.fit is FitStyle.SWITCH and _MARGIN in keys:
             keys.setdefault(_FIT, False)

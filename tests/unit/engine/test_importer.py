@@ -131,6 +131,10 @@ LINES: dict[str, dict[str, Sequence[str]]] = {
         "main-lm": ("LLAMA_ARG_OVERRIDE_TENSOR=a=CPU -ot b=CPU",),
         "ik-now": ("-a one -a two", "--api-key-file /one --api-key-file /two"),
     },
+    # Served by the path of its file it was called by that, and clients had no such model any more.
+    "A repository is the name of its model where the line gives none": {
+        "main-lm": ("-hf u/r:q4_k_m", "LLAMA_ARG_HF_REPO=u/r", "-hf u/r -a mine"),
+    },
     "Load modes are as builds of May and August 2026 served them": {
         "main-0x": ("-lm mlock", "--mlock"),
         "main-mid": ("--no-mmap --mlock", "--mlock --no-mmap", "--mlock", "--no-mmap --mmap", "-dio", "--no-mmap -dio",
