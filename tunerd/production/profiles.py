@@ -411,6 +411,13 @@ def _from_unit(
         capabilities,
         work_dir_of(ctx, live),
     )
+    if {"path", "hf_repo"}.isdisjoint(imported.data.get("model", ())):
+        raise ConfigError(
+            f"{unit} names neither a file of its model nor a repository of Hugging Face",
+            cause="a profile serves a file that is here, and tunerd fetches none",
+            state="nothing was written",
+            hint="name the file that it has fetched in the unit (`-m FILE`), or `tunerd profiles new NAME --model FILE`",
+        )
     data: dict[str, Any] = {
         "description": f"what {unit} served when this was written",
         "engine": {"prefer": [live.program]},

@@ -182,6 +182,24 @@ def test_the_projector_that_a_repository_brings_along_is_served_too(
     assert ("model.mmproj" in json.dumps(made["messages"])) is (len(projectors) > 1)
 
 
+@pytest.mark.parametrize(
+    "words", ["-mu http://127.0.0.1/x.gguf", "-dr ai/x", "--fim-qwen-3b-default"]
+)
+def test_a_unit_that_fetches_its_model_from_elsewhere_becomes_no_profile(
+    folder: Path, words: str
+) -> None:
+    """It ended in a traceback."""
+    box, engine = Box(folder), needs.engine("mainline-2026-08-18")
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text(f"[Service]\nExecStart={engine} {words}\n")
+
+    with box.until_all_ended():
+        refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
+
+    assert "names neither a file of its model nor a repository" in refused["message"]
+    assert not (box.context.paths.site_profiles / "mine.toml").exists()
+
+
 def test_a_script_of_which_no_copy_can_be_kept_keeps_no_swap_from_going_on(folder: Path) -> None:
     """With `swap.keep_engine` nothing could be deployed over it: no apply, no winner of a night, no larger margin."""
     with served(folder, "START WORDS", 'exec ENGINE "$@"') as box:
