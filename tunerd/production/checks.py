@@ -41,6 +41,8 @@ _PRIVATE = ("/tmp", "/var/tmp", "/dev")  # noqa: S108 -- of the unit's own
 _KEY_VARIABLES = {"LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE"}
 # With these a server answers by TLS, or elsewhere than it is asked.
 _ASKED_OTHERWISE = {"--ssl-cert-file", "--api-prefix"}
+# With these its clients ask for vectors or ranks; builds of April to August 2026 write text all the same.
+_NOT_FOR_TEXT = {"--embedding", "--embeddings", "--rerank", "--reranking"}
 _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
 
 
@@ -169,6 +171,9 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
     for flag in sorted(given & _ASKED_OTHERWISE):
         yield error("asked-otherwise", f"with `{flag}` tunerd cannot check whether the server answers, so it cannot "
                     "deploy it", "remove the flag; a proxy (nginx, caddy) can add TLS or a prefix")  # fmt: skip
+    for flag in sorted(given & _NOT_FOR_TEXT):
+        yield warning("not-for-text", f"with `{flag}` the server is for vectors or ranks, and all that tunerd checks, measures and "
+                      "tunes is text", "sweep no such server: what is fast for text may be slow for those")  # fmt: skip
     is_open = not all(_LOOPBACK.fullmatch(host) for host in hosts)
     if is_open and serving.api_key_file is None:
         yield warning("open-port", f"serving.host = {serving.host}: anybody who reaches this port may use "

@@ -212,6 +212,9 @@ CHECKS: dict[str, Cases] = {
         **{f"at {host}": values(serving__host=host) for host in ("/run/llama.sock", "127.0.0.1, llama.sock")},
         **{flag: values(extra_args=["--ssl-key-file", "/k", flag, "/x"]) for flag in ("--api-prefix", "--ssl-cert-file")},
     },
+    "A server that is not for text is told to be measured by it": {
+        flag: values(extra_args=[flag]) for flag in ("--embedding", "--reranking", "--pooling")
+    },
     "An address that others reach is warned about, unless a key is asked for": {
         f"{host}{with_key}": values(serving__host=host, **key)
         for with_key, key in (("", {}), (" with a key", KEYED))
