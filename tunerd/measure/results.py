@@ -26,7 +26,7 @@ from tunerd.measure import evidence
 from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems, summarise
 from tunerd.measure.learn import workload_sha256_now
 from tunerd.measure.store import EvidenceStore, reading
-from tunerd.production.plan import Plan, make_plan
+from tunerd.production.plan import Plan, cards_of, make_plan
 from tunerd.profile.arm import DRAFT, DRAFT_MODEL, OFF, Arm
 from tunerd.profile.schema import own_kinds
 from tunerd.profile.workload import USUAL_RATES, Rates
@@ -615,7 +615,7 @@ def here_of(ctx: Context, made: Plan) -> Here:
     """This box as a plan of what serves has it."""
     engines = {one.name: one for one in (made.engine, *find_engines(ctx))}
     families = {name: str(one.capabilities.family) for name, one in engines.items() if one.capabilities is not None}  # fmt: skip
-    return Here(made.host.gpus or (), made.facts.name, made.facts.identity.sha256, families)
+    return Here(cards_of(made.host, made), made.facts.name, made.facts.identity.sha256, families)
 
 
 def here_now(ctx: Context) -> Here | None:

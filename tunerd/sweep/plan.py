@@ -30,7 +30,7 @@ from tunerd.model.memory import Device
 from tunerd.operations import SHORT_KEYS
 from tunerd.production.lease import Outlook, beside_others, outlook, replaced_amid
 from tunerd.production.measurement import wait_for_dead_measurement
-from tunerd.production.plan import Plan, load_lines, make_plan, settings_of
+from tunerd.production.plan import Plan, cards_of, load_lines, make_plan, settings_of
 from tunerd.profile.arm import (
     CONTEXT_SIZE,
     DRAFT,
@@ -957,7 +957,7 @@ def _published(
             if engine.capabilities is not None
             and (engine.name, table["spec"]) in space.space.families
         }
-        laws = published(table, families, [gpu.name for gpu in plan.host.gpus or ()], workload)
+        laws = published(table, families, [gpu.name for gpu in cards_of(plan.host, plan)], workload)
         found |= laws
         sources += [table["source"]] if laws else []
     return found, sources

@@ -197,13 +197,15 @@ class Reading:
     awaits_reboot: bool = False
 
     @property
-    def free_mib(self) -> int | None:
-        """VRAM that is free on the fullest card of those that the server is seen on, else of all.
+    def _cards(self) -> tuple[GpuNow, ...]:
+        """Those that the server is seen on, else all."""
+        used = tuple(gpu for gpu in self.gpus or () if gpu.server_mib)
+        return used or self.gpus or ()
 
-        None without cards, or where one does not tell.
-        """
-        used = [gpu for gpu in self.gpus or () if gpu.server_mib]
-        known = [gpu.free_mib for gpu in used or self.gpus or ()]
+    @property
+    def free_mib(self) -> int | None:
+        """VRAM that is free on the fullest of its cards; None without cards, or where one does not tell."""
+        known = [gpu.free_mib for gpu in self._cards]
         if not known or None in known:
             return None
         return min(mib for mib in known if mib is not None)
@@ -218,8 +220,8 @@ class Reading:
 
     @property
     def is_throttled(self) -> bool | None:
-        """Whether any card is held down by heat or power brakes."""
-        known = [gpu.is_throttled for gpu in self.gpus or ()]
+        """Whether any of its cards is held down by heat or power brakes."""
+        known = [gpu.is_throttled for gpu in self._cards]
         if True in known:
             return True
         return None if not known or None in known else False

@@ -21,6 +21,7 @@ from tunerd.engine.serving import memory_limits
 from tunerd.machine.facts import Gpu
 from tunerd.machine.files import Files
 from tunerd.machine.host import has_memory_groups
+from tunerd.measure.results import here_of
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device, Estimate, PartKind, estimate
 from tunerd.model.verdict import MemoryPlan
@@ -245,7 +246,7 @@ def planned_on_two(world: World, data: dict[str, object]) -> Plan:
         host=host,
     )
     memory = memory_of_plan(ctx, made, LLAMA, host, None, ctx.services.state(UNIT))
-    return replace(made, memory=memory)
+    return replace(made, memory=memory, facts=LLAMA)
 
 
 @pytest.mark.parametrize(
@@ -413,6 +414,15 @@ def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_i
     (said,) = [one for one in judged.messages if one.code == "unit-limit"]
     assert f"{UNIT} may use 1 MiB (MemoryMax= in `{drop_in}`)" in said.text
     assert said.level is (level if has_memory_groups() else Level.WARNING)
+
+
+def test_what_others_found_is_tried_where_it_was_found_on_the_card_that_serves(
+    world: World,
+) -> None:
+    """Of two cards either would do, whichever the server was on."""
+    made = planned_on_two(world, {"memory.device": "CUDA1"})
+
+    assert here_of(world.context(), made).cards == (DESKTOP,)
 
 
 def test_a_new_profile_for_a_model_is_for_the_largest_card(world: World, tmp_path: Path) -> None:

@@ -99,11 +99,15 @@ def test_memory_of_others_is_what_the_server_does_not_hold() -> None:
     assert (gpu.server_mib, gpu.others_mib) == (8000, 500)
 
 
-def test_a_card_that_others_have_filled_is_none_on_which_the_server_runs_short() -> None:
-    full = replace(gpu_now(a_card(index=1), []), free_mib=MiB(100))
+def test_a_card_that_others_have_filled_is_none_on_which_the_server_runs_short_or_hot() -> None:
+    """A game on a second card was the likely cause of a server that had slowed down on the first."""
+    hot = replace(a_card(index=1), throttle_reasons=("power brake",))
+    full = replace(gpu_now(hot, []), free_mib=MiB(100))
     own = replace(gpu_now(a_card(), []), server_mib=8000, free_mib=MiB(4000))
-    assert replace(a_reading(), gpus=(own, full)).free_mib == 4000
-    assert replace(a_reading(), gpus=(replace(own, server_mib=None), full)).free_mib == 100
+    beside = replace(a_reading(), gpus=(own, full))
+    assert (beside.free_mib, beside.is_throttled) == (4000, False)
+    unseen = replace(a_reading(), gpus=(replace(own, server_mib=None), full))
+    assert (unseen.free_mib, unseen.is_throttled) == (100, True)
 
 
 def test_memory_of_others_is_unknown_where_the_driver_names_no_sizes() -> None:
