@@ -20,10 +20,23 @@ from tunerd.engine.builds import (
     read_facts,
 )
 from tunerd.engine.capabilities import Engine, OffloadDevice
-from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE, CommandLine, RenderContext, render
+from tunerd.engine.flags import (
+    ENGINE_VARIABLES,
+    KINDS_WITH_DRAFT_FILE,
+    CommandLine,
+    RenderContext,
+    render,
+)
 from tunerd.engine.probe import Found
-from tunerd.engine.serving import read_live_unit
-from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
+from tunerd.engine.serving import environment_with, read_live_unit
+from tunerd.errors import (
+    ConfigError,
+    EngineError,
+    HostError,
+    ModelFileError,
+    ServiceError,
+    TunerdError,
+)
 from tunerd.machine.facts import Host
 from tunerd.machine.files import at_home, is_gone
 from tunerd.machine.process import SERVICE_ACCOUNT, account
@@ -287,7 +300,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
         with_tuned=request.with_tuned,
         tuned=request.tuned,
     )
-    general = load()
+    general, laid_over = load(), _laid_over(ctx)
     if has_weights:  # a missing model is the same on every engine: say so first
         read_facts(ctx, find_weights(ctx, general))
     passed_over: list[tuple[str, str]] = []
@@ -296,7 +309,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
         if not found and word != Family.UNKNOWN:
             passed_over.append((word, _why_not_here(ctx, engines, word)))
         for engine in found:
-            choice = _try(ctx, load, host, engine, has_weights=has_weights)
+            choice = _try(ctx, load, host, engine, laid_over, has_weights=has_weights)
             if isinstance(choice, Choice):
                 return replace(choice, passed_over=tuple(passed_over))
             passed_over.append((engine.name, choice))
@@ -339,6 +352,7 @@ def _try(
     load: Callable[..., Resolved],
     host: Host,
     engine: Engine,
+    laid_over: Mapping[str, str],
     *,
     has_weights: bool,
 ) -> Choice | str:
@@ -352,7 +366,8 @@ def _try(
     else:
         folder = next(iter(ctx.settings.models.dirs), Path("FOLDER"))
         model_path = folder / (model.path or model.hf_file or f"{model.name or 'MODEL'}.gguf")
-    devices, has_gpu = _devices(ctx, engine, resolved, host)
+    variables = {**engine.environment, **resolved.profile.environment, **laid_over}
+    devices, has_gpu = _devices(ctx, engine, resolved, host, variables)
     unseen = None if has_gpu or host.awaits_reboot else next(iter(host.gpus or ()), None)
     if unseen is not None and resolved.profile.match.gpu not in {None, "none"}:
         return f"it sees no device to offload to, but {unseen.name} is here (`tunerd doctor` may say why)"
@@ -363,16 +378,23 @@ def _try(
     return Choice(engine, resolved, command, model_path, devices, has_gpu, ())
 
 
+def _laid_over(ctx: Context) -> dict[str, str]:
+    """The variables of engines and drivers that drop-ins of the unit set: they hold for whatever it will serve."""
+    with contextlib.suppress(HostError, ServiceError):
+        found = environment_with(ctx, "")
+        return {name: one for name, one in found.items() if name.startswith(ENGINE_VARIABLES)}
+    return {}
+
+
 def _devices(
-    ctx: Context, engine: Engine, resolved: Resolved, host: Host
+    ctx: Context, engine: Engine, resolved: Resolved, host: Host, variables: Mapping[str, str]
 ) -> tuple[tuple[OffloadDevice, ...], bool]:
-    """What this build can offload to on this machine now, and whether it can offload at all."""
+    """What this build, with these variables, can offload to on this machine now, and whether it can at all."""
     capabilities = engine.capabilities
     if resolved.profile.match.gpu == "none" or capabilities is None:
         return (), False
     if "--list-devices" in capabilities.flags:
-        environment = {**engine.environment, **resolved.profile.environment}
-        devices = prober(ctx).devices(found_of(engine), environment)
+        devices = prober(ctx).devices(found_of(engine), variables)
         if devices is not None:
             return devices, bool(devices)
     return (), capabilities.lists_gpu_flags and host.gpus != ()  # None: a card that cannot be read

@@ -7,15 +7,19 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.fault.world import a_world
 from tests.integration.conftest import started_by_hand
 from tests.support import needs
 from tests.support.local_box import Box, settings
 from tests.support.ports import free_port
 from tests.support.waiting import until
+from tunerd.engine.choice import PlanRequest, choose
+from tunerd.machine.host import read_host
 from tunerd.production.status import status
 from tunerd.tryout.designed import SHAPES, design, write
 
@@ -198,6 +202,40 @@ def test_a_unit_that_fetches_its_model_from_elsewhere_becomes_no_profile(
 
     assert "names neither a file of its model nor a repository" in refused["message"]
     assert not (box.context.paths.site_profiles / "mine.toml").exists()
+
+
+_TWO_CARDS = """#!/bin/sh
+if [ "$*" = --list-devices ]; then
+    echo "Available devices:"
+    [ "$CUDA_VISIBLE_DEVICES" = 1 ] || echo "  CUDA0: the large one (8000 MiB, 7000 MiB free)"
+    echo "  CUDA1: the small one (4000 MiB, 3000 MiB free)"
+    exit
+fi
+exec ENGINE "$@"
+"""
+
+
+def test_a_card_that_a_drop_in_hides_is_none_of_a_plan(folder: Path) -> None:
+    """A drop-in stays in force for what is deployed, and the build was asked for its devices without it."""
+    box, program = Box(folder), folder / "llama-server"
+    write(design(SHAPES["tiny"]), box.model)
+    program.write_text(_TWO_CARDS.replace("ENGINE", str(needs.engine("mainline-2026-08-18"))))
+    program.chmod(0o755)
+    wanted = {"model.path": str(box.model), "engine.prefer": [str(program)], "match.gpu": "default"}
+    request = PlanRequest("cpu-embedded", wanted)
+
+    with a_world(folder / "world") as world:
+        drop_in = world.paths.unit_dir / f"{UNIT}.d/card.conf"
+        drop_in.parent.mkdir(parents=True)
+        world.put(world.text("old"), starts=False)
+        ctx = replace(box.context, services=world.manager)
+        before = choose(ctx, request, read_host(ctx.gpu)).devices
+        drop_in.write_text("[Service]\nEnvironment=CUDA_VISIBLE_DEVICES=1\n")
+        world.manager.reload()
+        hidden = choose(ctx, request, read_host(ctx.gpu)).devices
+
+    assert [one.name for one in before] == ["CUDA0", "CUDA1"]
+    assert hidden == before[1:]
 
 
 def test_a_script_of_which_no_copy_can_be_kept_keeps_no_swap_from_going_on(folder: Path) -> None:
