@@ -301,7 +301,12 @@ def serving_now(ctx: Context, live: LiveUnit, state: UnitState) -> Serving:
     address = address_now(ctx, live, state)
     if address is None or not state.is_active:
         return serving
-    alias = serving.alias or LlamaServer(address, ctx.clock).alias(timeout_s=1.0)
+    server, alias = LlamaServer(address, ctx.clock), serving.alias
+    if alias is None:
+        props = server.props(timeout_s=1.0)
+        if props is not None and props.is_router:  # the names that it lists are those of its models
+            return replace(serving, port=address.port, is_router=True)
+        alias = server.alias(timeout_s=1.0)
     return replace(serving, port=address.port, alias=alias)
 
 

@@ -146,6 +146,12 @@ def open_live(ctx: Context) -> Target:
         raise BenchError(
             f"the server at {address.url} is {state_now}", hint="wait until it is ready"
         )
+    props = server.props(timeout_s=_ASK_S)
+    if props is not None and props.is_router:
+        raise BenchError(
+            f"{live.unit} is a router: it starts a server for each model that it is asked for",
+            hint=f"`tunerd bench --url {address.url}#MODEL` measures one of them",
+        )
     entry = ctx.generations.serving(live.unit)
     generation = entry.generation if entry is not None else None
     if generation is not None and tuple(generation.argv) != tuple(live.argv):

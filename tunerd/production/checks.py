@@ -238,6 +238,9 @@ def check_live(
         if before is not None and after is not None and before != after:
             yield warning(f"{what}-changes", f"the {what} changes from {before} to {after}: clients "
                           "that use the old one break", f"--set serving.{what}={before}")  # fmt: skip
+    if old.is_router:
+        yield warning("router", f"{live.unit} is a router that starts a server for each model that clients ask for: its models "
+                      "are not served any more", "`tunerd settings set service.unit ANOTHER.service` leaves it alone")  # fmt: skip
     has_key = new.api_key or new.api_key_file or _KEY_VARIABLES.intersection(environment)
     if (old.api_key or old.api_key_file) and not has_key:
         yield warning("key-gone", f"{live.unit} asks its clients for a key, and the new server will "

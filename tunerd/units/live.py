@@ -56,7 +56,8 @@ class Serving:
 
     A value is None where neither names it: then the build's own default holds. `api_key` is the first
     of the keys given in plain text, as hand-written units do. `sleeps`: it unloads its model when nobody
-    asked it anything for a while. `asked_otherwise` is how it is reached where tunerd cannot ask it.
+    asked it anything for a while. `asked_otherwise` is how it is reached where tunerd cannot ask it. `is_router`: it was
+    seen to be one, which starts a server for each model.
     """
 
     host: str | None
@@ -67,6 +68,7 @@ class Serving:
     api_key: str | None = field(default=None, repr=False)
     sleeps: bool = False
     asked_otherwise: str | None = None
+    is_router: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ import pytest
 from tests.fault.world import a_generation
 from tests.integration.conftest import started_by_hand
 from tests.support import needs
-from tests.support.local_box import Box
+from tests.support.local_box import Box, codes
 from tests.support.ports import free_port
 from tests.support.waiting import until
 from tunerd.engine.health import Expectation
 from tunerd.errors import RolledBack
 from tunerd.production.status import status
 from tunerd.production.swap import SwapRequest, swap
+from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.watch.watcher import Watcher
 from tunerd.words import sha256
 
@@ -69,3 +70,21 @@ def test_a_router_is_named_and_left_alone(box: Box) -> None:
     assert "is a router" in refused["error"]["message"]
     unknown = box.json("doctor", code=None)["not_checked"]
     assert any("it is a router" in json.dumps(one) for one in unknown)
+
+
+@pytest.mark.engine
+def test_what_would_take_a_routers_place_is_told_what_it_takes_away_and_no_figure_is_taken_of_it(
+    box: Box,
+) -> None:
+    """A bench asked the first model that it lists, and kept that as figures of the router; a plan had its name change."""
+    write(design(SHAPES["tiny"]), box.model)
+    until(lambda: status(box.context).payload["healthy"], lambda: str(status(box.context).payload))
+
+    box.json("profiles", "new", "mine", "--model", str(box.model))
+    found = codes(box.json("plan", "mine"))
+    refused = box.json("bench", code=1)["error"]
+
+    assert "router" in found
+    assert "alias-changes" not in found
+    assert "is a router" in refused["message"]
+    assert "#MODEL" in refused["hint"]
