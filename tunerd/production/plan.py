@@ -616,19 +616,22 @@ def cards_of(host: Host, chosen: Choice) -> tuple[Gpu, ...]:
             return tuple(found or gpus)
         return ()
     used = []
-    for device in _used_devices(chosen):
+    for device in _used_devices(host, chosen):
         of_name = [gpu for gpu in gpus if gpu.name == device.description and gpu not in used]
         free_mib = device.free_mib or 0
         used += sorted(of_name, key=lambda gpu: abs((gpu.free_mib or 0) - free_mib))[:1]
     return tuple(used)
 
 
-def _used_devices(chosen: Choice) -> list[OffloadDevice]:
-    """Those of the build's devices that the model would go to."""
+def _used_devices(host: Host, chosen: Choice) -> list[OffloadDevice]:
+    """Those of the build's devices that the model would go to: beside a card no graphics of a processor."""
     memory = chosen.resolved.profile.memory
-    used = list(chosen.devices)
+    names = {gpu.name for gpu in host.gpus or ()}
+    cards = [one for one in chosen.devices if one.description in names]
+    used = cards or list(chosen.devices)
     if memory.device is not None:  # of these the first is the main one, whatever its number
-        used = [one for name in memory.device.split(",") for one in used if one.name == name]
+        named = memory.device.split(",")
+        used = [one for name in named for one in chosen.devices if one.name == name]
     return used[memory.main_gpu or 0 :][:1] if memory.split_mode == "none" else used
 
 
@@ -639,7 +642,7 @@ def _free_vram(host: Host, chosen: Choice, pid: int | None) -> MiB | None:
     cards = cards_of(host, chosen)
     free = all_known(gpu.free_mib for gpu in cards)
     if not free:
-        told = (one.free_mib for one in _used_devices(chosen))
+        told = (one.free_mib for one in _used_devices(host, chosen))
         return max((mib for mib in told if mib is not None), default=None)
     processes = (one for gpu in cards for one in gpu.processes or () if one.pid == pid)
     return MiB(sum(free) + sum(one.used_mib or 0 for one in processes))

@@ -192,6 +192,10 @@ CUDA = (
     OffloadDevice("CUDA1", DESKTOP.name, DESKTOP.total_mib, DESKTOP.free_mib),
 )
 TWINS = (rtx_3090_ti(used_mib=20_000), FAST)
+BESIDE_PROCESSOR = (
+    OffloadDevice("Vulkan0", "Intel(R) UHD Graphics", MiB(48_000), MiB(40_000)),
+    OffloadDevice("Vulkan1", FAST.name, FAST.total_mib, FAST.free_mib),
+)
 SECOND = {"environment": {"CUDA_VISIBLE_DEVICES": "1"}}
 BY_UUID = {"environment": {"CUDA_VISIBLE_DEVICES": DESKTOP.uuid}}
 
@@ -206,6 +210,8 @@ BY_UUID = {"environment": {"CUDA_VISIBLE_DEVICES": DESKTOP.uuid}}
         ((DESKTOP, FAST), CUDA, {"memory.split_mode": "none"}, (FAST,)),
         ((DESKTOP, FAST), CUDA, {"memory.split_mode": "none", "memory.main_gpu": 1}, (DESKTOP,)),
         ((DESKTOP, FAST), CUDA, {"memory.split_mode": "none", "memory.device": "CUDA1,CUDA0"}, (DESKTOP,)),
+        ((FAST,), BESIDE_PROCESSOR, {"memory.split_mode": "none"}, (FAST,)),
+        ((FAST,), BESIDE_PROCESSOR, {"memory.device": "Vulkan0"}, ()),
         ((DESKTOP, FAST), (*CUDA[:1], OffloadDevice("Vulkan1", "AMD Radeon", MiB(64_000), MiB(60_000))), {}, (FAST,)),
         (TWINS, (replace(CUDA[0], free_mib=MiB(3800)),), SECOND, TWINS[:1]),
         (TWINS, CUDA[:1], SECOND, (FAST,)),
