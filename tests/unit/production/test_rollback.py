@@ -39,6 +39,17 @@ def test_the_backup_of_a_failed_swap_is_not_offered_before_that_of_the_last_good
     assert _target(world) == world.text("old")
 
 
+def test_a_first_swap_that_failed_leads_no_rollback_to_no_unit_file_over_one_by_hand(
+    world: World,
+) -> None:
+    with pytest.raises(RolledBack):
+        deploy(world.context(), world, "new", program=BROKEN)
+    world.put(world.text("by-hand"))
+
+    with pytest.raises(DeployError, match="nothing to go back to"):
+        _target(world)
+
+
 def test_from_a_unit_that_was_edited_by_hand_one_goes_back_to_what_was_deployed(
     world: World,
 ) -> None:
