@@ -43,10 +43,20 @@ def destination(path: Path) -> Path:
     """Where a file goes that a person names, behind links; `Files.write` puts another in the place of what is there.
 
     Raises:
-        HostError: there is no such folder, it is closed, or a device or pipe stands there, which others need.
+        HostError: there is no such folder, it is closed, a device or pipe stands there, which others need, or a link
+            by which somebody else would choose what is replaced.
     """
-    path = Path(os.path.realpath(path))
+    named, path = path.absolute(), Path(os.path.realpath(path))
     with _told("write", path, state="nothing was written"):
+        # As the kernel refuses it to who opens it, with fs.protected_symlinks: anybody may put one into /tmp.
+        for link in (one for one in (named, *named.parents) if one.is_symlink()):
+            is_anothers = link.lstat().st_uid not in {0, os.geteuid()}
+            if is_anothers and link.parent.stat().st_mode & stat.S_ISVTX:
+                raise HostError(
+                    f"not your link: `{link}`",
+                    cause=f"somebody else made it, and it leads to `{path}`",
+                    hint="give another path",
+                )
         if not path.parent.is_dir():
             raise HostError(f"no such folder: `{path.parent}`", hint="create it, or choose another")
         if path.exists() and not path.is_file():

@@ -188,6 +188,26 @@ def test_a_file_that_a_person_names_goes_behind_links_and_in_place_of_no_device(
 
 
 @needs_root
+def test_a_link_of_somebody_else_where_all_may_make_some_says_not_what_is_replaced(
+    tmp_path: Path,
+) -> None:
+    """`tunerd report --output /tmp/report.html` as root replaced whatever file an account had put a link to there."""
+    precious, everybodys = tmp_path / "precious", tmp_path / "tmp"
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    link = everybodys / "report.html"
+    link.symlink_to(precious)
+    assert destination(link) == precious, "root's own"
+    os.lchown(link, 54321, 54321)
+    for _ in range(2):
+        with pytest.raises(HostError, match="not your link"):
+            destination(link)
+        precious.touch()
+    everybodys.chmod(0o755)
+    assert destination(link) == precious, "root's folder, so root has left it there"
+
+
+@needs_root
 def test_what_takes_the_place_of_a_link_is_not_given_to_the_owner_of_what_it_led_to(
     tmp_path: Path,
 ) -> None:
