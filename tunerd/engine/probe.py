@@ -148,17 +148,22 @@ def writable_by_others(program: Path, *, trusted: int = 0) -> str | None:
 
     A program that others may change would run with the service's rights, so in system mode it is
     refused unless the operator names it. Links count for what they lead to, and for the folders in
-    which they stand. `trusted` is an account that may change it as well, also
-    by a group that it has for itself.
+    which they stand. In a folder with the sticky bit what stands there is safe from all but its owner, a link's
+    too; a folder that is itself asked about is not, for anybody may add to it. `trusted` is an account that may
+    change it as well, also by a group that it has for itself.
     """
+    asked = {program, real_path(program)}
     for path in way_to(program):
         try:
-            status = path.stat()
+            status, made_by = path.stat(), path.lstat().st_uid
+            is_kept = path.parent.stat().st_mode & stat.S_ISVTX
         except OSError as error:
             return f"`{path}` cannot be read: {error.strerror}"
-        sticky = path.is_dir() and status.st_mode & stat.S_ISVTX
+        sticky = path.is_dir() and status.st_mode & stat.S_ISVTX and path not in asked
         if status.st_uid not in {0, trusted}:
             return f"`{path}` belongs to user {status.st_uid}"
+        if is_kept and made_by not in {0, trusted}:
+            return f"`{path}` is a link of user {made_by}"
         if status.st_mode & stat.S_IWOTH and not sticky:
             return f"everybody may write to `{path}`"
         by_group = status.st_mode & stat.S_IWGRP and not sticky

@@ -360,10 +360,12 @@ def read_key(ctx: Context, path: str | None, live: LiveUnit | None = None) -> st
     source = path if live is None else live.source_of(path)
     if source != path:
         path = source
-    elif live is not None and live.user is not None and ctx.mode is Mode.SYSTEM:
-        from tunerd.engine.probe import writable_by_others  # which takes long to import
+    elif live is not None:
+        path = str(Path(work_dir_of(ctx, live), path))
+        if live.user is not None and ctx.mode is Mode.SYSTEM:
+            from tunerd.engine.probe import writable_by_others  # which takes long to import
 
-        reader = None if writable_by_others(Path(path)) is None else account(live.user)
+            reader = None if writable_by_others(Path(path)) is None else account(live.user)
     try:
         content = ctx.files.read(Path(path), reader=reader)
     except HostError:

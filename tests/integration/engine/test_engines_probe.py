@@ -417,6 +417,12 @@ def test_only_what_root_alone_may_change_is_safe_with_the_folders_above_and_behi
     assert str(inner) in str(said())
     inner.chmod(0o1777)  # nobody else may replace a file of root's there
     assert said() is None
+    assert "everybody may write" in str(said(inner)), "a library or folder that is not there yet"
+    there = inner / "link"
+    there.symlink_to(program)
+    assert said(there) is None
+    os.lchown(there, 54321, 0)  # who may have it lead elsewhere
+    assert "link of user 54321" in str(said(there))
     os.setxattr(program, "system.posix_acl_access", ALSO_FOR_54321)
     assert "access control list" in str(said())
     program.chmod(0o755)  # by which its mask is that of nobody who writes

@@ -283,6 +283,26 @@ def test_a_member_does_not_get_a_program_of_their_own_run_as_root(
 
 
 @ROOT_ONLY
+def test_libraries_that_are_gone_from_where_all_may_put_some_are_left_to_root(
+    world: World, tmp_path: Path
+) -> None:
+    """A build in /tmp that a boot has cleared: whoever asked for the rollback could put their own there."""
+    everybodys = tmp_path / "tmp"
+    build = everybodys / "build"
+    build.mkdir(parents=True)
+    everybodys.chmod(0o1777)
+    world.put(world.text("old", service=f"Environment=LD_LIBRARY_PATH={build}"))
+    deploy(world.context(), world, "new")
+    preview(world.context(), None)
+
+    build.rmdir()
+
+    with pytest.raises(DeployError, match="only root may make") as caught:
+        preview(world.context(), None)
+    assert str(everybodys) in (caught.value.cause or "")
+
+
+@ROOT_ONLY
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["llama-server", "libx.so"])
 def test_a_pipe_in_the_place_of_a_program_or_library_keeps_nobody_waiting(
@@ -394,6 +414,18 @@ def test_an_account_is_not_told_by_its_key_file_what_it_may_not_read(
     key.unlink()
     key.symlink_to(secret)
     assert told() is None
+    # A link that is not root's, where all may make some, and a name that counts from where the server starts.
+    everybodys = tmp_path / "tmp"
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    (everybodys / "key").symlink_to(secret)
+    os.lchown(everybodys / "key", nobody.pw_uid, nobody.pw_gid)
+    assert told(everybodys / "key") is None
+    unit += f"WorkingDirectory={tmp_path}\n"
+    with contextlib.chdir(everybodys):
+        assert told(Path("key")) is None
+        (tmp_path / "key").write_text("where it starts\n")
+        assert told(Path("key")) == "where it starts"
 
 
 # Candidates.
