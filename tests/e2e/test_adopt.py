@@ -381,6 +381,26 @@ def test_a_server_started_by_a_script_comes_back_too(tunerd: Deployment) -> None
     assert tunerd.json("verify")["drift"] == [], "which it was before"
 
 
+def test_a_server_names_no_key_file_that_its_account_may_not_read(tunerd: Deployment) -> None:
+    """Its process writes its own words, and root would read the file for it, as a credential of the new unit."""
+    key, served = "/home/alice/key", f"-m {MODEL} --port 8099 -a scripted -t 1 -c 512"
+    script = f"#!/bin/sh\nexec /usr/bin/llama-server {served} --api-key-file {key}\n"
+    tunerd.machine.write("/srv/scripts/serve", script, mode=0o755)
+    tunerd.machine.write(key, "s3cret\n")
+    tunerd.write_unit("[Service]\nExecStart=/srv/scripts/serve\nUser=alice\n")
+    tunerd.systemctl("start", UNIT)
+    tunerd.until(lambda: tunerd.ask("/health", port=8099)[0] == 200, "it serves")
+
+    own = tunerd.json("profiles", "new", "own", "--from-unit", UNIT)
+    tunerd.machine.run("chmod", "600", key)
+    theirs = tunerd.json("profiles", "new", "theirs", "--from-unit", UNIT)
+
+    assert f'api_key_file = "{key}"' in own["text"]
+    assert "key-file-open" in codes(tunerd.json("plan", "own")), "alice may put a link there"
+    assert key not in theirs["text"]
+    assert key in str([one for one in theirs["messages"] if one["code"] == "unplaced"])
+
+
 def test_a_server_with_a_key_in_plain_text_comes_back_too(tunerd: Deployment) -> None:
     start_by_hand(tunerd)
     text = BY_HAND.replace("--no-warmup", "--no-warmup --api-key s3cret")

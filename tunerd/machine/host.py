@@ -303,13 +303,17 @@ class RunningProgram:
 
 
 def listening_programs(pid: int) -> Iterator[RunningProgram]:
-    """What of a process and those that it has started listens on a port; without any that may not be looked into."""
+    """What of a process and those that it has started listens on a port.
+
+    Without any that may not be looked into, or that has another account: it writes its own words, and who reads
+    them would give it the rights of whoever started it.
+    """
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
-            if not listens(one.pid):
-                continue
             with contextlib.suppress(psutil.Error):
+                if not listens(one.pid) or one.uids() != process.uids():
+                    continue
                 argv = tuple(one.cmdline())
                 yield RunningProgram(one.exe(), argv, one.cwd(), one.environ())
 

@@ -17,7 +17,7 @@ from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError,
 from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.files import at_home, is_gone
 from tunerd.machine.host import read_host
-from tunerd.machine.process import account
+from tunerd.machine.process import account, may_read
 from tunerd.model.files import ModelFiles, cached_projectors, hub_cache, ollama_layers
 from tunerd.operations import ONLY_ROOT
 from tunerd.production.checks import check_machine, lost_lines, masked
@@ -433,6 +433,7 @@ def _from_unit(
     ]
     messages += _take_projector(ctx, live, capabilities, data)
     if live.script is not None:
+        messages += _not_its_own(ctx, live, data)
         text = f"read from the running server, which `{live.script}` started; anything else that it does is not carried over"
         messages.append(warning("script", text, "compare the profile with it before you apply"))
     if unit != ctx.unit:
@@ -482,7 +483,7 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
         raise ConfigError(
             f"{unit} does not say what it serves: the script that it starts does, `{live.program}`",
             state="nothing was written",
-            hint=f"start it, so that its server can be looked at, or {itself}",
+            hint=f"start it, so that its server can be looked at if that runs as the same account, or {itself}",
         )
     engine = engine_of(ctx, found_in_unit(live, Path(live.program)))
     if engine.capabilities is None:
@@ -501,6 +502,22 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
             hint="a profile describes one server; `tunerd profiles new NAME` makes one for a model",
         )
     return live, engine, engine.capabilities
+
+
+def _not_its_own(ctx: Context, live: LiveUnit, data: dict[str, Any]) -> Iterator[Message]:
+    """Take the key file out that a process names and its account may not read: the new unit would have root read it."""
+    path = data["serving"].get("api_key_file")
+    who = account(live.user or "root") if ctx.mode is Mode.SYSTEM else None
+    if (
+        path is None
+        or path in live.credentials.values()
+        or who is None
+        or may_read(who, Path(path))
+    ):
+        return
+    del data["serving"]["api_key_file"]
+    yield warning("unplaced", f"not carried over: the key file `{path}`, which the server's account may not read",
+                  "set serving.api_key_file if you know it")  # fmt: skip
 
 
 # With these a server that is told a repository takes no projector along from there.

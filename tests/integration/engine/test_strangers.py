@@ -21,6 +21,7 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import RolledBack
 from tunerd.machine.clock import SystemClock
+from tunerd.machine.host import listening_programs
 from tunerd.machine.net import listening_ports, own_host
 from tunerd.machine.process import Child, start
 from tunerd.production.plan import check_port
@@ -156,3 +157,15 @@ def test_a_script_that_starts_the_server_as_another_account_is_no_stranger() -> 
         while "listens" not in unit.log_tail():
             time.sleep(0.01)
         assert own_host(unit.pid, port) == "127.0.0.1"
+        assert list(listening_programs(unit.pid)) == [], "nor does it say what the unit serves"
+
+
+def test_a_server_that_a_script_starts_as_itself_says_what_the_unit_serves() -> None:
+    script = "import subprocess, sys; subprocess.call([sys.executable, '-c', *sys.argv[1:]])"
+    with start(
+        [sys.executable, "-c", script, STRANGER, "127.0.0.1", str(free_port()), "0"]
+    ) as unit:
+        while "listens" not in unit.log_tail():
+            time.sleep(0.01)
+        (found,) = listening_programs(unit.pid)
+        assert found.argv[2] == STRANGER
