@@ -545,7 +545,9 @@ class _Import:
             lost |= found
 
     def _why_lost(self, flag: Flag, lost: Mapping[str, str]) -> str | None:
-        """Why a flag is left out: its key is lost, or a word of it where it stands as it is."""
+        """Why a flag is left out: no profile can hold it, its key is lost, or a word of it where it stands as it is."""
+        if any(map(_NO_TEXT.search, flag.values)):
+            return "it is not UTF-8, as all of a profile is"
         owner = self.owner(flag) or ""
         words = (*flag.words, normal_spelling(flag.word)) if owner in {"", _TYPE} else ()
         names = (owner, *words, *map(repr, words))

@@ -311,6 +311,13 @@ def test_a_variable_that_is_not_utf_8_is_left_out_and_said_so() -> None:
     assert list(reasons(found).values()) == ["a profile cannot have it in [environment]"]
 
 
+def test_a_flag_that_is_not_utf_8_is_left_out_and_said_so() -> None:
+    found = imported(f"-m /a.gguf --lora {os.fsdecode(b'/gr' + bytes([0xF6]))}.gguf", "main-0x")
+
+    assert "extra_args" not in found.data
+    assert list(reasons(found).values()) == ["it is not UTF-8, as all of a profile is"]
+
+
 @pytest.mark.parametrize(
     ("ping", "kind"), [("", "draft"), ("--sse-ping-interval N   seconds\n", "off")]
 )
