@@ -25,6 +25,8 @@ _HOST_LABEL = re.compile(r"CPU|Host$|.*_Host$")
 _CONTEXT_BEGINS = re.compile(
     r"constructing llama_context|llama_init_from_model: n_ctx  |clip_ctx: CLIP using"
 )
+# From here on clients are answered, and builds print what these ask for as it is, with its line ends: a grammar.
+_LOADED = re.compile(r"[:\]] model loaded\b")
 
 
 # What a buffer's line calls it, and what that is of an estimate's parts.
@@ -136,6 +138,14 @@ class _Reader:
                 one for one in self.buffers if (one.kind, one.label, one.context) != same
             ]
         self.buffers.append(Buffer(kind, label, mib, context))
+
+
+def lines_of_load(newest: Sequence[str], most: int) -> Sequence[str]:
+    """What of a log its engine alone has written: all before it answers; nothing where the `most` newest lines are not all."""
+    if len(newest) >= most:
+        return ()
+    end = next((at for at, line in enumerate(newest) if _LOADED.search(line)), None)
+    return newest[:end]
 
 
 def parse_report(lines: Iterable[str]) -> MemoryReport:

@@ -38,6 +38,7 @@ from tunerd.machine.facts import Gpu
 from tunerd.machine.files import lock, stamp_of
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
+from tunerd.model.verdict import lines_of_load
 from tunerd.production.gate import (
     NotServing,
     PortTurns,
@@ -150,7 +151,8 @@ def _start_candidate(
     if isinstance(found, NotServing):
         return _judged(ctx, unit, plan, address, found.failure)
     candidate = _judged(ctx, unit, plan, address, found)
-    remember_load(ctx, plan.command.argv, plan.unit_text, candidate.lines)
+    said = lines_of_load(candidate.lines, _LINES)
+    remember_load(ctx, plan.command.argv, plan.unit_text, said)
     return candidate
 
 

@@ -78,6 +78,7 @@ from tunerd.model.verdict import (
     corrected,
     device_of,
     judge_memory,
+    lines_of_load,
     parse_report,
     taken,
 )
@@ -739,12 +740,13 @@ def remember_live_load(ctx: Context) -> tuple[Message, ...]:
 
 
 def load_lines(ctx: Context) -> tuple[str, ...]:
-    """What the server that runs wrote since its start, the load included; empty where nobody can tell."""
+    """What the server that runs wrote while it loaded; empty where nobody can tell."""
     with contextlib.suppress(TunerdError):
         state = ctx.services.state(ctx.unit)
         if state.is_active and state.invocation_id is not None:
             life = state.invocation_id
-            return ctx.services.log(ctx.unit, invocation_id=life, max_lines=_LOAD_LINES)
+            said = ctx.services.log(ctx.unit, invocation_id=life, max_lines=_LOAD_LINES)
+            return tuple(lines_of_load(said, _LOAD_LINES))
     return ()
 
 

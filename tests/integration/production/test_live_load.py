@@ -14,10 +14,11 @@ import pytest
 from tests.fault.world import a_record
 from tests.support.build_box import BuildBox, build_box
 from tests.support.ports import free_port
+from tunerd.engine.serving import server_now
 from tunerd.model.memory import Device
 from tunerd.model.verdict import parse_report
 from tunerd.production.journal import SCHEMA
-from tunerd.production.plan import KEPT_LOADS
+from tunerd.production.plan import KEPT_LOADS, remember_live_load
 from tunerd.records import plain
 
 pytestmark = pytest.mark.llama
@@ -79,6 +80,26 @@ def test_a_plan_of_what_was_loaded_needs_what_the_load_reported(box: BuildBox) -
     assert memory(box, "elsewhere")["loads"] == 1, "on another port it is the same server"
     assert memory(box, "larger")["loads"] is None
     assert host(box, "larger")["calculated_mib"] is None
+
+
+@pytest.mark.parametrize("n_lines", [0, 6000])
+def test_a_client_does_not_write_what_a_load_took(box: BuildBox, n_lines: int) -> None:
+    """Builds print a grammar that they cannot read as it is: no plan of this server fitted into memory any more."""
+    box.apply("one")
+    context, kept_mib = box.box.context, host(box, "one")["total_mib"]
+    server = server_now(context, context.services.state(UNIT))
+    said = (
+        "root ::= (\n" + "x\n" * n_lines + "load_tensors:  CPU model buffer size = 999999.00 MiB\n"
+    )
+    assert server is not None
+    server.complete("x", n_predict=1, timeout_s=10, options={"grammar": said})
+    life = context.services.state(UNIT).invocation_id
+    lines = context.services.log(UNIT, invocation_id=life, max_lines=20_000)
+    assert any(line.startswith(said.splitlines()[-1]) for line in lines), "it is in the log"
+
+    remember_live_load(context)
+
+    assert host(box, "one")["total_mib"] == kept_mib
 
 
 def test_what_was_kept_and_cannot_be_read_stops_neither_a_plan_nor_an_apply(box: BuildBox) -> None:
