@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -137,6 +137,15 @@ def cut_lines(text: str) -> list[str]:
     return [line[:MAX_LINE_CHARS] for line in text.removesuffix("\n").split("\n")] if text else []
 
 
+# So a manager speaks of a unit.
+_OF_MANAGER = re.compile(r"\S+\.service: ")
+
+
+def said_by_program(lines: Iterable[str]) -> list[str]:
+    """Lines of a program without those in its manager's name: builds print what a client asks for, line ends and all."""
+    return [line for line in lines if not _OF_MANAGER.match(line)]
+
+
 def mark(time: str, invocation_id: str, text: str) -> str:
     """A mark as it stands in the file, with its line end."""
     return f"{MARK}{time} {invocation_id} {' '.join(text.split())}\n"
@@ -155,7 +164,7 @@ def log_lines(text: str, *, unit: str, invocation_id: str | None = None) -> tupl
         if found is not None:
             current = found.group(2)
         if invocation_id is None or current == invocation_id:
-            lines.append(line if found is None else f"{unit}: {found.group(3)}")
+            lines += said_by_program([line]) if found is None else [f"{unit}: {found.group(3)}"]
     return tuple(lines)
 
 

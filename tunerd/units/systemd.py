@@ -42,6 +42,7 @@ from tunerd.units.manager import (
     UnitState,
     cut_lines,
     run_scope,
+    said_by_program,
 )
 from tunerd.units.text import relaxed_words
 from tunerd.words import Mode
@@ -139,7 +140,9 @@ def journal_lines(
         named = next((entry[name] for name in INVOCATION_FIELDS if entry.get(name)), None)
         current = named or current
         if invocation_id in {None, current}:
-            kept.extend(_message_lines(entry.get("MESSAGE")))
+            lines = _message_lines(entry.get("MESSAGE"))
+            is_of_manager = any(map(entry.get, INVOCATION_FIELDS[1:]))
+            kept.extend(lines if is_of_manager or named is None else said_by_program(lines))
     return tuple(kept[max(0, len(kept) - max_lines) :])
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tunerd.engine.health import FailureKind, classify
 from tunerd.machine.process import Completed
+from tunerd.units.manager import log_lines, mark
 from tunerd.units.systemd import (
     complaints,
     gave_way,
@@ -76,6 +78,21 @@ def test_the_newest_lines_come_last_and_are_kept_and_long_ones_are_cut() -> None
     assert lines_of("") == ()
     for message in ("x" * 48_000, list(b"x" * 48_000), ["a", "x" * 48_000]):
         assert lines_of(json.dumps({"MESSAGE": message}))[-1] == "x" * 2000
+
+
+def test_what_a_program_says_in_its_managers_name_is_not_heard() -> None:
+    """A client's grammar, which builds print as it is, hid that VRAM had run out: no guard raised the margin."""
+    said = "u.service: Failed with result 'oom-kill'."
+    of_program = {
+        "_SYSTEMD_INVOCATION_ID": "1",
+        "MESSAGE": f"parse: error\n{said}\nCUDA error: out of memory",
+    }
+    entries = [of_program, {"INVOCATION_ID": "1", "MESSAGE": said}]
+
+    assert journal_lines(entries, 99) == ("parse: error", "CUDA error: out of memory", said)
+    assert classify(journal_lines(entries[:1], 99)).kind is FailureKind.OUT_OF_VRAM
+    text = f"{said}\n" + mark("t", "1" * 32, "Started")
+    assert log_lines(text, unit="u.service") == ("u.service: Started",)
 
 
 def test_the_folders_that_a_manager_reads_are_found_behind_their_quotes(tmp_path: Path) -> None:
