@@ -140,7 +140,8 @@ prepare_environment() {
     unset PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
     export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
     mkdir -p -- "$(dirname -- "$1")"
-    exec 7<"$(dirname -- "$1")"
+    (umask 077 && : >>"$1.lock") # who can read a file can hold a lock on it
+    exec 7<"$1.lock"
     wait_for_lock 7 'another installation is under way'
     prepared=$1.new
     trap undo EXIT
@@ -328,6 +329,7 @@ install_system() {
     act mkdir -p -- "$dest/etc/tunerd/profiles"
     put_settings "$dest/etc/tunerd/tunerd.toml" "$dest$prefix/share/tunerd/tunerd.toml"
     if [ -n "$dest" ]; then
+        act rm -f -- "$dest$prefix.lock"
         say "files are below $dest; on the machine itself run systemd-sysusers, systemd-tmpfiles"
         say '--create and systemctl enable --now tunerd.service'
         return
@@ -456,7 +458,7 @@ let_go() {
 
 # Removes environment $1 and the link in folder $2 to its server, unless a unit or a backup needs them.
 remove_environment() {
-    act rm -rf -- "$dest$1.new" # of an installation that was killed
+    act rm -rf -- "$dest$1.lock" "$dest$1.new" # the second of an installation that was killed
     needed=$(users_of "$1" "$2")
     if [ -z "$needed" ]; then
         unlink_ours "$1/bin/tunerd-llama-server" "$dest$2/tunerd-llama-server"

@@ -77,9 +77,12 @@ def test_root_installs_for_the_machine(bare_machine: Machine) -> None:
 def test_installing_again_changes_nothing_of_the_users(installed_machine: Machine) -> None:
     installed_machine.write(SETTINGS, "[backups]\nkeep = 7\n# webhook = 1\n")
     before = files_of(installed_machine, "/opt/tunerd", "/var/lib/tunerd")
+    installed_machine.start("flock", "--shared", "/opt", "sleep", "infinity", user="bob")
+    installed_machine.sh("while flock -n /opt true; do sleep 0.1; done")
 
     said = install(installed_machine).stdout
 
+    assert "under way" not in said, "of an account that holds a lock on what it can read"
     assert "kept your /etc/tunerd/tunerd.toml" in said
     assert "wrote" not in said
     assert installed_machine.read(SETTINGS) == "[backups]\nkeep = 7\n# webhook = 1\n"
@@ -257,6 +260,7 @@ def test_files_staged_below_destdir_work_where_they_belong(
     env = {**OFFLINE_PIP, **NOT_COMPILED, "DESTDIR": "/run/staged"}
     machine.run(INSTALL, env=env)
     assert files_of(machine) == before, "nothing but the staged files"
+    assert machine.sh("ls /run/staged/opt").stdout == "tunerd\n"
     assert machine.systemctl("is-enabled", "tunerd.service", check=False) != "enabled"
 
     machine.sh("cp -a /run/staged/. / && rm -r /run/staged")
