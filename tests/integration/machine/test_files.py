@@ -198,10 +198,14 @@ def test_a_link_of_somebody_else_where_all_may_make_some_says_not_what_is_replac
     link = everybodys / "report.html"
     link.symlink_to(precious)
     assert destination(link) == precious, "root's own"
-    os.lchown(link, 54321, 54321)
+    folder = everybodys / "folder"
+    folder.symlink_to(tmp_path)
+    for one in (link, folder):
+        os.lchown(one, 54321, 54321)
     for _ in range(2):
-        with pytest.raises(HostError, match="not your link"):
-            destination(link)
+        for named in (link, folder / "precious"):
+            with pytest.raises(HostError, match="not your link"):
+                destination(named)
         precious.touch()
     everybodys.chmod(0o755)
     assert destination(link) == precious, "root's folder, so root has left it there"
