@@ -20,6 +20,7 @@ from tunerd.measure.store import EvidenceStore
 from tunerd.measure.target import arm_record
 from tunerd.profile.arm import Arm, Boot, Box, Policy, Request, Space
 from tunerd.profile.arm import Sample as SweepSample
+from tunerd.sweep.known import Study
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits
 from tunerd.sweep.night import Night
@@ -56,7 +57,7 @@ def begun_search(one: Task, box: Box, context: int = 131_072, n_slots: int = 1) 
     learner = Learner(one.workload, context, n_slots=n_slots)
     night = Night(box, one.workload, learner, _HOUR_S, np.random.default_rng(1), None)
     limits = Limits(learner, grid, policy, one.incumbent)
-    return Search(night, grid, limits, policy, one.incumbent)
+    return Search(night, grid, limits, policy, one.incumbent, Study())
 
 
 def put_sweep(box: LocalBox) -> int:

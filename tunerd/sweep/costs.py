@@ -19,17 +19,10 @@ from numpy.typing import NDArray
 
 from tunerd.profile.arm import EXPERTS, Arm, Extra, placement_of
 from tunerd.profile.workload import Workload
-from tunerd.sweep import laws
-from tunerd.sweep.observations import (
-    Answer,
-    Process,
-    is_prompt_timed,
-    is_timed,
-    prompt_row,
-    step_row,
-    terms_of_prompt,
-)
+from tunerd.sweep import laws, observations
+from tunerd.sweep.observations import Answer, Process
 from tunerd.sweep.space import Variant, variant_of
+from tunerd.words import all_known
 
 Array = NDArray[np.float64]
 Row = TypeVar("Row", laws.StepRow, laws.PromptRow)
@@ -313,7 +306,8 @@ def _beyond(seen: Sequence[_Seen[Any]], law: Array) -> list[float]:
 def _steps(
     answers: Sequence[Answer], acceptance: laws.Acceptance | None
 ) -> list[_Seen[laws.StepRow]]:
-    rows = ((one, step_row(one, acceptance)) for one in answers if is_timed(one))
+    timed = filter(observations.is_timed, answers)
+    rows = ((one, observations.step_row(one, acceptance)) for one in timed)
     return [
         _Seen(row, row.step_ms, row.terms, one.text, one.request.concurrency == 1)
         for one, row in rows
@@ -321,9 +315,10 @@ def _steps(
 
 
 def _prompts(answers: Sequence[Answer]) -> list[_Seen[laws.PromptRow]]:
-    rows = ((one, prompt_row(one)) for one in answers if is_prompt_timed(one))
+    timed = filter(observations.is_prompt_timed, answers)
+    rows = ((one, observations.prompt_row(one)) for one in timed)
     return [
-        _Seen(row, row.prompt_ms, terms_of_prompt(row), None if one.is_stand_in else one.text,
+        _Seen(row, row.prompt_ms, row.terms, None if one.is_stand_in else one.text,
               one.request.concurrency == 1)
         for one, row in rows
     ]  # fmt: skip
@@ -347,10 +342,9 @@ def _factors(
 
 def _overhead_ms(answers: Sequence[Answer]) -> float:
     """What the client adds to the server's own two phases."""
-    found = []
-    for answer in answers:
-        reading = answer.reading
-        if None not in (reading.wall_ms, reading.prompt_ms, reading.predicted_ms):
-            own = (reading.prompt_ms or 0.0) + (reading.predicted_ms or 0.0)
-            found.append(max((reading.wall_ms or 0.0) - own, 0.0))
+    readings = (answer.reading for answer in answers)
+    told = (all_known((one.wall_ms, one.prompt_ms, one.predicted_ms)) for one in readings)
+    found = [
+        max(wall - (prompt + predicted), 0.0) for wall, prompt, predicted in filter(None, told)
+    ]
     return float(np.median(found)) if found else 0.0

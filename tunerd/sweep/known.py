@@ -80,7 +80,7 @@ def published(
         alpha = law["alpha"]
         texts = [alpha.get(one.kind, fmean(alpha.values())) for one in workload.classes]
         others = np.array([*texts, *law["others"]])
-        acceptance = laws.Acceptance(others, len(texts), spread=table["spread"])
+        acceptance = laws.Acceptance(others, spread=table["spread"])
         step = None
         if any(fnmatch(card.casefold(), law["card"].casefold()) for card in cards):
             base, *drafted = law["step"]
@@ -151,18 +151,14 @@ def known_by(
     observed = observations.Observations(workload)
     for sample in samples_of(requests, arm, workload):
         observed.add(sample)
-    processes = list(observed.of_family(arm.family))
-    if not any(
-        observations.is_timed(answer) for process in processes for answer in process.answers
-    ):
+    processes = observed.of_family(arm.family)
+    answers = [answer for process in processes for answer in process.answers]
+    if not any(map(observations.is_timed, answers)):
         return before
     before, n_texts = before or Known(), len(workload.classes)
     acceptance = before.acceptance
-    counts = observations.pool(answer for process in processes for answer in process.answers)
-    if counts:
-        spread = (
-            np.full(laws.n_parameters(n_texts), np.inf) if acceptance is None else acceptance.spread
-        )
+    if counts := observations.pool(answers):
+        spread = np.inf if acceptance is None else acceptance.spread
         known = np.broadcast_to(spread, laws.n_parameters(n_texts)).copy()
         known[[one.text for one in counts]] = _CLASS_SPREAD
         fitted = laws.fit_acceptance(
@@ -220,8 +216,7 @@ def best_now(
     """
     drafted = sum(one.drafted_n or 0 for one in requests)
     n_texts, (engine, spec) = len(workload.classes), arm.family
-    swept = _stored(models.get(f"{engine}, {spec}"), spec, n_texts)
-    off = _stored(models.get(f"{engine}, {OFF}"), OFF, n_texts)
+    swept, off = (_stored(models.get(f"{engine}, {one}"), one, n_texts) for one in (spec, OFF))
     if swept is None or drafted < _LEAST_DRAFTED:
         return None
     own = [one for one in families if (one["engine"], one["speculation"]) == arm.family]
@@ -234,19 +229,11 @@ def best_now(
 
 def _stored(data: Mapping[str, Any] | None, spec: str, n_texts: int) -> Known | None:
     """The laws of one family as they were stored; None where they are not of so many classes, or not all known."""
-    costs, drafter = (data or {}).get("costs"), (data or {}).get("acceptance")
-    if costs is None or costs["step_ms"] is None or costs["prompt_ms"] is None:
-        return None
-    acceptance = None
-    if drafter is not None:
-        parameters = np.array(drafter["parameters"])
-        if len(parameters) != laws.n_parameters(n_texts):
-            return None
-        acceptance = laws.Acceptance(parameters, n_texts, spec == NGRAM)
-    step, prompt = np.array(costs["step_ms"]), np.array(costs["prompt_ms"])
-    if (len(step), len(prompt)) != (laws.N_STEP_TERMS, laws.N_PROMPT_TERMS):
-        return None  # of a version with other laws
-    return Known(acceptance, step, prompt)
+    costs, drafter = ((data or {}).get(name) or {} for name in ("costs", "acceptance"))
+    told = (costs.get("step_ms"), costs.get("prompt_ms"), drafter.get("parameters"))
+    step, prompt, parameters = (tuple(one or ()) for one in told)
+    law = Law(step, prompt, parameters, spec == NGRAM)
+    return law.known() if law.is_sound(n_texts) else None  # of another version: with other terms
 
 
 def _fastest(
@@ -288,6 +275,12 @@ class Law:
     acceptance: tuple[float, ...] = ()
     is_lookup: bool = False
 
+    def known(self, spread: float = _MOST_SPREAD) -> Known:
+        """As a sweep begins with it; the drafter may be so far off."""
+        drafter = laws.Acceptance(np.array(self.acceptance), self.is_lookup, spread)
+        step, prompt = np.array(self.step), np.array(self.prompt)
+        return Known(drafter if self.acceptance else None, step, prompt)
+
     def is_sound(self, n_texts: int) -> bool:
         """Whether these can be laws for so many classes of text."""
         lengths = (len(self.step), len(self.prompt)) == (laws.N_STEP_TERMS, laws.N_PROMPT_TERMS)
@@ -308,21 +301,18 @@ def known_of(
     for family, law in told:
         if law.is_sound(n_texts):
             of_family[family].append(law)
-    return {family: _together(found, n_texts) for family, found in of_family.items()}
+    return {family: _together(found) for family, found in of_family.items()}
 
 
-def _together(found: Sequence[Law], n_texts: int) -> Known:
-    step, prompt = (
-        np.mean(one, axis=0) for one in ([law.step for law in found], [law.prompt for law in found])
+def _together(found: Sequence[Law]) -> Known:
+    drafters = [law.acceptance for law in found if law.acceptance]
+    step, prompt, drafter = (
+        tuple(np.mean(told, axis=0)) if told else ()
+        for told in ([law.step for law in found], [law.prompt for law in found], drafters)
     )
-    drafters = [law for law in found if law.acceptance]
-    if not drafters:
-        return Known(None, step, prompt)
-    parameters = np.array([law.acceptance for law in drafters])
-    spread = float(np.clip(parameters.std(axis=0).max(), _LEAST_SPREAD, _MOST_SPREAD))
-    mean, first = parameters.mean(axis=0), drafters[0]
-    drafter = laws.Acceptance(mean, n_texts, first.is_lookup, spread)
-    return Known(drafter, step, prompt)
+    mean = Law(step, prompt, drafter, any(law.is_lookup for law in found))
+    spread = np.std(drafters, axis=0).max() if drafters else 0.0
+    return mean.known(float(np.clip(spread, _LEAST_SPREAD, _MOST_SPREAD)))
 
 
 def law_of(acceptance: laws.Acceptance | None, costs: laws.Costs) -> Law:
@@ -330,8 +320,7 @@ def law_of(acceptance: laws.Acceptance | None, costs: laws.Costs) -> Law:
     step, prompt = tuple(map(float, costs.step)), tuple(map(float, costs.prompt))
     if acceptance is None:
         return Law(step, prompt)
-    parameters = tuple(map(float, acceptance.parameters))
-    return Law(step, prompt, parameters, acceptance.is_lookup)
+    return Law(step, prompt, tuple(map(float, acceptance.parameters)), acceptance.is_lookup)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,6 @@ class Drafts:
     drafted: Array
     accepted: Array
 
-    def per_step(self, n_max: int) -> tuple[Array, Array]:
-        """Mean tokens drafted and accepted in one verification step, by text."""
-        return self.drafted[:, :n_max].sum(axis=1), self.accepted[:, :n_max].sum(axis=1)
-
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -66,7 +62,6 @@ class Acceptance:
     """
 
     parameters: Array
-    n_texts: int
     is_lookup: bool = False
     spread: float | Array = _RELATIVE_SPREAD
     _kept: dict[float, Drafts] = field(default_factory=dict, repr=False, compare=False)
@@ -75,15 +70,18 @@ class Acceptance:
         """Probabilities for drafts of up to `n_max` tokens at one p-min."""
         if p_min not in self._kept:
             self._kept[p_min] = _chances(
-                self.parameters, self.n_texts, _MOST_POSITIONS, p_min, is_lookup=self.is_lookup
+                self.parameters, _MOST_POSITIONS, p_min, is_lookup=self.is_lookup
             )
         kept = self._kept[p_min]
         return Drafts(kept.drafted[:, :n_max], kept.accepted[:, :n_max])
 
 
+_OF_ALL_TEXTS = len(_ACCEPTANCE_PRIOR) - 1
+
+
 def n_parameters(n_texts: int) -> int:
     """Of an `Acceptance`."""
-    return n_texts + len(_ACCEPTANCE_PRIOR) - 1
+    return n_texts + _OF_ALL_TEXTS
 
 
 def fit_acceptance(
@@ -107,9 +105,9 @@ def fit_acceptance(
     begin = prior if start is None or start.parameters.shape != prior.shape else start.parameters
     usable = [count for count in counts if count.n_steps > 0]
     if not usable:
-        return Acceptance(prior, n_texts, is_lookup)
-    fitted = _least_squares(_Data(usable), begin, prior, spread, n_texts, is_lookup=is_lookup)
-    return Acceptance(fitted, n_texts, is_lookup)
+        return Acceptance(prior, is_lookup)
+    fitted = _least_squares(_Data(usable), begin, prior, spread, is_lookup=is_lookup)
+    return Acceptance(fitted, is_lookup)
 
 
 class _Data:
@@ -130,15 +128,13 @@ class _Data:
         self.accepted_sd = np.hypot(noise, share * (self.accepted + 0.2))
         self.mask = np.arange(self.n_positions) < self.n_max[:, None]
 
-    def residuals(self, parameters: Array, n_texts: int, *, is_lookup: bool) -> Array:
+    def residuals(self, parameters: Array, *, is_lookup: bool) -> Array:
         """Model minus observation in standard deviations: drafted, then accepted."""
         drafted = np.empty((len(self.text), self.n_positions))
         accepted = np.empty_like(drafted)
         for index, p_min in enumerate(self.p_mins):
             rows = self.group == index
-            found = _chances(
-                parameters, n_texts, self.n_positions, float(p_min), is_lookup=is_lookup
-            )
+            found = _chances(parameters, self.n_positions, float(p_min), is_lookup=is_lookup)
             drafted[rows] = found.drafted[self.text[rows]]
             accepted[rows] = found.accepted[self.text[rows]]
         return np.concatenate(
@@ -161,10 +157,10 @@ def _start(n_texts: int, relative: Acceptance | None, *, is_lookup: bool) -> tup
 
 
 def _least_squares(
-    data: _Data, begin: Array, prior: Array, spread: Array, n_texts: int, *, is_lookup: bool
+    data: _Data, begin: Array, prior: Array, spread: Array, *, is_lookup: bool
 ) -> Array:
     def residuals(parameters: Array) -> Array:
-        own = data.residuals(parameters, n_texts, is_lookup=is_lookup)
+        own = data.residuals(parameters, is_lookup=is_lookup)
         return np.concatenate([own, (parameters - prior) / spread])
 
     parameters = begin.copy()
@@ -198,12 +194,10 @@ def _least_squares(
 _MOST_POSITIONS = 64
 
 
-def _chances(
-    parameters: Array, n_texts: int, n_positions: int, p_min: float, *, is_lookup: bool
-) -> Drafts:
+def _chances(parameters: Array, n_positions: int, p_min: float, *, is_lookup: bool) -> Drafts:
     from scipy.special import betainc, expit
 
-    alpha, (beta, shape, gamma, tau, first) = parameters[:n_texts], parameters[n_texts:]
+    alpha, (beta, shape, gamma, tau, first) = np.split(parameters, [-_OF_ALL_TEXTS])
     positions = beta * np.arange(n_positions)
     if is_lookup:
         found = expit(alpha)[:, None]
@@ -236,8 +230,6 @@ POSITIONS = 16
 # the batch, experts are shared), for a draft that was cut short, and per 1,000 tokens of depth.
 _BASE_SPREAD = 0.4
 _TOKEN, _TOKEN_SPREAD = 0.2, 0.3
-_BEND_SPREAD = 0.3
-_SECOND = 2
 _STEP_PRIOR = np.array([0.1, 0.003])
 _STEP_SPREAD = np.array([0.1, 0.004])
 N_STEP_TERMS = 1 + POSITIONS + len(_STEP_PRIOR)
@@ -362,6 +354,12 @@ class PromptRow:
     ubatch: int
     depth_k: float
 
+    @property
+    def terms(self) -> Array:
+        """What the coefficients of `fit_prompts` are multiplied with."""
+        batches = math.ceil(self.n_tokens / self.ubatch)
+        return np.array([batches, self.n_tokens, self.n_tokens * self.depth_k], float)
+
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
@@ -371,16 +369,9 @@ class Fitted:
     sd: Array
 
 
-def _step_terms(drafted: Array, refused: Array, depth_k: Array) -> Array:
-    """The terms of a step's time, shape (N_STEP_TERMS, ...); `drafted` has the shape (..., POSITIONS)."""
-    parts = np.broadcast_arrays(1.0, *np.moveaxis(drafted, -1, 0), refused, depth_k)
-    return np.stack([np.asarray(part, float) for part in parts])
-
-
-def _prompt_terms(n_tokens: Array, ubatch: Array, depth_k: Array) -> Array:
-    """The terms of a prompt's time, shape (N_PROMPT_TERMS, ...)."""
-    parts = np.broadcast_arrays(np.ceil(n_tokens / ubatch), n_tokens, n_tokens * depth_k)
-    return np.stack([np.asarray(part, float) for part in parts])
+def _stacked(*terms: Array | float) -> Array:
+    """The terms of many points, as `terms` of a row has them of one, shape (terms, ...)."""
+    return np.stack([np.asarray(part, float) for part in np.broadcast_arrays(*terms)])
 
 
 def fit_steps(
@@ -420,7 +411,7 @@ def _steps_prior(bare: float) -> tuple[Array, Array]:
     rows[0, 0], values[0] = 1 / (_BASE_SPREAD * bare), 1 / _BASE_SPREAD
     rows[1, 1], values[1] = 1 / (_TOKEN_SPREAD * bare), _TOKEN / _TOKEN_SPREAD
     for position in range(2, POSITIONS + 1):  # each about as dear as the one before it
-        bend = bare * (_TOKEN_SPREAD if position == _SECOND else _BEND_SPREAD)
+        bend = bare * _TOKEN_SPREAD
         rows[position, position], rows[position, position - 1] = 1 / bend, -1 / bend
     for at, (usual, spread_of) in enumerate(zip(_STEP_PRIOR, _STEP_SPREAD, strict=True)):
         rows[POSITIONS + 1 + at, POSITIONS + 1 + at] = 1 / (spread_of * bare)
@@ -438,10 +429,8 @@ def fit_prompts(
     if not rows:
         return None
     times = np.array([row.prompt_ms for row in rows]) * scales
-    tokens = np.array([float(row.n_tokens) for row in rows])
-    ubatch = np.array([float(row.ubatch) for row in rows])
-    terms = _prompt_terms(tokens, ubatch, np.array([row.depth_k for row in rows])).T
-    per_token = float(times.sum() / tokens.sum())
+    terms = np.array([row.terms for row in rows])
+    per_token = float(times.sum() / terms[:, 1].sum())
     scale = np.array([_TYPICAL_UBATCH, 1.0, 1.0]) * per_token
     rows_of_prior = np.diag(1.0 / (scale * _PROMPT_SPREAD))
     noise = times * _NOISE + _PROMPT_NOISE_MS
@@ -493,7 +482,7 @@ PARTS = (
 class Costs:
     """Laws of one family, for what its processes have in common.
 
-    Coefficients of step and prompt as `_step_terms` and `_prompt_terms` order them. By class: a factor by which the law is
+    Coefficients of step and prompt as `terms` of a row orders them. By class: a factor by which the law is
     off, and what the client adds [ms].
     """
 
@@ -526,10 +515,11 @@ def predict(
     `levels` are log factors of step and prompt of each arm, shape (P, 2).
     """
     points = _Points(arms, workload, acceptance)
-    prompt = _prompt_terms(points.new, points.ubatch, points.prompt_depth)
+    batches = np.ceil(points.new / points.ubatch)
+    prompt = _stacked(batches, points.new, points.new * points.prompt_depth)
     prompt = prompt * costs.prompt[:, None, None] * costs.prompt_factors[:, None]
     prompt = prompt * np.exp(levels[:, 1])
-    step = _step_terms(points.drafted, points.refused, points.depth)
+    step = _stacked(1.0, *np.moveaxis(points.drafted, -1, 0), points.refused, points.depth)
     step = step * costs.step[:, None, None] * costs.step_factors[:, None]
     step = step * points.steps * np.exp(levels[:, 0])
     prefill, decode = prompt.sum(axis=0), step.sum(axis=0)
@@ -594,22 +584,8 @@ def _without_luck(seen: Array) -> Array:
     return np.asarray(seen - share * np.outer(luck, luck @ seen), float)
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Standard deviations of log turn times: of processes, of blocks of prompts, of one answer."""
-
-    process: float
-    block: float
-    answer: float
-
-    def covariance(self, same_process: Array, same_block: Array) -> Array:
-        """Of observations, from what they have in common (1) or not (0)."""
-        alike = same_process * self.process**2 + same_block * self.block**2
-        return np.asarray(alike + np.eye(len(alike)) * self.answer**2, float)
-
-
-USUAL = Noise(process=0.03, block=0.025, answer=0.018)
-
+# Standard deviations of log turn times: of processes, of blocks of prompts, of one answer.
+PROCESS_SD, BLOCK_SD, ANSWER_SD = 0.03, 0.025, 0.018
 
 # Spread between loads of the same arm, until the night has its own figure [MiB].
 JITTER_MIB = 30.0
@@ -698,7 +674,7 @@ class MemoryLaw:
 
 
 def fit_memory(
-    seen: Sequence[Free], *, relative: MemoryLaw | None = None, jitter_mib: float = JITTER_MIB
+    seen: Sequence[Free], relative: MemoryLaw | None = None, jitter_mib: float = JITTER_MIB
 ) -> MemoryLaw:
     """The law of one family from everything seen of it.
 
@@ -772,8 +748,8 @@ def _is_binding(seen: Sequence[Free], relative: MemoryLaw | None) -> bool:
         return False
     loaded = [row for row in seen if row.share == 0.0 and not row.is_failure]
     if not loaded:
-        return True if relative is None else relative.is_binding
-    free = sum(1 for row in loaded if row.free_mib > row.arm.fit_mib + _NOT_BINDING_MIB)
+        return relative is None or relative.is_binding
+    free = sum(row.free_mib > row.arm.fit_mib + _NOT_BINDING_MIB for row in loaded)
     return 2 * free < len(loaded)
 
 
@@ -793,10 +769,8 @@ def _where_all_fitted(seen: Sequence[Free]) -> Sequence[Free]:
     moved = {
         row.process
         for row in seen
-        if row.share == 0.0
-        and not row.is_failure
-        and not row.arm.is_placed
-        and row.free_mib <= row.arm.fit_mib + _NOT_BINDING_MIB
+        if row.share == 0.0 and not row.is_failure and not row.arm.is_placed
+        if row.free_mib <= row.arm.fit_mib + _NOT_BINDING_MIB
     }
     return [row for row in seen if row.process not in moved] or seen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,14 +87,13 @@ class Posterior:
 
         self._points = points
         kernel = _kernel(points, points)
-        process = _same([one.process for one in observed])
-        block = _same([one.block for one in observed])
+        luck = laws.PROCESS_SD**2 * _same([one.process for one in observed])
+        luck += laws.BLOCK_SD**2 * _same([one.block for one in observed])
         residual = np.array([one.log_turn for one in observed]) - points.predicted
         is_told = np.array([bool(one.box) for one in observed], float)
-        told = LEVEL_SD**2 * _same([one.box for one in observed]) + ARM_SD**2 * np.eye(
-            len(observed)
-        )
-        luck = laws.USUAL.covariance(process, block) + told * np.outer(is_told, is_told)
+        each = np.eye(len(observed))
+        told = LEVEL_SD**2 * _same([one.box for one in observed]) + ARM_SD**2 * each
+        luck = luck + laws.ANSWER_SD**2 * each + told * np.outer(is_told, is_told)
         self._factor = cho_factor(kernel + luck, lower=True)
         self._weights = self._solved(residual)
 
@@ -178,16 +177,13 @@ def _prior_variance(points: Points) -> Array:
 
 def _observed_in(processes: Iterable[observations.Process], learner: Learner) -> list[Observed]:
     """Every whole block of every process that did not spill."""
-    sound = [process for process in processes if not process.has_spilled]
-    found = []
-    for process in sound:
-        for (arm, block), answers in observations.blocks_of(process).items():
-            times = _times(process, answers, learner)
-            if times is None:
-                continue
-            turn = math.log(learner.workload.turn_time_s(times))
-            found.append(Observed(arm, process.name, block, turn))
-    return found
+    return [
+        Observed(arm, process.name, block, math.log(learner.workload.turn_time_s(times)))
+        for process in processes
+        if not process.has_spilled
+        for (arm, block), answers in observations.blocks_of(process).items()
+        if (times := _times(process, answers, learner)) is not None
+    ]
 
 
 def _times(
@@ -227,13 +223,13 @@ def _whole_prompt_ms(
         if other.purpose == observations.PREFIX and observations.is_prompt_timed(other)
     ]
     taken = sum(row.prompt_ms for row in rows)  # long ones count most
-    expected = sum(float(observations.terms_of_prompt(row) @ costs.prompt) for row in rows)
+    expected = sum(float(row.terms @ costs.prompt) for row in rows)
     if not expected:
         return None
     one = learner.observations.workload_seen().classes[answer.text]
     depth_k = (one.cached_tokens + one.new_tokens / 2) / 1000
     whole = laws.PromptRow(process.name, 0.0, one.new_tokens, max(answer.arm.ubatch, 1), depth_k)
-    return taken / expected * float(observations.terms_of_prompt(whole) @ costs.prompt)
+    return taken / expected * float(whole.terms @ costs.prompt)
 
 
 _UNKNOWN_SD = 0.1
@@ -259,21 +255,19 @@ class Belief:
     n_processes: int
 
 
+@dataclass
 class Learner:
     """Samples in, beliefs out. Deterministic: the same samples give the same beliefs."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        context: int,
-        known: Mapping[FamilyKey, Known] | None = None,
-        n_slots: int = 1,
-    ) -> None:
-        self._known = known or {}
+    workload: Workload
+    context: int
+    known: Mapping[FamilyKey, Known] = field(default_factory=dict)
+    n_slots: int = 1
+
+    def __post_init__(self) -> None:
+        """Nothing was seen."""
         self._told: list[Told] = []
-        self.workload = workload
-        self.context = context
-        self.observations = observations.Observations(workload, n_slots)
+        self.observations = observations.Observations(self.workload, self.n_slots)
         self.models: dict[tuple[str, str], FamilyModel] = {}
         self.version = 0  # of the beliefs; grows with every refit
         self._names: dict[Hashable, int] = {}
@@ -343,23 +337,20 @@ class Learner:
         """Arms that answered a whole block as they would be deployed."""
         return list(self._counts)
 
-    def memory(self, family: tuple[str, str]) -> laws.MemoryLaw:
-        """Memory law of a family, from its relatives where nothing was seen of it."""
-        model = self.models.get(family)
-        if model is not None:
-            return model.memory
-        return laws.fit_memory((), relative=self._memory_relative(family), jitter_mib=self._jitter)
-
     def memory_of(self, arm: Arm) -> laws.MemoryLaw:
-        """Memory law that holds for an arm: its family's, or that of its placement by hand."""
-        shape = shape_of(arm)
+        """Memory law that holds for an arm: its family's, or that of its placement by hand.
+
+        From its relatives where nothing was seen of it.
+        """
+        shape, model = shape_of(arm), self.models.get(arm.family)
+        if shape is None and model is not None:
+            return model.memory
         if shape is None:
-            return self.memory(arm.family)
+            return laws.fit_memory((), self._memory_relative(arm.family), self._jitter)
         key = arm.family, shape
         kept = self._placed.get(key)
         if kept is None or kept[0] != self.version:
-            relative = self._placed_relative(key)
-            law = self._placed_law(arm.family, shape, relative)
+            law = self._placed_law(arm.family, shape, self._memory_relative(*key))
             kept = self._placed[key] = self.version, law
         return kept[1]
 
@@ -368,8 +359,7 @@ class Learner:
     ) -> laws.MemoryLaw:
         rows = self.observations.memory_of(family, self.context)
         own = [row for row in rows if shape_of(row.arm) == shape]
-        law = laws.fit_memory(own, relative=relative, jitter_mib=self._jitter)
-        return replace(law, is_binding=False)
+        return replace(laws.fit_memory(own, relative, self._jitter), is_binding=False)
 
     def predictions(self, arms: Sequence[Arm]) -> tuple[Array, Array]:
         """Log turn times of arms of any families, NaN where nothing is known, and the errors of their parts."""
@@ -379,15 +369,11 @@ class Learner:
         for at, arm in enumerate(arms):
             groups[arm.family].append(at)
         for members in groups.values():
-            prediction = self._predict([arms[at] for at in members])
+            prediction = self.prediction_of([arms[at] for at in members])
             if prediction is not None:
                 log_turn[members] = prediction.log_turn
                 errors[members] = prediction.parts * _PART_SD
         return log_turn, errors
-
-    def prediction_of(self, arm: Arm) -> laws.Prediction | None:
-        """Prediction of one arm by class; None where nothing is known."""
-        return self._predict([arm])
 
     def costs_of(self, arm: Arm) -> laws.Costs | None:
         """Laws at an arm's level; None where nothing is known."""
@@ -410,8 +396,8 @@ class Learner:
         ]
         return min(found, default=None)
 
-    def _predict(self, arms: Sequence[Arm]) -> laws.Prediction | None:
-        """Of arms of one family."""
+    def prediction_of(self, arms: Sequence[Arm]) -> laws.Prediction | None:
+        """Of arms of one family, by class; None where nothing is known of it."""
         family = arms[0].family
         model = self.models.get(family)
         if model is None or model.costs is None:
@@ -443,17 +429,15 @@ class Learner:
         if model is None or costs is None:
             return None
         depth = (request.cached_tokens + request.new_tokens / 2) / 1000
-        batches = math.ceil(request.new_tokens / max(arm.ubatch, 1))
-        prompt = np.array([batches, request.new_tokens, request.new_tokens * depth])
+        prompt = laws.PromptRow("", 0.0, request.new_tokens, max(arm.ubatch, 1), depth).terms
         drafted = accepted = 0.0
         if model.acceptance is not None and arm.drafts and arm.n_max > 0:
-            by_text = model.acceptance.drafts(arm.n_max, arm.p_min).per_step(arm.n_max)
-            drafted, accepted = (float(tokens.mean()) for tokens in by_text)
+            drafts = model.acceptance.drafts(arm.n_max, arm.p_min)
+            drafted = float(drafts.drafted.sum(axis=1).mean())
+            accepted = float(drafts.accepted.sum(axis=1).mean())
         depth += request.new_tokens / 2000
         step = np.array([1.0, *laws.spread_drafted(drafted), 0.0, depth])
-        factor = 1.0
-        if request.concurrency > 1:
-            factor = float(costs.step_factors.max())
+        factor = float(costs.step_factors.max()) if request.concurrency > 1 else 1.0
         decode = float(step @ costs.step) * max(request.n_predict - 1, 0) / (1.0 + accepted)
         return factor * (float(prompt @ costs.prompt) + decode) + float(costs.overhead_ms[0])
 
@@ -480,60 +464,43 @@ class Learner:
 
     def _fit(self, family: FamilyKey) -> Rows:
         """Refits drafter and memory of a family; what it shows of steps and prompts."""
-        processes = list(self.observations.of_family(family))
-        previous = self.models.get(family)
+        processes = self.observations.of_family(family)
         rows = self.observations.memory_of(family, self.context)
-        memory = laws.fit_memory(
-            [row for row in rows if not row.arm.is_placed],
-            relative=self._memory_relative(family),
-            jitter_mib=self._jitter,
-        )
-        acceptance = self._fit_acceptance(family, processes, previous)
-        costs = None if previous is None else previous.costs
-        self.models[family] = FamilyModel(acceptance, costs, memory)
+        own = [row for row in rows if not row.arm.is_placed]
+        memory = laws.fit_memory(own, self._memory_relative(family), self._jitter)
+        before = self.models.get(family) or FamilyModel(None, None, memory)
+        acceptance = None
+        if family[1] != OFF:
+            acceptance = laws.fit_acceptance(
+                observations.pool(answer for one in processes for answer in one.answers),
+                len(self.workload.classes),
+                is_lookup=family[1] == NGRAM,
+                relative=self._acceptance_relative(family),
+                start=before.acceptance,
+            )
+        self.models[family] = FamilyModel(acceptance, before.costs, memory)
         return Rows([process for process in processes if not process.has_spilled], acceptance)
 
-    def _fit_acceptance(
-        self,
-        family: tuple[str, str],
-        processes: Sequence[observations.Process],
-        previous: FamilyModel | None,
-    ) -> laws.Acceptance | None:
-        if family[1] == OFF:
-            return None
-        counts = observations.pool(answer for process in processes for answer in process.answers)
-        return laws.fit_acceptance(
-            counts,
-            len(self.workload.classes),
-            is_lookup=family[1] == NGRAM,
-            relative=self._acceptance_relative(family),
-            start=None if previous is None else previous.acceptance,
-        )
-
     def _acceptance_relative(self, family: tuple[str, str]) -> laws.Acceptance | None:
-        if family in self._known and (known := self._known[family].acceptance) is not None:
+        if family in self.known and (known := self.known[family].acceptance) is not None:
             return known
-        others = [
+        others = (
             model.acceptance
             for (engine, spec), model in self.models.items()
             if spec == family[1] and engine != family[0] and model.costs
-        ]
-        return others[0] if others else None
+        )
+        return next(others, None)
 
-    def _memory_relative(self, family: tuple[str, str]) -> laws.MemoryLaw | None:
-        same_engine = [
-            model.memory
-            for other, model in self.models.items()
-            if other != family and other[0] == family[0] and model.memory.n_processes
-        ]
-        return max(same_engine, key=lambda law: law.n_processes) if same_engine else None
-
-    def _placed_relative(self, key: tuple[FamilyKey, Extra]) -> laws.MemoryLaw | None:
-        """The law of the same placement with another kind of speculation on the same engine."""
-        family, shape = key
+    def _memory_relative(
+        self, family: FamilyKey, shape: Extra | None = None
+    ) -> laws.MemoryLaw | None:
+        """The law of the same engine with another kind of speculation of which most was seen, of a placement by hand too."""
         others = [one for one in self.models if one != family and one[0] == family[0]]
-        placed = (self._placed_law(one, shape) for one in others)
-        known = [law for law in placed if law.n_processes]
+        told = (
+            self.models[one].memory if shape is None else self._placed_law(one, shape)
+            for one in others
+        )
+        known = [law for law in told if law.n_processes]
         return max(known, key=lambda law: law.n_processes, default=None)
 
     def _relatives(self, family: FamilyKey) -> list[Relative]:
@@ -545,8 +512,8 @@ class Learner:
             and model.costs is not None
             and (other[0] == family[0] or other[1] == family[1])
         ]
-        if family in self._known:
-            found.append(self._known[family].relative)
+        if family in self.known:
+            found.append(self.known[family].relative)
         return found
 
     # Whole turns
@@ -589,9 +556,8 @@ class Learner:
 def _model_json(model: FamilyModel) -> dict[str, object]:
     found: dict[str, object] = {"memory": model.memory.to_json()}
     if model.acceptance is not None:
-        found["acceptance"] = {
-            "parameters": [round(float(value), 4) for value in model.acceptance.parameters],
-        }
+        parameters = [round(float(value), 4) for value in model.acceptance.parameters]
+        found["acceptance"] = {"parameters": parameters}
     if model.costs is not None:
         shared = model.costs.shared
         found["costs"] = {

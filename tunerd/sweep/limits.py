@@ -108,7 +108,7 @@ class _Seen:
             whole = observations.as_asked(process, answer, workload)
             if answer.text == deepest and whole is not None and whole.prompt_ms is not None:
                 prompts_ms.append(whole.prompt_ms)
-            free = _free(answer)
+            free = observations.free_mib(answer.reading)
             self.knows_memory |= free is not None
             if answer.reading.tool_ok is not None:
                 tool_calls.append(answer.reading.tool_ok)
@@ -241,24 +241,19 @@ class Limits:
         family = self._grid.of(arm)
         if family is None:
             return None
+        law = self._learner.memory_of(arm)
+        needed_mib = law.needed_margin_mib(arm, self.target_mib, sds)
         if arm.is_placed:
-            return 0 if self._fits_as_placed(arm, sds) else None
+            is_unknown = not self.knows_memory or not law.n_processes
+            return 0 if is_unknown or needed_mib == 0.0 else None
         usual = self._incumbent.fit_mib
         is_usual = usual in family.fit_mib and not self._incumbent.is_placed
         kept = usual if is_usual else family.fit_mib[-1]
         if not self.knows_memory or len(family.fit_mib) == 1:
             return kept
-        law = self._learner.memory(arm.family)
-        if not law.is_binding:
-            fits = law.needed_margin_mib(arm, self.target_mib, sds) == 0.0
-            return kept if fits else None
-        return family.margin_at_least(law.needed_margin_mib(arm, self.target_mib, sds))
-
-    def _fits_as_placed(self, arm: Arm, sds: float) -> bool:
-        law = self._learner.memory_of(arm)
-        if not self.knows_memory or not law.n_processes:
-            return True
-        return law.needed_margin_mib(arm, self.target_mib, sds) == 0.0
+        if law.is_binding:
+            return family.margin_at_least(needed_mib)
+        return kept if needed_mib == 0.0 else None
 
     def n_ctx(self, arm: Arm) -> int | None:
         """What one request of an arm may fill, by its own starts; None where none has told."""
@@ -355,8 +350,8 @@ class Limits:
 
     def _worsens(self, arm: Arm) -> str | None:
         """By the laws, but for prompts that were measured: the gate goes by those."""
-        before = self._learner.prediction_of(self._incumbent)
-        after = self._learner.prediction_of(arm)
+        before = self._learner.prediction_of([self._incumbent])
+        after = self._learner.prediction_of([arm])
         if before is None or after is None:
             return None
         deepest = self._learner.workload.deepest
@@ -498,13 +493,6 @@ def _breaks_more(judged: int, broken: int, usual_judged: int, usual_broken: int)
     pooled = (broken + usual_broken) / (judged + usual_judged)
     spread = math.sqrt(pooled * (1 - pooled) * (1 / judged + 1 / usual_judged))
     return broken / judged - usual_broken / usual_judged > _BREAKS_MORE_SDS * spread
-
-
-def _free(answer: observations.Answer) -> float | None:
-    reading = answer.reading
-    if reading.has_spilled and reading.spill_mib is not None:
-        return -reading.spill_mib
-    return reading.vram_free_min_mib
 
 
 def _needs_no_less(arm: Arm, wall: Arm) -> bool:

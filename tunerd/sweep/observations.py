@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ _SEARCHED_TOKENS = 512
 _PLAIN_TOKENS = 128
 _LEAST_PROMPT = 64
 # Less than this is no free memory: drivers keep some, and a spilled card shows next to none.
-_NOTHING_FREE_MIB = 4.0
+_NOTHING_FREE_MIB, _ALL_TAKEN_MIB = 4.0, -50.0
 # So much of the context counts as all of it; of a small one all but a sentence, as texts end with one.
 _FILLED_SHARE = 0.95
 _SENTENCE_TOKENS = 100
@@ -167,16 +166,17 @@ class Observations:
             )
         )
 
-    def of_family(self, family: tuple[str, str]) -> Iterable[Process]:
+    def of_family(self, family: tuple[str, str]) -> list[Process]:
         """Processes of one family."""
         return [one for one in self.processes.values() if one.arm.family == family]
 
     def memory_of(self, family: tuple[str, str], context: int) -> list[laws.Free]:
         """VRAM seen free: after each load, and at the deepest request of each process."""
-        rows: list[laws.Free] = []
-        for process in self.of_family(family):
-            rows += _memory_rows(process, self.n_slots * (process.n_ctx or context))
-        return rows
+        return [
+            row
+            for process in self.of_family(family)
+            for row in _memory_rows(process, self.n_slots * (process.n_ctx or context))
+        ]
 
 
 def text_of(workload: Workload, request: Request, block: str) -> int | None:
@@ -321,6 +321,12 @@ def decode_ms(answer: Answer, request_class: RequestClass) -> float:
     return taken * (request_class.n_predict - 1) / max(answer.request.n_predict - 1, 1)
 
 
+def free_mib(reading: Reading) -> float | None:
+    """VRAM that was free, less what lay outside of it [MiB]; None where nobody knows."""
+    spilled = reading.spill_mib if reading.has_spilled else None
+    return reading.vram_free_min_mib if spilled is None else -spilled
+
+
 def _memory_rows(process: Process, context: int) -> list[laws.Free]:
     rows: list[laws.Free] = []
 
@@ -333,21 +339,15 @@ def _memory_rows(process: Process, context: int) -> list[laws.Free]:
     if process.is_up and process.vram_free_mib is not None:
         is_none_left = process.vram_free_mib <= _NOTHING_FREE_MIB
         add(0.0, process.vram_free_mib, failed=is_none_left)
-    deepest: tuple[float, float, bool] | None = None
-    for answer in process.answers:
-        reading = answer.reading
-        if reading.vram_free_min_mib is None:
-            continue
-        share = answer.depth_end * answer.request.concurrency / context
-        free, failed = reading.vram_free_min_mib, False
-        if reading.has_spilled and reading.spill_mib is not None:
-            free = -reading.spill_mib
-        elif free <= _NOTHING_FREE_MIB:
-            free, failed = -50.0, True
-        if deepest is None or share >= deepest[0]:
-            deepest = share, free, failed
-    if deepest is not None:
-        add(deepest[0], deepest[1], failed=deepest[2])
+    told = [
+        (answer.depth_end * answer.request.concurrency / context, free, answer.reading.has_spilled)
+        for answer in process.answers
+        if (free := free_mib(answer.reading)) is not None
+    ]
+    if told:
+        share, free, has_spilled = max(reversed(told), key=lambda one: one[0])  # of equals the last
+        is_none_left = free <= _NOTHING_FREE_MIB and not has_spilled
+        add(share, _ALL_TAKEN_MIB if is_none_left else free, failed=is_none_left)
     if process.died_of == "oom":
         share = (process.died_at_tokens or context) / context
         add(share, laws.OOM_FREE_MIB, failed=True)
@@ -436,9 +436,3 @@ def prompt_row(answer: Answer) -> laws.PromptRow:
         ubatch=max(answer.arm.ubatch, 1),
         depth_k=(answer.depth_start + n_tokens / 2) / 1000,
     )
-
-
-def terms_of_prompt(row: laws.PromptRow) -> Array:
-    """What the coefficients of `fit_prompts` are multiplied with."""
-    batches = math.ceil(row.n_tokens / row.ubatch)
-    return np.array([batches, row.n_tokens, row.n_tokens * row.depth_k])

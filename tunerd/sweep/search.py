@@ -8,6 +8,7 @@ save enough; then the leaders race on fresh processes. Prediction proposes, meas
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 
 from tunerd.profile.arm import OFF, Arm, Policy, ServerDied, placement_of, simplicity, wording_of
 from tunerd.sweep.known import Study, Told
-from tunerd.sweep.laws import USUAL
+from tunerd.sweep.laws import ANSWER_SD, BLOCK_SD, PROCESS_SD
 from tunerd.sweep.learner import Belief, Learner
 from tunerd.sweep.limits import TELLING_CALLS, Limits, without_margin
 from tunerd.sweep.night import CannotStart, Night, Server, TimeUp
+from tunerd.sweep.observations import free_mib
 from tunerd.sweep.space import FamilyGrid, Grid, Left, Variant, variant_of
 
 Array = NDArray[np.float64]
@@ -69,7 +71,7 @@ class Planes:
         seen = [one.log_turn for one in self._learner.observed if one.process == process]
         if expected is None or not seen:
             return
-        sd = math.sqrt(expected.sd**2 + USUAL.process**2 + (USUAL.block**2 + USUAL.answer**2))
+        sd = math.sqrt(expected.sd**2 + PROCESS_SD**2 + (BLOCK_SD**2 + ANSWER_SD**2))
         self._off.append((seen[0] - expected.mean) / sd)
 
     def proposals(self, leader: Belief) -> list[Proposal]:
@@ -88,7 +90,7 @@ class Planes:
         spread = self.surprise * self._learner.differences_sd(
             [one.arm for one in beliefs], leader.arm
         )
-        noise = (USUAL.process**2 + USUAL.answer**2) / _PROCESSES
+        noise = (PROCESS_SD**2 + ANSWER_SD**2) / _PROCESSES
         found = []
         for belief, sd in zip(beliefs, spread.tolist(), strict=True):
             moves = sd * sd / math.hypot(sd, math.sqrt(noise))
@@ -109,29 +111,33 @@ class Planes:
             kept = list(zip(log_turn[:_PER_FAMILY].tolist(), arms, strict=False))
             found += kept
             found += self._variants(family, centre, kept[:_VARIANT_POINTS])
-        best = min((time for time, _ in found), default=0.0)
-        measured = self._measured()
-        near = sorted(
-            (
-                (time, index, arm)
-                for index, (time, arm) in enumerate(found)
-                if time < best + _PRUNE and not self._is_measured(arm, measured)
-            ),
-        )[:_MOST_PROPOSED]
-        return [arm for _, _, arm in near if self._limits.fails(arm) is None]
+        most = min((time for time, _ in found), default=0.0) + _PRUNE
+        measured: dict[Arm, list[int]] = defaultdict(list)
+        for arm in self._learner.measured():
+            measured[without_margin(arm)].append(arm.fit_mib)
+
+        def is_measured(arm: Arm) -> bool:
+            margins = measured.get(without_margin(arm), ())
+            return any(abs(margin - arm.fit_mib) <= _SAME_MARGIN_MIB for margin in margins)
+
+        near = [(time, arm) for time, arm in found if time < most and not is_measured(arm)]
+        near.sort(key=lambda one: one[0])
+        return [arm for _, arm in near[:_MOST_PROPOSED] if self._limits.fails(arm) is None]
 
     def _plane(self, family: FamilyGrid, variant: Variant) -> tuple[list[Arm], Array]:
         """Feasible points of one variant at the margins they need, fastest prediction first."""
         model = self._learner.models.get(family.key)
         kept = self._kept.get((family.key, variant))
-        if kept is not None and kept[0] is model:
-            return kept[1], kept[2]
-        arms = list(self._points(family, variant))
-        log_turn, _ = self._learner.predictions(arms)
-        order = np.argsort(np.where(np.isfinite(log_turn), log_turn, np.inf), kind="stable")
-        sorted_arms = [arms[at] for at in order]
-        self._kept[family.key, variant] = (model, sorted_arms, log_turn[order])
-        return sorted_arms, log_turn[order]
+        if kept is None or kept[0] is not model:
+            arms = list(self._points(family, variant))
+            log_turn, _ = self._learner.predictions(arms)
+            order = np.argsort(np.where(np.isfinite(log_turn), log_turn, np.inf), kind="stable")
+            kept = self._kept[family.key, variant] = (
+                model,
+                [arms[at] for at in order],
+                log_turn[order],
+            )
+        return kept[1], kept[2]
 
     def _points(self, family: FamilyGrid, variant: Variant) -> Iterable[Arm]:
         for ubatch in family.ubatch:
@@ -170,16 +176,6 @@ class Planes:
             return made
         margin = self._limits.margin_for(made, _EXPLORING_SDS)
         return None if margin is None else made.with_margin(margin)
-
-    def _measured(self) -> dict[Arm, list[int]]:
-        found: dict[Arm, list[int]] = {}
-        for arm in self._learner.measured():
-            found.setdefault(without_margin(arm), []).append(arm.fit_mib)
-        return found
-
-    def _is_measured(self, arm: Arm, measured: dict[Arm, list[int]]) -> bool:
-        margins = measured.get(without_margin(arm), ())
-        return any(abs(margin - arm.fit_mib) <= _SAME_MARGIN_MIB for margin in margins)
 
 
 def _points_of(variant: Variant, centre: Variant) -> int:
@@ -235,27 +231,22 @@ _NEAR_LEADER = 0.02
 _FILL_SHARE = 0.05  # of the time that is left, for a fill that nothing rests on yet
 
 
+@dataclass
 class Search:
     """Spends a part of the night on finding the arm to challenge the incumbent with."""
 
-    def __init__(
-        self,
-        night: Night,
-        grid: Grid,
-        limits: Limits,
-        policy: Policy,
-        incumbent: Arm,
-        study: Study | None = None,
-    ) -> None:
-        self.night = night
-        self.study = study or Study()
-        self.grid = grid
-        self.limits = limits
-        self.policy = policy
-        self.incumbent = incumbent
+    night: Night
+    grid: Grid
+    limits: Limits
+    policy: Policy
+    incumbent: Arm
+    study: Study
+
+    def __post_init__(self) -> None:
+        """Nothing was tried."""
         # What users have now, whatever won meanwhile: output and context are held against it.
-        self.serves = incumbent
-        self.planes = Planes(self.learner, grid, limits)
+        self.serves = self.incumbent
+        self.planes = Planes(self.learner, self.grid, self.limits)
         self.left_out: list[Left] = []
         self.is_exhausted = False
         self._is_fill_refused = False
@@ -322,18 +313,14 @@ class Search:
         measured = [
             self._with_room(arm) for arm in self.learner.measured() if self._is_allowed(arm)
         ]
-        beliefs = self.learner.beliefs(list(dict.fromkeys(measured)))
-        known = [belief for belief in beliefs if belief is not None]
+        beliefs = filter(None, self.learner.beliefs(list(dict.fromkeys(measured))))
         # Only the fast ones are looked at closely; that the list is short is no statement.
-        known.sort(key=lambda belief: belief.mean)
         found: list[Belief] = []
-        for belief in known:
-            arm, is_full = belief.arm, len(found) >= _CONTENDERS
-            if arm == self.incumbent.canonical() or (
-                not is_full
-                and self._may_lead_if_proven(arm)
-                and self.limits.is_output_screened(arm)
-            ):
+        for belief in sorted(beliefs, key=lambda belief: belief.mean):
+            arm, has_room = belief.arm, len(found) < _CONTENDERS
+            is_good = has_room and self._may_lead_if_proven(arm)
+            is_good = is_good and self.limits.is_output_screened(arm)
+            if is_good or arm == self.incumbent.canonical():
                 found.append(belief)
         return found
 
@@ -368,13 +355,15 @@ class Search:
         leader = self.leader()
         if leader is None:
             return False
-        best, hopeful = leader.arm, []
-        for family in self.grid.families.values():
-            if family.spec == OFF and not self.learner.is_known(family.key):
-                arm = family.arm(0, 0.0, best.ubatch, best.fit_mib, variant_of(best))
-                turn = self.learner.without_drafts(arm)
-                if turn is not None and turn < leader.mean + _NEAR_LEADER:
-                    hopeful.append(family)
+        best = leader.arm
+        hopeful = [
+            family
+            for family in self.grid.families.values()
+            if family.spec == OFF and not self.learner.is_known(family.key)
+            for arm in [family.arm(0, 0.0, best.ubatch, best.fit_mib, variant_of(best))]
+            if (turn := self.learner.without_drafts(arm)) is not None
+            if turn < leader.mean + _NEAR_LEADER
+        ]
         return self._probe_families(families=hopeful)
 
     def _probe_families(
@@ -408,14 +397,13 @@ class Search:
         if family.spec == OFF:
             return [] if measured else [(most, family.p_min[0])]
         found = []
+        wanted = min(most, _SEEN_DRAFT)
         if self.night.tells_steps(family.engine) and family.spec not in _LOOKUPS:
             # Single steps tell the time of every length and all positions, of what is confident enough.
-            if max((arm.n_max for arm in measured if arm.p_min <= _SEEN_FILTER), default=0) < min(
-                most, _SEEN_DRAFT
-            ):
-                found.append((most, min(family.p_min, key=lambda p: abs(p - _TELLING_P_MIN))))
-            return found
-        if max((arm.n_max for arm in measured), default=0) < min(most, _SEEN_DRAFT):
+            seen = max((arm.n_max for arm in measured if arm.p_min <= _SEEN_FILTER), default=0)
+            telling = min(family.p_min, key=lambda p: abs(p - _TELLING_P_MIN))
+            return [(most, telling)] if seen < wanted else []
+        if max((arm.n_max for arm in measured), default=0) < wanted:
             found.append((most, family.p_min[0]))
         filtered = min(family.p_min, key=lambda p: abs(p - _PROBE_P_MIN))
         is_filtered = any(arm.p_min >= _SEEN_FILTER for arm in measured)
@@ -439,8 +427,7 @@ class Search:
         """One process with these drafts; with more margin if it runs out of memory or spills."""
         extra = 0
         for _ in range(2 * _PROBE_MARGIN_STEPS):
-            reason = self.limits.family_fails(family.key)
-            if reason is not None:
+            if self.limits.family_fails(family.key) is not None:
                 return
             arm = self._probe_arm(family, n_max, p_min, extra)
             smaller = [n for n in family.n_max if n < n_max]
@@ -449,11 +436,8 @@ class Search:
                 continue
             if arm is None:
                 is_placed = bool(placement_of(family.home.extra))
-                why = (
-                    "it does not fit with its placement"
-                    if is_placed
-                    else "no margin is large enough"
-                )
+                why = "it does not fit with its placement"
+                why = why if is_placed else "no margin is large enough"
                 self.left_out.append(Left(", ".join(family.key), why))
                 return
             if not self._has_time():
@@ -470,13 +454,9 @@ class Search:
         self, family: FamilyGrid, n_max: int, p_min: float, extra_mib: int
     ) -> Arm | None:
         arm = family.arm(n_max, p_min, self._probe_ubatch(family), family.fit_mib[0])
-        margin = self.limits.margin_for(arm, _PROBE_SDS)
-        if margin is None:
-            margin = family.fit_mib[-1]
-        wanted = family.margin_at_least(margin + extra_mib)
-        if wanted is None:
-            wanted = family.fit_mib[-1]
-        probe = arm.with_margin(wanted)
+        margin, most = self.limits.margin_for(arm, _PROBE_SDS), family.fit_mib[-1]
+        wanted = family.margin_at_least((most if margin is None else margin) + extra_mib)
+        probe = arm.with_margin(most if wanted is None else wanted)
         while self.limits.walled(probe) is not None:  # nothing is known of memory but such walls
             larger = family.margin_at_least(probe.fit_mib + _OOM_STEP_MIB)
             if larger is None:
@@ -734,8 +714,7 @@ class Search:
             self._is_fill_refused = True
             return None
         self.learner.refresh()
-        free = reading.vram_free_min_mib
-        return -reading.spill_mib if reading.has_spilled and reading.spill_mib else free
+        return free_mib(reading)
 
     def start(self, arm: Arm, purpose: str) -> Server:
         """A fresh process, warmed up; what the incumbent says of its context is what counts.
@@ -789,17 +768,9 @@ class Finalist:
 
     def __init__(self, search: Search, spare_s: Callable[[], float]) -> None:
         """`spare_s` says how much of the night the proof will not need."""
-        self._search = search
+        self._search, self._limits, self._night = search, search.limits, search.night
         self._spare_s = spare_s
         self.steps: list[MarginStep] = []
-
-    @property
-    def _limits(self) -> Limits:
-        return self._search.limits
-
-    @property
-    def _night(self) -> Night:
-        return self._search.night
 
     def prepare(self, leader: Arm) -> Arm | None:
         """The leader at the margin to deploy it with, its context filled once; None if it failed.
@@ -899,7 +870,7 @@ class Finalist:
                 short = max(short, _STEP_UP_MIB)  # nobody says how much more there was no room for
             larger = family.margin_at_least(arm.fit_mib + max(short, 1.0))
             return max(family.fit_mib[-1], arm.fit_mib) if larger is None else larger
-        if step.free_mib is None or not self._search.learner.memory(arm.family).is_binding:
+        if step.free_mib is None or not self._search.learner.memory_of(arm).is_binding:
             return None
         # Loads differ by a third of the headroom, and a challenge that one of its starts leaves short is lost: of 24 nights
         # of 2 h of 16G chat of the second world one or two, with a gain of 36 and 52 %.

@@ -264,7 +264,7 @@ class Meeting(Study):
 
 
 def learned(
-    one: Task, *, known: Mapping[tuple[str, str], Known] | None = None, tells_steps: bool = True
+    one: Task, *, known: Mapping[tuple[str, str], Known] = {}, tells_steps: bool = True
 ) -> Learner:
     """What a box knows that has measured what serves, and nothing else."""
     learner = Learner(one.workload, 131_072, known)

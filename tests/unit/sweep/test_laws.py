@@ -44,7 +44,7 @@ def test_a_draft_whose_beginning_is_right_is_known_to_go_on_to_be_right(
 ) -> None:
     law = fit_acceptance([drafter(*one) for one in [(2, 0.5), (3, 0.0), (3, 0.6), (8, 0.4)]], 1)
     truth = drafter(n_max, p_min)
-    _, (accepted,) = law.drafts(n_max, p_min).per_step(n_max)
+    (accepted,) = law.drafts(n_max, p_min).accepted.sum(axis=1)
     assert 1 + accepted == pytest.approx(1 + truth.accepted / truth.n_steps, rel=0.03)
 
 
@@ -54,7 +54,7 @@ def test_engines_that_draft_the_first_token_whatever_its_confidence_are_told_fro
 ) -> None:
     seen = [(1, 0.8), (2, 0.7), (4, 0.6), (8, 0.4)]
     law = fit_acceptance([drafter(*one, drafts_first=drafts_first) for one in seen], 1)
-    (drafted,), _ = law.drafts(1, 0.9).per_step(1)
+    (drafted,) = law.drafts(1, 0.9).drafted.sum(axis=1)
     assert drafted > 0.95 if drafts_first else drafted < 0.5
 
 
