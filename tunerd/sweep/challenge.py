@@ -10,6 +10,7 @@ its own.
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -103,31 +104,23 @@ class Ended(Exception):
         self.reason = reason
 
 
+@dataclass
 class Challenge:
-    """One candidate against the incumbent."""
+    """One candidate against the incumbent; it goes on from `pairs`, which must be all that it has (`carried`)."""
 
-    def __init__(
-        self,
-        night: Night,
-        limits: Limits,
-        policy: Policy,
-        incumbent: Arm,
-        candidate: Arm,
-        number: int,
-        pairs: Sequence[Pair] = (),
-    ) -> None:
-        """Goes on from `pairs`, which must be all that this challenge has (`carried`)."""
-        self._night = night
-        self._limits = limits
-        self._policy = policy
-        self._incumbent = incumbent
-        self._candidate = candidate
-        self._number = number
-        self._pairs = list(pairs)
-        self._n_carried = len(self._pairs)
-        self._starts_failed: dict[Arm, list[str]] = {incumbent: [], candidate: []}
-        self._deaths: dict[Arm, list[str]] = {incumbent: [], candidate: []}
-        self._alpha = challenge_alpha(policy.alpha, number)
+    night: Night
+    limits: Limits
+    policy: Policy
+    incumbent: Arm
+    candidate: Arm
+    number: int
+    pairs: list[Pair] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Count what was carried, and what fails from here on."""
+        self._n_carried = len(self.pairs)
+        self._starts_failed, self._deaths = Counter[Arm](), Counter[Arm]()
+        self._alpha = challenge_alpha(self.policy.alpha, self.number)
 
     def run(self) -> Result:
         """Pairs until there is a decision, the candidate fails, or time is up.
@@ -137,7 +130,7 @@ class Challenge:
         """
         try:
             is_decided = run_pairs(
-                self._night.workload, self._pairs,
+                self.night.workload, self.pairs,
                 goes_on=self._goes_on, has_time=self._has_time, measure=self._both,
             )  # fmt: skip
         except TimeUp:  # starts or answers took longer than any before
@@ -154,29 +147,27 @@ class Challenge:
     # Pairs
 
     def _goes_on(self) -> bool:
-        if len(self._pairs) > self._n_carried:
+        if len(self.pairs) > self._n_carried:
             self._check_memory()
         self._verdict = judge_challenge(
-            [pair.log_ratio for pair in self._pairs],
-            margin=self._policy.min_gain, alpha=self._alpha, max_pairs=self._policy.max_pairs,
+            [pair.log_ratio for pair in self.pairs],
+            margin=self.policy.min_gain, alpha=self._alpha, max_pairs=self.policy.max_pairs,
         )  # fmt: skip
         return self._verdict.standing is Step.GO_ON
 
     @property
     def _pair_s(self) -> float:
         """By what starts usually take: what takes longer is cut off by the requests' own limits."""
-        return sum(map(self._night.usual_process_s, (self._incumbent, self._candidate)))
+        return sum(map(self.night.usual_process_s, (self.incumbent, self.candidate)))
 
     def _has_time(self) -> bool:
-        return self._pair_s <= self._night.remaining_s
+        return self._pair_s <= self.night.remaining_s
 
     def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
-        block = self._night.block(f"v{self._number}.{number}")
+        block = self.night.block(f"v{self.number}.{number}")
         while True:
             found = {
-                side: self._measure(
-                    self._incumbent if side == A else self._candidate, block, number
-                )
+                side: self._measure(self.incumbent if side == A else self.candidate, block, number)
                 for side in order
             }
             # A pair may show that an engine finds no prefix; then its sides were not asked alike, which happens once.
@@ -188,24 +179,24 @@ class Challenge:
         failure = ""
         for _ in range(_RETRIES):
             try:
-                server = Server(self._night, arm, "verdict")
+                server = Server(self.night, arm, "verdict")
                 server.warm_up()
-                found = server.block(block, exact=True, pair=(self._number, number))
+                found = server.block(block, exact=True, pair=(self.number, number))
             except CannotStart as failed:
                 failure = failed.failure
-                self._starts_failed[arm].append(failure)
+                self._starts_failed[arm] += 1
             except ServerDied as died:
                 failure = died.kind or "crash"
-                self._deaths[arm].append(failure)
+                self._deaths[arm] += 1
             else:
-                readings = [found.get(text) for text in range(len(self._night.workload.classes))]
+                readings = [found.get(text) for text in range(len(self.night.workload.classes))]
                 whole = [one for one in readings if one is not None and one.turn_ms is not None]
                 if len(whole) == len(readings):
                     return whole, frozenset(server.in_parts)
                 failure = "a class got no answer"
-            if arm == self._candidate and (failure == "oom" or self._is_unreliable):
+            if arm == self.candidate and (failure == "oom" or self._is_unreliable):
                 break
-        if arm == self._incumbent:
+        if arm == self.incumbent:
             raise Ended("open", f"the incumbent could not be measured: {failure}")
         raise Ended("failed", f"the candidate failed while it was compared: {failure}")
 
@@ -213,66 +204,59 @@ class Challenge:
     def _is_unreliable(self) -> bool:
         """Whether the candidate fails where what serves does not."""
         starts, deaths = (
-            len(by_arm[self._candidate]) - len(by_arm[self._incumbent])
+            by_arm[self.candidate] - by_arm[self.incumbent]
             for by_arm in (self._starts_failed, self._deaths)
         )
         return fails_more(starts, deaths)
 
     def _check_memory(self) -> None:
         """A candidate whose starts leave less than its filled context did is too tight."""
-        self._night.learner.refresh()
-        headroom = self._limits.headroom(self._candidate)
+        self.night.learner.refresh()
+        headroom = self.limits.headroom(self.candidate)
         if headroom is None:
             return
-        if not self._limits.is_safe(self._candidate) or (
-            headroom.free_mib < self._limits.headroom_mib
-        ):
-            raise Ended(
-                "failed",
-                f"only {headroom.free_mib:.0f} MiB stay free with the context full, of the required "
-                f"{self._limits.headroom_mib:.0f}",
-            )
+        wanted_mib = self.limits.headroom_mib
+        if not self.limits.is_safe(self.candidate) or headroom.free_mib < wanted_mib:
+            text = f"only {headroom.free_mib:.0f} MiB stay free with the context full"
+            raise Ended("failed", f"{text}, of the required {wanted_mib:.0f}")
 
     # Decisions
 
     def _gates(self) -> str | None:
         """Which limit the measured pairs break, if any."""
-        times = (mean_ms(self._pairs, side, part) for part in ("turn", "prefill") for side in SIDES)
-        broken = worse(*times, deepest=self._night.workload.deepest, policy=self._policy)
-        return (
-            broken
-            or self._limits.shrinks(self._candidate)
-            or self._limits.breaks_tools(self._candidate)
-        )
+        times = (mean_ms(self.pairs, side, part) for part in ("turn", "prefill") for side in SIDES)
+        broken = worse(*times, deepest=self.night.workload.deepest, policy=self.policy)
+        limits, arm = self.limits, self.candidate
+        return broken or limits.shrinks(arm) or limits.breaks_tools(arm)
 
     @property
     def _too_little(self) -> str:
-        return f"the pairs do not support a gain of more than {self._policy.min_gain:.1%}"
+        return f"the pairs do not support a gain of more than {self.policy.min_gain:.1%}"
 
     def _what_it_takes(self) -> str:
         verdict = self._verdict
         return (
-            f"the budget ended after {counted(len(self._pairs), 'pair')}, with evidence of "
+            f"the budget ended after {counted(len(self.pairs), 'pair')}, with evidence of "
             f"{verdict.e_value:.3g} where {verdict.needed:.0f} is needed (by betting {verdict.betting_e_value:.3g} of "
             f"{verdict.betting_needed:.0f}); one more pair takes about {self._pair_s:.0f} s"
         )
 
     def _result(self, outcome: str, *reasons: str) -> Result:
-        by_kind = []
-        for at, one in enumerate(self._night.workload.classes):
-            ratios = [math.log(class_ms(p.a)[at] / class_ms(p.b)[at]) for p in self._pairs]
-            gain = gain_of(ratios)
-            if gain is not None:
-                by_kind.append(KindGain(one.kind, gain))
+        times = [(class_ms(pair.a), class_ms(pair.b)) for pair in self.pairs]
+        by_kind = [
+            KindGain(one.kind, gain)
+            for at, one in enumerate(self.night.workload.classes)
+            if (gain := gain_of([math.log(a[at] / b[at]) for a, b in times])) is not None
+        ]
         return Result(
-            candidate=self._candidate,
-            number=self._number,
+            candidate=self.candidate,
+            number=self.number,
             outcome=outcome,
             reasons=reasons,
             decision=self._verdict,
-            gain=gain_of([pair.log_ratio for pair in self._pairs]),
+            gain=gain_of([pair.log_ratio for pair in self.pairs]),
             by_kind=tuple(by_kind),
-            pairs=tuple(self._pairs),
+            pairs=tuple(self.pairs),
             n_carried=self._n_carried,
         )
 
@@ -344,20 +328,18 @@ def _attempts(
     kept, known = incumbent.canonical(), list(history)
     proving = {sample.process for sample in known if sample.pair is not None}
     observed = Observations(workload)
-    of_block: dict[tuple[str, int], list[tuple[Sample, Answer | None]]] = {}
+    of_block: dict[tuple[str, int], list[tuple[Sample, Answer | None]]] = defaultdict(list)
     for sample in known:
         if sample.process in proving:
             observed.add(sample)
         if sample.event == REQUEST and sample.pair is not None:
             told = sample, _counted(observed, sample)
-            of_block.setdefault((sample.block, sample.pair[0]), []).append(told)
-    found: dict[tuple[Arm, int], list[_Attempt]] = {}
+            of_block[sample.block, sample.pair[0]].append(told)
+    found: dict[tuple[Arm, int], list[_Attempt]] = defaultdict(list)
     for (_, number), block in of_block.items():
-        arms = {sample.arm.canonical() for sample, _ in block}
-        if len(arms - {kept}) != 1:
-            continue
-        candidate = next(iter(arms - {kept}))
-        found.setdefault((candidate, number), []).append(_attempt(block))
+        challenging = {sample.arm.canonical() for sample, _ in block} - {kept}
+        if len(challenging) == 1:
+            found[challenging.pop(), number].append(_attempt(block))
     return found
 
 

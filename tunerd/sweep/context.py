@@ -8,21 +8,14 @@ challenge, whose other side is computed from the same prompts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from tunerd.measure.pairs import (
-    A,
-    B,
-    PairBlock,
-    Side,
-    Turn,
-)
-from tunerd.profile.arm import Arm, Policy, Reading, ServerDied
+from tunerd.measure.pairs import A, B, PairBlock, Side, Turn
+from tunerd.profile.arm import Arm, Reading, ServerDied
 from tunerd.profile.workload import RequestClass
 from tunerd.sweep.challenge import Challenge, Ended, Result, block_of
-from tunerd.sweep.limits import Limits
-from tunerd.sweep.night import CannotStart, Night, TimeUp
+from tunerd.sweep.night import CannotStart, TimeUp
 from tunerd.sweep.search import Search
 from tunerd.sweep.space import FamilyGrid
 from tunerd.words import all_known, counted
@@ -53,29 +46,25 @@ def _token_ms(reading: Reading) -> float | None:
     return reading.predicted_ms / n_decoded if reading.predicted_ms and n_decoded > 0 else None
 
 
+@dataclass
 class Floor(Challenge):
-    """An arm against a speed: the other side reads the same prompts as fast, and decodes at just that speed."""
+    """An arm against a speed: the other side reads the same prompts as fast, and decodes at just that speed.
 
-    def __init__(
-        self, night: Night, limits: Limits, policy: Policy, candidate: Arm, number: int
-    ) -> None:
-        nobody = replace(candidate, engine="")  # whatever fails is the candidate's
-        super().__init__(night, limits, policy, nobody, candidate, number)
-        self._speeds: list[float] = []  # of its starts
+    Its incumbent is nobody: whatever fails is the candidate's.
+    """
+
+    _speeds: list[float] = field(default_factory=list)  # of its starts
 
     @property
     def _pair_s(self) -> float:
-        return self._night.usual_process_s(self._candidate)
+        return self.night.usual_process_s(self.candidate)
 
     def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
         del order  # one side alone is measured
-        block = self._night.block(f"v{self._number}.{number}")
-        readings, _ = self._measure(self._candidate, block, number)
-        classes, wanted_ms = (
-            self._night.workload.classes,
-            1000 / (self._policy.at_least_tok_s or 1.0),
-        )
-        token_ms = all_known(map(_token_ms, readings))
+        block = self.night.block(f"v{self.number}.{number}")
+        readings, _ = self._measure(self.candidate, block, number)
+        classes, wanted_tok_s = self.night.workload.classes, self.policy.at_least_tok_s or 1.0
+        wanted_ms, token_ms = 1000 / wanted_tok_s, all_known(map(_token_ms, readings))
         if not token_ms:
             raise Ended("failed", _UNTOLD)
         self._speeds.append(_speed_tok_s(classes, token_ms))
@@ -95,7 +84,7 @@ class Floor(Challenge):
         return f"its starts do not show that it holds the speed: {self._told}"
 
     def _gates(self) -> str | None:
-        return self._limits.shrinks(self._candidate) or self._limits.breaks_tools(self._candidate)
+        return self.limits.shrinks(self.candidate) or self.limits.breaks_tools(self.candidate)
 
     def run(self) -> Result:
         """Starts until it is sure that it holds the speed, or that it cannot be shown.
@@ -255,11 +244,8 @@ class Widest:
             search.learner.refresh()
         search.learn_usual_tools()
         if not limits.is_output_proven(arm):
-            return _Seen(
-                arm,
-                speed,
-                limits.breaks_tools(arm) or "it was not shown to keep tool calls intact",
-            )
+            why = limits.breaks_tools(arm) or "it was not shown to keep tool calls intact"
+            return _Seen(arm, speed, why)
         if full is None and limits.knows_memory:
             return _Seen(arm, speed, "its context could not be filled")
         return self._with_room(arm, speed, None if full is None else _token_ms(full))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
@@ -80,28 +81,24 @@ class Block:
     order: tuple[int, ...]
 
 
+@dataclass
 class Night:
     """The state that a sweep carries from one step to the next."""
 
-    def __init__(
-        self,
-        box: Box,
-        workload: Workload,
-        learner: Learner,
-        budget_s: float,
-        rng: np.random.Generator,
-        on_sample: Callable[[Sample], object] | None,
-    ) -> None:
-        self.box = box
-        self.workload = workload
-        self.learner = learner
-        self.rng = rng
+    box: Box
+    workload: Workload
+    learner: Learner
+    budget_s: float
+    rng: np.random.Generator
+    on_sample: Callable[[Sample], object] | None
+
+    def __post_init__(self) -> None:
+        """It begins now, and nothing was seen."""
         self.samples: list[Sample] = []
         self.restarts = 0
         self.path: list[PathPoint] = []
         self.spent_s: dict[str, float] = defaultdict(float)
         self._taken_s: dict[tuple[str, str], list[float]] = defaultdict(list)
-        self.failures: dict[Arm, list[str]] = defaultdict(list)
         # Engines that read a shared prefix anew each time, and whether of several requests at once.
         self.broken_caches: set[tuple[str, bool]] = set()
         # Whether an engine was seen to find such a prefix without reading it: then all are asked for whole prompts, so
@@ -109,17 +106,14 @@ class Night:
         self.reads_whole = False
         # Whether engines tell their verification steps, of those that drafted.
         self._tell_steps: dict[str, bool] = {}
-        self._on_sample = on_sample
-        self._clock = box.now
-        self._begin = self._clock()
-        self.budget_s = budget_s
+        self._clock = self.box.now
+        self._begin = self.now_s
         self._tag = self._new_tag()
         self._blocks: dict[str, Block] = {}
-        self._n_prompts = 0
-        self._n_processes = 0
+        self._prompts, self._processes = itertools.count(1), itertools.count()
         self._loads: dict[str, list[float]] = defaultdict(list)
         self._longest_failure_s = 0.0
-        self._unseen_load_s: float = getattr(box, "expected_load_s", None) or _LOAD_S
+        self._unseen_load_s: float = getattr(self.box, "expected_load_s", None) or _LOAD_S
         self._booted: set[Arm] = set()
         self._asked: list[tuple[Arm, float, bool]] = []
         self._prompt_tok_s: list[float] = []
@@ -139,9 +133,8 @@ class Night:
 
     def load_s(self, arm: Arm) -> float:
         """Time that a start of this arm may take."""
-        loads = self._loads.get(arm.engine) or [
-            1.5 * seconds for known in self._loads.values() for seconds in known
-        ]
+        others = (1.5 * seconds for known in self._loads.values() for seconds in known)
+        loads = self._loads.get(arm.engine) or list(others)
         expected = _LOAD_SLACK * max(loads[-_RECENT:]) if loads else self._unseen_load_s
         if arm.canonical() not in self._booted:
             expected = max(expected, self._longest_failure_s)
@@ -152,38 +145,36 @@ class Night:
         expected = self.learner.request_ms(arm, request)
         if expected is not None:
             return _REQUEST_SLACK * expected / 1000 + 0.5
-        slow = request.new_tokens / min(
-            self._prompt_tok_s or [_SLOW_PROMPT_TOK_S]
-        ) + request.n_predict / min(self._decode_tok_s or [_SLOW_DECODE_TOK_S])
-        return _REQUEST_SLACK * slow * math.sqrt(max(request.concurrency, 1))
+        prompt_s = request.new_tokens / min(self._prompt_tok_s or [_SLOW_PROMPT_TOK_S])
+        decode_s = request.n_predict / min(self._decode_tok_s or [_SLOW_DECODE_TOK_S])
+        return _REQUEST_SLACK * (prompt_s + decode_s) * math.sqrt(max(request.concurrency, 1))
 
     def usual_request_s(self, arm: Arm, request: Request) -> float:
         """What a request will take, as far as one can tell."""
         return self.request_s(arm, request) / _REQUEST_SLACK
 
+    def _requests(self, arm: Arm, *, exact: bool) -> list[Request]:
+        """One of each class."""
+        return [self.request(arm, one, "", exact=exact) for one in self.workload.classes]
+
     def block_s(self, arm: Arm, *, exact: bool) -> float:
         """Time of one block of every class."""
-        return sum(
-            self.request_s(arm, self.request(arm, one, "", exact=exact))
-            for one in self.workload.classes
-        )
+        return sum(self.request_s(arm, one) for one in self._requests(arm, exact=exact))
 
     def prefix_s(self, arm: Arm, *, exact: bool) -> float:
         """Time in which a process first reads the prefixes of its classes."""
         if (arm.engine, False) in self.broken_caches:
             return 0.0
-        requests = [self.request(arm, one, "", exact=exact) for one in self.workload.classes]
-        lengths = {request.cached_tokens for request in requests if request.is_warm}
+        asked = self._requests(arm, exact=exact)
+        lengths = {one.cached_tokens for one in asked if one.is_warm}
         return sum(self.request_s(arm, Request("", "", 0, n_tokens, 1)) for n_tokens in lengths)
 
     def reading_share(self, arm: Arm) -> float:
         """Of the time of what a process is asked while searching, the share in which prompts are read."""
-        asked = [self.request(arm, one, "", exact=False) for one in self.workload.classes]
-        whole_s = self.prefix_s(arm, exact=False) + sum(self.request_s(arm, one) for one in asked)
-        prompts = [replace(one, n_predict=1) for one in asked]
+        whole_s = self.prefix_s(arm, exact=False) + self.block_s(arm, exact=False)
         answers_s = sum(
-            self.request_s(arm, one) - self.request_s(arm, prompt)
-            for one, prompt in zip(asked, prompts, strict=True)
+            self.request_s(arm, one) - self.request_s(arm, replace(one, n_predict=1))
+            for one in self._requests(arm, exact=False)
         )
         return 1.0 - answers_s / whole_s
 
@@ -198,9 +189,8 @@ class Night:
 
     def start_s(self, arm: Arm) -> float:
         """Time that a start and its warm-up may take."""
-        return self.load_s(arm) + max(
-            _WARM_UP_S, self.usual_s(arm, observations.WARM_UP, _WARM_UP_S)
-        )
+        warm_up_s = self.usual_s(arm, observations.WARM_UP, _WARM_UP_S)
+        return self.load_s(arm) + max(_WARM_UP_S, warm_up_s)
 
     def usual_start_s(self, arm: Arm) -> float:
         """What a start and its warm-up take, as far as one can tell."""
@@ -266,8 +256,7 @@ class Night:
             return None
         if (arm.engine, False) in self.broken_caches:
             return None
-        total = one.cached_tokens + one.new_tokens
-        classes = self.workload.classes
+        total, classes = one.cached_tokens + one.new_tokens, self.workload.classes
         shared = max((c.cached_tokens for c in classes if c.cached_tokens < total), default=0)
         if total - shared < _LONG_PROMPT_TOKENS and not one.cached_tokens:
             # Which engine it is does not matter in a proof: both sides of a pair are asked alike.
@@ -288,8 +277,7 @@ class Night:
 
     def new_prompt(self) -> str:
         """Name of a prompt that nothing has seen."""
-        self._n_prompts += 1
-        return f"{self._tag}-{self._n_prompts}"
+        return f"{self._tag}-{next(self._prompts)}"
 
     def block(self, name: str) -> Block:
         """The block of that name; made when first asked for."""
@@ -305,13 +293,11 @@ class Night:
 
     def next_process(self) -> tuple[str, int]:
         """Name and number of the next process."""
-        number = self._n_processes
-        self._n_processes += 1
+        number = next(self._processes)
         return f"{self._tag}/{number}", number
 
-    def recall(self, history: Iterable[Sample]) -> None:
+    def recall(self, known: Sequence[Sample]) -> None:
         """Learns from samples of earlier nights, or of this one before it was cut."""
-        known = list(history)
         taken = {sample.process.partition("/")[0] for sample in known}
         while self._tag in taken:  # the same seed as before: its texts and processes have names
             self._tag = self._new_tag()
@@ -350,7 +336,6 @@ class Night:
             self._loads[arm.engine].append(seconds)
             self._booted.add(arm.canonical())
         else:
-            self.failures[arm.canonical()].append(failure)
             self._longest_failure_s = max(self._longest_failure_s, seconds)
         self._file(sample)
         return sample
@@ -379,8 +364,6 @@ class Night:
         self._note_taken(sample)
         self._note_rates(sample.reading)
         self._note_steps(sample)
-        if failure and failure != "refused":
-            self.failures[arm.canonical()].append(failure)
         self._file(sample)
         return sample
 
@@ -405,16 +388,15 @@ class Night:
     def _file(self, sample: Sample) -> None:
         self.samples.append(sample)
         self.learner.add([sample])
-        if self._on_sample is not None:
-            self._on_sample(sample)
+        if self.on_sample is not None:
+            self.on_sample(sample)
 
     # What would be recommended
 
     def recommend(self, arm: Arm) -> None:
         """Notes what a night that ended now would recommend."""
-        point = PathPoint(self.elapsed_s, self.restarts, arm)
         if not self.path or self.path[-1].arm != arm:
-            self.path.append(point)
+            self.path.append(PathPoint(self.elapsed_s, self.restarts, arm))
 
     @property
     def now_s(self) -> float:

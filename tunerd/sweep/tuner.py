@@ -16,7 +16,6 @@ from tunerd.measure.pairs import (
     LEAST_NAMED,
     SIDES,
     Gain,
-    Pair,
     Step,
     challenge_alpha,
     judge_challenge,
@@ -317,11 +316,7 @@ class _Sweep:
         for one in tuple(self._cut_short):
             has_won = not one.is_earlier and self._standing(one) is Step.PROMOTE
             if has_won and one in self._cut_short and self._is_sound(one.candidate):
-                result = self._challenge(one.candidate)  # its pairs have decided already
-                if result.outcome == PROMOTE:
-                    self._crown(result)
-                else:
-                    self._learn_from(result)
+                self._settle(self._challenge(one.candidate))  # its pairs have decided already
                 return
 
     def _standing(self, one: Carried) -> Step:
@@ -410,10 +405,7 @@ class _Sweep:
             result = self._challenge(finalist)
             if result.outcome == "open":
                 return INCONCLUSIVE, list(result.reasons)
-            if result.outcome == PROMOTE:
-                self._crown(result)
-            else:
-                self._learn_from(result)
+            self._settle(result)
         return self._nothing_better(f"all {_CHALLENGES} challenges were used")
 
     def _widest(self, wanted_tok_s: float) -> tuple[str, list[str]]:
@@ -437,7 +429,8 @@ class _Sweep:
         self.night.recommend(arm)
         policy = replace(self.policy, min_gain=0.0)
         number, self._next_challenge = self._next_challenge, self._next_challenge + 1
-        result = Floor(self.night, self.limits, policy, arm, number).run()
+        nobody = replace(arm, engine="")
+        result = Floor(self.night, self.limits, policy, nobody, arm, number).run()
         serves = result.outcome == PROMOTE and arm == self.incumbent
         self.challenges.append(replace(result, outcome=KEEP) if serves else result)
         if result.outcome == PROMOTE and not serves:
@@ -453,11 +446,15 @@ class _Sweep:
     def _pair_s(self, candidate: Arm) -> float:
         return sum(self.night.usual_process_s(one) for one in (self.incumbent, candidate))
 
-    def _crown(self, result: Result) -> None:
-        """The winner is what the next one has to beat; limits stay those of what serves."""
-        self._won.append(result)
-        self.incumbent = self.search.incumbent = result.candidate
-        self._recall_challenges()
+    def _settle(self, result: Result) -> None:
+        """A winner is what the next one has to beat, where limits stay those of what serves; what lost is out."""
+        if result.outcome == PROMOTE:
+            self._won.append(result)
+            self.incumbent = self.search.incumbent = result.candidate
+            self._recall_challenges()
+        else:
+            failed = result.outcome == "failed"
+            self.limits.reject(result.candidate, result.reasons[0] if failed else _NOT_FASTER)
 
     def _give_up(self) -> list[str]:
         """Winners that failed, or turned out short of memory, after they had won; why, in words."""
@@ -475,11 +472,8 @@ class _Sweep:
         if self._contexts is None or winner.context_size >= self.given.context_size:
             return None
         problem = self._contexts.not_shown(self.given)
-        return (
-            None
-            if problem is None
-            else f"what serves has more context, and may hold the speed: {problem}"
-        )
+        why = f"what serves has more context, and may hold the speed: {problem}"
+        return None if problem is None else why
 
     def _call_off(self, result: Result, why: str) -> Result:
         """A challenge that was won, as one that was not."""
@@ -509,40 +503,33 @@ class _Sweep:
         if leader is None or self._gain() < self.policy.min_gain:
             return None
         wanted = without_margin(leader.arm)
-        for one in self._cut_short:
-            arm = one.candidate
-            if without_margin(arm) == wanted and self._is_sound(arm):
-                return arm
-        return None
+        same = (one.candidate for one in self._cut_short if without_margin(one.candidate) == wanted)
+        return next(filter(self._is_sound, same), None)
 
     def _finalist(self, leader: Arm) -> Arm | None:
-        return Finalist(self.search, lambda: self._spare_s(leader)).prepare(leader)
+        """At the margin to deploy it with, in what is left of the night beside the pairs that will decide."""
+        finalist = Finalist(self.search, lambda: self.night.remaining_s - self._pairs_s(leader))
+        return finalist.prepare(leader)
 
     def _challenge(self, candidate: Arm) -> Result:
         before = next(
             (one for one in self._cut_short if one.candidate == candidate.canonical()), None
         )
         if before is None:
-            number, pairs = self._next_challenge, tuple[Pair, ...]()
+            before = Carried(candidate, self._next_challenge, (), is_earlier=False)
             self._next_challenge += 1
         else:
-            number, pairs = before.number, before.pairs
             self._cut_short.remove(before)
-        challenge = Challenge(
+        number, pairs = before.number, list(before.pairs)
+        result = Challenge(
             self.night, self.limits, self.policy, self.incumbent, candidate, number, pairs
-        )
-        result = challenge.run()
+        ).run()
         self.challenges.append(result)
         broken = self._worse_than_what_serves(result) if result.outcome == PROMOTE else None
         if broken is not None:
             result = self._call_off(result, broken)
         self.learner.refresh()
         return result
-
-    def _learn_from(self, result: Result) -> None:
-        """An arm that lost is out."""
-        failed = result.outcome == "failed"
-        self.limits.reject(result.candidate, result.reasons[0] if failed else _NOT_FASTER)
 
     def _nothing_to_compare_with(self) -> str:
         """Why there is no measurement of what serves."""
@@ -589,10 +576,6 @@ class _Sweep:
         alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
         pairs = pairs_needed(gain, _PAIR_SD, margin=self.policy.min_gain, alpha=alpha)
         return min(max(pairs, LEAST_NAMED), self.policy.max_pairs)
-
-    def _spare_s(self, candidate: Arm) -> float:
-        """What is left of the night beside the pairs that will decide."""
-        return self.night.remaining_s - self._pairs_s(candidate)
 
     def _reserve_s(self) -> float:
         """Time that finalist and verdict will take, with a pair to spare, as far as one can tell.
@@ -677,27 +660,24 @@ class _Sweep:
     def _arm_reports(self) -> tuple[ArmReport, ...]:
         arms = self.learner.measured()
         log_turn, _ = self.learner.predictions(arms)
-        measured: dict[Arm, list[float]] = {}
+        measured: dict[Arm, list[float]] = defaultdict(list)
         for one in self.learner.observed:
-            measured.setdefault(one.arm.canonical(), []).append(one.log_turn)
-        found = []
-        for arm, belief, predicted in zip(
-            arms, self.learner.beliefs(arms), log_turn.tolist(), strict=True
-        ):
-            times = measured.get(arm, [])
-            headroom = self.limits.headroom(arm)
-            found.append(
-                ArmReport(
-                    arm=arm,
-                    n_processes=self.learner.n_processes(arm),
-                    measured_s=_seconds(sum(times) / len(times)) if times else None,
-                    predicted_s=_seconds(predicted) if math.isfinite(predicted) else None,
-                    believed_s=None if belief is None else _seconds(belief.mean),
-                    believed_sd=None if belief is None else round(belief.sd, 4),
-                    headroom_mib=None if headroom is None else round(headroom.free_mib, 0),
-                    reason=self._why_not(arm),
-                )
+            measured[one.arm.canonical()].append(one.log_turn)
+        rows = zip(arms, self.learner.beliefs(arms), log_turn.tolist(), strict=True)
+        found = [
+            ArmReport(
+                arm=arm,
+                n_processes=self.learner.n_processes(arm),
+                measured_s=_seconds(fmean(measured[arm])) if measured[arm] else None,
+                predicted_s=_seconds(predicted) if math.isfinite(predicted) else None,
+                believed_s=None if belief is None else _seconds(belief.mean),
+                believed_sd=None if belief is None else round(belief.sd, 4),
+                headroom_mib=None if headroom is None else round(headroom.free_mib, 0),
+                reason=self._why_not(arm),
             )
+            for arm, belief, predicted in rows
+            for headroom in [self.limits.headroom(arm)]
+        ]
         found.sort(key=lambda one: math.inf if one.believed_s is None else one.believed_s)
         return tuple(found)
 

@@ -251,7 +251,8 @@ def test_a_proof_of_a_speed_takes_the_time_of_its_starts_and_not_of_another_side
     start_s = search.night.usual_process_s(one.incumbent)
     box.sleep(search.night.remaining_s - 4.5 * start_s)
     policy = Policy(at_least_tok_s=0.8 * here.truly_tok_s(SERVED), min_gain=0.0)
-    result = Floor(search.night, search.limits, policy, one.incumbent, 1).run()
+    nobody = replace(one.incumbent, engine="")
+    result = Floor(search.night, search.limits, policy, nobody, one.incumbent, 1).run()
     assert (result.outcome, len(result.pairs)) == ("promote", 4), result.reasons
     speed, told = result.reasons[0].split(" ", 1)
     assert float(speed) == pytest.approx(here.truly_tok_s(SERVED), rel=0.05)
