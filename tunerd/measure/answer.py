@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tunerd.engine.log import Tally
+from tunerd.words import ratio
 
 # Up to the last second of the year 9999, which is the last that can be shown as a date.
 Seconds = Annotated[float, Field(ge=-253_402_300_799, le=253_402_300_799)]
@@ -94,10 +95,7 @@ class Timings:
     @property
     def step_ms(self) -> float | None:
         """Mean time of a verification pass."""
-        steps = self.steps
-        if not steps or self.predicted_ms is None:
-            return None
-        return self.predicted_ms / steps
+        return ratio(self.predicted_ms, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +282,11 @@ def summarise(samples: Sequence[Sample]) -> Summary:
         n_predicted=_total(timings, "predicted_n"),
         n_drafted=drafted,
         n_accepted=accepted,
-        acceptance_ratio=accepted / drafted if drafted and accepted is not None else None,
+        acceptance_ratio=ratio(accepted, drafted),
         tokens_per_step=_tokens_per_step(usable),
         acceptance_by_position=_by_position(timings),
         # Energy for reading prompts included.
-        joules_per_token=sum(joules for joules, _ in energies) / sum(n for _, n in energies)
-        if energies
-        else None,
+        joules_per_token=ratio(sum(joules for joules, _ in energies), sum(n for _, n in energies)),
         n_energy=len(energies),
     )
 
@@ -583,9 +579,7 @@ class _Collected:
         if min(times) < _LEAST_OF_STEP * statistics.median(times):
             return None
         missing = n_predicted - 1 - sum(1 + accepted for _, _, accepted in found)
-        if (
-            missing < 0
-        ):  # its end lay within the last draft: accepted behind it is no part of the answer
+        if missing < 0:  # its end lay within the last draft: what is behind it is no part of it
             missing = min(missing + found[-1][2], 0)
         return tuple(found) if abs(missing) <= _MOST_MERGED * len(found) + 1 else None
 
@@ -650,9 +644,8 @@ def _n_cached(found: _Collected, timings: Timings | None) -> int | None:
 
 def _mappings(value: object) -> Iterator[Mapping[str, Any]]:
     """The objects of a list, if it is one."""
-    return (
-        (one for one in value if isinstance(one, Mapping)) if isinstance(value, list) else iter(())
-    )
+    found = value if isinstance(value, list) else ()
+    return (one for one in found if isinstance(one, Mapping))
 
 
 # The server's own counters, from the text of its `/metrics`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ def mtp_table(samples: Sequence[Sample]) -> dict[str, Any]:
     by_kind = {kind: _of_case(samples, kind) for kind in MTP_KINDS}
     measured = [s for found in by_kind.values() for s in found]
     whole = summarise(measured)
-    speeds = [summarise(found).decode.tok_s for found in by_kind.values() if found]
+    speeds = all_known(summarise(found).decode.tok_s for found in by_kind.values() if found)
     return {
         "n_requests": whole.n,
         "predicted": _predicted(measured),
@@ -55,7 +55,7 @@ def mtp_table(samples: Sequence[Sample]) -> dict[str, Any]:
         "accepted": whole.n_accepted,
         "acceptance_ratio": whole.acceptance_ratio,
         "tok_s": whole.decode.tok_s,
-        "mean_tok_s": _mean(speeds),
+        "mean_tok_s": statistics.mean(speeds) if speeds else None,
         "wall_s": _wall_s(by_kind),
         "missing": missing_kinds(measured),
         "joules_per_token": whole.joules_per_token,
@@ -76,18 +76,11 @@ def _predicted(samples: Sequence[Sample]) -> int | None:
 
 def _wall_s(by_kind: Mapping[str, Sequence[Sample]]) -> float | None:
     """One round through all kinds; None where one of them has no usable request."""
-    walls = []
-    for samples in by_kind.values():
-        found = [s.client.wall_ms for s in samples if s.is_usable and s.client is not None]
-        if not found:
-            return None
-        walls.append(statistics.mean(found))
-    return sum(walls) / 1000
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = all_known(values)
-    return statistics.mean(known) if known else None
+    walls = [
+        [one.client.wall_ms for one in samples if one.is_usable and one.client is not None]
+        for samples in by_kind.values()
+    ]
+    return sum(map(statistics.mean, walls)) / 1000 if all(walls) else None
 
 
 _Figure = tuple[str, float | None, float | None, str]
@@ -202,20 +195,17 @@ def judge_depth(samples: Sequence[Sample], *, planned_free_mib: int | None = Non
         samples: The samples of the suite, shallow first.
         planned_free_mib: VRAM that the estimate leaves free with a full context; None if unknown.
     """
-    rows = [(depth, s) for s in samples if (depth := number(s.details, "depth")) is not None]
-    good = [(depth, s) for depth, s in rows if s.is_usable]
+    rows = ((number(one.details, "depth"), one) for one in samples if one.is_usable)
+    good = [(depth, one) for depth, one in rows if depth is not None]
     failed = next((s for s in samples if s.problem is not None), None)
     free = [s.vram_free_min_mib for _, s in good if s.vram_free_min_mib is not None]
     spill, why = _spill(good, planned_free_mib)
-    failed_at = number(failed.details, "wanted_depth") if failed is not None else None
-    if failed is not None:
-        why = failed.problem or why
     return Depth(
         filled_tokens=max((depth for depth, _ in good), default=None),
         spill_tokens=spill,
-        failed_tokens=failed_at,
+        failed_tokens=None if failed is None else number(failed.details, "wanted_depth"),
         least_free_mib=min(free, default=None),
-        why=why,
+        why=why if failed is None else failed.problem or why,
     )
 
 
@@ -224,13 +214,12 @@ def _spill(
 ) -> tuple[float | None, str]:
     points: list[tuple[float, float]] = []
     for depth, sample in good:
-        free, token_ms = sample.vram_free_min_mib, _token_ms(sample)
-        if (
-            free is not None
-            and planned_free_mib is not None
-            and planned_free_mib - free > _ABOVE_PLAN_MIB
-        ):
-            return depth, f"{planned_free_mib - free} MiB more VRAM in use than planned"
+        free, timings = sample.vram_free_min_mib, sample.timings
+        # Of a verification pass: it does not move with the luck of the drafts.
+        token_ms = None if timings is None else timings.step_ms
+        more_mib = 0 if free is None or planned_free_mib is None else planned_free_mib - free
+        if more_mib > _ABOVE_PLAN_MIB:
+            return depth, f"{more_mib} MiB more VRAM in use than planned"
         if token_ms is None:
             continue
         expected = _line_at(points, depth)
@@ -242,20 +231,14 @@ def _spill(
     return None, "no sign of a spill" if good else "nothing was answered"
 
 
-def _token_ms(sample: Sample) -> float | None:
-    """Time of a verification pass: it does not move with the luck of the drafts."""
-    return sample.timings.step_ms if sample.timings is not None else None
-
-
 def _line_at(points: Sequence[tuple[float, float]], depth: float) -> float | None:
     """What the depths before let expect: their straight line, never falling."""
     if len(points) < _LEAST_POINTS:
         return None
-    n = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
-    return mean_y + max(slope, 0.0) * (depth - mean_x)
+    depths, times = zip(*points, strict=True)
+    is_one = len(set(depths)) == 1
+    slope = 0.0 if is_one else statistics.linear_regression(depths, times).slope
+    return statistics.fmean(times) + max(slope, 0.0) * (depth - statistics.fmean(depths))
 
 
 # Whether a server finds again what it has read before.
@@ -301,9 +284,8 @@ def _judge(case: str, samples: Sequence[Sample], cold_ms: float | None) -> Reuse
     if ratio >= wanted:
         return Reuse(case, True, ratio, time_ratio, f"works: {ratio:.0%} of the prompt is reused")
     if ratio <= _SOME_RATIO:
-        return Reuse(
-            case, False, ratio, time_ratio, "does not work: the whole prompt is read again"
-        )
+        text = "does not work: the whole prompt is read again"
+        return Reuse(case, False, ratio, time_ratio, text)
     return Reuse(case, None, ratio, time_ratio, f"works in part: {ratio:.0%} is reused")
 
 
@@ -394,13 +376,9 @@ def _mix(arm: str, turns: Sequence[TurnTime]) -> TurnTime:
 
 
 def _expected(turns: Sequence[TurnTime], name: str) -> float | None:
-    total = 0.0
-    for one in turns:
-        value = getattr(one, name)
-        if value is None:
-            return None
-        total += (one.weight or 0.0) * value
-    return total
+    known = all_known(getattr(one, name) for one in turns)
+    both = zip(turns, known, strict=False)  # none where one is missing
+    return sum((one.weight or 0.0) * value for one, value in both) if known else None
 
 
 def _parts(samples: Sequence[Sample]) -> Parts | None:
@@ -408,13 +386,10 @@ def _parts(samples: Sequence[Sample]) -> Parts | None:
     for split in (_by_server, _by_client):
         known = all_known(split(one) for one in usable)
         if known:
-            waiting = all_known(one.waiting_s for one in known)
-            return Parts(
-                statistics.fmean(one.whole_s for one in known),
-                statistics.fmean(one.prefill_s for one in known),
-                statistics.fmean(one.generation_s for one in known),
-                statistics.fmean(waiting) if waiting else None,
-            )
+            mean, columns = statistics.fmean, zip(*map(astuple, known), strict=True)
+            whole, prefill, generation, waiting = map(all_known, columns)
+            rest = mean(waiting) if waiting else None
+            return Parts(mean(whole), mean(prefill), mean(generation), rest)
     return None
 
 

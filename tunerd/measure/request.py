@@ -149,17 +149,15 @@ class PromptStock:
         while length < n_letters:
             parts = [self.rng.choice(self.book.filler[part]) for part in _FILLER_PARTS]
             sentence = " ".join(parts).format(n=self.rng.randrange(2, 9000))
-            sentence = sentence.replace("  ", " ")
-            sentences.append(sentence)
-            length += len(sentence) + 1
+            sentences.append(sentence.replace("  ", " "))
+            length += len(sentences[-1]) + 1
         return " ".join(sentences)
 
     def _variant(self, kind: str, n_variants: int) -> int:
         if kind not in self._left:
             seen = self._seen(kind)
-            left = [n for n in range(n_variants) if n not in seen]
-            self.rng.shuffle(left)
-            self._left[kind] = left
+            self._left[kind] = [n for n in range(n_variants) if n not in seen]
+            self.rng.shuffle(self._left[kind])
         if not self._left[kind]:
             self.repeated_kinds.add(kind)
             self._left[kind] = self.rng.sample(range(n_variants), n_variants)
@@ -334,28 +332,23 @@ class Composer:
         # In tokens first, so that the same prefix is cut at the same letter whatever comes behind it.
         n_shared = round((request.depth_tokens or 0) * request.shared_ratio)
         body = shared.first(round(n_shared * self.letters_per_token), self.stock)
+        begin = f"{shared.head}\n\n{body}"
         if not request.has_question:
-            return Prompt(f"{shared.name}-{letters}", f"{shared.head}\n\n{body}")
+            return Prompt(f"{shared.name}-{letters}", begin)
         if request.shared_ratio == 1:
-            text = f"{shared.head}\n\n{body}\n\n{shared.question}"
-            return Prompt(f"{shared.name}-{letters}", text)
-        return self._with_own_tail(request, shared, body, letters)
+            return Prompt(f"{shared.name}-{letters}", f"{begin}\n\n{shared.question}")
+        own = self.stock.take(request.kind)
+        question = own.text.partition("\n\n")[2]
+        left = letters - len(shared.head) - len(body) - len(question)
+        text = f"{begin}\n\n{self.stock.filler(max(0, left))}\n\n{question}"
+        # A question that is longer than its part of a short prompt leaves less to share than was asked for.
+        return Prompt(f"tail-{own.prompt_id}", text, len(begin) / len(text))
 
     def compose_again(self, request: Request, attempt: str) -> Prompt:
         """Another text for a request that is measured again, what it shares included."""
         if request.shares is None:
             return self.compose(request)
         return self.compose(replace(request, shares=f"{request.shares} {attempt}"))
-
-    def _with_own_tail(self, request: Request, shared: _Shared, body: str, letters: int) -> Prompt:
-        own = self.stock.take(request.kind)
-        question = own.text.partition("\n\n")[2]
-        left = letters - len(shared.head) - len(body) - len(question)
-        tail = self.stock.filler(max(0, left))
-        begin = f"{shared.head}\n\n{body}"
-        text = f"{begin}\n\n{tail}\n\n{question}"
-        # A question that is longer than its part of a short prompt leaves less to share than was asked for.
-        return Prompt(f"tail-{own.prompt_id}", text, len(begin) / len(text))
 
     def _shared_text(self, request: Request) -> _Shared:
         name = request.shares or ""
@@ -389,13 +382,6 @@ class Frame:
     head: str
     tail: str
 
-    def around(self, text: str, *, is_whole: bool) -> str:
-        """A user's message as the model reads it; one that is not whole may go on otherwise."""
-        return f"{self.head}{text}{self.tail if is_whole else ''}"
-
-
-_NO_FRAME = Frame("", "")
-
 
 def body_of(
     request: Request,
@@ -420,8 +406,9 @@ def body_of(
     """
     body: dict[str, Any] = {"stream": True, "seed": request.seed}
     body |= {} if request.has_own_sampling else {"temperature": TEMPERATURE}
-    used = (frame if request.is_framed else None) or _NO_FRAME
-    text = used.around(prompt.text, is_whole=request.has_question)
+    text = prompt.text
+    if request.is_framed and frame is not None:  # what has no question may go on otherwise
+        text = f"{frame.head}{text}{frame.tail if request.has_question else ''}"
     if route is Route.NATIVE:
         body |= {"prompt": text, "n_predict": request.n_predict}
     elif route is Route.TEXT:
