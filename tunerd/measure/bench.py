@@ -338,8 +338,6 @@ def _measuring_s(plan: Plan, rates: Rates) -> float:
 
 def _seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:
     """Ids of the prompts that a server life was asked in earlier runs."""
-    if life is None:
-        return frozenset()
     return frozenset(
         sample.prompt_id
         for run in store.runs(limit=_LOOK_BACK)
@@ -736,9 +734,15 @@ def bench_profile(
     if asked.suite in BOTH_ARMS and made.resolved.profile.speculation.type not in {None, "off"}:
         without = replace(request, options={**request.options, "speculation.type": "off"})
         plans = {ON: made, OFF: make_plan(ctx, without)}
-    for one in plans.values():
-        if one.is_refused:
-            _refuse(one.messages)
+    told = (message for one in plans.values() if one.is_refused for message in one.messages)
+    first = next((one for one in told if one.level is Level.ERROR), None)
+    if first is not None:
+        raise BenchError(
+            "the profile cannot be deployed, so it is not measured",
+            cause=first.text,
+            state="nothing was touched",
+            hint=first.hint or "`tunerd plan PROFILE`",
+        )
     published = _published(ctx, asked, made.resolved.name)
     serving, output, messages = _beside_serving(ctx, made, asked.suite)
     if asked.suite is Suite.QUALITY and output and serving is not None:
@@ -756,16 +760,6 @@ def bench_profile(
     with EvidenceStore(ctx.paths.evidence, check=False) as session.store:
         session.on_candidates(plans, budget_s, start_after=start_after, ran=ran)
         return result_of(session, f"profile {request.profile}", published)
-
-
-def _refuse(messages: Sequence[Message]) -> None:
-    first = next(one for one in messages if one.level is Level.ERROR)
-    raise BenchError(
-        "the profile cannot be deployed, so it is not measured",
-        cause=first.text,
-        state="nothing was touched",
-        hint=first.hint or "`tunerd plan PROFILE`",
-    )
 
 
 def result_of(session: Session, target: str, published: Published | None) -> ActionResult:

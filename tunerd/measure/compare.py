@@ -346,13 +346,13 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
         *_short(ctx, request.limits, workload, ahead, plans["A"]),
         *_between(plans, changes),
         *cut,
-    ]
-    for side, plan in plans.items():
-        messages += [
-            Message(one.level, one.code, f"{side}: {one.text}", one.hint)
+        *(
+            replace(one, text=f"{side}: {one.text}")
+            for side, plan in plans.items()
             for one in plan.messages
             if one.level is Level.WARNING
-        ]
+        ),
+    ]
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
     sides: dict[pairs.Side, SideRequest] = {"A": first, "B": second}
     return Prepared(request, sides, plans, shape, workload, seed, ahead, tuple(messages), changes)

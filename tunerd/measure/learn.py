@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def learn_workload(
     theirs, n_own, messages = _theirs(ctx, whole.requests)
     log = replace(whole, requests=theirs)
     covered = f"{format_duration(log.covered_s)} of log" if log.covered_s else "its log"
-    covered += "" if days is None else f" of the last {_days(days)}"
+    covered += "" if days is None else f" of the last {counted(days, 'day')}"
     learned = learn(
         log.requests,
         name=name,
@@ -144,11 +144,9 @@ def learn_workload(
     file = WorkloadFile(learned.shape, path, LEARNED, seen)
     payload = {**_workload_json(file, learned.rates), "written": write}
     if n_own:
-        messages.append(
-            note("own-requests", f"left out: {counted(n_own, 'request')} of tunerd's own")
-        )
-    messages += missing
-    return ActionResult("workload learn", payload, tuple(messages))
+        text = f"left out: {counted(n_own, 'request')} of tunerd's own"
+        messages.append(note("own-requests", text))
+    return ActionResult("workload learn", payload, (*messages, *missing))
 
 
 def _too_few(unit: str, n_requests: int, n_own: int, short: Sequence[Message]) -> ConfigError:
@@ -282,7 +280,7 @@ def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
         "source": shape.source,
         "sha256": shape.sha256,
         "classes": classes,
-        "rates": {"prompt_tok_s": rates.prompt_tok_s, "decode_tok_s": rates.decode_tok_s},
+        "rates": asdict(rates),
         "turn": None if parts is None else workload.parts_json(workload.mean_parts(shape, parts)),
         "learned": None if file.learned is None else dict(file.learned),
     }
@@ -330,7 +328,7 @@ def _read_days(
     span = ctx.services.log_since(unit, now_s - days * _DAY_S, max_lines=_MAX_LINES)
     log, hint = read_requests(span.lines), None
     if span.begins_s is None:
-        text = f"{_days(days)} were asked for, but how far the log of {unit} reaches is not known"
+        text = f"{counted(days, 'day')} were asked for, but how far the log of {unit} reaches is not known"
         return log, None, (warning("fewer-days", text),)
     reach_s = max(0.0, now_s - span.begins_s)
     if reach_s >= days * _DAY_S - _DAY_SLACK_S:
@@ -340,14 +338,10 @@ def _read_days(
         why = "what is older was never written, or is gone"
         hint = "journald keeps more with a larger SystemMaxUse="
     text = (
-        f"{_days(days)} were asked for, but only the last {format_duration(reach_s)} of the log of {unit} "
+        f"{counted(days, 'day')} were asked for, but only the last {format_duration(reach_s)} of the log of {unit} "
         f"could be read: {why}"
     )
     return log, round(reach_s), (warning("fewer-days", text, hint),)
-
-
-def _days(days: int) -> str:
-    return f"{days} day{'s' if days > 1 else ''}"
 
 
 def own_requests(ctx: Context, since_s: float | None = None) -> tuple[list[Timings], int]:
@@ -405,7 +399,7 @@ def _live_rates(ctx: Context) -> tuple[workload.Rates, tuple[Message, ...]]:
     try:
         logged = _read_log(ctx, ctx.unit).requests
     except TunerdError:  # a picture without seconds is better than none
-        return workload.Rates(None, None), ()
+        logged = ()
     if not logged:
         return workload.Rates(None, None), ()
     theirs, n_own, messages = _theirs(ctx, logged)
@@ -432,19 +426,14 @@ def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tup
     if state.active_since_s is not None and state.active_since_s < since_s - _DAY_SLACK_S:
         return ()  # it counts from its start, and days before were not asked for
     address = address_now(ctx, read_live_unit(ctx, unit), state) if state.is_active else None
-    counted = None if address is None else _counted(ctx, address)
-    if counted is None:
-        return (
-            note(
-                "no-counters",
-                f"{unit} has no counters, so tunerd cannot tell whether its log is complete",
-                "set serving.metrics = true",
-            ),
-        )
+    n_generated = None if address is None else _counted(ctx, address)
+    if n_generated is None:
+        text = f"{unit} has no counters, so tunerd cannot tell whether its log is complete"
+        return (note("no-counters", text, "set serving.metrics = true"),)
     logged = sum(one.predicted_n for one in log.requests)
-    if logged < _WHOLE * counted:
+    if logged < _WHOLE * n_generated:
         text = (
-            f"{unit} has generated {counted} tokens since it started, but its log shows only "
+            f"{unit} has generated {n_generated} tokens since it started, but its log shows only "
             f"{logged} of them: the rest is gone, was never logged, or is more than is read at once"
         )
         hint = "journald keeps more with a larger SystemMaxUse= and RateLimitBurst=; `tunerd doctor` says whether anything gets there at all"

@@ -238,9 +238,9 @@ class Answered:
         """Whether a token of it was drafted, as far as the server counts."""
         return bool(self.sample.timings is not None and self.sample.timings.draft_n)
 
-    def marked(self, mark: Mark, *, even_failed: bool = False) -> Answered:
+    def marked(self, mark: Mark) -> Answered:
         """With one more mark; what has no answer needs none."""
-        if self.sample.problem is not None and not even_failed:
+        if self.sample.problem is not None:
             return self
         marks = tuple(dict.fromkeys([*self.sample.marks, mark]))
         return replace(self, sample=replace(self.sample, marks=marks))
@@ -298,11 +298,13 @@ class Life:
         """
         seen: list[Answered] = []
         for kind in PROOF_KINDS if drafts and not is_proved else PROOF_KINDS[:1]:
-            asked = self.ask(*first(kind), target=target, mark=Mark.WARM_UP)
+            asked = self.ask(*first(kind), target=target)
             if asked.sample.problem is not None and not seen and self.route is Route.TEXT:
                 self.asked.pop()  # a server without this route has not failed
                 self.route = Route.NATIVE
-                asked = self.ask(*first(kind), target=target, mark=Mark.WARM_UP)
+                asked = self.ask(*first(kind), target=target)
+            marked = replace(asked.sample, marks=(*asked.sample.marks, Mark.WARM_UP))
+            asked = self.asked[-1] = replace(asked, sample=marked)
             if asked.sample.problem is not None:
                 raise NoAnswer("the server gave no answer", cause=asked.sample.problem)
             seen.append(asked)
@@ -325,19 +327,9 @@ class Life:
 
     # Requests
 
-    def ask(
-        self,
-        request: Request,
-        prompt: Prompt,
-        *,
-        target: Target | None = None,
-        mark: Mark | None = None,
-    ) -> Answered:
-        """One request; `mark` is what speaks against it in any case."""
-        found = self._send(target or self.target, request, prompt, self.position)
-        if mark is not None:
-            found = found.marked(mark, even_failed=True)
-        return self._took([found])[0]
+    def ask(self, request: Request, prompt: Prompt, *, target: Target | None = None) -> Answered:
+        """One request."""
+        return self.ask_all((request,), (prompt,), target=target)[0]
 
     def ask_with_room(
         self, request: Request, prompt: Prompt, *, target: Target | None = None
@@ -362,7 +354,9 @@ class Life:
             found = [self._send(target, requests[0], prompts[0], self.position)]
         else:
             found = self._send_at_once(target, requests, prompts)
-        return self._took(found)
+        self.position += len(found)
+        self.asked += found
+        return found
 
     def ask_watched(
         self,
@@ -383,11 +377,6 @@ class Life:
         if not is_told and not self.traffic.wait_until_idle(SLOT_S):
             asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
         return asked
-
-    def _took(self, found: list[Answered]) -> list[Answered]:
-        self.position += len(found)
-        self.asked += found
-        return found
 
     def _send_at_once(
         self, target: Target, requests: Sequence[Request], prompts: Sequence[Prompt]
@@ -412,20 +401,20 @@ class Life:
         at_s = self.ctx.clock.now_s()
         route = Route.CHAT if request.is_chat else self.route
         sent = request if target.holds else replace(request, is_fixed_length=False)
-        forgets = (
-            {} if target.kept_bias is None or target.scrape_s else {"logit_bias": target.kept_bias}
+        is_kept = target.kept_bias is not None and not target.scrape_s
+        forgets = {"logit_bias": target.kept_bias} if is_kept else {}
+        body = body_of(
+            sent,
+            prompt,
+            route,
+            model=target.model,
+            frame=target.frame,
+            overrides={**forgets, **target.overrides},
+            is_llama=target.is_llama,
         )
         streamed = target.server.stream(
             route,
-            body_of(
-                sent,
-                prompt,
-                route,
-                model=target.model,
-                frame=target.frame,
-                overrides={**forgets, **target.overrides},
-                is_llama=target.is_llama,
-            ),
+            body,
             timeout_s=_limit_s(request),
             meanwhile=watch.look,
             gives_up=Silence(self.ctx, target).is_over,
@@ -458,9 +447,8 @@ class Life:
             problem=problem,
             details=_details(request, prompt, answer),
         )
-        is_mute = streamed.timed_out and not streamed.events
-        answer_or_none = None if problem else answer
-        return Answered(request, prompt, sample, answer_or_none, tuple(watch.looks), is_mute)
+        kept, is_mute = None if problem else answer, streamed.timed_out and not streamed.events
+        return Answered(request, prompt, sample, kept, tuple(watch.looks), is_mute)
 
     # Others
 

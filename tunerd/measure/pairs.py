@@ -229,9 +229,7 @@ def gain_of(log_ratios: Sequence[float]) -> Gain | None:
     if n == 0:
         return None
     mean = float(np.mean(log_ratios))
-    negated = [-value for value in log_ratios]
-    lower = _limit(log_ratios, mean)
-    upper = _limit(negated, -mean)
+    lower, upper = _limit(log_ratios, mean), _limit([-one for one in log_ratios], -mean)
     return Gain(
         estimate=math.expm1(mean),
         lower=None if lower is None else math.expm1(lower),
@@ -393,10 +391,9 @@ def _judge_comparison(log_ratios: Sequence[float], *, alpha: float, tolerance: f
         alpha: Chance of naming a side where both are equal.
         tolerance: A difference that does not matter (ratio).
     """
-    needed = 2.0 / alpha
+    needed, limit = 2.0 / alpha, math.log1p(tolerance)
     negated = [-value for value in log_ratios]
     e_b, e_a = e_value(log_ratios, 0.0), e_value(negated, 0.0)
-    limit = math.log1p(tolerance)
     standing = Standing.OPEN
     if len(log_ratios) < LEAST_NAMED:
         pass
@@ -415,10 +412,10 @@ def _is_narrow(log_ratios: Sequence[float], needed: float, limit: float) -> bool
     """Whether the interval ends within half of the effect, or within what does not matter."""
     mean = float(np.mean(log_ratios))
     reach = max(_WIDTH_SHARE * abs(mean), limit)
-    negated = [-value for value in log_ratios]
-    return e_value(log_ratios, mean - reach) >= needed and (
-        e_value(negated, -mean - reach) >= needed
+    least = min(
+        e_value(log_ratios, mean - reach), e_value([-one for one in log_ratios], -mean - reach)
     )
+    return least >= needed
 
 
 # How a comparison speaks with servers: a simulation, a stand-in engine or the real thing
@@ -696,10 +693,9 @@ class Comparing:
     def _goes_on(self) -> bool:
         """Whether the pairs have neither decided nor run out; tells of the newest."""
         if self.pairs:
-            now_s = self.stand.now_s()
+            now_s, limits = self.stand.now_s(), self.limits
             self.longest_s = max(self.longest_s, now_s - self.pair_begin_s)
             ratios = [pair.log_ratio for pair in self.pairs]
-            limits = self.limits
             self.decision = _judge_comparison(
                 ratios, alpha=limits.alpha, tolerance=limits.tolerance
             )
@@ -718,13 +714,9 @@ class Comparing:
     def _check_time(self) -> None:
         """Nothing more is begun after the end: what has begun may take as long as it takes."""
         if self.stand.now_s() - self.begin_s >= self.limits.budget_s:
-            why = (
-                f"; the last answer that did not count: {self.last_unusable}"
-                if self.last_unusable
-                else ""
-            )
-            number = len(self.pairs) + 1
-            raise _TimeUp(f"time ran out during pair {number}, which does not count{why}")
+            why = f"; the last answer that did not count: {self.last_unusable}"
+            text = f"time ran out during pair {len(self.pairs) + 1}, which does not count"
+            raise _TimeUp(text + why if self.last_unusable else text)
 
     def _left_s(self, elapsed_s: float) -> float:
         """At most: what is left of time, or of pairs at the pace so far."""
@@ -826,11 +818,13 @@ def sentence(found: Comparison, a: str, b: str, workload: str) -> str:
     if gain is None:
         return f"{a} and {b} could not be compared on {workload}: {found.problem or found.end}"
     pairs = f"{gain.n_pairs} pairs"
-    if found.standing is Standing.B_FASTER:
-        return f"{b} is {_faster(gain)} than {a}, {_interval(gain)}, on {workload} ({pairs})"
-    if found.standing is Standing.A_FASTER:
-        turned = gain.turned
-        return f"{a} is {_faster(turned)} than {b}, {_interval(turned)}, on {workload} ({pairs})"
+    if (faster := _FASTER.get(found.standing)) is not None:
+        ahead, behind, by = (b, a, gain) if faster == B else (a, b, gain.turned)
+        interval = "too few pairs for an interval"
+        if by.lower is not None and by.upper is not None:
+            interval = f"95 % interval {100 * by.lower:.1f} to {100 * by.upper:.1f}"
+        much = _percent(by.estimate)
+        return f"{ahead} is {much} faster than {behind}, {interval}, on {workload} ({pairs})"
     largest = gain.largest
     if found.standing is Standing.NO_DIFFERENCE and largest is not None:
         return (
@@ -845,16 +839,6 @@ def sentence(found: Comparison, a: str, b: str, workload: str) -> str:
     )
 
 
-def _faster(gain: Gain) -> str:
-    return f"{_percent(gain.estimate)} faster"
-
-
-def _interval(gain: Gain) -> str:
-    if gain.lower is None or gain.upper is None:
-        return "too few pairs for an interval"
-    return f"95 % interval {100 * gain.lower:.1f} to {100 * gain.upper:.1f}"
-
-
 def _percent(ratio: float) -> str:
     return f"{100 * ratio:.1f} %"
 
@@ -863,14 +847,11 @@ def part_sentence(part: Part, name: str) -> str:
     """One part in words: `decode: 1.31 s against 1.22 s, B 7.4 % faster (3.1 to 11.9)`."""
     gain = part.gain
     what = name if part.class_index is not None else _PART_NAMES[part.name]
-    limits = (
-        ""
-        if gain.lower is None or gain.upper is None
-        else f" ({100 * gain.lower:+.1f} to {100 * gain.upper:+.1f})"
-    )
-    return (
-        f"{what}: {part.a_s:.3g} s against {part.b_s:.3g} s, B {100 * gain.estimate:+.1f} %{limits}"
-    )
+    limits = ""
+    if gain.lower is not None and gain.upper is not None:
+        limits = f" ({100 * gain.lower:+.1f} to {100 * gain.upper:+.1f})"
+    much = f"B {100 * gain.estimate:+.1f} %{limits}"
+    return f"{what}: {part.a_s:.3g} s against {part.b_s:.3g} s, {much}"
 
 
 def reasons(found: Comparison) -> Iterator[str]:

@@ -507,11 +507,9 @@ class EvidenceStore:
         check: bool = True,
         wait_s: float = BUSY_TIMEOUT_S,
     ) -> None:
-        self._file: Backend = (
-            StoreFile(where, writable=writable, check=check, wait_s=wait_s)
-            if isinstance(where, Path)
-            else where
-        )
+        if isinstance(where, Path):
+            where = StoreFile(where, writable=writable, check=check, wait_s=wait_s)
+        self._file: Backend = where
         # By what and number, so that each row counts once: its run, and why it was left out.
         self._damaged: dict[tuple[str, int], tuple[int, str]] = {}
 
@@ -536,10 +534,11 @@ class EvidenceStore:
     def add_run(self, record: RunRecord) -> int:
         """Begin a run; returns its number."""
         with self._file.writing() as connection:
-            number = connection.execute(run.insert().values(_head(record))).inserted_primary_key
+            key = connection.execute(run.insert().values(_head(record))).inserted_primary_key
+            number = int(key[0])  # type: ignore[index]  # None only for many rows
             for arm in record.arms:
-                _add_arm(connection, int(number[0]), arm)  # type: ignore[index]  # None only for many rows
-        return int(number[0])  # type: ignore[index]
+                _add_arm(connection, number, arm)
+        return number
 
     def add_arm(self, number: int, arm: ArmRecord) -> None:
         """Add an arm to a run that has begun.
@@ -661,9 +660,9 @@ class EvidenceStore:
         with self._file.reading() as connection:
             return connection.scalar(sa.select(sa.func.count()).select_from(run)) or 0
 
-    def samples(self, number: int, *, arm: str | None = None) -> tuple[Sample, ...]:
-        """The samples of a run (of one arm if given), in the order in which they were measured."""
-        return tuple(sample for name, sample in self.arm_samples(number) if arm in {None, name})
+    def samples(self, number: int) -> tuple[Sample, ...]:
+        """The samples of a run, in the order in which they were measured."""
+        return tuple(sample for _, sample in self.arm_samples(number))
 
     def samples_of(
         self, runs: Iterable[StoredRun], counts: Callable[[ArmRecord], bool]
@@ -672,14 +671,14 @@ class EvidenceStore:
         return [
             sample
             for one in runs
-            for arm in one.record.arms
-            if counts(arm)
-            for sample in self.samples(one.number, arm=arm.name)
+            if (names := {arm.name for arm in one.record.arms if counts(arm)})
+            for name, sample in self.arm_samples(one.number)
+            if name in names
         ]
 
     def arm_samples(self, number: int) -> Iterator[tuple[str, Sample]]:
         """The samples of a run in order, each with the name of its arm; none of a damaged arm."""
-        names = {arm.name for arm in self._records(ArmRecord, [number], _ARM)}
+        names = {arm.name for arm in self._records(ArmRecord, number, _ARM)}
         for row in self._entries([number], _SAMPLE):
             sample = self._take(_SAMPLE, Sample, row) if row["name"] in names else None
             if sample is not None:
@@ -710,11 +709,11 @@ class EvidenceStore:
         self, number: int, *, names: Collection[str] | None = None
     ) -> tuple[SummaryRecord, ...]:
         """The figures of a run, in the order in which they were stored; only of these names if given."""
-        return tuple(self._records(SummaryRecord, [number], _SUMMARY, names))
+        return tuple(self._records(SummaryRecord, number, _SUMMARY, names))
 
     def verdicts(self, number: int) -> tuple[VerdictRecord, ...]:
         """The verdicts of a run, in the order in which they were reached."""
-        return tuple(self._records(VerdictRecord, [number], _VERDICT))
+        return tuple(self._records(VerdictRecord, number, _VERDICT))
 
     def sweep_events(self, number: int) -> tuple[dict[str, Any], ...]:
         """What a sweep did, in order.
@@ -724,10 +723,8 @@ class EvidenceStore:
         """
         events, n_damaged = self.readable_events(number)
         if n_damaged:
-            raise HostError(
-                f"{self._file.name} has a damaged event of sweep {number}",
-                state="nothing in it was changed, and what serves does not depend on it",
-            )
+            text = f"{self._file.name} has a damaged event of sweep {number}"
+            raise HostError(text, state=_AS_BEFORE)
         return events
 
     def readable_events(self, number: int) -> tuple[tuple[dict[str, Any], ...], int]:
@@ -762,10 +759,9 @@ class EvidenceStore:
         return tuple(_with_dropped(one) for one in found if one is not None)
 
     def _records(
-        self, kind: type[T], numbers: Sequence[int], what: EntryKind,
-        names: Collection[str] | None = None,
-    ) -> Iterator[T]:  # fmt: skip
-        taken = (self._take(what, kind, row) for row in self._entries(numbers, what, names))
+        self, kind: type[T], number: int, what: EntryKind, names: Collection[str] | None = None
+    ) -> Iterator[T]:
+        taken = (self._take(what, kind, row) for row in self._entries([number], what, names))
         return (one for one in taken if one is not None)
 
     def _entries(
@@ -832,11 +828,8 @@ def demand_storable(ctx: Context) -> None:
 def reading(ctx: Context) -> Iterator[EvidenceStore | None]:
     """The store of this machine for reading, as `open_to_read`."""
     store = open_to_read(ctx.paths.evidence)
-    try:
+    with store or contextlib.nullcontext():
         yield store
-    finally:
-        if store is not None:
-            store.close()
 
 
 _NAMES: Mapping[StrEnum, str] = {

@@ -166,7 +166,7 @@ def open_live(ctx: Context) -> Target:
         problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)
     profile = generation.profile if generation is not None else None
     found = _of_unit(ctx, live.unit, state.main_pid, server, live.argv, profile, arm, problems)
-    return replace(found, messages=(*found.messages, *_lengths_told(found)))
+    return _with_lengths_told(found)
 
 
 def arm_record(
@@ -219,12 +219,11 @@ def open_candidate(
             cause=None if fault is None else fault.words,
             hint=None if fault is None else fault.hint,
         )
-    server = LlamaServer(replace(candidate.address, pid=candidate.serving.pid), ctx.clock)
-    argv = plan.command.argv
+    pid, argv = candidate.serving.pid, plan.command.argv
+    server = LlamaServer(replace(candidate.address, pid=pid), ctx.clock)
     reader = reader or FingerprintReader(ctx)
     arm, problems = arm_record(reader, name, argv, candidate.environment)
     arm = replace(arm, origins=explain(plan.command, plan.resolved))
-    pid = candidate.serving.pid
     if _runs_with(argv, pid) is False:
         raise BenchError(f"{candidate.unit} runs with other arguments than planned")
     target = _of_unit(ctx, candidate.unit, pid, server, argv, plan.resolved.name, arm, problems)
@@ -301,17 +300,18 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
         messages=tuple(messages),
         **known,
     )
-    return replace(found, messages=(*found.messages, *_lengths_told(found)))
+    return _with_lengths_told(found)
 
 
-def _lengths_told(target: Target) -> tuple[Message, ...]:
+def _with_lengths_told(target: Target) -> Target:
     if target.holds or not target.is_llama:
-        return ()
+        return target
     text = "answer lengths are not fixed: this build would keep `ignore_eos` for everybody else's answers"
-    return (note("own-lengths", text, "`tunerd bench PROFILE` measures fixed lengths"),)
+    told = note("own-lengths", text, "`tunerd bench PROFILE` measures fixed lengths")
+    return replace(target, messages=(*target.messages, told))
 
 
-def _address_of_url(url: str, api_key: str | None = None) -> Address:
+def _address_of_url(url: str, api_key: str | None) -> Address:
     """The address in a URL; a path of `/v1` is what every such server has.
 
     Raises:

@@ -152,7 +152,7 @@ def test_arms_may_be_added_to_a_run_and_samples_need_one(store: EvidenceStore) -
     with pytest.raises(ValueError, match="no single arm"):
         store.add_samples(number, [SAMPLE])
     store.add_samples(number, [SAMPLE, SAMPLE], arm="other")
-    assert len(store.samples(number, arm="other")) == 2
+    assert [name for name, _ in store.arm_samples(number)].count("other") == 2
     assert len(store.samples(number)) == 3
 
 
