@@ -55,7 +55,7 @@ from pathlib import Path
 from tunerd.machine.files import Files
 from tunerd.model.files import ModelFiles
 if len(sys.argv) > 1:
-    ModelFiles(None, Files()).read_facts(Path(sys.argv[1]))
+    ModelFiles(Path("/proc"), Files()).read_facts(Path(sys.argv[1]))
 """
 _FULL = """
 import sys

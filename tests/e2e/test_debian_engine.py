@@ -97,7 +97,7 @@ def test_what_fit_chose_is_read_from_its_log_and_frozen_lies_the_same(
     case = next(case for case in CASES if case.name == "moe-32k-mtp2")
     program = machine.command("llama-server", env=SOFTWARE_GPU)
     write_models(case, folder)
-    facts = ModelFiles(None, Files()).read_facts(folder / file_name(case.shape))
+    facts = ModelFiles(folder, Files()).read_facts(folder / file_name(case.shape))
     need_mib = estimate(facts, case.settings).start_mib(Device.GPU)
 
     def load(*placement: str) -> list[str]:

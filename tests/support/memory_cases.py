@@ -287,7 +287,7 @@ def differences(
     # It is ended as soon as it has said it; ik leaves a log file where it runs.
     argv = [*program, *flags(case, engine, seen_as or str(folder))]
     lines = said_by(argv, folder, until=_PLANNED if engine.measures_itself else _LISTENING)
-    models = ModelFiles(None, Files())
+    models = ModelFiles(folder, Files())
     draft = models.read_facts(folder / file_name(case.draft)) if case.draft is not None else None
     asked = replace(case.settings, laws=engine.laws, draft=draft)
     need = estimate(models.read_facts(folder / file_name(case.shape)), asked)

@@ -191,11 +191,6 @@ class ModelIdentity:
         parts = [f"{one.size_bytes} {one.header_sha256}\n" for one in self.files]
         return sha256("".join(parts).encode()).hexdigest()
 
-    @property
-    def short(self) -> str:
-        """The first twelve digits of the hash."""
-        return self.sha256[:12]
-
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -469,12 +464,9 @@ def _window(keys: Keys) -> int | None:
 def _head_sizes(keys: Keys) -> tuple[int | None, int | None]:
     n_embd, n_head = keys.own("embedding_length"), keys.own_most("attention.head_count")
     usual = n_embd // n_head if n_embd is not None and n_head else None
-    key_length = keys.own("attention.key_length")
-    value_length = keys.own("attention.value_length")
-    return (
-        key_length if key_length is not None else usual,
-        value_length if value_length is not None else usual,
-    )
+    told = (keys.own("attention.key_length"), keys.own("attention.value_length"))
+    key_length, value_length = (usual if one is None else one for one in told)
+    return key_length, value_length
 
 
 def _kv_sizes(
@@ -488,17 +480,14 @@ def _kv_sizes(
     heads = keys.own_per_block("attention.head_count_kv", n_blocks)
     if heads is None:
         heads = keys.own_per_block("attention.head_count", n_blocks)
-    key_length, value_length = _head_sizes(keys)
+    usual = _head_sizes(keys)
+    told = (keys.own("attention.key_length_swa"), keys.own("attention.value_length_swa"))
+    in_window = [one if size is None else size for one, size in zip(usual, told, strict=True)]
     is_latent = keys.own("attention.key_length_mla") is not None
-    window_key = keys.own("attention.key_length_swa")
-    window_value = keys.own("attention.value_length_swa")
     first_shared = n_blocks - (keys.own("attention.shared_kv_layers") or 0)
     sizes: list[tuple[int | None, int | None]] = []
     for index in range(n_blocks):
-        k_size, v_size = key_length, value_length
-        if index in windowed:
-            k_size = window_key if window_key is not None else k_size
-            v_size = window_value if window_value is not None else v_size
+        k_size, v_size = in_window if index in windowed else usual
         if index >= first_shared:
             sizes.append((0, 0))
         elif heads is None or k_size is None or v_size is None:
@@ -630,9 +619,10 @@ def why_apart(target: ByteSource, draft: ByteSource) -> str | None:
     """
     ours, theirs = read_header(target), read_header(draft)
     our_tokens, their_tokens = (one.metadata.get("tokenizer.ggml.tokens") for one in (ours, theirs))
-    if not (isinstance(our_tokens, ArrayValue) and isinstance(their_tokens, ArrayValue)):
-        return "one of the two files has no vocabulary"
-    if our_tokens.span is None or their_tokens.span is None:
+    if not (
+        isinstance(our_tokens, ArrayValue) and our_tokens.span is not None
+        and isinstance(their_tokens, ArrayValue) and their_tokens.span is not None
+    ):  # fmt: skip
         return "one of the two files has no vocabulary"
     kind, its_kind = (Keys(one.metadata, "").text("tokenizer.ggml.model") for one in (ours, theirs))
     if kind != its_kind:

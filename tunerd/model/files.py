@@ -60,9 +60,9 @@ class _OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Reads model files, remembering what it found in `cache_dir` (None: nothing is kept)."""
+    """Reads model files, remembering what it found in `cache_dir`."""
 
-    cache_dir: Path | None
+    cache_dir: Path
     files: Files
 
     def read_facts(self, path: Path) -> ModelFacts:
@@ -80,15 +80,15 @@ class ModelFiles:
 
     def _facts(self, path: Path) -> ModelFacts:
         stamps = tuple(_stamp(part) for part in parts_of(path))
-        entry = self._entry(stamps)
-        kept = self.files.recall(ModelFacts, entry) if entry is not None else None
-        if kept is not None and [one.stamp for one in kept.identity.files] == [
-            one.stamp for one in stamps
-        ]:
+        text = json.dumps([_WRITER, *(stamp.stamp for stamp in stamps)])
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        entry = self.cache_dir / f"model-facts-{name}.json"
+        kept = self.files.recall(ModelFacts, entry)
+        before = () if kept is None else kept.identity.files
+        if kept is not None and [one.stamp for one in before] == [one.stamp for one in stamps]:
             return _at(kept, stamps)
         facts = facts_of([_read_file(stamp) for stamp in stamps])
-        if entry is not None:
-            self.files.remember(entry, facts)
+        self.files.remember(entry, facts)
         return facts
 
     def why_vocabularies_differ(self, target: Path, draft: Path) -> str | None:
@@ -100,11 +100,6 @@ class ModelFiles:
         ours, theirs = (_stamp(parts_of(path)[0]) for path in (target, draft))
         with _opened(ours) as source, _opened(theirs) as other:
             return why_apart(source, other)
-
-    def _entry(self, stamps: Sequence[FileIdentity]) -> Path | None:
-        text = json.dumps([_WRITER, *(stamp.stamp for stamp in stamps)])
-        name = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return self.cache_dir and self.cache_dir / f"model-facts-{name}.json"
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:

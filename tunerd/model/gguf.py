@@ -159,22 +159,12 @@ class ByteSource(Protocol):
         """So many bytes from there, fewer at the end."""
 
 
-class ValueType(IntEnum):
-    """Types of metadata values."""
-
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
+ValueType = IntEnum(
+    "ValueType",
+    "UINT8 INT8 UINT16 INT16 UINT32 INT32 FLOAT32 BOOL STRING ARRAY UINT64 INT64 FLOAT64",
+    start=0,
+)
+"""Types of metadata values, in the order of their numbers."""
 
 
 @dataclass(frozen=True, slots=True)

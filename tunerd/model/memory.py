@@ -300,9 +300,8 @@ def _kv_bytes(
 
 def _state_bytes(facts: ModelFacts) -> int:
     """One copy of one recurrent layer's state: 4 * (convolution tail + state) bytes."""
-    return 0 if facts.recurrent is None else F32_BYTES * (
-        facts.recurrent.n_conv + facts.recurrent.n_state
-    )  # fmt: skip
+    state = facts.recurrent
+    return 0 if state is None else F32_BYTES * (state.n_conv + state.n_state)
 
 
 def _step_bytes(facts: ModelFacts, n_max: int) -> int:
@@ -596,10 +595,8 @@ class Graph:
     def _recurrence(self, state: RecurrentState) -> float:
         """Input and output of the convolution, queries, keys and values, and the states it writes."""
         server = self.server
-        n_states = (
-            server.n_copies if server.laws.writes_state_copies else 1
-        ) * server.settings.n_parallel
-        written = n_states * state.n_state / self.n_ubatch
+        n_copies = server.n_copies if server.laws.writes_state_copies else 1
+        written = n_copies * server.settings.n_parallel * state.n_state / self.n_ubatch
         return written + 5 * self.n_embd + 2.5 * state.mixed_width + state.inner_width
 
     def buffer(self, *, n_layers: int | None = None) -> tuple[int, str]:
@@ -726,9 +723,8 @@ def _kv(
     cells, window_cells = server.cells.total, server.window_cells
     n_bytes = _kv_bytes(here, *types, cells, window_cells)
     if n_bytes is None:
-        yield Part(
-            kind, device, None, f"KV heads or one of the types {', '.join(types)} is unknown"
-        )
+        text = f"KV heads or one of the types {', '.join(types)} is unknown"
+        yield Part(kind, device, None, text)
         return
     full = [block for block in here if not block.is_windowed]
     terms = []
@@ -923,8 +919,10 @@ _DRAFT_KINDS = {
     PartKind.WEIGHTS: PartKind.DRAFT_WEIGHTS,
     PartKind.MTP_WEIGHTS: PartKind.DRAFT_WEIGHTS,
     PartKind.KV: PartKind.DRAFT_KV,
+    PartKind.MTP_KV: PartKind.DRAFT_KV,
     PartKind.STATE: PartKind.DRAFT_STATE,
     PartKind.COMPUTE: PartKind.DRAFT_COMPUTE,
+    PartKind.MTP_COMPUTE: PartKind.DRAFT_COMPUTE,
     PartKind.OUTPUT: PartKind.DRAFT_COMPUTE,
 }
 
@@ -1024,19 +1022,14 @@ def _draft(server: Server) -> Iterator[Part]:
         ctx_checkpoints=0,
         cache_ram_mib=0,
     )
+    without: tuple[PartKind, ...] = ()
     if draft.no_model and draft.has_mtp:
         # Its one block with tensors is the MTP block, and that is what it is loaded for.
         own = replace(own, speculation="mtp", n_max=1)
-        kinds = _DRAFT_KINDS | {
-            PartKind.MTP_KV: PartKind.DRAFT_KV,
-            PartKind.MTP_COMPUTE: PartKind.DRAFT_COMPUTE,
-        }
-        context = (PartKind.KV, PartKind.STATE, PartKind.COMPUTE, PartKind.OUTPUT)
-        parts = [part for part in estimate(draft, own).parts if part.kind not in context]
-    else:
-        kinds, parts = _DRAFT_KINDS, list(estimate(draft, own).parts)
-    for part in parts:
-        yield replace(part, kind=kinds[part.kind])
+        without = (PartKind.KV, PartKind.STATE, PartKind.COMPUTE, PartKind.OUTPUT)
+    for part in estimate(draft, own).parts:
+        if part.kind not in without:
+            yield replace(part, kind=_DRAFT_KINDS[part.kind])
 
 
 def _notes(server: Server) -> Iterator[str]:

@@ -61,7 +61,7 @@ def profile(**data: Any) -> Resolved:
 def facts(tmp_path_factory: pytest.TempPathFactory) -> ModelFacts:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     write(design(SHAPES["tiny"]), path)
-    return ModelFiles(None, Files()).read_facts(path)
+    return ModelFiles(path.parent, Files()).read_facts(path)
 
 
 # What is said of a plan, with `what a case shows: what was found` in tables.

@@ -156,7 +156,7 @@ def test_a_card_that_is_too_small_is_told_by_who_places_the_model(
         profile_of({"memory.fit_mib": 64, **memory}), CommandLine(str(program), ()), model,
         devices=(OffloadDevice("CUDA0", "a card", MiB(8), MiB(8)),), has_gpu=True, passed_over=(),
     )  # fmt: skip
-    facts = ModelFiles(None, Files()).read_facts(model)
+    facts = ModelFiles(model.parent, Files()).read_facts(model)
 
     ctx = world.context()
     state = ctx.services.state(UNIT)
@@ -413,7 +413,7 @@ def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_i
     drop_in.write_text(f"[Service]\nMemoryMax={1 << 20}\n")
     ctx = world.context()
     host = replace(HOST, gpus=(), memory=replace(HOST.memory, swap_total_mib=MiB(swap_mib)))
-    facts = ModelFiles(None, Files()).read_facts(model)
+    facts = ModelFiles(model.parent, Files()).read_facts(model)
 
     judged = memory_of_plan(ctx, chosen, facts, host, None, ctx.services.state(UNIT))
 
