@@ -272,7 +272,7 @@ class Learner:
         self.version = 0  # of the beliefs; grows with every refit
         self._names: dict[Hashable, int] = {}
         self._posterior: Posterior | None = None
-        self._observed: list[Observed] = []
+        self.observed: list[Observed] = []  # whole turns seen so far
         self._counts: dict[Arm, set[str]] = {}
         self._levels = Levels(())
         self._jitter = 30.0
@@ -318,11 +318,6 @@ class Learner:
     def headroom_mib(self) -> float:
         """VRAM wanted free with the context full: three spreads between loads of this box."""
         return 3.0 * self._jitter
-
-    @property
-    def observed(self) -> Sequence[Observed]:
-        """Whole turns seen so far."""
-        return self._observed
 
     def is_known(self, family: tuple[str, str]) -> bool:
         """Whether turn times of this family can be predicted."""
@@ -519,21 +514,21 @@ class Learner:
     # Whole turns
 
     def _observe(self) -> None:
-        self._observed = _observed_in(self.observations.processes.values(), self)
+        self.observed = _observed_in(self.observations.processes.values(), self)
         self._counts = {}
-        for one in self._observed:
+        for one in self.observed:
             # p-min costs no memory: given with a request or at the start, it is the same arm.
             started = self.observations.processes[one.process].arm
             if one.arm.n_max == started.n_max or not one.arm.drafts:
                 self._counts.setdefault(one.arm.canonical(), set()).add(one.process)
-        arms = [one.arm for one in self._observed]
+        arms = [one.arm for one in self.observed]
         log_turn, errors = self.predictions(arms)
         known = np.flatnonzero(np.isfinite(log_turn))
         if not len(known):
             self._posterior = None
             return
         points = Points([arms[at] for at in known], log_turn[known], errors[known], self._names)
-        observed = [self._observed[at] for at in known]
+        observed = [self.observed[at] for at in known]
         self._posterior = Posterior(points, observed)
         if foreign := self._of_others():
             everything = [*observed, *foreign]

@@ -119,10 +119,9 @@ def _drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]])
             taken = name
         else:
             left.append(Left(name, reason))
-    if taken is not None:
-        return Drafter(taken, None, True, sha256, tuple(left))
-    reason = "; ".join(one.reason for one in left) or _NONE_NAMED
-    return Drafter(None, reason, bool(named), left=tuple(left))
+    why = None if taken is not None else "; ".join(one.reason for one in left) or _NONE_NAMED
+    is_wanted = taken is not None or bool(named)
+    return Drafter(taken, why, is_wanted, sha256, tuple(left))
 
 
 def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | None]:
@@ -180,12 +179,11 @@ def _placements_of(ctx: Context, base: Plan, kept: Collection[str]) -> Placement
     found = _frozen(ctx, base)
     if not isinstance(found, Frozen):
         return Placements(left=(Left(WHAT, found),))
+    remark = f"; {found.remark}" if found.remark else ""
     text = (
         f"speculation on and off are also compared with the same placement, {found.text}, which fit chose "
-        f"according to {found.found_by}"
+        f"according to {found.found_by}{remark}"
     )
-    if found.remark:
-        text = f"{text}; {found.remark}"
     pairs = frozenset(found.values.items())
     return Placements((pairs,), messages=(note("frozen-placement", text),))
 
@@ -538,16 +536,7 @@ def prepare(
         n_families=len(space.space.families), min_gain=ctx.settings.sweep.min_gain,
     )  # fmt: skip
     known, published_by = _published(ctx, base_plan, space, workload)
-    messages = [
-        *_window_messages(ctx, request),
-        told,
-        *(
-            note("published", f"the search starts from published figures: {one}")
-            for one in published_by
-        ),
-        *choice.messages,
-        *cut,
-    ]
+    messages = [*_window_messages(ctx, request), told, *published_by, *choice.messages, *cut]
     if not predicted.can_decide and not for_resume:
         messages.append(warning("short", predicted.text, "--budget gives it more time"))
     return PreparedSweep(
@@ -884,11 +873,9 @@ def _kept(wanted: Sequence[str]) -> dict[str, str]:
         ConfigError: one of them is no key.
     """
     known = all_keys()
-    for key in wanted:
-        if key not in known:
-            raise ConfigError(
-                f"sweep.keep: no profile key is called `{key}`", state="nothing was touched"
-            )
+    if (strange := next((key for key in wanted if key not in known), None)) is not None:
+        text = f"sweep.keep: no profile key is called `{strange}`"
+        raise ConfigError(text, state="nothing was touched")
     return dict.fromkeys(wanted, "sweep.keep")
 
 
@@ -915,7 +902,7 @@ def _base(plan: Plan, resolved: Resolved, searched: Collection[str] = ()) -> Bas
         default_p_min=capabilities.default_p_min if capabilities is not None else None,
         searched=searched,
     )
-    current = values.get(TYPE) or "off"
+    current = values.get(TYPE) or OFF
     return Base(arm, values, {spec_of(current): current})
 
 
@@ -927,9 +914,8 @@ def _seeds(ctx: Context, request: PlanRequest, base: Base, plan: Plan) -> tuple[
         engine_names=(*names, plan.engine.name), with_tuned=False,
     )  # fmt: skip
     arm = _base(plan, untuned, {key for key, _ in base.arm.placement}).arm
-    left = {(key, LEFT_TO_FIT) for key, _ in base.arm.placement - arm.placement}
-    placement = {**dict(left), **dict(arm.placement)}.items()
-    arm = replace(arm, extra=base.arm.extra - base.arm.placement | frozenset(placement))
+    placement = {key: LEFT_TO_FIT for key, _ in base.arm.placement} | dict(arm.placement)
+    arm = replace(arm, extra=base.arm.extra - base.arm.placement | frozenset(placement.items()))
     return () if arm.canonical() == base.arm.canonical() else (arm,)
 
 
@@ -943,9 +929,9 @@ def _imported(ctx: Context, plan: Plan, base: Arm, grid: Grid) -> tuple[Arm, ...
 
 def _published(
     ctx: Context, plan: Plan, space: SpacePlan, workload: Workload
-) -> tuple[dict[tuple[str, str], Known], list[str]]:
+) -> tuple[dict[tuple[str, str], Known], list[Message]]:
     """The shipped laws of this model, and who published what they are fitted to."""
-    name, sources = (plan.facts.name or "").casefold(), list[str]()
+    name, told = (plan.facts.name or "").casefold(), list[Message]()
     found: dict[tuple[str, str], Known] = {}
     for path in sorted((ctx.data_dir / "profiles" / "laws").glob("*.toml")):
         table = tomllib.loads((ctx.files.read(path) or b"").decode())
@@ -959,8 +945,9 @@ def _published(
         }
         laws = published(table, families, [gpu.name for gpu in cards_of(plan.host, plan)], workload)
         found |= laws
-        sources += [table["source"]] if laws else []
-    return found, sources
+        text = f"the search starts from published figures: {table['source']}"
+        told += [note("published", text)] if laws else []
+    return found, told
 
 
 def _context_size(plan: Plan) -> int:
@@ -1020,12 +1007,10 @@ def _for_context(space: SpacePlan) -> SpacePlan:
     extra = tuple(sorted(sizes, key=lambda one: int(dict(one)[CONTEXT_SIZE])))
     family = Family((arm.n_max,), (arm.p_min,), own.fit_mib, own.kv, (arm.ubatch,), (arm.batch,),
                     (arm.threads,), extra)  # fmt: skip
-    kept = [one for one in space.left_out if CONTEXT_SIZE in one.what or one.what in KV_KEYS]
-    left = (
-        *kept,
-        Left("all other settings", "they stay as they are; a sweep for speed tries them"),
-    )
-    return replace(space, space=replace(space.space, families={arm.family: family}), left_out=left)
+    left = [one for one in space.left_out if CONTEXT_SIZE in one.what or one.what in KV_KEYS]
+    left.append(Left("all other settings", "they stay as they are; a sweep for speed tries them"))
+    families = {arm.family: family}
+    return replace(space, space=replace(space.space, families=families), left_out=tuple(left))
 
 
 _MEASURED_KEYS = {"model", "serving", "speculation", "memory", "environment", "extra_args"}

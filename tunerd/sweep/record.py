@@ -52,6 +52,7 @@ EVIDENCE = "sweep evidence"
 _DECISION = "sweep decision"
 PAGE = "sweep page"
 _POWER = "sweep power"
+_IN_FULL = (PLAN, EVIDENCE, _DECISION, _POWER)
 # Beyond it the samples of earlier nights cost more to read than they teach.
 _MOST_HISTORY = 4000
 # The newest sweeps are what later ones learn from, however old.
@@ -179,21 +180,13 @@ def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
     )  # fmt: skip
 
 
-def sweeps(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSweep, ...]:
-    """Sweeps, newest first."""
-    return tuple(_stored(store, run) for run in store.runs(limit=limit, kind=KIND))
-
-
-def sweeps_in_brief(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSweep, ...]:
-    """Sweeps, newest first, with plan, verdict and decision alone: a night's evidence is a megabyte."""
+def sweeps(
+    store: EvidenceStore, *, limit: int | None = None, in_full: bool = False
+) -> tuple[StoredSweep, ...]:
+    """Sweeps, newest first, with plan, verdict and decision: the evidence of a night is a megabyte."""
+    names = _IN_FULL if in_full else (PLAN, _DECISION)
     found = store.runs(limit=limit, kind=KIND, with_arms=False)
-    return tuple(_stored(store, run, (PLAN, _DECISION)) for run in found)
-
-
-def _page_kept(store: EvidenceStore, number: int) -> Mapping[str, Any] | None:
-    """What a page about a sweep draws, as it was stored at its end; None before that."""
-    kept = [one.figures for one in store.summaries(number, names=(PAGE,)) if one.suite == KIND]
-    return kept[-1] if kept else None
+    return tuple(_stored(store, run, names) for run in found)
 
 
 def find_sweep(store: EvidenceStore | None, number: int | None) -> StoredSweep:
@@ -387,17 +380,16 @@ def history_of(
     return History(samples, n_challenges)
 
 
-def _stored(
-    store: EvidenceStore,
-    run: StoredRun,
-    names: Collection[str] = (PLAN, EVIDENCE, _DECISION, _POWER),
-) -> StoredSweep:
-    last: dict[str, Mapping[str, Any]] = {
-        one.name: one.figures
-        for one in store.summaries(run.number, names=names)
-        if one.suite == KIND
-    }
-    verdicts = store.verdicts(run.number)
+def _last(
+    store: EvidenceStore, number: int, names: Collection[str]
+) -> dict[str, Mapping[str, Any]]:
+    """The last figures of each of these names."""
+    found = store.summaries(number, names=names)
+    return {one.name: one.figures for one in found if one.suite == KIND}
+
+
+def _stored(store: EvidenceStore, run: StoredRun, names: Collection[str] = _IN_FULL) -> StoredSweep:
+    last, verdicts = _last(store, run.number, names), store.verdicts(run.number)
     return StoredSweep(
         run=run,
         plan=last.get(PLAN, {}),
@@ -411,7 +403,7 @@ def _stored(
 def unfinished(ctx: Context, request: SweepRequest) -> StoredSweep | None:
     """The newest sweep, if it asked for the same and did not come to its end."""
     with reading(ctx) as store:
-        found = sweeps_in_brief(store, limit=1) if store is not None else ()
+        found = sweeps(store, limit=1) if store is not None else ()
     if not found or found[0].run.outcome is RunOutcome.DONE:
         return None
     return found[0] if found[0].plan.get("request") == plain(request) else None
@@ -423,7 +415,7 @@ _NOTHING = note("no-sweep", "there has been no sweep yet", "`tunerd sweep run --
 def list_sweeps(ctx: Context) -> ActionResult:
     """All of them, newest first."""
     with reading(ctx) as store:
-        found = () if store is None else sweeps_in_brief(store)
+        found = () if store is None else sweeps(store)
     rows = [_row(ctx, one) for one in found]
     return ActionResult("sweep list", {"sweeps": rows}, () if rows else (_NOTHING,))
 
@@ -436,16 +428,12 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
     """
     with reading(ctx) as store:
         sweep = find_sweep(store, number)
-        page = None if store is None else _page_kept(store, sweep.number)
-        if page is None:
-            events = () if store is None else store.sweep_events(sweep.number)
-            page = page_of(events, sweep.evidence or {})
+        assert store is not None  # noqa: S101 -- it was found there
+        page = _last(store, sweep.number, (PAGE,)).get(PAGE)  # there is none before its end
+        page = page or page_of(store.sweep_events(sweep.number), sweep.evidence or {})
         gone = sweep.run.record.dropped
-        joules = {} if store is None else store.joules_per_token(sweep.number)
-    payload = {
-        **_sweep_json(ctx, sweep, page),
-        "joules_per_token": joules if gone is None else gone.joules_per_token,
-    }
+        joules = store.joules_per_token(sweep.number) if gone is None else gone.joules_per_token
+    payload = {**_sweep_json(ctx, sweep, page), "joules_per_token": joules}
     return ActionResult("sweep show", payload, dropped_message(sweep.run))
 
 
@@ -529,15 +517,12 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
 
 def _heat(arms: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Turn time over n-max and p-min, the fastest of each point, by engine and kind."""
-    best: dict[tuple[str, str, int, float], Mapping[str, Any]] = {}
-    for one in arms:
-        arm = one["arm"]
-        key = (arm["engine"], arm["spec"], arm["n_max"], arm["p_min"])
-        known = best.get(key)
-        if one["believed_s"] is None:
-            continue
-        if known is None or one["believed_s"] < known["believed_s"]:
-            best[key] = one
+    best: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    known = (one for one in arms if one["believed_s"] is not None)
+    for one in sorted(known, key=lambda one: one["believed_s"]):
+        best.setdefault(
+            tuple(one["arm"][name] for name in ("engine", "spec", "n_max", "p_min")), one
+        )
     return [
         {"engine": engine, "spec": spec, "n_max": n_max, "p_min": p_min,
          "measured_s": one["measured_s"], "predicted_s": one["predicted_s"],

@@ -55,7 +55,6 @@ from tunerd.sweep.record import (
     history_of,
     running_sweep,
     sweeps,
-    sweeps_in_brief,
     unfinished,
 )
 from tunerd.sweep.schedule import deadline_of, demand_open, demand_time, least_time_s
@@ -145,7 +144,9 @@ def predicted_best(ctx: Context, generation: Generation) -> Best | None:
         TunerdError: the store, the profile or its workload cannot be read.
     """
     with reading(ctx) as store:
-        sweep = next(iter(sweeps(store, limit=1)), None) if store is not None else None
+        sweep = (
+            next(iter(sweeps(store, limit=1, in_full=True)), None) if store is not None else None
+        )
     verdict = None if sweep is None else sweep.verdict
     arm = None if sweep is None else _serves_now(sweep, generation)
     if sweep is None or verdict is None or arm is None or sweep.evidence is None:
@@ -455,8 +456,10 @@ class _Run:
             "without_service_s": away_s,
             "power": self._power,
         }
-        messages = [*self.prepared.messages, *self.notes, *self._next_steps(verdict, ended)]
-        return ActionResult(self.command, payload, tuple(messages), 0 if measured else 1)
+        noticed = [note("lease", text) for text in dict.fromkeys(self._told)]
+        noticed += [] if self._power is None else power_notes(self._power)
+        messages = (*self.prepared.messages, *noticed, *self._next_steps(verdict, ended))
+        return ActionResult(self.command, payload, messages, 0 if measured else 1)
 
     def _begin_with_what_was_served(self) -> None:
         """What production's log tells of its own laws, as a prior."""
@@ -485,12 +488,6 @@ class _Run:
                             f"`tunerd sweep resume {number}`")]  # fmt: skip
         return []
 
-    @property
-    def notes(self) -> list[Message]:
-        """What was noticed while it ran."""
-        told = [note("lease", text) for text in dict.fromkeys(self._told)]
-        return told if self._power is None else [*told, *power_notes(self._power)]
-
     # Nights, one or several
 
     def _night(self) -> tuple[Outcome, VerdictRecord, float | None, str | None]:
@@ -501,7 +498,8 @@ class _Run:
         outcome, box, held = self._leased(end_s, samples)
         while True:
             self._told += held.notes
-            away_s = _added(away_s, held.without_service_s)
+            if held.without_service_s is not None:
+                away_s = (away_s or 0.0) + held.without_service_s
             found = outcome.evidence
             samples += map(plain, found.samples)
             self._restarts += found.restarts
@@ -713,11 +711,14 @@ class _Run:
         quiet = Quiet(ctx.clock.monotonic_s(), self.house.processors())
         # Looked at each time: the machine may be asleep for what is left of a window.
         while self._left_s(end_s) > _LEAST_S + quiet_s:
-            is_taken = _is_taken(ctx)
+            # Somebody measures, or changes the unit: the place is not to be had.
+            is_taken = any(map(is_locked, (ctx.paths.measure_lock, ctx.paths.lock)))
             if not is_taken and not self._serves_still():
                 box.ended = "what serves has changed since it began"
                 return False
-            is_used = is_taken or _is_busy(ctx) or self.house.trouble() is not None
+            server = None if is_taken else server_now(ctx, ctx.services.state(ctx.unit))
+            is_busy = is_taken or (server is not None and bool(server.n_busy()))
+            is_used = is_busy or self.house.trouble() is not None
             now_s = ctx.clock.monotonic_s()
             if quiet.for_s(now_s, self.house.processors(), is_used=is_used) >= quiet_s:
                 box.ended = self._why_over()
@@ -726,25 +727,9 @@ class _Run:
         return False
 
 
-def _is_taken(ctx: Context) -> bool:
-    """Whether somebody measures, or changes the unit: the place is not to be had."""
-    return any(map(is_locked, (ctx.paths.measure_lock, ctx.paths.lock)))
-
-
-def _is_busy(ctx: Context) -> bool:
-    server = server_now(ctx, ctx.services.state(ctx.unit))
-    return server is not None and bool(server.n_busy())
-
-
 def _told(sample: Sample) -> str:
     """A sample for whoever watches."""
-    if sample.failure:
-        return f"{sample.purpose}: {sample.arm}: {sample.failure}"
-    return f"{sample.purpose}: {sample.arm}"
-
-
-def _added(total: float | None, more: float | None) -> float | None:
-    return total if more is None else (total or 0.0) + more
+    return ": ".join(filter(None, (sample.purpose, str(sample.arm), sample.failure)))
 
 
 _STOP_S = 1800.0
@@ -808,10 +793,9 @@ def _begun(
     job = JobRequest(kind, tuple(argv), Lane.MEASURE, asked_by, now_s, is_member=ctx.is_unattended)
     demand_lane(ctx, job)
     number = start_job(ctx, job)
-    unit = job_unit(number)
-    hint = "`tunerd sweep watch`; `tunerd sweep stop` ends it"
-    started = note("started", f"{unit} runs", hint)
+    unit, hint = job_unit(number), "`tunerd sweep watch`; `tunerd sweep stop` ends it"
     payload = {"unit": unit, "job": number, "budget_s": request.budget_s}
+    started = note("started", f"{unit} runs", hint)
     return ActionResult("sweep start", payload, (*messages, started))
 
 
@@ -854,7 +838,7 @@ def sweep_status(ctx: Context) -> ActionResult:
         "left_s": None if record is None else record.left_s(ctx.clock.now_s()),
     }
     with reading(ctx) as store:
-        newest = sweeps_in_brief(store, limit=1) if store is not None else ()
+        newest = sweeps(store, limit=1) if store is not None else ()
         events = store.sweep_events(newest[0].number) if store is not None and newest else ()
     payload["last"] = _last(newest[0], events) if newest else None
     # Between two leases of one sweep nothing is measured.

@@ -244,6 +244,7 @@ class Search:
 
     def __post_init__(self) -> None:
         """Nothing was tried."""
+        self.learner = self.night.learner
         # What users have now, whatever won meanwhile: output and context are held against it.
         self.serves = self.incumbent
         self.planes = Planes(self.learner, self.grid, self.limits)
@@ -255,11 +256,6 @@ class Search:
         self._contenders: tuple[tuple[int, int], list[Belief]] | None = None
         # How much of the night to leave, as far as one can tell now.
         self._reserve_s: Callable[[], float] = lambda: 0.0
-
-    @property
-    def learner(self) -> Learner:
-        """What is known so far."""
-        return self.night.learner
 
     # The whole
 
