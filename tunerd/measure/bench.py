@@ -133,7 +133,10 @@ class BenchRun:
         self._was_busy = self._is_busy()
         self.life.open()
         try:
-            self._warm_up(plan)
+            self._ctx.say("warming up")
+            for target in self._targets:
+                self.measured[target.name] = ArmData(target.name, traffic_seen=self._watch.counts)
+            self._targets = [self._proved(plan, target) for target in self._targets]
             queue = deque(
                 _Item(target, number, step, texts[target.name][number])
                 for number, step in enumerate(plan.steps)
@@ -181,12 +184,6 @@ class BenchRun:
 
     # The first requests of a life
 
-    def _warm_up(self, plan: Plan) -> None:
-        self._ctx.say("warming up")
-        for target in self._targets:
-            self.measured[target.name] = ArmData(target.name, traffic_seen=self._watch.counts)
-        self._targets = [self._proved(plan, target) for target in self._targets]
-
     def _proved(self, plan: Plan, target: Target) -> Target:
         """The target with what its first requests showed; they are discarded."""
         life, drafts = self.life, target.speculation.drafts
@@ -217,7 +214,7 @@ class BenchRun:
         target, requests = item.target, item.step.requests
         if not self._watch.counts or self._was_busy:
             self._was_busy = self._is_busy()
-        if item.step.is_parallel:
+        if requests[0].streams > 1:  # they run at once
             asked = self.life.ask_all(requests, item.prompts, target=target)
         else:
             asked = []
@@ -576,20 +573,15 @@ class Session:
             speculation=Speculation(drafts=False),
             overrides=OFF_FOR_ONE_REQUEST,
         )
-        if not self._honours((target, off), composer):
+        request, life = warm_up(self.asked.suite, PROOF_KINDS[0]), Life(self.ctx, target)
+        drafted = [life.ask(request, composer.compose(request), target=one).has_drafted
+                   for one in (target, off)]  # fmt: skip
+        if drafted != [True, False]:  # the setting had no effect
             text = "this server cannot switch speculation by request, so only one arm is measured"
             self.messages.append(note("one-arm", text, "`tunerd bench PROFILE` measures both"))
             return [target]
         self._add(off)
         return [target, off]
-
-    def _honours(self, both: Sequence[Target], composer: Composer) -> bool:
-        """Whether the setting had an effect: drafts without it, and none with it."""
-        request = warm_up(self.asked.suite, PROOF_KINDS[0])
-        life = Life(self.ctx, both[0])
-        drafted = [life.ask(request, composer.compose(request), target=one).has_drafted
-                   for one in both]  # fmt: skip
-        return drafted == [True, False]
 
     def _composer(self, target: Target) -> Composer:
         """Texts for one life: the same for every life of a run, and none that this one has seen."""

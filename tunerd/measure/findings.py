@@ -47,10 +47,13 @@ def mtp_table(samples: Sequence[Sample]) -> dict[str, Any]:
     by_kind = {kind: _of_case(samples, kind) for kind in MTP_KINDS}
     measured = [s for found in by_kind.values() for s in found]
     whole = summarise(measured)
+    n_predicted = [
+        one.n_predicted for one in measured if one.is_usable and one.n_predicted is not None
+    ]
     speeds = all_known(summarise(found).decode.tok_s for found in by_kind.values() if found)
     return {
         "n_requests": whole.n,
-        "predicted": _predicted(measured),
+        "predicted": sum(n_predicted) if n_predicted else None,
         "drafted": whole.n_drafted,
         "accepted": whole.n_accepted,
         "acceptance_ratio": whole.acceptance_ratio,
@@ -66,12 +69,6 @@ def missing_kinds(samples: Sequence[Sample]) -> tuple[str, ...]:
     """The kinds of which no request counts."""
     known = {one.case for one in samples if one.is_usable}
     return tuple(kind for kind in MTP_KINDS if kind not in known)
-
-
-def _predicted(samples: Sequence[Sample]) -> int | None:
-    """Tokens that the usable ones generated, as far as the server says."""
-    known = [n for one in samples if one.is_usable and (n := one.n_predicted) is not None]
-    return sum(known) if known else None
 
 
 def _wall_s(by_kind: Mapping[str, Sequence[Sample]]) -> float | None:

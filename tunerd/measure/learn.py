@@ -111,7 +111,9 @@ def learn_workload(
         ConfigError: the log holds too few requests.
     """
     check_name(name, of="a workload")
-    _refuse_taken(ctx, name)
+    layer, path = workload_files(ctx).get(name, (LEARNED, Path()))
+    if layer != LEARNED:
+        raise UsageError(f"there is a workload `{name}` already: {path}", hint="--name ANOTHER")
     unit = unit or ctx.unit
     ctx.say(f"reading the log of {unit}")
     whole, reach_s, missing = _read_days(ctx, unit, days)
@@ -303,12 +305,6 @@ def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
 
 def _wrong(path: Path, cause: str) -> ConfigError:
     return ConfigError(f"workload file `{path}` is wrong", cause=cause, state="nothing was touched")
-
-
-def _refuse_taken(ctx: Context, name: str) -> None:
-    layer, path = workload_files(ctx).get(name, (LEARNED, Path()))
-    if layer != LEARNED:
-        raise UsageError(f"there is a workload `{name}` already: {path}", hint="--name ANOTHER")
 
 
 def _read_log(ctx: Context, unit: str) -> RequestLog:

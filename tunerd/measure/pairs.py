@@ -460,7 +460,6 @@ class Life(Protocol):
             LifeEnded: The server is gone.
             Unusable: The answer must not count.
         """
-        ...
 
     def check(self) -> None:
         """Called when all is asked: whether the process was left alone while it was measured.
@@ -468,11 +467,9 @@ class Life(Protocol):
         Raises:
             Unusable: It answered somebody else too, or is not what it should be.
         """
-        ...
 
     def close(self) -> None:
         """End the process; one that has ended is no error."""
-        ...
 
 
 class Stand(Protocol):
@@ -484,11 +481,9 @@ class Stand(Protocol):
         Raises:
             BootFailed: It does not start.
         """
-        ...
 
     def now_s(self) -> float:
         """Seconds, from an arbitrary start."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -726,7 +721,9 @@ class Comparing:
 
     def _pair(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
         """Both sides; a pair of which a process fails is begun anew with other texts."""
-        orders = self._orders()
+        classes = range(len(self.workload.classes))
+        # The order of classes in each round: the same for both sides.
+        orders = [self.rng.sample(classes, len(classes)) for _ in range(self.limits.max_rounds)]
         for attempt in range(2 * _TRIES):
             name = f"{number}" if attempt == 0 else f"{number}.{attempt}"
             found = self._both(order, name, orders)
@@ -734,11 +731,6 @@ class Comparing:
                 return found
         why = f", the last time because of: {self.last_unusable}" if self.last_unusable else ""
         raise _Failed(f"no complete pair could be measured{why}")
-
-    def _orders(self) -> list[list[int]]:
-        """The order of classes in each round: the same for both sides."""
-        classes = list(range(len(self.workload.classes)))
-        return [self.rng.sample(classes, len(classes)) for _ in range(self.limits.max_rounds)]
 
     def _both(
         self, order: tuple[Side, Side], name: str, orders: list[list[int]]

@@ -256,11 +256,6 @@ class Step:
     requests: tuple[Request, ...]
 
     @property
-    def is_parallel(self) -> bool:
-        """Whether they run at once."""
-        return self.requests[0].streams > 1
-
-    @property
     def weight(self) -> float:
         """How long it takes, in arbitrary units: a prompt token counts a twentieth of a generated one."""
         return sum(one.n_predict + (one.depth_tokens or 0) / 20 for one in self.requests)

@@ -130,18 +130,15 @@ class Backend(Protocol):
 
     def reading(self) -> contextlib.AbstractContextManager[sa.Connection]:
         """A connection that sees the store as it was when the body began."""
-        ...
 
     def writing(self) -> contextlib.AbstractContextManager[sa.Connection]:
         """A connection whose changes are all there, and durable, when the body has ended.
 
         Nobody else writes meanwhile; an exception in the body undoes everything.
         """
-        ...
 
     def close(self) -> None:
         """Let go of it."""
-        ...
 
 
 class StoreFile:
@@ -755,8 +752,11 @@ class EvidenceStore:
             n_samples, n_unusable = counts.get(row["id"], (0, 0))
             data = {**row, "number": row["id"], "record": head, "n_samples": n_samples,
                     "n_unusable": n_unusable}  # fmt: skip
-            found.append(self._understood("runs", StoredRun, data, row["id"], row["id"]))
-        return tuple(_with_dropped(one) for one in found if one is not None)
+            one = self._understood("runs", StoredRun, data, row["id"], row["id"])
+            if one is not None and (gone := one.record.dropped) is not None:
+                one = replace(one, n_samples=gone.n_samples, n_unusable=gone.n_unusable)
+            found += [] if one is None else [one]
+        return tuple(found)
 
     def _records(
         self, kind: type[T], number: int, what: EntryKind, names: Collection[str] | None = None
@@ -878,14 +878,6 @@ def _arm_name(connection: sa.Connection, number: int, name: str | None) -> str:
         wanted = f"arm `{name}`" if name is not None else "single arm"
         raise ValueError(f"run {number} has no {wanted}")
     return found[0]
-
-
-def _with_dropped(one: StoredRun) -> StoredRun:
-    """With the requests that it had, where they are kept no more."""
-    gone = one.record.dropped
-    return (
-        one if gone is None else replace(one, n_samples=gone.n_samples, n_unusable=gone.n_unusable)
-    )
 
 
 def _counts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, tuple[int, int]]:

@@ -21,13 +21,7 @@ from tunerd.errors import BenchError, UsageError
 from tunerd.machine.host import process_facts
 from tunerd.measure import trust
 from tunerd.measure.evidence import ArmRecord
-from tunerd.measure.request import (
-    USUAL_LETTERS_PER_TOKEN,
-    Frame,
-    PromptBook,
-    PromptStock,
-    Route,
-)
+from tunerd.measure.request import USUAL_LETTERS_PER_TOKEN, Frame, PromptBook, PromptStock, Route
 from tunerd.production.checks import explain
 from tunerd.production.gate import ENGINE, replaced_under, why_it_ended
 from tunerd.production.lease import Candidate

@@ -322,7 +322,7 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
     drafting = [one for one in tensors if n_blocks - n_nextn <= _block_of(one.name) < n_blocks]
     key_length, _ = _head_sizes(keys)
     head = by_name.get(_HEAD, by_name.get(_EMBEDDING))
-    name_told = keys.text("general.name")
+    name_told, template = keys.text("general.name"), keys.text("tokenizer.chat_template")
     return ModelFacts(
         identity=identity,
         architecture=(keys.architecture or "unknown")[:_MOST_LETTERS],
@@ -344,7 +344,7 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
         sliding_window=_window(keys) if any(one.is_windowed for one in blocks) else None,
         is_gated_attention=_is_gated(keys, key_length, tensors),
         recurrent=_recurrent_state(keys) if any(one.is_recurrent for one in blocks) else None,
-        chat_template_sha256=_template_hash(keys),
+        chat_template_sha256=sha256(template.encode()).hexdigest() if template else None,
         blocks=blocks,
         input_bytes=sum(places["input", -1]),
         output_bytes=sum(places["output", -1]),
@@ -400,8 +400,7 @@ def _counts(keys: Keys, tensors: Mapping[str, TensorInfo]) -> tuple[int, int]:
     n_nextn = keys.own("nextn_predict_layers") or 0
     if n_blocks > MAX_BLOCKS:
         raise ModelFileError(
-            f"model claims {n_blocks} blocks: `{keys.name}`",
-            cause=f"expected at most {MAX_BLOCKS}",
+            f"model claims {n_blocks} blocks: `{keys.name}`", cause=f"expected at most {MAX_BLOCKS}"
         )
     if n_nextn and n_nextn >= n_blocks:
         raise ModelFileError(
@@ -599,11 +598,6 @@ def _n_vocab(keys: Keys, tensors: Mapping[str, TensorInfo]) -> int | None:
     if size is not None or table is None:
         return size
     return table.dims[1] if len(table.dims) > 1 else None
-
-
-def _template_hash(keys: Keys) -> str | None:
-    template = keys.text("tokenizer.chat_template")
-    return sha256(template.encode()).hexdigest() if template else None
 
 
 _MOST_APART = 128

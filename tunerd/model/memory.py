@@ -246,7 +246,6 @@ class Cells:
 
     n_ctx: int
     n_streams: int
-    n_sequences: int
 
     @property
     def per_stream(self) -> int:
@@ -257,11 +256,6 @@ class Cells:
     def total(self) -> int:
         """Cells of all streams."""
         return self.per_stream * self.n_streams
-
-    def window_per_stream(self, window: int, n_ubatch: int) -> int:
-        """Cells of one stream in a windowed layer."""
-        per_stream = self.n_sequences // self.n_streams
-        return min(self.per_stream, padded(window * per_stream + n_ubatch))
 
 
 def row_bytes(type_name: str, n_values: int) -> int | None:
@@ -477,7 +471,7 @@ class Server:
     def cells(self) -> Cells | None:
         """Sizes of caches; None where the context length is unknown."""
         n_ctx = self.settings.ctx_size or self.facts.context_length
-        return None if n_ctx is None else Cells(n_ctx, self.n_streams, self.settings.n_parallel)
+        return None if n_ctx is None else Cells(n_ctx, self.n_streams)
 
     @cached_property
     def n_ubatch(self) -> int:
@@ -494,7 +488,9 @@ class Server:
         window = self.facts.sliding_window
         if window is None or not self.laws.has_windowed_cache:
             return self.cells.total
-        return self.cells.window_per_stream(window, self.n_ubatch) * self.n_streams
+        n_sequences = self.settings.n_parallel // self.n_streams
+        in_stream = min(self.cells.per_stream, padded(window * n_sequences + self.n_ubatch))
+        return in_stream * self.n_streams
 
     @cached_property
     def placement(self) -> Placement:
@@ -708,11 +704,7 @@ def caches(server: Server) -> Iterator[Part]:
 
 
 def _kv(
-    server: Server,
-    kind: PartKind,
-    device: Device,
-    blocks: Sequence[Block],
-    types: tuple[str, str],
+    server: Server, kind: PartKind, device: Device, blocks: Sequence[Block], types: tuple[str, str]
 ) -> Iterator[Part]:
     here = [block for block in blocks if server.kv_device(block) is device]
     if not here:

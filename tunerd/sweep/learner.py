@@ -54,11 +54,7 @@ class Points:
     """Arms as arrays for the kernel, with their predictions."""
 
     def __init__(
-        self,
-        arms: Sequence[Arm],
-        predicted: Array,
-        errors: Array,
-        names: dict[Hashable, int],
+        self, arms: Sequence[Arm], predicted: Array, errors: Array, names: dict[Hashable, int]
     ) -> None:
         """Of arms with errors that their predictions have in common, by part of a turn."""
         self.predicted = predicted

@@ -108,9 +108,9 @@ class Night:
         self._tell_steps: dict[str, bool] = {}
         self._clock = self.box.now
         self._begin = self.now_s
-        self._tag = self._new_tag()
+        self.tag = self._new_tag()
         self._blocks: dict[str, Block] = {}
-        self._prompts, self._processes = itertools.count(1), itertools.count()
+        self._prompts, self.processes = itertools.count(1), itertools.count()
         self._loads: dict[str, list[float]] = defaultdict(list)
         self._longest_failure_s = 0.0
         self._unseen_load_s: float = getattr(self.box, "expected_load_s", None) or _LOAD_S
@@ -277,13 +277,13 @@ class Night:
 
     def new_prompt(self) -> str:
         """Name of a prompt that nothing has seen."""
-        return f"{self._tag}-{next(self._prompts)}"
+        return f"{self.tag}-{next(self._prompts)}"
 
     def block(self, name: str) -> Block:
         """The block of that name; made when first asked for."""
         if name not in self._blocks:
             order = tuple(int(at) for at in self.rng.permutation(len(self.workload.classes)))
-            self._blocks[name] = Block(f"{self._tag}-{name}", order)
+            self._blocks[name] = Block(f"{self.tag}-{name}", order)
         return self._blocks[name]
 
     def _new_tag(self) -> str:
@@ -291,16 +291,11 @@ class Night:
 
     # Samples
 
-    def next_process(self) -> tuple[str, int]:
-        """Name and number of the next process."""
-        number = next(self._processes)
-        return f"{self._tag}/{number}", number
-
     def recall(self, known: Sequence[Sample]) -> None:
         """Learns from samples of earlier nights, or of this one before it was cut."""
         taken = {sample.process.partition("/")[0] for sample in known}
-        while self._tag in taken:  # the same seed as before: its texts and processes have names
-            self._tag = self._new_tag()
+        while self.tag in taken:  # the same seed as before: its texts and processes have names
+            self.tag = self._new_tag()
         self.learner.add(known)
         disturbed = set[tuple[str, str]]()
         for sample in known:
@@ -434,7 +429,8 @@ class Server:
             CannotStart: It did not come up.
         """
         self.arm = arm
-        self.name, self.number = night.next_process()
+        self.number = next(night.processes)
+        self.name = f"{night.tag}/{self.number}"
         self._night = night
         self._n_blocks = 0
         night.box.check()

@@ -969,10 +969,7 @@ def _context_size(plan: Plan) -> int:
 
 
 def _sizes(
-    plan: Plan,
-    ranges: Mapping[str, tuple[Any, ...]],
-    pins: Mapping[str, str],
-    workload: Workload,
+    plan: Plan, ranges: Mapping[str, tuple[Any, ...]], pins: Mapping[str, str], workload: Workload
 ) -> tuple[int, ...]:
     """Contexts to look at: those that are listed, else from what the workload needs up to the trained one [tok].
 

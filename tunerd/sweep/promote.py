@@ -101,9 +101,8 @@ def promote(
     proposal = _proposal(ctx, sweep)
     request = _request_of(proposal)
 
-    def confirm_still(
-        made: Plan,
-    ) -> None:  # what a person was shown may be replaced while it is read
+    def confirm_still(made: Plan) -> None:
+        # What a person was shown may be replaced while it is read.
         _demand_start(ctx, sweep, ctx.deployed())
         _demand_valid(ctx, proposal, made)
         confirm(made)

@@ -589,27 +589,23 @@ class _Run:
                 left = left_s - (ctx.clock.monotonic_s() - began_s)
                 ctx.report(Progress(_told(sample), left_s=max(0.0, left)))
 
-            self._found = None
+            self._found, limits_w, load_s = None, prepared.power_limits_w, prepared.load_s
+            block_s = max(0.0, prepared.forecast.process_s - load_s)
+            power_s = time_for(limits_w, left_s=left_s, load_s=load_s, block_s=block_s)
             try:
                 with sink.muted():
-                    search_s = left_s - self._power_s(left_s)
                     outcome = self._found = tune(
-                        box, prepared.space.space, prepared.workload, prepared.base.arm, search_s,
+                        box, prepared.space.space, prepared.workload, prepared.base.arm, left_s - power_s,
                         np.random.default_rng([prepared.seed, len(known)]), history=known,
                         policy=prepared.policy, on_sample=on_sample, study=self._study,
                         n_challenges=self.history.n_challenges,
                     )  # fmt: skip
                     box.close()
-                    if prepared.power_limits_w and box.yielded is box.ended is None:
+                    if limits_w and box.yielded is box.ended is None:
                         self._measure_power(quiet, held, box, outcome.arm)
             finally:
                 box.close()
         return outcome, box, held
-
-    def _power_s(self, left_s: float) -> float:
-        prepared, load_s = self.prepared, self.prepared.load_s
-        block_s = max(0.0, prepared.forecast.process_s - load_s)
-        return time_for(prepared.power_limits_w, left_s=left_s, load_s=load_s, block_s=block_s)
 
     def _measure_power(self, ctx: Context, held: Held, box: LeaseBox, best: Arm) -> None:
         """The winner, and what serves, at each limit; kept as it is, whatever ends it."""
@@ -681,12 +677,6 @@ class _Run:
             until_s=until_s,
         )
 
-    def _serves_still(self) -> bool:
-        """Whether nobody deployed or edited anything while it had yielded."""
-        ctx, begun = self.ctx, self.prepared.generation
-        now = ctx.deployed()
-        return now is not None and now.number == begun.number and stands(ctx, begun)
-
     def _why_over(self) -> str | None:
         """Why it cannot go on after it had yielded, by what one that is resumed must be: as it began."""
         ctx, begun = self.ctx, self.prepared
@@ -702,8 +692,7 @@ class _Run:
 
     def _wait_until_quiet(self, end_s: float, box: LeaseBox) -> bool:
         """Production serves meanwhile; whether there is time left, nobody uses it, and it is still what it was."""
-        ctx = self.ctx
-        quiet_s = ctx.settings.sweep.quiet_s
+        ctx, begun, quiet_s = self.ctx, self.prepared.generation, self.ctx.settings.sweep.quiet_s
         may_go_on = self._left_s(end_s) > _LEAST_S + quiet_s
         then = f"it continues once nobody was served for {format_duration(quiet_s)}"
         ctx.say(f"the sweep yielded: {box.yielded}; "
@@ -713,9 +702,11 @@ class _Run:
         while self._left_s(end_s) > _LEAST_S + quiet_s:
             # Somebody measures, or changes the unit: the place is not to be had.
             is_taken = any(map(is_locked, (ctx.paths.measure_lock, ctx.paths.lock)))
-            if not is_taken and not self._serves_still():
-                box.ended = "what serves has changed since it began"
-                return False
+            if not is_taken:
+                now = ctx.deployed()
+                if now is None or now.number != begun.number or not stands(ctx, begun):
+                    box.ended = "what serves has changed since it began"
+                    return False
             server = None if is_taken else server_now(ctx, ctx.services.state(ctx.unit))
             is_busy = is_taken or (server is not None and bool(server.n_busy()))
             is_used = is_busy or self.house.trouble() is not None
@@ -782,11 +773,7 @@ def start_night(
 
 
 def _begun(
-    ctx: Context,
-    kind: str,
-    argv: Sequence[str],
-    request: SweepRequest,
-    messages: Sequence[Message],
+    ctx: Context, kind: str, argv: Sequence[str], request: SweepRequest, messages: Sequence[Message]
 ) -> ActionResult:
     asked_by = ctx.environment.get("SUDO_USER") or ctx.environment.get("USER") or "root"
     now_s = ctx.clock.now_s()

@@ -267,7 +267,9 @@ class Search:
         """
         self.is_exhausted, self._reserve_s = False, reserve_s
         try:
-            self._measure_incumbent()
+            for _ in range(_PROBE_MARGIN_STEPS):
+                if not self.learner.n_processes(self.incumbent):
+                    self.measure(self.incumbent, "incumbent")
             if self.study.seeds:  # what others found first, and then what they know too
                 self._measure_seeds()
             self._probe_families(_PROBING_SHARE * self.night.budget_s)
@@ -339,12 +341,6 @@ class Search:
         return self.grid.contains(arm) or arm == self.incumbent.canonical()
 
     # Steps
-
-    def _measure_incumbent(self) -> None:
-        for _ in range(_PROBE_MARGIN_STEPS):
-            if self.learner.n_processes(self.incumbent):
-                return
-            self.measure(self.incumbent, "incumbent")
 
     def _probe_plain(self) -> bool:
         """A process without speculation, where an engine's own steps say that it may lead like that; whether there was any."""
@@ -808,7 +804,9 @@ class Finalist:
         night.require(night.start_s(arm) + night.fill_s(arm))
         try:
             server = self._search.start(arm, "finalist")
-            self._ask_tools(server)
+            judged, broken = self._limits.own_tool_calls(arm)
+            if not broken:
+                server.tool_calls(self._search.policy.tool_calls - judged)
             if self._limits.breaks_tools(arm) and not self._limits.needs_usual_tools:
                 return MarginStep(arm.fit_mib, None)  # lost already: a fill takes minutes
             free = self._search.fill(server)
@@ -819,11 +817,6 @@ class Finalist:
         finally:
             self._search.learner.refresh()
         return MarginStep(arm.fit_mib, free)
-
-    def _ask_tools(self, server: Server) -> None:
-        judged, broken = self._limits.own_tool_calls(server.arm)
-        if not broken:
-            server.tool_calls(self._search.policy.tool_calls - judged)
 
     def _is_broken(self, arm: Arm) -> bool:
         """Whether it breaks tool calls, or has less context; what may change the output has to prove that it does not."""

@@ -311,7 +311,12 @@ class _Sweep:
         """Those of the incumbent of now; what won in this sweep before it was cut is the next incumbent."""
         self._cut_short = []
         for one in carried(self._history, self.incumbent, self.workload):
-            self._recall_challenge(one)
+            standing = self._standing(one)
+            # What had no decision goes on; what this sweep has decided is not decided again.
+            if standing is Step.GO_ON or (standing is Step.PROMOTE and not one.is_earlier):
+                self._cut_short.append(one)
+            elif not one.is_earlier:
+                self.limits.reject(one.candidate, _NOT_FASTER)
         self.learner.refresh()
         for one in tuple(self._cut_short):
             has_won = not one.is_earlier and self._standing(one) is Step.PROMOTE
@@ -333,14 +338,6 @@ class _Sweep:
             and self.limits.is_safe(arm)
             and self.limits.is_output_proven(arm)
         )
-
-    def _recall_challenge(self, one: Carried) -> None:
-        """What had no decision goes on; what this sweep has decided is not decided again."""
-        standing = self._standing(one)
-        if standing is Step.GO_ON or (standing is Step.PROMOTE and not one.is_earlier):
-            self._cut_short.append(one)
-        elif not one.is_earlier:
-            self.limits.reject(one.candidate, _NOT_FASTER)
 
     def run(self) -> Outcome:
         """The whole night."""
@@ -565,17 +562,13 @@ class _Sweep:
 
     def _pairs_s(self, candidate: Arm) -> float:
         """Time of the pairs that will decide, as far as one can tell."""
-        gain = self._gain()
-        if gain < self.policy.min_gain:
+        gain, policy = self._gain(), self.policy
+        if gain < policy.min_gain:
             gain = _UNKNOWN_GAIN
-        pair_s = self._pair_s(candidate)
-        pairs = planned_pairs(self._n_pairs(gain), pair_s, self._phase_s)
-        return min(pairs, self.policy.max_pairs) * pair_s
-
-    def _n_pairs(self, gain: float) -> int:
-        alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
-        pairs = pairs_needed(gain, _PAIR_SD, margin=self.policy.min_gain, alpha=alpha)
-        return min(max(pairs, LEAST_NAMED), self.policy.max_pairs)
+        alpha = challenge_alpha(policy.alpha, self._next_challenge)
+        needed = pairs_needed(gain, _PAIR_SD, margin=policy.min_gain, alpha=alpha)
+        needed, pair_s = min(max(needed, LEAST_NAMED), policy.max_pairs), self._pair_s(candidate)
+        return min(planned_pairs(needed, pair_s, self._phase_s), policy.max_pairs) * pair_s
 
     def _reserve_s(self) -> float:
         """Time that finalist and verdict will take, with a pair to spare, as far as one can tell.
