@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from tunerd.words import all_known
 
 Array = NDArray[np.float64]
 Row = TypeVar("Row", laws.StepRow, laws.PromptRow)
+Seen = Sequence[laws.StepRow | laws.PromptRow]
 
 _PROCESS_SD = 0.03
 _ROW_SD = 0.04  # of one answer within its process
@@ -193,17 +194,6 @@ def _placed_alike(first: Extra, second: Extra) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen(Generic[Row]):
-    """The decoding or the prompt of one answer: time [ms], and the law's terms for it."""
-
-    row: Row
-    ms: float
-    terms: Array
-    text: int | None
-    is_alone: bool
-
-
-@dataclass(frozen=True, slots=True)
 class FamilyCosts:
     """The law of one family, what it says by itself (for others that are like it), and the levels of its processes."""
 
@@ -226,13 +216,15 @@ class Rows:
     """What the processes of one family show of steps and prompts."""
 
     def __init__(self, processes: Sequence[Process], acceptance: laws.Acceptance | None) -> None:
-        self.answers = [answer for one in processes for answer in one.answers]
-        self.steps, self.prompts = _steps(self.answers, acceptance), _prompts(self.answers)
+        answers = [answer for one in processes for answer in one.answers]
+        timed = filter(observations.is_timed, answers)
+        self.steps = [observations.step_row(one, acceptance) for one in timed]
+        prompts = filter(observations.is_prompt_timed, answers)
+        self.prompts = [observations.prompt_row(one) for one in prompts]
         self.places = {one.name: place_of(one.arm) for one in processes if one.answers}
         self._alone = _single(self.steps), _single(self.prompts)
-        self._step_table = laws.StepTable([one.row for one in self._alone[0]])
-        self._prompt_rows = [one.row for one in self._alone[1]]
-        self._overhead_ms = _overhead_ms(self.answers)
+        self._step_table = laws.StepTable(self._alone[0])
+        self._overhead_ms = _overhead_ms(answers)
 
     def fit(
         self, workload: Workload, levels: Levels, relatives: Sequence[Relative]
@@ -250,7 +242,7 @@ class Rows:
         )
         # What brings each row to level 0.
         step_scales, prompt_scales = (
-            np.array([math.exp(-beside[one.row.process][which]) for one in self._alone[which]])
+            np.array([math.exp(-beside[row.process][which]) for row in self._alone[which]])
             for which in (0, 1)
         )
 
@@ -259,7 +251,7 @@ class Rows:
             prompts = [prompt for _, prompt in kin if prompt is not None]
             return (
                 laws.fit_steps(self._step_table, step_scales, steps),
-                laws.fit_prompts(self._prompt_rows, prompt_scales, prompts),
+                laws.fit_prompts(self._alone[1], prompt_scales, prompts),
             )
 
         own_step, own_prompt = fits(())
@@ -279,12 +271,12 @@ class Rows:
 
     def _levels(self, beyond: tuple[Sequence[float], Sequence[float]]) -> tuple[Level, ...]:
         logs: tuple[dict[str, list[float]], ...] = (defaultdict(list), defaultdict(list))
-        both: tuple[Sequence[_Seen[Any]], ...] = self.steps, self.prompts
+        both: tuple[Seen, ...] = self.steps, self.prompts
         for of_kind, seen, values in zip(logs, both, beyond, strict=True):
-            is_any_alone = any(one.is_alone for one in seen)
-            for one, value in zip(seen, values, strict=True):
-                if one.is_alone or not is_any_alone:
-                    of_kind[one.row.process].append(value)
+            is_any_alone = any(row.is_alone for row in seen)
+            for row, value in zip(seen, values, strict=True):
+                if row.is_alone or not is_any_alone:
+                    of_kind[row.process].append(value)
         found = []
         for name, place in self.places.items():
             own = [of_kind.get(name, []) for of_kind in logs]
@@ -293,46 +285,25 @@ class Rows:
         return tuple(found)
 
 
-def _single(seen: Sequence[_Seen[Row]]) -> Sequence[_Seen[Row]]:
+def _single(seen: Sequence[Row]) -> Sequence[Row]:
     """Those of requests that were alone in the server, where there are any."""
     return [one for one in seen if one.is_alone] or seen
 
 
-def _beyond(seen: Sequence[_Seen[Any]], law: Array) -> list[float]:
+def _beyond(seen: Seen, law: Array) -> list[float]:
     """Log ratio of each time to what the law says."""
     return [math.log(one.ms / max(float(one.terms @ law), 1e-6)) for one in seen]
 
 
-def _steps(
-    answers: Sequence[Answer], acceptance: laws.Acceptance | None
-) -> list[_Seen[laws.StepRow]]:
-    timed = filter(observations.is_timed, answers)
-    rows = ((one, observations.step_row(one, acceptance)) for one in timed)
-    return [
-        _Seen(row, row.step_ms, row.terms, one.text, one.request.concurrency == 1)
-        for one, row in rows
-    ]
-
-
-def _prompts(answers: Sequence[Answer]) -> list[_Seen[laws.PromptRow]]:
-    timed = filter(observations.is_prompt_timed, answers)
-    rows = ((one, observations.prompt_row(one)) for one in timed)
-    return [
-        _Seen(row, row.prompt_ms, row.terms, None if one.is_stand_in else one.text,
-              one.request.concurrency == 1)
-        for one, row in rows
-    ]  # fmt: skip
-
-
 def _factors(
-    seen: Sequence[_Seen[Any]], beyond: Sequence[float], workload: Workload, levels: dict[str, float | None]
+    seen: Seen, beyond: Sequence[float], workload: Workload, levels: dict[str, float | None]
 ) -> Array:  # fmt: skip
     """What each class takes beyond the law, and beyond the levels of its processes."""
     logs: list[list[float]] = [[] for _ in workload.classes]
-    for one, value in zip(seen, beyond, strict=True):
-        level = levels.get(one.row.process)
-        if one.text is not None and level is not None:
-            logs[one.text].append(value - level)
+    for row, value in zip(seen, beyond, strict=True):
+        level = levels.get(row.process)
+        if row.text is not None and level is not None:
+            logs[row.text].append(value - level)
     factors = []
     for one_class, values in zip(workload.classes, logs, strict=True):
         weight = _FACTOR_WEIGHT if one_class.concurrency == 1 else _CONCURRENT_WEIGHT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -281,24 +281,27 @@ def spread_drafted(mean: float) -> Array:
     return by_length(np.clip(mean - np.arange(max(math.ceil(mean), 1)), 0.0, 1.0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepRow:
     """One answer's decoding: mean step time, shares of steps that drafted each position.
 
     `refused` is the share of steps whose draft ended before n-max. `table` has (drafted, steps, ms) by
-    length of the draft, where the build tells single steps. `process` names the life that it was in.
+    length of the draft, where the build tells single steps. `process` names the life that it was in, `text` the
+    class that it stands for; whether it `is_alone` in the server.
     """
 
     process: str
-    step_ms: float
+    ms: float
     n_steps: float
     drafted: Array
     refused: float
     depth_k: float
     n_max: int = 0
     table: tuple[tuple[int, int, float], ...] = ()
+    text: int | None = None
+    is_alone: bool = True
 
-    @property
+    @cached_property
     def terms(self) -> Array:
         """What the coefficients of `fit_steps` are multiplied with."""
         return np.array([1.0, *self.drafted, self.refused, self.depth_k])
@@ -317,7 +320,7 @@ class StepTable:
         """The row that each entry is of."""
         self.lives = numbered((row.process for row in rows), {})[self.rows]
         self.is_of_length = np.repeat(np.array([bool(row.table) for row in rows], bool), counts)
-        told = [row.table or ((0, row.n_steps, row.step_ms),) for row in rows]
+        told = [row.table or ((0, row.n_steps, row.ms),) for row in rows]
         self.ms = np.array([ms for table in told for *_, ms in table], float)
         self.n_steps = np.array([n for table in told for _, n, _ in table], float)
         # What tells no lengths tells the time of one step.
@@ -344,17 +347,19 @@ def _terms_of_lengths(lengths: tuple[int, ...], n_max: int) -> Array:
     return np.array([[1.0, *spread_drafted(n), float(n < n_max), 0.0] for n in lengths])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PromptRow:
-    """One answer's prompt, in the life of that name."""
+    """One answer's prompt, in the life of that name; the rest as of a `StepRow`."""
 
     process: str
-    prompt_ms: float
+    ms: float
     n_tokens: int
     ubatch: int
     depth_k: float
+    text: int | None = None
+    is_alone: bool = True
 
-    @property
+    @cached_property
     def terms(self) -> Array:
         """What the coefficients of `fit_prompts` are multiplied with."""
         batches = math.ceil(self.n_tokens / self.ubatch)
@@ -428,7 +433,7 @@ def fit_prompts(
     """
     if not rows:
         return None
-    times = np.array([row.prompt_ms for row in rows]) * scales
+    times = np.array([row.ms for row in rows]) * scales
     terms = np.array([row.terms for row in rows])
     per_token = float(times.sum() / terms[:, 1].sum())
     scale = np.array([_TYPICAL_UBATCH, 1.0, 1.0]) * per_token

@@ -218,7 +218,7 @@ def _whole_prompt_ms(
         for other in process.answers
         if other.purpose == observations.PREFIX and observations.is_prompt_timed(other)
     ]
-    taken = sum(row.prompt_ms for row in rows)  # long ones count most
+    taken = sum(row.ms for row in rows)  # long ones count most
     expected = sum(float(row.terms @ costs.prompt) for row in rows)
     if not expected:
         return None

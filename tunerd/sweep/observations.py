@@ -393,13 +393,15 @@ def step_row(answer: Answer, acceptance: laws.Acceptance | None) -> laws.StepRow
     drafted, refused, table = _drafting(answer, acceptance)
     return laws.StepRow(
         process=answer.process,
-        step_ms=reading.step_ms or 0.0,
+        ms=reading.step_ms or 0.0,
         n_steps=float(reading.n_steps or 1),
         drafted=drafted,
         refused=refused,
         depth_k=depth / 1000,
         n_max=arm.n_max if arm.drafts else 0,
         table=table,
+        text=answer.text,
+        is_alone=answer.request.concurrency == 1,
     )
 
 
@@ -431,8 +433,10 @@ def prompt_row(answer: Answer) -> laws.PromptRow:
     n_tokens = reading.prompt_n or 1
     return laws.PromptRow(
         process=answer.process,
-        prompt_ms=max(reading.prompt_ms or 0.0, _LEAST_MS),
+        ms=max(reading.prompt_ms or 0.0, _LEAST_MS),
         n_tokens=n_tokens,
         ubatch=max(answer.arm.ubatch, 1),
         depth_k=(answer.depth_start + n_tokens / 2) / 1000,
+        text=None if answer.is_stand_in else answer.text,
+        is_alone=answer.request.concurrency == 1,
     )

@@ -140,7 +140,7 @@ class SweepKeeper:
         served: Mapping[str, Any] | None = None,
     ) -> VerdictRecord:  # fmt: skip
         """What it came to; `served` says how its drafts compare with those of production's own requests."""
-        evidence = outcome.evidence.to_json(with_samples=False)
+        evidence = outcome.evidence.to_json()
         self._store.add_summary(self.number, SummaryRecord(KIND, EVIDENCE, None, evidence))
         page = page_of(self._store.sweep_events(self.number), evidence)
         self._store.add_summary(self.number, SummaryRecord(KIND, PAGE, None, page))

@@ -183,13 +183,11 @@ class Evidence:
         estimate, lower, upper = map(product, ("estimate", "lower", "upper"))
         return Gain(estimate or 0.0, lower, upper, sum(one.n_pairs for one in known))
 
-    def to_json(self, *, with_samples: bool = True) -> dict[str, Any]:
-        """JSON values only."""
-        found: dict[str, Any] = plain(self)
-        found["challenges"] = [one.to_json() for one in self.challenges]
-        if not with_samples:
-            del found["samples"]
-        return found
+    def to_json(self) -> dict[str, Any]:
+        """JSON values only, without the samples."""
+        found: dict[str, Any] = plain(replace(self, samples=(), challenges=()))
+        del found["samples"]
+        return {**found, "challenges": [one.to_json() for one in self.challenges]}
 
 
 @dataclass(frozen=True, slots=True)

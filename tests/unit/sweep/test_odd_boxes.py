@@ -115,7 +115,7 @@ def test_a_driver_written_elsewhere_needs_no_names_of_this_package() -> None:
     assert outcome.arm == faster(one)
     seconds, starts_until, arm = outcome.evidence.path[-1]
     assert (seconds > 0, starts_until > 0, arm) == (True, True, faster(one))
-    kept = outcome.evidence.to_json(with_samples=False)["path"][-1]
+    kept = outcome.evidence.to_json()["path"][-1]
     assert kept == {"seconds": seconds, "restarts": starts_until, "arm": plain(arm)}
     with pytest.raises(ValueError, match=r"speculation.n_max: what is pinned is a range of one"):
         replace(one.space, pinned={"speculation.n_max": 2})
