@@ -708,7 +708,9 @@ def read_counters(text: str) -> Counters:
             values[name] = value
         elif name == _PER_POSITION:
             positions[int(found[2])] = round(value)
+    places = range(max(positions, default=-1) + 1)
     has_positions = "spec_decode_num_draft_tokens_total" in values
+    by_position = tuple(positions.get(place, 0) for place in places) if has_positions else None
     return Counters(
         n_prompt=_count(values, "prompt_tokens_total"),
         n_predicted=_count(values, "tokens_predicted_total"),
@@ -716,11 +718,7 @@ def read_counters(text: str) -> Counters:
         n_deferred=_count(values, "requests_deferred"),
         n_drafted=_count(values, "spec_decode_num_draft_tokens_total"),
         n_accepted=_count(values, "spec_decode_num_accepted_tokens_total"),
-        accepted_by_position=tuple(
-            positions.get(place, 0) for place in range(max(positions, default=-1) + 1)
-        )
-        if has_positions
-        else None,
+        accepted_by_position=by_position,
         n_cached=_count(values, "prompt_tokens_cached_total"),
         prompt_s=values.get("prompt_seconds_total"),
         predicted_s=values.get("tokens_predicted_seconds_total"),
@@ -764,10 +762,9 @@ _MOST_LETTERS = 160
 
 def count_problems(samples: Sequence[Sample]) -> Mapping[str, int]:
     """How many requests had no answer, by the reason in one line."""
-    reasons = (" ".join(one.problem.split()) for one in samples if one.problem is not None)
-    return Counter(
-        text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..." for text in reasons
-    )
+    texts = (" ".join(one.problem.split()) for one in samples if one.problem is not None)
+    most = _MOST_LETTERS
+    return Counter(text if len(text) <= most else f"{text[:most]}..." for text in texts)
 
 
 NO_ANSWER = "no answer"

@@ -245,9 +245,8 @@ class BenchRun:
             return True
         self._n_failed += 1
         if self._n_mute >= _MOST_MUTE or self._n_failed > _MOST_FAILURES:
-            raise BenchError(
-                f"{self._n_failed} requests in a row had no answer", cause=failed.sample.problem
-            )
+            text = f"{self._n_failed} requests in a row had no answer"
+            raise BenchError(text, cause=failed.sample.problem)
         return True
 
     def _demand_life(self, target: Target) -> None:

@@ -47,9 +47,8 @@ def mtp_table(samples: Sequence[Sample]) -> dict[str, Any]:
     by_kind = {kind: _of_case(samples, kind) for kind in MTP_KINDS}
     measured = [s for found in by_kind.values() for s in found]
     whole = summarise(measured)
-    n_predicted = [
-        one.n_predicted for one in measured if one.is_usable and one.n_predicted is not None
-    ]
+    usable = (one.n_predicted for one in measured if one.is_usable)
+    n_predicted = [n for n in usable if n is not None]
     speeds = all_known(summarise(found).decode.tok_s for found in by_kind.values() if found)
     return {
         "n_requests": whole.n,
@@ -641,9 +640,7 @@ def findings(
     suite, found = str(plan.suite), list[SummaryRecord]()
     if plan.suite is Suite.LENGTHS and len(arms) == _PAIR:
         first, second = arms
-        crossing = find_crossover(
-            first.name, first.samples, second.name, second.samples, seed=plan.seed
-        )
+        crossing = find_crossover(first, second, seed=plan.seed)
         found += [] if crossing is None else [crossing.to_record(suite)]
     elif plan.suite is Suite.QUALITY:
         # The first arm against each of the others.
@@ -700,23 +697,19 @@ def _cost_row(sample: Sample) -> tuple[float, float, int] | None:
     return timings.prompt_ms, timings.predicted_ms / n, n
 
 
-def find_crossover(
-    arm: str, samples: Sequence[Sample], than: str, others: Sequence[Sample], *, seed: int
-) -> Crossover | None:
-    """From which length on `arm` is faster, with its interval; None where a figure is missing.
+def find_crossover(arm: ArmData, than: ArmData, *, seed: int) -> Crossover | None:
+    """From which length on an arm is faster, with its interval; None where a figure is missing.
 
     The interval is of these two server lives: what another start of the same arms would differ by is
     not in it. It comes from the t distributions of tax and gain (the generalised confidence
     interval of a ratio), so that "never" and "always" have their share of it.
 
     Args:
-        arm: Name of the arm that pays a tax to gain on each token.
-        samples: Its samples.
-        than: Name of the other.
-        others: Its samples.
+        arm: The one that pays a tax to gain on each token.
+        than: The other.
         seed: Of the draws.
     """
-    mine, theirs = _costs(samples), _costs(others)
+    mine, theirs = _costs(arm.samples), _costs(than.samples)
     if mine is None or theirs is None:
         return None
     rng = np.random.default_rng(seed)
@@ -727,13 +720,8 @@ def find_crossover(
     best = float(_crossings(taxes[0][0] - taxes[1][0], times[0][0] - times[1][0]))
     edge = (1 - USUAL_LEVEL) / 2
     low, high = (float(np.quantile(lengths, at, method="nearest")) for at in (edge, 1 - edge))
-    return Crossover(
-        arm=arm,
-        than=than,
-        n_tokens=best if np.isfinite(best) else None,
-        low=low if np.isfinite(low) else None,
-        high=high if np.isfinite(high) else None,
-    )
+    n_tokens, least, most = (one if np.isfinite(one) else None for one in (best, low, high))
+    return Crossover(arm.name, than.name, n_tokens, least, most)
 
 
 def _mean_and_draws(

@@ -361,9 +361,8 @@ def own_requests(ctx: Context, since_s: float | None = None) -> tuple[list[Timin
         ]
         told = [one.timings for run in runs for one in store.samples(run.number)]
         n_damaged = sum(one.n_rows for one in store.damage)
-    found = [
-        one for one in told if one is not None and None not in (one.prompt_ms, one.predicted_ms)
-    ]
+    known = (one for one in told if one is not None)
+    found = [one for one in known if None not in (one.prompt_ms, one.predicted_ms)]
     return found, len(told) - len(found) + n_damaged
 
 

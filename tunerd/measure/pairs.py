@@ -410,12 +410,9 @@ def _judge_comparison(log_ratios: Sequence[float], *, alpha: float, tolerance: f
 
 def _is_narrow(log_ratios: Sequence[float], needed: float, limit: float) -> bool:
     """Whether the interval ends within half of the effect, or within what does not matter."""
-    mean = float(np.mean(log_ratios))
+    mean, negated = float(np.mean(log_ratios)), [-one for one in log_ratios]
     reach = max(_WIDTH_SHARE * abs(mean), limit)
-    least = min(
-        e_value(log_ratios, mean - reach), e_value([-one for one in log_ratios], -mean - reach)
-    )
-    return least >= needed
+    return min(e_value(log_ratios, mean - reach), e_value(negated, -mean - reach)) >= needed
 
 
 # How a comparison speaks with servers: a simulation, a stand-in engine or the real thing
@@ -561,14 +558,13 @@ class Comparison:
         faster = _FASTER.get(self.standing)
         if faster is None:
             return None
-        here, there = self.failures.get(faster, ()), self.failures.get(A if faster == B else B, ())
+        slower = A if faster == B else B
+        here, there = (self.failures.get(side, ()) for side in (faster, slower))
         deaths, other_deaths = (sum(isinstance(f, LifeEnded) for f in of) for of in (here, there))
         n_starts = len(here) - deaths - (len(there) - other_deaths)
         if not fails_more(n_starts, deaths - other_deaths):
             return None
-        return (
-            f"it failed {_times(here)}, and {A if faster == B else B} {_times(there)}: {here[-1]}"
-        )
+        return f"it failed {_times(here)}, and {slower} {_times(there)}: {here[-1]}"
 
     @property
     def standing(self) -> Standing:
@@ -758,8 +754,14 @@ class Comparing:
         try:
             up_s = self.stand.now_s()
             blocks = [self._round(life, f"{name}-0", orders[0], texts)]
-            if self.n_rounds is None:
-                self.n_rounds = self._rounds(up_s - begin_s, self.stand.now_s() - up_s)
+            if self.n_rounds is None:  # decided once: pairs of unequal work would not be alike
+                boot_s, block_s, most = (
+                    up_s - begin_s,
+                    self.stand.now_s() - up_s,
+                    self.limits.max_rounds,
+                )
+                wanted = round(_ROUND_SHARE * boot_s / block_s) if block_s > 0 else most
+                self.n_rounds = min(max(wanted, 1), most)
             blocks += [
                 self._round(life, f"{name}-{number}", orders[number], texts)
                 for number in range(1, self.n_rounds)
@@ -768,11 +770,6 @@ class Comparing:
         finally:
             life.close()
         return tuple(blocks)
-
-    def _rounds(self, boot_s: float, block_s: float) -> int:
-        """Decided once, by the first process: pairs of unequal work would not be alike."""
-        wanted = round(_ROUND_SHARE * boot_s / block_s) if block_s > 0 else self.limits.max_rounds
-        return min(max(wanted, 1), self.limits.max_rounds)
 
     def _round(self, life: Life, block: str, order: list[int], texts: _Texts) -> tuple[Turn, ...]:
         found = {at: self._ask(life, block, at, texts) for at in order}

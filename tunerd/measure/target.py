@@ -131,9 +131,8 @@ def open_live(ctx: Context) -> Target:
         if hides_words(live):
             cause = f"`{live.program}`, which it starts, is a script that gives its server others"
             hint = f'make the script pass on what it is given, "$@"; `{ctx.systemctl} status {live.unit}` shows what it passes'
-        raise BenchError(
-            f"{live.unit} runs with other arguments than its file has", cause=cause, hint=hint
-        )
+        text = f"{live.unit} runs with other arguments than its file has"
+        raise BenchError(text, cause=cause, hint=hint)
     server = LlamaServer(address, ctx.clock)
     state_now = server.health(timeout_s=_ASK_S)
     if state_now is not HttpState.READY:

@@ -344,11 +344,9 @@ def ollama_layers(store: Path, name: str, files: Files) -> dict[str, Path]:
         layers = manifest.get("layers") if isinstance(manifest, dict) else None
         kinds: dict[str, Path] = {}
         for layer in layers if isinstance(layers, list) else ():
-            digest = (
-                _DIGEST.fullmatch(str(layer.get("digest"))) if isinstance(layer, dict) else None
-            )
-            if digest is not None:
-                kind = str(layer.get("mediaType")).rpartition(".")[2]
+            told = layer if isinstance(layer, dict) else {}
+            if (digest := _DIGEST.fullmatch(str(told.get("digest")))) is not None:
+                kind = str(told.get("mediaType")).rpartition(".")[2]
                 kinds.setdefault(kind, store / "blobs" / f"sha256-{digest[1]}")
         return kinds
     return {}

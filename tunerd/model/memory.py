@@ -437,17 +437,16 @@ def place(facts: ModelFacts, settings: MemorySettings) -> Placement:
     first = max(0, n_blocks + 1 - wanted)
     with_experts = [block for block in facts.blocks if block.expert_bytes]
     trunk = [block.index for block in with_experts if not block.is_mtp]
+    everywhere = [block.index for block in with_experts]
     if settings.cpu_moe:
-        staying = frozenset(
-            block.index for block in with_experts if laws.cpu_moe_takes_mtp or not block.is_mtp
-        )
+        staying = everywhere if laws.cpu_moe_takes_mtp else trunk
     elif laws.cpu_moe_takes_last:
-        staying = frozenset(trunk[len(trunk) - min(n_cpu_moe, len(trunk)) :])
+        staying = trunk[len(trunk) - min(n_cpu_moe, len(trunk)) :]
     else:
-        staying = frozenset(block.index for block in with_experts if block.index < n_cpu_moe)
+        staying = [index for index in everywhere if index < n_cpu_moe]
     return Placement(
         on_gpu=frozenset(range(first, n_blocks)) if wanted > 0 else frozenset(),
-        experts_on_cpu=staying,
+        experts_on_cpu=frozenset(staying),
         forward_on_cpu=frozenset(range(min(settings.n_cpu_ffn, n_blocks))),
         has_head=wanted > 0,
     )
@@ -698,9 +697,8 @@ def caches(server: Server) -> Iterator[Part]:
         yield from _kv(server, PartKind.KV, device, attending, types)
         yield _state(server, device)
         if server.has_mtp:
-            yield from _kv(
-                server, PartKind.MTP_KV, device, facts.mtp_blocks, settings.mtp_cache_types
-            )
+            own = settings.mtp_cache_types
+            yield from _kv(server, PartKind.MTP_KV, device, facts.mtp_blocks, own)
 
 
 def _kv(
@@ -736,9 +734,8 @@ def _state(server: Server, device: Device) -> Part:
 
     Where the copies are no part of it, a buffer of their own holds the states of each step.
     """
-    layers = sum(
-        block.is_recurrent and server.kv_device(block) is device for block in server.facts.blocks
-    )
+    recurrent = [block for block in server.facts.blocks if block.is_recurrent]
+    layers = sum(server.kv_device(block) is device for block in recurrent)
     one, n_slots = _state_bytes(server.facts), server.settings.n_parallel
     if server.laws.keeps_state_copies:
         n_bytes = layers * one * n_slots * server.n_copies

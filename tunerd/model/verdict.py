@@ -134,9 +134,8 @@ class _Reader:
         context = 0 if self._in_models else max(1, self._context)
         if kind is PartKind.COMPUTE:
             same = (kind, label, context)
-            self.buffers = [
-                one for one in self.buffers if (one.kind, one.label, one.context) != same
-            ]
+            known = self.buffers
+            self.buffers = [one for one in known if (one.kind, one.label, one.context) != same]
         self.buffers.append(Buffer(kind, label, mib, context))
 
 
@@ -300,9 +299,8 @@ def _messages(
     if has_gpu:
         need = estimate.start_mib(Device.GPU)
         if free.gpu_mib is None:
-            yield note(
-                "vram-unknown", f"needs {format_mib(need)} of VRAM; how much is free is unknown"
-            )
+            text = f"needs {format_mib(need)} of VRAM; how much is free is unknown"
+            yield note("vram-unknown", text)
         elif fit_mib is None and need > free.gpu_mib:
             yield error(
                 "too-big-for-vram",
@@ -327,10 +325,8 @@ def _messages(
 
 def _fit_moves(estimate: Estimate, free_mib: MiB, spilled: MiB, fit_mib: int) -> Iterator[Message]:
     """What the engine's fit will do, or cannot."""
-    need = format_mib(estimate.start_mib(Device.GPU))
-    wanted = (
-        f"needs {need} of VRAM and a margin of {fit_mib} MiB, and {format_mib(free_mib)} are free"
-    )
+    need, free = format_mib(estimate.start_mib(Device.GPU)), format_mib(free_mib)
+    wanted = f"needs {need} of VRAM and a margin of {fit_mib} MiB, and {free} are free"
     if spilled > estimate.movable_mib:
         yield error(
             "too-big-for-vram",

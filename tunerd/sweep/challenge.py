@@ -224,8 +224,11 @@ class Challenge:
 
     def _gates(self) -> str | None:
         """Which limit the measured pairs break, if any."""
-        times = (mean_ms(self.pairs, side, part) for part in ("turn", "prefill") for side in SIDES)
-        broken = worse(*times, deepest=self.night.workload.deepest, policy=self.policy)
+        turns, prefills = (
+            [mean_ms(self.pairs, side, part) for side in SIDES] for part in ("turn", "prefill")
+        )
+        deepest = self.night.workload.deepest
+        broken = worse(turns, prefills, deepest=deepest, policy=self.policy)
         limits, arm = self.limits, self.candidate
         return broken or limits.shrinks(arm) or limits.breaks_tools(arm)
 

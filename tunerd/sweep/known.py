@@ -161,9 +161,8 @@ def known_by(
         spread = np.inf if acceptance is None else acceptance.spread
         known = np.broadcast_to(spread, laws.n_parameters(n_texts)).copy()
         known[[one.text for one in counts]] = _CLASS_SPREAD
-        fitted = laws.fit_acceptance(
-            counts, n_texts, is_lookup=arm.spec == NGRAM, relative=acceptance
-        )
+        is_lookup = arm.spec == NGRAM
+        fitted = laws.fit_acceptance(counts, n_texts, is_lookup=is_lookup, relative=acceptance)
         acceptance = replace(fitted, spread=known)
     costs = Rows(processes, acceptance).fit(workload, Levels(()), [before.relative])
     if costs is None:

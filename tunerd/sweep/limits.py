@@ -45,6 +45,7 @@ class Headroom:
 
 
 Output = tuple[tuple[str, str], str, Extra]
+Before = Sequence[Sequence[float]]  # and after
 
 
 class _Seen:
@@ -195,9 +196,8 @@ class Limits:
         )
         jitter = self._jitter_mib
         if growths and loads:  # every load of it says how lucky those were that were filled
-            error = math.hypot(
-                jitter / math.sqrt(len(loads)), _READING_SD / math.sqrt(len(growths))
-            )
+            of_readings = _READING_SD / math.sqrt(len(growths))
+            error = math.hypot(jitter / math.sqrt(len(loads)), of_readings)
             return Headroom(fmean(loads) - fmean(growths), error, was_filled=True)
         if filled:
             error = math.hypot(jitter / math.sqrt(len(filled)), _READING_SD)
@@ -217,10 +217,8 @@ class Limits:
 
         With one standard error, a simulated winner of 72 left less than it should (docs/benchmarks.md).
         """
-        headroom = self.headroom(arm)
-        return (
-            headroom is None or headroom.free_mib - _ROOM_SDS * headroom.sd_mib >= self.headroom_mib
-        )
+        room = self.headroom(arm)
+        return room is None or room.free_mib - _ROOM_SDS * room.sd_mib >= self.headroom_mib
 
     def short_mib(self, arm: Arm) -> float:
         """By how much more margin one load of it will hardly fail to have room.
@@ -355,14 +353,14 @@ class Limits:
         if before is None or after is None:
             return None
         deepest = self._learner.workload.deepest
-        first, second = (one.prefill_ms[:, 0].tolist() for one in (before, after))
-        for prefill, one in ((first, self._incumbent), (second, arm)):
+        turns, prefills = (
+            [told[:, 0].tolist() for told in both]
+            for both in ((before.class_ms, after.class_ms), (before.prefill_ms, after.prefill_ms))
+        )
+        for prefill, one in zip(prefills, (self._incumbent, arm), strict=True):
             seen = self._seen.prompts_ms.get(_prompt_of(one))
             prefill[deepest] = sum(seen) / len(seen) if seen else prefill[deepest]
-        return worse(
-            before.class_ms[:, 0].tolist(), after.class_ms[:, 0].tolist(), first, second,
-            deepest=deepest, policy=self._policy,
-        )  # fmt: skip
+        return worse(turns, prefills, deepest=deepest, policy=self._policy)
 
     def reject(self, arm: Arm, reason: str) -> None:
         """Keeps an arm out from now on."""
@@ -461,26 +459,21 @@ class Limits:
         return found
 
 
-def worse(
-    before_ms: Sequence[float],
-    after_ms: Sequence[float],
-    prefill_before_ms: Sequence[float],
-    prefill_after_ms: Sequence[float],
-    *,
-    deepest: int,
-    policy: Policy,
-) -> str | None:
-    """Which limit is broken, in words: the deepest class's prompt, or the worst class's turn."""
-    more_ms = prefill_after_ms[deepest] - prefill_before_ms[deepest]
-    prefill = more_ms / max(prefill_before_ms[deepest], 1e-9)
+def worse(turns: Before, prefills: Before, *, deepest: int, policy: Policy) -> str | None:
+    """Which limit is broken, in words: the deepest class's prompt, or the worst class's turn.
+
+    Both as they were before and as they would be, by class [ms].
+    """
+    before_ms, after_ms = turns
+    prefill_ms, more_ms = prefills[0][deepest], prefills[1][deepest] - prefills[0][deepest]
+    prefill = more_ms / max(prefill_ms, 1e-9)
     if prefill > policy.max_prefill_loss and more_ms > _PREFILL_SHARE * before_ms[deepest]:
         return (
             f"the prompt of the deepest class gets {prefill:.0%} slower, "
             f"and only {policy.max_prefill_loss:.0%} is allowed"
         )
-    worst = max(
-        after / max(before, 1e-9) - 1 for before, after in zip(before_ms, after_ms, strict=True)
-    )
+    both = zip(before_ms, after_ms, strict=True)
+    worst = max(after / max(before, 1e-9) - 1 for before, after in both)
     if worst > policy.max_class_loss:
         return f"one class gets {worst:.0%} slower, and only {policy.max_class_loss:.0%} is allowed"
     return None

@@ -34,35 +34,29 @@ def limits_of(ctx: Context, wanted: Sequence[Any]) -> tuple[float, ...]:
     if not wanted:
         return ()
     if ctx.mode is not Mode.SYSTEM:
-        raise _refused(
-            "only root may change a card's power limit", "leave it out, or `sudo tunerd --system`"
-        )
+        why = "only root may change a card's power limit"
+        raise _refused(why, "leave it out, or `sudo tunerd --system`")
     gpus = ctx.gpu.read().gpus or ()
     if len(gpus) != 1:
-        raise _refused(
-            f"it needs a machine with one GPU, and {len(gpus)} can be read", "leave it out"
-        )
+        raise _refused(f"it needs a machine with one GPU, and {len(gpus)} can be read")
     gpu = gpus[0]
     own_w, least_w, most_w = gpu.power_limit_w, gpu.power_min_w, gpu.power_max_w
     if gpu.uuid is None or own_w is None or least_w is None or most_w is None:
-        raise _refused(f"{gpu.name} does not report its limits", "leave it out")
+        raise _refused(f"{gpu.name} does not report its limits")
     for watts in wanted:
         is_number = isinstance(watts, int | float) and not isinstance(watts, bool)
         if not is_number or not least_w <= watts <= most_w:
-            raise _refused(
-                f"{gpu.name} cannot be limited to {watts!r}",
-                f"give watts between {least_w:g} and {most_w:g}",
-            )
+            allowed = f"give watts between {least_w:g} and {most_w:g}"
+            raise _refused(f"{gpu.name} cannot be limited to {watts!r}", allowed)
     limits = tuple(sorted({float(one) for one in wanted} | {own_w}))
     if len(limits) > _MOST_LIMITS:
         raise _refused(f"{len(limits)} limits are too many", f"give at most {_MOST_LIMITS}")
     return limits
 
 
-def _refused(cause: str, hint: str) -> UsageError:
-    return UsageError(
-        f"{POWER_LIMIT} cannot be measured", cause=cause, state="nothing was touched", hint=hint
-    )
+def _refused(cause: str, hint: str = "leave it out") -> UsageError:
+    text = f"{POWER_LIMIT} cannot be measured"
+    return UsageError(text, cause=cause, state="nothing was touched", hint=hint)
 
 
 def time_for(limits: Sequence[float], *, left_s: float, load_s: float, block_s: float) -> float:

@@ -87,12 +87,10 @@ class Planes:
         beliefs = [one for one in self._learner.beliefs(arms) if one is not None]
         if not beliefs:
             return []
-        spread = self.surprise * self._learner.differences_sd(
-            [one.arm for one in beliefs], leader.arm
-        )
+        sds = self._learner.differences_sd([one.arm for one in beliefs], leader.arm)
         noise = (PROCESS_SD**2 + ANSWER_SD**2) / _PROCESSES
         found = []
-        for belief, sd in zip(beliefs, spread.tolist(), strict=True):
+        for belief, sd in zip(beliefs, (self.surprise * sds).tolist(), strict=True):
             moves = sd * sd / math.hypot(sd, math.sqrt(noise))
             gain = leader.mean - _PLANE_WORTH - belief.mean
             found.append(Proposal(belief, expected_improvement(gain, moves)))
@@ -308,13 +306,11 @@ class Search:
         return self._contenders[1]
 
     def _find_contenders(self) -> list[Belief]:
-        measured = [
-            self._with_room(arm) for arm in self.learner.measured() if self._is_allowed(arm)
-        ]
-        beliefs = filter(None, self.learner.beliefs(list(dict.fromkeys(measured))))
+        arms = filter(self._is_allowed, self.learner.measured())
+        beliefs = self.learner.beliefs(list(dict.fromkeys(map(self._with_room, arms))))
         # Only the fast ones are looked at closely; that the list is short is no statement.
         found: list[Belief] = []
-        for belief in sorted(beliefs, key=lambda belief: belief.mean):
+        for belief in sorted(filter(None, beliefs), key=lambda belief: belief.mean):
             arm, has_room = belief.arm, len(found) < _CONTENDERS
             is_good = has_room and self._may_lead_if_proven(arm)
             is_good = is_good and self.limits.is_output_screened(arm)
@@ -549,10 +545,8 @@ class Search:
         try:
             server = self.start(arm, purpose)
             # Prompts that all racers answer in the same round, so that their luck cancels.
-            race = (
-                self.night.block(f"r{self.learner.n_processes(arm)}") if purpose == _RACE else None
-            )
-            server.block(race)
+            name = f"r{self.learner.n_processes(arm)}"
+            server.block(self.night.block(name) if purpose == _RACE else None)
             self.learner.refresh()
             self.planes.note_surprise(expected, server.name)
             self._tell(server)
@@ -736,9 +730,7 @@ _STEPS = 4
 # A smaller margin is worth another start if it is predicted to save so much (log ratio).
 _FINALIST_WORTH = 0.003
 _STEP_UP_MIB = 256.0
-_NEARLY_NONE_MIB = (
-    16.0  # CUDA takes memory in pieces of 2 MiB and more, so that so little free is none
-)
+_NEARLY_NONE_MIB = 16.0  # CUDA takes memory in pieces of 2 MiB and more: so little is none
 _TRIES = 2
 
 

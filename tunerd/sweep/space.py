@@ -410,11 +410,9 @@ def plan_space(base: Base, engines: Sequence[EngineFacts], wishes: Wishes) -> Sp
     ]
     left += [Left(key, reason) for key, reason in wishes.frozen.items()]
     if not wishes.may_change_output:
-        named = (
-            key for key in wishes.ranges if key in KV_KEYS or key not in ARM_KEYS | SAME_TEXT_KEYS
-        )
-        left += [Left(key, "it can change what the model says, and sweep.may_change_output is false")
-                 for key in named]  # fmt: skip
+        why = "it can change what the model says, and sweep.may_change_output is false"
+        same = ARM_KEYS | SAME_TEXT_KEYS
+        left += [Left(key, why) for key in wishes.ranges if key in KV_KEYS or key not in same]
     whole = Base(base.arm, base.values, spec_types)
     return SpacePlan(Space(families), whole, tuple(dict.fromkeys(left)))
 

@@ -358,9 +358,8 @@ class _Sweep:
         if verdict != INCONCLUSIVE or given_up:
             self.night.recommend(self.incumbent)
         self._tell_what_was_learned()
-        return Outcome(
-            verdict, self.incumbent if self._won else self.given, self._evidence(reasons)
-        )
+        arm = self.incumbent if self._won else self.given
+        return Outcome(verdict, arm, self._evidence(reasons))
 
     def _tell_what_was_learned(self) -> None:
         laws = {
@@ -481,16 +480,13 @@ class _Sweep:
         steps = (*self._won, result)
 
         def ends(part: str) -> tuple[list[float], list[float]]:
-            before, after = (
-                np.array([mean_ms(one.pairs, side, part) for one in steps]) for side in SIDES
-            )
+            both = ([mean_ms(one.pairs, side, part) for one in steps] for side in SIDES)
+            before, after = map(np.array, both)
             ratio = np.prod(after / np.maximum(before, 1e-9), axis=0)
             return before[0].tolist(), (before[0] * ratio).tolist()
 
-        (turn, turn_now), (prefill, prefill_now) = ends("turn"), ends("prefill")
-        return worse(
-            turn, turn_now, prefill, prefill_now, deepest=self.workload.deepest, policy=self.policy
-        )
+        deepest = self.workload.deepest
+        return worse(ends("turn"), ends("prefill"), deepest=deepest, policy=self.policy)
 
     def _to_go_on(self) -> Arm | None:
         """The candidate of a challenge that was cut short, where it is what would be challenged with."""
@@ -507,9 +503,8 @@ class _Sweep:
         return finalist.prepare(leader)
 
     def _challenge(self, candidate: Arm) -> Result:
-        before = next(
-            (one for one in self._cut_short if one.candidate == candidate.canonical()), None
-        )
+        known = (one for one in self._cut_short if one.candidate == candidate.canonical())
+        before = next(known, None)
         if before is None:
             before = Carried(candidate, self._next_challenge, (), is_earlier=False)
             self._next_challenge += 1

@@ -12,6 +12,7 @@ from tests.support.bench_samples import sample, timings
 from tunerd.measure.answer import Answer, ClientTimes, Mark, Sample, ToolCall
 from tunerd.measure.evidence import TurnTime
 from tunerd.measure.findings import (
+    ArmData,
     Question,
     beside_published,
     find_crossover,
@@ -60,8 +61,8 @@ def an_arm(
 
 
 def test_the_crossing_of_the_24_gb_write_up_is_at_about_900_tokens() -> None:
-    found = find_crossover("on", an_arm(MTP_PREFILL_MS, MTP_TOK_S), "off",
-                           an_arm(PLAIN_PREFILL_MS, PLAIN_TOK_S), seed=1)  # fmt: skip
+    on, off = an_arm(MTP_PREFILL_MS, MTP_TOK_S), an_arm(PLAIN_PREFILL_MS, PLAIN_TOK_S)
+    found = find_crossover(ArmData("on", on), ArmData("off", off), seed=1)
 
     assert found is not None
     # 11.5 s of tax over 1/29 - 1/46 s of gain.
@@ -75,7 +76,7 @@ def test_the_interval_of_the_crossing_holds_the_truth_as_often_as_it_says() -> N
     for seed in range(200):
         on = an_arm(MTP_PREFILL_MS, MTP_TOK_S, noise=0.02, seed=seed)
         off = an_arm(PLAIN_PREFILL_MS, PLAIN_TOK_S, noise=0.02, seed=10_000 + seed)
-        found = find_crossover("on", on, "off", off, seed=seed)
+        found = find_crossover(ArmData("on", on), ArmData("off", off), seed=seed)
         assert found is not None
         held += (found.low or 0) <= truth <= (found.high or float("inf"))
 
@@ -88,12 +89,12 @@ def test_an_arm_without_a_gain_crosses_nowhere_and_one_that_noise_may_hide_has_n
 ):
     plain = an_arm(37_500.0, PLAIN_TOK_S, noise=0.03)
     slower = an_arm(49_000.0, dict.fromkeys(LENGTHS, 25.0), noise=0.01)
-    found = find_crossover("on", slower, "off", plain, seed=1)
+    found = find_crossover(ArmData("on", slower), ArmData("off", plain), seed=1)
     assert found is not None
     assert (found.n_tokens, found.low, found.high) == (None, None, None)
 
     hidden = an_arm(40_000.0, dict.fromkeys(LENGTHS, 29.3), noise=0.03)
-    found = find_crossover("on", hidden, "off", plain, seed=1)
+    found = find_crossover(ArmData("on", hidden), ArmData("off", plain), seed=1)
     assert found is not None
     assert found.high is None
 

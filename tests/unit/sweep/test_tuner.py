@@ -170,11 +170,10 @@ def test_no_time_is_kept_for_a_proof_before_there_is_anything_to_prove() -> None
 
 
 def test_a_slower_prompt_is_no_veto_where_it_is_little_of_the_turn() -> None:
-    before, after = [20_000.0, 8_000.0], [15_000.0, 6_000.0]
-    assert (
-        worse(before, after, [500.0, 300.0], [1_100.0, 300.0], deepest=0, policy=Policy()) is None
-    )
-    told = worse(before, after, [4_000.0, 300.0], [8_800.0, 300.0], deepest=0, policy=Policy())
+    turns = [20_000.0, 8_000.0], [15_000.0, 6_000.0]
+    little, much = ([500.0, 300.0], [1_100.0, 300.0]), ([4_000.0, 300.0], [8_800.0, 300.0])
+    assert worse(turns, little, deepest=0, policy=Policy()) is None
+    told = worse(turns, much, deepest=0, policy=Policy())
     assert told == "the prompt of the deepest class gets 120% slower, and only 50% is allowed"
 
 
