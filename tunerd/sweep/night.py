@@ -268,9 +268,8 @@ class Night:
 
     def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
         """A request of a class; if not exact, one that decodes at the same depth for less."""
-        shorter = observations.searched_tokens(
-            one, drafts=arm.drafts, whole=self.budget_s >= _LONG_NIGHT_S
-        )
+        whole = self.budget_s >= _LONG_NIGHT_S
+        shorter = observations.searched_tokens(one, drafts=arm.drafts, whole=whole)
         n_predict = one.n_predict if exact else shorter
         cached, new = self._stand_in(arm, one, exact=exact) or (one.cached_tokens, one.new_tokens)
         return Request(one.kind, prompt_id, cached, new, n_predict, one.concurrency)

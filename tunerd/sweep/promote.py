@@ -258,9 +258,8 @@ def _demand_open(sweep: StoredSweep) -> None:
                 hint=f"`tunerd sweep status`; `tunerd sweep resume {sweep.number}` continues one that was cut short",
             )
         said = sweep.verdict.sentence if sweep.verdict is not None else sweep.run.reason
-        raise UsageError(
-            f"sweep {sweep.number} proved no winner", cause=said, hint="`tunerd sweep list`"
-        )
+        text = f"sweep {sweep.number} proved no winner"
+        raise UsageError(text, cause=said, hint="`tunerd sweep list`")
     what = (sweep.decision or {}).get("what")
     if what in {PROMOTED, TAKEN_BACK}:
         raise UsageError(f"sweep {sweep.number} was already {what}", hint="`tunerd history`")
@@ -326,9 +325,8 @@ def _demand_valid(ctx: Context, proposal: _Proposal, made: Plan) -> None:
     found = StalenessCheck(ctx).of(now, sweep.run.record)
     if found.holds is not True or argv[0] != record.program:
         told = argument_changes(record.argv or (), without_secrets(argv))
-        told += tuple(
-            f"variable {name}" for name in changed_variables(record.environment, variables)
-        )
+        changed_names = changed_variables(record.environment, variables)
+        told += tuple(f"variable {name}" for name in changed_names)
         raise DeployError(
             f"what sweep {sweep.number} proved no longer holds here",
             cause="\n".join((*found.texts, *told)) or "its conditions cannot be found out",

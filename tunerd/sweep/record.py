@@ -284,9 +284,8 @@ def _take_again(ctx: Context, record: TunedRecord) -> Message:
     write_tuned(ctx, record)
     if record.arm is not None:
         forget_failure(ctx, record.profile, read(Arm, record.arm))
-    keep_decision(
-        ctx, record.sweep, {"what": AGAIN, "generation": record.generation, "text": "by hand"}
-    )
+    decision = {"what": AGAIN, "generation": record.generation, "text": "by hand"}
+    keep_decision(ctx, record.sweep, decision)
     return note("tuned", f"what sweep {record.sweep} found is in force again")
 
 

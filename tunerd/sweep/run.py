@@ -144,9 +144,8 @@ def predicted_best(ctx: Context, generation: Generation) -> Best | None:
         TunerdError: the store, the profile or its workload cannot be read.
     """
     with reading(ctx) as store:
-        sweep = (
-            next(iter(sweeps(store, limit=1, in_full=True)), None) if store is not None else None
-        )
+        found = () if store is None else sweeps(store, limit=1, in_full=True)
+    sweep = next(iter(found), None)
     verdict = None if sweep is None else sweep.verdict
     arm = None if sweep is None else _serves_now(sweep, generation)
     if sweep is None or verdict is None or arm is None or sweep.evidence is None:
@@ -156,9 +155,8 @@ def predicted_best(ctx: Context, generation: Generation) -> Best | None:
     shape, _ = workload_for(ctx, sweep.plan["request"].get("workload"), resolved)
     requests = served_requests(ctx, sweep.run.ended_s or generation.created_s)
     then = (verdict.details.get("served") or {}).get("gain") if verdict.outcome != PROMOTE else None
-    return best_now(
-        requests, sweep.evidence["models"], arm, sweep.plan["families"], shape.plain(), then
-    )
+    models, families = sweep.evidence["models"], sweep.plan["families"]
+    return best_now(requests, models, arm, families, shape.plain(), then)
 
 
 def _serves_now(sweep: StoredSweep, generation: Generation) -> Arm | None:
@@ -210,9 +208,8 @@ def _compare_builds(
     if prepared is None:
         return None
     if stopped := house.stopped():
-        raise LeaseEnded(
-            "the comparison was ended before it began", cause=stopped, state="nothing was touched"
-        )
+        text = "the comparison was ended before it began"
+        raise LeaseEnded(text, cause=stopped, state="nothing was touched")
     load_s = prepared.outlook.load_s or 0.0
     least_s = least_time_s(budget_s, load_s)
     deadline = deadline_of(ctx, window, load_s=load_s, changes_program=True)
@@ -434,9 +431,8 @@ class _Run:
             with contextlib.suppress(HostError):  # its disk is full: the run stays without an end
                 keeper.end(RunOutcome.STOPPED, words_of(error))
             if isinstance(error, KeyboardInterrupt | SystemExit):
-                error.add_note(
-                    f"its samples are kept: `tunerd sweep resume {keeper.number}` continues it"
-                )
+                again = f"`tunerd sweep resume {keeper.number}` continues it"
+                error.add_note(f"its samples are kept: {again}")
             raise
         is_over = ended is not None and outcome.verdict == "inconclusive"
         keeper.end(RunOutcome.STOPPED if is_over else RunOutcome.DONE, "; ".join(verdict.reasons))
@@ -816,22 +812,22 @@ def sweep_status(ctx: Context) -> ActionResult:
     """What runs now, how far it is, and what it would recommend."""
     number, job = running_sweep(ctx), sweeping_job(ctx)
     record = None if number is None else read_measurement(ctx)
-    payload: dict[str, Any] = {
+    with reading(ctx) as store:
+        newest = sweeps(store, limit=1) if store is not None else ()
+        events = store.sweep_events(newest[0].number) if store is not None and newest else ()
+    # Between two leases of one sweep nothing is measured.
+    is_open = any(one.run.outcome is None for one in newest) and bool(events)
+    is_under_way = _is_up(ctx) or is_locked(ctx.paths.sweep_lock)
+    payload = {
         "unit": SWEEP_UNIT if job is None else job_unit(job),
         "unit_state": ctx.services.state(SWEEP_UNIT).active_state if job is None else "active",
         "sweep": number,
         "since_s": None if record is None else record.since_s,
         "until_s": None if record is None else record.until_s,
         "left_s": None if record is None else record.left_s(ctx.clock.now_s()),
+        "last": _last(newest[0], events) if newest else None,
+        "waits": newest[0].number if number is None and is_open and is_under_way else None,
     }
-    with reading(ctx) as store:
-        newest = sweeps(store, limit=1) if store is not None else ()
-        events = store.sweep_events(newest[0].number) if store is not None and newest else ()
-    payload["last"] = _last(newest[0], events) if newest else None
-    # Between two leases of one sweep nothing is measured.
-    is_open = any(one.run.outcome is None for one in newest) and bool(events)
-    is_under_way = _is_up(ctx) or is_locked(ctx.paths.sweep_lock)
-    payload["waits"] = newest[0].number if number is None and is_open and is_under_way else None
     return ActionResult("sweep status", payload)
 
 

@@ -193,9 +193,8 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
                 state="nothing was changed",
             )
     elif changed.get("schedule.enabled"):
-        raise UsageError(
-            "nights need a window", state="nothing was changed", hint="--window 01:00-06:30"
-        )
+        text, hint = "nights need a window", "--window 01:00-06:30"
+        raise UsageError(text, state="nothing was changed", hint=hint)
     done = set_keys(ctx, "schedule set", changed, "tunerd schedule show")
     told = _until_logout(ctx) if changed.get("schedule.enabled") else ()
     return replace(done, messages=(*done.messages, *told))
@@ -247,15 +246,11 @@ def next_openings(
     window = window_of(ctx, ctx.settings.sweep.window)
     if window is None or not ctx.settings.schedule.enabled:
         return ()
+    is_late = waits or _waits_for_sleep(ctx)
+    missed = calendar.Missed.LATE if is_late else calendar.Missed(ctx.settings.schedule.missed)
+    now_s = ctx.clock.now_s()
     return calendar.openings(
-        window,
-        read_memory(ctx),
-        ctx.clock.now_s(),
-        missed=calendar.Missed.LATE
-        if waits or _waits_for_sleep(ctx)
-        else calendar.Missed(ctx.settings.schedule.missed),
-        least_s=_LEAST_NIGHT_S,
-        most=most,
+        window, read_memory(ctx), now_s, missed=missed, least_s=_LEAST_NIGHT_S, most=most
     )
 
 
@@ -337,11 +332,8 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
         hint = "`tunerd schedule set --window 01:00-06:30 --on`"
         return (note("off", "no night begins by itself", hint),)
     if settings.sweep.window is None:
-        return (
-            warning(
-                "no-window", "nights are on, but no window is set", "`tunerd schedule set --window`"
-            ),
-        )
+        text = "nights are on, but no window is set"
+        return (warning("no-window", text, "`tunerd schedule set --window`"),)
     if not next_openings(ctx):
         text = f"no night begins: the window is shorter than {format_duration(_LEAST_NIGHT_S)}"
         return (warning("too-short", text, "`tunerd schedule set --window`"),)
