@@ -61,15 +61,9 @@ def list_workloads(ctx: Context) -> ActionResult:
         except ConfigError as error:
             messages.append(warning("bad-workload", error.message, error.cause))
             continue
-        found.append(
-            {
-                "name": file.shape.name,
-                "layer": file.layer,
-                "path": str(file.path),
-                "description": file.shape.description,
-                "classes": len(file.shape.classes),
-            }
-        )
+        shape = file.shape
+        found.append({"name": shape.name, "layer": file.layer, "path": str(file.path),
+                      "description": shape.description, "classes": len(shape.classes)})  # fmt: skip
     return ActionResult("workload list", {"workloads": found}, tuple(messages))
 
 
@@ -255,6 +249,7 @@ def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
     """As scripts read it; times are None where the server's speed is not known."""
     shape = file.shape
     parts = workload.expected_parts(shape, rates)
+    rows = zip(shape.classes, shape.plain().classes, shape.shares, strict=True)
     classes = [
         {
             **one.to_json(),
@@ -263,16 +258,13 @@ def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
             "mean": {
                 "cached_tokens": plain.cached_tokens,
                 "new_tokens": plain.new_tokens,
-                "reasoning_tokens": None
-                if one.reasoning_tokens is None
-                else round(one.reasoning_tokens.mean),
+                "reasoning_tokens": None if thoughts is None else round(thoughts.mean),
                 "answer_tokens": round(one.answer_tokens.mean),
             },
             "turn": None if parts is None else workload.parts_json(parts[index]),
         }
-        for index, (one, plain, share) in enumerate(
-            zip(shape.classes, shape.plain().classes, shape.shares, strict=True)
-        )
+        for index, (one, plain, share) in enumerate(rows)
+        for thoughts in [one.reasoning_tokens]
     ]
     return {
         "name": shape.name,

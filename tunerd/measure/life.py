@@ -575,10 +575,8 @@ class Texts:
             told: What else the request has.
         """
         kind = random.Random(name).choice(_ANY_KIND) if one.kind == MIXED else one.kind  # noqa: S311 -- no secret
-        held = is_held or not one.new_tokens
-        request = class_request(
-            one, name, shares=self.shared, kind=kind, is_fixed_length=held, **told
-        )
+        told |= {"kind": kind, "is_fixed_length": is_held or not one.new_tokens}
+        request = class_request(one, name, shares=self.shared, **told)
         composer = self._prepared(one.cached_tokens if request.is_warm else 0)
         composer.stock = self.stock(name)
         requests = (request,) * one.concurrency
@@ -600,9 +598,8 @@ class Texts:
         return PromptStock(self.book, random.Random(f"{self.seed} {name}"))  # noqa: S311 -- no secret
 
 
-_KNOWN = {
-    tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in TOOL_KINDS
-}
+_TOOLS = [tool["function"] for tool in TOOL_KINDS]
+_KNOWN = {tool["name"]: tool["parameters"]["properties"] for tool in _TOOLS}
 
 
 def tool_call_is_whole(answer: Answer | None) -> bool | None:

@@ -603,9 +603,8 @@ def _one(suite: Suite, case: str, kind: str, n_predict: int, **more: Any) -> Ste
 def _lengths(asked: BenchRequest, room: Room) -> list[list[Step]]:
     """Answers of several lengths after a long cold prompt: 43,000 tokens, or what the context leaves."""
     n_ctx, most, least = room.n_ctx, room.most_tokens, (asked.depth or 0) + _SPARE_TOKENS
-    lengths = [
-        n for n in LENGTHS if (n_ctx is None or n + least <= n_ctx) and (most is None or n <= most)
-    ]
+    roomy = [n for n in LENGTHS if n_ctx is None or n + least <= n_ctx]
+    lengths = [n for n in roomy if most is None or n <= most]
     if not lengths:
         limit = "" if most is None else f" and answers of at most {most}"
         raise BenchError(

@@ -57,13 +57,10 @@ def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
 def _imported(ctx: Context) -> list[dict[str, Any]]:
     if not ctx.paths.imported_dir.is_dir():
         return []
+    found = {name: one.entries for name, one in imported(ctx).items()}
     return [
-        {
-            "bundle": name,
-            "entries": len(one.entries),
-            "sources": sorted({entry.source for entry in one.entries}),
-        }
-        for name, one in imported(ctx).items()
+        {"bundle": name, "entries": len(of), "sources": sorted({entry.source for entry in of})}
+        for name, of in found.items()
     ]
 
 
@@ -147,9 +144,8 @@ def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:
         written_by=f"tunerd {__version__}",
         entries=tuple(entries),
     )
-    return ActionResult(
-        "results export", bundle.model_dump(mode="json", by_alias=True, exclude_none=True), messages
-    )
+    payload = bundle.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return ActionResult("results export", payload, messages)
 
 
 class StalenessCheck:
@@ -701,8 +697,7 @@ def forget(ctx: Context, name: str) -> ActionResult:
     """
     path = ctx.paths.imported_dir / f"{name}.json"
     if not re.fullmatch(r"[0-9a-f]{12}", name) or not path.exists():
-        raise UsageError(
-            f"no bundle {name[:40]!a} was imported", hint="`tunerd results list` lists them"
-        )
+        text = f"no bundle {name[:40]!a} was imported"
+        raise UsageError(text, hint="`tunerd results list` lists them")
     ctx.files.remove(path)
     return ActionResult("results forget", {"bundle": name}, has_acted=True)

@@ -354,7 +354,7 @@ def history_of(
     found: list[list[dict[str, Any]]] = []
     n_challenges = 0
     for at, run in enumerate(store.runs(kind=KIND, with_arms=False)):
-        plan = _stored(store, run, (PLAN,)).plan
+        plan = _last(store, run.number, (PLAN,)).get(PLAN, {})
         is_current = plan.get("generation", generation) == generation
         is_full = sum(map(len, found)) > most
         if not is_current and (is_full or at >= KEPT_SWEEPS):
@@ -368,13 +368,8 @@ def history_of(
             n_challenges = max(n_challenges, *numbers, 0) + n_damaged  # each may have had another
         spent = {} if is_current else {"pair": None}
         if is_same and not n_damaged:
-            found.append(
-                [
-                    {**event, "is_earlier": True, **spent}
-                    for event in events
-                    if not is_full or event.get("pair")
-                ]
-            )
+            kept = (event for event in events if not is_full or event.get("pair"))
+            found.append([{**event, "is_earlier": True, **spent} for event in kept])
     samples = [event for events in reversed(found) for event in events]
     return History(samples, n_challenges)
 
