@@ -21,7 +21,7 @@ from tunerd.machine.clock import Clock, SystemClock
 from tunerd.machine.files import is_locked
 from tunerd.machine.process import Interrupts, Setting, own_command, start
 from tunerd.operations import JobRequest, JobState, Lane
-from tunerd.production.own import NOTIFY, SWEEP, OwnUnit, start_own_unit
+from tunerd.production.own import NOTIFY, SWEEP, start_own_unit
 from tunerd.records import plain, read, read_or_none
 from tunerd.result import ActionResult, Progress, ProgressSink, error_json, result_from_json
 from tunerd.words import Mode
@@ -246,7 +246,7 @@ def start_job(ctx: Context, request: JobRequest) -> int:
     else:
         what = f"job {number}, {request.kind}"
         like = NOTIFY if request.kind == "notify test" else SWEEP
-        start_own_unit(ctx, OwnUnit(job_unit(number), what, words, like, is_told=True))
+        start_own_unit(ctx, job_unit(number), what, words, like=like, is_told=True)
     return number
 
 

@@ -199,9 +199,9 @@ class GpuReading:
     """
 
     gpus: tuple[Gpu, ...] | None
-    problem: str | None
-    driver_version: str | None
-    cuda_version: str | None
+    problem: str | None = None
+    driver_version: str | None = None
+    cuda_version: str | None = None
     awaits_reboot: str | None = None
 
 

@@ -6,6 +6,7 @@ all is left out and named in the reading's `problem`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +104,9 @@ class NvmlReader:
             was_open = self._is_open
             reading, is_stale = self._read_once()
             if is_stale and was_open:
-                self._close()
+                self._is_open = False
+                with contextlib.suppress(pynvml.NVMLError):  # a dead library need not be shut down
+                    pynvml.nvmlShutdown()
                 reading, _ = self._read_once()
             module, library = _driver_versions(self.root)
             why = reading.awaits_reboot
@@ -111,21 +114,15 @@ class NvmlReader:
                 why = _awaits_reboot(module, library, self.root)
             return replace(reading, problem=reading.problem or why, awaits_reboot=why)
 
-    def _close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            try:
-                pynvml.nvmlShutdown()
-            except pynvml.NVMLError:
-                return  # a dead library cannot be shut down, and need not be
-
     def _read_once(self) -> tuple[GpuReading, bool]:
         """A reading, and whether the library should be started anew before the next one."""
         gpus: list[Gpu] = []
         problems: list[str] = []
         is_stale = False
         try:
-            self._open()
+            if not self._is_open:
+                pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+                self._is_open = True
             driver_version = _text(pynvml.nvmlSystemGetDriverVersion)
             cuda_version = _cuda_version()
             for index in range(pynvml.nvmlDeviceGetCount()):
@@ -148,28 +145,17 @@ class NvmlReader:
         )
         return reading, is_stale
 
-    def _open(self) -> None:
-        if not self._is_open:
-            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-            self._is_open = True
-
     def _nothing(self, error: pynvml.NVMLError) -> GpuReading:
         """What to say when the library gave nothing; the PCI bus may know that there is nothing."""
         problem = _words(error)
         if error.value in _DRIVER_MISSING:
             on_bus = nvidia_gpus_on_pci_bus(self.root)
             if on_bus == ():
-                return GpuReading(gpus=(), problem=None, driver_version=None, cuda_version=None)
+                return GpuReading(gpus=())
             if on_bus:
                 problem += f", but an NVIDIA GPU is on the PCI bus at {', '.join(on_bus)}"
         differs = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-        return GpuReading(
-            gpus=None,
-            problem=problem,
-            driver_version=None,
-            cuda_version=None,
-            awaits_reboot=problem if differs else None,
-        )
+        return GpuReading(None, problem, awaits_reboot=problem if differs else None)
 
     def _gpu(self, index: int) -> Gpu | None:
         """One GPU; None for a MIG device, which is a part of a GPU that has its own index."""
@@ -177,7 +163,6 @@ class NvmlReader:
         if _ask(lambda: pynvml.nvmlDeviceIsMigDeviceHandle(handle).value):
             return None
         total_mib, used_mib, reserved_mib, free_mib = _memory(handle)
-        capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         limits = _ask(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, handle)
         return Gpu(
             index=index,
@@ -199,7 +184,7 @@ class NvmlReader:
             pcie_generation_max=_positive(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
             pcie_width=_positive(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
             pcie_width_max=_positive(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-            compute_capability=None if capability is None else (capability[0], capability[1]),
+            compute_capability=_ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
             is_mig=_is_mig(handle),
             bar1_mib=_bar1_mib(handle),
             performance_state=_performance_state(handle),

@@ -71,30 +71,22 @@ def _values(root: Path, name: str) -> tuple[str, ...]:
 _MOUNT = "sys/fs/cgroup"
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupMemory:
-    """The tightest limit there is, and how much of it is left; None where unknown or unlimited."""
+def _limits_around(root: Path) -> Iterator[tuple[int, int | None]]:
+    """What the groups around this process allow to it and to its siblings: each limit and what is left of it [bytes].
 
-    limit_bytes: int | None
-    left_bytes: int | None
-
-
-def _cgroup_memory(root: Path = Path("/")) -> CgroupMemory:
-    """What the groups around this process allow to it and to its siblings (the unified hierarchy alone).
-
-    The unit that this process itself is in is left out: what limits tunerd's own service or a
+    None is not known. The unit that this process itself is in is left out: what limits tunerd's own service or a
     login session does not limit a server that the service manager starts.
     """
     rows = (read_text(root / "proc/self/cgroup") or "").splitlines()
     path = next((row.removeprefix("0::") for row in rows if row.startswith("0::")), None)
-    levels = [] if path is None else _levels(path)
-    found = [one for level in levels if (one := _read_level(root / _MOUNT / level)) is not None]
-    left = [one.left_bytes for one in found]
-    known = [amount for amount in left if amount is not None]
-    return CgroupMemory(
-        limit_bytes=min((one.limit_bytes for one in found if one.limit_bytes), default=None),
-        left_bytes=min(known) if known and len(known) == len(left) else None,
-    )
+    for level in () if path is None else _levels(path):
+        folder = root / _MOUNT / level
+        limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
+        if limit is not None:
+            # Old file pages are given back under pressure, as the kernel's own MemAvailable assumes.
+            shown = map(str.split, (read_text(folder / "memory.stat") or "").splitlines())
+            old = next((int(row[1]) for row in shown if row[:1] == ["inactive_file"]), 0)
+            yield limit, None if used is None else max(0, limit - used + old)
 
 
 def has_memory_groups(root: Path = Path("/")) -> bool:
@@ -116,19 +108,6 @@ def _levels(path: str) -> list[str]:
             parts = parts[:index]
             break
     return ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
-
-
-def _read_level(folder: Path) -> CgroupMemory | None:
-    """The limit of one group; None if it has none."""
-    limit_bytes, used_bytes = _number(folder / "memory.max"), _number(folder / "memory.current")
-    if limit_bytes is None:
-        return None
-    if used_bytes is None:
-        return CgroupMemory(limit_bytes, left_bytes=None)
-    # Old file pages are given back under pressure, as the kernel's own MemAvailable assumes.
-    rows = (line.split() for line in (read_text(folder / "memory.stat") or "").splitlines())
-    old = next((int(row[1]) for row in rows if row[:1] == ["inactive_file"]), 0)
-    return CgroupMemory(limit_bytes, max(0, limit_bytes - used_bytes + old))
 
 
 def _number(path: Path) -> int | None:
@@ -205,12 +184,11 @@ def read_host(gpu_reader: GpuReader, *, root: Path = Path("/")) -> Host:
 def read_memory(root: Path = Path("/")) -> HostMemory:
     """RAM as far as control groups leave it to programs here, swap, and this process's memlock."""
     meminfo = read_fields(root / "proc/meminfo") or {}
-    group = _cgroup_memory(root)
     total_bytes = kib_field(meminfo, "MemTotal")
     available_bytes = kib_field(meminfo, "MemAvailable")
-    if group.limit_bytes is not None:
-        total_bytes = _smaller(total_bytes, group.limit_bytes)
-        available_bytes = _smaller(available_bytes, group.left_bytes)
+    for limit_bytes, left_bytes in _limits_around(root):
+        total_bytes = _smaller(total_bytes, limit_bytes)
+        available_bytes = _smaller(available_bytes, left_bytes)
     swap_total_bytes = kib_field(meminfo, "SwapTotal")
     swap_free_bytes = kib_field(meminfo, "SwapFree")
     swap_used_bytes = (
@@ -241,11 +219,10 @@ def cpu_seconds() -> CpuSeconds | None:
 
 def process_cpu_s(pid: int) -> float | None:
     """Processor time that a process has used; None if there is no such process."""
-    try:
-        times = _ask(psutil.Process(pid).cpu_times)
-    except psutil.NoSuchProcess:
-        return None
-    return None if times is None else float(times.user + times.system)
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return None
 
 
 def memlock_limit_of(pid: int | str, *, root: Path = Path("/")) -> MemlockLimit | None:

@@ -85,7 +85,9 @@ class HttpRequest:
         with _told():
             self._socket = self._connected()
             wire = _Wire(self._socket, self._left_s, self._is_given_up)
-            connection = _connection(self._where, wire)
+            host, port = ("localhost", None) if isinstance(self._where, Path) else self._where
+            connection = http.client.HTTPConnection(host, port)  # composes it, and does not connect
+            connection.sock = wire
             connection.request(method, path, body, dict(headers))
             self._answer = http.client.HTTPResponse(wire, method=method)  # type: ignore[arg-type]
             self._answer.begin()
@@ -181,14 +183,6 @@ class _Wire(io.RawIOBase):
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return io.BufferedReader(self, _BUFFER_BYTES)
-
-
-def _connection(where: tuple[str, int] | Path, wire: _Wire) -> http.client.HTTPConnection:
-    """What composes a request; it does not connect by itself."""
-    host, port = ("localhost", None) if isinstance(where, Path) else where
-    connection = http.client.HTTPConnection(host, port)
-    connection.sock = wire
-    return connection
 
 
 @contextlib.contextmanager

@@ -82,17 +82,12 @@ def account_number(name: str) -> int | None:
     return None if found is None else found.uid
 
 
-def _account_name(uid: int) -> str | None:
-    """The name of an account; None if it has none."""
+def account_text(uid: int) -> str:
+    """An account for logs and records."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return None
-
-
-def account_text(uid: int) -> str:
-    """An account for logs and records."""
-    return _account_name(uid) or f"uid {uid}"
+        return f"uid {uid}"
 
 
 def _unix_peer(connection: socket.socket) -> Peer:
@@ -102,7 +97,7 @@ def _unix_peer(connection: socket.socket) -> Peer:
     with contextlib.suppress(OSError):  # more groups than fit: the first one counts
         found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
         groups |= set(struct.unpack(f"{len(found) // 4}I", found))
-    return Peer(Via.UNIX, uid, frozenset(groups), pid or None, _account_name(uid))
+    return Peer(Via.UNIX, uid, frozenset(groups), pid or None)
 
 
 def _tcp_peer(connection: socket.socket) -> Peer:
@@ -110,21 +105,18 @@ def _tcp_peer(connection: socket.socket) -> Peer:
     try:
         theirs, ours = connection.getpeername(), connection.getsockname()
     except OSError:
-        return Peer(Via.TCP, None, is_local=False)
+        return Peer(Via.TCP, None)
     address = _peer_address(theirs[0])
     if not address.is_loopback:
-        return Peer(Via.TCP, None, address=str(address), is_local=False)
+        return Peer(Via.TCP, None)
     ends = (address, theirs[1]), (_peer_address(ours[0]), ours[1])
     # A socket whose owner has closed it belongs to uid 0 in the table.
     owners = (
         one.uid for one in tcp_sockets() if one.inode != "0" and (one.local, one.remote) == ends
     )
     uid = next(owners, None)
-    if uid is None:
-        return Peer(Via.TCP, None, address=str(address))
-    who = account(str(uid))
-    groups, name = (frozenset(who.groups), who.name) if who is not None else (frozenset(), None)
-    return Peer(Via.TCP, uid, groups, None, name, str(address))
+    who = None if uid is None else account(str(uid))
+    return Peer(Via.TCP, uid, frozenset(() if who is None else who.groups))
 
 
 def _peer_address(text: str) -> IpAddress:
@@ -150,14 +142,11 @@ class Peer:
     uid: int | None
     groups: frozenset[int] = frozenset()
     pid: int | None = None
-    name: str | None = None
-    address: str | None = None
-    is_local: bool = True
 
     @property
     def text(self) -> str:
         """For logs and records."""
-        return self.name or f"uid {self.uid}"
+        return "nobody" if self.uid is None else account_text(self.uid)
 
 
 # Where the web part asks the daemon.

@@ -163,7 +163,6 @@ class ProcessStat:
     pid: int
     state: str
     parent: int
-    group: int
     session: int
     start_ticks: int
 
@@ -185,8 +184,8 @@ def process_stat(pid: int) -> ProcessStat | None:
     fields = text.rpartition(b")")[2].split()
     if len(fields) < _N_FIELDS_NEEDED:
         return None
-    state, parent, group, session = fields[0].decode(), *(int(field) for field in fields[1:4])
-    return ProcessStat(pid, state, parent, group, session, int(fields[19]))
+    parent, _group, session = (int(field) for field in fields[1:4])
+    return ProcessStat(pid, fields[0].decode(), parent, session, int(fields[19]))
 
 
 def is_stopped(pid: int) -> bool:
@@ -439,7 +438,7 @@ def run(
     clock = SystemClock()
     began_s = clock.monotonic_s()
     setting = setting or Setting()
-    process = _spawn(argv, setting, subprocess.PIPE, subprocess.PIPE, argv[0])
+    process = _spawn(argv, setting, subprocess.PIPE, argv[0])
     outputs = [_Output(pipe, max_output_bytes) for pipe in (process.stdout, process.stderr) if pipe]
     is_complete = False
     try:
@@ -517,15 +516,16 @@ def start(
     Raises:
         HostError: It could not be executed.
     """
+    setting = setting or Setting()
     kept = None if log is not None else tempfile.TemporaryFile()  # noqa: SIM115  lives in Child
     target = log if kept is None else kept.fileno()
     try:
-        process = _spawn(argv, setting or Setting(), target, target, program or argv[0])
+        process = _spawn(argv, setting, target, program or argv[0])
     except BaseException:
         if kept is not None:
             kept.close()
         raise
-    return Child(tuple(argv), process, kept, setting is not None and setting.keeps_together)
+    return Child(process, kept, setting.keeps_together)
 
 
 class Child:
@@ -535,13 +535,8 @@ class Child:
     """
 
     def __init__(
-        self,
-        argv: tuple[str, ...],
-        process: subprocess.Popen[bytes],
-        log: IO[bytes] | None,
-        keeps_together: bool = False,
+        self, process: subprocess.Popen[bytes], log: IO[bytes] | None, keeps_together: bool
     ) -> None:
-        self.argv = argv
         self.pid = process.pid
         self._process = process
         self._log = log
@@ -600,11 +595,7 @@ class Child:
 
 
 def _spawn(
-    argv: Sequence[str],
-    setting: Setting,
-    stdout: int | None,
-    stderr: int | None,
-    name: str,
+    argv: Sequence[str], setting: Setting, output: int | None, name: str
 ) -> subprocess.Popen[bytes]:
     environment = dict(MINIMAL_ENVIRONMENT if setting.env is None else setting.env)
     search = environment.get("PATH", SEARCH_PATH)
@@ -626,8 +617,8 @@ def _spawn(
             words,
             executable=first,
             stdin=subprocess.DEVNULL if setting.on_spawn is None else subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
+            stdout=output,
+            stderr=output,
             env=environment,
             cwd=setting.cwd if setting.is_plain else None,
             umask=umask,

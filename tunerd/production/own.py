@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tunerd.app import Context
 from tunerd.errors import HostError
@@ -21,36 +20,48 @@ _KEPT = ("HOME", "PATH", "PYTHONPATH", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG
          "TUNERD_", "PGPASSFILE", "PGSERVICE", "PGSSL")  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class OwnUnit:
-    """A command of tunerd as a unit that is gone when it has ended.
-
-    `like` is the shipped unit whose confinement, limits and restarts it has: a notice is tried again. With `is_told` something else
-    tells how it ended; else the manager remembers a failure until somebody resets it.
-    """
-
-    name: str
-    what: str
-    words: Sequence[str]
-    like: str = SWEEP
-    is_told: bool = False
-
-
 def probation_unit(generation: int) -> str:
     """The name of the unit that takes a generation back."""
     return f"tunerd-probation-{generation}.service"
 
 
-def start_own_unit(ctx: Context, unit: OwnUnit) -> None:
-    """Start it.
+def start_own_unit(
+    ctx: Context,
+    unit: str,
+    what: str,
+    words: Sequence[str],
+    *,
+    like: str = SWEEP,
+    is_told: bool = False,
+) -> None:
+    """Start a command of tunerd as a unit that is gone when it has ended.
+
+    Args:
+        ctx: Where.
+        unit: Its name.
+        what: What it does, for people.
+        words: The command.
+        like: The shipped unit whose confinement, limits and restarts it has: a notice is tried again.
+        is_told: Whether something else tells how it ended; else the manager remembers a failure until somebody
+            resets it.
 
     Raises:
         ServiceError: it does not start.
         HostError: a shipped unit cannot be read.
     """
-    ctx.services.reset_failed(unit.name)
-    argv, environment = own_command(ctx.mode, *unit.words), own_environment(ctx)
-    ctx.services.run_transient(unit.name, argv, _properties(ctx, unit), environment=environment)
+    is_system = ctx.mode is Mode.SYSTEM
+    shipped = shipped_unit(ctx, f"{like}.service" if is_system else f"{like}-user.service.in")
+    properties = [("Description", f"tunerd: {what}")]
+    if is_told:
+        properties.append(("CollectMode", "inactive-or-failed"))
+    if is_system:  # in the shipped text are the usual ones
+        folders = (ctx.paths.state_dir, ctx.paths.runtime_dir)
+        properties += [("ReadWritePaths", f'"-{folder}"') for folder in folders]
+    of_like = parse_unit(shipped).directives
+    properties += [(one.name, one.value) for one in of_like if one.name not in _OWN]
+    ctx.services.reset_failed(unit)
+    argv = own_command(ctx.mode, *words)
+    ctx.services.run_transient(unit, argv, properties, environment=own_environment(ctx))
 
 
 def own_environment(ctx: Context) -> dict[str, str]:
@@ -75,7 +86,7 @@ def start_sweep_unit(ctx: Context) -> None:
         ctx.services.start(SWEEP_UNIT)
         return
     words = ["sweep", "night", "--yes", "--bound-to", SWEEP_UNIT]
-    start_own_unit(ctx, OwnUnit(SWEEP_UNIT, "a sweep", words))
+    start_own_unit(ctx, SWEEP_UNIT, "a sweep", words)
 
 
 def shipped_unit(ctx: Context, name: str) -> str:
@@ -91,18 +102,3 @@ def shipped_unit(ctx: Context, name: str) -> str:
             f"a unit of this installation is missing: `{path}`", hint="install tunerd again"
         )
     return content.decode()
-
-
-def _properties(ctx: Context, unit: OwnUnit) -> list[tuple[str, str]]:
-    is_system = ctx.mode is Mode.SYSTEM
-    name = f"{unit.like}.service" if is_system else f"{unit.like}-user.service.in"
-    shipped = parse_unit(shipped_unit(ctx, name))
-    properties = [("Description", f"tunerd: {unit.what}")]
-    if unit.is_told:
-        properties.append(("CollectMode", "inactive-or-failed"))
-    if is_system:  # in the shipped text are the usual ones
-        folders = (ctx.paths.state_dir, ctx.paths.runtime_dir)
-        properties += [("ReadWritePaths", f'"-{folder}"') for folder in folders]
-    return properties + [
-        (one.name, one.value) for one in shipped.directives if one.name not in _OWN
-    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from tunerd.errors import HostError, ServiceError
 from tunerd.machine.files import real_path
 from tunerd.machine.process import Child, Completed, Limits, Setting, User, may_read, run, start
-from tunerd.units.systemd import Systemd
+from tunerd.units.systemd import CONFINED, Systemd
 
 BUS = Path("/run/dbus/system_bus_socket")
 """systemd-run hands over what a program prints by way of D-Bus alone."""
@@ -27,28 +27,19 @@ _NOT_EXECUTED = range(200, 246)
 # DynamicUser= alone brings a new account for each run, a /tmp of its own and no way to more rights; the
 # rest of these is said for the case where an account that exists is taken.
 _PROPERTIES = (
+    *CONFINED,
     ("Description", "tunerd: asks a program what it is"),
-    ("CapabilityBoundingSet", ""),
-    ("NoNewPrivileges", "yes"),
     ("RestrictSUIDSGID", "yes"),
-    ("PrivateTmp", "yes"),
-    ("ProtectSystem", "strict"),
     ("ProtectHome", "read-only"),
     ("ProtectProc", "invisible"),
-    ("ProtectControlGroups", "yes"),
-    ("ProtectKernelTunables", "yes"),
     ("ProtectKernelModules", "yes"),
     ("ProtectKernelLogs", "yes"),
     ("ProtectClock", "yes"),
     ("ProtectHostname", "yes"),
     ("LockPersonality", "yes"),
     ("RestrictRealtime", "yes"),
-    ("RestrictNamespaces", "uts"),
-    ("SystemCallArchitectures", "native"),
-    ("SystemCallFilter", "@system-service"),
     ("SystemCallErrorNumber", "EPERM"),
     ("RestrictAddressFamilies", "AF_UNIX AF_INET AF_INET6"),
-    ("IPAddressDeny", "any"),
     ("IPAddressAllow", "localhost"),
     ("WorkingDirectory", "/tmp"),  # noqa: S108  its own; ik's server writes a log where it runs
     ("KillSignal", "SIGKILL"),

@@ -653,21 +653,25 @@ def _first_line(text: str) -> str | None:
 
 # Best first. On a user's manager without a session, polkit denies `sleep` in block mode.
 _INHIBITORS = ("sleep", "idle")
-# It waits, and at its end reads the kernel's table of ports and asks the manager one question.
-_CONFINEMENT = (
+# Of whatever runs as a unit that has no file, and needs nothing of the machine.
+CONFINED = (
     ("NoNewPrivileges", "yes"),
     ("CapabilityBoundingSet", ""),
     ("ProtectSystem", "strict"),
-    ("ProtectHome", "yes"),
     ("ProtectKernelTunables", "yes"),
     ("ProtectControlGroups", "yes"),
     ("PrivateTmp", "yes"),
-    ("PrivateDevices", "yes"),
     ("RestrictNamespaces", "uts"),
-    ("RestrictAddressFamilies", "AF_UNIX"),
     ("IPAddressDeny", "any"),
     ("SystemCallArchitectures", "native"),
     ("SystemCallFilter", "@system-service"),
+)
+# It waits, and at its end reads the kernel's table of ports and asks the manager one question.
+_CONFINEMENT = (
+    *CONFINED,
+    ("ProtectHome", "yes"),
+    ("PrivateDevices", "yes"),
+    ("RestrictAddressFamilies", "AF_UNIX"),
     ("MemoryMax", "64M"),
 )
 _LAST = "last"

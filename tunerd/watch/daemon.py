@@ -29,7 +29,7 @@ from tunerd.machine.files import holder_of, is_locked, lock, stamp_of, stopped_h
 from tunerd.machine.process import is_stopped
 from tunerd.production.journal import record_path
 from tunerd.production.measurement import has_leftovers
-from tunerd.production.own import SWEEP_UNIT, OwnUnit, start_own_unit
+from tunerd.production.own import SWEEP_UNIT, start_own_unit
 from tunerd.production.probation import daemon_lock, read_probation
 from tunerd.production.recover import Unfinished, recover
 from tunerd.production.status import HAND_IN_EVERY_S, HandedIn
@@ -723,7 +723,7 @@ class HandIns(Teller):
                 self._before = self._ctx.files.recall(HandedIn, self._ctx.paths.handed_in)
                 what = "hands evidence in to the shared store"
                 words = ["fleet", "hand-in"]
-                start_own_unit(self._ctx, OwnUnit(HAND_IN_UNIT, what, words, is_told=True))
+                start_own_unit(self._ctx, HAND_IN_UNIT, what, words, is_told=True)
                 self._runs = True
         except TunerdError as problem:
             self._say(problem.words)

@@ -22,7 +22,7 @@ from tunerd.production.apply import Confirm, apply
 from tunerd.production.gate import demand_card, is_given_up, may_be_stopped
 from tunerd.production.journal import read_record
 from tunerd.production.measurement import read_measurement
-from tunerd.production.own import OwnUnit, start_own_unit
+from tunerd.production.own import start_own_unit
 from tunerd.production.plan import Plan
 from tunerd.profile.arm import Best
 from tunerd.profile.files import load_profile
@@ -502,7 +502,7 @@ class Guarding(Teller):
 
     def _begin(self, unit: str, what: str, words: list[str]) -> bool:
         try:
-            start_own_unit(self._ctx, OwnUnit(unit, what, words))
+            start_own_unit(self._ctx, unit, what, words)
         except TunerdError as problem:
             log.warning("guard.not_started", unit=unit, problem=problem.message)
             return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tunerd.app import Context
 from tunerd.errors import HostError, ServiceError, TunerdError, UsageError
-from tunerd.production.own import NOTIFY, OwnUnit, start_own_unit
+from tunerd.production.own import NOTIFY, start_own_unit
 from tunerd.records import plain, read
 from tunerd.result import ActionResult
 from tunerd.settings import NotifySettings
@@ -146,7 +146,7 @@ def _start(ctx: Context, name: str) -> bool:
     if ctx.services.state(unit).active_state in UP:
         return False
     words = ["notify", "send", name]
-    start_own_unit(ctx, OwnUnit(unit, "sends a notice", words, NOTIFY, is_told=True))
+    start_own_unit(ctx, unit, "sends a notice", words, like=NOTIFY, is_told=True)
     return True
 
 

@@ -29,7 +29,7 @@ from tunerd.machine.clock import Steps
 from tunerd.machine.files import is_locked
 from tunerd.machine.process import boot_id
 from tunerd.production.journal import read_record
-from tunerd.production.own import OwnUnit, probation_unit, start_own_unit
+from tunerd.production.own import probation_unit, start_own_unit
 from tunerd.production.probation import (
     PAUSED,
     RUNNING,
@@ -196,15 +196,13 @@ class Probation:
         self._write(watch, RUNNING, reason)
         words = ["probation", "take-back", str(number), "--reason", reason]
         words += [] if watch.record.sweep is None else ["--sweep", str(watch.record.sweep)]
-        unit = OwnUnit(
-            probation_unit(number), f"takes generation {number} back", words, is_told=True
-        )
+        unit, what = probation_unit(number), f"takes generation {number} back"
         log.warning("probation.takes_back", generation=number, reason=reason)
         try:
-            start_own_unit(ctx, unit)
+            start_own_unit(ctx, unit, what, words, is_told=True)
             watch.is_being_taken = True
         except TunerdError as problem:
-            log.warning("probation.not_started", unit=unit.name, problem=problem.message)
+            log.warning("probation.not_started", unit=unit, problem=problem.message)
 
     def _has_failed(self, watch: _Watch) -> bool:
         """Whether what was to take it back has ended, and left it as it was."""

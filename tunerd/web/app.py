@@ -66,7 +66,7 @@ def may_act(peer: Peer, *, own_uid: int, group: int | None) -> bool:
         own_uid: Of this process; 0 in system mode.
         group: Number of the group `tunerd`; None where there is none, or in user mode.
     """
-    if peer.uid is None or not peer.is_local or (peer.uid == 0 and peer.via is Via.TCP):
+    if peer.uid is None or (peer.uid == 0 and peer.via is Via.TCP):
         return False
     return peer.uid in {0, own_uid} or (group is not None and group in peer.groups)
 

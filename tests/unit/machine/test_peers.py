@@ -21,7 +21,6 @@ GROUP = 900
         (Peer(Via.UNIX, 1001, frozenset({1001, 27})), False),
         (Peer(Via.UNIX, 1001), False),
         (Peer(Via.TCP, None), False),
-        (Peer(Via.TCP, 0, is_local=False), False),
         (Peer(Via.TCP, 0), False),  # a forwarder or a container of root's: nobody knows who speaks
         (Peer(Via.TCP, 0, frozenset({0, GROUP})), False),
     ],
