@@ -473,7 +473,7 @@ def _fitting(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 def _profiles(ctx: Context) -> Iterable[str]:
     from tunerd.profile.files import load_sources
 
-    return load_sources(ctx)[0].names
+    return load_sources(ctx).names
 
 
 def _engines(ctx: Context) -> Iterable[str]:

@@ -75,8 +75,7 @@ _HINT = "the table or name has no effect; `tunerd engines` lists what is here"
 
 def named_by_plan(ctx: Context, request: PlanRequest) -> list[Message]:
     """Warnings about the layers of a profile and about what was given with `--set`."""
-    sources, _ = load_sources(ctx)
-    layers = layers_of(request.profile, sources, with_tuned=request.with_tuned)
+    layers = layers_of(request.profile, load_sources(ctx), with_tuned=request.with_tuned)
     files = () if isinstance(layers, Problem) else (*layers, set_layer(request.options))
     return named_by_files(ctx, ((file.source, file.data) for file in files))
 

@@ -78,7 +78,7 @@ def sides_of(
         UsageError: they are not two sides.
     """
     given = parse_options(options)
-    whole = {LIVE, *load_sources(ctx)[0].names}
+    whole = {LIVE, *load_sources(ctx).names}
     is_whole = [word in whole or generation_number(word) is not None for word in words]
     if base is not None and all(is_whole):
         raise UsageError(
@@ -105,7 +105,7 @@ def side_of(ctx: Context, word: str, *, base: str | None) -> SideRequest:
     Raises:
         UsageError: it names nothing that is here.
     """
-    sources, _ = load_sources(ctx)
+    sources = load_sources(ctx)
     if word == LIVE:
         return _generation_side(LIVE, _serving(ctx))
     if "=" in word:

@@ -238,8 +238,7 @@ def _own_table(ctx: Context, profile: str) -> workload.WorkloadShape | None:
     Raises:
         ConfigError: one of its layers is wrong.
     """
-    sources, _ = load_sources(ctx)
-    if profile not in sources.names:
+    if profile not in load_sources(ctx).names:
         return None
     own = load_profile(ctx, profile, options={}).profile.workload
     return workload.shape_of(profile, own) if isinstance(own, workload.WorkloadTable) else None

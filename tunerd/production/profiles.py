@@ -71,7 +71,7 @@ def fitting_profiles(ctx: Context, host: Host | None = None) -> tuple[Fitting, .
     cannot be read, of which `tunerd profiles list` and `check` tell.
     """
     host = replace(host or read_host(ctx.gpu), awaits_reboot=None)  # which passes
-    sources, _ = load_sources(ctx)
+    sources = load_sources(ctx)
     found: list[Fitting] = []
     for name in sources.names:
         shipped, own = sources.of(name, Layer.SHIPPED), sources.of(name, Layer.SITE)
@@ -191,7 +191,7 @@ _HEADER = "Written by `tunerd profiles new`"
 
 def list_profiles(ctx: Context) -> ActionResult:
     """Every profile by name, with where it comes from and what it is for."""
-    sources, unparsed = load_sources(ctx)
+    sources = load_sources(ctx)
     rows = []
     for name in sources.names:
         files = sources.of(name, Layer.SHIPPED, Layer.SITE, Layer.TUNED)
@@ -206,7 +206,7 @@ def list_profiles(ctx: Context) -> ActionResult:
                 else None,
             }
         )  # fmt: skip
-    messages = tuple(warning("unreadable-profile", str(problem)) for problem in unparsed)
+    messages = tuple(warning("unreadable-profile", str(one)) for one in sources.unread.values())
     return ActionResult("profiles list", {"profiles": rows}, messages)
 
 
@@ -224,8 +224,7 @@ def show_profile(ctx: Context, name: str, *, options: Mapping[str, Any]) -> Acti
         }
         for setting in sorted(resolved.settings.values(), key=lambda setting: setting.key)
     ]  # fmt: skip
-    sources, _ = load_sources(ctx)
-    layers = layers_of(name, sources)
+    layers = layers_of(name, load_sources(ctx))
     engines = sorted(
         {
             engine
@@ -253,15 +252,16 @@ def check_profile(ctx: Context, what: str) -> ActionResult:
         problems = [data] if isinstance(data, Problem) else list(check_file(what, data))
         files = [] if isinstance(data, Problem) else [(what, data)]
         parent = None if isinstance(data, Problem) else data.get("extends")
-        chain = chain_of(parent, load_sources(ctx)[0]) if isinstance(parent, str) else None
+        chain = chain_of(parent, load_sources(ctx)) if isinstance(parent, str) else None
         if isinstance(chain, Problem):
             is_own = chain.key == "name"
             problems.append(replace(chain, source=what, key="extends") if is_own else chain)
     else:
-        sources, unparsed = load_sources(ctx)
+        sources = load_sources(ctx)
         layers = layers_of(what, sources)
         if isinstance(layers, Problem):
-            problems = [p for p in unparsed if p.source.endswith(f"/{what}.toml")] or [layers]
+            unread = (problem for (_, name), problem in sources.unread.items() if name == what)
+            problems = [*unread] or [layers]
         else:
             found = resolve(what, layers)
             problems = [] if isinstance(found, Resolved) else list(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,14 +52,14 @@ def read_profile(path: Path, files: Files) -> Mapping[str, Any] | Problem:
         return Problem(str(path), "file", str(error), "valid TOML in UTF-8")
 
 
-def load_sources(ctx: Context) -> tuple[ProfileSources, tuple[Problem, ...]]:
-    """Every profile file of this machine, and a problem for each that cannot be parsed.
+def load_sources(ctx: Context) -> ProfileSources:
+    """Every profile file of this machine.
 
     Raises:
         HostError: a folder cannot be read.
     """
     found: dict[tuple[Layer, str], LayerFile] = {}
-    problems: list[Problem] = []
+    unread: dict[tuple[Layer, str], Problem] = {}
     for layer, folder in (
         (Layer.SHIPPED, ctx.data_dir / "profiles"),
         (Layer.SITE, ctx.paths.site_profiles),
@@ -68,11 +68,11 @@ def load_sources(ctx: Context) -> tuple[ProfileSources, tuple[Problem, ...]]:
         for path in _toml_files(folder):
             data = read_profile(path, ctx.files)
             if isinstance(data, Problem):
-                problems.append(data)
+                unread[layer, path.stem] = data
             else:
                 source = path.name if layer is Layer.SHIPPED else str(path)
                 found[layer, path.stem] = LayerFile(layer, source, data)
-    return ProfileSources(found), tuple(problems)
+    return ProfileSources(found, unread)
 
 
 def _toml_files(folder: Path) -> list[Path]:
@@ -125,15 +125,16 @@ def load_profile(
     Raises:
         ConfigError: there is no such profile, or one of its layers is wrong.
     """
-    sources, unparsed = load_sources(ctx)
+    sources = load_sources(ctx)
     if tuned is not None:
-        layer = LayerFile(Layer.TUNED, str(_tuned_path(ctx, name)), tuned)
-        sources = ProfileSources({**sources.files, (Layer.TUNED, name): layer})
+        file = LayerFile(Layer.TUNED, str(_tuned_path(ctx, name)), tuned)
+        sources = replace(sources, files={**sources.files, (Layer.TUNED, name): file})
     chain = chain_of(name, sources)
-    related = tuple(
+    names = {name} if isinstance(chain, Problem) else {*chain}
+    related = tuple(  # what cannot be read is not left out
         problem
-        for problem in unparsed
-        if _is_layer(ctx, Path(problem.source), name, chain, with_tuned=with_tuned)
+        for (layer, of), problem in sources.unread.items()
+        if (with_tuned and of == name if layer is Layer.TUNED else of in names)
     )
     if related:
         raise config_error(name, related)
@@ -145,15 +146,6 @@ def load_profile(
     if not isinstance(resolved, Resolved):
         raise config_error(name, resolved)
     return resolved
-
-
-def _is_layer(
-    ctx: Context, path: Path, name: str, chain: Sequence[str] | Problem, *, with_tuned: bool
-) -> bool:
-    """Whether a file would be a layer of a profile; one that cannot be read is not left out."""
-    if path.parent == ctx.paths.tuned_dir:
-        return with_tuned and path.stem == name
-    return path.stem == name or (not isinstance(chain, Problem) and path.stem in chain)
 
 
 def parse_options(options: Sequence[str]) -> dict[str, Any]:

@@ -244,9 +244,10 @@ _OWN = ("description", "published", "extends", "pin")
 
 @dataclass(frozen=True, slots=True)
 class ProfileSources:
-    """Every profile file that was found, parsed, by layer and name."""
+    """Every profile file that was found, by layer and name: parsed, or why it cannot be read."""
 
     files: Mapping[tuple[Layer, str], LayerFile]
+    unread: Mapping[tuple[Layer, str], Problem] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -245,14 +245,10 @@ def parse_tokens(value: Any) -> Tokens | None:
     if set(value) == _SPAN:
         points = [(0.0, value["min"]), (1.0, value["max"])]
     else:
-        found = {name: _PERCENTILE.fullmatch(str(name)) for name in value}
-        if any(match is None for match in found.values()):
+        found = [(_PERCENTILE.fullmatch(str(name)), count) for name, count in value.items()]
+        points = sorted((int(match[1]) / 100, count) for match, count in found if match)
+        if len(points) < len(found):
             return None
-        points = sorted(
-            (int(match.group(1)) / 100, value[name])
-            for name, match in found.items()
-            if match is not None
-        )
     if any(before > after for (_, before), (_, after) in pairwise(points)):
         return None
     return Tokens(tuple(points), mean)
@@ -465,39 +461,32 @@ def mean_parts(shape: WorkloadShape, parts: tuple[Parts, ...]) -> Parts:
     )
 
 
-def parts_json(parts: Parts | None) -> Mapping[str, float | None] | None:
+def parts_json(parts: Parts) -> Mapping[str, float | None]:
     """As scripts read it."""
-    if parts is None:
-        return None
     return {**asdict(parts), "total_s": parts.total_s}
 
 
-def to_toml(shape: WorkloadShape, learned: Mapping[str, Any] | None = None) -> str:
+def to_toml(shape: WorkloadShape, learned: Mapping[str, Any]) -> str:
     """The text of a workload file; `learned` is what it was learned from."""
     document = tomlkit.document()
-    if shape.description:
-        document["description"] = shape.description
-    if shape.source:
-        document["source"] = shape.source
+    document["description"] = shape.description
+    document["source"] = shape.source
     classes = tomlkit.aot()
     for one in shape.classes:
-        table = tomlkit.table()
-        for key, value in one.to_json().items():
-            table[key] = _inline(value) if isinstance(value, Mapping) else value
-        if one.reasoning_tokens is None:
-            table["reasoning_tokens"] = UNKNOWN
-        classes.append(table)
+        hidden = {"reasoning_tokens": UNKNOWN} if one.reasoning_tokens is None else {}
+        classes.append(_table({**one.to_json(), **hidden}))
     document["classes"] = classes
-    if learned:
-        table = tomlkit.table()
-        for key, value in learned.items():
-            if value is not None:
-                table[key] = _inline(value) if isinstance(value, Mapping) else value
-        document["learned"] = table
+    document["learned"] = _table(learned)
     return tomlkit.dumps(document)
 
 
-def _inline(value: Mapping[str, Any]) -> Any:
-    table = tomlkit.inline_table()
-    table.update(value)
+def _table(values: Mapping[str, Any]) -> Any:
+    """What is known of them; what is a table itself stands in one line."""
+    table = tomlkit.table()
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            table[key] = tomlkit.inline_table()
+            table[key].update(value)
+        elif value is not None:
+            table[key] = value
     return table

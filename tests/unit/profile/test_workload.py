@@ -165,11 +165,11 @@ def test_probes_read_prefixes_and_requests_of_unknown_length_do_not_count() -> N
 
 def test_the_mean_that_was_observed_is_kept_in_the_file() -> None:
     requests = [logged(200 + n, 60 if n % 10 else 250) for n in range(60)]
-    learned = learn(requests, name="x", description="", source="")
+    learned = learn(requests, name="x", description="learned", source="a log")
     assert learned is not None
     (only,) = learned.shape.classes
     assert only.answer_tokens.mean == pytest.approx((54 * 60 + 6 * 250) / 60, abs=0.05)
-    table = WorkloadTable.model_validate(tomllib.loads(to_toml(learned.shape)))
+    table = WorkloadTable.model_validate(tomllib.loads(to_toml(learned.shape, {})))
     assert shape_of("x", table).classes == learned.shape.classes
 
 
