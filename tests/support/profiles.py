@@ -99,7 +99,7 @@ def context(*, has_gpu: bool, cores: int | None = 8) -> RenderContext:
 
 def a_plan_for(ctx: Context, program: Path) -> Plan:
     """What a profile with an engine in a home would deploy; nothing stands against it."""
-    engine = Engine("home", program, "settings", None, None, None, (), None)
+    engine = Engine(program, "settings", "home")
     resolved, live, command = profile_of({}), read_live_unit(ctx), CommandLine(str(program), ())
     spec = unit_spec(ctx, resolved, engine, command, live)
     unread: Any = None

@@ -39,7 +39,7 @@ from tunerd.engine.builds import (
     prober,
     why_no_start,
 )
-from tunerd.engine.capabilities import Capabilities, Engine, OffloadDevice
+from tunerd.engine.capabilities import Capabilities, Engine, Found, OffloadDevice
 from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.flags import (
     SECRET_FLAGS,
@@ -51,7 +51,6 @@ from tunerd.engine.flags import (
     owner_of,
 )
 from tunerd.engine.importer import import_command_line
-from tunerd.engine.probe import Found
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import (
     address_now,
@@ -221,7 +220,7 @@ def _devices(
     if "--list-devices" not in capabilities.flags:
         return None
     try:
-        return prober(ctx).devices(found, {**dict(found.environment), **live.environment})
+        return prober(ctx).devices(found, {**found.environment, **live.environment})
     except EngineError:
         return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.capabilities import Capabilities, Engine, EngineIdentity, SpecStyle
+from tunerd.engine.capabilities import Capabilities, Engine, EngineIdentity, Found, SpecStyle
 from tunerd.engine.flags import PLAIN_FLAGS, named_files, normal_spelling
 from tunerd.engine.health import argument_error, last_words
 from tunerd.engine.importer import unlisted_flags
@@ -21,7 +21,6 @@ from tunerd.engine.probe import (
     KEPT_RECORD,
     OF_A_UNIT,
     EngineProber,
-    Found,
     build_folders,
     by_own_path,
     distinct,
@@ -72,7 +71,7 @@ def find_programs(ctx: Context) -> tuple[Found, ...]:
             program=settings.path,
             found_by=f"settings engines.{name}",
             name=name,
-            environment=tuple(sorted(settings.environment.items())),
+            environment=dict(sorted(settings.environment.items())),
         )
         for name, settings in ctx.settings.engines.items()
     ]
@@ -98,7 +97,7 @@ def engine_of(ctx: Context, found: Found) -> Engine:
         program=found.program,
         found_by=found.found_by,
         is_embedded=is_embedded,
-        environment=dict(found.environment),
+        environment=found.environment,
     )
     refused = _refusal(ctx, found, is_embedded=is_embedded)
     if refused is not None:
@@ -193,7 +192,7 @@ _FINDS_LIBRARIES = ("LD_LIBRARY_PATH", "GGML_BACKEND_PATH")
 def found_in_unit(live: LiveUnit, program: Path) -> Found:
     """The program of a unit, with what the unit gives it to find its libraries by."""
     given = live.environment
-    variables = tuple((name, given[name]) for name in _FINDS_LIBRARIES if name in given)
+    variables = {name: given[name] for name in _FINDS_LIBRARIES if name in given}
     return Found(program, f"{OF_A_UNIT}{live.unit}", environment=variables)
 
 
@@ -206,7 +205,7 @@ def _kept(ctx: Context) -> Iterator[Found]:
             if program.suffix == ".so":
                 continue
             libraries = folder / "lib"
-            environment = (("LD_LIBRARY_PATH", str(libraries)),) if libraries.is_dir() else ()
+            environment = {"LD_LIBRARY_PATH": str(libraries)} if libraries.is_dir() else {}
             yield Found(program, "kept copy", f"kept-{folder.name}", environment)
 
 
@@ -307,7 +306,7 @@ def keep(ctx: Context, name: str) -> ActionResult:
             f"cannot keep {engine.name}", cause=engine.problem, state="nothing was kept"
         )
     with lock(ctx.paths.lock, purpose=f"engines keep {name}", since=ctx.now_text()):
-        identity, program, is_new = keep_program(ctx, found_of(engine))
+        identity, program, is_new = keep_program(ctx, engine)
     payload = {
         "engine": engine.name,
         "name": f"kept-{program.parents[1].name}",
@@ -444,11 +443,11 @@ def foreign_flags(
 ) -> tuple[str, ...]:
     """Flags, and variables in their place, that the build neither lists nor takes: a dry run has the last word."""
     gone = {option.env for option in capabilities.help.options if option.is_removed}
-    variables = tuple(one for one in live.environment.items() if one[0] in gone)
-    unlisted = (*unlisted_flags(live.arguments, capabilities), *(name for name, _ in variables))
+    variables = {name: value for name, value in live.environment.items() if name in gone}
+    unlisted = (*unlisted_flags(live.arguments, capabilities), *variables)
     if not unlisted:
         return ()
-    found = replace(found, environment=(*found.environment, *variables))
+    found = replace(found, environment={**found.environment, **variables})
     try:
         refused = refusal(ctx, found, dry_arguments(live.arguments))
     except EngineError:
@@ -488,7 +487,7 @@ def _why_not_run(ctx: Context, found: Found, live: LiveUnit) -> str | None:
     """Why a program does not run with these arguments, where it may be asked."""
     engine = engine_of(ctx, found)
     if engine.capabilities is not None:
-        flags = foreign_flags(ctx, found_of(engine), live, engine.capabilities)
+        flags = foreign_flags(ctx, engine, live, engine.capabilities)
         return f"`{found.program}` no longer accepts {', '.join(flags)}" if flags else None
     if _refusal(ctx, found, is_embedded=engine.is_embedded) is not None:
         return None
@@ -501,14 +500,6 @@ def _why_not_run(ctx: Context, found: Found, live: LiveUnit) -> str | None:
         words = words if done.returncode is not None else f"ended by signal {done.signal}"
         return f"`{found.program}` does not run: {words}"
     return None
-
-
-def found_of(engine: Engine) -> Found:
-    """An engine as the prober knows it."""
-    return Found(
-        engine.program, engine.found_by, engine.name, tuple(engine.environment.items()),
-        subcommand=engine.subcommand,
-    )  # fmt: skip
 
 
 def read_facts(ctx: Context, path: Path) -> ModelFacts:

@@ -17,7 +17,7 @@ from tunerd.model.memory import (
     EngineLaws,
 )
 from tunerd.profile.schema import SPEC_WORDS
-from tunerd.words import Family, MiB
+from tunerd.words import Family, MiB, all_known
 
 # The text comes from a program that is not trusted yet. Real builds print up to 60,000 characters,
 # lines of up to 216 and descriptions of up to 993.
@@ -264,9 +264,8 @@ class Capabilities:
     def spec_word(self, kind: str) -> str | None:
         """How this build calls a kind of speculation, or a chain; None if it has no such thing."""
         if "," in kind:
-            links = [self.spec_word(link) for link in kind.split(",")]
-            named = [link for link in links if link is not None]
-            return ",".join(named) if self.takes_chains and len(named) == len(links) else None
+            links = all_known(map(self.spec_word, kind.split(",")))
+            return ",".join(links) if self.takes_chains and links else None
         words = SPEC_WORDS.get(kind, (kind,))
         found = next((word for word in words if word in self.spec_types), None)
         if found is None and kind == "mtp" and self.spec_style is SpecStyle.IK_LEGACY:
@@ -331,25 +330,35 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """One installed engine.
+class Found:
+    """A program that may be an engine, and how it was found.
 
-    `capabilities` and `version` are None when the probe was refused or failed; `problem` then says
-    why. `environment` is what the program needs to find its libraries; `subcommand` is what it needs in
-    front of a server's arguments: `serve` for `llama`.
+    `environment` is what it needs to find its libraries; `subcommand` is what it needs in front of a server's
+    arguments, `serve` for `llama`, and None until it is known.
     """
 
-    name: str
     program: Path
     found_by: str
+    name: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    subcommand: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine(Found):
+    """One installed engine.
+
+    `capabilities` and `version` are None when the probe was refused or failed; `problem` then says why.
+    """
+
+    name: str = ""
+    subcommand: tuple[str, ...] = ()
     identity: EngineIdentity | None = None
     version: Version | None = None
     capabilities: Capabilities | None = None
     proofs: tuple[Proof, ...] = ()
     problem: str | None = None
     is_embedded: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
-    subcommand: tuple[str, ...] = ()
 
     def proof(self, feature: str) -> Proof:
         """The proof of this feature, UNTRIED if there is none."""

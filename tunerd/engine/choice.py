@@ -15,11 +15,10 @@ from tunerd.engine.builds import (
     engine_of,
     engines_meant,
     find_engines,
-    found_of,
     prober,
     read_facts,
 )
-from tunerd.engine.capabilities import Engine, OffloadDevice
+from tunerd.engine.capabilities import Engine, Found, OffloadDevice
 from tunerd.engine.flags import (
     ENGINE_VARIABLES,
     KINDS_WITH_DRAFT_FILE,
@@ -27,7 +26,6 @@ from tunerd.engine.flags import (
     RenderContext,
     render,
 )
-from tunerd.engine.probe import Found
 from tunerd.engine.serving import environment_with, read_live_unit
 from tunerd.errors import (
     ConfigError,
@@ -393,7 +391,7 @@ def _devices(
     if resolved.profile.match.gpu == "none" or capabilities is None:
         return (), False
     if "--list-devices" in capabilities.flags:
-        devices = prober(ctx).devices(found_of(engine), variables)
+        devices = prober(ctx).devices(engine, variables)
         if devices is not None:
             return devices, bool(devices)
     return (), capabilities.lists_gpu_flags and host.gpus != ()  # None: a card that cannot be read

@@ -9,10 +9,9 @@ from pathlib import Path
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, find_programs
-from tunerd.engine.capabilities import Engine
+from tunerd.engine.capabilities import Engine, Found
 from tunerd.engine.fingerprint import Fingerprint, models_sha256
 from tunerd.engine.flags import arguments_sha256, named_files
-from tunerd.engine.probe import Found
 from tunerd.engine.serving import limits_in_force, specifiers_of
 from tunerd.errors import HostError, ModelFileError
 from tunerd.machine.files import stamp_of

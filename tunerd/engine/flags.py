@@ -310,10 +310,14 @@ def is_flag(word: str) -> bool:
     return _FLAG.match(word) is not None
 
 
+def with_dashes(word: str) -> str:
+    """Long flags take `_` for `-` in every build."""
+    return "--" + word[2:].replace("_", "-") if word.startswith("--") else word
+
+
 def normal_spelling(word: str) -> str:
-    """A flag as the tables spell it; long flags take `_` for `-` in every build."""
-    if word.startswith("--"):
-        word = "--" + word[2:].replace("_", "-")
+    """A flag as the tables spell it."""
+    word = with_dashes(word)
     return _SHORT.get(word, word)
 
 

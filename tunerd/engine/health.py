@@ -229,9 +229,9 @@ _HINTS: dict[FailureKind, str] = {
 _LATE_HINT = "TimeoutStartSec= of the unit limits how long its start may take, ExecStartPre= and ExecStartPost= included"
 
 
-def hint_for(kind: FailureKind) -> str | None:
-    """What to do about a failure of this kind, as far as that can be said in general."""
-    return _HINTS.get(kind)
+def failed(kind: FailureKind, words: str) -> Failure:
+    """A failure with what to do about its kind, as far as that can be said in general."""
+    return Failure(kind, words, _HINTS.get(kind))
 
 
 def classify(
@@ -255,15 +255,13 @@ def classify(
         exit_kind, exit_status = told[-1][1], int(told[-1][2])
     if exit_kind == "exited" and exit_status in _NOT_EXECUTED:
         why = [line for line in lines if _NO_EXEC_LINE.search(line)]
-        hint = _HINTS[FailureKind.CANNOT_START]
-        return Failure(FailureKind.CANNOT_START, last_words(why or lines), hint)
+        return failed(FailureKind.CANNOT_START, last_words(why or lines))
     by_kernel = [_OOM_KILLED]
     if exit_kind is None or (exit_kind, exit_status) == ("killed", _SIGKILL):
         by_kernel.append(_OOM_KILLED_ONE)
     if result == "oom-kill" or any(one.match(line) for one in by_kernel for line in lines):
         # Whatever it said before, it did not end of that.
-        hint = _HINTS[FailureKind.OUT_OF_RAM]
-        return Failure(FailureKind.OUT_OF_RAM, "killed by the kernel", hint)
+        return failed(FailureKind.OUT_OF_RAM, "killed by the kernel")
     late = next((found[1] for line in lines if (found := _LATE.match(line)) is not None), None)
     if late is not None:
         return Failure(FailureKind.HANG, late, _LATE_HINT)
@@ -273,10 +271,10 @@ def classify(
     for kind, pattern in _PATTERNS:
         words = next((line for line in telling if pattern.search(line)), None)
         if words is not None:
-            return Failure(kind, clean_line(words), _HINTS.get(kind))
+            return failed(kind, clean_line(words))
     words = last_words(telling)
     if exit_kind == "killed" and exit_status == _SIGKILL:  # by whom, it does not say
-        return Failure(FailureKind.KILLED, f"signal 9; {words}", _HINTS[FailureKind.KILLED])
+        return failed(FailureKind.KILLED, f"signal 9; {words}")
     if exit_kind in {"killed", "dumped"}:
         return Failure(FailureKind.CRASH, f"signal {exit_status}; {words}", None)
     return Failure(FailureKind.UNKNOWN, words, None)
@@ -470,10 +468,10 @@ class Completion:
     `wants_key`: it refuses because it was asked without a key.
     """
 
-    text: str | None
-    n_predicted: int | None
-    n_drafted: int | None
-    problem: str | None
+    text: str | None = None
+    n_predicted: int | None = None
+    n_drafted: int | None = None
+    problem: str | None = None
     timed_out: bool = False
     is_refused: bool = False
     wants_key: bool = False

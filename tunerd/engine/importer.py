@@ -31,6 +31,7 @@ from tunerd.engine.flags import (
     owner_of,
     render,
     secrets_in,
+    with_dashes,
 )
 from tunerd.errors import ConfigError
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
@@ -97,13 +98,13 @@ def unlisted_flags(arguments: Sequence[str], capabilities: Capabilities) -> tupl
         dict.fromkeys(
             word
             for word in words
-            if is_flag(word) and capabilities.flags.isdisjoint((word, _with_dashes(word)))
+            if is_flag(word) and capabilities.flags.isdisjoint((word, with_dashes(word)))
         )
     )
 
 
 def _option(word: str, capabilities: Capabilities) -> Option | None:
-    spellings = (word, normal_spelling(word), _with_dashes(word))
+    spellings = (word, normal_spelling(word), with_dashes(word))
     found = (capabilities.help.option(spelling) for spelling in spellings)
     return next((option for option in found if option is not None), None)
 
@@ -144,11 +145,6 @@ def _why_secret(name: str) -> str:
     if _TOKENS.fullmatch(name):
         return _FOR_DOWNLOADS
     return _SECRET if _KEYS.fullmatch(name) else _OTHER_SECRET
-
-
-def _with_dashes(word: str) -> str:
-    """Long flags take `_` for `-` in every build."""
-    return "--" + word[2:].replace("_", "-") if word.startswith("--") else word
 
 
 PREFIX = "LLAMA_ARG_"

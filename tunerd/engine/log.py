@@ -12,9 +12,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median_high
 from typing import Any
 
 from tunerd.profile.workload import MIXED, ClassShape, Rates, Tokens, WorkloadShape
+from tunerd.words import ratio
 
 _COLOURS = r"(?:\x1b\[[0-9;]*m)*"
 # Others can write lines in a log: what is longer than a server prints is no number.
@@ -432,7 +434,7 @@ def _distance(first: Cell, second: Cell) -> int:
 def _class(cell: Cell, members: Sequence[LoggedRequest], n_all: int) -> ClassShape:
     prompts = [_prompt(one) for one in members]
     cached = sum(one.cached_n or 0 for one in members)
-    parallel = _median([one.concurrency for one in members])
+    parallel = median_high(one.concurrency for one in members)
     return ClassShape(
         name=f"{_PROMPT_NAMES[cell[0]]}, {_ANSWER_NAMES[cell[1]]}",
         weight=round(len(members) / n_all, 4),
@@ -454,13 +456,9 @@ def _percentiles(values: Sequence[int]) -> Tokens:
     return Tokens(points, round(sum(ordered) / len(ordered), 1))
 
 
-def _median(values: Sequence[int]) -> int:
-    return sorted(values)[len(values) // 2]
-
-
 def _acceptance(work: Sequence[LoggedRequest]) -> float | None:
     drafted = sum(one.drafted_n or 0 for one in work)
-    return sum(one.accepted_n or 0 for one in work) / drafted if drafted else None
+    return ratio(sum(one.accepted_n or 0 for one in work), drafted)
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

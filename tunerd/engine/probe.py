@@ -26,6 +26,7 @@ from tunerd.engine.capabilities import (
     Capabilities,
     Component,
     EngineIdentity,
+    Found,
     OffloadDevice,
     Proof,
     Version,
@@ -65,17 +66,6 @@ _DT_NEEDED, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 5, 15, 29
 _DT_PATHS = (_DT_NEEDED, _DT_RPATH, _DT_RUNPATH)
 # Of a list of what a library needs, and of a path in it.
 _MOST_BYTES = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A program that may be an engine, and how it was found; `subcommand` is None until it is known."""
-
-    program: Path
-    found_by: str
-    name: str | None = None
-    environment: tuple[tuple[str, str], ...] = ()
-    subcommand: tuple[str, ...] | None = None
 
 
 def programs_in(folders: Iterable[Path], found_by: str) -> tuple[Found, ...]:
@@ -456,7 +446,7 @@ class EngineProber:
         if subcommand is None:
             remembered = self._remembered(self._quick_key(found))
             subcommand = remembered.subcommand if remembered else self._help(found)[0]
-        environment = {**BARE_ENVIRONMENT, **dict(found.environment), **(extra or {})}
+        environment = {**BARE_ENVIRONMENT, **found.environment, **(extra or {})}
         is_own = is_own_server(found.program)
         place = Sandbox(None) if is_own and loads_its_own(environment) else self.sandbox
         if place == Sandbox(None) and os.geteuid() == 0 and not is_own:
@@ -513,7 +503,7 @@ class EngineProber:
                 cause=error.strerror,
                 hint="`tunerd engines` lists the engines that are here",
             ) from error
-        parts.extend(f"{name}={value}" for name, value in found.environment)
+        parts.extend(f"{name}={value}" for name, value in found.environment.items())
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _remembered(self, quick: str) -> ProbeResult | None:

@@ -251,7 +251,7 @@ def _ask(
 ) -> Completion:
     """One generation; the OpenAI route, since some builds count drafts only there."""
     if isinstance(server, str):
-        return Completion(None, None, None, server)
+        return Completion(problem=server)
     return server.complete(
         _PROMPT,
         n_predict=_N_PREDICT,

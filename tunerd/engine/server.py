@@ -316,9 +316,6 @@ class LlamaServer:
             told = f": {_told(reply.body)}" if _tells_error(reply.body) else ""
             problem = f"no answer within {timeout_s:.0f} s" if reply.timed_out else reply.problem
             return Completion(
-                text=None,
-                n_predicted=None,
-                n_drafted=None,
                 problem=problem or f"status {reply.status}{told}",
                 timed_out=reply.timed_out,
                 is_refused=reply.status in _REFUSALS,

@@ -228,8 +228,16 @@ class Files:
     def remember(self, path: Path, value: Any, *, schema: int | None = None) -> None:
         """Keep a record that can be found out again, as it is where no file can be written."""
         with contextlib.suppress(HostError):
-            self.make_folder(path.parent)
-            self.write_json(path, plain(value, schema=schema))
+            self.keep(path, value, schema=schema)
+
+    def keep(self, path: Path, value: Any, *, schema: int | None = None) -> None:
+        """Keep a record, in a folder that need not be there.
+
+        Raises:
+            HostError: it cannot be written.
+        """
+        self.make_folder(path.parent)
+        self.write_json(path, plain(value, schema=schema))
 
     def copy(self, source: Path, target: Path) -> None:
         """A durable copy with the mode and owner of its source, which is synced first.

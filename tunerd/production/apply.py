@@ -133,11 +133,11 @@ def _keep_engines(ctx: Context, made: Plan) -> Iterator[Message]:
     """
     if not ctx.settings.swap.keep_engine:
         return
-    from tunerd.engine.builds import found_in_unit, found_of, keep_program
+    from tunerd.engine.builds import found_in_unit, keep_program
 
     live = made.live
     found = [] if live.program is None else [found_in_unit(live, Path(live.program))]
-    found += [] if made.engine.is_embedded else [found_of(made.engine)]
+    found += [] if made.engine.is_embedded else [made.engine]
     for one in {one.program: one for one in found}.values():
         ctx.say(f"keeping a copy of `{one.program}`")
         try:

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import PurePath
 
 from tunerd.engine.capabilities import Capabilities, Effect, Engine, OffloadDevice, laws_of
@@ -115,15 +116,12 @@ def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:
     if facts.no_model is not None:
         yield error("no-model", f"the file is not a model that can be served: {facts.no_model}",
                     "set model.path to the main file")  # fmt: skip
-    ctx_size = resolved.profile.serving.ctx_size
-    if ctx_size and facts.context_length and ctx_size > facts.context_length:
-        yield warning("long-context", f"serving.ctx_size = {ctx_size} is more than the "
+    serving = resolved.profile.serving
+    if serving.ctx_size and facts.context_length and serving.ctx_size > facts.context_length:
+        yield warning("long-context", f"serving.ctx_size = {serving.ctx_size} is more than the "
                       f"{facts.context_length} tokens that the model was trained for")  # fmt: skip
-    jinja = resolved.profile.serving.jinja
-    template_given = (
-        resolved.profile.model.chat_template_file or resolved.profile.serving.chat_template
-    )
-    if jinja and facts.chat_template_sha256 is None and not template_given:
+    template = resolved.profile.model.chat_template_file or serving.chat_template
+    if serving.jinja and facts.chat_template_sha256 is None and not template:
         yield warning(
             "no-template", "the model file has no chat template; chat requests get a default"
         )
@@ -132,20 +130,11 @@ def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:
 def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
     """Values that exclude each other or that this machine cannot give."""
     serving, speculation = resolved.profile.serving, resolved.profile.speculation
-    if (
-        has_depth(resolved)
-        and speculation.kinds
-        and speculation.n_min is not None
-        and speculation.n_max is not None
-        and speculation.n_min > speculation.n_max
-    ):
+    drafts = has_depth(resolved) and speculation.kinds
+    if drafts and (speculation.n_min or 0) > (speculation.n_max or inf):
         yield error("n-min", f"speculation.n_min = {speculation.n_min} is more than "
                     f"speculation.n_max = {speculation.n_max}: no draft would ever be used")  # fmt: skip
-    if (
-        serving.n_ubatch is not None
-        and serving.n_batch is not None
-        and serving.n_ubatch > serving.n_batch
-    ):
+    if (serving.n_ubatch or 0) > (serving.n_batch or inf):
         yield error("ubatch", f"serving.n_ubatch = {serving.n_ubatch} is more than "
                     f"serving.n_batch = {serving.n_batch}")  # fmt: skip
     if speculation.kinds and (serving.n_parallel or 1) > 1:

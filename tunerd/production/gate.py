@@ -21,7 +21,7 @@ from tunerd.engine.health import (
     Lost,
     Observation,
     classify,
-    hint_for,
+    failed,
     judge_generation,
     judge_settled,
     judge_speculation,
@@ -339,13 +339,11 @@ def _explain(
     is_better_seen = failure.kind in _VAGUE or state.is_active
     if lost.kind is not None and lost.kind is not failure.kind and is_better_seen:
         # Of a server that runs, warnings in its log are not what went wrong.
-        words = f"{lost.text}; it last said: {last_words(lines)}"
-        failure = Failure(lost.kind, words, hint_for(lost.kind))
+        failure = failed(lost.kind, f"{lost.text}; it last said: {last_words(lines)}")
     if in_use is not None and failure.kind is FailureKind.UNKNOWN:
         # mainline of May 2026 and BeeLlama bind first and end at once, and their log thread is slower.
         words = f"{failure.words}; port {in_use.port} of {in_use.host} is in use"
-        kind = FailureKind.PORT_TAKEN
-        failure = Failure(kind, words, hint_for(kind))
+        failure = failed(FailureKind.PORT_TAKEN, words)
     return failure
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import engine_of, found_of
+from tunerd.engine.builds import engine_of
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
 from tunerd.engine.serving import environment_with, read_live_unit
@@ -251,7 +251,7 @@ def _judged(
 
 def _replaced_since(ctx: Context, plan: Plan) -> str | None:
     """What of a plan was replaced since it was made: builds and models may be in the middle of a night."""
-    engine, then = engine_of(ctx, found_of(plan.engine)).identity, plan.engine.identity
+    engine, then = engine_of(ctx, plan.engine).identity, plan.engine.identity
     if then is not None and (engine is None or engine.sha256 != then.sha256):
         return f"`{plan.engine.program}` was replaced by another build since it began"
     changed = (path for path, then in plan.stamps.items() if stamp_of(path) != then)

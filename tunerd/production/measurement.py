@@ -12,7 +12,6 @@ from tunerd.errors import HostError, ServiceError
 from tunerd.machine.clock import polls
 from tunerd.machine.files import is_locked
 from tunerd.production.power import give_back_power
-from tunerd.records import plain
 from tunerd.result import Message, Progress, note
 from tunerd.units.manager import (
     PORT_LIMIT_S,
@@ -75,8 +74,7 @@ def write_measurement(ctx: Context, record: LeaseRecord) -> None:
     Raises:
         HostError: it cannot be written.
     """
-    ctx.files.make_folder(ctx.paths.runtime_dir)
-    ctx.files.write_json(ctx.paths.measurement, plain(record))
+    ctx.files.keep(ctx.paths.measurement, record)
 
 
 def ended_by(ctx: Context, lease_id: str) -> str | None:

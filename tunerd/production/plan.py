@@ -16,7 +16,6 @@ from tunerd.engine.builds import (
     engine_of,
     files_of,
     find_programs,
-    found_of,
     prober,
     read_facts,
     refusal,
@@ -104,7 +103,6 @@ from tunerd.production.own import shipped_unit
 from tunerd.profile.files import TunedRecord, read_declined, read_tuned
 from tunerd.profile.layers import Resolved
 from tunerd.profile.schema import Speculation
-from tunerd.records import plain
 from tunerd.result import ActionResult, Level, Message, error, note, warning
 from tunerd.units.live import UNIX_SOCKET, LiveUnit, Serving
 from tunerd.units.manager import UnitState
@@ -123,7 +121,7 @@ OTHER_WAY_BACK = "way-back-replaced"
 def _check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[Message]:
     """The engine's own opinion of the command line: a dry run whose model file does not exist."""
     try:
-        said = refusal(ctx, found_of(engine), dry_arguments(command.words))
+        said = refusal(ctx, engine, dry_arguments(command.words))
     except EngineError as problem:
         return [error(UNASKED, problem.message, problem.hint)]
     if said is None:
@@ -484,7 +482,7 @@ def _check_estimate(ctx: Context, made: Plan) -> list[Message]:
     ]
     environment = {**made.engine.environment, **made.resolved.profile.environment}
     try:
-        said = prober(ctx).estimated_mib(found_of(made.engine), environment, words)
+        said = prober(ctx).estimated_mib(made.engine, environment, words)
     except EngineError:
         said = None
     if said is None:
@@ -717,8 +715,7 @@ def remember_load(
             return ()
         before = ctx.files.recall(MemoryCorrection, path)
         n_loads = 1 if before is None else before.n_loads + 1
-        ctx.files.make_folder(path.parent)
-        ctx.files.write_json(path, plain(MemoryCorrection(seen, n_loads)))
+        ctx.files.keep(path, MemoryCorrection(seen, n_loads))
         keep_newest(path.parent.glob(f"{_PREFIX}*.json"), KEPT_LOADS)
     except TunerdError as problem:
         text = f"what this load took could not be recorded: {problem.message}"

@@ -17,7 +17,6 @@ from tunerd.errors import HostError, ServiceError, TunerdError
 from tunerd.machine.files import Files
 from tunerd.machine.gpu import SAME_W, set_power_limit
 from tunerd.production.own import own_environment
-from tunerd.records import plain
 from tunerd.units.manager import UP, lease_unit, power_unit
 from tunerd.units.text import exec_words, transient_text
 
@@ -54,14 +53,13 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
         yield
         _demand_it_held(ctx, watts)
         return
-    ctx.files.make_folder(ctx.paths.runtime_dir)
     record = PowerRecord(lease, gpus[0].uuid, before_w, watts)
     unit = power_unit(lease)
     folder = ctx.services.runtime_unit_dir
     ctx.files.make_folder(folder)
     ctx.files.write(folder / unit, _unit_text(ctx, lease, production).encode(), mode=_MODE)
     ctx.services.reload()
-    ctx.files.write_json(ctx.paths.power, plain(record))
+    ctx.files.keep(ctx.paths.power, record)
     try:
         ctx.services.start_bound(unit, timeout_s=_TIMEOUT_S)
         yield

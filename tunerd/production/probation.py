@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tunerd.app import Context
 from tunerd.engine.serving import standing_text
-from tunerd.errors import DeployError, HostError, TunerdError
+from tunerd.errors import DeployError, TunerdError
 from tunerd.machine.files import is_locked
 from tunerd.production.unattended import demand_root_for
-from tunerd.records import plain
 from tunerd.result import Message, note, warning
 from tunerd.words import format_duration
 
@@ -74,12 +72,10 @@ def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> 
         # Whoever watches says of which boot it is: in a container systemd 252 shows what it confines
         # the host's.
         now_s, restarts = ctx.clock.now_s(), ctx.services.state(ctx.unit).n_restarts or 0
-        _write(
-            ctx,
-            ProbationRecord(
-                generation, sweep, RUNNING, "", now_s, now_s, settings.duration_s, restarts, None
-            ),
+        record = ProbationRecord(
+            generation, sweep, RUNNING, "", now_s, now_s, settings.duration_s, restarts, None
         )
+        ctx.files.keep(record_path(ctx, generation), record)
         why_root = _why_root_must(ctx, before)
     except TunerdError as error:  # the swap is done, and this is only about what follows it
         text = f"the probation could not be started: {error.message}"
@@ -118,14 +114,7 @@ def read_probation(ctx: Context, generation: int) -> ProbationRecord | None:
 
 def keep_probation(ctx: Context, record: ProbationRecord) -> None:
     """Write a record; where that fails, as on a full disk, what watches goes on."""
-    with contextlib.suppress(HostError):
-        _write(ctx, record)
-
-
-def _write(ctx: Context, record: ProbationRecord) -> None:
-    path = record_path(ctx, record.generation)
-    ctx.files.make_folder(path.parent)
-    ctx.files.write_json(path, plain(record))
+    ctx.files.remember(record_path(ctx, record.generation), record)
 
 
 def forget_probation(ctx: Context, generation: int) -> None:
@@ -135,7 +124,7 @@ def forget_probation(ctx: Context, generation: int) -> None:
         HostError: it could not be removed.
     """
     path = record_path(ctx, generation)
-    if path.exists():
+    if path.exists():  # before any there is no folder either
         ctx.files.remove(path)
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from tunerd.app import Context
 from tunerd.engine.probe import libraries_of, shebang, writable_by_others
-from tunerd.engine.serving import file_environment_of, specifiers_of, standing_text
+from tunerd.engine.serving import file_environment_of, specifiers_of, standing_text, unit_with
 from tunerd.errors import ConfigError, DeployError
 from tunerd.machine.files import is_gone
 from tunerd.machine.process import account
-from tunerd.units.live import is_shell, with_drop_ins
+from tunerd.units.live import is_shell
 from tunerd.units.text import Directive, UnitFile, environment_of, expand_specifiers, parse_exec
 from tunerd.words import Mode
 
@@ -187,9 +187,7 @@ def demand_root_for_plan(ctx: Context, plan: Plan) -> None:
 
 
 def _named(ctx: Context, text: bytes) -> Named:
-    drop_ins = (ctx.files.read(path) or b"" for path in ctx.services.state(ctx.unit).drop_ins)
-    own, *others = (one.decode("utf-8", "surrogateescape") for one in (text, *drop_ins))
-    unit = with_drop_ins(own, others)
+    unit = unit_with(ctx, text.decode("utf-8", "surrogateescape"))
     specifiers = specifiers_of(ctx, ctx.unit)
     return named_by(unit, file_environment_of(ctx, unit, specifiers), specifiers)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tunerd.app import Context
 from tunerd.engine.builds import dry_arguments, refusal
+from tunerd.engine.capabilities import Found
 from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.flags import without_secrets
-from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import Busy, ConfigError, EngineError, TunerdError
 from tunerd.machine.files import is_gone, stamp_of
@@ -217,7 +217,7 @@ def _of_the_program(ctx: Context, live: LiveUnit) -> Sequence[str]:
     if is_gone(program):
         return (f"`{program}` is not there",)
     environment = {k: v for k, v in live.environment.items() if k not in MODEL_VARIABLES}
-    found = Found(program, "unit", None, tuple(sorted(environment.items())))
+    found = Found(program, "unit", None, dict(sorted(environment.items())))
     try:
         said = refusal(ctx, found, dry_arguments(live.arguments))
     except TunerdError:  # it could not be asked, in a closed home or on a machine under load

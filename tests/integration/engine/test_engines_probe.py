@@ -21,10 +21,10 @@ from tests.support.builders import HELP, HELP_OF, capabilities_of
 from tests.support.local_box import Box
 from tests.support.nvml_stub import compiler
 from tunerd.engine.builds import engine_of, find_engines, keep, keep_program, refusal
+from tunerd.engine.capabilities import Found
 from tunerd.engine.probe import (
     EMBEDDED_PROGRAM,
     EngineProber,
-    Found,
     build_folders,
     is_own_server,
     own_server,
@@ -118,7 +118,7 @@ def test_a_program_runs_as_somebody_else_and_sees_nothing_of_our_environment(
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "5")
     monkeypatch.setenv("SECRET", "hunter2")
     note = folder / "note"
-    found = replace(good(folder, note=note), environment=(("LD_LIBRARY_PATH", "/opt/lib"),))
+    found = replace(good(folder, note=note), environment={"LD_LIBRARY_PATH": "/opt/lib"})
     prober.probe(found)
     lines = note.read_text().splitlines()
     assert len(lines) == 3
@@ -179,7 +179,7 @@ def test_our_own_server_has_not_our_rights_where_a_variable_says_what_it_loads(
         f'FILE *o = fopen("{note}", "a"); if (o) {{ fprintf(o, "%d\\n", geteuid()); fclose(o); }} }}\n'
     )
     subprocess.run([compiler() or "cc", "-shared", "-fPIC", source, "-o", library], check=True)
-    unit = Found(own, "unit", environment=(("LD_PRELOAD", str(library)),), subcommand=())
+    unit = Found(own, "unit", environment={"LD_PRELOAD": str(library)}, subcommand=())
     with contextlib.suppress(EngineError):
         prober.run(unit, ("--version",))
     assert set(note.read_text().split()) <= {str(NOBODY.uid if NOBODY else "")}
@@ -590,7 +590,7 @@ def test_what_a_script_starts_is_a_part_of_it_and_no_copy_is_made_of_that(
 ) -> None:
     (folder / "real").mkdir()
     real = linked(folder / "real")
-    variables = (("LD_LIBRARY_PATH", str(real.parent / "lib")),)
+    variables = {"LD_LIBRARY_PATH": str(real.parent / "lib")}
     found = replace(script(folder, f'exec {real} "$@"'), environment=variables)
 
     before = prober.probe(found).identity

@@ -11,10 +11,10 @@ from tests.support import needs
 from tests.support.builders import HELP_OF, capabilities_of
 from tests.support.golden import NO_MODEL, dry, golden_lines
 from tests.support.ports import free_port
-from tunerd.engine.capabilities import IK_HIDDEN_FLAGS
+from tunerd.engine.capabilities import IK_HIDDEN_FLAGS, Found
 from tunerd.engine.flags import FLAG_ROWS
 from tunerd.engine.health import argument_error
-from tunerd.engine.probe import EngineProber, Found, own_server
+from tunerd.engine.probe import EngineProber, own_server
 from tunerd.machine.files import Files
 from tunerd.machine.process import probe_account
 from tunerd.units.sandbox import Sandbox

@@ -118,7 +118,7 @@ def on_a_model(facts: ModelFacts) -> Cases:
 
 def engine(*proofs: Proof) -> Engine:
     return Engine(
-        "mine", Path("/e"), "test", identity=None, version=None, capabilities=None, proofs=proofs,
+        Path("/e"), "test", "mine", identity=None, version=None, capabilities=None, proofs=proofs,
         problem=None,
     )  # fmt: skip
 

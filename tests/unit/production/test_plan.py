@@ -47,7 +47,7 @@ from tunerd.words import MiB
 def test_what_is_left_to_the_build_takes_what_the_build_has_for_it(
     dialect: str, n_slots: int, n_max: int
 ) -> None:
-    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of(dialect))
+    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of(dialect))
     left = {"serving.n_parallel": "default", "speculation.n_max": "default"}
     asked = profile_of({"speculation.type": "mtp", **left})
     said = profile_of({"serving.n_parallel": 2, "speculation.n_max": 1, "speculation.type": "mtp"})
@@ -72,7 +72,7 @@ def test_what_is_left_to_the_build_takes_what_the_build_has_for_it(
 def test_the_cache_of_a_draft_model_is_as_the_build_makes_it(
     dialect: str, n_ctx: int, kind: str
 ) -> None:
-    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of(dialect))
+    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of(dialect))
     target = {"serving.cache_type_k": "q8_0", "serving.cache_type_v": "q8_0"}
     asked = {"speculation.type": "draft", "speculation.ctx_size": 1024, **target}
     facts = facts_of_shape(PlainShape(architecture="llama", n_layer=2, n_vocab=2048))
@@ -91,7 +91,7 @@ def test_the_cache_of_a_draft_model_is_as_the_build_makes_it(
 
 
 def test_a_projector_counts_by_its_file_and_is_unknown_without_it(tmp_path: Path) -> None:
-    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of("main-0x"))
+    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of("main-0x"))
     data, file = {"model.mmproj": str(tmp_path / "mmproj.gguf")}, b"GGUF" * 100
     asked = profile_of(data)
     facts = facts_of_shape(PlainShape(architecture="llama", n_layer=2, n_vocab=2048))
@@ -113,7 +113,7 @@ def test_a_projector_counts_by_its_file_and_is_unknown_without_it(tmp_path: Path
 
 def test_flags_that_no_key_renders_count_where_they_take_memory(tmp_path: Path) -> None:
     """`--swa-full` on Gemma 3 took a gigabyte and more than was said to fit, adapters what their files have."""
-    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of("main-0x"))
+    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of("main-0x"))
     shape = PlainShape(architecture="gemma3", n_layer=12, sliding_window=1024, n_vocab=2048)
     (tmp_path / "a.gguf").write_bytes(bytes(3 * 1024 * 1024))
 
@@ -152,7 +152,7 @@ def test_a_card_that_is_too_small_is_told_by_who_places_the_model(
     model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
     program = Path("/bin/true")
     chosen = Choice(
-        Engine("mine", program, "test", None, None, None, (), None),
+        Engine(program, "test", "mine"),
         profile_of({"memory.fit_mib": 64, **memory}), CommandLine(str(program), ()), model,
         devices=(OffloadDevice("CUDA0", "a card", MiB(8), MiB(8)),), has_gpu=True, passed_over=(),
     )  # fmt: skip
@@ -173,7 +173,7 @@ BY_BUILD = {"memory.fit_mib": "default"}
 
 def judged_on(world: World, gpu_mib: int, dialect: str, data: dict[str, object]) -> MemoryPlan:
     """What a plan says of 2 GiB of cache and 0.3 of weights on a card with so much free."""
-    engine = Engine("mine", Path("/bin/true"), "test", capabilities=capabilities_of(dialect))
+    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of(dialect))
     card = OffloadDevice("CUDA0", "a card", MiB(gpu_mib), MiB(gpu_mib))
     chosen = Choice(
         engine, profile_of(data), CommandLine("/bin/true", ()), Path("/m.gguf"), devices=(card,),
@@ -403,7 +403,7 @@ def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_i
     model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
     program = Path("/bin/true")
     chosen = Choice(
-        Engine("mine", program, "test", None, None, None, (), None),
+        Engine(program, "test", "mine"),
         profile_of({"serving.ctx_size": 262144}), CommandLine(str(program), ()), model,
         devices=(), has_gpu=False, passed_over=(),
     )  # fmt: skip
