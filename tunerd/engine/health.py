@@ -380,7 +380,6 @@ class Observation:
     """One look at a starting server.
 
     `listener_pid` is the process that owns the port, None if that could not be told.
-    `progress` grows while a model is loaded (bytes read, memory in use); None if unknown.
     """
 
     at_s: float
@@ -388,7 +387,6 @@ class Observation:
     http: HttpState
     listener_pid: int | None
     alias: str | None
-    progress: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,11 +112,10 @@ def as_it_runs(ctx: Context, live: LiveUnit) -> LiveUnit | None:
     pid = ctx.services.state(live.unit).main_pid
     kept = (*ENGINE_VARIABLES, "HF_", "HUGGINGFACE_HUB_CACHE", "LD_LIBRARY_PATH")
     found = []
-    for one in listening_programs(pid) if pid is not None else ():
-        given = {name: text for name, text in one.environment.items() if name.startswith(kept)}
-        argv, variables = (one.path, *one.argv[1:]), {**live.environment, **given}
-        server = replace(live, script=live.program, program=one.path, argv=argv,
-                         environment=variables, work_dir=one.folder)  # fmt: skip
+    for path, words, folder, variables in listening_programs(pid) if pid is not None else ():
+        given = {name: text for name, text in variables.items() if name.startswith(kept)}
+        server = replace(live, script=live.program, program=path, argv=(path, *words[1:]),
+                         environment={**live.environment, **given}, work_dir=folder)  # fmt: skip
         if not hides_words(server):
             found.append(server)
     return found[0] if len(found) == 1 and found[0].names_a_model else None

@@ -269,18 +269,8 @@ def process_facts(pid: int) -> ProcessFacts | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RunningProgram:
-    """What a process runs: the file, its words, where it was started, and its variables."""
-
-    path: str
-    argv: tuple[str, ...]
-    folder: str
-    environment: Mapping[str, str]
-
-
-def listening_programs(pid: int) -> Iterator[RunningProgram]:
-    """What of a process and those that it has started listens on a port.
+def listening_programs(pid: int) -> Iterator[tuple[str, list[str], str, Mapping[str, str]]]:
+    """What of a process and those that it has started listens on a port: its file, words, folder and variables.
 
     Without any that may not be looked into, or that has another account: it writes its own words, and who reads
     them would give it the rights of whoever started it.
@@ -289,10 +279,8 @@ def listening_programs(pid: int) -> Iterator[RunningProgram]:
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                if not listens(one.pid) or one.uids() != process.uids():
-                    continue
-                argv = tuple(one.cmdline())
-                yield RunningProgram(one.exe(), argv, one.cwd(), one.environ())
+                if listens(one.pid) and one.uids() == process.uids():
+                    yield one.exe(), one.cmdline(), one.cwd(), one.environ()
 
 
 def _ask(call: Callable[[], _T]) -> _T | None:

@@ -40,17 +40,10 @@ from tunerd.engine.serving import (
     with_limit,
 )
 from tunerd.errors import Busy, DeployError, JobCanceled, ServiceError, TunerdError
+from tunerd.machine import net
 from tunerd.machine.clock import polls, process_began_s
 from tunerd.machine.files import holder_of, is_gone, is_locked, lock, real_path, stamp_of
 from tunerd.machine.host import process_facts
-from tunerd.machine.net import (
-    can_bind,
-    is_in_use,
-    is_listened_on,
-    listening_ports,
-    who_listens,
-    why_no_listener,
-)
 from tunerd.machine.process import may_use_nvidia, process_stat
 from tunerd.result import Progress
 from tunerd.units.generations import Generation, model_stamps
@@ -190,8 +183,9 @@ class _Start:
         last_text = ""
         while True:
             now, server = self._look()
-            if (now.progress or 0) > furthest:
-                moved_s, furthest = now.at_s, now.progress or 0
+            loaded_mib = _loaded_mib(self.ctx, now.unit.main_pid)
+            if loaded_mib > furthest:
+                moved_s, furthest = now.at_s, loaded_mib
             judged = judge_start(
                 now,
                 first_s=began_s,
@@ -213,7 +207,7 @@ class _Start:
         ctx, address = self.ctx, self.address
         state = ctx.services.state(self.unit)
         if address is None and state.main_pid is not None and self.expected.is_asked:
-            ports = listening_ports(state.main_pid)
+            ports = net.listening_ports(state.main_pid)
             address = Address("127.0.0.1", min(ports)) if ports else None
         server = None
         if address is not None and state.main_pid is not None:
@@ -224,14 +218,8 @@ class _Start:
         # Not at each look: the kernel's table takes long to read.
         answers = http in {HttpState.READY, HttpState.WRONG}
         if address is not None and answers and not self.expected.is_container:
-            listener = who_listens(address.port, address.host, state.main_pid)
-        facts = process_facts(state.main_pid) if state.main_pid is not None else None
-        vram_mib = _vram_used(ctx, state.main_pid)
-        loaded_mib = () if facts is None else (facts.rss_mib, (facts.read_bytes or 0) >> 20)
-        known = [mib for mib in (vram_mib, *loaded_mib) if mib is not None]
-        progress = sum(known) if known else None
-        now = Observation(ctx.clock.monotonic_s(), state, http, listener, alias, progress)
-        return now, server
+            listener = net.who_listens(address.port, address.host, state.main_pid)
+        return Observation(ctx.clock.monotonic_s(), state, http, listener, alias), server
 
     def _judge(self, before: UnitState, completion: Completion, server: LlamaServer) -> Lost | None:
         # Where the connection broke, the process may take a moment to end.
@@ -274,11 +262,15 @@ class _Start:
         self.ctx.report(replace(self.begun, text=text, step=None if step is None else step + 1))
 
 
-def _vram_used(ctx: Context, pid: int | None) -> int | None:
-    gpus = ctx.gpu.read().gpus
-    if pid is None or not gpus:
-        return None
-    return sum(gpu.used_mib or 0 for gpu in gpus)
+def _loaded_mib(ctx: Context, pid: int | None) -> int:
+    """What grows while a model is loaded: memory in use, and bytes read."""
+    if pid is None:
+        return 0
+    vram_mib = sum(gpu.used_mib or 0 for gpu in ctx.gpu.read().gpus or ())
+    facts = process_facts(pid)
+    if facts is None:
+        return vram_mib
+    return vram_mib + (facts.rss_mib or 0) + (facts.read_bytes or 0) // 2**20
 
 
 def started(ctx: Context, unit: str, start: Callable[[str], None]) -> NotServing | None:
@@ -308,14 +300,14 @@ def _not_serving(ctx: Context, unit: str, lost: Lost, address: Address | None = 
     has_exited = not state.is_active and state.exit_kind == "exited"
     where = None if address is None or not has_exited else (address.reachable_host, address.port)
     for _ in range(_LOG_READS):
-        if where is None or says_port_taken(lines) or can_bind(*where):
+        if where is None or says_port_taken(lines) or net.can_bind(*where):
             break
         ctx.clock.sleep(_LOG_LAG_S)
         lines = _last_words(ctx, unit, state)
     # By what its manager says alone: a server may print whatever it likes before it ends.
     has_ended_well = not state.is_active and state.result == "success"
     was_stopped = has_ended_well and ctx.services.was_stopped(unit, state.invocation_id or "")
-    in_use = address if where is not None and is_in_use(*where) else None
+    in_use = address if where is not None and net.is_in_use(*where) else None
     if was_stopped:
         words = "it was stopped while it was being checked"
         explain = partial(Failure, FailureKind.STOPPED, words, None)
@@ -505,8 +497,8 @@ def port_will_be_free(found: NotServing, address: Address | None) -> bool:
     if address is None:
         return True
     # Builds say the same of an address that is not one of this machine.
-    is_ours = why_no_listener(address.reachable_host) is None
-    return is_ours and not is_listened_on(address.port, address.host)
+    is_ours = net.why_no_listener(address.reachable_host) is None
+    return is_ours and not net.is_listened_on(address.port, address.host)
 
 
 _RETURN_POLL_S = 0.25
@@ -616,9 +608,9 @@ class PortTurns:
         if is_same or address is None:
             return
         for left_s in polls(self.ctx.clock, PORT_LIMIT_S, every_s=_PORT_POLL_S):
-            if can_bind(address.reachable_host, address.port) or not left_s:
+            if net.can_bind(address.reachable_host, address.port) or not left_s:
                 return
-            if not self.is_held() or is_listened_on(address.port, address.host):
+            if not self.is_held() or net.is_listened_on(address.port, address.host):
                 return
             self.ctx.report(Progress("waiting until the port is free again", left_s=left_s))
 

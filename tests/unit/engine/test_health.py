@@ -46,9 +46,7 @@ RUNNING = UnitState(
     active_since_s=None,
 )
 EXPECTED = Expectation(old_invocation="old", alias="qwen", expects_draft=True)
-NOW = Observation(
-    at_s=10.0, unit=RUNNING, http=HttpState.READY, listener_pid=100, alias="qwen", progress=None
-)
+NOW = Observation(at_s=10.0, unit=RUNNING, http=HttpState.READY, listener_pid=100, alias="qwen")
 
 
 def judged(
