@@ -222,4 +222,4 @@ def _services(
         return Local(paths, may_start=may_start, environment=environment)
     from tunerd.units.systemd import Systemd
 
-    return Systemd(mode, paths, environment=environment)
+    return Systemd(mode, paths, environment)

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import (
-    engine_of,
-    engines_meant,
-    find_engines,
-    prober,
-    read_facts,
-)
+from tunerd.engine import builds
 from tunerd.engine.capabilities import Engine, Found, OffloadDevice
 from tunerd.engine.flags import (
     ENGINE_VARIABLES,
@@ -84,7 +78,7 @@ def named_by_files(ctx: Context, files: Iterable[tuple[str, Mapping[str, Any]]])
     named = [(source, key, word) for source, data in files for key, word in _engine_words(data)]
     known = (*_ALWAYS, *ctx.settings.engines)
     if any(word not in known for _, _, word in named):
-        known = (*known, *(engine.name for engine in find_engines(ctx)))
+        known = (*known, *(engine.name for engine in builds.find_engines(ctx)))
     found = (
         Problem(source, key, f"`{word}`, which is not an engine here", ", ".join(dict.fromkeys(known)),
                 nearest_name(word, known))
@@ -288,7 +282,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
         ModelFileError: the model file is missing, damaged, or not unique.
         EngineError: none can; what stands against each is in the cause.
     """
-    engines = find_engines(ctx)
+    engines = builds.find_engines(ctx)
     load: Callable[..., Resolved] = partial(
         load_profile,
         ctx,
@@ -299,10 +293,10 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
     )
     general, laid_over = load(), _laid_over(ctx)
     if has_weights:  # a missing model is the same on every engine: say so first
-        read_facts(ctx, find_weights(ctx, general))
+        builds.read_facts(ctx, find_weights(ctx, general))
     passed_over: list[tuple[str, str]] = []
     for word in general.profile.engine.prefer or _ALWAYS:
-        found = engines_meant(engines, word) or _named_by_path(ctx, word)
+        found = builds.engines_meant(engines, word) or _named_by_path(ctx, word)
         if not found and word != Family.UNKNOWN:
             passed_over.append((word, _why_not_here(ctx, engines, word)))
         for engine in found:
@@ -319,18 +313,12 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
     )
 
 
-def _layer_names(engine: Engine) -> tuple[str, ...]:
-    """The [engines.NAME] of a profile that count for it."""
-    family = [str(engine.capabilities.family)] if engine.capabilities is not None else []
-    return tuple(dict.fromkeys((*family, engine.name)))
-
-
 def _named_by_path(ctx: Context, word: str) -> tuple[Engine, ...]:
     """An engine that nobody but the profile names; who may write it is asked as of any other."""
     path, is_program = at_home(word), False
     with contextlib.suppress(OSError):  # of a folder that may not be entered
         is_program = "/" in word and path.is_file()
-    return (engine_of(ctx, Found(path, "engine.prefer")),) if is_program else ()
+    return (builds.engine_of(ctx, Found(path, "engine.prefer")),) if is_program else ()
 
 
 def _why_not_here(ctx: Context, engines: Sequence[Engine], word: str) -> str:
@@ -356,7 +344,8 @@ def _try(
     """The profile on one engine, or why that engine cannot serve it."""
     if engine.capabilities is None:
         return engine.problem or "cannot be probed"
-    resolved = load(engine_names=_layer_names(engine))
+    names = dict.fromkeys((str(engine.capabilities.family), engine.name))
+    resolved = load(engine_names=tuple(names))
     model = resolved.profile.model
     if has_weights:
         model_path = find_weights(ctx, resolved)
@@ -391,7 +380,7 @@ def _devices(
     if resolved.profile.match.gpu == "none" or capabilities is None:
         return (), False
     if "--list-devices" in capabilities.flags:
-        devices = prober(ctx).devices(engine, variables)
+        devices = builds.prober(ctx).devices(engine, variables)
         if devices is not None:
             return devices, bool(devices)
     return (), capabilities.lists_gpu_flags and host.gpus != ()  # None: a card that cannot be read
@@ -429,4 +418,4 @@ def draft_facts(ctx: Context, resolved: Resolved, command: CommandLine) -> Model
     path = command.value_of("speculation.draft_model")
     if path is None or not resolved.profile.speculation.kinds & KINDS_WITH_DRAFT_FILE:
         return None
-    return read_facts(ctx, Path(path))
+    return builds.read_facts(ctx, Path(path))

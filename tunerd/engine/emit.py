@@ -348,15 +348,13 @@ def _inside(flag: Flag, server: Server) -> Flag:
     elif flag.name == "--host":
         words = (flag.words[0], "0.0.0.0")  # noqa: S104 -- of the container; what is published says host
     else:
-        words = tuple(_path_inside(word, server) for word in flag.words)
+        mounts = _mounts(server)
+        paths = {
+            word: posixpath.normpath(posixpath.join(mounts[folder], below))
+            for word, (folder, below) in server.folders.items()
+        }
+        words = tuple(paths.get(word, word) for word in flag.words)
     return replace(flag, words=words)
-
-
-def _path_inside(word: str, server: Server) -> str:
-    if word not in server.folders:
-        return word
-    folder, below = server.folders[word]
-    return posixpath.normpath(posixpath.join(_mounts(server)[folder], below))
 
 
 def _mounts(server: Server) -> dict[str, str]:

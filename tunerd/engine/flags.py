@@ -1004,16 +1004,12 @@ class _Renderer:
     def stage(self, setting: Setting, kind: str, word: str) -> Iterator[Part]:
         """Ik since June 2026: everything about a stage is inside one value."""
         is_ngram = kind.startswith("ngram-")
-        own = {row.key for row in (ngram_flags(kind) if is_ngram else DEPTH_FLAGS)}
-        is_known = is_ngram or kind in KINDS_WITH_PROBABILITY
-        idle = (
-            {name for name in _IN_STAGES if f"speculation.{name}" not in own}
-            if is_known
-            else {"p_min"}
-        )
-        idle |= set() if has_depth(self.resolved) else {"n_max"}
-        names = [name for name in _IN_STAGES if name not in idle]
-        found = {name: self.setting(f"speculation.{name}") for name in names}
+        rows = ngram_flags(kind) if is_ngram else DEPTH_FLAGS
+        own = {row.key.removeprefix("speculation.") for row in rows}
+        if not is_ngram and kind not in KINDS_WITH_PROBABILITY:
+            own = {*_IN_STAGES} - {"p_min"}
+        own -= set() if has_depth(self.resolved) else {"n_max"}
+        found = {name: self.setting(f"speculation.{name}") for name in _IN_STAGES if name in own}
         given = {name: one for name, one in found.items() if one is not None}
         words = {name: f"{name}={number(one.value)}" for name, one in given.items()}
         origins = [one.origin for one in (setting, *given.values())]

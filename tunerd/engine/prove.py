@@ -80,13 +80,9 @@ def judge_trials(trials: Mapping[str, Completion], expected_text: str) -> tuple[
             if name in trials
         ]
         if NATIVE in trials:
-            counts = bool(trials[NATIVE].n_drafted)
-            text = (
-                "the native route counts drafts"
-                if counts
-                else "only the OpenAI routes count drafts"
-            )
-            proofs.append(Proof("counts", Effect.PROVED if counts else Effect.NO_EFFECT, text))
+            counts = Effect.PROVED, "the native route counts drafts"
+            counts_not = Effect.NO_EFFECT, "only the OpenAI routes count drafts"
+            proofs.append(Proof("counts", *(counts if trials[NATIVE].n_drafted else counts_not)))
     return tuple(proofs)
 
 

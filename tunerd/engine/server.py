@@ -313,7 +313,8 @@ class LlamaServer:
         reply = self.post(route, body, timeout_s=timeout_s)
         answer = reply.body if isinstance(reply.body, dict) and reply.status == _OK else None
         if answer is None:
-            told = f": {_told(reply.body)}" if _tells_error(reply.body) else ""
+            is_told = isinstance(reply.body, dict) and "error" in reply.body
+            told = f": {_told(reply.body)}" if is_told else ""
             problem = f"no answer within {timeout_s:.0f} s" if reply.timed_out else reply.problem
             return Completion(
                 problem=problem or f"status {reply.status}{told}",
@@ -489,11 +490,6 @@ def _written(answer: Mapping[str, Any]) -> str | None:
     except (KeyError, IndexError, TypeError):
         return None
     return text if isinstance(text, str) else None
-
-
-def _tells_error(body: object) -> bool:
-    error = body.get("error") if isinstance(body, dict) else None
-    return isinstance(error, dict) and isinstance(error.get("message"), str)
 
 
 def _whole(value: object) -> int | None:

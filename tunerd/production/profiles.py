@@ -197,15 +197,15 @@ def list_profiles(ctx: Context) -> ActionResult:
         files = sources.of(name, Layer.SHIPPED, Layer.SITE, Layer.TUNED)
         own = (file.data for file in files if file.layer is not Layer.TUNED)
         data = {key: value for one in own for key, value in one.items()}
+        match = data.get("match")
         rows.append(
             {
                 "name": name,
                 "layers": [str(file.layer) for file in files],
                 "description": data.get("description"),
-                "gpu": data.get("match", {}).get("gpu") if isinstance(data.get("match"), Mapping)
-                else None,
+                "gpu": match.get("gpu") if isinstance(match, Mapping) else None,
             }
-        )  # fmt: skip
+        )
     messages = tuple(warning("unreadable-profile", str(one)) for one in sources.unread.values())
     return ActionResult("profiles list", {"profiles": rows}, messages)
 
@@ -245,7 +245,6 @@ def show_profile(ctx: Context, name: str, *, options: Mapping[str, Any]) -> Acti
 
 def check_profile(ctx: Context, what: str) -> ActionResult:
     """Every problem of a file or of a profile's layers; exit code 1 if there is one."""
-    problems: list[Problem] = []
     files: list[tuple[str, Mapping[str, Any]]] = []
     if is_profile_file(what):
         data = read_profile(Path(what), ctx.files)

@@ -156,6 +156,8 @@ def preview(ctx: Context, to: str | None) -> ActionResult:
 
 def find_target(ctx: Context, to: str | None) -> Target:
     """Where a rollback would lead, checked: what is known to be gone refuses it, doubts are told."""
+    from tunerd.production.plan import check_boot  # see _check
+
     name, text = _chosen(ctx, to)
     if sha256(text) == sha256(standing_text(ctx)):
         raise DeployError(
@@ -167,9 +169,10 @@ def find_target(ctx: Context, to: str | None) -> Target:
     made_by = _makers(ctx).get(sha256(text) or "")
     was = _replaced_by(ctx, text)
     enable = _enable(text, was)
+    state = ctx.services.state(ctx.unit)
     messages = (
         *_check(ctx, name, text, live, made_by),
-        *_at_boot(ctx, text, enable=enable),
+        *(() if text is None else check_boot(ctx, state, enable=enable)),
         *(_passed_over(ctx) if to is None else ()),
     )
     new = text.decode("utf-8", "replace") if text is not None else None
@@ -362,13 +365,6 @@ def _enable(text: bytes | None, was: Generation | None) -> bool:
         return was.was_enabled
     unit = parse_unit((text or b"").decode("utf-8", "surrogateescape"))
     return bool(unit.values("Install", "WantedBy") or unit.values("Install", "RequiredBy"))
-
-
-def _at_boot(ctx: Context, text: bytes | None, *, enable: bool) -> Iterator[Message]:
-    if text is not None:
-        from tunerd.production.plan import check_boot  # see _check
-
-        yield from check_boot(ctx, ctx.services.state(ctx.unit), enable=enable)
 
 
 def _as_unit(ctx: Context, text: bytes) -> LiveUnit:

@@ -20,7 +20,7 @@ from tunerd.errors import ConfigError, DeployError
 from tunerd.machine.files import is_gone
 from tunerd.machine.process import account
 from tunerd.units.live import is_shell
-from tunerd.units.text import Directive, UnitFile, environment_of, expand_specifiers, parse_exec
+from tunerd.units.text import UnitFile, environment_of, expand_specifiers, parse_exec
 from tunerd.words import Mode
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ _DATA_FLAGS = frozenset({"-m", "--model", "-md", "--model-draft", "--spec-draft-
 _DATA_VARIABLES = re.compile(r"LLAMA_ARG_(MODEL|MMPROJ|.*_MODEL)|LLAMA_API_KEY.*")
 _DATA_DIRECTIVES = re.compile(
     r"LoadCredential|SetCredential|.*Directory|(ReadOnly|ReadWrite|Inaccessible)Paths|DeviceAllow"
+    r"|Environment"  # which is looked at variable by variable
 )
 _DEVICE = re.compile("/dev/(?!shm/)")  # what is in memory there is anybody's
 _PATH = re.compile(r"(?<![^\s\"'=:,;@!+-])/(?!/)[^\s\"',;:]*")
@@ -84,14 +85,13 @@ def named_by(
     service = [one for one in unit.directives if one.section == "Service"]
     names = dict.fromkeys(one.name for one in service)
     kept = [one for name in names for one in unit.values("Service", name)]
-    commands = [
-        parse_exec(one.value, environment, specifiers)
-        for one in kept
-        if one.name.startswith("Exec") and one.name != "ExecSearchPath"
-    ]
+    run = [one for one in kept if one.name.startswith("Exec") and one.name != "ExecSearchPath"]
+    commands = [parse_exec(one.value, environment, specifiers) for one in run]
     words = [_checked(command.argv[1:]) for command in commands]
     variables = [text for name, text in environment.items() if not _DATA_VARIABLES.fullmatch(name)]
-    texts = [*itertools.chain(*words), *variables, *_other(kept, specifiers)]
+    others = [one for one in kept if one not in run and not _is_data(one.name)]
+    told = (expand_specifiers(one.value, specifiers) for one in others)
+    texts = [*itertools.chain(*words), *variables, *told]
     opened = [one for one in kept if _OPENED.fullmatch(f"{one.name}={one.value}")]
     given = [*opened, *(one for one in kept if one.name in _PRIVILEGES)]
     is_privileged = any(set(command.prefixes) & {"+", "!"} for command in commands)
@@ -133,13 +133,6 @@ def _checked(words: Sequence[str]) -> Iterator[str]:
         name = word.partition("=")[0] if word.startswith("-") else flag
         if name.replace("_", "-") not in _DATA_FLAGS:
             yield word
-
-
-def _other(directives: Sequence[Directive], specifiers: Mapping[str, str]) -> Iterator[str]:
-    for one in directives:
-        is_read = one.name.startswith("Exec") and one.name != "ExecSearchPath"
-        if not is_read and one.name != "Environment" and not _is_data(one.name):
-            yield expand_specifiers(one.value, specifiers)
 
 
 def _is_data(directive: str) -> bool:

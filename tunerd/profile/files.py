@@ -239,7 +239,6 @@ def write_tuned(ctx: Context, record: TunedRecord) -> None:
     Raises:
         HostError: it cannot be written.
     """
-    ctx.files.make_folder(ctx.paths.tuned_dir)
     before = read_tuned(ctx, record.profile)
     if before is not None and before.sweep != record.sweep:
         _write(ctx, before, "previous")
@@ -350,8 +349,7 @@ def _read(ctx: Context, profile: str, what: str) -> TunedRecord | None:
 
 
 def _write(ctx: Context, record: TunedRecord, what: str) -> None:
-    data = records.plain(record, schema=SCHEMA)
-    ctx.files.write_json(_beside(ctx, record.profile, what), data)
+    ctx.files.keep(_beside(ctx, record.profile, what), record, schema=SCHEMA)
 
 
 def _beside(ctx: Context, profile: str, what: str) -> Path:

@@ -245,6 +245,7 @@ def read_live(
         return value
 
     work_dir = said("WorkingDirectory")
+    loaded = (one.value.partition(":") for one in merged.values("Service", "LoadCredential"))
     return LiveUnit(
         unit=unit,
         path=path,
@@ -256,7 +257,7 @@ def read_live(
         environment=environment,
         user=said("User"),
         group=said("Group"),
-        credentials=_credentials(merged),
+        credentials={name: file.replace("%%", "%") for name, _, file in loaded if file},
         prefix=prefix,
         search_path=search_path,
         work_dir=None if work_dir is None else work_dir.removeprefix("-"),
@@ -343,7 +344,8 @@ def serving_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Serv
     def of(variable: str, *spellings: str) -> str | None:
         return next(reversed(all_of(variable, *spellings)), None)
 
-    port = of("LLAMA_ARG_PORT", "--port")
+    port = of("LLAMA_ARG_PORT", "--port") or ""
+    number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else None
     host = of("LLAMA_ARG_HOST", "--host")
     keys = of("LLAMA_API_KEY", "--api-key")
     ways = {
@@ -351,29 +353,21 @@ def serving_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Serv
         "by TLS": of("LLAMA_ARG_SSL_CERT_FILE", "--ssl-cert-file"),
         "below a prefix": of("LLAMA_ARG_API_PREFIX", "--api-prefix"),
     }
-    sleep_s = of("LLAMA_ARG_SLEEP_IDLE_SECONDS", "--sleep-idle-seconds")
+    sleep_s = of("LLAMA_ARG_SLEEP_IDLE_SECONDS", "--sleep-idle-seconds") or ""
     return Serving(
         host=host,
-        # Of port 0 the kernel says which it is.
-        port=(int(port) or None)
-        if port is not None and re.fullmatch(r"[0-9]{1,5}", port)
-        else None,
+        port=number or None,  # of port 0 the kernel says which it is
         # Mainline answers to all of them; ik, which takes the last, is rarely given more than one.
         alias=",".join(all_of("LLAMA_ARG_ALIAS", "-a", "--alias"))
         or environment.get("LLAMA_ARG_MODEL_ALIAS"),
         model=of("LLAMA_ARG_MODEL", "-m", "--model"),
         api_key_file=of("LLAMA_ARG_API_KEY_FILE", "--api-key-file"),
         api_key=keys.partition(",")[0] if keys else None,
-        sleeps=sleep_s is not None and re.fullmatch(r"0*[1-9][0-9]*", sleep_s) is not None,
+        sleeps=re.fullmatch(r"0*[1-9][0-9]*", sleep_s) is not None,
         asked_otherwise=next((way for way, is_given in ways.items() if is_given), None),
     )
 
 
-def _credentials(unit: UnitFile) -> dict[str, str]:
-    parts = (one.value.partition(":") for one in unit.values("Service", "LoadCredential"))
-    return {name: path.replace("%%", "%") for name, _, path in parts if path}
-
-
 def _sets_command(drop_in: str) -> bool:
-    names = {(one.section, one.name) for one in parse_unit(drop_in).directives}
-    return ("Service", "ExecStart") in names
+    directives = parse_unit(drop_in).directives
+    return any((one.section, one.name) == ("Service", "ExecStart") for one in directives)

@@ -280,13 +280,7 @@ class Systemd:
             in time.
     """
 
-    def __init__(
-        self,
-        mode: Mode,
-        paths: Paths,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, mode: Mode, paths: Paths, own: Mapping[str, str] = os.environ) -> None:
         self.mode = mode
         self.unit_dir = paths.unit_dir
         self.runtime_unit_dir = paths.runtime_unit_dir
@@ -295,7 +289,6 @@ class Systemd:
         self._environment = {**MINIMAL_ENVIRONMENT, "LC_ALL": "C"}
         self._state_of_shell: Path | None = None
         if mode is Mode.USER:
-            own = os.environ if environment is None else environment
             if "XDG_STATE_HOME" in own and "TUNERD_STATE_DIR" not in own:
                 self._state_of_shell = paths.state_dir
             self._environment |= {name: own[name] for name in _USER_VARIABLES if name in own}
@@ -810,11 +803,10 @@ class Notifier:
     not this program's.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        values = os.environ if environment is None else environment
-        self._address = _address(values.get("NOTIFY_SOCKET", ""))
-        self._watchdog_us = values.get("WATCHDOG_USEC", "")
-        self._watchdog_pid = values.get("WATCHDOG_PID", "")
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._address = _address(environment.get("NOTIFY_SOCKET", ""))
+        self._watchdog_us = environment.get("WATCHDOG_USEC", "")
+        self._watchdog_pid = environment.get("WATCHDOG_PID", "")
 
     @property
     def watchdog_s(self) -> float | None:
