@@ -12,26 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
+from tunerd.engine import probe
 from tunerd.engine.capabilities import Capabilities, Engine, EngineIdentity, Found, SpecStyle
 from tunerd.engine.flags import PLAIN_FLAGS, named_files, normal_spelling
 from tunerd.engine.health import argument_error, last_words
 from tunerd.engine.importer import unlisted_flags
-from tunerd.engine.probe import (
-    BACKEND,
-    KEPT_RECORD,
-    OF_A_UNIT,
-    EngineProber,
-    build_folders,
-    by_own_path,
-    distinct,
-    is_own_server,
-    kept_folder,
-    own_server,
-    path_folders,
-    programs_in,
-    read_proofs,
-    writable_by_others,
-)
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_gone, lock, real_path, sync_folder
@@ -50,9 +35,9 @@ from tunerd.words import Family, Mode, have_mib
 _KNOWN_UNITS = ("llama-server.service",)
 
 
-def prober(ctx: Context) -> EngineProber:
+def prober(ctx: Context) -> probe.EngineProber:
     """The prober of this mode."""
-    return EngineProber(ctx.paths.cache_dir, ctx.files, sandbox(ctx), tell=ctx.say)
+    return probe.EngineProber(ctx.paths.cache_dir, ctx.files, sandbox(ctx), tell=ctx.say)
 
 
 def sandbox(ctx: Context) -> Sandbox:
@@ -75,23 +60,23 @@ def find_programs(ctx: Context) -> tuple[Found, ...]:
         )
         for name, settings in ctx.settings.engines.items()
     ]
-    embedded = own_server()
+    embedded = probe.own_server()
     own = () if embedded is None else (Found(embedded, "installed with tunerd"),)
     kept = tuple(_kept(ctx))
     by_name = {real_path(one.program): one for one in kept}  # what serves is still called so
     serving = tuple(by_name.get(real_path(one.program), one) for one in _serving(ctx))
-    on_path = programs_in(path_folders(ctx.environment.get("PATH", "")), "PATH")
+    on_path = probe.programs_in(probe.path_folders(ctx.environment.get("PATH", "")), "PATH")
     homes = (
         account_homes() if ctx.mode is Mode.SYSTEM else (Path(ctx.environment.get("HOME", "/")),)
     )
-    built = programs_in(build_folders(homes), "build folder")
-    return distinct((*named, *own, *serving, *on_path, *kept, *built))
+    built = probe.programs_in(probe.build_folders(homes), "build folder")
+    return probe.distinct((*named, *own, *serving, *on_path, *kept, *built))
 
 
 def engine_of(ctx: Context, found: Found) -> Engine:
     """The engine behind a program; one that cannot be probed is an engine with a problem."""
-    found = by_own_path(found)
-    is_embedded = is_own_server(found.program)
+    found = probe.by_own_path(found)
+    is_embedded = probe.is_own_server(found.program)
     blank = Engine(
         name=found.name or ("embedded" if is_embedded else found.program.name),
         program=found.program,
@@ -113,7 +98,7 @@ def engine_of(ctx: Context, found: Found) -> Engine:
         version=result.version,
         capabilities=capabilities,
         subcommand=result.subcommand,
-        proofs=read_proofs(ctx.paths.cache_dir, ctx.files, result.identity),
+        proofs=probe.read_proofs(ctx.paths.cache_dir, ctx.files, result.identity),
     )
     if found.name is not None or is_embedded:
         return engine
@@ -164,7 +149,7 @@ def _refusal(ctx: Context, found: Found, *, is_embedded: bool) -> str | None:
     is_allowed = name is not None and ctx.settings.engines[name].allow_writable
     if ctx.mode is not Mode.SYSTEM or is_allowed or is_embedded:
         return None
-    who = writable_by_others(found.program)
+    who = probe.writable_by_others(found.program)
     if who is None:
         return None
     if not found.program.is_file():
@@ -193,7 +178,7 @@ def found_in_unit(live: LiveUnit, program: Path) -> Found:
     """The program of a unit, with what the unit gives it to find its libraries by."""
     given = live.environment
     variables = {name: given[name] for name in _FINDS_LIBRARIES if name in given}
-    return Found(program, f"{OF_A_UNIT}{live.unit}", environment=variables)
+    return Found(program, f"{probe.OF_A_UNIT}{live.unit}", environment=variables)
 
 
 def _kept(ctx: Context) -> Iterator[Found]:
@@ -340,7 +325,7 @@ def keep_program(ctx: Context, found: Found) -> tuple[EngineIdentity, Path, bool
             state="nothing was kept",
             hint="set `path` in [engines.NAME] to that program; a unit may start it without the script",
         )
-    if kept_folder(ctx.paths.engines_dir, identity.sha256):
+    if probe.kept_folder(ctx.paths.engines_dir, identity.sha256):
         return identity, target, False
     ctx.files.make_folder(ctx.paths.engines_dir)
     unfinished = ctx.paths.engines_dir / f".{identity.short}.tmp"
@@ -349,7 +334,7 @@ def keep_program(ctx: Context, found: Found) -> tuple[EngineIdentity, Path, bool
         for name in ("bin", "lib"):
             ctx.files.make_folder(unfinished / name)
         _copy(engines, identity, program, unfinished)
-        ctx.files.write_json(unfinished / KEPT_RECORD, plain(identity))
+        ctx.files.write_json(unfinished / probe.KEPT_RECORD, plain(identity))
         unfinished.rename(folder)
         sync_folder(ctx.paths.engines_dir)
     except (OSError, EngineError) as error:
@@ -362,7 +347,9 @@ def keep_program(ctx: Context, found: Found) -> tuple[EngineIdentity, Path, bool
     return identity, target, True
 
 
-def _started_build(engines: EngineProber, found: Found, identity: EngineIdentity) -> Path | None:
+def _started_build(
+    engines: probe.EngineProber, found: Found, identity: EngineIdentity
+) -> Path | None:
     """The build that a script starts, as a copy of the script would too; None where it starts none."""
     own = real_path(found.program)
     for part in identity.components:
@@ -373,7 +360,9 @@ def _started_build(engines: EngineProber, found: Found, identity: EngineIdentity
     return None
 
 
-def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder: Path) -> None:
+def _copy(
+    engines: probe.EngineProber, identity: EngineIdentity, program: Path, folder: Path
+) -> None:
     """The program into `bin`, its libraries into `lib`, by the names under which it asks for them.
 
     Backends, which are opened by hand and not by name, are looked for beside the program.
@@ -386,12 +375,12 @@ def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder
         elif name.startswith(_SYSTEM_LIBRARIES):
             continue
         else:
-            place = folder / ("bin" if BACKEND.fullmatch(name) else "lib")
+            place = folder / ("bin" if probe.BACKEND.fullmatch(name) else "lib")
             engines.copy(real, component, place / name)
             for alias in component.path.parent.glob("*.so*"):
                 if alias.is_symlink() and real_path(alias) == component.path:
                     (place / alias.name).symlink_to(name)
-                    if place.name == "lib" and BACKEND.fullmatch(alias.name):
+                    if place.name == "lib" and probe.BACKEND.fullmatch(alias.name):
                         (folder / "bin" / alias.name).symlink_to(f"../lib/{name}")
 
 

@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from tunerd.model.memory import (
-    IK,
-    MAINLINE_JUNE_2026,
-    MAINLINE_NOW,
-    MAINLINE_SPRING_2026,
-    MAINLINE_SUMMER_2026,
-    EngineLaws,
-)
+from tunerd.model import memory
 from tunerd.profile.schema import SPEC_WORDS
 from tunerd.words import Family, MiB, all_known
 
@@ -366,14 +359,14 @@ class Engine(Found):
         return next((proof for proof in self.proofs if proof.feature == feature), untried)
 
 
-def laws_of(capabilities: Capabilities) -> EngineLaws:
+def laws_of(capabilities: Capabilities) -> memory.EngineLaws:
     """What such a build allocates, told by what its help shows; of others those that take the most memory."""
     if capabilities.family is Family.IK:
-        return IK
+        return memory.IK
     if not capabilities.has_load_mode:
         is_june = _SINCE_JUNE_2026 in capabilities.flags
-        return MAINLINE_JUNE_2026 if is_june else MAINLINE_SPRING_2026
-    return MAINLINE_SUMMER_2026 if "--mlock" in capabilities.flags else MAINLINE_NOW
+        return memory.MAINLINE_JUNE_2026 if is_june else memory.MAINLINE_SPRING_2026
+    return memory.MAINLINE_SUMMER_2026 if "--mlock" in capabilities.flags else memory.MAINLINE_NOW
 
 
 def parse_version(text: str) -> Version | None:

@@ -17,16 +17,8 @@ from typing import Any, TypeVar
 import pynvml
 
 from tunerd.errors import HostError
+from tunerd.machine import process
 from tunerd.machine.facts import POWER_CAP, DriverFiles, Gpu, GpuProcess, GpuReading
-from tunerd.machine.process import (
-    in_initial_pid_namespace,
-    nvidia_gpus_on_pci_bus,
-    other_graphics_on_pci_bus,
-    printable,
-    process_name,
-    read_line,
-    unit_of,
-)
 from tunerd.words import MiB, have_mib, need_mib
 
 _T = TypeVar("_T")
@@ -149,7 +141,7 @@ class NvmlReader:
         """What to say when the library gave nothing; the PCI bus may know that there is nothing."""
         problem = _words(error)
         if error.value in _DRIVER_MISSING:
-            on_bus = nvidia_gpus_on_pci_bus(self.root)
+            on_bus = process.nvidia_gpus_on_pci_bus(self.root)
             if on_bus == ():
                 return GpuReading(gpus=())
             if on_bus:
@@ -206,7 +198,7 @@ class NvmlReader:
         graphics = _memory_by_pid(_ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle))
         if compute is None or graphics is None:
             return None
-        are_pids_ours = in_initial_pid_namespace(self.root) is True
+        are_pids_ours = process.in_initial_pid_namespace(self.root) is True
         processes = []
         for pid in sorted(compute.keys() | graphics.keys()):
             both = [used for used in (compute.get(pid), graphics.get(pid)) if used is not None]
@@ -219,8 +211,8 @@ class NvmlReader:
                     # Each list gives the memory of the whole process, not of its kind of use.
                     used_mib=need_mib(max(both)) if both else None,
                     kind="+".join(kinds),
-                    name=process_name(pid, root=self.root) if are_pids_ours else None,
-                    unit=unit_of(pid, root=self.root) if are_pids_ours else None,
+                    name=process.process_name(pid, root=self.root) if are_pids_ours else None,
+                    unit=process.unit_of(pid, root=self.root) if are_pids_ours else None,
                 )
             )
         return tuple(processes)
@@ -285,7 +277,7 @@ def _text(call: Callable[..., str], *arguments: Any) -> str | None:
         text = _ask(call, *arguments)
     except UnicodeDecodeError:
         return None
-    return None if text is None else printable(text, max_length=_MAX_NAME_LENGTH) or None
+    return None if text is None else process.printable(text, max_length=_MAX_NAME_LENGTH) or None
 
 
 def _positive(call: Callable[..., int], *arguments: Any) -> int | None:
@@ -406,15 +398,15 @@ def read_driver_files(root: Path = Path("/")) -> DriverFiles:
         module_version=module,
         library_version=library,
         has_uvm_device=(root / "dev/nvidia-uvm").exists(),
-        pci_addresses=nvidia_gpus_on_pci_bus(root),
-        has_other_graphics=other_graphics_on_pci_bus(root),
+        pci_addresses=process.nvidia_gpus_on_pci_bus(root),
+        has_other_graphics=process.other_graphics_on_pci_bus(root),
         is_wsl=(root / "dev/dxg").exists(),
     )
 
 
 def _driver_versions(root: Path) -> tuple[str | None, str | None]:
     """The loaded kernel module's, and the installed library's: the module's own where any folder has that."""
-    line = read_line(root / "proc/driver/nvidia/version")
+    line = process.read_line(root / "proc/driver/nvidia/version")
     found = _MODULE.search(line) if line is not None else None
     module = found[1] if found is not None else None
     libraries = list(_library_versions(root))

@@ -12,18 +12,9 @@ from tunerd.app import Context
 from tunerd.engine.capabilities import Effect
 from tunerd.engine.choice import PlanRequest
 from tunerd.errors import DeployError, TunerdError
+from tunerd.production import plan
 from tunerd.production.checks import explain
 from tunerd.production.measurement import read_measurement
-from tunerd.production.plan import (
-    NO_WAY_BACK,
-    OTHER_WAY_BACK,
-    Plan,
-    address_of_plan,
-    expectation_of_plan,
-    make_plan,
-    plan_json,
-    remember_live_load,
-)
 from tunerd.production.recover import changing
 from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for_plan
@@ -33,7 +24,7 @@ from tunerd.result import ActionResult, Level, Message, note, warning
 from tunerd.units.generations import Generation
 from tunerd.words import sha256
 
-Confirm = Callable[[Plan], None]
+Confirm = Callable[[plan.Plan], None]
 
 
 def apply(
@@ -77,7 +68,7 @@ def apply(
         messages=messages,
     ) as made:
         for told in made.messages:
-            if told.code in {NO_WAY_BACK, OTHER_WAY_BACK}:
+            if told.code in {plan.NO_WAY_BACK, plan.OTHER_WAY_BACK}:
                 ctx.say(told.text)
         ran = ctx.services.state(ctx.unit).runs
         messages += _keep_engines(ctx, made)
@@ -86,8 +77,8 @@ def apply(
             text=text,
             old_sha256=made.live_sha256,
             generation=_generation(ctx, request, made, reason=reason, text=text),
-            address=address_of_plan(ctx, made),
-            expected=expectation_of_plan(made),
+            address=plan.address_of_plan(ctx, made),
+            expected=plan.expectation_of_plan(made),
             drain=drain,
             ran=ran,
             model_bytes=made.facts.file_bytes,
@@ -96,28 +87,28 @@ def apply(
             tuned=plain(tuned),
         )
         done = swap(ctx, asked)
-        remarks = remember_live_load(ctx)
+        remarks = plan.remember_live_load(ctx)
     messages += [message for message in made.messages if message.level is Level.WARNING]
     messages += [*(note("swap", text) for text in done.notes), *remarks, *done.watched]
     return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
 
 
-def _prepare(ctx: Context, request: PlanRequest) -> Plan:
+def _prepare(ctx: Context, request: PlanRequest) -> plan.Plan:
     """What would be deployed; what it relies on is tried once per build, before anything stops."""
-    made = make_plan(ctx, request)
+    made = plan.make_plan(ctx, request)
     wants_mtp = "mtp" in made.resolved.profile.speculation.kinds
     if wants_mtp and not made.is_refused and made.engine.proof("mtp").effect is Effect.UNTRIED:
         from tunerd.engine.prove import prove_engine
 
         prove_engine(ctx, made.engine)
-        made = make_plan(ctx, request)
+        made = plan.make_plan(ctx, request)
     if made.is_refused:
         raise _refused(made)
     demand_root_for_plan(ctx, made)
     return made
 
 
-def _with_warning(ctx: Context, made: Plan) -> Plan:
+def _with_warning(ctx: Context, made: plan.Plan) -> plan.Plan:
     """The plan, with what the person who is asked should know of a measurement under way."""
     record = read_measurement(ctx)
     if record is None:
@@ -126,7 +117,7 @@ def _with_warning(ctx: Context, made: Plan) -> Plan:
     return replace(made, messages=(*made.messages, ends))
 
 
-def _keep_engines(ctx: Context, made: Plan) -> Iterator[Message]:
+def _keep_engines(ctx: Context, made: plan.Plan) -> Iterator[Message]:
     """What serves, and what will: an upgrade in place leaves no file of the build that runs.
 
     What hinders a copy hinders no swap, which touches no engine: a server that dies may need its larger margin.
@@ -147,7 +138,7 @@ def _keep_engines(ctx: Context, made: Plan) -> Iterator[Message]:
             yield warning("not-kept", text, problem.hint)
 
 
-def _refused(made: Plan) -> DeployError:
+def _refused(made: plan.Plan) -> DeployError:
     return DeployError(
         f"profile `{made.resolved.name}` cannot be deployed here",
         cause="\n".join(one.text for one in made.errors),
@@ -157,7 +148,7 @@ def _refused(made: Plan) -> DeployError:
 
 
 def _generation(
-    ctx: Context, request: PlanRequest, made: Plan, *, reason: str, text: bytes
+    ctx: Context, request: PlanRequest, made: plan.Plan, *, reason: str, text: bytes
 ) -> Generation:
     """What is deployed; what `--set` said is the user's pin, respected by later sweeps."""
     identity = made.engine.identity
@@ -196,9 +187,9 @@ def _generation(
     )
 
 
-def _payload(made: Plan, done: SwapDone) -> dict[str, Any]:
+def _payload(made: plan.Plan, done: SwapDone) -> dict[str, Any]:
     return {
-        **plan_json(made, with_explain=False),
+        **plan.plan_json(made, with_explain=False),
         "generation": done.generation,
         "backup": done.backup,
         "without_service_s": done.without_service_s,

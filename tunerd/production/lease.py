@@ -39,32 +39,8 @@ from tunerd.machine.files import lock, stamp_of
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
 from tunerd.model.verdict import lines_of_load
-from tunerd.production.gate import (
-    NotServing,
-    PortTurns,
-    Serving,
-    address_of_production,
-    come_back,
-    demand_card,
-    drain,
-    is_one_program,
-    program_of_production,
-    replaced_under,
-    started,
-    wait_until_serving,
-    why_it_ended,
-)
+from tunerd.production import gate, measurement
 from tunerd.production.journal import record_path
-from tunerd.production.measurement import (
-    clear_dead_measurements,
-    ended_by,
-    forget_measurement,
-    owe,
-    remove_unit_files,
-    wait_for_dead_measurement,
-    write_measurement,
-    written_record,
-)
 from tunerd.production.plan import (
     Plan,
     address_of_plan,
@@ -118,7 +94,7 @@ class Candidate:
     plan: Plan
     environment: Mapping[str, str]
     address: Address
-    serving: Serving | None
+    serving: gate.Serving | None
     fault: Failure | None
     lines: tuple[str, ...]
     vram_free_mib: int | None
@@ -141,14 +117,14 @@ def _start_candidate(
     demand_root_for_plan(ctx, plan)
     ctx.say(f"starting candidate {number}")
     _write_unit(ctx, plan, lease, unit, limit_s)
-    found = started(ctx, unit, ctx.services.start_bound) or wait_until_serving(
+    found = gate.started(ctx, unit, ctx.services.start_bound) or gate.wait_until_serving(
         ctx,
         unit,
         address=address,
         expected=expectation_of_plan(plan),
         model_bytes=plan.facts.file_bytes,
     )
-    if isinstance(found, NotServing):
+    if isinstance(found, gate.NotServing):
         return _judged(ctx, unit, plan, address, found.failure)
     candidate = _judged(ctx, unit, plan, address, found)
     said = lines_of_load(candidate.lines, _LINES)
@@ -168,7 +144,7 @@ def _stop_candidate(ctx: Context, lease: LeaseSpec, number: int) -> None:
         return
     steps: tuple[Callable[[], None], ...] = (
         lambda: ctx.services.stop(unit),
-        lambda: remove_unit_files(ctx, unit),
+        lambda: measurement.remove_unit_files(ctx, unit),
         ctx.services.reload,
         lambda: ctx.services.reset_failed(unit),
     )
@@ -231,9 +207,9 @@ def _refusal(plan: Plan) -> Failure:
 
 
 def _judged(
-    ctx: Context, unit: str, plan: Plan, address: Address, found: Serving | Failure
+    ctx: Context, unit: str, plan: Plan, address: Address, found: gate.Serving | Failure
 ) -> Candidate:
-    serving = found if isinstance(found, Serving) else None
+    serving = found if isinstance(found, gate.Serving) else None
     return Candidate(
         unit=unit,
         plan=plan,
@@ -241,7 +217,7 @@ def _judged(
         environment=environment_with(ctx, plan.unit_text),
         address=address,
         serving=serving,
-        fault=None if isinstance(found, Serving) else found,
+        fault=None if isinstance(found, gate.Serving) else found,
         lines=() if plan.is_refused else ctx.services.log(unit, max_lines=_LINES),
         vram_free_mib=least_free_mib(ctx.gpu.read().gpus or (), serving.pid)
         if serving is not None and plan.has_gpu
@@ -321,7 +297,7 @@ class Held:
         self._began_s = began_s
         self._address = address
         self._n_candidates = 0
-        self._turns = PortTurns(ctx, lease.is_held, program_of_production(ctx))
+        self._turns = gate.PortTurns(ctx, lease.is_held, gate.program_of_production(ctx))
         self._supervisor = self._supervisor_now()
 
     @property
@@ -395,7 +371,7 @@ class Held:
         state = self._ctx.services.state(candidate.unit)
         if state.is_active and state.main_pid == candidate.serving.pid:
             return None
-        fault = why_it_ended(self._ctx, candidate.unit).failure
+        fault = gate.why_it_ended(self._ctx, candidate.unit).failure
         self.check()
         return fault
 
@@ -405,7 +381,7 @@ class Held:
 
     def _preempted(self) -> LeaseEnded:
         ctx = self._ctx
-        word = ended_by(ctx, self.id)
+        word = measurement.ended_by(ctx, self.id)
         if word is not None:
             why = f"{word} ended it"
         elif self.left_s <= 0:
@@ -438,8 +414,8 @@ class Held:
                 self._turns.wait_for_production()
             self._lease.end()
         finally:
-            word, record = ended_by(ctx, self.id), written_record(ctx)
-            forget_measurement(ctx, self.id)
+            word, record = measurement.ended_by(ctx, self.id), measurement.written_record(ctx)
+            measurement.forget_measurement(ctx, self.id)
         if word is not None or not self.restores:
             return  # whoever asked for the end looks after the unit
         if not was_held and ctx.mode is not Mode.LOCAL:
@@ -448,7 +424,7 @@ class Held:
             self._see_it_serve()
         except TunerdError:
             if record is not None and record.id == self.id:
-                owe(ctx, record)
+                measurement.owe(ctx, record)
             raise
 
     def _wait_for_its_start(self) -> None:
@@ -485,11 +461,11 @@ class Held:
             if not ctx.services.state(ctx.unit).has_failed:
                 raise self._not_back(error.message, error.cause) from error
         try:
-            found = come_back(ctx)
+            found = gate.come_back(ctx)
         except JobCanceled:  # somebody stops it while it is started once more
             self.afterwards = _LEFT
             return
-        if isinstance(found, Serving):
+        if isinstance(found, gate.Serving):
             if self.was_running:
                 self.without_service_s = found.answered_at_s - self._began_s
             return
@@ -548,7 +524,7 @@ def hold(
         Stranded: production does not serve afterwards.
     """
     with _only_measurement(ctx, purpose), Interrupts() as interrupts:
-        wait_for_dead_measurement(ctx)
+        measurement.wait_for_dead_measurement(ctx)
         held = _begin(ctx, purpose, budget_s, start_after=start_after, ran=ran)
         interrupted: BaseException | None = None
         try:
@@ -643,8 +619,8 @@ def demand_return(ctx: Context, before: UnitState) -> None:
             state="nothing was touched",
             hint=f"`{ctx.systemctl} enable {ctx.unit}`, or `tunerd apply PROFILE`",
         )
-    demand_card(ctx, before)
-    replaced = replaced_under(ctx, before) if before.is_active else {}
+    gate.demand_card(ctx, before)
+    replaced = gate.replaced_under(ctx, before) if before.is_active else {}
     if replaced:
         raise DeployError(
             f"files of {ctx.unit} were replaced while it ran, so it is not stopped for a measurement",
@@ -701,16 +677,16 @@ def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool, ra
     """Stop production and take its place, while no swap runs and none is left half-way."""
     with lock(ctx.paths.lock, purpose=f"beginning {purpose}", since=ctx.now_text()):
         recover_locked(ctx)
-        notes = drain(ctx, ctx.services.state(ctx.unit))
+        notes = gate.drain(ctx, ctx.services.state(ctx.unit))
         # After the wait: what somebody stopped meanwhile stays stopped.
         spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after)
         if ran and not before.runs:
             why = f"{ctx.unit} {'failed' if before.has_failed else 'was stopped'} meanwhile"
             raise _never_began(why, "nothing was touched")
-        clear_dead_measurements(ctx, is_mine=True)
+        measurement.clear_dead_measurements(ctx, is_mine=True)
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()
-        address = address_of_production(ctx, before)
+        address = gate.address_of_production(ctx, before)
         lease = _take(ctx, spec, before)
         notes += _told_of_sleep(lease)
         held = Held(
@@ -735,7 +711,7 @@ def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool, ra
                 restores=spec.restores,
                 inhibits=lease.inhibits,
             )
-            write_measurement(ctx, record)
+            measurement.write_measurement(ctx, record)
         except BaseException:
             held.close()
             raise
@@ -838,8 +814,8 @@ def outlook(
 
 def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Outlook:
     """The outlook where these programs are measured: others than production's leave its port taken."""
-    own = program_of_production(ctx)
-    is_one = own is None or all(is_one_program(one, own) for one in programs)
+    own = gate.program_of_production(ctx)
+    is_one = own is None or all(gate.is_one_program(one, own) for one in programs)
     return (
         ahead if is_one or not ahead.runs_afterwards else replace(ahead, port_wait_s=PORT_LIMIT_S)
     )

@@ -13,26 +13,18 @@ from tunerd.machine.clock import polls
 from tunerd.machine.files import is_locked
 from tunerd.production.power import give_back_power
 from tunerd.result import Message, Progress, note
-from tunerd.units.manager import (
-    PORT_LIMIT_S,
-    UP,
-    LeaseRecord,
-    bound_unit_behind,
-    is_candidate,
-    lease_of,
-    lease_unit,
-)
+from tunerd.units import manager
 from tunerd.words import format_duration
 
 _PATIENCE_S = 30.0
 _HOLDS = frozenset({"active", "deactivating"})
 # A lease that has ended may wait for production's port before it is over.
-_ENDING_S = _PATIENCE_S + PORT_LIMIT_S
+_ENDING_S = _PATIENCE_S + manager.PORT_LIMIT_S
 _POLL_S = 0.1
 _COMES_BACK_S = 5.0
 
 
-def read_measurement(ctx: Context) -> LeaseRecord | None:
+def read_measurement(ctx: Context) -> manager.LeaseRecord | None:
     """The measurement that holds production's place now; None if there is none.
 
     A record alone is no proof: the lease's unit must stand, or wait at its end for production's port.
@@ -59,7 +51,7 @@ def wait_for_dead_measurement(ctx: Context) -> None:
     for left_s in polls(ctx.clock, _ENDING_S, every_s=_POLL_S):
         if ctx.services.state(ctx.unit).runs:
             return
-        if ctx.services.state(record.unit).active_state in UP:
+        if ctx.services.state(record.unit).active_state in manager.UP:
             gone_s = None
         elif gone_s is None:
             gone_s = left_s
@@ -68,7 +60,7 @@ def wait_for_dead_measurement(ctx: Context) -> None:
         ctx.report(Progress(f"waiting until {ctx.unit} is back", left_s=left_s))
 
 
-def write_measurement(ctx: Context, record: LeaseRecord) -> None:
+def write_measurement(ctx: Context, record: manager.LeaseRecord) -> None:
     """Let others know.
 
     Raises:
@@ -130,12 +122,14 @@ def _wait_until_it_listens(ctx: Context) -> None:
             return
 
 
-def measuring(ctx: Context, record: LeaseRecord) -> Message:
+def measuring(ctx: Context, record: manager.LeaseRecord) -> Message:
     """That production is away because something is measured, for people."""
     if not ctx.services.state(record.unit).is_active:
         text = f"`{record.purpose}` has ended"
         if record.restores:
-            text += f"; {ctx.unit} starts once its port is free, within {PORT_LIMIT_S:.0f} s"
+            text += (
+                f"; {ctx.unit} starts once its port is free, within {manager.PORT_LIMIT_S:.0f} s"
+            )
         return note("measuring", text)
     left_s = record.left_s(ctx.clock.now_s())
     then = f"then {ctx.unit} serves again" if record.restores else f"{ctx.unit} stays stopped"
@@ -149,7 +143,7 @@ def measuring(ctx: Context, record: LeaseRecord) -> Message:
 
 def measuring_pids(ctx: Context) -> set[int]:
     """The processes of candidates that run now."""
-    units = [unit for unit in ctx.services.service_units() if is_candidate(unit)]
+    units = [unit for unit in ctx.services.service_units() if manager.is_candidate(unit)]
     pids = [ctx.services.state(unit).main_pid for unit in units]
     return {pid for pid in pids if pid is not None}
 
@@ -173,7 +167,7 @@ def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str
     dead = [
         unit
         for unit in _left(ctx)
-        if not ctx.services.state(lease_unit(lease_of(unit) or "")).is_active
+        if not ctx.services.state(manager.lease_unit(manager.lease_of(unit) or "")).is_active
     ]
     for unit in dead:
         ctx.services.stop(unit)
@@ -188,7 +182,7 @@ def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str
     return (*dead, *(["another power limit"] if give_back_power(ctx) else []))
 
 
-def owe(ctx: Context, record: LeaseRecord) -> bool:
+def owe(ctx: Context, record: manager.LeaseRecord) -> bool:
     """Whether a measurement that is over still owes production, whose unit is masked or gone.
 
     The wish is kept until the unit is mended, and then it is started.
@@ -225,7 +219,7 @@ def remove_unit_files(ctx: Context, unit: str) -> None:
 
 def _left(ctx: Context) -> tuple[str, ...]:
     """Units of measurements that have a file, or that the manager still knows."""
-    known = {unit for unit in ctx.services.service_units() if lease_of(unit) is not None}
+    known = {unit for unit in ctx.services.service_units() if manager.lease_of(unit) is not None}
     return tuple(sorted(known | _units_with_files(ctx)))
 
 
@@ -234,10 +228,10 @@ def _units_with_files(ctx: Context) -> set[str]:
         names = [path.name for path in ctx.services.runtime_unit_dir.iterdir()]
     except OSError:
         return set()
-    return {unit for unit in map(bound_unit_behind, names) if unit is not None}
+    return {unit for unit in map(manager.bound_unit_behind, names) if unit is not None}
 
 
-def written_record(ctx: Context) -> LeaseRecord | None:
+def written_record(ctx: Context) -> manager.LeaseRecord | None:
     """The record as it stands, whether its lease does or not; None where there is none to be read."""
-    record = ctx.files.recall(LeaseRecord, ctx.paths.measurement)
-    return None if record is None or lease_of(record.unit) is None else record
+    record = ctx.files.recall(manager.LeaseRecord, ctx.paths.measurement)
+    return None if record is None or manager.lease_of(record.unit) is None else record

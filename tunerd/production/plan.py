@@ -11,25 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import (
-    dry_arguments,
-    engine_of,
-    files_of,
-    find_programs,
-    prober,
-    read_facts,
-    refusal,
-    why_no_start,
-)
+from tunerd.engine import builds, choice
 from tunerd.engine.capabilities import Effect, Engine, OffloadDevice, laws_of
-from tunerd.engine.choice import (
-    Choice,
-    PlanRequest,
-    choose,
-    draft_facts,
-    found_by_metadata,
-    named_by_plan,
-)
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.flags import (
     KINDS_WITH_PROBABILITY,
@@ -61,6 +44,7 @@ from tunerd.machine.files import at_home, is_gone, keep_newest, real_path, stamp
 from tunerd.machine.host import has_memory_groups, mounts_on, process_facts, read_host
 from tunerd.machine.net import is_listened_on, n_connections, own_host, who_listens, why_no_listener
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read, process_name, unit_of
+from tunerd.model import verdict
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import (
     LEAST_CONTEXT,
@@ -70,37 +54,11 @@ from tunerd.model.memory import (
     context_that_fits,
     estimate,
 )
-from tunerd.model.verdict import (
-    Free,
-    MemoryCorrection,
-    MemoryPlan,
-    corrected,
-    device_of,
-    judge_memory,
-    lines_of_load,
-    parse_report,
-    taken,
-)
-from tunerd.production.checks import (
-    UserFacts,
-    check_left_out,
-    check_live,
-    check_machine,
-    check_model,
-    check_proofs,
-    check_user,
-    check_values,
-    check_written,
-    environment_conflicts,
-    explain,
-    lost_lines,
-    serving_after,
-    written_by,
-)
+from tunerd.production import checks
 from tunerd.production.gate import PORT_PATIENCE_S, replaced_under
 from tunerd.production.measurement import measuring_pids
 from tunerd.production.own import shipped_unit
-from tunerd.profile.files import TunedRecord, read_declined, read_tuned
+from tunerd.profile.files import read_declined, read_tuned
 from tunerd.profile.layers import Resolved
 from tunerd.profile.schema import Speculation
 from tunerd.result import ActionResult, Level, Message, error, note, warning
@@ -121,7 +79,7 @@ OTHER_WAY_BACK = "way-back-replaced"
 def _check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[Message]:
     """The engine's own opinion of the command line: a dry run whose model file does not exist."""
     try:
-        said = refusal(ctx, engine, dry_arguments(command.words))
+        said = builds.refusal(ctx, engine, builds.dry_arguments(command.words))
     except EngineError as problem:
         return [error(UNASKED, problem.message, problem.hint)]
     if said is None:
@@ -227,7 +185,7 @@ def _check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Me
         return
     if live.serving.asked_otherwise is not None:
         yield not_asked("what serves now", live.serving)
-    why = why_no_start(ctx, live)
+    why = builds.why_no_start(ctx, live)
     if why is not None:
         yield warning(NO_WAY_BACK, f"if the new server fails, what serves now cannot be started again: {why}",
                       "put the old build back first if you can; `tunerd engines keep` keeps copies of builds")  # fmt: skip
@@ -275,8 +233,10 @@ def _family_of(ctx: Context, live: LiveUnit) -> Family | None:
     if live.program is None:
         return None
     program = real_path(Path(live.program))
-    found = next((one for one in find_programs(ctx) if real_path(one.program) == program), None)
-    return None if found is None else _family(engine_of(ctx, found))
+    found = next(
+        (one for one in builds.find_programs(ctx) if real_path(one.program) == program), None
+    )
+    return None if found is None else _family(builds.engine_of(ctx, found))
 
 
 def _tuned_layer(
@@ -286,7 +246,8 @@ def _tuned_layer(
     tuned = [s.key for s in resolved.settings.values() if s.origin.layer == "tuned"]
     declined = read_declined(ctx, resolved.name)
     if not tuned and declined is not None:
-        yield note("tuned-declined", f"what sweep {declined.sweep} found ({_set_by(declined)}) is left "
+        values = ", ".join(f"{key} = {value}" for key, value in sorted(declined.values.items()))
+        yield note("tuned-declined", f"what sweep {declined.sweep} found ({values}) is left "
                    "out: it was rolled back by hand", f"`tunerd promote {declined.sweep}`")  # fmt: skip
     if not tuned:
         return
@@ -307,10 +268,6 @@ def _tuned_layer(
     if changed:
         yield warning("tuned-stale", f"the tuned layer was found with a different {', '.join(changed)}: "
                       "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")  # fmt: skip
-
-
-def _set_by(record: TunedRecord) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in sorted(record.values.items()))
 
 
 _LOCKING = ("mlock", "mmap+mlock")
@@ -379,7 +336,9 @@ def unit_text_of(ctx: Context, spec: UnitSpec) -> str:
     return render_unit(shipped_unit(ctx, "llama-server.service.in"), spec)
 
 
-def _user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine) -> UserFacts:
+def _user_facts(
+    ctx: Context, user: str | None, host: Host, command: CommandLine
+) -> checks.UserFacts:
     """What the account may read of what the command line names."""
     who = account(user) if user is not None else None
     pairs = itertools.pairwise(("", *command.argv))
@@ -387,10 +346,10 @@ def _user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine
         one for flag, word in pairs if flag != "--api-prefix" for one in words_behind(flag, word)
     ]
     words = [word for word in behind if word.startswith("/")]
-    for word in written_by(command.argv):
+    for word in checks.written_by(command.argv):
         words.remove(word)
     read = [path for path in named_files(command.argv).values() if path.startswith("/")]
-    return UserFacts(
+    return checks.UserFacts(
         mode=ctx.mode,
         user=user,
         is_missing=user is not None and who is None,
@@ -403,7 +362,7 @@ def _user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine
 
 
 def _context_of_fit(
-    chosen: Choice, facts: ModelFacts, settings: MemorySettings, free: Free
+    chosen: choice.Choice, facts: ModelFacts, settings: MemorySettings, free: verdict.Free
 ) -> tuple[int, int] | None:
     """The context that the engine's fit makes, where it is left to it, and what it would make with more room."""
     resolved, capabilities = chosen.resolved, chosen.engine.capabilities
@@ -420,22 +379,22 @@ def _context_of_fit(
 
 def memory_of_plan(
     ctx: Context,
-    chosen: Choice,
+    chosen: choice.Choice,
     facts: ModelFacts,
     host: Host,
-    correction: MemoryCorrection | None,
+    correction: verdict.MemoryCorrection | None,
     state: UnitState,
-) -> MemoryPlan:
+) -> verdict.MemoryPlan:
     """The estimate, with what earlier loads showed of it, and what it means here."""
     resolved, has_gpu = chosen.resolved, chosen.has_gpu
-    draft = draft_facts(ctx, resolved, chosen.command)
+    draft = choice.draft_facts(ctx, resolved, chosen.command)
     settings = settings_of(resolved, chosen.engine, draft, host, has_gpu=has_gpu)
     free = _free(ctx, chosen, host, state)
     n_ctx, most = _context_of_fit(chosen, facts, settings, free) or (settings.ctx_size, 0)
     settings = replace(settings, ctx_size=n_ctx)
     calculated = estimate(facts, settings)
-    judged = judge_memory(
-        replace(calculated, parts=corrected(calculated.parts, correction)),
+    judged = verdict.judge_memory(
+        replace(calculated, parts=verdict.corrected(calculated.parts, correction)),
         free,
         has_gpu=has_gpu,
         fit_mib=margin_in_force(resolved, chosen.engine.capabilities),
@@ -482,7 +441,7 @@ def _check_estimate(ctx: Context, made: Plan) -> list[Message]:
     ]
     environment = {**made.engine.environment, **made.resolved.profile.environment}
     try:
-        said = prober(ctx).estimated_mib(made.engine, environment, words)
+        said = builds.prober(ctx).estimated_mib(made.engine, environment, words)
     except EngineError:
         said = None
     if said is None:
@@ -491,7 +450,7 @@ def _check_estimate(ctx: Context, made: Plan) -> list[Message]:
     plain = replace(settings, speculation="off", n_max=0, projector_bytes=0, adapter_bytes=0)
     calculated = estimate(made.facts, plain)
     ours = calculated.start_mib(Device.GPU)
-    theirs = sum(mib for name, mib in said.items() if device_of(name) is Device.GPU)
+    theirs = sum(mib for name, mib in said.items() if verdict.device_of(name) is Device.GPU)
     text = f"the build itself estimates {theirs} MiB of VRAM without speculation, tunerd "
     if not calculated.is_complete:
         return [note("estimate-checked", f"{text}cannot tell")]
@@ -588,7 +547,7 @@ def _layers(value: int | str | None) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _free(ctx: Context, chosen: Choice, host: Host, state: UnitState) -> Free:
+def _free(ctx: Context, chosen: choice.Choice, host: Host, state: UnitState) -> verdict.Free:
     """What is free, and beside it what the present server will give back; and how much its unit may have."""
     pid = state.main_pid
     facts = process_facts(pid) if pid is not None else None
@@ -600,10 +559,10 @@ def _free(ctx: Context, chosen: Choice, host: Host, state: UnitState) -> Free:
     # What a card's driver pins was not seen to count.
     is_strict = not chosen.has_gpu and host.memory.swap_total_mib == 0 and has_memory_groups()
     vram = _free_vram(host, chosen, pid)
-    return Free(vram, ram, host.memory.total_mib, limits, is_strict)
+    return verdict.Free(vram, ram, host.memory.total_mib, limits, is_strict)
 
 
-def cards_of(host: Host, chosen: Choice) -> tuple[Gpu, ...]:
+def cards_of(host: Host, chosen: choice.Choice) -> tuple[Gpu, ...]:
     """The cards that its server would use, of those that the driver tells of; empty where that cannot be told.
 
     The driver counts cards as the bus does, CUDA the fastest first, and a variable hides some. So a build is asked
@@ -628,7 +587,7 @@ def cards_of(host: Host, chosen: Choice) -> tuple[Gpu, ...]:
     return tuple(used)
 
 
-def _used_devices(host: Host, chosen: Choice) -> list[OffloadDevice]:
+def _used_devices(host: Host, chosen: choice.Choice) -> list[OffloadDevice]:
     """Those of the build's devices that the model would go to: beside a card no graphics of a processor."""
     memory = chosen.resolved.profile.memory
     names = {gpu.name for gpu in host.gpus or ()}
@@ -640,7 +599,7 @@ def _used_devices(host: Host, chosen: Choice) -> list[OffloadDevice]:
     return used[memory.main_gpu or 0 :][:1] if memory.split_mode == "none" else used
 
 
-def _free_vram(host: Host, chosen: Choice, pid: int | None) -> MiB | None:
+def _free_vram(host: Host, chosen: choice.Choice, pid: int | None) -> MiB | None:
     """What is free on its cards together with what its forerunner holds there, else as the build itself sees it."""
     if "--rpc" in (chosen.resolved.profile.extra_args or ()):  # cards of other machines take a part
         return None
@@ -653,7 +612,7 @@ def _free_vram(host: Host, chosen: Choice, pid: int | None) -> MiB | None:
     return MiB(sum(free) + sum(one.used_mib or 0 for one in processes))
 
 
-def _memory_json(plan: MemoryPlan) -> dict[str, Any]:
+def _memory_json(plan: verdict.MemoryPlan) -> dict[str, Any]:
     """A memory plan as scripts read it."""
     return {
         "verdict": plan.verdict,
@@ -687,12 +646,14 @@ _PREFIX = "load-"
 KEPT_LOADS = 500  # each configuration that a night tries has one
 
 
-def _correction_of(ctx: Context, argv: Sequence[str], unit_text: str) -> MemoryCorrection | None:
+def _correction_of(
+    ctx: Context, argv: Sequence[str], unit_text: str
+) -> verdict.MemoryCorrection | None:
     """What the newest load of this very server took; None where none is known."""
     if not any(ctx.paths.cache_dir.glob(f"{_PREFIX}*.json")):
         return None
     path = _path(ctx, argv, unit_text)
-    return None if path is None else ctx.files.recall(MemoryCorrection, path)
+    return None if path is None else ctx.files.recall(verdict.MemoryCorrection, path)
 
 
 def remember_load(
@@ -706,16 +667,16 @@ def remember_load(
         unit_text: Of its unit.
         lines: What the engine wrote while it loaded.
     """
-    seen = taken(parse_report(lines))
+    seen = verdict.taken(verdict.parse_report(lines))
     if not seen:
         return ()
     try:
         path = _path(ctx, argv, unit_text)
         if path is None:
             return ()
-        before = ctx.files.recall(MemoryCorrection, path)
+        before = ctx.files.recall(verdict.MemoryCorrection, path)
         n_loads = 1 if before is None else before.n_loads + 1
-        ctx.files.keep(path, MemoryCorrection(seen, n_loads))
+        ctx.files.keep(path, verdict.MemoryCorrection(seen, n_loads))
         keep_newest(path.parent.glob(f"{_PREFIX}*.json"), KEPT_LOADS)
     except TunerdError as problem:
         text = f"what this load took could not be recorded: {problem.message}"
@@ -743,7 +704,7 @@ def load_lines(ctx: Context) -> tuple[str, ...]:
         if state.is_active and state.invocation_id is not None:
             life = state.invocation_id
             said = ctx.services.log(ctx.unit, invocation_id=life, max_lines=_LOAD_LINES)
-            return tuple(lines_of_load(said, _LOAD_LINES))
+            return tuple(verdict.lines_of_load(said, _LOAD_LINES))
     return ()
 
 
@@ -755,7 +716,7 @@ def _path(ctx: Context, argv: Sequence[str], unit_text: str) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sketch(Choice):
+class Sketch(choice.Choice):
     """What would be deployed, as far as that is known without the model's header."""
 
     unit_text: str
@@ -773,7 +734,7 @@ class Plan(Sketch):
 
     live_sha256: str | None
     facts: ModelFacts
-    memory: MemoryPlan
+    memory: verdict.MemoryPlan
     host: Host
     stamps: Mapping[Path, tuple[int, int] | None]
 
@@ -788,7 +749,7 @@ class Plan(Sketch):
         return bool(self.errors)
 
 
-def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> ActionResult:
+def plan(ctx: Context, request: choice.PlanRequest, *, with_explain: bool = False) -> ActionResult:
     """`tunerd plan PROFILE`; exit code 1 if it would be refused.
 
     Without the model file it shows what would be run with it, and what is missing.
@@ -797,7 +758,7 @@ def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> A
         made = make_plan(ctx, request)
     except ModelFileError as problem:
         try:
-            found = choose(ctx, request, read_host(ctx.gpu), has_weights=False)
+            found = choice.choose(ctx, request, read_host(ctx.gpu), has_weights=False)
         except (
             EngineError
         ) as none:  # both are to be had: whoever fetches one learns of the other now
@@ -816,7 +777,7 @@ def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> A
 
 
 def _without_weights(
-    ctx: Context, found: Choice, problem: ModelFileError, *, with_explain: bool
+    ctx: Context, found: choice.Choice, problem: ModelFileError, *, with_explain: bool
 ) -> ActionResult:
     live = read_live_unit(ctx)
     spec = unit_spec(ctx, found.resolved, found.engine, found.command, live)
@@ -833,7 +794,7 @@ def _without_weights(
     return ActionResult("plan", payload, made.messages, 1)
 
 
-def _fields(chosen: Choice) -> dict[str, Any]:
+def _fields(chosen: choice.Choice) -> dict[str, Any]:
     return {one.name: getattr(chosen, one.name) for one in fields(chosen)}
 
 
@@ -843,7 +804,7 @@ def plan_json(made: Sketch, *, with_explain: bool) -> dict[str, Any]:
     facts, memory = (made.facts, made.memory) if isinstance(made, Plan) else (None, None)
     explained = [
         {"flag": flag, "key": key, "origin": origin}
-        for flag, key, origin in explain(command, resolved)
+        for flag, key, origin in checks.explain(command, resolved)
     ]
     same = ("name", "architecture", "quant", "file_bytes", "has_mtp")
     return {
@@ -875,7 +836,7 @@ def plan_json(made: Sketch, *, with_explain: bool) -> dict[str, Any]:
     }
 
 
-def make_plan(ctx: Context, request: PlanRequest) -> Plan:
+def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
     """The plan.
 
     Raises:
@@ -887,13 +848,13 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     # gather
     host = read_host(ctx.gpu)
     demand_replaceable(ctx)
-    chosen = choose(ctx, request, host)
+    chosen = choice.choose(ctx, request, host)
     state = ctx.services.state(ctx.unit)  # now, for a build may have been tried for minutes
     live = read_live_unit(ctx, now=state)
     live_text = standing_text(ctx)
     engine, resolved, command = chosen.engine, chosen.resolved, chosen.command
-    stamps = {path: stamp_of(path) for _, path in files_of(command.argv)}
-    facts = read_facts(ctx, chosen.model_path)
+    stamps = {path: stamp_of(path) for _, path in builds.files_of(command.argv)}
+    facts = builds.read_facts(ctx, chosen.model_path)
     before = serving_now(ctx, live, state)
     is_handed_over = state.is_active and live.program != str(engine.program)
 
@@ -902,27 +863,29 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     unit_text = unit_text_of(ctx, spec)
     correction = _correction_of(ctx, command.argv, unit_text)
     memory = memory_of_plan(ctx, chosen, facts, host, correction, state)
-    after = serving_after(command, engine.capabilities)
+    after = checks.serving_after(command, engine.capabilities)
     messages = (
-        *named_by_plan(ctx, request),
-        *check_machine(resolved, host, chosen.devices, has_gpu=chosen.has_gpu),
-        *check_left_out(resolved, command, host),
-        *check_model(resolved, facts),
-        *found_by_metadata(resolved, chosen.model_path),
-        *check_values(resolved, host),
-        *check_proofs(resolved, engine),
-        *environment_conflicts(resolved.profile.environment),
-        *check_live(
+        *choice.named_by_plan(ctx, request),
+        *checks.check_machine(resolved, host, chosen.devices, has_gpu=chosen.has_gpu),
+        *checks.check_left_out(resolved, command, host),
+        *checks.check_model(resolved, facts),
+        *choice.found_by_metadata(resolved, chosen.model_path),
+        *checks.check_values(resolved, host),
+        *checks.check_proofs(resolved, engine),
+        *checks.environment_conflicts(resolved.profile.environment),
+        *checks.check_live(
             after,
             live,
             before,
-            lost=lost_lines(live, unit_text, command.argv),
+            lost=checks.lost_lines(live, unit_text, command.argv),
             environment=environment_with(ctx, unit_text, live),
             systemctl=ctx.systemctl,
         ),
-        *check_user(_user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
+        *checks.check_user(
+            _user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock
+        ),
         *_check_key(ctx, resolved.profile.serving.api_key_file),
-        *check_written(command.argv, unit_with(ctx, unit_text, live), ctx.unit),
+        *checks.check_written(command.argv, unit_with(ctx, unit_text, live), ctx.unit),
         *_check_arguments(ctx, engine, command),
         *check_port(ctx, after, state),
         *_check_handover(ctx, live, _family(engine) if is_handed_over else None, before, after),
@@ -965,7 +928,7 @@ def _check_unit(ctx: Context, text: str) -> Iterator[Message]:
 
 def address_of_plan(ctx: Context, made: Plan) -> Address:
     """Where its server will listen, with the key that it will want."""
-    after = serving_after(made.command, made.engine.capabilities)
+    after = checks.serving_after(made.command, made.engine.capabilities)
     key = read_key(ctx, made.resolved.profile.serving.api_key_file)
     return Address(after.host or "", after.port or 0, key)
 
@@ -978,7 +941,7 @@ def expectation_of_plan(made: Plan) -> Expectation:
     counts = made.engine.proof("counts").effect is not Effect.NO_EFFECT
     return Expectation(
         old_invocation=None,
-        alias=serving_after(made.command, made.engine.capabilities).alias,
+        alias=checks.serving_after(made.command, made.engine.capabilities).alias,
         expects_draft=wants_draft and proved,
         must_draft=wants_draft and proved and counts and not speculation.p_min,
     )

@@ -18,13 +18,7 @@ from tunerd.engine.serving import (
 from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.process import boot_id
-from tunerd.production.gate import (
-    NotServing,
-    Serving,
-    check_as_it_stands,
-    demand_card,
-    was_stopped_since,
-)
+from tunerd.production import gate
 from tunerd.production.journal import (
     Recovery,
     SwapRecord,
@@ -241,7 +235,7 @@ def changing(
         nonlocal left_behind
         check_manager(ctx)
         demand_replaceable(ctx)
-        demand_card(ctx, ctx.services.state(ctx.unit))
+        gate.demand_card(ctx, ctx.services.state(ctx.unit))
         if left_behind is not None and read_record(ctx) == left_behind:
             return prepare()  # it was tried before the question, and takes minutes where it hangs
         try:
@@ -338,8 +332,8 @@ def _judge(ctx: Context, record: SwapRecord) -> Recovered:
     state = ctx.services.state(ctx.unit)
     was_started = state.invocation_id != record.old_invocation and not state.needs_reload
     if was_started and state.runs:
-        found = check_as_it_stands(ctx, old_invocation=record.old_invocation)
-        if isinstance(found, Serving):
+        found = gate.check_as_it_stands(ctx, old_invocation=record.old_invocation)
+        if isinstance(found, gate.Serving):
             _see_that_it_starts_at_boot(ctx, record)
             watched = _watch(ctx, record)
             _finish(ctx, record, Outcome.SERVING, None, None)
@@ -395,7 +389,7 @@ def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str)
         ):
             # A boot starts what it finds enabled; what somebody has stopped since stays so.
             state = ctx.services.state(ctx.unit)
-            record = replace(record, was_active=not was_stopped_since(ctx, state))
+            record = replace(record, was_active=not gate.was_stopped_since(ctx, state))
         back = go_back(ctx, record)
     except ForeignEditError:
         raise
@@ -406,7 +400,7 @@ def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str)
             state=f"the record stays in `{record_path(ctx)}`",
             hint="fix the cause, then `tunerd recover`",
         ) from problem
-    if isinstance(back.serving, NotServing) and record.was_healthy:
+    if isinstance(back.serving, gate.NotServing) and record.was_healthy:
         failure = back.serving.failure
         raise Stranded(
             f"the previous unit of {ctx.unit} is back but does not serve: {failure.kind}",
@@ -414,7 +408,7 @@ def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str)
             state=f"the record stays in `{record_path(ctx)}`",
             hint=failure.hint or "fix the cause, then `tunerd recover`",
         )
-    return None if back.serving is None else isinstance(back.serving, Serving)
+    return None if back.serving is None else isinstance(back.serving, gate.Serving)
 
 
 def _foreign(ctx: Context, record: SwapRecord) -> Recovered:

@@ -8,15 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tunerd.app import Context
+from tunerd.engine import serving
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import (
-    address_now,
-    hides_words,
-    other_drop_ins,
-    read_live_unit,
-    standing_text,
-)
 from tunerd.errors import HostError, NoSupervisor, ServiceError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.paths import paths_for
@@ -145,10 +139,10 @@ def status(ctx: Context) -> ActionResult:
     """Reads only, and takes no lock: what it shows may be a moment old."""
     was_under_way = is_locked(ctx.paths.lock)  # one that ends meanwhile is seen in a part only
     state = ctx.services.state(ctx.unit)
-    live = read_live_unit(ctx)
+    live = serving.read_live_unit(ctx)
     entry = ctx.generations.serving(ctx.unit)
     last = next(ctx.generations.entries(ctx.unit), None)
-    address = address_now(ctx, live, state)
+    address = serving.address_now(ctx, live, state)
     http = props = None
     alias = live.serving.alias
     if state.is_active and address is not None:
@@ -331,8 +325,8 @@ def _engine_drift(generation: Generation) -> Iterator[Message]:
 def _words_drift(ctx: Context) -> Iterator[Message]:
     from tunerd.machine.host import process_facts  # brings psutil
 
-    live, pid = read_live_unit(ctx), ctx.services.state(ctx.unit).main_pid
-    process = process_facts(pid) if pid is not None and hides_words(live) else None
+    live, pid = serving.read_live_unit(ctx), ctx.services.state(ctx.unit).main_pid
+    process = process_facts(pid) if pid is not None and serving.hides_words(live) else None
     if process and live.argv and is_same_command(live.argv, process.cmdline) is False:
         text = f"`{live.program}` is a script and starts its server with other arguments than the unit's"
         hint = f'make the script pass on what it is given, "$@"; `{ctx.systemctl} status {ctx.unit}` shows what it passes'
@@ -340,7 +334,7 @@ def _words_drift(ctx: Context) -> Iterator[Message]:
 
 
 def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
-    standing, record = standing_text(ctx), read_record(ctx)
+    standing, record = serving.standing_text(ctx), read_record(ctx)
     ours = {generation.unit_sha256}
     if record is not None:
         ours |= {record.old_sha256, record.new_sha256}
@@ -381,7 +375,7 @@ def _generation_of(ctx: Context, text_sha256: str | None) -> Generation | None:
 def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
     generation, ending = entry.generation, entry.ending
     state = ctx.services.state(ctx.unit)
-    live = read_live_unit(ctx)
+    live = serving.read_live_unit(ctx)
     if generation.unit_sha256 is None:
         return
     if state.fragment_path is not None and state.fragment_path != ctx.unit_path:
@@ -389,7 +383,7 @@ def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:
                       "remove it, or set service.unit")  # fmt: skip
     if ending.drop_ins is None:  # how it ended was settled by recovery
         ending = replace(ending, drop_ins=tuple(generation.host.get("drop_ins", ())))
-    for text in other_drop_ins(ctx, map(str, live.drop_ins), ending):
+    for text in serving.other_drop_ins(ctx, map(str, live.drop_ins), ending):
         yield warning("drop-in", text, f"`{ctx.systemctl} cat {ctx.unit}` shows it")
     if ctx.mode is Mode.LOCAL:
         for path in sorted(ctx.unit_path.with_name(f"{ctx.unit}.d").glob("*.conf")):

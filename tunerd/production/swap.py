@@ -41,18 +41,7 @@ from tunerd.machine.host import process_facts
 from tunerd.machine.http import NoAnswerError
 from tunerd.machine.net import listening_ports
 from tunerd.machine.process import Interrupts, boot_id
-from tunerd.production.gate import (
-    NotServing,
-    Serving,
-    check_as_it_stands,
-    drain,
-    is_given_up,
-    start_again,
-    start_as_it_stands,
-    started,
-    wait_until_serving,
-    was_stopped_since,
-)
+from tunerd.production import gate
 from tunerd.production.journal import (
     SCHEMA,
     SwapRecord,
@@ -220,7 +209,7 @@ def _record(
         was_active=before.runs,
         was_healthy=was_healthy,
         was_enabled=before.is_enabled,
-        was_given_up=is_given_up(ctx, before),
+        was_given_up=gate.is_given_up(ctx, before),
         old_invocation=before.invocation_id,
         link_to=str(ctx.unit_path.readlink()) if ctx.unit_path.is_symlink() else None,
     )
@@ -273,7 +262,7 @@ class Back:
     that it runs and cannot be asked.
     """
 
-    serving: Serving | NotServing | None
+    serving: gate.Serving | gate.NotServing | None
     was_left_stopped: bool = False
     is_unknown: bool = False
 
@@ -314,14 +303,14 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
         return Back(None, was_left_stopped=not state.is_active)
     found = None
     if _is_the_old(ctx, record, state):
-        found = check_as_it_stands(ctx, old_invocation=None)
+        found = gate.check_as_it_stands(ctx, old_invocation=None)
     if found is None or (
-        isinstance(found, NotServing) and not _cannot_be_asked(ctx) and not _loads(ctx)
+        isinstance(found, gate.NotServing) and not _cannot_be_asked(ctx) and not _loads(ctx)
     ):
-        found = start_as_it_stands(ctx, has_served=record.was_healthy)
-    if isinstance(found, NotServing) and found.was_stopped:
+        found = gate.start_as_it_stands(ctx, has_served=record.was_healthy)
+    if isinstance(found, gate.NotServing) and found.was_stopped:
         return Back(None, was_left_stopped=True)
-    is_seen = isinstance(found, Serving) and found.first_text is not None
+    is_seen = isinstance(found, gate.Serving) and found.first_text is not None
     if not is_seen and _cannot_be_asked(ctx):
         return Back(None, is_unknown=True)
     return Back(found)
@@ -478,7 +467,7 @@ class SwapDone:
 
     generation: int
     backup: str | None
-    serving: Serving | None
+    serving: gate.Serving | None
     without_service_s: float | None
     notes: tuple[str, ...]
     watched: tuple[Message, ...]
@@ -528,10 +517,10 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
             hint="plan again and look at the difference",
         )
     before = ctx.services.state(ctx.unit)
-    notes = drain(ctx, before) if request.drain else ()
+    notes = gate.drain(ctx, before) if request.drain else ()
     by_guard = request.generation.reason == "guard"  # which nobody asked for
     ran = request.ran or before.runs or by_guard
-    if ran and was_stopped_since(ctx, before, by_anybody=by_guard):
+    if ran and gate.was_stopped_since(ctx, before, by_anybody=by_guard):
         again = f"`{ctx.systemctl} start {ctx.unit}`" if by_guard else "the same command again"
         raise DeployError(
             f"{ctx.unit} was stopped meanwhile",
@@ -566,7 +555,7 @@ def without_service(done: SwapDone) -> str:
 
 def _go_forward(
     ctx: Context, request: SwapRequest, record: SwapRecord, course: _Course
-) -> Serving | None:
+) -> gate.Serving | None:
     ctx.say("replacing the unit file", step=3, steps=STEPS)
     if request.text is None:
         _demand_text(ctx, record.old_sha256)
@@ -585,8 +574,8 @@ def _go_forward(
         ctx.services.enable(ctx.unit)
     ctx.say("restarting", step=5, steps=STEPS)
     course.stopped_s = ctx.clock.monotonic_s()
-    found = start_again(ctx, partial(_watch_new, ctx, request), lambda: request.address)
-    if isinstance(found, NotServing):
+    found = gate.start_again(ctx, partial(_watch_new, ctx, request), lambda: request.address)
+    if isinstance(found, gate.NotServing):
         raise _UnhealthyError(found)
     if not request.generation.enable:  # last: until then a power cut must bring a server back
         _disable_what_stands(ctx)
@@ -595,10 +584,10 @@ def _go_forward(
 
 def _watch_new(
     ctx: Context, request: SwapRequest, old_invocation: str | None
-) -> Serving | NotServing:
+) -> gate.Serving | gate.NotServing:
     waits = Progress("waiting for the model", step=6, steps=STEPS)
     ctx.report(waits)
-    return wait_until_serving(
+    return gate.wait_until_serving(
         ctx,
         ctx.unit,
         address=request.address,
@@ -608,7 +597,7 @@ def _watch_new(
     )
 
 
-def _remove_unit(ctx: Context, request: SwapRequest, course: _Course) -> Serving | None:
+def _remove_unit(ctx: Context, request: SwapRequest, course: _Course) -> gate.Serving | None:
     """Back to where no unit file stood: the packaged unit serves again, if there is one."""
     course.has_touched = True
     course.stopped_s = ctx.clock.monotonic_s()
@@ -620,9 +609,9 @@ def _remove_unit(ctx: Context, request: SwapRequest, course: _Course) -> Serving
     ctx.services.reset_failed(ctx.unit)
     if not ctx.services.state(ctx.unit).exists or not request.starts_packaged:
         return None
-    failed = started(ctx, ctx.unit, ctx.services.restart)
-    found = failed or check_as_it_stands(ctx, old_invocation=None)
-    if isinstance(found, NotServing):
+    failed = gate.started(ctx, ctx.unit, ctx.services.restart)
+    found = failed or gate.check_as_it_stands(ctx, old_invocation=None)
+    if isinstance(found, gate.NotServing):
         raise _UnhealthyError(found)
     return found
 
@@ -651,7 +640,7 @@ def _write_ending(ctx: Context, record: SwapRecord, ending: Ending) -> None:
 
 
 def _commit(
-    ctx: Context, record: SwapRecord, serving: Serving | None, without_s: float | None
+    ctx: Context, record: SwapRecord, serving: gate.Serving | None, without_s: float | None
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Say durably that the swap ended well, then drop the record; either is enough.
 
@@ -715,7 +704,7 @@ def settle_tuned(ctx: Context, record: SwapRecord) -> None:
 class _UnhealthyError(DeployError):
     """The new unit started but does not serve."""
 
-    def __init__(self, found: NotServing) -> None:
+    def __init__(self, found: gate.NotServing) -> None:
         super().__init__(found.text)
         self.found = found
 
@@ -733,10 +722,10 @@ def _end_badly(ctx: Context, record: SwapRecord, error: BaseException, course: _
     except TunerdError as way_back:
         _strand(ctx, record, _failure_of(error), way_back.words, error)
     failure = _failure_of(error)
-    if isinstance(back.serving, NotServing) and record.was_healthy:
+    if isinstance(back.serving, gate.NotServing) and record.was_healthy:
         words = f"{back.serving.failure.kind}: {back.serving.failure.words}"
         _strand(ctx, record, failure, words, error)
-    answered_s = back.serving.answered_at_s if isinstance(back.serving, Serving) else None
+    answered_s = back.serving.answered_at_s if isinstance(back.serving, gate.Serving) else None
     without_s = course.without_service_s(answered_s)
     left = _end(ctx, record, Outcome.ROLLED_BACK, failure, without_s)
     state = f"rolled back: {_how(back)} as of {ctx.now_text()}{left}"
@@ -794,9 +783,9 @@ def _leave_to_the_editor(
 def _how(back: Back) -> str:
     if back.was_left_stopped:
         return "the previous unit is back on disk and stopped, since somebody stopped it meanwhile,"
-    if isinstance(back.serving, Serving):
+    if isinstance(back.serving, gate.Serving):
         return "the previous unit serves again"
-    if isinstance(back.serving, NotServing):
+    if isinstance(back.serving, gate.NotServing):
         return "the previous unit is back and, as before, does not serve,"
     if back.is_unknown:
         return "the previous unit runs, though tunerd cannot tell from here whether it serves,"

@@ -16,14 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from tunerd.errors import UsageError
-from tunerd.profile.schema import (
-    ProfileFile,
-    check_file,
-    flatten,
-    is_left_to_engine,
-    nest,
-    validate,
-)
+from tunerd.profile import schema
 from tunerd.words import Problem, nearest_name
 
 SET_SOURCE = "--set"
@@ -83,7 +76,7 @@ class Resolved:
     """
 
     name: str
-    profile: ProfileFile
+    profile: schema.ProfileFile
     settings: Mapping[str, Setting]
     left_to_engine: Mapping[str, Origin]
     pins: frozenset[str]
@@ -119,12 +112,12 @@ def parse_set(option: str) -> tuple[str, Any]:
 
 
 def _is_wrong(key: str, value: object) -> bool:
-    return any(True for _ in validate("", nest({key: value})))
+    return any(True for _ in schema.validate("", schema.nest({key: value})))
 
 
 def set_layer(options: Mapping[str, Any]) -> LayerFile:
     """The layer of what was given with `--set`, by dotted key."""
-    return LayerFile(Layer.SET, SET_SOURCE, nest(options))
+    return LayerFile(Layer.SET, SET_SOURCE, schema.nest(options))
 
 
 def resolve(
@@ -148,17 +141,17 @@ def resolve(
     left: dict[str, Origin] = {}
     for key, values in history.items():
         origin, value = values[-1]
-        if is_left_to_engine(key, value):
+        if schema.is_left_to_engine(key, value):
             left[key] = origin
         else:
             settings[key] = Setting(key, value, origin, tuple(values[:-1]))
-    nested = nest({key: setting.value for key, setting in settings.items()})
-    remaining = tuple(validate(name, nested))
+    nested = schema.nest({key: setting.value for key, setting in settings.items()})
+    remaining = tuple(schema.validate(name, nested))
     if remaining:
         return remaining
     return Resolved(
         name=name,
-        profile=ProfileFile.model_validate(nested),
+        profile=schema.ProfileFile.model_validate(nested),
         settings=settings,
         left_to_engine=left,
         pins=frozenset(_pinned(layers)),
@@ -167,7 +160,7 @@ def resolve(
 
 
 def _check(file: LayerFile) -> Iterator[Problem]:
-    yield from check_file(file.source, file.data)
+    yield from schema.check_file(file.source, file.data)
     if file.layer is Layer.SET and "extends" in file.data:
         yield Problem(file.source, "extends", repr(file.data["extends"]),
                       "only a file may say what it extends; name that profile instead")  # fmt: skip
@@ -180,7 +173,7 @@ def _assignments(
         if file.layer is not Layer.SET:
             yield from _assignments_of(file, engine_names)
     for file in layers:
-        for key, value in flatten(file.data.get("pin", {})).items():
+        for key, value in schema.flatten(file.data.get("pin", {})).items():
             yield key, value, Origin(Layer.PIN, file.source, "pin")
     for file in layers:
         if file.layer is Layer.SET:
@@ -191,19 +184,19 @@ def _assignments_of(
     file: LayerFile, engine_names: Sequence[str]
 ) -> Iterator[tuple[str, Any, Origin]]:
     general = {key: value for key, value in file.data.items() if key not in {"engines", "pin"}}
-    for key, value in flatten(general).items():
+    for key, value in schema.flatten(general).items():
         yield key, value, Origin(file.layer, file.source, "", file.reasons.get(key, ""))
     for engine in engine_names:
         override = file.data.get("engines", {}).get(engine, {})
-        for key, value in flatten(override).items():
+        for key, value in schema.flatten(override).items():
             yield key, value, Origin(file.layer, file.source, f"engines.{engine}")
 
 
 def _pinned(layers: Iterable[LayerFile]) -> Iterator[str]:
     for file in layers:
-        yield from flatten(file.data.get("pin", {}))
+        yield from schema.flatten(file.data.get("pin", {}))
         if file.layer is Layer.SET:
-            yield from flatten(file.data)
+            yield from schema.flatten(file.data)
 
 
 DEFAULT_HOST = "127.0.0.1"
@@ -232,7 +225,7 @@ def default_layer() -> LayerFile:
     return LayerFile(
         layer=Layer.TUNERD,
         source="tunerd",
-        data=nest({key: value for key, (value, _) in _DEFAULTS.items()}),
+        data=schema.nest({key: value for key, (value, _) in _DEFAULTS.items()}),
         reasons={key: reason for key, (_, reason) in _DEFAULTS.items()},
     )
 
