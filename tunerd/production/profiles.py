@@ -37,7 +37,7 @@ def detect(ctx: Context) -> ActionResult:
     """`tunerd detect`."""
     host = read_host(ctx.gpu)
     engines = find_engines(ctx)
-    units = _serving_units(ctx)
+    units = list(_serving_units(ctx))
     fitting = fitting_profiles(ctx, host)
     linger = lingers(ctx.environment) if ctx.mode is Mode.USER else None
     payload = {
@@ -140,9 +140,8 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
     return data
 
 
-def _serving_units(ctx: Context) -> list[Mapping[str, Any]]:
+def _serving_units(ctx: Context) -> Iterator[Mapping[str, Any]]:
     """Units that run a llama-server, whatever their name."""
-    found: list[Mapping[str, Any]] = []
     for unit in ctx.services.service_units():
         try:
             live = read_live_unit(ctx, unit)
@@ -151,20 +150,17 @@ def _serving_units(ctx: Context) -> list[Mapping[str, Any]]:
         if live.text is None or not (unit == ctx.unit or live.is_known):
             continue
         state = ctx.services.state(unit)
-        found.append(
-            {
-                "unit": unit,
-                "path": None if live.path is None else str(live.path),
-                "active": state.active_state,
-                "program": live.program,
-                "alias": live.serving.alias,
-                "port": live.serving.port,
-                "router": live.argv is not None and not (live.names_a_model or hides_words(live)),
-                "written_by_tunerd": live.is_ours,
-                "drop_ins": [str(path) for path in live.drop_ins],
-            }
-        )
-    return found
+        yield {
+            "unit": unit,
+            "path": None if live.path is None else str(live.path),
+            "active": state.active_state,
+            "program": live.program,
+            "alias": live.serving.alias,
+            "port": live.serving.port,
+            "router": live.argv is not None and not (live.names_a_model or hides_words(live)),
+            "written_by_tunerd": live.is_ours,
+            "drop_ins": [str(path) for path in live.drop_ins],
+        }
 
 
 def _detect_messages(

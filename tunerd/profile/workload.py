@@ -437,13 +437,9 @@ def expected_parts(shape: WorkloadShape, rates: Rates) -> tuple[Parts, ...] | No
     for one in shape.classes:
         plain, share = one.plain(), one.reasoning_share
         generation_s = plain.n_predict / rates.decode_tok_s
-        found.append(
-            Parts(
-                prefill_s=plain.new_tokens / rates.prompt_tok_s,
-                reasoning_s=None if share is None else share * generation_s,
-                decode_s=(1.0 - (share or 0.0)) * generation_s,
-            )
-        )
+        prefill_s = plain.new_tokens / rates.prompt_tok_s
+        reasoning_s = None if share is None else share * generation_s
+        found.append(Parts(prefill_s, reasoning_s, (1.0 - (share or 0.0)) * generation_s))
     return tuple(found)
 
 
