@@ -123,8 +123,8 @@ def find_engines(ctx: Context) -> tuple[Engine, ...]:
 def engines_meant(engines: tuple[Engine, ...], wanted: str) -> tuple[Engine, ...]:
     """Engines that a word of `engine.prefer` means: a family, `embedded`, a name or a path."""
     if "/" in wanted:
-        path = Path(wanted)
-        return tuple(engine for engine in engines if _same_file(engine.program, path))
+        path = real_path(Path(wanted))
+        return tuple(engine for engine in engines if real_path(engine.program) == path)
     exact = tuple(engine for engine in engines if engine.name == wanted)
     if exact:
         return exact
@@ -199,13 +199,6 @@ def _name(engine: Engine, family: Family) -> str:
         return f"{family}-{engine.version.label}"
     identity = engine.identity.sha256[:8] if engine.identity is not None else "unknown"
     return f"{family}-{identity}"
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
 
 
 def engine_json(engine: Engine) -> dict[str, Any]:

@@ -97,12 +97,12 @@ def _prepare(ctx: Context, request: PlanRequest) -> plan.Plan:
     """What would be deployed; what it relies on is tried once per build, before anything stops."""
     made = plan.make_plan(ctx, request)
     wants_mtp = "mtp" in made.resolved.profile.speculation.kinds
-    if wants_mtp and not made.is_refused and made.engine.proof("mtp").effect is Effect.UNTRIED:
+    if wants_mtp and not made.errors and made.engine.proof("mtp").effect is Effect.UNTRIED:
         from tunerd.engine.prove import prove_engine
 
         prove_engine(ctx, made.engine)
         made = plan.make_plan(ctx, request)
-    if made.is_refused:
+    if made.errors:
         raise _refused(made)
     demand_root_for_plan(ctx, made)
     return made

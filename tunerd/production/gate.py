@@ -594,7 +594,7 @@ class PortTurns:
     def is_productions(self, program: Path | None) -> bool:
         """Whether this program is the one that production runs, as far as that can be told."""
         own = program_of_production(self.ctx)
-        return program is not None and own is not None and is_one_program(program, own)
+        return program is not None and own is not None and real_path(program) == real_path(own)
 
     def wait_for(self, program: Path | None, address: Address | None) -> None:
         """Wait until this program can bind; not where it was the last one, or somebody listens.
@@ -602,7 +602,9 @@ class PortTurns:
         Ends early where the lease is gone: its place is taken then, and nothing is to be waited for.
         """
         is_same = (
-            program is not None and self.last is not None and is_one_program(program, self.last)
+            program is not None
+            and self.last is not None
+            and real_path(program) == real_path(self.last)
         )
         self.last = program
         if is_same or address is None:
@@ -633,11 +635,6 @@ def address_of_production(ctx: Context, state: UnitState) -> Address | None:
     with contextlib.suppress(TunerdError):
         return address_now(ctx, read_live_unit(ctx), state)
     return None
-
-
-def is_one_program(program: Path, other: Path) -> bool:
-    """Whether both are the same file."""
-    return program == other or real_path(program) == real_path(other)
 
 
 _DRAIN_POLL_S = 0.5

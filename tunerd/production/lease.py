@@ -35,7 +35,7 @@ from tunerd.errors import (
     TunerdError,
 )
 from tunerd.machine.facts import Gpu
-from tunerd.machine.files import lock, stamp_of
+from tunerd.machine.files import lock, real_path, stamp_of
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
 from tunerd.model.verdict import lines_of_load
@@ -112,7 +112,7 @@ def _start_candidate(
     """
     unit = candidate_unit(lease.id, number)
     address = address_of_plan(ctx, plan)
-    if plan.is_refused:
+    if plan.errors:
         return _judged(ctx, unit, plan, address, _refusal(plan))
     demand_root_for_plan(ctx, plan)
     ctx.say(f"starting candidate {number}")
@@ -218,7 +218,7 @@ def _judged(
         address=address,
         serving=serving,
         fault=None if isinstance(found, gate.Serving) else found,
-        lines=() if plan.is_refused else ctx.services.log(unit, max_lines=_LINES),
+        lines=() if plan.errors else ctx.services.log(unit, max_lines=_LINES),
         vram_free_mib=least_free_mib(ctx.gpu.read().gpus or (), serving.pid)
         if serving is not None and plan.has_gpu
         else None,
@@ -328,7 +328,7 @@ class Held:
             HostError: the unit file cannot be written.
         """
         self.check()
-        if not plan.is_refused:
+        if not plan.errors:
             self._turns.wait_for(plan.engine.program, address_of_plan(self._ctx, plan))
             self.check()
             self._restore_when_free(plan)
@@ -341,7 +341,7 @@ class Held:
             started = True
             if candidate.fault is not None:
                 self.check()
-            why = None if plan.is_refused else _replaced_since(self._ctx, plan)
+            why = None if plan.errors else _replaced_since(self._ctx, plan)
             if why is not None:
                 raise replaced_amid(why)
             yield candidate
@@ -815,7 +815,7 @@ def outlook(
 def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Outlook:
     """The outlook where these programs are measured: others than production's leave its port taken."""
     own = gate.program_of_production(ctx)
-    is_one = own is None or all(gate.is_one_program(one, own) for one in programs)
+    is_one = own is None or all(real_path(one) == real_path(own) for one in programs)
     return (
         ahead if is_one or not ahead.runs_afterwards else replace(ahead, port_wait_s=PORT_LIMIT_S)
     )

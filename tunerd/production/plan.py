@@ -743,11 +743,6 @@ class Plan(Sketch):
         """What stands against deploying it."""
         return tuple(one for one in self.messages if one.level is Level.ERROR)
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether something stands against deploying it."""
-        return bool(self.errors)
-
 
 def plan(ctx: Context, request: choice.PlanRequest, *, with_explain: bool = False) -> ActionResult:
     """`tunerd plan PROFILE`; exit code 1 if it would be refused.
@@ -773,7 +768,7 @@ def plan(ctx: Context, request: choice.PlanRequest, *, with_explain: bool = Fals
         return _without_weights(ctx, found, problem, with_explain=with_explain)
     made = replace(made, messages=(*made.messages, *_check_estimate(ctx, made)))
     payload = plan_json(made, with_explain=with_explain)
-    return ActionResult("plan", payload, made.messages, 1 if made.is_refused else 0)
+    return ActionResult("plan", payload, made.messages, 1 if made.errors else 0)
 
 
 def _without_weights(

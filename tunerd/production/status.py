@@ -338,14 +338,17 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
     ours = {generation.unit_sha256}
     if record is not None:
         ours |= {record.old_sha256, record.new_sha256}
-    known = None if sha256(standing) in ours else _generation_of(ctx, sha256(standing))
+    stands = sha256(standing)
+    made = (entry.generation for entry in ctx.generations.entries(ctx.unit))
+    of_text = (one for one in made if one.unit_sha256 == stands)
+    known = None if stands in ours else next(of_text, None)
     if known is not None and known.number > generation.number:
         pass  # that it serves could not be written, on a full disk; recovery settles it
     elif known is not None and standing is not None:
         hint = f"`tunerd rollback --to {generation.number}` returns to the newest"
         text = f"somebody put the unit of generation {known.number} back by hand"
         yield warning("unit-edited", text, hint)
-    elif sha256(standing) not in ours:
+    elif stands not in ours:
         wanted = ctx.generations.unit_text(generation.number)
         if standing is None:
             text = f"the unit file is gone: `{ctx.unit_path}`"
@@ -364,12 +367,6 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
         yield warning("unit-edited", text, "`tunerd apply` or `tunerd rollback --to "
                       f"{generation.number}` puts back what was deployed")  # fmt: skip
     yield from filter(None, (interrupted(ctx),))
-
-
-def _generation_of(ctx: Context, text_sha256: str | None) -> Generation | None:
-    """The newest generation that had this text deployed."""
-    found = (entry.generation for entry in ctx.generations.entries(ctx.unit))
-    return next((one for one in found if one.unit_sha256 == text_sha256), None)
 
 
 def _state_drift(ctx: Context, entry: HistoryEntry) -> Iterator[Message]:

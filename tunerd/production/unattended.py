@@ -40,7 +40,7 @@ _DATA_FLAGS = frozenset({"-m", "--model", "-md", "--model-draft", "--spec-draft-
                          "--api-key-file", "--chat-template-file"})  # fmt: skip
 _DATA_VARIABLES = re.compile(r"LLAMA_ARG_(MODEL|MMPROJ|.*_MODEL)|LLAMA_API_KEY.*")
 _DATA_DIRECTIVES = re.compile(
-    r"LoadCredential|SetCredential|.*Directory|(ReadOnly|ReadWrite|Inaccessible)Paths|DeviceAllow"
+    r"LoadCredential|SetCredential|(?!(Working|Root)D).*Directory|(ReadOnly|ReadWrite|Inaccessible)Paths|DeviceAllow"
     r"|Environment"  # which is looked at variable by variable
 )
 _DEVICE = re.compile("/dev/(?!shm/)")  # what is in memory there is anybody's
@@ -89,7 +89,7 @@ def named_by(
     commands = [parse_exec(one.value, environment, specifiers) for one in run]
     words = [_checked(command.argv[1:]) for command in commands]
     variables = [text for name, text in environment.items() if not _DATA_VARIABLES.fullmatch(name)]
-    others = [one for one in kept if one not in run and not _is_data(one.name)]
+    others = [one for one in kept if one not in run and not _DATA_DIRECTIVES.fullmatch(one.name)]
     told = (expand_specifiers(one.value, specifiers) for one in others)
     texts = [*itertools.chain(*words), *variables, *told]
     opened = [one for one in kept if _OPENED.fullmatch(f"{one.name}={one.value}")]
@@ -133,11 +133,6 @@ def _checked(words: Sequence[str]) -> Iterator[str]:
         name = word.partition("=")[0] if word.startswith("-") else flag
         if name.replace("_", "-") not in _DATA_FLAGS:
             yield word
-
-
-def _is_data(directive: str) -> bool:
-    is_root = directive in {"WorkingDirectory", "RootDirectory"}
-    return not is_root and _DATA_DIRECTIVES.fullmatch(directive) is not None
 
 
 def _paths(text: str) -> list[str]:

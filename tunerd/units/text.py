@@ -259,6 +259,7 @@ def _shown(text: str) -> str:
 MARK = "Written by tunerd"
 _PLACE = re.compile(r"@([A-Z_]+)@")
 _PLAIN = re.compile(r"[^ -~]+")
+_NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d+)?")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:=,+-]+")
 _MAX_TEXT = 200
 
@@ -365,7 +366,7 @@ def _exec_start(spec: UnitSpec) -> str:
         is_credential = raw == CREDENTIAL_PATH and spec.api_key_file is not None
         # systemd puts the credential's folder for %d; a plain word is easier to read unquoted
         word = raw if is_credential or _PLAIN_WORD.fullmatch(raw) else quoted
-        if raw.startswith("-") and not _is_number(raw):
+        if raw.startswith("-") and not _NEGATIVE_NUMBER.fullmatch(raw):
             lines.append(word)
         else:
             lines[-1] += f" {word}"
@@ -376,10 +377,6 @@ def _exec_start(spec: UnitSpec) -> str:
             hint="long texts belong in a file that the program reads",
         )
     return text
-
-
-def _is_number(word: str) -> bool:
-    return re.fullmatch(r"-\d+(\.\d+)?", word) is not None
 
 
 def _choose(template: str, conditions: Mapping[str, bool]) -> str:

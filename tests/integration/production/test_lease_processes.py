@@ -124,7 +124,7 @@ def test_while_something_is_measured_status_and_verify_say_so_and_see_no_drift(
 ) -> None:
     with held(ctx) as lease, lease.serve(a_plan(ctx, port)):
         seen, checked = status(ctx), verify(ctx)
-        assert a_plan(ctx, port).is_refused is False  # the port is taken by the candidate
+        assert not a_plan(ctx, port).errors  # the port is taken by the candidate
     assert seen.payload["measurement"]["purpose"] == "a test"
     assert seen.payload["drift"] == []
     assert checked.exit_code == 0
@@ -136,7 +136,7 @@ def test_while_something_is_measured_status_and_verify_say_so_and_see_no_drift(
 
 def test_a_refused_plan_is_a_result_and_nothing_starts(ctx: Context, port: int) -> None:
     plan = a_plan(ctx, port, speculation__type="mtp", speculation__n_max=1, speculation__n_min=9)
-    assert plan.is_refused
+    assert plan.errors
     with held(ctx) as lease, lease.serve(plan) as candidate:
         assert candidate.fault is not None
         assert candidate.fault.reason is Reason.REFUSED
