@@ -55,16 +55,12 @@ def read_live_unit(
         text = _text(ctx, path)
     drop_ins = [(drop_in, _text(ctx, drop_in) or "") for drop_in in state.drop_ins]
     specifiers = specifiers_of(ctx, unit)
-    file_environment = {}
-    if text is not None:
-        merged = with_drop_ins(text, (drop_in for _, drop_in in drop_ins))
-        file_environment = file_environment_of(ctx, merged, specifiers)
     live = read_live(
         unit=unit,
         path=path,
         text=text,
         drop_ins=drop_ins,
-        file_environment=file_environment,
+        of_files=lambda merged: file_environment_of(ctx, merged, specifiers),
         specifiers=specifiers,
     )
     if live.argv and live.program is not None and "/" not in live.program:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -205,7 +205,7 @@ def read_live(
     path: Path | None = None,
     text: str | None,
     drop_ins: Sequence[tuple[Path, str]] = (),
-    file_environment: Mapping[str, str] | None = None,
+    of_files: Callable[[UnitFile], dict[str, str]] = lambda _: {},
     specifiers: Mapping[str, str],
 ) -> LiveUnit:
     """The meaning of a unit's text.
@@ -215,7 +215,7 @@ def read_live(
         path: Where the text was read; None where there is no unit, or only a text.
         text: Content of the unit file.
         drop_ins: Path and content of each, in the order in which systemd applies them.
-        file_environment: What its environment files set together.
+        of_files: What the environment files set together of the unit with its drop-ins.
         specifiers: Values of `%h`, `%u` and the like, by letter.
     """
     names = tuple(drop_in for drop_in, _ in drop_ins)
@@ -223,8 +223,8 @@ def read_live(
         return LiveUnit(unit, None, None, names, is_ours=False, program=None, argv=None)
     own = parse_unit(text)
     merged = with_drop_ins(text, (drop_in for _, drop_in in drop_ins))
-    of_files = dict(file_environment or {})
-    environment = environment_of(merged, specifiers) | of_files
+    file_environment = of_files(merged)
+    environment = environment_of(merged, specifiers) | file_environment
     search_path = merged.value("Service", "ExecSearchPath")
     command, problem = _command(merged, environment, specifiers)
     program, argv = None, None
@@ -263,7 +263,7 @@ def read_live(
         work_dir=None if work_dir is None else work_dir.removeprefix("-"),
         own_environment=environment_of(own, specifiers),
         own_environment_files=environment_files_of(own, specifiers),
-        file_environment=of_files,
+        file_environment=file_environment,
         drop_in_exec=tuple(path for path, drop_in in drop_ins if _sets_command(drop_in)),
         problem=problem,
         mounts=tuple(name for name in _OTHER_FILES if merged.values("Service", name)),

@@ -364,7 +364,7 @@ def by_hand(
         unit="u.service",
         text=text,
         drop_ins=[(Path(f"/d/{n}"), content) for n, content in enumerate(drop_ins)],
-        file_environment=files,
+        of_files=lambda _: dict(files or {}),
         specifiers={"h": "/home/me"},
     )
 

@@ -37,7 +37,7 @@ def live(
         unit=UNIT,
         text=text,
         drop_ins=[(Path(name), content) for name, content in drop_ins],
-        file_environment=file_environment,
+        of_files=lambda _: file_environment or {},
         specifiers=SPECIFIERS,
     )
 
