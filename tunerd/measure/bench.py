@@ -725,8 +725,7 @@ def bench_profile(
     if asked.suite in BOTH_ARMS and made.resolved.profile.speculation.type not in {None, "off"}:
         without = replace(request, options={**request.options, "speculation.type": "off"})
         plans = {ON: made, OFF: make_plan(ctx, without)}
-    told = (message for one in plans.values() if one.errors for message in one.messages)
-    first = next((one for one in told if one.level is Level.ERROR), None)
+    first = next((message for one in plans.values() for message in one.errors), None)
     if first is not None:
         raise BenchError(
             "the profile cannot be deployed, so it is not measured",
