@@ -104,32 +104,13 @@ def spans(window: Window, after_s: float) -> Iterator[Span]:
     for _ in range(_LOOK_AHEAD_DAYS + 1):
         if day.weekday() in window.days:
             last = day + _DAY if window.end <= window.begin else day
-            begin_s = _instant(datetime.combine(day, window.begin), window.zone)
-            end_s = _instant(datetime.combine(last, window.end), window.zone)
+            begin_s = datetime.combine(day, window.begin, window.zone).timestamp()
+            end = datetime.combine(last, window.end, window.zone)
+            # Of a time that occurs twice, or not at all, the earlier one: production must serve by then.
+            end_s = min(end.timestamp(), end.replace(fold=1).timestamp())
             if end_s > max(after_s, begin_s):
                 yield Span(begin_s, end_s)
         day += _DAY
-
-
-def _instant(local: datetime, zone: tzinfo) -> float:
-    """A time of the local clock in seconds since the epoch.
-
-    One that occurs twice is the first; one that is left out is the moment at which clocks jump.
-    """
-    first = local.replace(tzinfo=zone, fold=0)
-    high = first.astimezone(UTC)
-    if high.astimezone(zone).replace(tzinfo=None) == local:
-        return high.timestamp()
-    # In a gap fold=0 uses the offset of before and lands behind it, fold=1 that of after and lands before it.
-    low = first.replace(fold=1).astimezone(UTC)
-    offset = low.astimezone(zone).utcoffset()
-    while high - low > timedelta(seconds=1):
-        middle = low + (high - low) / 2
-        if middle.astimezone(zone).utcoffset() == offset:
-            low = middle
-        else:
-            high = middle
-    return round(high.timestamp())
 
 
 def open_span(window: Window, now_s: float) -> Span | None:

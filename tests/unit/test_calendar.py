@@ -42,8 +42,8 @@ def _shown(seconds: float) -> str:
         # An end before the begin is on the next day, and the day is that of the begin.
         ("23:00-05:00", "sat", "2026-11-22 02:00",
          [("Sat 21 23:00", "Sun 22 05:00"), ("Sat 28 23:00", "Sun 29 05:00")]),
-        # A begin that is left out is the moment at which clocks jump.
-        ("02:30-05:00", "daily", "2026-03-29 00:00", [("Sun 29 03:00", "Sun 29 05:00")]),
+        # A begin that clocks leave out is as much later.
+        ("02:30-05:00", "daily", "2026-03-29 00:00", [("Sun 29 03:30", "Sun 29 05:00")]),
     ],
 )  # fmt: skip
 def test_a_window_opens_on_its_days(
