@@ -51,10 +51,7 @@ class JobFolder:
 
     def numbers(self) -> tuple[int, ...]:
         """Newest first."""
-        try:
-            names = os.listdir(self._folder)  # noqa: PTH208  names alone are needed
-        except FileNotFoundError:
-            return ()
+        names = (path.name for path in self._folder.glob("*"))
         return tuple(sorted((int(name) for name in names if name.isdecimal()), reverse=True))
 
     def create(self, request: JobRequest) -> int:

@@ -44,14 +44,8 @@ class Journal:
             priority: As syslog's, 0 (worst) to 7.
             fields: Further ones, by their names in the journal.
         """
-        data = b"".join(
-            [
-                _field("MESSAGE", message),
-                _field("PRIORITY", priority),
-                _field("SYSLOG_IDENTIFIER", "tunerd"),
-                *(_field(name, value) for name, value in fields.items()),
-            ]
-        )
+        own = {"MESSAGE": message, "PRIORITY": priority, "SYSLOG_IDENTIFIER": "tunerd"}
+        data = b"".join(_field(name, value) for name, value in {**own, **fields}.items())
         if len(data) > _MOST_BYTES:
             data = _field("MESSAGE", message[: _MOST_BYTES // 4]) + _field("PRIORITY", priority)
         try:
@@ -116,7 +110,7 @@ def configure(*, level: str, is_unit: bool) -> None:
         level: debug, info, warning or error; another word is info.
         is_unit: Whether journald is spoken to by its own protocol, with every field.
     """
-    processors: list[Any] = [structlog.contextvars.merge_contextvars]
+    processors: list[Any] = []
     renderer: Any = _JournalRenderer(Journal() if is_unit else None)
     if sys.stderr.isatty() and not is_unit:
         processors += [

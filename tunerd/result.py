@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from tunerd.errors import HostError, TunerdError
@@ -116,15 +117,10 @@ def error_from_json(envelope: Mapping[str, Any]) -> TunerdError:
     return kind(told["message"], cause=told["cause"], state=told["state"], hint=told["hint"])
 
 
-def _kinds() -> dict[str, type[TunerdError]]:
-    """Every class of error by its code."""
-    found: dict[str, type[TunerdError]] = {}
-    queue: list[type[TunerdError]] = [TunerdError]
-    while queue:
-        kind = queue.pop(0)
-        found.setdefault(kind.code, kind)
-        queue += kind.__subclasses__()
-    return found
+def _kinds(kind: type[TunerdError] = TunerdError) -> dict[str, type[TunerdError]]:
+    """Every class of error by its code; of those that share one the class that they are of."""
+    below = (_kinds(one).items() for one in kind.__subclasses__())
+    return {**dict(chain.from_iterable(below)), kind.code: kind}
 
 
 @dataclass(frozen=True, slots=True)
