@@ -217,6 +217,9 @@ MOST_NUMBER = 10**12 - 1
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 _SWITCH = {"true": True, "false": False}
+_TYPES: Mapping[str, Any] = {
+    "boolean": bool, "integer": int, "number": (int, float), "string": str,
+}  # fmt: skip
 _BOOLEAN = {"type": "boolean"}
 
 _KEY = r"[a-z_]{1,40}\.[a-z_0-9]{1,60}"
@@ -368,7 +371,7 @@ class Kind(click.ParamType[Any]):
         try:
             if ctx is not None and ctx.find_root().obj is MEMBER:
                 self._check(value)
-                word_of(self.schema, json_of(self.schema, value))
+                value_of(self.schema, value)
             return self._read(value)
         except ValueError as error:
             self.fail(f"{value[:200]!r} {error}.", param, ctx)
@@ -426,13 +429,7 @@ DAYS = _text("[A-Za-z]{3,5}([,-][A-Za-z]{3}){0,12}")
 ZONE = _text("[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,2}")
 
 
-def json_of(schema: Mapping[str, Any], text: object) -> Any:
-    """The JSON value that a text stands for, as in a query or a form.
-
-    Raises:
-        ValueError: it stands for none of this schema.
-    """
-    kind = schema["type"]
+def _read(kind: str, text: object) -> Any:
     if not isinstance(text, str):
         raise ValueError("is given more than once")  # noqa: TRY004 -- by whoever wrote the query
     if kind == "boolean" and text in _SWITCH:
@@ -446,26 +443,22 @@ def json_of(schema: Mapping[str, Any], text: object) -> Any:
     raise ValueError(f"is not of type {kind}")
 
 
-def word_of(schema: Mapping[str, Any], value: Any) -> str:
-    """A JSON value as a word of a command line, if the schema allows it.
+def value_of(schema: Mapping[str, Any], given: Any, *, is_text: bool = True) -> Any:
+    """A JSON value that a schema allows, given as such or, as in a query or a form, as a text.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it stands for none, or for another one.
     """
     kind = schema["type"]
-    if kind == "boolean":
-        if not isinstance(value, bool):
-            raise ValueError("is neither true nor false")
-        return str(value).lower()
-    if kind in {"integer", "number"}:
-        types = (int,) if kind == "integer" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, types):
-            raise ValueError(f"is not of type {kind}")
-        if not schema["minimum"] <= value <= schema["maximum"]:
-            raise ValueError(f"is not between {schema['minimum']} and {schema['maximum']}")
-        return str(value)
-    if not isinstance(value, str) or len(value) > schema.get("maxLength", 500):
-        raise ValueError("is not a text, or too long")
+    value = _read(kind, given) if is_text else given
+    if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        raise ValueError(f"is not of type {kind}")
+    if "minimum" in schema and not schema["minimum"] <= value <= schema["maximum"]:
+        raise ValueError(f"is not between {schema['minimum']} and {schema['maximum']}")
+    if kind != "string":
+        return value
+    if len(value) > schema.get("maxLength", 500):
+        raise ValueError("is too long")
     if value not in schema.get("enum", (value,)):
         raise ValueError(f"is not one of {', '.join(schema['enum'])}")
     value.encode()  # halves of characters are no text
@@ -662,70 +655,53 @@ def argv_of(kind: str, given: Mapping[str, Any], *, is_text: bool = False) -> li
         WrongError: a value is not allowed, or is none of the operation's.
     """
     values = dict(given)
-    words = kind.split()
-    if MAY[kind].is_job and has_question(kind) and not _only_asks(values, is_text=is_text):
-        words.append("--yes")
+    said = kind
+    if MAY[kind].is_job and has_question(kind):
+        only_asks = _value("ask", _BOOLEAN, values.pop("ask", None), is_text=is_text)
+        said = kind if only_asks else f"{kind} --yes"
     known = takes(kind)
     if extra := sorted(set(values) - set(known)):
         raise WrongError(f"{extra[0][:100]}: there is no such parameter")
-    arguments: list[str] = []
+    params = {}
     for name, param in known.items():
-        found = _words(name, param, values.get(name), is_text=is_text)
-        (arguments if isinstance(param, click.Argument) else words).extend(found)
-    return [*words, "--", *arguments] if arguments else words
-
-
-def _only_asks(values: dict[str, Any], *, is_text: bool) -> bool:
-    """Takes `ask` out of the values: whether to go only as far as the question."""
-    given = values.pop("ask", "false" if is_text else False)
-    try:
-        return word_of(_BOOLEAN, json_of(_BOOLEAN, given) if is_text else given) == "true"
-    except ValueError as error:
-        raise WrongError(f"ask: {error}") from error
-
-
-def _words(name: str, param: click.Parameter, value: Any, *, is_text: bool) -> list[str]:
-    """A parameter with its value as it is typed; none where it has none."""
-    if value is None:
-        if param.required:
+        if param.required and values.get(name) is None:
             raise WrongError(f"{name}: is missing")
-        return []
-    schema = schema_of(param)
+        value = _value(name, schema_of(param), values.get(name), is_text=is_text)
+        params[str(param.name)] = value
+    return argv_with(said, params)
+
+
+def _value(name: str, schema: Mapping[str, Any], given: Any, *, is_text: bool) -> Any:
+    """What a parameter is set to by a value, or several; None where none is given."""
+    if given is None:
+        return None
     item = schema.get("items", schema)
-    listed = value if schema["type"] == "array" else [value]
+    listed = given if schema["type"] == "array" else [given]
     if is_text and isinstance(listed, str):
         listed = [listed]
     if not isinstance(listed, list) or not schema.get("minItems", 0) <= len(listed) <= MOST_VALUES:
         raise WrongError(f"{name}: is not a list, or has too many values")
     try:
-        typed = [json_of(item, one) if is_text else one for one in listed]
-        words = [word_of(item, one) for one in typed]
+        found = tuple(value_of(item, one, is_text=is_text) for one in listed)
     except ValueError as error:
         raise WrongError(f"{name}: {error}") from error
-    if isinstance(param, click.Argument):
-        return words
-    if item["type"] == "boolean":
-        return [param.opts[0]] if typed[0] else list(param.secondary_opts[:1])
-    return [f"{param.opts[0]}={word}" for word in words]
+    return found if schema["type"] == "array" else found[0]
 
 
 def argv_typed(ctx: click.Context, kind: str) -> list[str]:
     """The words of a parsed command as they go to the daemon: without what is the terminal's alone."""
-    given = {str(one.name): ctx.params.get(str(one.name)) for one in _given(ctx)}
-    return _typed(ctx.command, kind, {k: v for k, v in given.items() if k not in _OF_TERMINALS})
+    names = [one.name for one in _given(ctx) if one.name not in _OF_TERMINALS]
+    given = {str(name): ctx.params[str(name)] for name in names}
+    return argv_with(kind.partition(" --")[0], given)
 
 
 def argv_with(kind: str, params: Mapping[str, Any]) -> list[str]:
     """The words of an operation with these parameters; what is None or empty is not said."""
-    return _typed(command_of(kind), kind, {k: v for k, v in params.items() if v not in (None, ())})
-
-
-def _typed(command: click.Command, kind: str, params: Mapping[str, Any]) -> list[str]:
-    words, arguments = kind.partition(" --")[0].split(), []
-    for one in command.params:
-        if one.name not in params:
+    words, arguments = kind.split(), []
+    for one in command_of(kind).params:
+        value = params.get(str(one.name))
+        if value in (None, ()):
             continue
-        value = params[one.name]
         values = value if isinstance(value, tuple) else (value,)
         if isinstance(one, click.Argument):
             arguments += [str(word) for word in values]

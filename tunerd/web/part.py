@@ -37,7 +37,7 @@ from tunerd.machine.peers import (
     unix_socket,
 )
 from tunerd.machine.process import Child, Setting, own_command, run, start
-from tunerd.operations import Asked, Call, JobRequest, Lane, asked, json_of, word_of
+from tunerd.operations import Asked, Call, JobRequest, Lane, asked, value_of
 from tunerd.paths import FROM_ELSEWHERE
 from tunerd.profile.files import load_profile, parse_options
 from tunerd.result import ActionResult, ignore_progress
@@ -179,8 +179,7 @@ class Desk:
         given = {}
         try:
             for name, text in question.given.items():
-                given[name] = json_of(look.takes[name], text)
-                word_of(look.takes[name], given[name])
+                given[name] = value_of(look.takes[name], text)
         except (KeyError, ValueError) as error:
             if name == "number" and look.path:
                 return refused(404, "there is nothing of that number", "/api/openapi.json")
