@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
 GROUP = "tunerd"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-_PORT = re.compile(r"[0-9]{1,5}")
-_HIGHEST_PORT = 65535
+_HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:\[]*)(:[0-9]{1,5})?")
 
 
 def may_act(peer: Peer, *, own_uid: int, group: int | None) -> bool:
@@ -80,12 +79,8 @@ def host_is_ours(host: str | None, names: Iterable[str]) -> bool:
         host: As sent; None where there was none.
         names: Addresses and names that are ours beside the loopback ones; IPv6 in brackets.
     """
-    if host is None:
-        return False
-    name, port = _split(host.strip().lower())
-    if port is not None and not (_PORT.fullmatch(port) and int(port) <= _HIGHEST_PORT):
-        return False
-    return name in {*_LOOPBACK_NAMES, *(one.lower() for one in names)}
+    found = _HOST.fullmatch((host or "").strip().lower())
+    return found is not None and found["name"] in {*_LOOPBACK_NAMES, *map(str.lower, names)}
 
 
 def origin_is_ours(origin: str | None, host: str | None) -> bool:
@@ -95,18 +90,8 @@ def origin_is_ours(origin: str | None, host: str | None) -> bool:
     """
     if origin is None:
         return True
-    scheme, separator, rest = origin.strip().lower().partition("://")
-    if not separator or scheme not in {"http", "https"} or host is None:
-        return False
-    return rest == host.strip().lower()
-
-
-def _split(host: str) -> tuple[str, str | None]:
-    if host.startswith("["):
-        name, bracket, rest = host.partition("]")
-        return name + bracket, rest[1:] if rest.startswith(":") else (rest or None)
-    name, colon, port = host.partition(":")
-    return name, port if colon else None
+    ours = {f"{scheme}://{(host or '').strip().lower()}" for scheme in ("http", "https")}
+    return host is not None and origin.strip().lower() in ours
 
 
 HEADER = "x-tunerd"
