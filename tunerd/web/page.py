@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from math import inf
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -220,16 +221,15 @@ class Pages:
         except NotShownError as problem:
             return self.show("error", visitor, "", problem.status, error=problem.error)
 
-    async def ask(self, path: str, visitor: Peer, query: Mapping[str, Any] | None = None,
+    async def ask(self, path: str, visitor: Peer, query: Mapping[str, str] | None = None,
                   **parts: Any) -> dict[str, Any]:  # fmt: skip
         """The envelope of a reading route.
 
         Raises:
             NotShownError: it is an error, or the query is wrong.
         """
-        asked = {name: _text(value) for name, value in (query or {}).items()}
         place = {name: str(value) for name, value in parts.items()}
-        answer = await self.front.read(path, visitor, place, asked)
+        answer = await self.front.read(path, visitor, place, query)
         if answer.is_error:
             raise NotShownError(answer, status_of(answer))
         return dict(answer.envelope)
@@ -273,10 +273,6 @@ def typed(argv: Sequence[str]) -> str:
     return " ".join(word for word in argv if "--shown" not in word)
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 # Looking
 
 
@@ -308,9 +304,11 @@ async def _watched(pages: Pages, request: Request, visitor: Peer) -> dict[str, A
     """What the parts of the overview that change are filled with."""
     hours = request.query_params.get("hours", "24")
     status = await pages.ask("/api/status", visitor)
-    readings = await pages.ask("/api/readings", visitor, {"brief": True})
+    top = await pages.ask("/api/top", visitor)
     telemetry = await pages.ask("/api/telemetry", visitor, {"hours": hours})
-    jobs = await pages.ask("/api/jobs", visitor)
+    jobs, looks = await pages.ask("/api/jobs", visitor), []
+    if float(hours) <= _LIVE_HOURS:
+        looks = (await pages.ask("/api/readings", visitor, {"brief": "true"}))["readings"]
     flags = None
     if status["generation"] is not None:
         kept = await pages.ask("/api/history/{number}", visitor, number=status["generation"])
@@ -318,7 +316,7 @@ async def _watched(pages: Pages, request: Request, visitor: Peer) -> dict[str, A
     now_s = SystemClock().now_s()
     since_s = now_s - float(hours) * 3600
     telemetry["events"] = [one for one in telemetry["events"] if one["at_s"] >= since_s]
-    made = overview(status, readings, telemetry, float(hours))
+    made = overview(status, top, telemetry, looks)
     job = next((one for one in jobs["jobs"] if one["state"] in _UNDER_WAY), None)
     return {"view": made, "hours": float(hours), "at": when(now_s), "job": job, "flags": flags}
 
@@ -369,7 +367,6 @@ async def _do(kind: str, pages: Pages, request: Request, visitor: Peer) -> Respo
 
 # The overview: now, the last hour, days; values in, values out
 
-_RECENT_S = 900.0
 _MOST_ROWS = 48
 _MIB_PER_GIB = 1024
 _COLOURS = ("mainline", "bee", "other", "waiting")
@@ -386,21 +383,20 @@ class _Row:
     cards: Mapping[int, Mapping[str, Any]]
 
 
-def watched(
-    telemetry: Mapping[str, Any], readings: Mapping[str, Any], *, live: bool = False
+def _watched_rows(
+    telemetry: Mapping[str, Any], looks: Sequence[Mapping[str, Any]]
 ) -> tuple[_Row, ...]:
-    """The rows of `/api/telemetry`; with `live` the looks of `/api/readings` from where they begin."""
+    """The rows of `/api/telemetry`, and looks of `/api/readings` from where these begin."""
     cards: dict[float, dict[int, Mapping[str, Any]]] = {}
-    for one in telemetry.get("gpus", ()):
+    for one in telemetry["gpus"]:
         cards.setdefault(one["begin_s"], {})[one["index"]] = one
-    looks = [_of_look(one) for one in readings["readings"]] if live else []
-    begin_s = looks[0].at_s if looks else None
-    kept = [
+    begin_s = looks[0]["at_s"] if looks else inf
+    kept = (
         _of_point(one, cards.get(one["begin_s"], {}))
-        for one in telemetry.get("points", ())
-        if begin_s is None or one["begin_s"] + one["seconds"] <= begin_s
-    ]
-    return (*kept, *looks)
+        for one in telemetry["points"]
+        if one["begin_s"] + one["seconds"] <= begin_s
+    )
+    return (*kept, *map(_of_look, looks))
 
 
 def _of_point(one: Mapping[str, Any], cards: Mapping[int, Mapping[str, Any]]) -> _Row:
@@ -428,14 +424,12 @@ def _of_look(one: Mapping[str, Any]) -> _Row:
 # Now
 
 
-def _key_figures(status: Mapping[str, Any], readings: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
+def _key_figures(status: Mapping[str, Any], speeds: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
     """Speed, acceptance and VRAM at this moment."""
-    served = _last_served(readings)
+    accepted = percent(speeds.get("acceptance_ratio"))
     rows = [
-        KeyFigure(figure(served.get("decode_tok_s")) or "not seen", "tok/s", "Generation, recent"),
-        KeyFigure(
-            percent(served.get("acceptance_ratio")) or "not seen", "", "Drafts accepted, recent"
-        ),
+        KeyFigure(figure(speeds.get("decode_tok_s")) or "not seen", "tok/s", "Generation, recent"),
+        KeyFigure(accepted or "not seen", "", "Drafts accepted, recent"),
     ]
     for gpu in status["vram"] or ():
         used, total = gpu["used_mib"], gpu["total_mib"]
@@ -444,28 +438,6 @@ def _key_figures(status: Mapping[str, Any], readings: Mapping[str, Any]) -> tupl
     if not status["vram"]:
         rows.append(KeyFigure("no GPU" if status["vram"] == [] else UNKNOWN, "", "VRAM in use"))
     return tuple(rows)
-
-
-def _last_served(readings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the server did when it last did something, within the last while."""
-    rows = readings["readings"]
-    if not rows:
-        return {}
-    newest_s = rows[-1]["at_s"]
-    for row in reversed(rows):
-        served = row["engine"]["served"]
-        is_recent = newest_s - row["at_s"] <= _RECENT_S
-        if is_recent and served is not None and served["decode_tok_s"] is not None:
-            return dict(served)
-    return {}
-
-
-def cards_table(readings: Mapping[str, Any]) -> Table | None:
-    """The cards at the newest look; None without one, or where there is no card that can be read."""
-    latest = readings.get("latest")
-    if latest is None or not latest["gpus"]:
-        return None
-    return table_of("Cards now", latest["gpus"], _CARD)
 
 
 def _of_all(part: str | None, whole: str | None) -> str | None:
@@ -584,21 +556,21 @@ class Health:
 
 def overview(
     status: Mapping[str, Any],
-    readings: Mapping[str, Any],
+    top: Mapping[str, Any],
     telemetry: Mapping[str, Any],
-    hours: float = 24.0,
+    looks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What the first page is filled with, from `/api/status`, `/api/readings` and `/api/telemetry` of so many hours."""
+    """What the first page is filled with, by what these say: status, top, telemetry, and readings where those are shown."""
     remarks = [
         *status["messages"],
         *({"level": "warning", **drift} for drift in status["drift"]),
-        *(_event(one) for one in telemetry.get("events", [])[:5]),
+        *(_event(one) for one in telemetry["events"][:5]),
     ]
-    seen = watched(telemetry, readings, live=hours <= _LIVE_HOURS)
+    seen = _watched_rows(telemetry, looks)
     return {
         "health": health_of(status),
-        "figures": _key_figures(status, readings),
-        "cards": cards_table(readings),
+        "figures": _key_figures(status, top["speeds"] or {}),
+        "cards": table_of("Cards now", top["gpus"], _CARD) if top["gpus"] else None,
         "facts": status_facts(status),
         "remarks": remarks,
         "charts": list(_charts_of(seen)),

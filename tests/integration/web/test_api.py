@@ -213,8 +213,11 @@ def test_what_the_daemon_saw_is_what_top_shows() -> None:
     telemetry.add(a_reading(1_790_000_010.0))
     with serving(telemetry=telemetry) as watched:
         shown = watched.ask("/api/top").json
+        telemetry.add(a_reading(1_790_003_000.0))
+        later = watched.ask("/api/top").json
     assert shown["at_s"] == 1_790_000_010.0
     assert (shown["speeds"]["since"], shown["speeds"]["decode_tok_s"]) == ("between two looks", 50)
+    assert later["speeds"] is None, "that was long ago"
 
 
 # Jobs

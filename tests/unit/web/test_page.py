@@ -8,9 +8,9 @@ from typing import Any
 from tests.support.fake_gpu import a_card
 from tests.support.readings import a_reading
 from tests.support.transcripts import transcript
-from tunerd.watch.figures import gpu_now
+from tunerd.watch.figures import Reading, gpu_now
 from tunerd.web.charts import in_words
-from tunerd.web.page import cards_table, health_of, overview
+from tunerd.web.page import health_of, overview
 from tunerd.web.view import Chart, Lines
 
 
@@ -28,6 +28,11 @@ WELL: dict[str, Any] = {
     "drift": [], "messages": [], "mode": "system", "outcome": "serving",
 }  # fmt: skip
 DRIFT = {"code": "unit-changed", "text": "the unit was edited", "hint": "tunerd verify"}
+NOTHING: dict[str, Any] = {"speeds": None, "gpus": None}
+
+
+def history(*points: Any) -> dict[str, Any]:
+    return {"points": points, "gpus": [], "events": []}
 
 
 STATES: dict[str, dict[str, Any]] = {
@@ -50,33 +55,21 @@ def test_whether_the_server_is_well_is_said_as_in_the_golden_text() -> None:
 
 def test_what_is_not_known_is_never_shown_as_zero() -> None:
     card = {"index": 0, "name": "RTX 3090", "used_mib": None, "total_mib": 24576}
-    made = overview(WELL | {"vram": [card], "since_s": None}, {"readings": []}, {"points": []})
+    made = overview(WELL | {"vram": [card], "since_s": None}, NOTHING, history(), [])
 
     assert [figure.value for figure in made["figures"]] == ["not seen", "not seen", "unknown"]
     assert "since" not in (dict(made["facts"])["unit"] or "")
     assert made["charts"] == []
 
 
-def test_a_speed_that_was_seen_long_ago_is_not_shown_as_now() -> None:
-    def reading(at_s: float, tok_s: float | None) -> dict[str, Any]:
-        served = None if tok_s is None else {"decode_tok_s": tok_s, "acceptance_ratio": None}
-        return {"at_s": at_s, "engine": {"served": served}}
-
-    def shown(*rows: dict[str, Any]) -> str:
-        return str(overview(WELL, {"readings": list(rows)}, {})["figures"][0].value)
-
-    assert shown(reading(0, 50.0), reading(60, None)) == "50.0"
-    assert shown(reading(0, 50.0), reading(3000, None)) == "not seen"
-
-
 def test_idle_stretches_are_gaps_in_a_chart_and_said_so() -> None:
     def point(at_s: int, n: int | None) -> dict[str, Any]:
         seconds = None if n is None else n / 50
-        return {"begin_s": at_s, "n": 6, "n_ready": 6, "n_predicted": n, "predicted_s": seconds,
+        return {"begin_s": at_s, "seconds": 60, "n": 6, "n_ready": 6, "n_predicted": n, "predicted_s": seconds,
                 "n_drafted": None, "n_accepted": None}  # fmt: skip
 
     points = [point(0, 600), point(60, None), point(120, 300)]
-    made = overview(WELL, {"readings": []}, {"points": points, "gpus": [], "events": []})
+    made = overview(WELL, NOTHING, history(*points), [])
 
     chart = made["charts"][0]
     assert drawn(chart) == [[50.0, None, 50.0]]
@@ -91,8 +84,9 @@ def test_a_card_that_says_nothing_of_itself_has_no_figures_and_none_are_made_up(
                     temperature_c=None, throttle_reasons=None, is_mig=None)  # fmt: skip
     blind = replace(a_reading(), gpus=(gpu_now(blank, []),))
 
-    table = cards_table({"latest": blind.to_json()})
-    assert table is not None
-    assert table.rows[0][1:] == (None,) * 8
-    for latest in (None, replace(blind, gpus=None).to_json(), replace(blind, gpus=()).to_json()):
-        assert cards_table({"latest": latest}) is None
+    def cards(reading: Reading) -> Any:
+        return overview(WELL, NOTHING | reading.to_json(), history(), [])["cards"]
+
+    assert cards(blind).rows[0][1:] == (None,) * 8
+    for gpus in (None, ()):
+        assert cards(replace(blind, gpus=gpus)) is None
