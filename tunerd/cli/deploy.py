@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunerd.cli.output import columns, finish, keys, line, names_of, table_lines
+from tunerd.cli.output import columns, finish, line, names_of, table_lines
 from tunerd.operations import HASH, IMAGE, LINE, NUMBER, PROFILE, SETTING, TARGET, Call, operation
 from tunerd.result import ActionResult, Message
 from tunerd.web.view import (
@@ -35,7 +35,7 @@ set_option = click.option(
     multiple=True,
     type=SETTING,
     metavar="KEY=VALUE",
-    shell_complete=keys,
+    shell_complete=names_of("keys"),
     help="Override a key of the profile, such as speculation.n_max=2; deploying it pins the key.",
 )
 untuned_option = click.option(

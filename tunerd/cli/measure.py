@@ -14,9 +14,9 @@ import click
 
 from tunerd.cli.deploy import request_of, set_option, start_after_option, yes_option
 from tunerd.cli.output import (
+    away_text,
     columns,
     finish,
-    keys,
     line,
     names_of,
     print_message,
@@ -144,7 +144,7 @@ def bench_command(
 @click.command(name="compare")
 @click.argument("sides", nargs=-1, type=SIDE, metavar="[A [B]]", shell_complete=names_of("sides"))
 @click.option("--set", "options", multiple=True, type=SETTING, metavar="KEY=VALUE",
-              shell_complete=keys, help="Set a key for B only.")  # fmt: skip
+              shell_complete=names_of("keys"), help="Set a key for B only.")  # fmt: skip
 @click.option(
     "--profile",
     "base",
@@ -226,8 +226,7 @@ def render_compare(payload: Mapping[str, Any]) -> Iterator[str]:
         yield f"joules a token: A {figure(a, 2)}, B {figure(b, 2)}"
     yield ""
     took = format_duration(payload["elapsed_s"])
-    away_s = payload["without_service_s"]
-    away = "" if away_s is None else f"; the unit was away for {format_duration(away_s)}"
+    away = away_text(payload["without_service_s"])
     yield f"run {payload['run']}: {counted(payload['pairs'], 'pair')} in {took}{away}"
 
 

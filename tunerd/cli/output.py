@@ -319,9 +319,14 @@ def _bar(parts: Sequence[float], *, largest: float) -> str:
     return drawn + " " * (_BAR_WIDTH - sum(sizes[: len(_BAR_MARKS)]))
 
 
-def or_unknown(value: float | None, unit: str) -> str:
-    """A whole figure with its unit, where there is one."""
-    return UNKNOWN if value is None else f"{value:.0f} {unit}"
+def or_unknown(value: float | None, unit: str, digits: int = 0) -> str:
+    """A figure with its unit, where there is one."""
+    return UNKNOWN if value is None else f"{value:.{digits}f} {unit}"
+
+
+def away_text(seconds: float | None) -> str:
+    """How long the unit did not serve, behind what was measured meanwhile; empty where that is not known."""
+    return "" if seconds is None else f"; the unit was away for {format_duration(seconds)}"
 
 
 class Declined(click.Abort):
@@ -428,26 +433,11 @@ def names_of(kind: str, *, or_files: bool = False) -> Completer:
     def complete(
         ctx: click.Context, _parameter: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        items = _fitting(_listed(ctx, kind), incomplete)
-        return [*items, CompletionItem(incomplete, type="file")] if or_files else items
+        names = (name for name in _listed(ctx, kind) if name.startswith(incomplete))
+        files = [CompletionItem(incomplete, type="file")] if or_files else []
+        return [*map(CompletionItem, names), *files]
 
     return complete
-
-
-def keys(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Keys of a profile, for `--set KEY=VALUE`."""
-    from tunerd.profile.schema import all_keys
-
-    return _fitting((f"{key}=" for key in all_keys()), incomplete)
-
-
-def shapes(
-    _ctx: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Shapes of designed models."""
-    from tunerd.tryout.designed import SHAPES
-
-    return _fitting(SHAPES, incomplete)
 
 
 def _listed(ctx: click.Context, kind: str) -> Iterable[str]:
@@ -461,10 +451,6 @@ def _listed(ctx: click.Context, kind: str) -> Iterable[str]:
     except (TunerdError, OSError, ValueError):  # a message would stand in the middle of the line
         return ()
     return names
-
-
-def _fitting(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 # From files and names alone: no engine is started. What lists them is imported when a shell asks.
@@ -506,11 +492,26 @@ def _workloads(ctx: Context) -> Iterable[str]:
     return workload_names(ctx)
 
 
+def _keys(_ctx: Context) -> Iterable[str]:
+    """Of a profile, for `--set KEY=VALUE`."""
+    from tunerd.profile.schema import all_keys
+
+    return (f"{key}=" for key in all_keys())
+
+
+def _shapes(_ctx: Context) -> Iterable[str]:
+    from tunerd.tryout.designed import SHAPES
+
+    return SHAPES
+
+
 _NAMES: Mapping[str, Callable[[Context], Iterable[str]]] = {
     "profiles": _profiles,
     "engines": _engines,
     "generations": _generations,
+    "keys": _keys,
     "settings": _settings,
+    "shapes": _shapes,
     "targets": _targets,
     "workloads": _workloads,
     "units": lambda ctx: ctx.services.service_units(),

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from tunerd.cli.deploy import set_option, yes_option
-from tunerd.cli.output import as_written, changed, columns, line, names_of, or_unknown, shapes
+from tunerd.cli.output import as_written, changed, columns, line, names_of, or_unknown
 from tunerd.operations import PROFILE, SEED, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_mib, need_mib
@@ -575,7 +575,7 @@ def model_command() -> None:
 
 @model_command.command(name="new", short_help="Write one.")
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--shape", default="tiny", show_default=True, shell_complete=shapes,
+@click.option("--shape", default="tiny", show_default=True, shell_complete=names_of("shapes"),
               help="tiny, tiny-moe, medium, ...")  # fmt: skip
 @click.option(
     "--seed", default=0, show_default=True, type=SEED, help="Each seed gives another text."

@@ -11,7 +11,7 @@ import click
 
 from tunerd.calendar import Missed, zone_named
 from tunerd.cli.deploy import start_after_option, yes_option
-from tunerd.cli.output import changed, columns, keys, line, names_of, section_lines
+from tunerd.cli.output import away_text, changed, columns, line, names_of, section_lines
 from tunerd.errors import UsageError
 from tunerd.operations import (
     DAYS,
@@ -55,7 +55,7 @@ def _request_options(function: Any) -> Any:
                      help="Time limit, the proof included."),
         click.option("--workload", type=WORKLOAD, shell_complete=names_of("workloads"),
                      help="The mix of requests [default: the profile's own]."),
-        click.option("--space", type=SPACE, multiple=True, metavar="KEY=VALUE,...", shell_complete=keys,
+        click.option("--space", type=SPACE, multiple=True, metavar="KEY=VALUE,...", shell_complete=names_of("keys"),
                      help="Values to try for a key, instead of those in the profile's [sweep] table."),
         click.option("--goal", type=click.Choice(["speed", "context"]), default="speed", show_default=True,
                      help="Find the fastest settings, or the largest context that holds a speed."),
@@ -294,8 +294,7 @@ def render_end(payload: Mapping[str, Any]) -> Iterator[str]:
         yield from render_plan(payload)
         return
     yield payload["sentence"]
-    away_s = payload["without_service_s"]
-    away = "" if away_s is None else f"; the unit was away for {format_duration(away_s)}"
+    away = away_text(payload["without_service_s"])
     yield (
         f"sweep {payload['sweep']}: {counted(payload['arms_measured'], 'configuration')}, "
         f"{counted(payload['restarts'], 'start')} in {format_duration(payload['elapsed_s'])}{away}"

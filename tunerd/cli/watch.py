@@ -114,7 +114,8 @@ def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
         why = "no generation was seen in the last 15 min, or the server runs without --metrics"
         yield "speed", f"unknown: {why}"
         return
-    speed, prompts = _tok_s(speeds["decode_tok_s"]), _tok_s(speeds["prompt_tok_s"])
+    speed = or_unknown(speeds["decode_tok_s"], "tok/s", 1)
+    prompts = or_unknown(speeds["prompt_tok_s"], "tok/s", 1)
     yield "speed", f"{speed}, prompts {prompts} ({speeds['since']})"
     yield "drafts", f"{_percent(speeds['acceptance_ratio'])} accepted"
     yield "reused", f"{_percent(speeds['reused_ratio'])} of the prompt tokens"
@@ -144,10 +145,6 @@ def _host(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "RAM", f"{ram}{swap}"
     if host["cpu_percent"] is not None:
         yield "CPU", f"{host['cpu_percent']:.0f} % of all cores"
-
-
-def _tok_s(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f} tok/s"
 
 
 def _percent(ratio: float | None) -> str:
