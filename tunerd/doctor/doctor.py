@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv6Address
 from pathlib import Path
@@ -503,21 +503,25 @@ def support_bundle(ctx: Context) -> ActionResult:
     """
     parts: dict[str, Callable[[], Any]] = {
         "tunerd": lambda: {"version": __version__, "python": platform.python_version()},
-        "system": lambda: {**_release(), "kernel": platform.release(), "mode": str(ctx.mode)},
+        "system": lambda: {
+            "release": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
+            "kernel": platform.release(),
+            "mode": str(ctx.mode),
+        },
         "detect": lambda: detect(ctx).payload,
         "status": lambda: status(ctx).payload,
         "verify": lambda: verify(ctx).payload,
         "doctor": lambda: examine(ctx).payload,
         "history": lambda: history(ctx).payload,
         "settings": lambda: [
-            dict(row)
-            for row in show_settings(ctx).payload["settings"]
-            if row["source"] != "default"
+            row for row in show_settings(ctx).payload["settings"] if row["source"] != "default"
         ],
         "unit": lambda: masked(
             (standing_text(ctx) or b"").decode(errors="replace"), _HIDDEN
         ).splitlines(),
-        "log of the server": lambda: _trouble(ctx.services.log(ctx.unit, max_lines=2000)),
+        "log of the server": lambda: [
+            line for line in ctx.services.log(ctx.unit, max_lines=2000) if _TROUBLE.search(line)
+        ][-_SHOWN_LINES:],
         "log of the daemon": lambda: list(
             ctx.services.log("tunerd.service", max_lines=_SHOWN_LINES)
         ),
@@ -530,19 +534,8 @@ def support_bundle(ctx: Context) -> ActionResult:
 def _part(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except TunerdError as problem:  # one part that cannot be had is a part of the story
-        return {"problem": problem.words}
-
-
-def _release() -> dict[str, str]:
-    try:
-        return {"release": platform.freedesktop_os_release().get("PRETTY_NAME", "")}
-    except OSError:
-        return {}
-
-
-def _trouble(lines: Iterable[str]) -> list[str]:
-    return [line for line in lines if _TROUBLE.search(line)][-_SHOWN_LINES:]
+    except (TunerdError, OSError) as problem:  # one part that cannot be had is a part of the story
+        return {"problem": problem.words if isinstance(problem, TunerdError) else str(problem)}
 
 
 def _without_address(found: re.Match[str]) -> str:

@@ -186,25 +186,21 @@ class BreakEven:
         )
         return with_it - without
 
-    def accepted_per_step(self, traffic: Traffic) -> float | None:
-        """The accepted tokens per step from which this traffic gains; infinite where none would do.
+    def acceptance_ratio(self, traffic: Traffic) -> float | None:
+        """The share of drafts that must be accepted for this traffic to gain; above 1 where all would not do.
 
         None where the traffic drafted nothing. An unknown tax on prompts counts as none.
         """
         drafted = traffic.drafted_per_step
-        if drafted is None or not traffic.n_drafted:
+        if not drafted:
             return None
         tax = self.tax_ms(traffic.n_prompt / traffic.n_requests) or 0.0
         spread = tax * traffic.n_requests / traffic.n_predicted
         if spread >= self.token_ms:
             return math.inf
         base, per_draft = self.step_ms
-        return (base + per_draft * drafted) / (self.token_ms - spread) - 1
-
-    def acceptance_ratio(self, traffic: Traffic) -> float | None:
-        """The same as accepted over drafted tokens, at what this traffic drafts; may be above 1."""
-        accepted, drafted = self.accepted_per_step(traffic), traffic.drafted_per_step
-        return None if accepted is None or not drafted else max(0.0, accepted / drafted)
+        accepted = (base + per_draft * drafted) / (self.token_ms - spread) - 1
+        return max(0.0, accepted / drafted)
 
 
 def break_even(

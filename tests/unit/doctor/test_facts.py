@@ -86,7 +86,9 @@ def test_the_costs_of_step_and_prompt_are_recovered() -> None:
     found = found_of(drafting(), [*plain(), *marked, *parallel])  # of which neither counts
 
     assert found.token_ms == pytest.approx(18.0)
-    assert found.accepted_per_step(traffic(20)) == pytest.approx(26 / 18 - 1, abs=0.06)
+    seen = traffic(20)
+    accepted = (found.acceptance_ratio(seen) or 0.0) * (seen.drafted_per_step or 0.0)
+    assert accepted == pytest.approx(26 / 18 - 1, abs=0.06)
     for per_step in (0.7, 1.5, 2.5):
         predicted = found.step_ms[0] + found.step_ms[1] * per_step
         assert predicted == pytest.approx(20 + 4 * per_step, rel=0.03)
@@ -98,7 +100,7 @@ def test_the_costs_of_step_and_prompt_are_recovered() -> None:
 def test_a_prompt_tax_above_the_whole_gain_can_never_be_paid() -> None:
     found = found_of(drafting(tax=30.0), plain())
 
-    assert found.accepted_per_step(traffic(200_000)) == math.inf
+    assert found.acceptance_ratio(traffic(200_000)) == math.inf
 
 
 def test_the_crossover_of_the_24_gb_write_up() -> None:
