@@ -53,7 +53,7 @@ from tunerd.production.unattended import demand_root_for_plan
 from tunerd.profile.files import load_profile
 from tunerd.profile.schema import Published
 from tunerd.profile.workload import USUAL_RATES, Rates, WorkloadShape
-from tunerd.result import ActionResult, Level, Message, Progress, error, note, warning
+from tunerd.result import ActionResult, Message, Progress, error, note, warning
 from tunerd.words import check_name, format_duration
 
 _REPEATS_OF_MARKED = 2

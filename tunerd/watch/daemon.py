@@ -175,7 +175,7 @@ class Recovery(Teller):
 
     def look(self) -> None:
         """Recover if there is something to be recovered, and it is time to try."""
-        found = self._unfinished.look() or self._left_by_a_measurement()
+        found = self._found()
         if found is None:
             return
         if is_locked(self._ctx.paths.lock):
@@ -198,11 +198,10 @@ class Recovery(Teller):
         if age_s > service.start_limit_s + service.generation_limit_s:
             self._once(text, "swap-stopped", "error", text, stopped_hint(holder))
 
-    def _left_by_a_measurement(self) -> str | None:
-        paths = self._ctx.paths
-        if has_leftovers(self._ctx) and not is_locked(paths.measure_lock):
-            return "a measurement"
-        return None
+    def _found(self) -> object:
+        """What is to be mended; None for nothing."""
+        is_left = has_leftovers(self._ctx) and not is_locked(self._ctx.paths.measure_lock)
+        return self._unfinished.look() or ("a measurement" if is_left else None)
 
     def recover(self) -> None:
         """Recover; what cannot be mended is said once, and tried again after longer and longer."""
@@ -237,7 +236,7 @@ class Recovery(Teller):
             log.warning("measurement.cleared", units=result.payload["cleared"])
 
     def _put_off(self) -> None:
-        self._tried = self._unfinished.look() or self._left_by_a_measurement()
+        self._tried = self._found()
         self._not_before_s = self._ctx.clock.monotonic_s() + self._retry_s
         self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
 

@@ -11,7 +11,7 @@ from typing import Any
 from tunerd.engine.health import HttpState
 from tunerd.machine.facts import Gpu, HostMemory
 from tunerd.measure.answer import Counters, step_of
-from tunerd.words import ratio
+from tunerd.words import all_known, ratio
 
 # Of a unit of which the service manager says nothing.
 UNKNOWN = "unknown"
@@ -205,18 +205,13 @@ class Reading:
     @property
     def free_mib(self) -> int | None:
         """VRAM that is free on the fullest of its cards; None without cards, or where one does not tell."""
-        known = [gpu.free_mib for gpu in self._cards]
-        if not known or None in known:
-            return None
-        return min(mib for mib in known if mib is not None)
+        return min(all_known(gpu.free_mib for gpu in self._cards), default=None)
 
     @property
     def others_mib(self) -> int | None:
         """VRAM that others than the server hold, on all cards; None where one does not tell."""
-        known = [gpu.others_mib for gpu in self.gpus or ()]
-        if not known or None in known:
-            return None
-        return sum(mib for mib in known if mib is not None)
+        known = all_known(gpu.others_mib for gpu in self.gpus or ())
+        return sum(known) if known else None
 
     @property
     def is_throttled(self) -> bool | None:
@@ -422,7 +417,7 @@ class Bucket:
     def add(self, reading: Reading) -> tuple[Point, tuple[GpuPoint, ...]] | None:
         """Take a reading; what the stretch before came to, when this one begins the next."""
         done = None
-        if self._readings and self._begin_s(self._readings[0]) != self._begin_s(reading):
+        if self._readings and _minute_of(self._readings[0]) != _minute_of(reading):
             done = self.close()
         self._readings.append(reading)
         return done
@@ -432,32 +427,30 @@ class Bucket:
         if not self._readings:
             return None
         readings, self._readings = self._readings, []
-        begin_s = self._begin_s(readings[0])
-        done = summarise(readings, begin_s=begin_s, seconds=MINUTE_S, before=self._before)
+        done = summarise(readings, before=self._before)
         self._before = readings[-1]
         return done
 
-    @staticmethod
-    def _begin_s(reading: Reading) -> int:
-        return int(reading.at_s // MINUTE_S) * MINUTE_S
+
+def _minute_of(reading: Reading) -> int:
+    """When that began [s since the epoch]."""
+    return int(reading.at_s // MINUTE_S) * MINUTE_S
 
 
 def summarise(
-    readings: Sequence[Reading], *, begin_s: int, seconds: int, before: Reading | None = None
+    readings: Sequence[Reading], *, before: Reading | None = None
 ) -> tuple[Point, tuple[GpuPoint, ...]]:
-    """One row of readings.
+    """The row of a minute.
 
     Args:
-        readings: At least one, oldest first.
-        begin_s: When the stretch began [s since the epoch].
-        seconds: How long it is.
-        before: The last reading of the stretch before, to tell restarts between them.
+        readings: In it; at least one, oldest first.
+        before: The last reading of the minute before, to tell restarts between them.
     """
     engines = [one.engine for one in readings]
     served = [one.served for one in engines if one.served is not None]
     point = Point(
-        begin_s=begin_s,
-        seconds=seconds,
+        begin_s=_minute_of(readings[0]),
+        seconds=MINUTE_S,
         n=len(readings),
         n_active=sum(one.is_active for one in engines),
         n_ready=sum(one.is_ready is True for one in engines),
@@ -469,15 +462,15 @@ def summarise(
         **_folded([one.host for one in readings], _HOST),
     )
     indexes = sorted({gpu.index for one in readings for gpu in one.gpus or ()})
-    return point, tuple(_gpu(readings, index, begin_s, seconds) for index in indexes)
+    return point, tuple(_gpu(readings, index) for index in indexes)
 
 
-def _gpu(readings: Sequence[Reading], index: int, begin_s: int, seconds: int) -> GpuPoint:
+def _gpu(readings: Sequence[Reading], index: int) -> GpuPoint:
     seen = [gpu for one in readings for gpu in one.gpus or () if gpu.index == index]
     throttled = [gpu.is_throttled for gpu in seen if gpu.is_throttled is not None]
     return GpuPoint(
-        begin_s=begin_s, seconds=seconds, index=index, n=len(seen), **_folded(seen, _CARD),
-        n_throttled=sum(throttled) if throttled else None,
+        begin_s=_minute_of(readings[0]), seconds=MINUTE_S, index=index, n=len(seen),
+        **_folded(seen, _CARD), n_throttled=sum(throttled) if throttled else None,
     )  # fmt: skip
 
 

@@ -712,20 +712,17 @@ def raise_margin(
         )
     again = request_again(generation)
     request = replace(again, options={**again.options, MARGIN_KEY: target_mib})
-    check = _only_the_margin(generation)
 
-    def confirm_both(made: Plan) -> None:
-        check(made)
-        confirm(made)
+    def where_nothing_else_changes(act: Confirm) -> Confirm:
+        def checked(made: Plan) -> None:
+            _demand_only_the_margin(generation, made)
+            act(made)
 
-    def ask_what_may_be(made: Plan) -> None:
-        check(made)
-        if ask is not None:
-            ask(made)
+        return checked
 
     done = apply(
-        ctx, request, drain=False, confirm=confirm_both, reason=BY_GUARD,
-        ask=None if ask is None else ask_what_may_be,
+        ctx, request, drain=False, confirm=where_nothing_else_changes(confirm), reason=BY_GUARD,
+        ask=None if ask is None else where_nothing_else_changes(ask),
         probation=False,  # which would go back to the margin that ran out
     )  # fmt: skip
     text = f"the fit margin is now {target_mib} MiB; it was {margin.fit_mib} MiB"
@@ -736,27 +733,23 @@ def raise_margin(
     )  # fmt: skip
 
 
-def _only_the_margin(generation: Generation) -> Callable[[Plan], None]:
-    """Refuses where a person edited the unit, or the profile says something else than what serves."""
-
-    def confirm(made: Plan) -> None:
-        if made.live_sha256 != generation.unit_sha256:
-            raise DeployError(
-                "the unit was edited by hand, so no guard replaces it",
-                state="nothing was changed",
-                hint="`tunerd verify` shows the difference",
-            )
-        now, then = (_without_margin(argv) for argv in (made.command.argv, generation.argv))
-        if now != then:
-            differ = set(now) ^ set(then)
-            raise DeployError(
-                f"profile `{generation.profile}` no longer says what serves",
-                cause=f"besides the margin these would change: {' '.join(sorted(differ))}"[:500],
-                state="nothing was changed",
-                hint=f"`tunerd plan {generation.profile}` shows it; `tunerd apply` deploys it",
-            )
-
-    return confirm
+def _demand_only_the_margin(generation: Generation, made: Plan) -> None:
+    """Refuse where a person edited the unit, or the profile says something else than what serves."""
+    if made.live_sha256 != generation.unit_sha256:
+        raise DeployError(
+            "the unit was edited by hand, so no guard replaces it",
+            state="nothing was changed",
+            hint="`tunerd verify` shows the difference",
+        )
+    now, then = (_without_margin(argv) for argv in (made.command.argv, generation.argv))
+    if now != then:
+        differ = set(now) ^ set(then)
+        raise DeployError(
+            f"profile `{generation.profile}` no longer says what serves",
+            cause=f"besides the margin these would change: {' '.join(sorted(differ))}"[:500],
+            state="nothing was changed",
+            hint=f"`tunerd plan {generation.profile}` shows it; `tunerd apply` deploys it",
+        )
 
 
 def _without_margin(argv: Sequence[str]) -> list[str]:

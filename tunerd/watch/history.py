@@ -263,15 +263,6 @@ def put_aside(path: Path, stamp: str) -> Path:
         HostError: it cannot be moved.
     """
     target = path.with_name(f"{path.name}.damaged-{stamp}")
-    _move(path, target)
-    for one in path.parent.glob(f"{path.name}.damaged-*"):
-        if not one.name.startswith(target.name):
-            with contextlib.suppress(OSError):
-                one.unlink()
-    return target
-
-
-def _move(path: Path, target: Path) -> None:
     for side in _SIDES:
         source = Path(f"{path}{side}")
         try:
@@ -280,6 +271,11 @@ def _move(path: Path, target: Path) -> None:
             continue
         except OSError as error:
             raise HostError(f"cannot move `{source}`", cause=error.strerror) from error
+    for one in path.parent.glob(f"{path.name}.damaged-*"):
+        if not one.name.startswith(target.name):
+            with contextlib.suppress(OSError):
+                one.unlink()
+    return target
 
 
 def _whole(at_s: float) -> int:

@@ -8,10 +8,11 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 
 from tunerd.app import Context
-from tunerd.errors import HostError, ServiceError, TunerdError, UsageError
+from tunerd.errors import HostError, TunerdError, UsageError
 from tunerd.production.own import NOTIFY, start_own_unit
 from tunerd.records import plain, read
 from tunerd.result import ActionResult
@@ -235,11 +236,8 @@ def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event, then:
 def _free_name(ctx: Context) -> str:
     """Milliseconds, with a number behind where one is taken."""
     base = f"{ctx.clock.now_s() * 1000:.0f}"
-    names = [base, *(f"{base}-{n}" for n in range(1, 100))]
-    found = next((name for name in names if not _path(ctx, name).exists()), None)
-    if found is None:
-        raise ServiceError("too many notices at once")
-    return found
+    names = chain([base], (f"{base}-{n}" for n in count(1)))
+    return next(name for name in names if not _path(ctx, name).exists())
 
 
 def _folder(ctx: Context) -> Path:

@@ -201,12 +201,12 @@ class Watcher:
 
 def _gpus(gpus: Sequence[Gpu], server_pid: int | None) -> tuple[GpuNow, ...]:
     """The cards, with what the server and its children hold told apart."""
-    found = []
-    for gpu in gpus:
-        pids = [process.pid for process in gpu.processes or ()]
-        mine = [pid for pid in pids if server_pid is not None and descends_from(pid, server_pid)]
-        found.append(gpu_now(gpu, mine))
-    return tuple(found)
+
+    def is_its_own(pid: int) -> bool:
+        return server_pid is not None and descends_from(pid, server_pid)
+
+    mine = ([one.pid for one in gpu.processes or () if is_its_own(one.pid)] for gpu in gpus)
+    return tuple(map(gpu_now, gpus, mine))
 
 
 def _engine(unit: str, state: UnitState | None, asked: Answers, *, is_expected: bool) -> EngineNow:
