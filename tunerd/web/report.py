@@ -119,13 +119,9 @@ def write_report(path: Path, made: ActionResult) -> ActionResult:
     Raises:
         HostError: it cannot be written.
     """
-    path = destination(path)
-    Files().write(path, str(made.payload["html"]).encode())
-    payload = {
-        "path": str(path),
-        "bytes": path.stat().st_size,
-        "runs": made.payload["runs"],
-    }
+    path, content = destination(path), str(made.payload["html"]).encode()
+    Files().write(path, content)
+    payload = {"path": str(path), "bytes": len(content), "runs": made.payload["runs"]}
     return ActionResult("report", payload, made.messages)
 
 
@@ -897,7 +893,7 @@ def _without(one: Series) -> str:
 
 def left_out(series: Sequence[Series]) -> Section:
     """Requests that no figure holds."""
-    counts: dict[tuple[str, str], int] = {}
+    counts = Counter[tuple[str, str]]()
     made = []
     for one in series:
         used = sum(sample.is_usable for sample in one.samples)
@@ -906,8 +902,7 @@ def left_out(series: Sequence[Series]) -> Section:
         for sample in one.samples:
             why = [str(mark) for mark in sample.marks]
             why += [f"no answer: {sample.problem}"] if sample.problem is not None else []
-            for text in why:
-                counts[text, one.label] = counts.get((text, one.label), 0) + 1
+            counts.update((text, one.label) for text in why)
     marked = tuple((text, label, f"{n:,}") for (text, label), n in sorted(counts.items()))
     tables = (
         Table("Requests by configuration", heads("~configuration", "made", "used", "left out"),
