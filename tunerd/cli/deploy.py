@@ -11,16 +11,7 @@ import click
 from tunerd.cli.output import columns, finish, line, names_of, table_lines
 from tunerd.operations import HASH, IMAGE, LINE, NUMBER, PROFILE, SETTING, TARGET, Call, operation
 from tunerd.result import ActionResult, Message
-from tunerd.web.view import (
-    backups_table,
-    figure,
-    flags_table,
-    generation_facts,
-    generations_table,
-    plan_facts,
-    status_facts,
-    without_header,
-)
+from tunerd.web import view
 from tunerd.words import counted, format_duration, format_mib
 
 if TYPE_CHECKING:
@@ -82,14 +73,14 @@ def plan_command(
 
 def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    yield from columns(plan_facts(payload))
+    yield from columns(view.plan_facts(payload))
     yield ""
     yield "command line"
     yield from _command_line(payload)
     yield ""
     yield "memory"
     if payload["memory"] is None:
-        yield f"  {without_header(payload)}"
+        yield f"  {view.without_header(payload)}"
     else:
         yield from memory_lines(payload["memory"])
     yield ""
@@ -288,7 +279,7 @@ def render_rollback(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people: how it went, where it would lead, or what there is."""
     if "backups" in payload:
         rows = payload["backups"]
-        yield from table_lines(backups_table(rows)) if rows else ["no backups"]
+        yield from table_lines(view.backups_table(rows)) if rows else ["no backups"]
         return
     if "summary" not in payload:  # a dry run, or its question
         yield from payload["diff"].splitlines()
@@ -362,7 +353,7 @@ def status_command(call: Call) -> ActionResult:
 
 def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    facts = list(status_facts(payload))
+    facts = list(view.status_facts(payload))
     for gpu in payload["vram"] or ():
         used = f"{format_mib(gpu['used_mib'])} used of {format_mib(gpu['total_mib'])}"
         facts.append((f"GPU {gpu['index']}", f"{gpu['name']}: {used}"))
@@ -425,7 +416,7 @@ def render_history(payload: Mapping[str, Any]) -> Iterator[str]:
     if not payload["generations"]:
         yield "nothing was deployed yet"
         return
-    yield from table_lines(generations_table(payload["generations"]))
+    yield from table_lines(view.generations_table(payload["generations"]))
     hidden = payload["total"] - len(payload["generations"])
     if hidden > 0:
         yield f"{hidden} older ones: --all"
@@ -433,9 +424,9 @@ def render_history(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    yield from columns(generation_facts(payload))
+    yield from columns(view.generation_facts(payload))
     yield ""
-    yield from table_lines(flags_table(payload["generation"]["origins"]))
+    yield from table_lines(view.flags_table(payload["generation"]["origins"]))
     yield ""
     yield from (payload["unit"] or "the unit file was removed").splitlines()
 
@@ -483,7 +474,7 @@ def render_probations(payload: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         (row["generation"], row["state"],
          format_duration(row["left_s"]) if row["state"] == "running" else "",
-         figure(row["tok_s"]) or "", figure(row["basis"].get("slowest_tok_s")) or "", row["reason"])
+         view.figure(row["tok_s"]) or "", view.figure(row["basis"].get("slowest_tok_s")) or "", row["reason"])
         for row in payload["probations"]
     ]  # fmt: skip
     if rows:

@@ -12,15 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunerd.cli.output import (
-    confirm,
-    end_line,
-    finish,
-    harmless,
-    print_message,
-    progress_sink,
-    show,
-)
+from tunerd.cli import output
 from tunerd.errors import HostError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.http import HttpRequest, NoAnswerError, NoAnswerInTimeError
@@ -155,7 +147,7 @@ class Terminal:
         as_json = params.pop("as_json")
         if made.goes_ahead and not sys.stdin.isatty():
             params["yes"] = True
-        sink = _print_line if made.tells_lines else progress_sink(as_json=as_json)
+        sink = _print_line if made.tells_lines else output.progress_sink(as_json=as_json)
         remote = self._remote_of(ctx, sink)
         typed = Typed(self.mode, made, sink, yes=params.get("yes", True))
 
@@ -165,13 +157,13 @@ class Terminal:
                     return made.do(typed, params)
                 return _asked(remote, made, argv_typed(ctx, kind_of(ctx)), params)
             finally:
-                end_line(sink)
+                output.end_line(sink)
 
         with Interrupts(may_pause=True):
             if made.show is not None:
                 made.named(made.show)(perform, params, as_json)
             else:
-                finish(perform(), made.named(made.render), as_json=as_json)
+                output.finish(perform(), made.named(made.render), as_json=as_json)
 
     def _remote_of(self, ctx: click.Context, sink: ProgressSink) -> Remote | None:
         kind = kind_of(ctx)
@@ -241,12 +233,12 @@ class Typed(Call):
         shown: Mapping[str, Any] | None = None,
     ) -> None:
         """Show what would be done and ask, unless the answer was given; then what is asked is told."""
-        end_line(self.sink)
+        output.end_line(self.sink)
         if self.yes:
-            print(harmless(question.removesuffix(" Go on?"), keep="\n"), file=sys.stderr)
+            print(output.harmless(question.removesuffix(" Go on?"), keep="\n"), file=sys.stderr)
         else:
             _preview(self.operation, shown, messages)
-            confirm(question, yes=False)
+            output.confirm(question, yes=False)
 
 
 def _asked(
@@ -261,7 +253,7 @@ def _asked(
         if "question" not in found.payload:
             return found
         _preview(made, found.payload, found.messages)
-        confirm(found.payload["question"], yes=False)
+        output.confirm(found.payload["question"], yes=False)
         if "diff" in found.payload:
             from tunerd.units.text import shown_hash
 
@@ -272,10 +264,10 @@ def _asked(
 
 def _preview(made: Operation, shown: Mapping[str, Any] | None, messages: Sequence[Message]) -> None:
     if made.preview is not None and shown is not None:
-        show(shown, made.named(made.preview), sys.stderr)
+        output.show(shown, made.named(made.preview), sys.stderr)
     for message in messages:
-        print_message(message)
+        output.print_message(message)
 
 
 def _print_line(progress: Progress) -> None:
-    print(harmless(progress.text), flush=True)
+    print(output.harmless(progress.text), flush=True)

@@ -31,35 +31,11 @@ from tunerd.doctor.facts import (
     with_stages,
 )
 from tunerd.doctor.rules import ALL_RULES
-from tunerd.engine.builds import (
-    engine_of,
-    find_programs,
-    foreign_flags,
-    found_in_unit,
-    prober,
-    why_no_start,
-)
+from tunerd.engine import builds, flags, serving
 from tunerd.engine.capabilities import Capabilities, Engine, Found, OffloadDevice
 from tunerd.engine.fingerprint import Fingerprint, holds
-from tunerd.engine.flags import (
-    SECRET_FLAGS,
-    arguments_sha256,
-    compared_arguments,
-    is_secret_variable,
-    margin_in_force,
-    normal_spelling,
-    owner_of,
-)
 from tunerd.engine.importer import import_command_line
 from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import (
-    address_now,
-    as_it_runs,
-    hides_words,
-    read_live_unit,
-    standing_text,
-    work_dir_of,
-)
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_locked, real_path
@@ -112,13 +88,13 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
         ServiceError: the service manager does not answer.
         HostError: a file of the unit cannot be read.
     """
-    live = read_live_unit(ctx)
+    live = serving.read_live_unit(ctx)
     if live.text is None:
         return None
     state = ctx.services.state(ctx.unit)
     pid = state.main_pid if state.is_active else None
     memory = memory_of(pid) if pid is not None else None
-    server = as_it_runs(ctx, live)
+    server = serving.as_it_runs(ctx, live)
     was_edited = server is None and _was_edited(live, pid)
     server = server or live
     lines = _log(ctx, state)
@@ -129,7 +105,7 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
         systemctl=ctx.systemctl,
         no_start=f"its manager does not take it: {live.problem}"
         if state.load_state == "bad-setting"
-        else why_no_start(ctx, live),
+        else builds.why_no_start(ctx, live),
         death=failure_of(ctx, state, lines) if state.has_failed else None,
         pid=pid,
         was_edited=was_edited,
@@ -159,31 +135,31 @@ def _with_build(
     ctx: Context, host: Host, facts: ServerFacts, live: LiveUnit, program: Path
 ) -> ServerFacts:
     """The same with what only the build's help can say: what its command line means."""
-    known = (found for found in find_programs(ctx) if found.program == program)
-    found = next(known, found_in_unit(live, program))
-    engine = engine_of(ctx, found)
+    known = (found for found in builds.find_programs(ctx) if found.program == program)
+    found = next(known, builds.found_in_unit(live, program))
+    engine = builds.engine_of(ctx, found)
     facts = replace(facts, engine=engine)
     if engine.capabilities is None:
         return replace(facts, settings_problem=engine.problem)
     facts = replace(
         facts,
-        foreign_flags=foreign_flags(ctx, found, live, engine.capabilities),
+        foreign_flags=builds.foreign_flags(ctx, found, live, engine.capabilities),
         devices=_devices(ctx, found, engine.capabilities, live),
     )
-    if not live.names_a_model and hides_words(live):
+    if not live.names_a_model and serving.hides_words(live):
         return replace(facts, settings_problem=f"`{live.program}` sets them, not the unit")
     if not live.names_a_model:
         problem = "it is a router, which starts a server for each model that clients ask for"
         return replace(facts, settings_problem=problem)
     try:
         imported = import_command_line(
-            live.arguments, live.environment, engine.capabilities, work_dir_of(ctx, live)
+            live.arguments, live.environment, engine.capabilities, serving.work_dir_of(ctx, live)
         )
     except ConfigError as error:
         return replace(facts, settings_problem=error.words)
     profile = with_stages(imported.resolved.profile, facts.argv)
     resolved = replace(imported.resolved, profile=profile)
-    margin_mib = margin_in_force(resolved, engine.capabilities)
+    margin_mib = flags.margin_in_force(resolved, engine.capabilities)
     facts = replace(facts, settings=profile, margin_mib=margin_mib)
     return _with_model(ctx, host, facts, engine, resolved)
 
@@ -220,7 +196,7 @@ def _devices(
     if "--list-devices" not in capabilities.flags:
         return None
     try:
-        return prober(ctx).devices(found, {**found.environment, **live.environment})
+        return builds.prober(ctx).devices(found, {**found.environment, **live.environment})
     except EngineError:
         return None
 
@@ -238,7 +214,7 @@ def _was_edited(live: LiveUnit, pid: int | None) -> bool:
 
 
 def _slots(ctx: Context, live: LiveUnit, state: UnitState) -> int | None:
-    address = address_now(ctx, live, state)
+    address = serving.address_now(ctx, live, state)
     if address is None or not state.is_active:
         return None
     props = LlamaServer(address, ctx.clock).props(timeout_s=_HTTP_S)
@@ -338,7 +314,7 @@ def _newest(check: StalenessCheck, runs: Sequence[StoredRun], now: Fingerprint) 
 
 
 def _is_same(arm: ArmRecord, now: Fingerprint) -> bool:
-    own = arguments_sha256(arm.argv, arm.environment) if arm.argv is not None else None
+    own = flags.arguments_sha256(arm.argv, arm.environment) if arm.argv is not None else None
     return own is not None and own == now.arguments_sha256
 
 
@@ -346,8 +322,8 @@ def _base(argv: Sequence[str]) -> list[list[str]]:
     """The arguments that a server has with speculation and without."""
     return [
         group
-        for group in compared_arguments(argv)
-        if not (owner_of(group[0]) or "").startswith(_MAY_DIFFER)
+        for group in flags.compared_arguments(argv)
+        if not (flags.owner_of(group[0]) or "").startswith(_MAY_DIFFER)
     ]
 
 
@@ -433,7 +409,9 @@ def _naming_engines(ctx: Context) -> Iterator[bytes]:
     units = _contents(ctx, paths.unit_dir, paths.runtime_unit_dir)
     yield from units
     yield from _contents(ctx, paths.config_dir, paths.tuned_dir, paths.journal_dir)
-    yield os.fsencode(read_live_unit(ctx).program or "")  # which its files of variables may name
+    yield os.fsencode(
+        serving.read_live_unit(ctx).program or ""
+    )  # which its files of variables may name
     standing = {sha256(text) for text in units}
     swaps = (one.generation for one in backups(ctx) if one.generation is not None)
     oldest = min(swaps, default=math.inf)
@@ -517,7 +495,7 @@ def support_bundle(ctx: Context) -> ActionResult:
             row for row in show_settings(ctx).payload["settings"] if row["source"] != "default"
         ],
         "unit": lambda: masked(
-            (standing_text(ctx) or b"").decode(errors="replace"), _HIDDEN
+            (serving.standing_text(ctx) or b"").decode(errors="replace"), _HIDDEN
         ).splitlines(),
         "log of the server": lambda: [
             line for line in ctx.services.log(ctx.unit, max_lines=2000) if _TROUBLE.search(line)
@@ -564,13 +542,15 @@ def _hider(ctx: Context) -> Callable[[Any], Any]:
             return hide_text(value)
         if isinstance(value, Mapping):
             return {
-                key: _HIDDEN if isinstance(one, str) and is_secret_variable(key) else hide(one)
+                key: _HIDDEN
+                if isinstance(one, str) and flags.is_secret_variable(key)
+                else hide(one)
                 for key, one in value.items()
             }
         if isinstance(value, (list, tuple)):
             pairs = zip(["", *map(str, value)], value, strict=False)
             return [
-                _HIDDEN if normal_spelling(before) in SECRET_FLAGS else hide(one)
+                _HIDDEN if flags.normal_spelling(before) in flags.SECRET_FLAGS else hide(one)
                 for before, one in pairs
             ]
         return value

@@ -10,16 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from tunerd.errors import (
-    Busy,
-    DeployError,
-    HostError,
-    Interrupted,
-    RolledBack,
-    Stranded,
-    TunerdError,
-    UsageError,
-)
+from tunerd import errors
 from tunerd.production.checks import masked
 
 # What another machine says is taken in these sizes, and not at all beyond them.
@@ -278,7 +269,7 @@ def planned(step: Step, status: Status, preview: Preview, shown: str) -> Step:
     if preview.nothing is not None:
         return step.at(State.SKIPPED, preview.nothing)
     if not preview.diff and not status.is_well:
-        raise HostError("it already serves exactly that, but it is not well")
+        raise errors.HostError("it already serves exactly that, but it is not well")
     if not preview.diff:
         return step.at(State.SKIPPED, "already serves exactly that")
     lines = (line for line in preview.diff.splitlines()[2:] if line[:1] in {"+", "-"})
@@ -300,7 +291,7 @@ def deployed(rollout: Rollout, step: Step, done: Change) -> Step:
     It is done where nobody is to watch it: neither the rollout nor the box wants that, or there is nothing to
     go back to. `APPLYING` where the connection ended otherwise than its tunerd.
     """
-    if done.exit_code == RolledBack.exit_code:
+    if done.exit_code == errors.RolledBack.exit_code:
         return step.at(State.WENT_BACK, done.text_of("taken-back") or done.summary)
     if done.exit_code not in {0, _OVERTAKEN}:
         return step.at(State.APPLYING, f"ssh ended with status {done.exit_code}")
@@ -317,14 +308,14 @@ def deployed(rollout: Rollout, step: Step, done: Change) -> Step:
     )
 
 
-def failed(step: Step, error: TunerdError) -> Step:
+def failed(step: Step, error: errors.TunerdError) -> Step:
     """After the box said that it did not."""
-    if isinstance(error, Interrupted):
+    if isinstance(error, errors.Interrupted):
         return step.at(step.state, error.words)
     state = State.REFUSED
-    if isinstance(error, RolledBack):
+    if isinstance(error, errors.RolledBack):
         state = State.WENT_BACK
-    elif isinstance(error, Stranded):
+    elif isinstance(error, errors.Stranded):
         state = State.STRANDED
     return step.at(state, error.words)
 
@@ -390,9 +381,11 @@ def to_return(step: Step, status: Status) -> Step:
     return step.at(State.LEFT, f"generation {status.generation} serves there now")
 
 
-def not_returned(step: Step, error: TunerdError) -> Step:
+def not_returned(step: Step, error: errors.TunerdError) -> Step:
     """A box that did not go back; where it was told before, it may still be at it."""
-    is_sure = isinstance(error, Busy | DeployError | UsageError) and not isinstance(error, Stranded)
+    is_sure = isinstance(
+        error, errors.Busy | errors.DeployError | errors.UsageError
+    ) and not isinstance(error, errors.Stranded)
     is_as_deployed = is_sure and step.state is not State.RETURNING
     return step.at(State.WATCHED if is_as_deployed else State.RETURNING, error.words)
 

@@ -25,20 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import Busy, HostError, JobCanceled, ServiceError, TunerdError
+from tunerd.machine import process
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.files import lock
 from tunerd.machine.net import can_bind
 from tunerd.machine.peers import peer_of, unix_socket
-from tunerd.machine.process import (
-    MINIMAL_ENVIRONMENT,
-    Child,
-    Limits,
-    Setting,
-    User,
-    members,
-    process_stat,
-    start,
-)
 from tunerd.paths import Paths
 from tunerd.tryout import local as kept
 from tunerd.tryout.local_service import (
@@ -95,7 +86,7 @@ class LocalUnit:
         self.spec = _NOTHING
         self._paths = paths
         self._environment = environment
-        self._child: Child | None = None
+        self._child: process.Child | None = None
         self._ending = Ending()
         self._result = SUCCESS
         self._limit = StartLimit()
@@ -241,12 +232,12 @@ class LocalUnit:
         Where its number is another process's by now (in a later boot, or another container on the same
         folders), that one, its session and its children are none of ours.
         """
-        stat = process_stat(self.record.pid) if self._child is None else None
+        stat = process.process_stat(self.record.pid) if self._child is None else None
         is_another = stat is not None and stat.start_ticks != self.record.start_ticks
         is_past = is_another or self.record.boot != kept.current_boot()
         root = _NOBODY if is_past else self.record.pid
         variable = ("INVOCATION_ID", self.record.invocation_id)
-        return members(session=root, ancestor=root, variable=variable)
+        return process.members(session=root, ancestor=root, variable=variable)
 
     def _finish(self) -> None:
         """Nothing of it runs any more."""
@@ -284,33 +275,33 @@ class LocalUnit:
 
     # Below
 
-    def _execute(self, spec: ServiceSpec) -> Child:
-        environment = {**MINIMAL_ENVIRONMENT, **kept.passed_on(self._environment)}
-        user = None if spec.user is None else User.named(spec.user)
+    def _execute(self, spec: ServiceSpec) -> process.Child:
+        environment = {**process.MINIMAL_ENVIRONMENT, **kept.passed_on(self._environment)}
+        user = None if spec.user is None else process.User.named(spec.user)
         if user is not None:
             name = user.name or str(user.uid)
             environment |= {"HOME": user.home or "/", "USER": name, "LOGNAME": name}
         environment |= {**spec.environment, "INVOCATION_ID": self.record.invocation_id}
         folder = Path(spec.work_dir)
-        setting = Setting(
+        setting = process.Setting(
             env=environment,
             cwd=folder if folder.is_dir() else Path("/"),
             user=user,
-            limits=Limits(n_files=spec.n_files, memlock_bytes=spec.memlock_bytes),
+            limits=process.Limits(n_files=spec.n_files, memlock_bytes=spec.memlock_bytes),
             umask=spec.umask,
             no_new_privs=spec.no_new_privileges,
             on_spawn=self._spawned,
         )
         log = self.log.open()
         try:
-            return start(spec.argv, setting, log=log, program=spec.program)
+            return process.start(spec.argv, setting, log=log, program=spec.program)
         finally:
             os.close(log)
 
     def _spawned(self, pid: int) -> None:
         # Before anything is executed, so that all it prints stands behind this line.
         self._note(f"Starting, pid {pid}")
-        stat = process_stat(pid)
+        stat = process.process_stat(pid)
         self._remember(pid=pid, start_ticks=stat.start_ticks if stat is not None else 0)
 
     def _remember(self, **changes: Any) -> None:

@@ -26,16 +26,7 @@ from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult
 from tunerd.units.generations import Generation
 from tunerd.units.live import MODEL_VARIABLES, LiveUnit
-from tunerd.watch.drift import (
-    Basis,
-    Confirmed,
-    cache_ram_mib,
-    confirmed_by,
-    depth_of,
-    pace_of,
-    slowest_tok_s,
-    usable,
-)
+from tunerd.watch import drift
 from tunerd.watch.guards import Replanned
 from tunerd.watch.watcher import life_of
 
@@ -48,8 +39,8 @@ class Findings:
 
     generation: int | None = None
     life: str | None = None
-    basis: Basis | None = None
-    confirmed: Confirmed | None = None
+    basis: drift.Basis | None = None
+    confirmed: drift.Confirmed | None = None
     replanned: Replanned | None = None
     engine_sha256: str | None = None
     best: Best | None = None
@@ -118,7 +109,7 @@ def _fingerprint(ctx: Context, live: LiveUnit) -> Fingerprint:
     return FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
 
 
-def _confirmed(ctx: Context, now: Fingerprint) -> Confirmed | None:
+def _confirmed(ctx: Context, now: Fingerprint) -> drift.Confirmed | None:
     """What was measured of exactly this server, on whatever driver and build; the newest of them."""
     if now.arguments_sha256 is None:
         return None
@@ -131,7 +122,7 @@ def _confirmed(ctx: Context, now: Fingerprint) -> Confirmed | None:
         return _alike(arm.fingerprint, then[0])
 
     found = _samples(ctx, counts)
-    return confirmed_by(found, then[0]) if then else None
+    return drift.confirmed_by(found, then[0]) if then else None
 
 
 def _samples(ctx: Context, counts: Callable[[ArmRecord], bool]) -> list[Sample]:
@@ -143,7 +134,7 @@ def _samples(ctx: Context, counts: Callable[[ArmRecord], bool]) -> list[Sample]:
     return []
 
 
-def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> Basis:
+def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> drift.Basis:
     """What a probation of the generation that serves goes by; speeds are None where too little was measured."""
     replaced = ctx.generations.serving(generation.unit, before=generation.number)
     # As it is kept with what was measured of it; one that was made by hand has none.
@@ -155,14 +146,14 @@ def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> Basis:
 
     previous = [] if before is None else _samples(ctx, is_before)
     has_gpu = bool(ctx.gpu.read().gpus)
-    return Basis(
-        slowest_tok_s=slowest_tok_s(own),
-        deepest_tokens=max((depth_of(sample) for sample in usable(own)), default=0),
-        n_samples=len(usable(own)),
-        previous_tok_s=slowest_tok_s(previous),
+    return drift.Basis(
+        slowest_tok_s=drift.slowest_tok_s(own),
+        deepest_tokens=max((drift.depth_of(sample) for sample in drift.usable(own)), default=0),
+        n_samples=len(drift.usable(own)),
+        previous_tok_s=drift.slowest_tok_s(previous),
         headroom_mib=ctx.settings.sweep.headroom_mib if has_gpu else None,
-        cache_ram_mib=cache_ram_mib(generation.argv),
-        pace=pace_of(usable(own)),
+        cache_ram_mib=drift.cache_ram_mib(generation.argv),
+        pace=drift.pace_of(drift.usable(own)),
     )
 
 

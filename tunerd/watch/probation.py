@@ -14,17 +14,9 @@ from typing import Any
 
 import structlog
 
+from tunerd import errors
 from tunerd.app import Context
 from tunerd.engine.serving import drop_ins_in_force, other_drop_ins, stands
-from tunerd.errors import (
-    Busy,
-    DeployError,
-    HostError,
-    RolledBack,
-    Stranded,
-    TunerdError,
-    UsageError,
-)
 from tunerd.machine.clock import Steps
 from tunerd.machine.files import is_locked
 from tunerd.machine.process import boot_id
@@ -148,7 +140,7 @@ class Probation:
         """Take a look into account; why the server is to be taken back, where it is."""
         try:
             return self._after(reading)
-        except TunerdError as problem:  # a disk, or a service manager that does not answer
+        except errors.TunerdError as problem:  # a disk, or a service manager that does not answer
             log.warning("probation.not_seen", problem=problem.message)
             if self._watch is not None:
                 self._not_seen(self._watch)
@@ -201,7 +193,7 @@ class Probation:
         try:
             start_own_unit(ctx, unit, what, words, is_told=True)
             watch.is_being_taken = True
-        except TunerdError as problem:
+        except errors.TunerdError as problem:
             log.warning("probation.not_started", unit=unit, problem=problem.message)
 
     def _has_failed(self, watch: _Watch) -> bool:
@@ -378,7 +370,7 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
 
     ctx = replace(ctx, is_unattended=True)
     if number not in ctx.generations.numbers():
-        raise UsageError(
+        raise errors.UsageError(
             f"there is no generation {number}",
             state="nothing was touched",
             hint="`tunerd history` lists what there is",
@@ -405,11 +397,11 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
                  tuned=tuned)  # fmt: skip
     except _Overtaken:
         return _closed(ctx, record, *(_why_over(ctx, entry) or _overtaken(ctx, number)), 0)
-    except (Busy, Stranded):
+    except (errors.Busy, errors.Stranded):
         raise
-    except RolledBack:
+    except errors.RolledBack:
         state, told = "worse", f"{reason}; what served before does not serve either"
-    except (DeployError, UsageError) as error:
+    except (errors.DeployError, errors.UsageError) as error:
         state, exit_code = "worse", 1
         told = f"{reason}; it could not be taken back: {error.message}"
     ended = _closed(ctx, record, state, told, exit_code)
@@ -489,7 +481,7 @@ def _is_edited(ctx: Context, entry: HistoryEntry) -> bool:
 def _is_swapping(ctx: Context) -> bool:
     try:
         return read_record(ctx) is not None
-    except HostError:
+    except errors.HostError:
         return True
 
 

@@ -20,34 +20,12 @@ from starlette.routing import Route
 
 from tunerd import __version__
 from tunerd.errors import ConfigError, TunerdError
+from tunerd.machine import peers
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.peers import (
-    DAEMON_SOCKET,
-    Peer,
-    group_number,
-    inherited_sockets,
-    say_not_served,
-    tcp_socket,
-    unix_socket,
-)
 from tunerd.operations import JobState
 from tunerd.paths import FROM_ELSEWHERE, parse_listen, paths_for
 from tunerd.units.text import shown_hash
-from tunerd.web import view
-from tunerd.web.app import (
-    GROUP,
-    VISITOR,
-    ApiServer,
-    Front,
-    Gate,
-    GateMiddleware,
-    Json,
-    build_app,
-    read_body,
-    read_facts,
-    status_of,
-    visitor_of,
-)
+from tunerd.web import app, view
 from tunerd.web.html import environment, static_text, style
 from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
@@ -86,7 +64,7 @@ async def _form_of(request: Request) -> dict[str, str]:
         NotShownError: it is too large, or did not come.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    content = await read_body(request)
+    content = await app.read_body(request)
     if isinstance(content, Response):
         text = "the form is too large, or did not arrive"
         raise NotShownError(refused(content.status_code, text))
@@ -172,19 +150,19 @@ _LOOKS: Mapping[str, _Look] = {
 LIVE_PARTS = ("health", "now", "serves", "days")
 _LEAST_LIVE_S = 2.0
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING})
-Page = Callable[["Pages", Request, Peer], Awaitable[Response]]
+Page = Callable[["Pages", Request, peers.Peer], Awaitable[Response]]
 
 
-def build_site(front: Front) -> GateMiddleware:
+def build_site(front: app.Front) -> app.GateMiddleware:
     """The API and the page, behind the gate."""
     pages = Pages(front)
 
     def page_error(request: Request, status: int, text: str) -> Response:
-        visitor = request.scope.get(VISITOR)
+        visitor = request.scope.get(app.VISITOR)
         error = refused(status, text).envelope["error"]
         return pages.show("error", visitor, "", status, error=error)
 
-    return build_app(front, _page_routes(pages), page_error)
+    return app.build_app(front, _page_routes(pages), page_error)
 
 
 def _page_routes(pages: Pages) -> list[Route]:
@@ -211,17 +189,17 @@ def _page_routes(pages: Pages) -> list[Route]:
 class Pages:
     """Asks the API's own routes, and fills templates."""
 
-    front: Front
+    front: app.Front
 
     async def answer(self, page: Page, request: Request) -> Response:
         """The page with its errors shown."""
-        visitor = visitor_of(request)
+        visitor = app.visitor_of(request)
         try:
             return await page(self, request, visitor)
         except NotShownError as problem:
             return self.show("error", visitor, "", problem.status, error=problem.error)
 
-    async def ask(self, path: str, visitor: Peer, query: Mapping[str, str] | None = None,
+    async def ask(self, path: str, visitor: peers.Peer, query: Mapping[str, str] | None = None,
                   **parts: Any) -> dict[str, Any]:  # fmt: skip
         """The envelope of a reading route.
 
@@ -231,10 +209,10 @@ class Pages:
         place = {name: str(value) for name, value in parts.items()}
         answer = await self.front.read(path, visitor, place, query)
         if answer.is_error:
-            raise NotShownError(answer, status_of(answer))
+            raise NotShownError(answer, app.status_of(answer))
         return dict(answer.envelope)
 
-    def show(self, template: str, visitor: Peer | None, here: str, code: int = 200, /,
+    def show(self, template: str, visitor: peers.Peer | None, here: str, code: int = 200, /,
              **values: Any) -> Response:  # fmt: skip
         """A page from its template."""
         text = self.fill(
@@ -276,7 +254,7 @@ def typed(argv: Sequence[str]) -> str:
 # Looking
 
 
-async def _look(look: _Look, pages: Pages, request: Request, visitor: Peer) -> Response:
+async def _look(look: _Look, pages: Pages, request: Request, visitor: peers.Peer) -> Response:
     found: dict[str, Any] = {}
     told = request.query_params
     given = {name: told[name] for name in look.passes if told.get(name)}
@@ -287,20 +265,22 @@ async def _look(look: _Look, pages: Pages, request: Request, visitor: Peer) -> R
     return pages.show(look.template, visitor, look.here, query=told, **found)
 
 
-async def _overview(pages: Pages, request: Request, visitor: Peer) -> Response:
+async def _overview(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
     values = await _watched(pages, request, visitor)
     every_s = max(_LEAST_LIVE_S, pages.front.facts.every_s)
     return pages.show("overview", visitor, "/", **values, spans=_SPANS, every_s=every_s)
 
 
-async def _live(pages: Pages, request: Request, visitor: Peer) -> Response:
+async def _live(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
     """The parts of the overview that change, for a script that puts them in their places."""
     values = await _watched(pages, request, visitor)
     parts = {name: pages.fill(f"live_{name}", **values) for name in LIVE_PARTS}
-    return Json({"title": values["view"]["health"].sentence, "at": values["at"], "parts": parts})
+    return app.Json(
+        {"title": values["view"]["health"].sentence, "at": values["at"], "parts": parts}
+    )
 
 
-async def _watched(pages: Pages, request: Request, visitor: Peer) -> dict[str, Any]:
+async def _watched(pages: Pages, request: Request, visitor: peers.Peer) -> dict[str, Any]:
     """What the parts of the overview that change are filled with."""
     hours = request.query_params.get("hours", "24")
     status = await pages.ask("/api/status", visitor)
@@ -321,7 +301,7 @@ async def _watched(pages: Pages, request: Request, visitor: Peer) -> dict[str, A
     return {"view": made, "hours": float(hours), "at": when(now_s), "job": job, "flags": flags}
 
 
-async def _generation(pages: Pages, request: Request, visitor: Peer) -> Response:
+async def _generation(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
     number = request.path_params["number"]
     kept = await pages.ask("/api/history/{number}", visitor, number=number)
     status = await pages.ask("/api/status", visitor)
@@ -332,7 +312,7 @@ async def _generation(pages: Pages, request: Request, visitor: Peer) -> Response
     return pages.show("generation", visitor, "/generations", kept=kept, status=status, diff=diff)
 
 
-async def _promotion(pages: Pages, request: Request, visitor: Peer) -> Response:
+async def _promotion(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
     """What promoting would change, and whether to."""
     sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
     answer = await pages.front.wait(["promote", str(sweep["sweep"])], visitor)
@@ -341,7 +321,7 @@ async def _promotion(pages: Pages, request: Request, visitor: Peer) -> Response:
     return pages.show("promotion", visitor, "/sweeps", sweep=sweep, plan=answer.envelope)
 
 
-async def _declining(pages: Pages, request: Request, visitor: Peer) -> Response:
+async def _declining(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
     sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
     if sweep["verdict"] != "promote" or sweep["decision"] is not None:
         raise NotShownError(refused(409, "this sweep proposes nothing, or was already decided"))
@@ -351,7 +331,7 @@ async def _declining(pages: Pages, request: Request, visitor: Peer) -> Response:
 # Changing
 
 
-async def _do(kind: str, pages: Pages, request: Request, visitor: Peer) -> Response:
+async def _do(kind: str, pages: Pages, request: Request, visitor: peers.Peer) -> Response:
     """A form that begins a job, and leads to it."""
     fields = await _form_of(request)
     if not pages.front.gate.is_form_token(visitor, fields.get("token", "")):
@@ -635,22 +615,22 @@ def serve(mode: Mode, environment: Mapping[str, str]) -> None:
         HostError: the daemon does not answer, or the socket cannot be had.
     """
     paths = paths_for(mode, environment)
-    daemon = paths.runtime_dir / DAEMON_SOCKET
+    daemon = paths.runtime_dir / peers.DAEMON_SOCKET
     is_system = mode is Mode.SYSTEM
-    facts = read_facts(daemon)
-    gate = Gate(
+    facts = app.read_facts(daemon)
+    gate = app.Gate(
         own_uid=0 if is_system else os.geteuid(),
-        group=lambda: group_number(GROUP) if is_system else None,
+        group=lambda: peers.group_number(app.GROUP) if is_system else None,
         hosts=facts.hosts,
     )
-    sockets = list(inherited_sockets(environment)) or [
-        unix_socket(paths.socket, group=gate.group())
+    sockets = list(peers.inherited_sockets(environment)) or [
+        peers.unix_socket(paths.socket, group=gate.group())
     ]
     if facts.listen is not None:
         sockets += _page_socket(facts.listen)
     log.info("api.ready", at=[_name(one) for one in sockets])
-    site = build_site(Front(daemon, gate, facts))
-    ApiServer(site, sockets, gate.knows).run()
+    site = build_site(app.Front(daemon, gate, facts))
+    app.ApiServer(site, sockets, gate.knows).run()
 
 
 def _page_socket(text: str) -> list[socket.socket]:
@@ -662,9 +642,9 @@ def _page_socket(text: str) -> list[socket.socket]:
                 f"the page does not listen on {address.host}: others can reach it there",
                 hint=f"let it listen on 127.0.0.1; {FROM_ELSEWHERE}",
             )
-        return [tcp_socket(address.host, address.port)]
+        return [peers.tcp_socket(address.host, address.port)]
     except TunerdError as problem:
-        say_not_served(problem)
+        peers.say_not_served(problem)
         return []
 
 

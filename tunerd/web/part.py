@@ -27,15 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tunerd.app import Context
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.jobs import demand_lane, news_of, read_job, running_jobs, start_job
-from tunerd.machine.peers import (
-    DAEMON_SOCKET,
-    account_number,
-    account_text,
-    inherited_sockets,
-    peer_of,
-    say_not_served,
-    unix_socket,
-)
+from tunerd.machine import peers
 from tunerd.machine.process import Child, Setting, own_command, run, start
 from tunerd.operations import Asked, Call, JobRequest, Lane, asked, value_of
 from tunerd.paths import FROM_ELSEWHERE
@@ -139,7 +131,7 @@ class Desk:
 
     def _begin(self, words: Asked, question: Question) -> tuple[int, Answer]:
         """Begin a job, if no other one changes something."""
-        name, now_s = account_text(question.uid), self._ctx.clock.now_s()
+        name, now_s = peers.account_text(question.uid), self._ctx.clock.now_s()
         request = JobRequest(words.kind, tuple(question.argv), words.lane, name, now_s)
         if words.params.get("profile"):  # one that is not there is told at once, not by a job
             options = parse_options(words.params.get("options", ()))
@@ -275,7 +267,7 @@ class Answering(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether it is the account that is heard."""
         del client_address
-        return peer_of(request).uid == self._uid
+        return peers.peer_of(request).uid == self._uid
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """As usual, but so many at once."""
@@ -324,23 +316,23 @@ class ApiPart:
 
     def start(self) -> None:
         """Begin to answer, as far as that is possible; what is not is said in the log."""
-        inherited = inherited_sockets(self._ctx.environment)
+        inherited = peers.inherited_sockets(self._ctx.environment)
         if not inherited and self._ctx.mode is Mode.SYSTEM:  # else it would speak HTTP as root
-            say_not_served(HostError("the web part is not started: systemd handed over no socket",
+            peers.say_not_served(HostError("the web part is not started: systemd handed over no socket",
                            hint="`systemctl status tunerd-daemon.socket` says why"))  # fmt: skip
             return
-        uid = account_number(ACCOUNT) if inherited else os.geteuid()
+        uid = peers.account_number(ACCOUNT) if inherited else os.geteuid()
         try:
-            path = self._ctx.paths.runtime_dir / DAEMON_SOCKET
-            listener = inherited[0] if inherited else unix_socket(path, group=None)
+            path = self._ctx.paths.runtime_dir / peers.DAEMON_SOCKET
+            listener = inherited[0] if inherited else peers.unix_socket(path, group=None)
         except TunerdError as problem:
-            say_not_served(problem)
+            peers.say_not_served(problem)
             return
         self._answering = Answering(listener, uid, self._desk.answer)
         self._answering.start()
         page = self._ctx.settings.page
         if page.token_file is not None:
-            say_not_served(ConfigError("page.token_file is no longer used: the page has no tokens",
+            peers.say_not_served(ConfigError("page.token_file is no longer used: the page has no tokens",
                              hint=f"remove it from `{self._ctx.paths.settings_file}`; {FROM_ELSEWHERE}"))  # fmt: skip
         if not inherited:
             self._keeper = _Keeper(self._ctx)
@@ -370,7 +362,7 @@ class ApiPart:
         try:
             act()
         except TunerdError as problem:
-            say_not_served(problem)
+            peers.say_not_served(problem)
 
 
 class _Keeper:
@@ -404,7 +396,7 @@ class _Keeper:
             try:
                 self._child = start(self._argv, self._setting, log=sys.stderr.fileno())
             except TunerdError as problem:
-                say_not_served(problem)
+                peers.say_not_served(problem)
             else:
                 if self._ends.is_set():  # it was not there yet when it was to end
                     self.again()
