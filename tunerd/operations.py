@@ -594,11 +594,7 @@ def _command_of(
 
 
 def _needs_root(words: str, why: str | None) -> UsageError:
-    return UsageError(
-        f"`tunerd {words}` needs root",
-        cause=why,
-        state="nothing was touched",
-    )
+    return UsageError(f"`tunerd {words}` needs root", cause=why, state="nothing was touched")
 
 
 # Operations as JSON

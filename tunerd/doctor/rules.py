@@ -986,10 +986,7 @@ def _slots(facts: Facts) -> Iterator[Seen | Missing]:
     if n_slots is None:
         n_slots = need(facts.capabilities().default_slots, "the number of slots")
     if n_slots > 1:
-        yield _warns(
-            f"{n_slots} slots with MTP",
-            "tunerd plan PROFILE --set serving.n_parallel=1",
-        )
+        yield _warns(f"{n_slots} slots with MTP", "tunerd plan PROFILE --set serving.n_parallel=1")
 
 
 @_rule(

@@ -78,9 +78,7 @@ def boxes_of(ctx: Context, named: Sequence[str], inventory: Path | None) -> tupl
     for box in boxes:
         if not _BOX.fullmatch(box):
             raise UsageError(
-                f"`{box[:100]}` cannot be a box",
-                cause=BOX_WORDS,
-                state="nothing was touched",
+                f"`{box[:100]}` cannot be a box", cause=BOX_WORDS, state="nothing was touched"
             )
     if len(set(boxes)) < len(boxes):
         raise UsageError("a box is named twice", state="nothing was touched")

@@ -296,11 +296,7 @@ _STANDBY = (
     "is it a standby? `?target_session_attrs=read-write` finds the primary among several hosts"
 )
 _AWAY = (HostError, "it cannot be reached", "check the database, and the network to it")
-_VALUES = (
-    Refused,
-    "it refuses these values",
-    "`tunerd results show` here says what they are",
-)
+_VALUES = (Refused, "it refuses these values", "`tunerd results show` here says what they are")
 _OTHERS = (Busy, "it is busy with other work", "wait a while, then try again")
 # By the beginning of SQLSTATE; the first that fits.
 # Source: PostgreSQL's documentation, appendix A (error codes).

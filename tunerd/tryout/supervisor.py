@@ -479,10 +479,7 @@ class Supervisor:
             await asyncio.wait_for(writer.drain(), _IDLE_S)
 
     async def _obey(
-        self,
-        request: Mapping[str, Any],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, request: Mapping[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> dict[str, Any]:
         if request["version"] != kept.VERSION:
             raise ServiceError(

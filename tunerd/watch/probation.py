@@ -36,16 +36,7 @@ from tunerd.records import plain, read, read_or_none
 from tunerd.result import ActionResult, note, warning
 from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import UP
-from tunerd.watch.drift import (
-    DRIFT,
-    WENT_DOWN,
-    Basis,
-    Drift,
-    Look,
-    is_long_enough,
-    judge,
-    look_of,
-)
+from tunerd.watch.drift import DRIFT, WENT_DOWN, Basis, Drift, Look, is_long_enough, judge, look_of
 from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.watch.watcher import server_log
 

@@ -404,9 +404,7 @@ class Front:
 
 
 def build_app(
-    front: Front,
-    pages: Sequence[Route],
-    page_error: Callable[[Request, int, str], Response],
+    front: Front, pages: Sequence[Route], page_error: Callable[[Request, int, str], Response]
 ) -> GateMiddleware:
     """The application, behind its gate; `page_error` shows a status and its words to a browser."""
 

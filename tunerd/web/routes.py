@@ -157,10 +157,7 @@ def _reading(
             }
             for name, schema in schemas.items()
         ],
-        "responses": {
-            "200": _answer("what the command prints with --json", answer),
-            **_ELSE,
-        },
+        "responses": {"200": _answer("what the command prints with --json", answer), **_ELSE},
     }
 
 
@@ -191,11 +188,7 @@ def _posting(name: str, summary: str, body: Schema, more: Schema) -> Schema:
         "summary": summary,
         "parameters": [_HEADER],
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {
-            "202": _answer("the job that was begun", "Job"),
-            **more,
-            **_ELSE,
-        },
+        "responses": {"202": _answer("the job that was begun", "Job"), **more, **_ELSE},
     }
 
 
