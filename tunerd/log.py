@@ -54,10 +54,6 @@ class Journal:
             return False
         return True
 
-    def close(self) -> None:
-        """Let go of the socket."""
-        self._channel.close()
-
 
 def field_name(name: str) -> str:
     """A key of ours as the journal allows it: `TUNERD_` and capital letters."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import click
 from click.core import ParameterSource
@@ -101,17 +101,15 @@ def plain_keys() -> frozenset[str]:
 
     from tunerd.profile.schema import Memory, Serving, Speculation
 
-    found = set(_PLAIN_TEXTS)
     tables: Mapping[str, type[BaseModel]] = {
-        "serving": Serving,
-        "speculation": Speculation,
-        "memory": Memory,
+        "serving": Serving, "speculation": Speculation, "memory": Memory,
+    }  # fmt: skip
+    return _PLAIN_TEXTS | {
+        f"{table}.{name}"
+        for table, model in tables.items()
+        for name, schema in model.model_json_schema()["properties"].items()
+        if _is_plain(schema)
     }
-    for table, model in tables.items():
-        for name, schema in model.model_json_schema()["properties"].items():
-            if _is_plain(schema):
-                found.add(f"{table}.{name}")
-    return frozenset(found)
 
 
 def check_setting(text: str) -> None:
@@ -584,12 +582,9 @@ def _command_of(
         raise _needs_root(words, ONLY_ROOT.get(words))
     parent = ctx = click.Context(command, info_name="tunerd", obj=who, help_option_names=[])
     for word in path:
-        parent, found = ctx, None
-        if isinstance(command, click.Group):
-            found = command.get_command(parent, word)
-        if found is None:
-            raise _needs_root(word, None)
-        command, ctx = found, click.Context(found, parent=parent, info_name=word)
+        parent = ctx
+        command = cast("click.Command", cast("click.Group", command).get_command(ctx, word))
+        ctx = click.Context(command, parent=parent, info_name=word)
     return path, command, parent
 
 

@@ -16,7 +16,7 @@ from tunerd.log import Journal, field_name, printable
 def journal(tmp_path: Path) -> Iterator[Journal]:
     made = Journal(tmp_path / "socket")
     yield made
-    made.close()
+    made._channel.close()
 
 
 @pytest.fixture

@@ -356,7 +356,12 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
     except TunerdError as problem:
         messages.append(_could_not("the unit", problem))
     if server is not None and server.was_edited:
-        messages.append(_edited(ctx))
+        text = (
+            f"{ctx.unit} runs with other arguments than its text has: it was edited after its start, or starts a script. "
+            "The findings are about the text; what only the running server can show is unknown"
+        )
+        hint = f"`tunerd verify` shows the edit; `{ctx.systemctl} restart {ctx.unit}` puts the text into force"
+        messages.append(note("edited", text, hint))
     facts = Facts(
         host=host,
         frequency=read_cpu_frequency(),
@@ -443,15 +448,6 @@ def _unlingering(ctx: Context) -> Message | None:
         return None
     return warning(
         "no-linger", "you do not linger: your units end when you log out", "loginctl enable-linger"
-    )
-
-
-def _edited(ctx: Context) -> Message:
-    return note(
-        "edited",
-        f"{ctx.unit} runs with other arguments than its text has: it was edited after its start, or starts a script. "
-        "The findings are about the text; what only the running server can show is unknown",
-        f"`tunerd verify` shows the edit; `{ctx.systemctl} restart {ctx.unit}` puts the text into force",
     )
 
 

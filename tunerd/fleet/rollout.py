@@ -436,8 +436,8 @@ class _Walk:
             return step
         except TunerdError as problem:
             step = self.keep(steps.failed(step, problem))
-            return self._settle(step) if step.state is steps.State.APPLYING else step
-        step = self.keep(steps.deployed(self.rollout, step, done))
+        else:
+            step = self.keep(steps.deployed(self.rollout, step, done))
         return self._settle(step) if step.state is steps.State.APPLYING else step
 
     def _settle(self, step: steps.Step) -> steps.Step:
