@@ -232,24 +232,6 @@ class Reading:
             data["engine"]["served"] |= served.rates()
         return data
 
-    def to_brief_json(self) -> dict[str, Any]:
-        """What a line over time needs of it: some of the same keys, in a tenth of the room."""
-        served = self.engine.served
-        return {
-            "at_s": self.at_s,
-            "gpus": None if self.gpus is None else [
-                {"index": gpu.index, "used_mib": gpu.used_mib, "others_mib": gpu.others_mib}
-                for gpu in self.gpus
-            ],
-            "engine": {
-                "is_ready": self.engine.is_ready,
-                "served": None if served is None else {
-                    "decode_tok_s": served.decode_tok_s,
-                    "acceptance_ratio": served.acceptance_ratio,
-                },
-            },
-        }  # fmt: skip
-
 
 def gpu_now(gpu: Gpu, server_pids: Sequence[int]) -> GpuNow:
     """A card with what the server holds of it told apart.
@@ -427,7 +409,8 @@ class Bucket:
         if not self._readings:
             return None
         readings, self._readings = self._readings, []
-        done = summarise(readings, before=self._before)
+        begin_s = _minute_of(readings[0])
+        done = summarise(readings, begin_s=begin_s, seconds=MINUTE_S, before=self._before)
         self._before = readings[-1]
         return done
 
@@ -438,19 +421,21 @@ def _minute_of(reading: Reading) -> int:
 
 
 def summarise(
-    readings: Sequence[Reading], *, before: Reading | None = None
+    readings: Sequence[Reading], *, begin_s: int, seconds: int, before: Reading | None = None
 ) -> tuple[Point, tuple[GpuPoint, ...]]:
-    """The row of a minute.
+    """One row of readings.
 
     Args:
-        readings: In it; at least one, oldest first.
-        before: The last reading of the minute before, to tell restarts between them.
+        readings: At least one, oldest first.
+        begin_s: When the stretch began [s since the epoch].
+        seconds: How long it is; 0 for a single look.
+        before: The last reading of the stretch before, to tell restarts between them.
     """
     engines = [one.engine for one in readings]
     served = [one.served for one in engines if one.served is not None]
     point = Point(
-        begin_s=_minute_of(readings[0]),
-        seconds=MINUTE_S,
+        begin_s=begin_s,
+        seconds=seconds,
         n=len(readings),
         n_active=sum(one.is_active for one in engines),
         n_ready=sum(one.is_ready is True for one in engines),
@@ -462,15 +447,15 @@ def summarise(
         **_folded([one.host for one in readings], _HOST),
     )
     indexes = sorted({gpu.index for one in readings for gpu in one.gpus or ()})
-    return point, tuple(_gpu(readings, index) for index in indexes)
+    return point, tuple(_gpu(readings, index, begin_s, seconds) for index in indexes)
 
 
-def _gpu(readings: Sequence[Reading], index: int) -> GpuPoint:
+def _gpu(readings: Sequence[Reading], index: int, begin_s: int, seconds: int) -> GpuPoint:
     seen = [gpu for one in readings for gpu in one.gpus or () if gpu.index == index]
     throttled = [gpu.is_throttled for gpu in seen if gpu.is_throttled is not None]
     return GpuPoint(
-        begin_s=_minute_of(readings[0]), seconds=MINUTE_S, index=index, n=len(seen),
-        **_folded(seen, _CARD), n_throttled=sum(throttled) if throttled else None,
+        begin_s=begin_s, seconds=seconds, index=index, n=len(seen), **_folded(seen, _CARD),
+        n_throttled=sum(throttled) if throttled else None,
     )  # fmt: skip
 
 

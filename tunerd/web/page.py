@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from math import inf
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -286,9 +285,7 @@ async def _watched(pages: Pages, request: Request, visitor: peers.Peer) -> dict[
     status = await pages.ask("/api/status", visitor)
     top = await pages.ask("/api/top", visitor)
     telemetry = await pages.ask("/api/telemetry", visitor, {"hours": hours})
-    jobs, looks = await pages.ask("/api/jobs", visitor), []
-    if float(hours) <= _LIVE_HOURS:
-        looks = (await pages.ask("/api/readings", visitor, {"brief": "true"}))["readings"]
+    jobs = await pages.ask("/api/jobs", visitor)
     flags = None
     if status["generation"] is not None:
         kept = await pages.ask("/api/history/{number}", visitor, number=status["generation"])
@@ -296,7 +293,7 @@ async def _watched(pages: Pages, request: Request, visitor: peers.Peer) -> dict[
     now_s = SystemClock().now_s()
     since_s = now_s - float(hours) * 3600
     telemetry["events"] = [one for one in telemetry["events"] if one["at_s"] >= since_s]
-    made = overview(status, top, telemetry, looks)
+    made = overview(status, top, telemetry)
     job = next((one for one in jobs["jobs"] if one["state"] in _UNDER_WAY), None)
     return {"view": made, "hours": float(hours), "at": when(now_s), "job": job, "flags": flags}
 
@@ -354,7 +351,7 @@ _COLOURS = ("mainline", "bee", "other", "waiting")
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One stretch, or one look: a minute of the history, or ten seconds of the last hour."""
+    """One stretch, such as a minute of the history, or one look."""
 
     at_s: float
     decode_tok_s: float | None
@@ -363,41 +360,20 @@ class _Row:
     cards: Mapping[int, Mapping[str, Any]]
 
 
-def _watched_rows(
-    telemetry: Mapping[str, Any], looks: Sequence[Mapping[str, Any]]
-) -> tuple[_Row, ...]:
-    """The rows of `/api/telemetry`, and looks of `/api/readings` from where these begin."""
+def _rows_of(telemetry: Mapping[str, Any]) -> tuple[_Row, ...]:
+    """What `/api/telemetry` says."""
     cards: dict[float, dict[int, Mapping[str, Any]]] = {}
     for one in telemetry["gpus"]:
         cards.setdefault(one["begin_s"], {})[one["index"]] = one
-    begin_s = looks[0]["at_s"] if looks else inf
-    kept = (
-        _of_point(one, cards.get(one["begin_s"], {}))
+    return tuple(
+        _Row(
+            at_s=one["begin_s"],
+            decode_tok_s=ratio(one["n_predicted"], one["predicted_s"]),
+            acceptance_ratio=ratio(one["n_accepted"], one["n_drafted"]),
+            ready_ratio=ratio(one["n_ready"], one["n"]),
+            cards=cards.get(one["begin_s"], {}),
+        )
         for one in telemetry["points"]
-        if one["begin_s"] + one["seconds"] <= begin_s
-    )
-    return (*kept, *map(_of_look, looks))
-
-
-def _of_point(one: Mapping[str, Any], cards: Mapping[int, Mapping[str, Any]]) -> _Row:
-    return _Row(
-        at_s=one["begin_s"],
-        decode_tok_s=ratio(one["n_predicted"], one["predicted_s"]),
-        acceptance_ratio=ratio(one["n_accepted"], one["n_drafted"]),
-        ready_ratio=ratio(one["n_ready"], one["n"]),
-        cards=cards,
-    )
-
-
-def _of_look(one: Mapping[str, Any]) -> _Row:
-    served = one["engine"]["served"] or {}
-    is_ready = one["engine"]["is_ready"]
-    return _Row(
-        at_s=one["at_s"],
-        decode_tok_s=served.get("decode_tok_s"),
-        acceptance_ratio=served.get("acceptance_ratio"),
-        ready_ratio=None if is_ready is None else float(is_ready),
-        cards={gpu["index"]: gpu for gpu in one["gpus"] or ()},
     )
 
 
@@ -521,10 +497,6 @@ def _gib(mib: int | None) -> str | None:
     return None if mib is None else f"{mib / _MIB_PER_GIB:.1f}"
 
 
-# Up to there the looks themselves are shown, of which the daemon keeps an hour.
-_LIVE_HOURS = 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class Health:
     """How the server is, in a sentence; `level` is good, warn or bad."""
@@ -535,18 +507,15 @@ class Health:
 
 
 def overview(
-    status: Mapping[str, Any],
-    top: Mapping[str, Any],
-    telemetry: Mapping[str, Any],
-    looks: Sequence[Mapping[str, Any]],
+    status: Mapping[str, Any], top: Mapping[str, Any], telemetry: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the first page is filled with, by what these say: status, top, telemetry, and readings where those are shown."""
+    """What the first page is filled with, from `/api/status`, `/api/top` and `/api/telemetry`."""
     remarks = [
         *status["messages"],
         *({"level": "warning", **drift} for drift in status["drift"]),
         *(_event(one) for one in telemetry["events"][:5]),
     ]
-    seen = _watched_rows(telemetry, looks)
+    seen = _rows_of(telemetry)
     return {
         "health": health_of(status),
         "figures": _key_figures(status, top["speeds"] or {}),

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -33,6 +34,7 @@ from tunerd.operations import Asked, Call, JobRequest, Lane, asked, value_of
 from tunerd.paths import FROM_ELSEWHERE
 from tunerd.profile.files import load_profile, parse_options
 from tunerd.result import ActionResult, ignore_progress
+from tunerd.watch.figures import summarise
 from tunerd.watch.history import Telemetry, history
 from tunerd.watch.watcher import top
 from tunerd.web.routes import LOOKS, MAX_QUESTION_BYTES, Answer, bad_request, refused
@@ -53,6 +55,8 @@ _MAX_BYTES = 32 * 1024 * 1024
 _STEPS_S = (60, 600, 3600, 21600)
 _MOST_POINTS = 300
 _HOURS = 24.0
+# Up to there the looks themselves are told, of which an hour is kept.
+_HOURS_OF_LOOKS = 1.0
 
 log = structlog.get_logger()
 
@@ -200,18 +204,24 @@ class Desk:
     def _look_events(self, number: int, offset: int = 0) -> Mapping[str, Any]:
         return news_of(self._ctx, number, offset)
 
-    def _look_readings(self, *, brief: bool = False) -> Mapping[str, Any]:
-        found = self._telemetry.readings()
-        rows = [one.to_brief_json() if brief else one.to_json() for one in found]
-        latest = found[-1].to_json() if found else None
-        return {"watched": True, "latest": latest, "readings": rows}
+    def _look_readings(self) -> Mapping[str, Any]:
+        rows = [one.to_json() for one in self._telemetry.readings()]
+        return {"watched": True, "latest": rows[-1] if rows else None, "readings": rows}
 
     def _look_telemetry(self, hours: float = _HOURS) -> Mapping[str, Any]:
         now_s = self._ctx.clock.now_s()
+        since_s = now_s - hours * 3600
         # Some hundred points, whatever the stretch; rows of a minute and of ten are kept.
         fitting = (step for step in _STEPS_S if hours * 3600 / step <= _MOST_POINTS)
         step_s = next(fitting, _STEPS_S[-1])
-        return asdict(history(self._ctx, now_s - hours * 3600, now_s, step_s=step_s))
+        looks = self._telemetry.readings() if hours <= _HOURS_OF_LOOKS else ()
+        looks = tuple(one for one in looks if one.at_s >= since_s)
+        until_s = looks[0].at_s - step_s if looks else now_s
+        kept = history(self._ctx, since_s, until_s, step_s=step_s)
+        rows = [summarise([one], begin_s=int(one.at_s), seconds=0) for one in looks]
+        points = (*kept.points, *(point for point, _ in rows))
+        gpus = (*kept.gpus, *chain.from_iterable(gpus for _, gpus in rows))
+        return asdict(replace(kept, points=points, gpus=gpus))
 
 
 def _said(command: str, read: Callable[[], Answer]) -> Answer:

@@ -55,7 +55,6 @@ RUN = "/api/run"
 # A body of 64 KiB whose every byte is escaped.
 MAX_QUESTION_BYTES = 512 * 1024
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": MOST_NUMBER}
-_BRIEF = "of all but the newest only time, speed, acceptance and VRAM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +75,7 @@ LOOKS: Mapping[str, Look] = {
         {"number": _NUMBER, "offset": _NUMBER},
         "/api/jobs/{number}/events",
     ),
-    "readings": Look(
-        "What was watched in the last hour",
-        {"brief": {"type": "boolean", "description": _BRIEF}},
-        "/api/readings",
-    ),
+    "readings": Look("What was watched in the last hour", {}, "/api/readings"),
     "telemetry": Look(
         "What was watched, by day and week",
         {"hours": {"type": "number", "minimum": 0.1, "maximum": 9600.0,

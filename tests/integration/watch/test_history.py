@@ -42,14 +42,15 @@ def fill(store: TelemetryStore, begin_s: float, *minutes: int) -> None:
     for n in minutes:
         at_s = int(begin_s) + n * MINUTE_S
         work = minute(at_s, served=served(100))
-        store.add(*summarise([work]))
+        store.add(*summarise([work], begin_s=at_s, seconds=MINUTE_S))
 
 
 def test_minutes_are_kept_and_told_in_longer_steps(store: TelemetryStore) -> None:
     for n in range(20):
         begin_s = BEGIN_S + n * MINUTE_S
         work = served(n_predicted=600, tok_s=50.0, n_drafted=100, n_accepted=70 + n)
-        store.add(*summarise([minute(begin_s, served=work, rss_mib=900 + n)]))
+        store.add(*summarise([minute(begin_s, served=work, rss_mib=900 + n)], begin_s=begin_s,
+                             seconds=MINUTE_S))  # fmt: skip
 
     minutes = store.rows(Point, BEGIN_S, BEGIN_S + 1200)
     assert [one.begin_s for one in minutes] == [BEGIN_S + 60 * n for n in range(20)]
@@ -66,7 +67,7 @@ def test_minutes_are_kept_and_told_in_longer_steps(store: TelemetryStore) -> Non
 
 def test_what_nobody_knows_stays_unknown(store: TelemetryStore) -> None:
     blind = replace(minute(BEGIN_S), gpus=None)
-    store.add(*summarise([blind]))
+    store.add(*summarise([blind], begin_s=BEGIN_S, seconds=MINUTE_S))
     store.tidy(BEGIN_S + 3 * COARSE_S)
 
     for step_s in (MINUTE_S, COARSE_S):
@@ -77,7 +78,7 @@ def test_what_nobody_knows_stays_unknown(store: TelemetryStore) -> None:
 
 def test_a_minute_that_was_cut_by_a_restart_is_one_minute(store: TelemetryStore) -> None:
     for at_s in (BEGIN_S, BEGIN_S + 30):
-        store.add(*summarise([minute(at_s, served=served(100))]))
+        store.add(*summarise([minute(at_s, served=served(100))], begin_s=BEGIN_S, seconds=60))
     (point,) = store.rows(Point, BEGIN_S, BEGIN_S + 60)
     assert (point.n, point.n_predicted) == (2, 200)
 
@@ -123,7 +124,7 @@ def test_a_tenth_of_a_year_of_two_cards_stays_below_10_mb(store: TelemetryStore)
     card = minute(0.0).gpus or ()
     two = (card[0], replace(card[0], index=1))
     busy = replace(minute(0.0, served=served(n_drafted=3, n_accepted=2)), gpus=two)
-    point, gpus = summarise([busy, busy])
+    point, gpus = summarise([busy, busy], begin_s=0, seconds=MINUTE_S)
     end_s = BEGIN_S + YEAR_S // 10
     for seconds, since_s in ((COARSE_S, BEGIN_S), (MINUTE_S, end_s - KEEP_MINUTES_S // 10)):
         times = range(since_s, end_s, seconds)

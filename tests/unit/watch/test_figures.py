@@ -119,7 +119,7 @@ def test_memory_of_others_is_unknown_where_the_driver_names_no_sizes() -> None:
 def test_what_no_look_of_a_minute_saw_is_unknown_and_never_zero() -> None:
     blank = replace(a_card(), throttle_reasons=None, used_mib=None, processes=None, power_w=None)
     blind = replace(a_reading(), gpus=(gpu_now(blank, []),))
-    _, (kept,) = summarise([blind, blind])
+    _, (kept,) = summarise([blind, blind], begin_s=0, seconds=60)
     assert (kept.n_throttled, kept.used_mib, kept.others_mib, kept.power_w) == (None,) * 4
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_does_not_run_is_not_ready_and_one_without_an_address_is_u
 
 def test_restarts_are_counted_on_where_a_start_by_hand_began_the_count_anew() -> None:
     seen = [a_reading(at_s=float(at), n_restarts=n) for at, n in enumerate((5, 5, 2, 3))]
-    point, _ = summarise(seen)
+    point, _ = summarise(seen, begin_s=0, seconds=60)
     assert point.restarts == 3
 
 

@@ -55,7 +55,7 @@ def test_whether_the_server_is_well_is_said_as_in_the_golden_text() -> None:
 
 def test_what_is_not_known_is_never_shown_as_zero() -> None:
     card = {"index": 0, "name": "RTX 3090", "used_mib": None, "total_mib": 24576}
-    made = overview(WELL | {"vram": [card], "since_s": None}, NOTHING, history(), [])
+    made = overview(WELL | {"vram": [card], "since_s": None}, NOTHING, history())
 
     assert [figure.value for figure in made["figures"]] == ["not seen", "not seen", "unknown"]
     assert "since" not in (dict(made["facts"])["unit"] or "")
@@ -65,11 +65,11 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
 def test_idle_stretches_are_gaps_in_a_chart_and_said_so() -> None:
     def point(at_s: int, n: int | None) -> dict[str, Any]:
         seconds = None if n is None else n / 50
-        return {"begin_s": at_s, "seconds": 60, "n": 6, "n_ready": 6, "n_predicted": n, "predicted_s": seconds,
+        return {"begin_s": at_s, "n": 6, "n_ready": 6, "n_predicted": n, "predicted_s": seconds,
                 "n_drafted": None, "n_accepted": None}  # fmt: skip
 
     points = [point(0, 600), point(60, None), point(120, 300)]
-    made = overview(WELL, NOTHING, history(*points), [])
+    made = overview(WELL, NOTHING, history(*points))
 
     chart = made["charts"][0]
     assert drawn(chart) == [[50.0, None, 50.0]]
@@ -85,7 +85,7 @@ def test_a_card_that_says_nothing_of_itself_has_no_figures_and_none_are_made_up(
     blind = replace(a_reading(), gpus=(gpu_now(blank, []),))
 
     def cards(reading: Reading) -> Any:
-        return overview(WELL, NOTHING | reading.to_json(), history(), [])["cards"]
+        return overview(WELL, NOTHING | reading.to_json(), history())["cards"]
 
     assert cards(blind).rows[0][1:] == (None,) * 8
     for gpus in (None, ()):
