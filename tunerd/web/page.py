@@ -349,32 +349,15 @@ _MIB_PER_GIB = 1024
 _COLOURS = ("mainline", "bee", "other", "waiting")
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One stretch, such as a minute of the history, or one look."""
-
-    at_s: float
-    decode_tok_s: float | None
-    acceptance_ratio: float | None
-    ready_ratio: float | None
-    cards: Mapping[int, Mapping[str, Any]]
+_Row = Mapping[str, Any]
+"""A stretch of `/api/telemetry`, such as a minute or a look, with what its cards were by index."""
 
 
-def _rows_of(telemetry: Mapping[str, Any]) -> tuple[_Row, ...]:
-    """What `/api/telemetry` says."""
+def _rows_of(telemetry: Mapping[str, Any]) -> list[_Row]:
     cards: dict[float, dict[int, Mapping[str, Any]]] = {}
     for one in telemetry["gpus"]:
         cards.setdefault(one["begin_s"], {})[one["index"]] = one
-    return tuple(
-        _Row(
-            at_s=one["begin_s"],
-            decode_tok_s=ratio(one["n_predicted"], one["predicted_s"]),
-            acceptance_ratio=ratio(one["n_accepted"], one["n_drafted"]),
-            ready_ratio=ratio(one["n_ready"], one["n"]),
-            cards=cards.get(one["begin_s"], {}),
-        )
-        for one in telemetry["points"]
-    )
+    return [{**one, "cards": cards.get(one["begin_s"], {})} for one in telemetry["points"]]
 
 
 # Now
@@ -422,7 +405,7 @@ _CARD: Columns[Mapping[str, Any]] = {
 
 def _cards_of(seen: Sequence[_Row]) -> list[int]:
     """The indexes of all cards that were seen."""
-    return sorted({index for row in seen for index in row.cards})
+    return sorted({index for row in seen for index in row["cards"]})
 
 
 def _charts_of(seen: Sequence[_Row]) -> Iterator[Chart]:
@@ -430,8 +413,8 @@ def _charts_of(seen: Sequence[_Row]) -> Iterator[Chart]:
     if len(seen) < 2:  # noqa: PLR2004 -- a line needs two
         return
     for name, title, colour, unit, points in (
-        ("speed", "Generation", "decode", "tok/s", [(row.at_s, row.decode_tok_s) for row in seen]),
-        ("acceptance", "Drafts accepted", "ik", "", [(row.at_s, row.acceptance_ratio) for row in seen]),
+        ("speed", "Generation", "decode", "tok/s", [(row["begin_s"], row["decode_tok_s"]) for row in seen]),
+        ("acceptance", "Drafts accepted", "ik", "", [(row["begin_s"], row["acceptance_ratio"]) for row in seen]),
     ):  # fmt: skip
         if any(value is not None for _, value in points):
             line = Line(title, colour, tuple(Point(at_s, value) for at_s, value in points))
@@ -468,7 +451,7 @@ def _over_time(lines: tuple[Line, ...], unit: str, *, is_ratio: bool = False) ->
 
 
 def _gib_points(seen: Sequence[_Row], index: int, key: str) -> tuple[Point, ...]:
-    values = ((row.at_s, row.cards.get(index, {}).get(key)) for row in seen)
+    values = ((row["begin_s"], row["cards"].get(index, {}).get(key)) for row in seen)
     return tuple(Point(at_s, None if mib is None else mib / _MIB_PER_GIB) for at_s, mib in values)
 
 
@@ -481,11 +464,11 @@ def _tables_of(seen: Sequence[_Row]) -> tuple[Table, ...]:
     step = -(-len(seen) // _MOST_ROWS)
     rows = tuple(
         (
-            when(row.at_s),
-            figure(row.decode_tok_s),
-            percent(row.acceptance_ratio),
-            percent(row.ready_ratio, 0),
-            *(_gib(row.cards.get(index, {}).get("used_mib")) for index in _cards_of(seen)),
+            when(row["begin_s"]),
+            figure(row["decode_tok_s"]),
+            percent(row["acceptance_ratio"]),
+            percent(ratio(row["n_ready"], row["n"]), 0),
+            *(_gib(row["cards"].get(index, {}).get("used_mib")) for index in _cards_of(seen)),
         )
         for row in seen[::-1][::step]
     )

@@ -219,9 +219,11 @@ class Desk:
         until_s = looks[0].at_s - step_s if looks else now_s
         kept = history(self._ctx, since_s, until_s, step_s=step_s)
         rows = [summarise([one], begin_s=int(one.at_s), seconds=0) for one in looks]
-        points = (*kept.points, *(point for point, _ in rows))
+        points = [
+            {**asdict(one), **one.rates()} for one in (*kept.points, *(one for one, _ in rows))
+        ]
         gpus = (*kept.gpus, *chain.from_iterable(gpus for _, gpus in rows))
-        return asdict(replace(kept, points=points, gpus=gpus))
+        return {**asdict(replace(kept, points=(), gpus=gpus)), "points": points}
 
 
 def _said(command: str, read: Callable[[], Answer]) -> Answer:

@@ -63,12 +63,16 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
 
 
 def test_idle_stretches_are_gaps_in_a_chart_and_said_so() -> None:
-    def point(at_s: int, n: int | None) -> dict[str, Any]:
-        seconds = None if n is None else n / 50
-        return {"begin_s": at_s, "n": 6, "n_ready": 6, "n_predicted": n, "predicted_s": seconds,
-                "n_drafted": None, "n_accepted": None}  # fmt: skip
+    def point(at_s: int, tok_s: float | None) -> dict[str, Any]:
+        return {
+            "begin_s": at_s,
+            "n": 6,
+            "n_ready": 6,
+            "decode_tok_s": tok_s,
+            "acceptance_ratio": None,
+        }
 
-    points = [point(0, 600), point(60, None), point(120, 300)]
+    points = [point(0, 50.0), point(60, None), point(120, 50.0)]
     made = overview(WELL, NOTHING, history(*points))
 
     chart = made["charts"][0]
