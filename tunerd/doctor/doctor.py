@@ -97,7 +97,9 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
     server = serving.as_it_runs(ctx, live)
     was_edited = server is None and _was_edited(live, pid)
     server = server or live
-    lines = _log(ctx, state)
+    lines: tuple[str, ...] = ()  # of its present life, or of the one that ended last
+    if (life := state.invocation_id) is not None:
+        lines = ctx.services.log(ctx.unit, invocation_id=life, max_lines=_LOG_LINES)
     log = read_server_log(lines, _own(ctx, state.active_since_s))
     facts = ServerFacts(
         unit=ctx.unit,
@@ -227,13 +229,6 @@ def _locking(pid: int | None) -> Locking | None:
         return None
     memory = memory_of(pid)
     return Locking(limit.is_unlimited, limit.mib, memory.locked_mib if memory is not None else None)
-
-
-def _log(ctx: Context, state: UnitState) -> tuple[str, ...]:
-    """What the unit wrote in its present life, or in the one that ended last."""
-    if state.invocation_id is None:
-        return ()
-    return ctx.services.log(ctx.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
 
 
 def read_port(

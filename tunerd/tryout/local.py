@@ -519,7 +519,8 @@ class Local:
         found_at = str(Path(tunerd.__file__).parents[1])
         given = passed_on(self._environment)
         setting = Setting({**MINIMAL_ENVIRONMENT, **given, "PYTHONPATH": found_at}, Path("/"))
-        argv = [sys.executable, "-P", "-m", "tunerd.tryout.supervisor", _paths_to_json(self._paths)]
+        folders = json.dumps({name: str(path) for name, path in asdict(self._paths).items()})
+        argv = [sys.executable, "-P", "-m", "tunerd.tryout.supervisor", folders]
         log = UnitLog(self._paths, "supervise")
         target = log.open()
         try:
@@ -625,11 +626,6 @@ class LocalLease:
             return True
         except OSError:
             return False
-
-
-def _paths_to_json(paths: Paths) -> str:
-    """For a supervisor in a process of its own."""
-    return json.dumps({name: str(path) for name, path in asdict(paths).items()})
 
 
 @contextlib.contextmanager

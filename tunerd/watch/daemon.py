@@ -581,8 +581,7 @@ class Daemon(Teller):
 
     def _plan_by_settings(self) -> None:
         self.loop.every("night", self._nights.look, LONGEST_WAIT_S)
-        if self._ctx.settings.store.url is not None:
-            self.loop.every("hand-in", self._hand_ins.look, HAND_IN_EVERY_S)
+        self.loop.every("hand-in", self._hand_ins.look, HAND_IN_EVERY_S)
 
     def look(self) -> float:
         """One look, and what follows from it; how long to wait until the next [s]."""

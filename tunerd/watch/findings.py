@@ -77,7 +77,9 @@ def check(ctx: Context) -> ActionResult:
             state="nothing was changed",
             hint="try again when it has ended; `tunerd recover` ends one that was cut short",
         )
-    now, driver = _fingerprint(ctx, live), ctx.gpu.read().driver_version
+    now, driver = Fingerprint(), ctx.gpu.read().driver_version
+    if live.argv is not None:
+        now = FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
     found = Findings(
         generation=None if generation is None else generation.number,
         life=life_of(ctx.services.state(ctx.unit)),
@@ -103,12 +105,6 @@ def _best(ctx: Context, generation: Generation | None) -> Best | None:
     return None
 
 
-def _fingerprint(ctx: Context, live: LiveUnit) -> Fingerprint:
-    if live.argv is None:
-        return Fingerprint()
-    return FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
-
-
 def _confirmed(ctx: Context, now: Fingerprint) -> drift.Confirmed | None:
     """What was measured of exactly this server, on whatever driver and build; the newest of them."""
     if now.arguments_sha256 is None:
@@ -116,10 +112,10 @@ def _confirmed(ctx: Context, now: Fingerprint) -> drift.Confirmed | None:
     then: list[Fingerprint] = []
 
     def counts(arm: ArmRecord) -> bool:
-        if not _is_of(arm.fingerprint, now):
+        if _of_what(arm.fingerprint) != _of_what(now):
             return False
         then.append(arm.fingerprint)
-        return _alike(arm.fingerprint, then[0])
+        return _by_what(arm.fingerprint) == _by_what(then[0])
 
     found = _samples(ctx, counts)
     return drift.confirmed_by(found, then[0]) if then else None
@@ -165,18 +161,14 @@ def _is_same(then: Fingerprint, now: Fingerprint) -> bool:
     ) is True  # fmt: skip
 
 
-def _is_of(one: Fingerprint, now: Fingerprint) -> bool:
-    """The same command line on the same model and cards."""
-    return (one.arguments_sha256, one.model_sha256, one.gpu_names) == (
-        now.arguments_sha256,
-        now.model_sha256,
-        now.gpu_names,
-    )
+def _of_what(one: Fingerprint) -> tuple[object, ...]:
+    """The command line, the model and the cards."""
+    return one.arguments_sha256, one.model_sha256, one.gpu_names
 
 
-def _alike(one: Fingerprint, other: Fingerprint) -> bool:
-    """Measured on the same build and driver: the newest that were."""
-    return (one.engine_sha256, one.driver_version) == (other.engine_sha256, other.driver_version)
+def _by_what(one: Fingerprint) -> tuple[object, ...]:
+    """The build and the driver."""
+    return one.engine_sha256, one.driver_version
 
 
 def _replanned(

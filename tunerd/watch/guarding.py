@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -741,7 +741,10 @@ def _demand_only_the_margin(generation: Generation, made: Plan) -> None:
             state="nothing was changed",
             hint="`tunerd verify` shows the difference",
         )
-    now, then = (_without_margin(argv) for argv in (made.command.argv, generation.argv))
+    now, then = (
+        [word for before, word in pairwise(("", *argv)) if before not in _MARGIN_FLAGS]
+        for argv in (made.command.argv, generation.argv)
+    )
     if now != then:
         differ = set(now) ^ set(then)
         raise DeployError(
@@ -750,7 +753,3 @@ def _demand_only_the_margin(generation: Generation, made: Plan) -> None:
             state="nothing was changed",
             hint=f"`tunerd plan {generation.profile}` shows it; `tunerd apply` deploys it",
         )
-
-
-def _without_margin(argv: Sequence[str]) -> list[str]:
-    return [word for before, word in pairwise(("", *argv)) if before not in _MARGIN_FLAGS]

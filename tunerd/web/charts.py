@@ -293,7 +293,8 @@ def _mark(crossing: Point, x: _Axis, y: _Upwards) -> Iterator[str]:
 
 def _bars(plot: Bars) -> tuple[float, Iterator[str]]:
     known = [bar for _, bars in plot.groups for bar in bars]
-    most = max([*map(_size, known), *(bar.high or 0.0 for bar in known), 0.0]) or 1.0
+    sizes = (sum(part.value or 0.0 for part in bar.parts) for bar in known)
+    most = max([*sizes, *(bar.high or 0.0 for bar in known), 0.0]) or 1.0
     # A figure stands behind the end of its bar.
     axis = _Axis(0.0, most if plot.is_stacked else most * 1.12)
     row_px = _BAR_PX + 4 + (_ROW_PX if plot.is_stacked else 0)
@@ -340,10 +341,6 @@ def _bar(plot: Bars, bar: Bar, axis: _Axis, top: float) -> Iterator[str]:
     if not plot.is_stacked:
         end = axis.x(max(begin, bar.high or 0.0))
         yield _text(end, top + 12, total_words(plot, bar), "after start", dx=6)
-
-
-def _size(bar: Bar) -> float:
-    return sum(part.value or 0.0 for part in bar.parts)
 
 
 def total_words(plot: Bars, bar: Bar) -> str:
