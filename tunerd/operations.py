@@ -310,8 +310,7 @@ class Operation:
         """That it went by other settings than those written."""
         if self.needs_settings or call.ctx is None:
             return ()
-        found: tuple[Message, ...] = call.ctx.settings_messages()
-        return found
+        return tuple(call.ctx.settings_messages())
 
     def named(self, name: Named) -> Any:
         """A function of the command's module, or of another one."""

@@ -463,10 +463,9 @@ class Facts:
     def log(self) -> LogFacts:
         """What the unit wrote since it was started."""
         server = self.unit()
-        why = (
-            "the one that runs was started with another command line" if server.was_edited else None
-        )
-        return need(server.log, f"the log of the running server{_because(why)}")
+        edited = "the one that runs was started with another command line"
+        why = _because(edited if server.was_edited else None)
+        return need(server.log, f"the log of the running server{why}")
 
     def traffic(self) -> Traffic:
         """What the unit answered since it was started, as far back as its log goes."""

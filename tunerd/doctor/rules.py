@@ -332,9 +332,8 @@ def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
     for flags, do in ((load, f"{way}: {anew}, then apply it"),
                       (rest, f"{anew} shows what replaces it")):  # fmt: skip
         if flags:
-            seen = (
-                f"this build does not accept {', '.join(flags)}: {server.unit} cannot start with it"
-            )
+            named = ", ".join(flags)
+            seen = f"this build does not accept {named}: {server.unit} cannot start with it"
             yield _errs(seen, f"{do}; {_BACK}")
 
 
@@ -420,9 +419,8 @@ def _port(facts: Facts) -> Iterator[Seen | Missing]:
     if port.others:
         is_active = facts.server is not None and facts.server.is_active
         who = ", ".join(port.others)
-        both = (
-            "listens there too, and clients reach either" if is_active else "listens there already"
-        )
+        both = "listens there too, and clients reach either"
+        both = both if is_active else "listens there already"
         level = Level.ERROR if facts.server is not None else Level.NOTE
         yield Seen(level, f"port {port.port}: {who} {both}",
                    "stop it, or use another port: tunerd plan PROFILE --set serving.port=PORT")  # fmt: skip
@@ -615,9 +613,8 @@ def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
     size = _cache_mib(facts)
     gain = ""
     if size is not None:
-        gain = (
-            f" and takes {size:.0f} MiB; q8_0 takes about {size * (1 - _Q8_0_OF_F16):.0f} MiB less"
-        )
+        less = size * (1 - _Q8_0_OF_F16)
+        gain = f" and takes {size:.0f} MiB; q8_0 takes about {less:.0f} MiB less"
     yield Seen(
         level,
         f"the KV cache is {kinds} on a card of {format_mib(total)}{gain}",

@@ -92,11 +92,10 @@ def _begin(connection: sa.Connection) -> None:
     SHARED.create_all(connection, tables=[box, origin])
 
 
-def _add_study(connection: sa.Connection) -> None:
-    SHARED.create_all(connection, tables=[told, claim])
-
-
-STEPS: Mapping[int, store.Step] = {1: _begin, 2: _add_study}
+STEPS: Mapping[int, store.Step] = {
+    1: _begin,
+    2: lambda connection: SHARED.create_all(connection, tables=[told, claim]),
+}
 _LOCK = 0x74756E657264
 """The advisory lock of whoever writes."""
 # How soon a connection that leads nowhere is given up, by libpq; milliseconds where it takes those.

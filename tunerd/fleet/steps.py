@@ -371,10 +371,8 @@ def to_return(step: Step, status: Status) -> Step:
     if status.generation == step.generation and not status.is_edited:
         return step
     swap = status.last_swap
-    is_returned = (
-        swap is not None and swap.reason == "rollback" and swap.number == status.generation
-    )
-    if step.state is State.RETURNING and is_returned:
+    is_back = swap is not None and swap.reason == "rollback" and swap.number == status.generation
+    if step.state is State.RETURNING and is_back:
         return step.at(State.RETURNED)
     if status.is_edited:
         return step.at(State.LEFT, "somebody edited the unit there")

@@ -226,12 +226,8 @@ class Recovery(Teller):
         self._retry_s = _FIRST_RETRY_S
         self._put_off()  # what is left after that, such as an ending on a full disk, can wait
         if result.payload["found"] is not None:
-            log.warning(
-                "swap.recovered",
-                found=result.payload["found"],
-                generation=result.payload["generation"],
-                text=result.payload["text"],
-            )
+            told = {name: result.payload[name] for name in ("found", "generation", "text")}
+            log.warning("swap.recovered", **told)
         if result.payload["cleared"]:
             log.warning("measurement.cleared", units=result.payload["cleared"])
 
@@ -421,9 +417,8 @@ class Nights(Teller):
             if self._runs is None:
                 self._runs = self._was_begun()
             has_run, self._runs = self._runs, state.active_state in UP
-            self._life = (
-                state.invocation_id or self._life
-            )  # systemd forgets that of one that ended well
+            # systemd forgets that of one that ended well
+            self._life = state.invocation_id or self._life
             if has_run and not self._runs:
                 lines: Sequence[str] = ()
                 if self._life is not None:

@@ -399,9 +399,8 @@ def _evidence(found: str, last: Sequence[Stretch], confirmed: Confirmed) -> str:
     pace = confirmed.pace
     if found == _FEWER and pace is not None and any(_drafts_little(one, confirmed) for one in last):
         shown = ", ".join(f"{one.drafted:.1f}" for one in last if one.drafted is not None)
-        return (
-            f"{shown} tokens drafted a pass, where at least {pace.least_drafted:.1f} was confirmed"
-        )
+        least = f"{pace.least_drafted:.1f}"
+        return f"{shown} tokens drafted a pass, where at least {least} was confirmed"
     if found == _FEWER:
         shown = ", ".join(f"{one.acceptance:.2f}" for one in last)
         return f"{shown} of the drafts accepted, where at least {confirmed.floor_acceptance:.2f} was confirmed"

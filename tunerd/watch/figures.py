@@ -89,12 +89,8 @@ class Served:
 
     def rates(self) -> dict[str, float | None]:
         """All of these by their names."""
-        return {
-            "decode_tok_s": self.decode_tok_s,
-            "prompt_tok_s": self.prompt_tok_s,
-            "acceptance_ratio": self.acceptance_ratio,
-            "reused_ratio": self.reused_ratio,
-        }
+        names = ("decode_tok_s", "prompt_tok_s", "acceptance_ratio", "reused_ratio")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +164,9 @@ class EngineNow(Answers):
     @property
     def n_at_work(self) -> int:
         """Requests under way; two where it does not tell, for nothing is known then."""
-        counters = self.counters
-        n = (
-            self.slots_busy
-            if counters is None or self.slots_busy is not None
-            else counters.n_processing
-        )
+        n, counters = self.slots_busy, self.counters
+        if n is None and counters is not None:
+            n = counters.n_processing
         waiting = (counters.n_deferred or 0) if counters is not None else 0
         return 2 if n is None else n + waiting
 

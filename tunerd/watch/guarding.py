@@ -196,11 +196,8 @@ class Guarding(Teller):
         if self._ctx.services.state(_ACT_UNIT).active_state in UP:
             return True
         newest = next(iter(self._ctx.generations.entries()), None)
-        return (
-            newest is not None
-            and is_raise(newest.generation)
-            and newest.generation.created_s >= at_s
-        )
+        made = None if newest is None else newest.generation
+        return made is not None and is_raise(made) and made.created_s >= at_s
 
     def _is_under_way(self) -> bool:
         """Whether someone changes the unit; says how an own action ended, when it has."""
@@ -421,11 +418,8 @@ class Guarding(Teller):
             has_nights=settings.schedule.enabled and settings.sweep.window is not None,
         )
         text = "" if decision is None else f"{decision.text} ({decision.evidence})"
-        if (
-            decision is not None
-            and text != self._upgrade_said
-            and not self._was_said(_UPGRADES, text)
-        ):
+        is_new = text != self._upgrade_said and not self._was_said(_UPGRADES, text)
+        if decision is not None and is_new:
             self._say(decision)
         self._upgrade_said = text
 

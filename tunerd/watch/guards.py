@@ -184,7 +184,6 @@ _STEP_MIB = 128
 _LEAST_DEATHS = 2
 # Deaths that are further apart are not one loop; as long without one, and it is over.
 _WINDOW_S = 1800.0
-_UNIT_GAVE_UP = 1
 # What a fit leaves free is seldom less than its margin, for it goes by whole layers.
 _SHORT_RATIO = 2
 
@@ -276,9 +275,8 @@ def look_at_oom(
     """
     if policy == "off" or death.kind is not FailureKind.OUT_OF_VRAM:
         return None
-    least = _UNIT_GAVE_UP if death.has_given_up else _LEAST_DEATHS
     n_deaths = state.count(death.at_s)
-    if n_deaths < least:
+    if n_deaths < _LEAST_DEATHS and not death.has_given_up:
         return None
     decision = _decide(n_deaths, death, margin, policy, max_steps)
     if decision.act is Act.RAISE_MARGIN:

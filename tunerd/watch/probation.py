@@ -275,9 +275,8 @@ class Probation:
         passed_s = self._passed_s(watch)
         if passed_s is None:
             return None
-        watch.basis = (
-            self._basis_of(watch.generation) or watch.basis
-        )  # somebody may have measured it
+        # Somebody may have measured it.
+        watch.basis = self._basis_of(watch.generation) or watch.basis
         look = look_of(reading)
         watch.restarts = min(watch.restarts, look.n_restarts or 0)
         watch.life = watch.life or look.life

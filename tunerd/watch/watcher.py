@@ -155,12 +155,8 @@ class Watcher:
 
     def _reached(self, state: UnitState) -> _Found | None:
         """Where this life of the server is reached; found out once for each."""
-        ctx = self._ctx
-        key = (
-            state.invocation_id,
-            state.main_pid,
-            state.fragment_path and stamp_of(state.fragment_path),
-        )
+        ctx, path = self._ctx, state.fragment_path
+        key = (state.invocation_id, state.main_pid, path and stamp_of(path))
         if self._found is None or self._found.key != key:
             self._found = None
             with contextlib.suppress(TunerdError):

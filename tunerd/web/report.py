@@ -614,22 +614,18 @@ _LENGTH: Columns[Measured] = {"~tokens": lambda m: m.name} | {
 
 def _as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | None:
     """Free VRAM and speed by depth of the context."""
-    found = {
-        one.label: [(n, s) for s in one.of("deep") if (n := number(s.details, "depth")) is not None]
-        for one in series
-    }
-    mine = [one for one in series if found[one.label]]
-    if not mine:
+    found = ((one, [row for s in one.of("deep") if (row := _at_depth(s))]) for one in series)
+    shown = [(one, rows) for one, rows in found if rows]
+    if not shown:
         return None
-    shown = {one.label: [_at_depth(*of) for of in found[one.label]] for one in mine}
     charts = []
     for at, name, title, unit in (
         (1, "vram-by-depth", "Least free VRAM", "MiB"),
         (2, "speed-by-depth", "Decode speed", "tok/s"),
     ):
         lines = tuple(
-            one.line(Point(row[0] or 0, row[at]) for row in shown[one.label] if row[at] is not None)
-            for one in mine
+            one.line(Point(row[0] or 0, row[at]) for row in rows if row[at] is not None)
+            for one, rows in shown
         )
         if any(line.points for line in lines):
             plot = Lines(lines, unit=unit, x_title="tokens of context")
@@ -638,9 +634,9 @@ def _as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | Non
     tables = tuple(
         Table(f"{one.label}: by depth of the context", columns, tuple(
             (tokens(depth), figure(free, 0), figure(rate), figure(prompt, 0))
-            for depth, free, rate, prompt in shown[one.label]
+            for depth, free, rate, prompt in rows
         ))
-        for one in mine
+        for one, rows in shown
     )  # fmt: skip
     text = "Memory and speed at each depth of the context."
     return Section(
@@ -652,11 +648,11 @@ def _as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | Non
     )
 
 
-def _at_depth(depth: float, sample: Sample) -> tuple[float | None, ...]:
-    timings = sample.timings
-    if timings is None:
-        return depth, sample.vram_free_min_mib, None, None
-    return depth, sample.vram_free_min_mib, timings.decode_tok_s, timings.prompt_tok_s
+def _at_depth(sample: Sample) -> tuple[float | None, ...]:
+    """Depth, free VRAM and speeds; nothing of a sample without a depth."""
+    depth, free = number(sample.details, "depth"), sample.vram_free_min_mib
+    rate, prompt = (getattr(sample.timings, f"{name}_tok_s", None) for name in ("decode", "prompt"))
+    return () if depth is None else (depth, free, rate, prompt)
 
 
 def _depth_sentences(series: Sequence[Series], evidence: Runs) -> Iterator[str]:
