@@ -151,9 +151,8 @@ class Interrupted(TunerdError):
     def by(cls, end: BaseException) -> Self:
         """Of a signal, or of Ctrl-C; its notes say how the machine is, where whoever was cut short knew it."""
         state = "\n".join(getattr(end, "__notes__", ())) or None
-        return cls(
-            "interrupted", state=state, hint=None if state else "`tunerd status` shows what serves"
-        )
+        hint = None if state else "`tunerd status` shows what serves"
+        return cls("interrupted", state=state, hint=hint)
 
 
 class Busy(TunerdError):

@@ -321,9 +321,8 @@ def stop_job(ctx: Context, number: int) -> ActionResult:
     """
     job = read_job(ctx, number)
     if job.state.is_over:
-        raise UsageError(
-            f"job {number} is over", hint=f"`tunerd jobs watch {number}` shows its result"
-        )
+        hint = f"`tunerd jobs watch {number}` shows its result"
+        raise UsageError(f"job {number} is over", hint=hint)
     if job.request.lane not in {Lane.MEASURE, Lane.LOOK}:
         raise UsageError(
             f"job {number}, {job.request.kind}, cannot be stopped half-way",

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,9 @@ def _set_keys(
     if {"mode", "service.unit"} & {*changed}:
         taken = f"the daemon applies it after a restart ({ctx.restarts_daemon})"
     hint = f"{taken}; `{shown_by}` shows it"
-    given = [
-        one for value in changed.values() for one in (value if isinstance(value, list) else [value])
-    ]
-    missing = (one for one in given if str(one).startswith("/") and is_gone(Path(one)))
+    lists = (value if isinstance(value, list) else [value] for value in changed.values())
+    given = map(str, chain.from_iterable(lists))
+    missing = (one for one in given if one.startswith("/") and is_gone(Path(one)))
     told = (
         note("written", f"`{path}` was changed", hint),
         *(warning("no-such-file", f"there is no `{one}` yet") for one in missing),

@@ -202,10 +202,9 @@ def _allowed_words(entry: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
     if kind in _LISTS:
         return f"a list, such as {_example(entry.get('input'))}"
     if kind in _TABLES:
-        more = ", ..." if len(keys) > _MAX_KEYS else ""
-        return (
-            f"a table of keys: {', '.join(keys[:_MAX_KEYS])}{more}" if keys else "a table of keys"
-        )
+        more = ["..."] if len(keys) > _MAX_KEYS else []
+        named = ", ".join([*keys[:_MAX_KEYS], *more])
+        return f"a table of keys: {named}" if keys else "a table of keys"
     part = "character" if kind.startswith("string") else "item"
     if kind in {"too_short", "string_too_short"}:
         return f"at least {counted(context['min_length'], part)}"
@@ -332,11 +331,10 @@ def format_duration(seconds: float | None) -> str:
     whole = round(seconds)
     if whole < _SECONDS_PER_MINUTE:
         return f"{whole} s"
+    minutes, left_s = divmod(whole, _SECONDS_PER_MINUTE)
     if whole < _SECONDS_PER_HOUR:
-        return f"{whole // _SECONDS_PER_MINUTE} min {whole % _SECONDS_PER_MINUTE:02d} s"
-    return (
-        f"{whole // _SECONDS_PER_HOUR} h {whole % _SECONDS_PER_HOUR // _SECONDS_PER_MINUTE:02d} min"
-    )
+        return f"{minutes} min {left_s:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def when(at_s: float) -> str:

@@ -640,9 +640,8 @@ def fits_command(call: Call, profile: tuple[str, ...], budget_mib: int | None) -
     from tunerd.words import MiB
 
     requests = [request_of(one, ()) for one in profile]
-    return fits(
-        call.context(), requests, budget_mib=None if budget_mib is None else MiB(budget_mib)
-    )
+    budget = None if budget_mib is None else MiB(budget_mib)
+    return fits(call.context(), requests, budget_mib=budget)
 
 
 def render_fits(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -509,9 +509,8 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def render_csv(payload: Mapping[str, Any]) -> Iterator[str]:
     """One line per sample, with the names of columns in the first."""
-    rows = [
-        {"run": run["run"], **_flat(sample)} for run in payload["runs"] for sample in run["samples"]
-    ]
+    runs = payload["runs"]
+    rows = [{"run": run["run"], **_flat(sample)} for run in runs for sample in run["samples"]]
     heads = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, heads, restval="", lineterminator="\n")

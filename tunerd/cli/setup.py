@@ -350,10 +350,8 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     for row in payload["values"]:
         if row["key"].partition(".")[0] in {"published", "sweep", "description"}:
             continue
-        replaced = "; ".join(
-            f"was {as_written(r['value'])} from {r['origin']}" for r in row["replaced"]
-        )
-        rows.append((f"  {row['key']}", as_written(row["value"]), row["origin"], replaced))
+        was = (f"was {as_written(one['value'])} from {one['origin']}" for one in row["replaced"])
+        rows.append((f"  {row['key']}", as_written(row["value"]), row["origin"], "; ".join(was)))
     yield from columns(rows, ("  key", "value", "set by", ""))
     if payload["engine_tables"]:
         yield f"  other values on: {', '.join(payload['engine_tables'])}"

@@ -475,10 +475,8 @@ def run_now(call: Call) -> ActionResult:
 
 def render_skipped(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    span = payload["skipped"]
-    yield (
-        "the next night is on" if span is None else f"skipped: {_times(span, payload['timezone'])}"
-    )
+    span, zone = payload["skipped"], payload["timezone"]
+    yield "the next night is on" if span is None else f"skipped: {_times(span, zone)}"
 
 
 def render_schedule(payload: Mapping[str, Any]) -> Iterator[str]:

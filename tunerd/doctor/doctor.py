@@ -441,9 +441,8 @@ def _unwatched(ctx: Context) -> Message | None:
 def _unlingering(ctx: Context) -> Message | None:
     if ctx.mode is not Mode.USER or lingers(ctx.environment) is not False:
         return None
-    return warning(
-        "no-linger", "you do not linger: your units end when you log out", "loginctl enable-linger"
-    )
+    text = "you do not linger: your units end when you log out"
+    return warning("no-linger", text, "loginctl enable-linger")
 
 
 def _could_not(what: str, problem: TunerdError) -> Message:

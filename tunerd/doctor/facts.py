@@ -649,9 +649,8 @@ def with_stages(settings: ProfileFile, argv: Sequence[str]) -> ProfileFile:
     if speculates(settings) or not stages:
         return settings
     words = {owner_of(word): value for word, value in itertools.pairwise(argv)}
-    texts = {
-        key: words[f"speculation.{key}"] for key in _OF_A_STAGE if f"speculation.{key}" in words
-    }
+    named = {key: words.get(f"speculation.{key}") for key in _OF_A_STAGE}
+    texts = {key: text for key, text in named.items() if text is not None}
     for kind, values in stages:
         if drafts_with_probability({kind}):
             texts |= {key: values[key] for key in _OF_A_STAGE if key in values}

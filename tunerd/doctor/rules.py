@@ -509,9 +509,8 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
             # fit counts the trunk's layers, the loader the block too.
             why = "when fit places a model whose MTP block is not used"
             do = 'set memory.n_gpu_layers = "all", and memory.n_cpu_moe for what does not fit; or use a file without that block'
-        yield _warns(
-            f"the log says that parts of one layer are on different devices; this happens {why}", do
-        )
+        seen = "the log says that parts of one layer are on different devices"
+        yield _warns(f"{seen}; this happens {why}", do)
     share = _share_used(card)
     if need(facts.driver, "the driver's files").is_wsl and share is not None and share > FULL_SHARE:
         yield _warns(
@@ -746,9 +745,8 @@ def _memlock(facts: Facts) -> Iterator[Seen | Missing]:
     if locking is None and not was_refused:
         yield Missing("the memory lock limit of the running server")
         return
-    limit = (
-        "unlimited" if locking is None or locking.is_unlimited else format_mib(locking.limit_mib)
-    )
+    is_bounded = locking is not None and not locking.is_unlimited
+    limit = format_mib(locking.limit_mib) if locking and is_bounded else "unlimited"
     has_none = locking is not None and locking.locked_mib == 0
     wanted = server.estimate.locked_mib if server.estimate is not None else None
     is_short = (
@@ -833,9 +831,8 @@ def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
     if not traffic.n_drafted:
         n_could = traffic.n_predicted - 2 * traffic.n_requests
         if n_could < _ENOUGH_DRAFTS:  # an answer of two tokens, as a guard asks for, has no drafts
-            raise Missing(
-                f"more traffic: {max(0, n_could)} tokens that could be drafted are too few"
-            )
+            n = max(0, n_could)
+            raise Missing(f"more traffic: {n} tokens that could be drafted are too few")
         yield _warns(
             f"speculation is asked for, but {traffic.n_requests} requests drafted nothing",
             "test what the build really does: tunerd engines --prove",
@@ -1048,9 +1045,8 @@ def _down(facts: Facts) -> Iterator[Seen | Missing]:
     flags = ", ".join(server.foreign_flags)
     if server.no_start is not None:
         if not flags or flags not in server.no_start:  # which `flags-removed` tells
-            yield _errs(
-                f"{server.unit} cannot start a server: {server.no_start}", f"fix that; {_BACK}"
-            )
+            seen = f"{server.unit} cannot start a server: {server.no_start}"
+            yield _errs(seen, f"fix that; {_BACK}")
     elif server.death is not None:
         hint = f"{server.death.hint}; {_BACK}" if server.death.hint else _BACK
         yield _errs(f"{server.unit} failed: {server.death.kind}, {server.death.words}", hint)

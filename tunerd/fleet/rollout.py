@@ -123,9 +123,8 @@ def ask(ctx: Context, box: str, words: Sequence[str], kind: type[E], *, limit_s:
         body = json.loads(done.stdout)
         head = _Head.model_validate(body)
         if head.version != SCHEMA:
-            raise _away(
-                ctx, box, f"its tunerd speaks JSON of schema {head.version}, this one of {SCHEMA}"
-            )
+            both = f"schema {head.version}, this one of {SCHEMA}"
+            raise _away(ctx, box, f"its tunerd speaks JSON of {both}")
         if head.error is None:
             answer = kind.model_validate(body)
     except ValidationError as error:
@@ -227,9 +226,8 @@ def roll_out(
     with _alone(ctx, f"fleet {what}"):
         number = max(_numbers(ctx), default=0) + 1
         began_s, waiting = ctx.clock.now_s(), tuple(steps.Step(box) for box in boxes)
-        walk = _Walk(
-            ctx, steps.Rollout(number, what, tuple(words), began_s, waiting, probation=probation)
-        )
+        made = steps.Rollout(number, what, tuple(words), began_s, waiting, probation=probation)
+        walk = _Walk(ctx, made)
         walk.plan()
         if walk.rollout.to_do():
             agree(walk.rollout)
@@ -423,11 +421,9 @@ class _Walk:
     def _change(self, step: steps.Step) -> steps.Step:
         self._say(step, "deploying")
         step = self.keep(step.at(steps.State.APPLYING))
-        limit_s = self._ctx.settings.fleet.change_s
+        limit_s, words = self._ctx.settings.fleet.change_s, self.rollout.change(step)
         try:
-            done = ask(
-                self._ctx, step.box, self.rollout.change(step), steps.Change, limit_s=limit_s
-            )
+            done = ask(self._ctx, step.box, words, steps.Change, limit_s=limit_s)
         except Away as problem:
             step = self._settle(self.keep(step.at(steps.State.APPLYING, problem.words)))
             if step.state is steps.State.REFUSED:  # what it was told it may only be about to do

@@ -221,9 +221,8 @@ class Rollout:
 
     def with_step(self, step: Step) -> Rollout:
         """With a box further on."""
-        return replace(
-            self, boxes=tuple(step if one.box == step.box else one for one in self.boxes)
-        )
+        boxes = tuple(step if one.box == step.box else one for one in self.boxes)
+        return replace(self, boxes=boxes)
 
     def to_do(self) -> tuple[Step, ...]:
         """The boxes that were not touched yet."""

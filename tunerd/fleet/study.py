@@ -152,10 +152,8 @@ class SharedStudy(Study):
             if engine in self._names and (law := read_or_none(Law, body.get("law"))) is not None
         ]
         self.known = known_of(sound, self._n_texts)
-        winners = {
-            row.box_id: self._here(row.body.get("arm")) for row in rows if row.kind == _WINNER
-        }
-        newest = [arm for arm in reversed(winners.values()) if arm is not None]
+        told_arms = {row.box_id: row.body.get("arm") for row in rows if row.kind == _WINNER}
+        newest = [arm for one in reversed(told_arms.values()) if (arm := self._here(one))]
         self.seeds = tuple(dict.fromkeys(newest))[:_WINNERS]
         self._beat.start()
 
@@ -273,9 +271,8 @@ class SharedStudy(Study):
         theirs = (told.c.class_id == self._class) & (told.c.box_id != self._box) & which
         read = told.c.id, told.c.box_id, told.c.kind, told.c.body
         chosen = sa.select(*read).where(theirs).order_by(told.c.id.desc()).limit(_MOST)
-        rows = self._ask(
-            self._database.reading, lambda connection: connection.execute(chosen).all()
-        )
+        database = self._database
+        rows = self._ask(database.reading, lambda connection: connection.execute(chosen).all())
         return [row for row in reversed(rows or ()) if isinstance(row.body, dict)]
 
     def _put(self, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
@@ -295,9 +292,8 @@ class SharedStudy(Study):
         # What a box knows now is in the place of what it knew; arms age, as drivers and models of others do.
         mine = (told.c.class_id == self._class) & (told.c.box_id == self._box)
         outdated = told.c.kind.in_({row["kind"] for row in unsent} - {_ARM})
-        is_old = told.c.told_at < sa.func.clock_timestamp() - sa.func.make_interval(
-            0, 0, 0, _KEPT_DAYS
-        )
+        age = sa.func.make_interval(0, 0, 0, _KEPT_DAYS)
+        is_old = told.c.told_at < sa.func.clock_timestamp() - age
 
         def replace_and_put(connection: sa.Connection) -> bool:
             connection.execute(told.delete().where(mine & (outdated | is_old)))

@@ -453,10 +453,8 @@ class Nights(Teller):
             self._event("sweep-over", "note", f"the sweep is over{said}", "`tunerd sweep show`")
             return
         why = next((line for line in reversed(lines) if line.startswith("error:")), result)
-        text = f"the sweep failed ({why})"
-        self._event(
-            "sweep-failed", "error", text, f"{self._ctx.log_of(SWEEP_UNIT)}; `tunerd sweep status`"
-        )
+        hint = f"{self._ctx.log_of(SWEEP_UNIT)}; `tunerd sweep status`"
+        self._event("sweep-failed", "error", f"the sweep failed ({why})", hint)
 
     def _say_once(self, problem: TunerdError) -> None:
         self._once(problem.message, "night-failed", "error", problem.words, problem.hint)

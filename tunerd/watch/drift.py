@@ -706,15 +706,13 @@ def _ended(looks: Sequence[Look], restarts: int) -> str | None:
 def _sick(looks: Sequence[Look]) -> str | None:
     """Whether a server that was ready says nothing any more, and does nothing either."""
     n = _count_back(looks, lambda one: one.is_active and not one.is_ready)
-    silent = looks[len(looks) - n :]
-    if n < _SICK_LOOKS or not any(
-        one.is_ready and one.life == silent[0].life for one in looks[: len(looks) - n]
-    ):
+    if n < _SICK_LOOKS:
+        return None
+    before, first, last = looks[:-n], looks[-n], looks[-1]
+    if not any(one.is_ready and one.life == first.life for one in before):
         return None  # one that loads was not ready yet, and may take its time
-    first, last = silent[0], silent[-1]
-    if first.cpu_s is None or last.cpu_s is None:
-        works = False
-    else:
+    works = False
+    if first.cpu_s is not None and last.cpu_s is not None:
         works = last.cpu_s - first.cpu_s > IDLE_CORES * (last.at_s - first.at_s)
     return None if works else f"it did not answer {n} times in a row"
 

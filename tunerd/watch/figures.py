@@ -148,11 +148,8 @@ class EngineNow(Answers):
     @property
     def is_stopped_by_hand(self) -> bool:
         """Whether somebody stopped it or is doing so; `timeout` is how a stop ends that was not obeyed."""
-        if self.active_state == "inactive":
-            return self.result == "success"
-        return self.active_state == "deactivating" or (
-            self.active_state == "failed" and self.result == "timeout"
-        )
+        ended = {"inactive": "success", "failed": "timeout"}.get(self.active_state)
+        return self.active_state == "deactivating" or ended == self.result
 
     @property
     def is_busy(self) -> bool | None:

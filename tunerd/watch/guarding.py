@@ -220,9 +220,8 @@ class Guarding(Teller):
             lines = ()
         self._raise_failed = None if serving is None else serving.number
         why = next((line for line in reversed(lines) if line.startswith("error:")), result)
-        self._event(
-            "guard-failed", "error", f"{_RAISES}: it failed ({why})", self._ctx.log_of(_ACT_UNIT)
-        )
+        text = f"{_RAISES}: it failed ({why})"
+        self._event("guard-failed", "error", text, self._ctx.log_of(_ACT_UNIT))
 
     def _look_at_cards(self, reading: Reading) -> None:
         """A card or a driver that cannot be read any more, and one that can be again."""
@@ -252,10 +251,10 @@ class Guarding(Teller):
         log.warning("server.died", times=n, cause=str(kind), words=words)
         if self._probation.is_watching():
             return  # which takes back what dies
+        settings = self._settings
         for _ in range(min(n, _MOST_DEATHS)):
-            decision = look_at_oom(
-                self._oom, death, self._margin(), self._settings.oom, self._settings.oom_steps
-            )
+            margin = self._margin()
+            decision = look_at_oom(self._oom, death, margin, settings.oom, settings.oom_steps)
             if decision is not None:
                 self._decided(decision, engine)
                 return
@@ -264,10 +263,9 @@ class Guarding(Teller):
         is_late = engine.result == "timeout"
         if is_told or (is_late and may_be_stopped(self._ctx, life, engine.result)):
             return
+        was_deployed = self._generation() is not None
         for _ in range(min(n, _MOST_DEATHS)):
-            decision = look_at_deaths(
-                self._deaths, death, was_deployed=self._generation() is not None
-            )
+            decision = look_at_deaths(self._deaths, death, was_deployed=was_deployed)
             if decision is not None:
                 self._say(decision)
 
@@ -297,10 +295,9 @@ class Guarding(Teller):
             self._event(AGAIN, "warning", text, hint)
 
     def _cause(self, life: str | None) -> tuple[FailureKind, str]:
+        unit, most = self._ctx.unit, _LAST_LINES + USAGE_LINES
         try:
-            lines = self._ctx.services.log(
-                self._ctx.unit, invocation_id=life, max_lines=_LAST_LINES + USAGE_LINES
-            )
+            lines = self._ctx.services.log(unit, invocation_id=life, max_lines=most)
         except TunerdError as problem:
             return FailureKind.UNKNOWN, problem.message
         found = classify(without_usage(lines)[-_LAST_LINES:])
@@ -548,9 +545,8 @@ def restart_server(ctx: Context, life: str | None) -> None:
         demand_card(ctx, ctx.services.state(ctx.unit))
         state = ctx.services.state(ctx.unit)  # last: cards take a while to look at
         if not state.is_active or life_of(state) != life:
-            raise Busy(
-                "the server was stopped or restarted meanwhile", state="nothing was restarted"
-            )
+            text = "the server was stopped or restarted meanwhile"
+            raise Busy(text, state="nothing was restarted")
         ctx.services.reset_failed(ctx.unit)
         ctx.services.restart(ctx.unit, timeout_s=_RESTART_S)
 

@@ -303,7 +303,6 @@ def _messages(reading: Reading) -> tuple[Message, ...]:
     if reading.gpu_problem is not None:
         found.append(warning("gpu", reading.gpu_problem, "`tunerd doctor`"))
     if reading.engine.active_state == "failed":
-        found.append(
-            warning("failed", f"the unit has failed ({reading.engine.result})", "`tunerd doctor`")
-        )
+        text = f"the unit has failed ({reading.engine.result})"
+        found.append(warning("failed", text, "`tunerd doctor`"))
     return tuple(found)

@@ -274,9 +274,8 @@ async def _live(pages: Pages, request: Request, visitor: peers.Peer) -> Response
     """The parts of the overview that change, for a script that puts them in their places."""
     values = await _watched(pages, request, visitor)
     parts = {name: pages.fill(f"live_{name}", **values) for name in LIVE_PARTS}
-    return app.Json(
-        {"title": values["view"]["health"].sentence, "at": values["at"], "parts": parts}
-    )
+    title = values["view"]["health"].sentence
+    return app.Json({"title": title, "at": values["at"], "parts": parts})
 
 
 async def _watched(pages: Pages, request: Request, visitor: peers.Peer) -> dict[str, Any]:
@@ -519,9 +518,8 @@ def health_of(status: Mapping[str, Any]) -> Health:
         )
     if status["measurement"] is not None:
         what = status["measurement"]["purpose"]
-        return Health(
-            "warn", f"The server is away while `{what}` measures.", "It comes back by itself."
-        )
+        text = f"The server is away while `{what}` measures."
+        return Health("warn", text, "It comes back by itself.")
     if not status["exists"] and status["active"] == "inactive":
         return Health("warn", "Nothing is deployed yet.", "Deploy a profile to begin.")
     if status["active"] != "active":
@@ -530,9 +528,8 @@ def health_of(status: Mapping[str, Any]) -> Health:
     if status["healthy"] is None:
         return Health("warn", "Your server runs; whether it answers is not known.", serves)
     if not status["healthy"]:
-        return Health(
-            "bad", "Your server runs, but does not answer.", f"{serves}: {status['health']}"
-        )
+        text = f"{serves}: {status['health']}"
+        return Health("bad", "Your server runs, but does not answer.", text)
     if status["drift"]:
         return Health("warn", "Your server serves, but is not what was deployed.", serves)
     if status["asleep"]:

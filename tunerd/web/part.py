@@ -181,10 +181,8 @@ class Desk:
                 return refused(404, "there is nothing of that number", "/api/openapi.json")
             why = "there is no such parameter" if isinstance(error, KeyError) else str(error)
             return bad_request("a parameter is wrong", f"{name[:100]}: {why}")
-        act: Callable[..., Mapping[str, Any]] = getattr(self, f"_look_{question.look}")
-        return _said(
-            question.look, lambda: Answer.of(ActionResult(question.look, dict(act(**given))))
-        )
+        name, act = question.look, getattr(self, f"_look_{question.look}")
+        return _said(name, lambda: Answer.of(ActionResult(name, dict(act(**given)))))
 
     # Each look of `LOOKS`, by its name.
 

@@ -307,9 +307,8 @@ def turn_times(series: Sequence[Series], evidence: Runs) -> Section | None:
     if not found:
         return None
     names = _distinct(_class_name(turn) for _, turn in found)
-    found.sort(
-        key=lambda pair: (pair[1].request_class is not None, names.index(_class_name(pair[1])))
-    )
+    names.sort(key=lambda name: name != _WHOLE)
+    found.sort(key=lambda pair: names.index(_class_name(pair[1])))
     groups = tuple(
         (name, tuple(_turn_bar(one, turn) for one, turn in turns))
         for name, turns in groupby(found, lambda pair: _class_name(pair[1]))
@@ -333,8 +332,11 @@ def turn_times(series: Sequence[Series], evidence: Runs) -> Section | None:
     )
 
 
+_WHOLE = "whole workload"
+
+
 def _class_name(turn: TurnTime) -> str:
-    return turn.request_class or "whole workload"
+    return turn.request_class or _WHOLE
 
 
 def _turn_bar(one: Series, turn: TurnTime) -> Bar:
@@ -592,9 +594,8 @@ def _crossings(evidence: Runs, series: Sequence[Series]) -> Iterator[tuple[str, 
             yield sentence([label, "was faster than", than, at, "that was measured"]), found
             continue
         interval = span(found.low, found.high, 0)
-        shown = (
-            f"{percent(found.level, 0)} interval {interval}" if interval else "without an interval"
-        )
+        level = percent(found.level, 0)
+        shown = f"{level} interval {interval}" if interval else "without an interval"
         yield sentence([label, "is faster than", than, "from", tokens(found.n_tokens) or "",
                         f"tokens on ({shown})"]), found  # fmt: skip
 
@@ -814,11 +815,9 @@ def _sweep_sections(evidence: Runs) -> Iterator[Section]:
     for one in evidence:
         kept = {summary.name: summary.figures for summary in one.summaries}
         if PAGE in kept and EVIDENCE in kept:
-            came_to = kept[EVIDENCE]
-            left_out = (
-                row for of in (kept.get(PLAN, {}), came_to) for row in of.get("left_out", ())
-            )
-            found = {**came_to, "left_out": list(left_out)}
+            plan, came_to = kept.get(PLAN, {}), kept[EVIDENCE]
+            left_out = [row for of in (plan, came_to) for row in of.get("left_out", ())]
+            found = {**came_to, "left_out": left_out}
             yield sweep_section(one.run.number, kept[PAGE], found)
 
 
