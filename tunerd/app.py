@@ -133,8 +133,7 @@ def choose_mode(wanted: str | None, environment: Mapping[str, str]) -> Mode:
         try:
             return Mode(name)
         except ValueError as error:
-            allowed = ", ".join(Mode)
-            raise UsageError(f"no such mode: `{name}`", hint=f"one of {allowed}") from error
+            raise UsageError(f"no such mode: `{name}`", hint=f"one of {', '.join(Mode)}") from error
     if os.geteuid() == 0:
         return Mode.SYSTEM if has_system_manager() else Mode.LOCAL
     return Mode.USER if has_user_manager(environment) else Mode.LOCAL

@@ -334,8 +334,7 @@ def stop_job(ctx: Context, number: int) -> ActionResult:
         _end_process(ctx, job)
     else:
         ctx.services.stop(job_unit(number), timeout_s=_STOP_S)
-    payload = {"job": number, "kind": job.request.kind}
-    return ActionResult("jobs stop", payload, has_acted=True)
+    return ActionResult("jobs stop", {"job": number, "kind": job.request.kind}, has_acted=True)
 
 
 def _end_process(ctx: Context, job: Job) -> None:

@@ -514,8 +514,7 @@ def asked(argv: Sequence[str], *, is_member: bool = True) -> Asked:
     Raises:
         UsageError: it is left to root, or its words are none that the command takes from a member.
     """
-    who = MEMBER if is_member else ROOT
-    path, command, parent = _command_of(argv, who)
+    path, command, parent = _command_of(argv, MEMBER if is_member else ROOT)
     rest = list(argv[len(path) :])
     try:
         ctx = command.make_context(path[-1], rest, parent=parent, help_option_names=[])

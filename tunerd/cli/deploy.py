@@ -193,8 +193,7 @@ def asks_to_swap(call: Call, unit: str) -> Callable[[Plan], None]:
     def ask(made: Plan) -> None:
         from tunerd.production.plan import plan_json
 
-        shown = plan_json(made, with_explain=False)
-        call.ask(f"Swap {unit} now?", made.messages, shown)
+        call.ask(f"Swap {unit} now?", made.messages, plan_json(made, with_explain=False))
 
     return ask
 

@@ -586,5 +586,4 @@ def show_written(
 def render_report(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     runs = ", ".join(str(number) for number in payload["runs"])
-    size = payload["bytes"] / _BYTES_PER_KB
-    yield f"wrote {payload['path']} ({size:,.0f} kB) about run {runs}"
+    yield f"wrote {payload['path']} ({payload['bytes'] / _BYTES_PER_KB:,.0f} kB) about run {runs}"

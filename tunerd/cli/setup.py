@@ -590,8 +590,7 @@ def new_model_command(call: Call, path: Path, shape: str, seed: int, force: bool
     """  # noqa: D301
     from tunerd.tryout.designed import model_new
 
-    say = call.context(tells=True).say
-    return model_new(path, shape=shape, seed=seed, force=force, say=say)
+    return model_new(path, shape=shape, seed=seed, force=force, say=call.context(tells=True).say)
 
 
 def render_model(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -613,8 +612,7 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     root = ctx.find_root()
     found = get_completion_class(shell)
     if found is None:
-        message = f"no completion for {shell}"
-        raise click.UsageError(message)
+        raise click.UsageError(f"no completion for {shell}")
     print(_without_space(found(root.command, {}, "tunerd", "_TUNERD_COMPLETE").source()))
 
 

@@ -409,9 +409,8 @@ def _naming_engines(ctx: Context) -> Iterator[bytes]:
     units = _contents(ctx, paths.unit_dir, paths.runtime_unit_dir)
     yield from units
     yield from _contents(ctx, paths.config_dir, paths.tuned_dir, paths.journal_dir)
-    yield os.fsencode(
-        serving.read_live_unit(ctx).program or ""
-    )  # which its files of variables may name
+    # Which its files of variables may name.
+    yield os.fsencode(serving.read_live_unit(ctx).program or "")
     standing = {sha256(text) for text in units}
     swaps = (one.generation for one in backups(ctx) if one.generation is not None)
     oldest = min(swaps, default=math.inf)
@@ -454,9 +453,7 @@ def _could_not(what: str, problem: TunerdError) -> Message:
 
 _SHOWN_LINES = 80
 # Of an engine's log only lines that tell of trouble: others may hold what people asked it.
-_TROUBLE = re.compile(
-    r"\b(error|warn|fail|fatal|abort|assert|exception|out of memory)", re.IGNORECASE
-)
+_TROUBLE = re.compile(r"(?i)\b(error|warn|fail|fatal|abort|assert|exception|out of memory)")
 _ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b")
 _ADDRESS_6 = re.compile(r"(?<![\w:])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]+(?![\w:])")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f-]{30,40}")
@@ -469,6 +466,7 @@ def support_bundle(ctx: Context) -> ActionResult:
 
     Names of people and machines, addresses, links and secrets are taken out; texts of requests are not in it.
     """
+    log = ctx.services.log
     parts: dict[str, Callable[[], Any]] = {
         "tunerd": lambda: {"version": __version__, "python": platform.python_version()},
         "system": lambda: {
@@ -488,11 +486,9 @@ def support_bundle(ctx: Context) -> ActionResult:
             (serving.standing_text(ctx) or b"").decode(errors="replace"), _HIDDEN
         ).splitlines(),
         "log of the server": lambda: [
-            line for line in ctx.services.log(ctx.unit, max_lines=2000) if _TROUBLE.search(line)
+            line for line in log(ctx.unit, max_lines=2000) if _TROUBLE.search(line)
         ][-_SHOWN_LINES:],
-        "log of the daemon": lambda: list(
-            ctx.services.log("tunerd.service", max_lines=_SHOWN_LINES)
-        ),
+        "log of the daemon": lambda: list(log("tunerd.service", max_lines=_SHOWN_LINES)),
     }
     hide = _hider(ctx)
     found = {name: hide(_part(read)) for name, read in parts.items()}

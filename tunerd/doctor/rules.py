@@ -369,9 +369,8 @@ def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
         return
     if said.has_cuda is False:
         return  # another backend, which compiles for the card when it starts
-    built = need(
-        facts.log().cuda_architectures, "which card architectures the build has code for (ARCHS)"
-    )
+    what = "which card architectures the build has code for (ARCHS)"
+    built = need(facts.log().cuda_architectures, what)
     capability = need(card.compute_capability, f"the compute capability of GPU {card.index}")
     own = capability[0] * 10 + capability[1]
     # Code for X.y runs on X.z with z >= y.

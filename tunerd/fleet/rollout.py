@@ -486,8 +486,7 @@ class _Walk:
         self._say(step, "going back")
         limit_s, before = self._ctx.settings.fleet.change_s, step
         try:
-            status = self._status(step)
-            step = steps.to_return(step, status)
+            step = steps.to_return(step, self._status(step))
             if step.state in {steps.State.LEFT, steps.State.RETURNED}:
                 self.keep(step)
                 return

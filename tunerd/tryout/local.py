@@ -406,8 +406,7 @@ class Local:
 
     def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
         """What the unit wrote since then, by whole lives of its server."""
-        log = UnitLog(self._paths, check_name(unit))
-        return log.span(since_s, max_lines=max_lines)
+        return UnitLog(self._paths, check_name(unit)).span(since_s, max_lines=max_lines)
 
     def was_stopped(self, unit: str, invocation_id: str) -> bool:
         """Whether the supervisor was asked to stop this invocation."""
@@ -484,9 +483,8 @@ class Local:
     def enable(self, unit: str) -> None:
         """Make the unit start whenever the supervisor does."""
         if not read_definition(self._paths, check_name(unit)).can_be_enabled:
-            raise ServiceError(
-                f"{unit} cannot be enabled", hint="its [Install] section needs WantedBy="
-            )
+            hint = "its [Install] section needs WantedBy="
+            raise ServiceError(f"{unit} cannot be enabled", hint=hint)
         with _told_as_service_error():
             Files().write(enabled_mark(self._paths, unit), b"")
 

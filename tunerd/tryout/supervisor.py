@@ -510,9 +510,8 @@ class Supervisor:
         elif verb in {"start", "stop", "restart"} and lease is None:
             await self._do(name, verb)
         else:
-            raise ServiceError(
-                f"the supervisor does not know this request: {verb}", hint=_way_to_another()
-            )
+            text = f"the supervisor does not know this request: {verb}"
+            raise ServiceError(text, hint=_way_to_another())
         return {}
 
     async def _do(self, name: str, verb: str) -> None:

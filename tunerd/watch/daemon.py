@@ -407,8 +407,7 @@ class Nights(Teller):
         else:
             is_own = self._ctx.services.state(SWEEP_UNIT).active_state in UP
             runs = f"{SWEEP_UNIT} already runs" if is_own else "somebody already sweeps"
-            text = f"the window is open, and {runs}: no other night begins"
-            self._event("night", "note", text)
+            self._event("night", "note", f"the window is open, and {runs}: no other night begins")
 
     def _look_at_sweep(self) -> None:
         """A sweep that ran at the last look and does not now has ended."""
@@ -421,10 +420,9 @@ class Nights(Teller):
             self._life = state.invocation_id or self._life
             if has_run and not self._runs:
                 lines: Sequence[str] = ()
-                if self._life is not None:
-                    lines = self._ctx.services.log(
-                        SWEEP_UNIT, invocation_id=self._life, max_lines=_LOG_LINES
-                    )
+                if (life := self._life) is not None:
+                    log_of = self._ctx.services.log
+                    lines = log_of(SWEEP_UNIT, invocation_id=life, max_lines=_LOG_LINES)
                 self._say_end(state.result, lines)
         except TunerdError as problem:
             self._say_once(problem)

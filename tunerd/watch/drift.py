@@ -522,8 +522,7 @@ def usable(samples: Iterable[Sample]) -> list[Sample]:
 
 def slowest_tok_s(samples: Iterable[Sample]) -> float | None:
     """The lowest mean decode speed over the kinds of text that were asked often enough."""
-    kinds = _by_kind(usable(samples), _speed)
-    return min((fmean(values) for values in kinds), default=None)
+    return min(map(fmean, _by_kind(usable(samples), _speed)), default=None)
 
 
 def depth_of(sample: Sample) -> int:

@@ -652,9 +652,8 @@ def _serving_by_profile(ctx: Context) -> Generation:
     """
     generation = ctx.deployed()
     if generation is None or generation.profile is None:
-        raise UsageError(
-            "nothing that serves here was deployed from a profile", hint="`tunerd apply PROFILE`"
-        )
+        text = "nothing that serves here was deployed from a profile"
+        raise UsageError(text, hint="`tunerd apply PROFILE`")
     return generation
 
 

@@ -227,9 +227,8 @@ class TelemetryStore:
                 )
                 self._db.execute(f"CREATE TABLE {table} ({', '.join(typed)})")
                 self._db.execute(f"CREATE INDEX {table}_by_time ON {table} (seconds, begin_s)")
-            self._db.execute(
-                "CREATE TABLE events (at_s REAL, kind TEXT, level TEXT, text TEXT, hint TEXT)"
-            )
+            events = "at_s REAL, kind TEXT, level TEXT, text TEXT, hint TEXT"
+            self._db.execute(f"CREATE TABLE events ({events})")
             self._db.execute(f"PRAGMA application_id={_APPLICATION}")
             self._db.execute(f"PRAGMA user_version={_VERSION}")
 
@@ -298,30 +297,21 @@ def _folded(kind: type, step_s: int) -> tuple[str, str]:
 _RETRY_S = 300.0
 # History goes only by a clock by which a day was watched, or that nobody has set for a day.
 _HELD_S = 86400.0
+_KEPT_S = 3600.0
 
 
 class Telemetry:
-    """The newest reading, and those of the last while.
+    """The readings of the last hour."""
 
-    Args:
-        kept_s: How far back readings are kept [s].
-    """
-
-    def __init__(self, *, kept_s: float = 3600.0) -> None:
-        self._kept_s = kept_s
+    def __init__(self) -> None:
         # Replaced as a whole, never changed: a reader in another thread sees one or the other.
         self._readings: tuple[Reading, ...] = ()
 
     def add(self, reading: Reading) -> None:
         """One more reading; those that are too old, or from a time that the clock has left, go."""
-        oldest_s = reading.at_s - self._kept_s
+        oldest_s = reading.at_s - _KEPT_S
         kept = (one for one in self._readings if oldest_s <= one.at_s <= reading.at_s)
         self._readings = (*kept, reading)
-
-    def latest(self) -> Reading | None:
-        """The newest reading; None before the first."""
-        found = self._readings
-        return found[-1] if found else None
 
     def readings(self) -> tuple[Reading, ...]:
         """All that are kept, oldest first."""

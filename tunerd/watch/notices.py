@@ -209,9 +209,8 @@ def forget_old_notices(ctx: Context, seen_s: dict[str, float]) -> None:
 
 def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event, then: str) -> None:
     if settings.webhook is None:
-        raise UsageError(
-            "no webhook is set", hint="`tunerd settings set notify.webhook https://HOST/PATH`"
-        )
+        hint = "`tunerd settings set notify.webhook https://HOST/PATH`"
+        raise UsageError("no webhook is set", hint=hint)
     body, headers = _request_of(event, settings, unit)
     if settings.token_file is not None:
         token = (ctx.files.read(settings.token_file) or b"").decode("ascii", "replace").strip()
@@ -227,9 +226,8 @@ def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event, then:
         if problem is None:
             return
         if is_final:
-            raise UsageError(
-                "the webhook refuses the notice", cause=problem, hint="[notify] of tunerd.toml"
-            )
+            hint = "[notify] of tunerd.toml"
+            raise UsageError("the webhook refuses the notice", cause=problem, hint=hint)
     raise HostError("the notice did not arrive", cause=problem, state=then)
 
 

@@ -153,9 +153,8 @@ class Gate:
 
     def is_form_token(self, visitor: Peer, offered: str) -> bool:
         """Whether a form was ours, and this visitor's."""
-        return hmac.compare_digest(
-            offered.encode("utf-8", "replace"), self.form_token(visitor).encode()
-        )
+        ours = self.form_token(visitor).encode()
+        return hmac.compare_digest(offered.encode("utf-8", "replace"), ours)
 
 
 PEER = "tunerd.peer"
@@ -522,8 +521,7 @@ async def read_body(request: Request) -> bytes | Response:
             async for piece in request.stream():
                 content += piece
                 if len(content) > MAX_BODY_BYTES:
-                    text = f"the body is larger than {MAX_BODY_BYTES} bytes"
-                    return _respond(refused(413, text))
+                    return _respond(refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes"))
     except TimeoutError:
         return _respond(refused(408, "the body did not arrive"))
     except ClientDisconnect:

@@ -444,9 +444,8 @@ def _vram_chart(seen: Sequence[_Row]) -> Chart:
 
 
 def _over_time(lines: tuple[Line, ...], unit: str, *, is_ratio: bool = False) -> Lines:
-    return Lines(
-        lines, unit, x_title="this machine's time", height=240, is_ratio=is_ratio, is_time=True
-    )
+    title = "this machine's time"
+    return Lines(lines, unit, title, height=240, is_ratio=is_ratio, is_time=True)
 
 
 def _gib_points(seen: Sequence[_Row], index: int, key: str) -> tuple[Point, ...]:
@@ -517,8 +516,7 @@ def health_of(status: Mapping[str, Any]) -> Health:
             "warn", "A change is under way right now.", "Its end is shown under Generations."
         )
     if status["measurement"] is not None:
-        what = status["measurement"]["purpose"]
-        text = f"The server is away while `{what}` measures."
+        text = f"The server is away while `{status['measurement']['purpose']}` measures."
         return Health("warn", text, "It comes back by itself.")
     if not status["exists"] and status["active"] == "inactive":
         return Health("warn", "Nothing is deployed yet.", "Deploy a profile to begin.")
@@ -578,8 +576,7 @@ def serve(mode: Mode, environment: Mapping[str, str]) -> None:
     if facts.listen is not None:
         sockets += _page_socket(facts.listen)
     log.info("api.ready", at=[_name(one) for one in sockets])
-    site = build_site(app.Front(daemon, gate, facts))
-    app.ApiServer(site, sockets, gate.knows).run()
+    app.ApiServer(build_site(app.Front(daemon, gate, facts)), sockets, gate.knows).run()
 
 
 def _page_socket(text: str) -> list[socket.socket]:

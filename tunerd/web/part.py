@@ -194,7 +194,8 @@ class Desk:
     def _look_metrics(self) -> Mapping[str, Any]:
         from tunerd.web.metrics import exposition
 
-        return {"text": exposition(self._telemetry.latest()).decode()}
+        found = self._telemetry.readings()
+        return {"text": exposition(found[-1] if found else None).decode()}
 
     def _look_job(self, number: int) -> Mapping[str, Any]:
         return {"job": read_job(self._ctx, number).to_json()}
@@ -217,9 +218,8 @@ class Desk:
         until_s = looks[0].at_s - step_s if looks else now_s
         kept = history(self._ctx, since_s, until_s, step_s=step_s)
         rows = [summarise([one], begin_s=int(one.at_s), seconds=0) for one in looks]
-        points = [
-            {**asdict(one), **one.rates()} for one in (*kept.points, *(one for one, _ in rows))
-        ]
+        looked = (one for one, _ in rows)
+        points = [{**asdict(one), **one.rates()} for one in (*kept.points, *looked)]
         gpus = (*kept.gpus, *chain.from_iterable(gpus for _, gpus in rows))
         return {**asdict(replace(kept, points=(), gpus=gpus)), "points": points}
 

@@ -168,7 +168,6 @@ class KeyFigure:
 NO_BREAK = "\u00a0"
 NOT_ASKED = "n/a"
 """Where a figure cannot be: nothing is missing."""
-_MS_PER_S = 1000
 
 
 def figure(value: float | None, digits: int = 1) -> str | None:
@@ -183,7 +182,7 @@ def percent(ratio: float | None, digits: int = 1) -> str | None:
 
 def seconds(ms: float | None, digits: int = 1) -> str | None:
     """Milliseconds as seconds, without the unit."""
-    return None if ms is None else figure(ms / _MS_PER_S, digits)
+    return None if ms is None else figure(ms / 1000, digits)
 
 
 def tokens(n: float | None) -> str | None:
@@ -478,8 +477,7 @@ def _cliff(number: int, page: Mapping[str, Any]) -> tuple[Chart, ...]:
         x_title="margin (fit_mib) [MiB]",
         x_range=(steps[0]["fit_mib"] - room, steps[-1]["fit_mib"] + room),
     )
-    title = "VRAM left with the context full, by margin"
-    return (Chart(f"sweep-{number}-margins", title, plot),)
+    return (Chart(f"sweep-{number}-margins", "VRAM left with the context full, by margin", plot),)
 
 
 def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
