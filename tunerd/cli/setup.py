@@ -454,17 +454,17 @@ def _finding(finding: Mapping[str, Any]) -> Iterator[str]:
 
 def _not_checked(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Rules that could not tell, by what they lack."""
+    if not rows:
+        return
     by_missing: dict[str, list[str]] = {}
     for row in rows:
         for missing in row["missing"]:
             by_missing.setdefault(missing, []).append(row["code"])
-    if rows:
-        yield f"not checked ({len(rows)}); what is missing:"
+    yield f"not checked ({len(rows)}); what is missing:"
     for missing, codes in by_missing.items():
         yield f"  {missing}:"
         yield from columns([("   ", ", ".join(codes))])
-    if rows:
-        yield ""
+    yield ""
 
 
 class _Shows(click.Group):

@@ -199,9 +199,8 @@ def socket_for(mode: str | None, environment: Mapping[str, str]) -> Path | None:
     if os.geteuid() == 0 or wanted not in {None, str(Mode.SYSTEM)}:
         return None
     path = paths_for(Mode.SYSTEM, environment).socket
-    if wanted is None:
-        return path if os.access(path, os.R_OK | os.W_OK) else None
-    return path if path.exists() else None
+    may = os.access(path, os.R_OK | os.W_OK) if wanted is None else path.exists()
+    return path if may else None
 
 
 @dataclass

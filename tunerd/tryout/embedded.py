@@ -95,13 +95,10 @@ def _choice(table: Mapping[str, Any], problem: str) -> Reader:
 
 
 def _on_off(flag: str, on: Any, off: Any, auto: Any = None) -> Reader:
-    words: dict[tuple[str, ...], Any] = {
-        ("on", "enabled", "true", "1"): on,
-        ("off", "disabled", "false", "0"): off,
-    }
+    table = dict.fromkeys(("on", "enabled", "true", "1"), on)
+    table |= dict.fromkeys(("off", "disabled", "false", "0"), off)
     if auto is not None:
-        words["auto", "-1"] = auto
-    table = {word: value for spellings, value in words.items() for word in spellings}
+        table |= dict.fromkeys(("auto", "-1"), auto)
     return _choice(table, f"error: unknown value for {flag}: '{{}}'\n")
 
 

@@ -32,29 +32,10 @@ from tunerd.sweep.schedule import ask_tonight
 from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
+from tunerd.watch import guards
 from tunerd.watch.drift import Basis, Drift
 from tunerd.watch.figures import UNKNOWN, EngineNow, Event, Reading, restarts_between
 from tunerd.watch.findings import Findings, read_findings
-from tunerd.watch.guards import (
-    AGAIN,
-    BACK,
-    DECAYED,
-    FAILED,
-    Act,
-    Death,
-    Deaths,
-    Decision,
-    EngineSeen,
-    Hang,
-    Margin,
-    Seen,
-    deaths_recalled,
-    decide,
-    look_at_deaths,
-    look_at_engine,
-    look_at_oom,
-    look_for_deaths,
-)
 from tunerd.watch.history import history
 from tunerd.watch.notices import Teller
 from tunerd.watch.probation import BY_GUARD, MARGIN_KEY, Probation, is_raise
@@ -106,16 +87,16 @@ class Guarding(Teller):
         super().__init__(ctx, tell)
         self._probation = Probation(ctx, self._basis_of)
         self._drift = Drift(server_log(ctx))
-        self._hang = Hang("off", 0.0, 0)
+        self._hang = guards.Hang("off", 0.0, 0)
         self._decayed: str | None = None
         self.take_over(ctx)
         self._notifier = notifier
         self._server = server
         self._before: Reading | None = None
         self._last: Reading | None = None
-        self._oom = Deaths()
-        self._seen = Seen()
-        self._engine: EngineSeen | None = None
+        self._oom = guards.Deaths()
+        self._seen = guards.Seen()
+        self._engine: guards.EngineSeen | None = None
         self._findings = Findings()
         self._found_at: object = None
         self._checked: object = None
@@ -124,7 +105,7 @@ class Guarding(Teller):
         self._raises = False
         self._waits = False
         self._raise_failed: int | None = None
-        self._deaths = Deaths()
+        self._deaths = guards.Deaths()
         self._has_recalled = False
         self._failed_s: float | None = None
         self._gpu_problem: str | None = None
@@ -184,7 +165,7 @@ class Guarding(Teller):
         """What guards before these did, as they told it: a limit holds whatever becomes of a daemon."""
         told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
         self._hang.recall(told, self._ctx.clock.now_s())
-        self._deaths = deaths_recalled(told)
+        self._deaths = guards.deaths_recalled(told)
         card = next((event for event in told if event.kind in (_GPU, _GPU_BACK)), None)
         self._gpu_problem = card.text if card is not None and card.kind == _GPU else None
         newest = next((event for event in told if event.kind in _OF_A_RAISE), None)
@@ -235,7 +216,7 @@ class Guarding(Teller):
 
     def _look_for_deaths(self, reading: Reading) -> None:
         is_ready = reading.engine.is_ready is True
-        back = look_for_deaths(self._deaths, reading.at_s, is_ready=is_ready)
+        back = guards.look_for_deaths(self._deaths, reading.at_s, is_ready=is_ready)
         if back is not None:
             self._say(back)
         engine, seen = reading.engine, self._seen
@@ -246,15 +227,14 @@ class Guarding(Teller):
             return
         kind, words = self._cause(life)
         has_given_up = engine.active_state == "failed"
-        seen = seen if seen.life == life else Seen(life)
-        death = Death(reading.at_s, kind, words, has_given_up, seen)
+        seen = seen if seen.life == life else guards.Seen(life)
+        death = guards.Death(reading.at_s, kind, words, has_given_up, seen)
         log.warning("server.died", times=n, cause=str(kind), words=words)
         if self._probation.is_watching():
             return  # which takes back what dies
-        settings = self._settings
+        policy, most = self._settings.oom, self._settings.oom_steps
         for _ in range(min(n, _MOST_DEATHS)):
-            margin = self._margin()
-            decision = look_at_oom(self._oom, death, margin, settings.oom, settings.oom_steps)
+            decision = guards.look_at_oom(self._oom, death, self._margin(), policy, most)
             if decision is not None:
                 self._decided(decision, engine)
                 return
@@ -265,7 +245,7 @@ class Guarding(Teller):
             return
         was_deployed = self._generation() is not None
         for _ in range(min(n, _MOST_DEATHS)):
-            decision = look_at_deaths(self._deaths, death, was_deployed=was_deployed)
+            decision = guards.look_at_deaths(self._deaths, death, was_deployed=was_deployed)
             if decision is not None:
                 self._say(decision)
 
@@ -287,12 +267,14 @@ class Guarding(Teller):
 
     def _tell_of_start(self) -> None:
         told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
-        newest = next((one for one in told if one.kind in {FAILED, BACK, AGAIN}), None)
-        self._deaths.said = FAILED  # also where the guard against out-of-memory told of its end
-        if newest is None or newest.kind != AGAIN:
+        kinds = {guards.FAILED, guards.BACK, guards.AGAIN}
+        newest = next((one for one in told if one.kind in kinds), None)
+        # Also where the guard against out-of-memory told of its end.
+        self._deaths.said = guards.FAILED
+        if newest is None or newest.kind != guards.AGAIN:
             text = "the service manager gave up on the server; tunerd starts it every 15 minutes until it serves"
             hint = f"`{self._ctx.systemctl} reset-failed {self._ctx.unit}` ends that"
-            self._event(AGAIN, "warning", text, hint)
+            self._event(guards.AGAIN, "warning", text, hint)
 
     def _cause(self, life: str | None) -> tuple[FailureKind, str]:
         unit, most = self._ctx.unit, _LAST_LINES + USAGE_LINES
@@ -306,11 +288,11 @@ class Guarding(Teller):
         found = with_limit(self._ctx, found, self._ctx.unit)
         return found.kind, found.words
 
-    def _margin(self) -> Margin:
+    def _margin(self) -> guards.Margin:
         try:
             margin = margin_now(self._ctx)
         except TunerdError:
-            return Margin(None, 0, is_pinned=False)
+            return guards.Margin(None, 0, is_pinned=False)
         if self._raise_failed is not None and self._generation() == self._raise_failed:
             return replace(margin, left_alone="raising it failed")
         return margin
@@ -358,7 +340,7 @@ class Guarding(Teller):
                 reading, found.confirmed, self._settings.drift, engine_sha256=found.engine_sha256
             )
             if decision is not None:
-                self._decayed = engine.life if decision.act is Act.RESTART else None
+                self._decayed = engine.life if decision.act is guards.Act.RESTART else None
                 self._say(decision)
         will_start = found.replanned is None or not found.replanned.refusals
         is_due = self._decayed is not None and engine.is_busy is False and will_start
@@ -366,7 +348,7 @@ class Guarding(Teller):
         if is_due and self._decayed == engine.life and self._hang.may_restart(reading.at_s):
             self._decayed = None
             self._hang.restarts_s += (reading.at_s,)
-            self._event(DECAYED, "warning", "the server slowed down, and is restarted")
+            self._event(guards.DECAYED, "warning", "the server slowed down, and is restarted")
             self._restart(engine)
 
     def _generation(self) -> int | None:
@@ -378,10 +360,10 @@ class Guarding(Teller):
     def _freshen(self, reading: Reading) -> None:
         """Have the evidence read and the plan made anew when what they rest on has changed."""
         ctx, life = self._ctx, reading.engine.life
-        seen = EngineSeen((), None)
+        seen = guards.EngineSeen((), None)
         if self._settings.upgrade != "off":
             seen = _engine_seen(ctx, reading.driver_version)
-        self._engine, is_settled = look_at_engine(self._engine, seen)
+        self._engine, is_settled = guards.look_at_engine(self._engine, seen)
         folders = (ctx.paths.generations_dir, ctx.paths.evidence)
         # What is best moves with what is asked, so it is looked at once a day.
         basis = (life, self._engine, reading.at_s // _DAY_S, *map(stamp_of, folders))
@@ -409,7 +391,7 @@ class Guarding(Teller):
         if self._before is not None and findings.life not in {None, self._before.engine.life}:
             return  # it was started since: the next check asks of what it was started with
         settings = self._ctx.settings
-        decision = decide(
+        decision = guards.decide(
             findings.replanned,
             self._settings.upgrade,
             has_nights=settings.schedule.enabled and settings.sweep.window is not None,
@@ -434,7 +416,7 @@ class Guarding(Teller):
         hint = "`tunerd sweep start` finds out"
         if self._settings.drift == "act" and ask_tonight(self._ctx):
             hint = "the next opening of the window, any day, finds out: `tunerd schedule show`"
-        self._say(Decision(_BEST, Act.NOTHING, "note", text, evidence, hint))
+        self._say(guards.Decision(_BEST, guards.Act.NOTHING, "note", text, evidence, hint))
 
     def _was_said(self, kinds: tuple[str, ...], text: str) -> bool:
         """Whether the same was told of the generation that serves, by whatever daemon."""
@@ -448,11 +430,11 @@ class Guarding(Teller):
 
     # What is done
 
-    def _decided(self, decision: Decision, engine: EngineNow) -> None:
+    def _decided(self, decision: guards.Decision, engine: EngineNow) -> None:
         self._say(decision)
-        if decision.act is Act.RESTART:
+        if decision.act is guards.Act.RESTART:
             self._restart(engine)
-        elif decision.act is Act.RAISE_MARGIN:
+        elif decision.act is guards.Act.RAISE_MARGIN:
             words = ["guard", "raise-margin", "--yes"]
             if self._begin(_ACT_UNIT, "raises the fit margin", words):
                 self._raises = True
@@ -499,7 +481,7 @@ class Guarding(Teller):
             return False
         return True
 
-    def _say(self, decision: Decision) -> None:
+    def _say(self, decision: guards.Decision) -> None:
         text = f"{decision.text} ({decision.evidence})"
         self._event(decision.kind, decision.level, text, decision.hint)
 
@@ -520,15 +502,15 @@ def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:
     return n, engine.life if is_dead else earlier.life
 
 
-def _engine_seen(ctx: Context, driver_version: str | None) -> EngineSeen:
+def _engine_seen(ctx: Context, driver_version: str | None) -> guards.EngineSeen:
     """A stamp of every file of the engine that serves, of its models and what else it reads, and the driver."""
     generation = ctx.deployed()
     if generation is None:
-        return EngineSeen((), driver_version)
+        return guards.EngineSeen((), driver_version)
     names = {path for path, _ in generation.engine_components} | set(generation.argv[:1])
     names |= set(map(str, model_stamps(generation)))
     files = tuple((name, stamp_of(Path(name))) for name in sorted(names))
-    return EngineSeen(files, driver_version)
+    return guards.EngineSeen(files, driver_version)
 
 
 def restart_server(ctx: Context, life: str | None) -> None:
@@ -586,7 +568,7 @@ def show_guards(ctx: Context) -> ActionResult:
          (f"health is ok, nobody asks, nothing was generated for {settings.hang_every_s:.0f} s, and two tiny "
          f"generations fail or get no answer in {settings.hang_limit_s:.0f} s"),
          f"restart it, {settings.hang_restarts_per_hour} times an hour at most"),
-        ("drift", settings.drift, ("drift", DECAYED, "drift-over", _BEST),
+        ("drift", settings.drift, ("drift", guards.DECAYED, "drift-over", _BEST),
          ("three stretches of 512 tokens or more in a row, all worse than measured: slower verification passes (or fewer "
           "tokens a second, where nothing is drafted), or fewer accepted drafts; or other draft settings that the newest "
           "sweep's laws predict to be more than 3 % faster for current requests"),
@@ -598,16 +580,16 @@ def show_guards(ctx: Context) -> ActionResult:
           "next night compares a kept copy of the old build with the new one")),
     ]  # fmt: skip
     _, findings = read_findings(ctx, None)
-    guards = []
+    shown = []
     for name, policy, kinds, evidence, may in rows:
         last = next((event for event in kept.events if event.kind in kinds), None)
-        guards.append(
+        shown.append(
             {"name": name, "policy": policy, "evidence": evidence, "may": may,
              "last": None if last is None else asdict(last)}
         )  # fmt: skip
     confirmed = findings.confirmed if findings is not None else None
     payload = {
-        "guards": guards,
+        "guards": shown,
         "confirmed": None if confirmed is None else asdict(confirmed),
         "problem": kept.problem,
     }
@@ -617,7 +599,7 @@ def show_guards(ctx: Context) -> ActionResult:
 _MARGIN_FLAGS = frozenset({"--fit-target", "--fit-margin"})
 
 
-def margin_now(ctx: Context) -> Margin:
+def margin_now(ctx: Context) -> guards.Margin:
     """The margin that is deployed, and what was done to it.
 
     Raises:
@@ -635,7 +617,7 @@ def margin_now(ctx: Context) -> Margin:
     fit_mib = margin_in_force(resolved) if has_margin else None
     tried = [int(one.pins[MARGIN_KEY]) for one in raised]
     by_person = setting is not None and setting.origin.layer in {Layer.PIN, Layer.SET}
-    return Margin(
+    return guards.Margin(
         fit_mib=None if fit_mib is None else max([fit_mib, *tried]),
         steps_taken=len(raised),
         is_pinned=by_person and not is_raise(generation),
