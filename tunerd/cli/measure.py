@@ -540,9 +540,6 @@ def _ending(run: Mapping[str, Any]) -> str:
     return f"{run['outcome']}: {run['reason']}" if run["reason"] else str(run["outcome"])
 
 
-_BYTES_PER_KB = 1000
-
-
 @click.command(name="report")
 @click.argument("run", type=NUMBER, nargs=-1)
 @click.option("--output", "-o", metavar="FILE", help="Where to write it; `-` for standard output "
@@ -586,4 +583,4 @@ def show_written(
 def render_report(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     runs = ", ".join(str(number) for number in payload["runs"])
-    yield f"wrote {payload['path']} ({payload['bytes'] / _BYTES_PER_KB:,.0f} kB) about run {runs}"
+    yield f"wrote {payload['path']} ({payload['bytes'] / 1000:,.0f} kB) about run {runs}"

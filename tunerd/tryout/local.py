@@ -18,16 +18,9 @@ from typing import Any
 
 import tunerd
 from tunerd.errors import ConfigError, HostError, JobCanceled, NoSupervisor, ServiceError
+from tunerd.machine import process
 from tunerd.machine.clock import Clock, SystemClock, polls
 from tunerd.machine.files import Files, keep_newest
-from tunerd.machine.process import (
-    MINIMAL_ENVIRONMENT,
-    SEARCH_PATH,
-    Setting,
-    boot_id,
-    process_stat,
-    start,
-)
 from tunerd.paths import Paths
 from tunerd.tryout.local_service import ServiceSpec, complaints_about, read_service
 from tunerd.units.manager import LeaseSpec, LogSpan, UnitState, log_lines, log_span, mark
@@ -194,13 +187,13 @@ class UnitRecord:
     @property
     def is_alive(self) -> bool:
         """Whether that very process still runs."""
-        stat = process_stat(self.pid) if self.boot == current_boot() else None
+        stat = process.process_stat(self.pid) if self.boot == current_boot() else None
         return stat is not None and stat.is_alive and stat.start_ticks == self.start_ticks
 
 
 def current_boot() -> str:
     """The name of this boot; empty where the kernel does not tell."""
-    return boot_id() or ""
+    return process.boot_id() or ""
 
 
 def properties_of(
@@ -425,7 +418,7 @@ class Local:
         found = complaints_about(check_name(unit), text)
         if not found:
             program = read_service(unit, parse_unit(text)).program
-            if shutil.which(program, path=SEARCH_PATH) is None:
+            if shutil.which(program, path=process.SEARCH_PATH) is None:
                 found = (f"{unit}: command is not executable: {program}",)
         return found
 
@@ -516,13 +509,15 @@ class Local:
         # The package may not be installed where the interpreter looks.
         found_at = str(Path(tunerd.__file__).parents[1])
         given = passed_on(self._environment)
-        setting = Setting({**MINIMAL_ENVIRONMENT, **given, "PYTHONPATH": found_at}, Path("/"))
+        setting = process.Setting(
+            {**process.MINIMAL_ENVIRONMENT, **given, "PYTHONPATH": found_at}, Path("/")
+        )
         folders = json.dumps({name: str(path) for name, path in asdict(self._paths).items()})
         argv = [sys.executable, "-P", "-m", "tunerd.tryout.supervisor", folders]
         log = UnitLog(self._paths, "supervise")
         target = log.open()
         try:
-            with _told_as_service_error(), start(argv, setting, log=target) as child:
+            with _told_as_service_error(), process.start(argv, setting, log=target) as child:
                 child.wait(_START_TIMEOUT_S)
         finally:
             os.close(target)

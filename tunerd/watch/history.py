@@ -122,20 +122,16 @@ class TelemetryStore:
             DamagedError: the file is broken.
         """
         with self._writing():
-            if self._stays_s(now_s) >= least_s:
+            (stays_s,) = self._db.execute(  # what the minutes that are not too old span
+                "SELECT coalesce(max(begin_s) - min(begin_s), 0) FROM points WHERE seconds = ? AND begin_s >= ?",
+                (MINUTE_S, _whole(now_s - KEEP_MINUTES_S)),
+            ).fetchone()
+            if stays_s >= least_s:
                 self._drop(now_s)
         with self._translated("write"):
             # It gives back a page at each step, and `execute` makes one step alone.
             self._db.executescript("PRAGMA incremental_vacuum")
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def _stays_s(self, now_s: float) -> float:
-        """What the minutes that are not too old span."""
-        (found,) = self._db.execute(
-            "SELECT coalesce(max(begin_s) - min(begin_s), 0) FROM points WHERE seconds = ? AND begin_s >= ?",
-            (MINUTE_S, _whole(now_s - KEEP_MINUTES_S)),
-        ).fetchone()
-        return float(found)
 
     def _drop(self, now_s: float) -> None:
         for kind, table in _TABLES.items():

@@ -17,7 +17,6 @@ from tunerd import __version__
 from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.words import BYTES_PER_MIB
 
-_MHZ = 1e6
 # What stands behind a name: the plain format has it, the table below does not.
 _ENDINGS = {"counter": "_total", "info": "_info", "gauge": ""}
 _Samples = Iterable[tuple[Mapping[str, str], float | None]]
@@ -134,8 +133,8 @@ _GPU: tuple[_Row, ...] = (
      lambda gpu: _scaled(gpu.utilisation_percent, 0.01)),
     ("gauge", "power_watts", "Power that it draws.", lambda gpu: gpu.power_w),
     ("gauge", "power_limit_watts", "Power that its owner allows.", lambda gpu: gpu.power_limit_w),
-    ("gauge", "sm_clock_hertz", "Clock of its cores.", lambda gpu: _scaled(gpu.sm_clock_mhz, _MHZ)),
-    ("gauge", "memory_clock_hertz", "Clock of its memory.", lambda gpu: _scaled(gpu.memory_clock_mhz, _MHZ)),
+    ("gauge", "sm_clock_hertz", "Clock of its cores.", lambda gpu: _scaled(gpu.sm_clock_mhz, 1e6)),
+    ("gauge", "memory_clock_hertz", "Clock of its memory.", lambda gpu: _scaled(gpu.memory_clock_mhz, 1e6)),
     ("gauge", "temperature_celsius", "Temperature of its core.", lambda gpu: gpu.temperature_c),
     ("gauge", "throttled", "Whether heat or a power brake holds its clocks down; the owner's limit does not count.",
      lambda gpu: _flag(gpu.is_throttled)),

@@ -344,7 +344,6 @@ async def _do(kind: str, pages: Pages, request: Request, visitor: peers.Peer) ->
 # The overview: now, the last hour, days; values in, values out
 
 _MOST_ROWS = 48
-_MIB_PER_GIB = 1024
 _COLOURS = ("mainline", "bee", "other", "waiting")
 
 
@@ -450,7 +449,7 @@ def _over_time(lines: tuple[Line, ...], unit: str, *, is_ratio: bool = False) ->
 
 def _gib_points(seen: Sequence[_Row], index: int, key: str) -> tuple[Point, ...]:
     values = ((row["begin_s"], row["cards"].get(index, {}).get(key)) for row in seen)
-    return tuple(Point(at_s, None if mib is None else mib / _MIB_PER_GIB) for at_s, mib in values)
+    return tuple(Point(at_s, None if mib is None else mib / 1024) for at_s, mib in values)
 
 
 def _tables_of(seen: Sequence[_Row]) -> tuple[Table, ...]:
@@ -475,7 +474,7 @@ def _tables_of(seen: Sequence[_Row]) -> tuple[Table, ...]:
 
 
 def _gib(mib: int | None) -> str | None:
-    return None if mib is None else f"{mib / _MIB_PER_GIB:.1f}"
+    return None if mib is None else f"{mib / 1024:.1f}"
 
 
 @dataclass(frozen=True, slots=True)
