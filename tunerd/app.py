@@ -167,11 +167,9 @@ def build_context(
     chosen = choose_mode(mode, environment)
     is_asked_for = bool(mode or environment.get("TUNERD_MODE"))
     paths = paths_for(chosen, environment)
-    settings, settings_problem = (
-        (load_settings(paths, environment), None)
-        if needs_settings
-        else settings_or_last_good(paths, environment)
-    )
+    settings, settings_problem = settings_or_last_good(paths, environment)
+    if needs_settings and settings_problem is not None:
+        load_settings(paths, environment)  # which says what is wrong
     if mode is None and "TUNERD_MODE" not in environment and settings.mode is not None:
         is_asked_for = True
         chosen = Mode(settings.mode)

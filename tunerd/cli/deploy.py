@@ -110,10 +110,8 @@ def memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
         free = format_mib(device["free_mib"])
         yield f"  {device['name']}: needs {format_mib(device['total_mib'])}, {free} free"
         if device["calculated_mib"] is not None:
-            calculated, loads = (
-                format_mib(device["calculated_mib"]),
-                counted(memory["loads"], "load"),
-            )
+            calculated = format_mib(device["calculated_mib"])
+            loads = counted(memory["loads"], "load")
             yield f"    calculated {calculated}; corrected by what {loads} of it took"
         yield from columns(
             (f"    {part['name']}", format_mib(part["mib"]), part["why"])

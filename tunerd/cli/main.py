@@ -84,14 +84,12 @@ Exit codes: 0 done, 1 failed and the machine is as before unless the message say
 class LazyGroup(click.Group):
     """A group that imports a command when it is called, and lists them without importing any."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, _ctx: click.Context) -> list[str]:
         """All names, in the order in which a newcomer needs them."""
-        del ctx
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name."""
-        del ctx
         if cmd_name not in {*COMMANDS, *INTERNAL}:
             return None
         module_name, line = COMMANDS.get(cmd_name) or (INTERNAL[cmd_name], None)
@@ -119,9 +117,8 @@ class LazyGroup(click.Group):
             ctx.fail(f"No such command `{name}`.{hint}")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, from the table above."""
-        del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 

@@ -180,10 +180,8 @@ class BreakEven:
         if self.prompt_ms is None or self.plain_prompt_ms is None:
             return None
         batches = math.ceil(n_prompt / self.n_ubatch)
-        with_it, without = (
-            batch * batches + token * n_prompt
-            for batch, token in (self.prompt_ms, self.plain_prompt_ms)
-        )
+        laws = (self.prompt_ms, self.plain_prompt_ms)
+        with_it, without = (batch * batches + token * n_prompt for batch, token in laws)
         return with_it - without
 
     def acceptance_ratio(self, traffic: Traffic) -> float | None:

@@ -297,14 +297,10 @@ def deployed(rollout: Rollout, step: Step, done: Change) -> Step:
     wants_none = any(one.code == "no-probation" and one.level == "note" for one in done.messages)
     is_watched = rollout.probation and done.backup is not None and not wants_none
     state = State.WATCHED if is_watched else State.DONE
+    state = State.LEFT if done.exit_code else state
     said = map(done.text_of, ("unfinished", "overtaken", "no-probation"))
     text = next(filter(None, said), done.summary)
-    return step.at(
-        State.LEFT if done.exit_code else state,
-        text,
-        generation=done.generation,
-        backup=done.backup,
-    )
+    return step.at(state, text, generation=done.generation, backup=done.backup)
 
 
 def failed(step: Step, error: errors.TunerdError) -> Step:
@@ -351,17 +347,12 @@ def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> S
 def judged(step: Step, watched: Watched | None) -> Step:
     """A box that was deployed to, by its probation: the same while that goes on."""
     if watched is None:
-        return step.at(
-            State.LEFT,
-            "it serves what was deployed, but nothing watches it: no probation began there",
-        )
+        text = "it serves what was deployed, but nothing watches it: no probation began there"
+        return step.at(State.LEFT, text)
     if watched.state == "passed":
         return step.at(State.DONE, watched.reason)
-    over = {
-        "taken back": State.WENT_BACK,
-        "worse": State.STRANDED,
-        "ended": State.LEFT,
-    }.get(watched.state)
+    ends = {"taken back": State.WENT_BACK, "worse": State.STRANDED, "ended": State.LEFT}
+    over = ends.get(watched.state)
     return step if over is None else step.at(over, watched.reason)
 
 

@@ -189,16 +189,11 @@ class SharedStudy(Study):
         there = self._there(arm.with_margin(0))
         if there is None:
             return True
-        values = {
-            "class_id": self._class,
-            "arm": digest(there),
-            "box_id": self._box,
-            "until": until,
-        }
+        row = {"class_id": self._class, "arm": digest(there), "box_id": self._box, "until": until}
         # Beyond what any claim lasts it was made by a clock that was set back since.
         until_now = claim.c.until < sa.func.clock_timestamp()
         free = until_now | (claim.c.until > until) | (claim.c.box_id == self._box)
-        put = insert(claim).values(**values).on_conflict_do_update(
+        put = insert(claim).values(**row).on_conflict_do_update(
             index_elements=[claim.c.class_id, claim.c.arm],
             set_={"box_id": self._box, "until": until}, where=free,
         )  # fmt: skip

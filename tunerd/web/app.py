@@ -410,11 +410,9 @@ def build_app(
     async def failed(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         text = _ERRORS.get(status, "it cannot be done")
-        response: Response = (
-            _respond(refused(status, text, "/api/openapi.json"))
-            if request.url.path.startswith("/api/")
-            else page_error(request, status, text)
-        )
+        is_api = request.url.path.startswith("/api/")
+        refusal = _respond(refused(status, text, "/api/openapi.json"))
+        response: Response = refusal if is_api else page_error(request, status, text)
         if isinstance(error, HTTPException):
             response.headers.update(error.headers or {})
         return response

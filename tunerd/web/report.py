@@ -66,7 +66,6 @@ from tunerd.web.view import (
     span,
     sweep_section,
     table_of,
-    tokens,
 )
 from tunerd.words import UNKNOWN, counted, when
 
@@ -374,15 +373,15 @@ JOULES = "J/token"
 # Every figure that samples have, by the head of its column: a rate is of all tokens over all time, others are medians.
 _FIGURES: Columns[Measured] = {
     "requests": lambda m: str(m.found.n),
-    "predicted": lambda m: tokens(m.found.n_predicted),
-    "drafted": lambda m: m.of_drafts(tokens(m.found.n_drafted)),
-    "accepted": lambda m: m.of_drafts(tokens(m.found.n_accepted)),
+    "predicted": lambda m: figure(m.found.n_predicted, 0),
+    "drafted": lambda m: m.of_drafts(figure(m.found.n_drafted, 0)),
+    "accepted": lambda m: m.of_drafts(figure(m.found.n_accepted, 0)),
     "rate": lambda m: m.of_drafts(percent(m.found.acceptance_ratio)),
     "tok/s": lambda m: figure(m.found.decode.tok_s),
     "slowest to fastest": lambda m: span(m.found.decode_tok_s.least, m.found.decode_tok_s.most),
     "prompt tok/s": lambda m: figure(m.found.prompt.tok_s, 0),
     "prompt [ms]": lambda m: figure(m.middle("prompt_ms"), 0),
-    "tokens reused": lambda m: tokens(m.middle("cache_n")),
+    "tokens reused": lambda m: figure(m.middle("cache_n"), 0),
     "TTFT [ms]": lambda m: figure(m.found.ttft_ms.median, 0),
     "TTFT [s]": lambda m: seconds(m.found.ttft_ms.median, 2),
     "wall [ms]": lambda m: figure(m.found.wall_ms.median, 0),
@@ -567,15 +566,16 @@ def crossover(series: Sequence[Series], evidence: Runs) -> Section | None:
     has_spread = any(point.low is not None for line in lines for point in line.points)
     note = "Points: medians." + (_WHISKERS if has_spread else "")
     note += " Dotted line and band: the crossing and its interval." if mark else ""
-    both = "Speculation costs time while the prompt is read, and gains on each token."
-    alone = "The whole wait: reading the prompt, and the answer to its last token."
+    question = "From which length speculation pays off"
+    text = "Speculation costs time while the prompt is read, and gains on each token."
+    if len(mine) == 1:
+        question = "Time by length of the answer"
+        text = "The whole wait: reading the prompt, and the answer to its last token."
     title = "Seconds until the answer is complete, by its length"
     return Section(
         name="crossover",
-        title="From which length speculation pays off"
-        if len(mine) > 1
-        else "Time by length of the answer",
-        text=" ".join(said for said, _ in crossings) or (both if len(mine) > 1 else alone),
+        title=question,
+        text=" ".join(said for said, _ in crossings) or text,
         charts=(Chart("crossover", title, plot, note),),
         tables=tuple(
             table_of(f"{of[0].one.label}: by length of the answer", of, _LENGTH) for of in found
@@ -596,7 +596,7 @@ def _crossings(evidence: Runs, series: Sequence[Series]) -> Iterator[tuple[str, 
         interval = span(found.low, found.high, 0)
         level = percent(found.level, 0)
         shown = f"{level} interval {interval}" if interval else "without an interval"
-        yield sentence([label, "is faster than", than, "from", tokens(found.n_tokens) or "",
+        yield sentence([label, "is faster than", than, "from", figure(found.n_tokens, 0) or "",
                         f"tokens on ({shown})"]), found  # fmt: skip
 
 
@@ -634,7 +634,7 @@ def _as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | Non
     columns = heads("~tokens of context", "free VRAM [MiB]", "tok/s", "prompt tok/s")
     tables = tuple(
         Table(f"{one.label}: by depth of the context", columns, tuple(
-            (tokens(depth), figure(free, 0), figure(rate), figure(prompt, 0))
+            (figure(depth, 0), figure(free, 0), figure(rate), figure(prompt, 0))
             for depth, free, rate, prompt in rows
         ))
         for one, rows in shown
@@ -663,10 +663,8 @@ def _depth_sentences(series: Sequence[Series], evidence: Runs) -> Iterator[str]:
             label = _named(series, run.run.number, record.arm)
             if record.name != Depth.NAME or label is None:
                 continue
-            filled, spill, failed = (
-                tokens(number(record.figures, key))
-                for key in ("filled_tokens", "spill_tokens", "failed_tokens")
-            )
+            keys = ("filled_tokens", "spill_tokens", "failed_tokens")
+            filled, spill, failed = (figure(number(record.figures, key), 0) for key in keys)
             parts = [f"filled up to {filled} tokens" if filled else "not filled at all"]
             parts += [f"spills from {spill} tokens on"] if spill else []
             parts += [f"no answer at {failed} tokens"] if failed else []
@@ -737,17 +735,11 @@ def record_tables(records: Iterable[tuple[str | None, SummaryRecord]]) -> list[T
         if record.name in {*_DRAWN_RECORDS, *_OF_SWEEPS}:
             continue
         title = TITLES.get(record.suite, record.suite)
-        caption = (
-            title
-            if record.name == record.suite
-            else f"{title}: {_NAMES.get(record.name, record.name)}"
-        )
+        name = _NAMES.get(record.name, record.name)
+        caption = title if record.name == record.suite else f"{title}: {name}"
         inner = {key: value for key, value in record.figures.items() if _are_rows(value)}
-        plain = {
-            key: value
-            for key, value in record.figures.items()
-            if key not in {*inner, "arm", "works"}
-        }
+        others = record.figures.keys() - inner.keys() - {"arm", "works"}
+        plain = {key: value for key, value in record.figures.items() if key in others}
         if plain:
             groups.setdefault(caption, []).append((label, plain))
         for key, rows in inner.items():

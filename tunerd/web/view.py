@@ -185,11 +185,6 @@ def seconds(ms: float | None, digits: int = 1) -> str | None:
     return None if ms is None else figure(ms / 1000, digits)
 
 
-def tokens(n: float | None) -> str | None:
-    """`43,000`; None where there is none."""
-    return None if n is None else f"{n:,.0f}"
-
-
 def span(low: float | None, high: float | None, digits: int = 1, *, per: float = 1) -> str | None:
     """`39.1 to 48.9`, after they were divided by `per`; None where an end is missing."""
     if low is None or high is None:
@@ -321,11 +316,10 @@ def flags_table(origins: Sequence[Sequence[str]]) -> Table:
 def plan_facts(plan: Mapping[str, Any]) -> Facts:
     """What a profile becomes on this machine."""
     engine, model = plan["engine"], plan["model"]
-    said = (
-        f"{model['architecture']}, {model['quant']}, {format_mib(model['file_bytes'] // 1024**2)}"
-        if model["file_bytes"] is not None
-        else "no GGUF file there yet"
-    )
+    said = "no GGUF file there yet"
+    if model["file_bytes"] is not None:
+        size = format_mib(model["file_bytes"] // 1024**2)
+        said = f"{model['architecture']}, {model['quant']}, {size}"
     return (
         ("profile", f"{plan['profile']} ({', '.join(plan['layers'])})"),
         ("engine", f"{engine['name']} ({engine['dialect']}), {engine['path']}"),
@@ -405,10 +399,10 @@ _CLASS: Columns[Mapping[str, Any]] = {
     "~class": lambda one: one["name"],
     "share": lambda one: percent(one["share"], 0),
     "~kind": lambda one: one["kind"],
-    "cached [tok]": lambda one: tokens(one["mean"]["cached_tokens"]),
-    "new [tok]": lambda one: tokens(one["mean"]["new_tokens"]),
-    "reasoning [tok]": lambda one: tokens(one["mean"]["reasoning_tokens"]) or "in the answer",
-    "answer [tok]": lambda one: tokens(one["mean"]["answer_tokens"]),
+    "cached [tok]": lambda one: figure(one["mean"]["cached_tokens"], 0),
+    "new [tok]": lambda one: figure(one["mean"]["new_tokens"], 0),
+    "reasoning [tok]": lambda one: figure(one["mean"]["reasoning_tokens"], 0) or "in the answer",
+    "answer [tok]": lambda one: figure(one["mean"]["answer_tokens"], 0),
     "at once": lambda one: str(one["concurrency"]),
 }
 
@@ -444,11 +438,8 @@ def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, A
     if page["arms"]:
         text += f" {_IN_SHORT}"
     if untried is not None:
-        text += (
-            f" What was not tried is expected to gain at most {untried:.1%}."
-            if untried > 0
-            else " Nothing that was not tried is expected to be faster."
-        )
+        most = f" What was not tried is expected to gain at most {untried:.1%}."
+        text += most if untried > 0 else " Nothing that was not tried is expected to be faster."
     tables = (*_tried(page), *_depths(page), *_left(evidence))
     return Section(
         name=f"sweep-{number}",
@@ -530,14 +521,10 @@ def _depths(page: Mapping[str, Any]) -> Iterable[Table]:
             ),
         )
     steps = sorted(page["margins"], key=lambda one: one["fit_mib"])
-    yield Table(
-        "VRAM left with the context full [MiB]",
-        heads("~Margin", "Left"),
-        tuple(
-            (str(one["fit_mib"]), "out of memory" if one["oom"] else f"{one['free_mib']:.0f}")
-            for one in steps
-        ),
-    )
+    yield table_of("VRAM left with the context full [MiB]", steps, {
+        "~Margin": lambda one: str(one["fit_mib"]),
+        "Left": lambda one: "out of memory" if one["oom"] else f"{one['free_mib']:.0f}",
+    })  # fmt: skip
     by_kind: dict[str, list[Mapping[str, Any]]] = {}
     for one in sorted(page["classes"], key=lambda one: one["wall_s"]):
         by_kind.setdefault(one["kind"], []).append(one)
