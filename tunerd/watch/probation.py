@@ -412,7 +412,7 @@ def _tuned_by(ctx: Context, profile: str | None, sweep: int | None) -> TunedReco
     """The tuned layer in force that a sweep has found; None also where its record is damaged."""
     found = None
     if profile is not None:
-        with contextlib.suppress(HostError):  # which keeps nobody from going back
+        with contextlib.suppress(errors.HostError):  # which keeps nobody from going back
             found = read_tuned(ctx, profile)
     return found if found is not None and found.sweep == sweep else None
 

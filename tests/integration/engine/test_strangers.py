@@ -167,5 +167,5 @@ def test_a_server_that_a_script_starts_as_itself_says_what_the_unit_serves() -> 
     ) as unit:
         while "listens" not in unit.log_tail():
             time.sleep(0.01)
-        (found,) = listening_programs(unit.pid)
-        assert found.argv[2] == STRANGER
+        ((_program, words, _folder, _variables),) = listening_programs(unit.pid)
+        assert words[2] == STRANGER

@@ -231,7 +231,7 @@ def test_a_server_is_on_the_cards_that_its_build_and_command_line_take(
     used: tuple[Gpu, ...],
 ) -> None:
     """What was free on the largest card was taken for any other that a server was confined to."""
-    engine = Engine("mine", Path("/bin/true"), "test")
+    engine = Engine(Path("/bin/true"), "test", "mine")
     chosen = Choice(engine, profile_of(data), CommandLine("/bin/true", ()), Path("/m.gguf"), devices,
                     has_gpu=True, passed_over=())  # fmt: skip
 
