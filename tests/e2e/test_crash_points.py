@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.fuse import Fuse, Step
 from tests.fault.scenarios import SCENARIOS, Scenario
 from tests.fault.world import UNIT, World, in_memory
+from tests.support.forked import Forked
 from tests.support.lossy_disk import LossyDisk
 from tests.support.ports import free_port
 from tests.support.programs import program
@@ -140,26 +140,8 @@ def _text(content: bytes | None) -> str | None:
 
 def _in_a_process(act: Callable[[Callable[[Any], None]], None]) -> tuple[int, Any]:
     """Exit status of a fork that runs this, and the last thing that it told."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            act(lambda told: _tell(writer, told))
-            code = 0
-        except BaseException:  # noqa: BLE001 -- told to the test
-            _tell(writer, traceback.format_exc())
-        finally:
-            os._exit(code)
-    os.close(writer)
-    with os.fdopen(reader) as lines:
-        said = [json.loads(line) for line in lines]
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), said[-1] if said else None
-
-
-def _tell(writer: int, told: Any) -> None:
-    os.write(writer, json.dumps(told).encode() + b"\n")
+    code, said = Forked(lambda tell: act(lambda told: tell(json.dumps(told)))).end()
+    return code, json.loads(said.splitlines()[-1]) if said and code in {0, DIED} else said
 
 
 MOST = 200

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +23,7 @@ from tests.integration.measure.test_store_rows_damaged import COLUMNS, HOSTILE, 
 from tests.support import nvml_stub
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.fakes import AheadClock
-from tests.support.folders import ROOT
+from tests.support.forked import Forked
 from tests.support.local_box import Box
 from tests.support.made_sweep import N_SAMPLES, put_small_nights
 from tests.support.postgres import Postgres, name_of, password_file, postgres_server
@@ -246,20 +243,9 @@ def test_who_reads_a_store_of_an_older_tunerd_is_told_what_brings_it_up_to_date(
     assert len(fleet_status(box.context).payload["boxes"]) == 1
 
 
-_HAND_IN = """
-import os, sys
-from tunerd.app import build_context
-from tunerd.fleet.shared import hand_in
-print("begins", flush=True)
-print(hand_in(build_context()).payload["entries"], flush=True)
-"""
-
-
-def begin_hand_in(box: Box) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", _HAND_IN], cwd=ROOT, env=box.environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+def begin_hand_in(box: Box) -> Forked:
+    """In a process of its own, which tells how much it has handed in."""
+    return Forked(lambda tell: tell(hand_in(box.context).payload["entries"]))
 
 
 def test_two_boxes_hand_in_at_the_same_moment_into_a_new_database(
@@ -268,8 +254,8 @@ def test_two_boxes_hand_in_at_the_same_moment_into_a_new_database(
     boxes = [a_box(tmp_path / name, url) for name in ("gpu1", "gpu2", "gpu3")]
     for box in boxes:
         measure(box, 1200)
-    ends = [one.communicate(timeout=360) for one in [begin_hand_in(box) for box in boxes]]
-    assert [said.split()[-1:] for said, _ in ends] == [["1201"]] * 3, ends
+    ends = [one.end() for one in [begin_hand_in(box) for box in boxes]]
+    assert ends == [(0, "1201\n")] * 3
     assert samples_in(postgres, url) == (3600, 3600)
     found = fleet_status(boxes[0].context).payload["boxes"]
     assert [(one["name"], one["runs"], one["samples"]) for one in found] == [
@@ -283,12 +269,10 @@ def own_postgres() -> Iterator[Postgres]:
         yield server
 
 
-def begun(box: Box, server: Postgres, url: str, n: int, moments: Random) -> subprocess.Popen[str]:
+def begun(box: Box, server: Postgres, url: str, n: int, moments: Random) -> Forked:
     """Handing in 1,500 more than the n that are there, some of which have arrived."""
     measure(box, 1500, first=n)
     child = begin_hand_in(box)
-    assert child.stdout is not None
-    child.stdout.readline()
     arrived = n + moments.choice([0, 500])
     while samples_in(server, url)[0] <= arrived:
         time.sleep(0.01)
@@ -297,7 +281,7 @@ def begun(box: Box, server: Postgres, url: str, n: int, moments: Random) -> subp
 
 
 @contextlib.contextmanager
-def held_up(box: Box, server: Postgres, url: str) -> Iterator[subprocess.Popen[str]]:
+def held_up(box: Box, server: Postgres, url: str) -> Iterator[Forked]:
     """Handing in 1,500 which wait for a lock: in the middle of it, on any machine."""
     measure(box, 1500)
     with sa.create_engine(url).connect() as connection:
@@ -320,11 +304,11 @@ def test_samples_are_handed_in_once_each_whatever_becomes_of_the_server_meanwhil
         if at == 0:
             with held_up(box, own_postgres, url) as child:
                 own_postgres.stop("immediate")
-            assert child.wait(timeout=180) != 0, "it did not meet the crash"
+            assert child.end()[0] != 0, "it did not meet the crash"
         else:
             child = begun(box, own_postgres, url, 1500 * at, moments)
             own_postgres.stop("immediate")
-        child.communicate(timeout=180)
+            child.end()
         with pytest.raises(HostError, match="it cannot be reached"):
             hand_in(box.context)
         own_postgres.start()
@@ -339,8 +323,7 @@ def test_samples_are_handed_in_once_each_by_commands_that_are_killed(
     moments, cases = chance(6), faults(["kill"] * 2)
     for at in range(len(cases)):
         child = begun(box, postgres, url, 1500 * at, moments)
-        child.send_signal(signal.SIGKILL)
-        child.communicate(timeout=180)
+        child.kill()
     hand_in(box.context)
     assert samples_in(postgres, url) == (1500 * len(cases), 1500 * len(cases))
 

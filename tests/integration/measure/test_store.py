@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.bench_samples import sample
-from tests.support.folders import ROOT
+from tests.support.forked import Forked
 from tests.support.postgres import Postgres
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import MadeRun, made_runs
@@ -240,30 +238,18 @@ def test_a_damaged_event_is_held_for_another_challenge_and_stops_no_night(
         store.sweep_events(number)
 
 
-_WRITER = """
-import sys
-from tests.integration.measure.test_store import RUN, SAMPLE
-from tests.support.stores import open_store
-with open_store(sys.argv[1]) as store:
-    run = store.add_run(RUN)
-    for _ in range(int(sys.argv[2])):
-        store.add_samples(run, [SAMPLE])
-print(run)
-"""
-
-
 def test_several_processes_make_and_fill_one_store(place: str) -> None:
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _WRITER, place, "25"],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(4)
-    ]  # fmt: skip
-    ends = [(writer.communicate(timeout=360), writer.returncode) for writer in writers]
-    assert [code for _, code in ends] == [0] * 4, [said for (_, said), _ in ends]
+    def write(tell: Callable[[object], None]) -> None:
+        with open_store(place) as store:
+            run = store.add_run(RUN)
+            for _ in range(25):
+                store.add_samples(run, [SAMPLE])
+        tell(run)
+
+    ends = [writer.end() for writer in [Forked(write) for _ in range(4)]]
+    assert [code for code, _ in ends] == [0] * 4, ends
     with open_store(place, writable=False) as store:
-        assert {run.number for run in store.runs()} == {int(said) for (said, _), _ in ends}
+        assert {run.number for run in store.runs()} == {int(said) for _, said in ends}
         assert [run.n_samples for run in store.runs()] == [25] * 4
 
 

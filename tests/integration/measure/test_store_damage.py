@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import pytest
 
 from tests.integration.measure.test_store import RUN
 from tests.integration.measure.test_store import SAMPLE as PLAIN
-from tests.support.folders import DATA, ROOT
+from tests.support.folders import DATA
+from tests.support.forked import Forked
 from tests.support.lossy_disk import LossyDisk, tiny_disk
 from tests.support.needs import needs_root
 from tests.support.programs import ProgramFailed, program
@@ -29,33 +29,20 @@ KILLS = 12
 SAMPLE = replace(PLAIN, details={"filler": list(range(300))})
 
 
-# Says `run N` when run N is stored, and `N K` when it holds K samples.
-_WRITER = """
-import sys
-from tests.integration.measure.test_store_damage import RUN, SAMPLE
-from tests.support.stores import filled, open_store
-store = open_store(sys.argv[1])
-while True:
-    run, n = store.add_run(RUN), 0
-    print(run, n, flush=True)
-    for batch in (1, 7, 1, 40):
-        store.add_samples(run, [SAMPLE] * batch)
-        n += batch
-        print(run, n, flush=True)
-"""
+def _start_writer(place: str | Path) -> Forked:
+    """It tells `N 0` when run N is stored, and `N K` when it holds K samples."""
 
+    def write(tell: Callable[[object], None]) -> None:
+        store = open_store(str(place))
+        while True:
+            run, n = store.add_run(RUN), 0
+            tell(f"{run} {n}")
+            for batch in (1, 7, 1, 40):
+                store.add_samples(run, [SAMPLE] * batch)
+                n += batch
+                tell(f"{run} {n}")
 
-def _start_writer(place: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", _WRITER, str(place)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-
-
-def _killed(writer: subprocess.Popen[str]) -> str:
-    """What it said and nobody read yet; `communicate` with a limit would lose what came with the lines before."""
-    writer.send_signal(signal.SIGKILL)
-    assert writer.stdout is not None
-    with writer:
-        return writer.stdout.read()
+    return Forked(write)
 
 
 def _acknowledged(said: str) -> dict[int, int]:
@@ -72,10 +59,9 @@ def test_nothing_that_was_acknowledged_is_lost_by_kills(place: str) -> None:
     expected: dict[int, int] = {}
     for _ in range(KILLS):
         writer = _start_writer(place)
-        assert writer.stdout is not None
-        first = writer.stdout.readline()
+        first = writer.told.readline()
         time.sleep(chance.uniform(0, 0.15))
-        expected |= _acknowledged(first + _killed(writer))
+        expected |= _acknowledged(first + writer.kill())
         with open_store(place) as store:  # the quick check of a file finds damage
             stored = {run.number: run.n_samples for run in store.runs()}
         for run, n in expected.items():
@@ -114,9 +100,8 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
         with EvidenceStore(path):
             program("sync", "--file-system", disk.mount_point)  # the file itself is made once
         writer = _start_writer(path)
-        assert writer.stdout is not None
-        said = "".join(writer.stdout.readline() for _ in range(12))
-        said += _killed(writer)
+        said = "".join(writer.told.readline() for _ in range(12))
+        said += writer.kill()
         disk.cut()
         with EvidenceStore(path) as store:
             stored = {run.number: run.n_samples for run in store.runs()}
@@ -195,8 +180,7 @@ def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) ->
         EvidenceStore(path, writable=False)
     openers = [_start_writer(path) for _ in range(3)]
     for opener in openers:
-        assert opener.stdout is not None
-        assert opener.stdout.readline()
-        _killed(opener)
+        assert opener.told.readline()
+        opener.kill()
     versions = queried(path, "select version from schema_versions order by 1")
     assert versions == [(3,), (max(STEPS),)]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import subprocess
-import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from random import Random
 
 import pytest
 
-from tests.support.folders import ROOT
+from tests.support.forked import Forked
 from tests.support.local_box import Box
 from tests.support.lossy_disk import tiny_disk
 from tests.support.made_sweep import N_SAMPLES, put_night, put_small_nights
@@ -124,8 +122,12 @@ def test_nor_is_a_disk_of_temporary_files_on_which_sqlite_makes_the_copy(
 ) -> None:
     path = box.context.paths.evidence
     with tiny_disk(tmp_path / "tmp", str(int(1.2 * path.stat().st_size))) as small:
-        words = [sys.executable, "-c", _TIDY, str(box.folder)]
-        subprocess.run(words, cwd=ROOT, env={**os.environ, "TMPDIR": str(small)}, check=True)
+
+        def tidy(_: object) -> None:
+            os.environ["TMPDIR"], tempfile.tempdir = str(small), None
+            tidied(box)
+
+        assert Forked(tidy).end() == (0, "")
     assert queried(path, "PRAGMA freelist_count") > [(500,)]
 
 
@@ -143,26 +145,13 @@ def test_nothing_is_dropped_where_all_is_to_be_kept_and_few_pages_wait_for_what_
     assert queried(path, "PRAGMA freelist_count")[0][0] > 0
 
 
-_TIDY = """
-import sys
-from pathlib import Path
-from tests.support.local_box import Box
-from tests.integration.sweep.test_old_sweeps import tidied
-print("begins", flush=True)
-tidied(Box(Path(sys.argv[1])))
-"""
-
-
 def test_a_kill_at_any_moment_leaves_each_sweep_whole_or_without_its_requests(box: Box) -> None:
     chance = Random(3)
     path, dropped = box.context.paths.evidence, set[int]()
     for _ in range(KILLS):
-        words = [sys.executable, "-c", _TIDY, str(box.folder)]
-        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(chance.uniform(0.0, 0.8))
-            process.send_signal(signal.SIGKILL)
+        process = Forked(lambda _: tidied(box))
+        time.sleep(chance.uniform(0.0, 0.8))
+        process.kill()
         with EvidenceStore(path) as store:  # whose check finds damage
             gone = {one.number for one in store.runs() if one.record.dropped is not None}
             assert dropped <= gone
