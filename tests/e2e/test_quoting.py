@@ -8,16 +8,18 @@ made from: for a long run set both, as in
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from tests.support import needs, nvml_stub
 from tests.support.machine import Machine
+from tests.support.programs import program
 from tunerd.errors import ConfigError
 from tunerd.units.text import (
     MAX_ARGUMENT_BYTES,
@@ -31,16 +33,21 @@ from tunerd.units.text import (
 
 N_LISTS = int(os.environ.get("TUNERD_TEST_QUOTING_LISTS", "160"))
 SEED = int(os.environ.get("TUNERD_TEST_SEED", "20261121"))
-DUMP = "/usr/local/lib/dump.py"
-PYTHON = "/usr/bin/python3"
+DUMP = "/usr/local/lib/dump"
 _PER_UNIT = 100
-_SCRIPT = """
-import json, os
-def words(name):
-    with open(f"/proc/self/{name}", "rb") as file:
-        return [word.hex() for word in file.read().split(b"\\0")[:-1]]
-with open(os.environ["DUMP_TO"], "a") as file:
-    file.write(json.dumps({"argv": words("cmdline"), "environ": words("environ")}) + "\\n")
+# A Python for each of hundreds of lines would take twenty times as long.
+_SOURCE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+    FILE *out = fopen(getenv("DUMP_TO"), "a");
+    for (int environ = 0; environ < 2; environ++) {
+        FILE *in = fopen(environ ? "/proc/self/environ" : "/proc/self/cmdline", "rb");
+        for (int byte; (byte = getc(in)) != EOF;) fprintf(out, "%02x", byte);
+        putc(environ ? '\n' : ' ', out);
+    }
+    return fclose(out);
+}
 """
 
 
@@ -96,13 +103,24 @@ class Seen:
     environment: dict[str, str]
 
 
+@pytest.fixture
+def dumping(machine: Machine, tmp_path: Path) -> Machine:
+    """Its program `DUMP` tells what it was started with."""
+    cc = nvml_stub.compiler()
+    if cc is None:
+        needs.missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
+    (tmp_path / "dump.c").write_text(_SOURCE)
+    program(cc, "-O2", tmp_path / "dump.c", "-o", tmp_path / "dump")
+    machine.write(DUMP, (tmp_path / "dump").read_bytes(), mode=0o755)
+    machine.sh("mkdir -p /srv/out")
+    return machine
+
+
 def run_lines(
     machine: Machine, name: str, lines: Sequence[str], *, more: Sequence[str] = ()
 ) -> list[Seen]:
     """What each of these `ExecStart=` values starts, in units of many commands each."""
     seen: list[Seen] = []
-    machine.sh("mkdir -p /srv/out")
-    machine.write(DUMP, _SCRIPT)
     for first in range(0, len(lines), _PER_UNIT):
         unit, out = f"{name}-{first}.service", f"/srv/out/{name}-{first}.json"
         text = [
@@ -130,53 +148,52 @@ def run_lines(
 
 
 def _seen(line: str) -> Seen:
-    data = json.loads(line)
-    words = {
-        name: [bytes.fromhex(word).decode("utf-8", "surrogateescape") for word in data[name]]
-        for name in ("argv", "environ")
-    }
-    return Seen(words["argv"], dict(word.split("=", 1) for word in words["environ"]))
+    argv, environ = (
+        bytes.fromhex(words).decode("utf-8", "surrogateescape").split("\0")[:-1]
+        for words in line.split(" ")
+    )
+    return Seen(argv, dict(word.split("=", 1) for word in environ))
 
 
 @pytest.mark.both_roots
-def test_every_argument_list_arrives_unchanged(machine: Machine) -> None:
-    lists = [[PYTHON, "-IS", DUMP, *words] for words in argument_lists(N_LISTS, SEED)]
+def test_every_argument_list_arrives_unchanged(dumping: Machine) -> None:
+    lists = [[DUMP, *words] for words in argument_lists(N_LISTS, SEED)]
 
-    seen = run_lines(machine, "arguments", [" ".join(exec_words(argv)) for argv in lists])
+    seen = run_lines(dumping, "arguments", [" ".join(exec_words(argv)) for argv in lists])
 
     assert [one.argv for one in seen] == lists
 
 
-def test_behind_a_colon_dollar_signs_are_not_doubled(machine: Machine) -> None:
+def test_behind_a_colon_dollar_signs_are_not_doubled(dumping: Machine) -> None:
     lists = argument_lists(100, SEED + 1)
     lines = [
         " ".join(
             [
-                f":{quote_program(PYTHON)} -IS {DUMP}",
+                f":{quote_program(DUMP)}",
                 *(quote_argument(w, expands=False) for w in ws),
             ]
         )
         for ws in lists
     ]
 
-    seen = run_lines(machine, "unexpanded", lines)
+    seen = run_lines(dumping, "unexpanded", lines)
 
-    assert [one.argv[3:] for one in seen] == lists
+    assert [one.argv[1:] for one in seen] == lists
 
 
-def test_long_arguments_and_lines_arrive_unchanged(machine: Machine) -> None:
+def test_long_arguments_and_lines_arrive_unchanged(dumping: Machine) -> None:
     lists = [
-        [PYTHON, "-IS", DUMP, "x" * MAX_ARGUMENT_BYTES],
-        [PYTHON, "-IS", DUMP, *["%" * 50_000] * 10],
+        [DUMP, "x" * MAX_ARGUMENT_BYTES],
+        [DUMP, *["%" * 50_000] * 10],
     ]
 
-    seen = run_lines(machine, "long", [" ".join(exec_words(argv)) for argv in lists])
+    seen = run_lines(dumping, "long", [" ".join(exec_words(argv)) for argv in lists])
 
     assert [one.argv for one in seen] == lists
 
 
 @pytest.mark.both_roots
-def test_every_environment_value_arrives_unchanged(machine: Machine) -> None:
+def test_every_environment_value_arrives_unchanged(dumping: Machine) -> None:
     values: list[str] = []
     for text in (*NASTY, *(word for words in argument_lists(200, SEED + 2) for word in words)):
         try:
@@ -189,7 +206,7 @@ def test_every_environment_value_arrives_unchanged(machine: Machine) -> None:
         for number, value in enumerate(values)
     ]
 
-    (seen,) = run_lines(machine, "environment", [f"{PYTHON} -IS {DUMP}"], more=more)
+    (seen,) = run_lines(dumping, "environment", [DUMP], more=more)
 
     assert {name: seen.environment.get(name) for name in (f"V{n}" for n in range(len(values)))} == {
         f"V{number}": value for number, value in enumerate(values)
@@ -198,13 +215,13 @@ def test_every_environment_value_arrives_unchanged(machine: Machine) -> None:
 
 
 @pytest.mark.both_roots
-def test_a_hand_written_command_line_is_read_as_systemd_reads_it(machine: Machine) -> None:
+def test_a_hand_written_command_line_is_read_as_systemd_reads_it(dumping: Machine) -> None:
     environment = {"A": 'one "two three" fo\\ur', "B": "", "AB": "x  y"}
     more = [f"Environment={quote_environment(name, value)}" for name, value in environment.items()]
     taken: list[tuple[str, list[str]]] = []
     refused: list[str] = []
     for value in raw_values(N_LISTS, SEED):
-        line = f"{PYTHON} -IS {DUMP} {value}"
+        line = f"{DUMP} {value}"
         try:
             command = parse_exec(line, environment, {})
         except ConfigError:
@@ -214,7 +231,7 @@ def test_a_hand_written_command_line_is_read_as_systemd_reads_it(machine: Machin
         if not re.search("%[A-Za-z]", re.sub(r"[\"'\\]", "", line).replace("%%", "")):
             taken.append((line, list(command.argv)))
 
-    seen = run_lines(machine, "raw", [line for line, _ in taken], more=more)
+    seen = run_lines(dumping, "raw", [line for line, _ in taken], more=more)
     wrong = [
         (line, expected, one.argv)
         for (line, expected), one in zip(taken, seen, strict=True)
@@ -224,10 +241,10 @@ def test_a_hand_written_command_line_is_read_as_systemd_reads_it(machine: Machin
 
     for number, line in enumerate(refused):
         text = f"[Service]\nType=exec\nExecStart={line}\n"
-        machine.write(f"/etc/systemd/system/refused-{number}.service", text)
-    machine.systemctl("daemon-reload")
+        dumping.write(f"/etc/systemd/system/refused-{number}.service", text)
+    dumping.systemctl("daemon-reload")
     units = [f"refused-{number}.service" for number in range(len(refused))]
-    states = machine.systemctl("show", "--value", "--property=LoadState", *units).split()
+    states = dumping.systemctl("show", "--value", "--property=LoadState", *units).split()
     # Two commands in one line are refused here for being two, and by systemd only without `oneshot`.
     assert dict(zip(refused, states, strict=True)) == dict.fromkeys(refused, "bad-setting")
     assert len(taken) > N_LISTS / 4
@@ -235,25 +252,23 @@ def test_a_hand_written_command_line_is_read_as_systemd_reads_it(machine: Machin
 
 
 @pytest.mark.both_roots
-def test_an_environment_file_is_read_as_systemd_reads_it(machine: Machine) -> None:
+def test_an_environment_file_is_read_as_systemd_reads_it(dumping: Machine) -> None:
     texts = environment_texts(60, SEED)
     units: list[str] = []
-    machine.sh("mkdir -p /srv/out")
-    machine.write(DUMP, _SCRIPT)
     for number, text in enumerate(texts):
-        machine.write(f"/srv/env/{number}", text)
-        machine.write(
+        dumping.write(f"/srv/env/{number}", text)
+        dumping.write(
             f"/etc/systemd/system/env-{number}.service",
             f"[Service]\nType=oneshot\nEnvironment=DUMP_TO=/srv/out/env-{number}.json\n"
-            f"EnvironmentFile=/srv/env/{number}\nExecStart={PYTHON} -IS {DUMP}\n",
+            f"EnvironmentFile=/srv/env/{number}\nExecStart={DUMP}\n",
         )
         units.append(f"env-{number}.service")
-    machine.systemctl("daemon-reload")
-    machine.systemctl("start", *units)
+    dumping.systemctl("daemon-reload")
+    dumping.systemctl("start", *units)
 
     wrong = []
     for number, text in enumerate(texts):
-        seen = _seen(machine.read(f"/srv/out/env-{number}.json"))
+        seen = _seen(dumping.read(f"/srv/out/env-{number}.json"))
         real = {name: value for name, value in seen.environment.items() if name[:1] in "Vab"}
         ours = parse_environment_file(text)
         # A comment that ends in a backslash: systemd before 254 skips the next line too.
