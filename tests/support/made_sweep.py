@@ -35,9 +35,11 @@ _NOT_KNOWN = "0" * 64
 
 
 @cache
-def simulated_night(hours: float = 1.25) -> tuple[Task, Outcome]:
-    """A night on a simulated box, and what it came to."""
+def simulated_night(hours: float | None = None) -> tuple[Task, Outcome]:
+    """A night on a simulated box, and what it came to; without `hours` a short one that tries little."""
     one = task("12G", "agent", 1)
+    if hours is None:
+        one, hours = narrow(one), 0.75
     return one, one.night(hours)
 
 
@@ -69,7 +71,12 @@ def put_sweep(box: LocalBox) -> int:
 
 
 def put_night(
-    ctx: Context, store: EvidenceStore, started_s: float, *, hours: float = 1.25, ends: bool = True
+    ctx: Context,
+    store: EvidenceStore,
+    started_s: float,
+    *,
+    hours: float | None = None,
+    ends: bool = True,
 ) -> int:
     """Store the simulated night once, by the calls by which a real one is, or all of it but its end; its number."""
     one, outcome = simulated_night(hours)
