@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.integration.machine.test_files import held
+from tests.support import preloaded
+from tests.support.folders import ROOT
 from tests.support.local_box import Box, codes, deployed, settings
 from tests.support.ports import free_port
 from tests.support.supervised import supervisor_pid, wait_until_gone
@@ -61,9 +63,10 @@ def test_a_box_whose_supervisor_and_server_were_killed_is_told_what_served_and_t
     assert all("still serves" in one for one in told())
     os.kill(server, signal.SIGKILL)
     wait_until_gone(server)
-    assert len(told()) == 3
-    assert all("generation 2, which served, is down" in one for one in told())
-    assert all("`tunerd supervise`" in one for one in told())
+    down = told()
+    assert len(down) == 3
+    assert all("generation 2, which served, is down" in one for one in down)
+    assert all("`tunerd supervise`" in one for one in down)
     drift = box.json("verify", code=6)["drift"]
     assert [one["hint"].split(",")[0] for one in drift] == ["`tunerd supervise`"]
     mark = enabled_mark(box.context.paths, "llama-server.service")
@@ -96,27 +99,36 @@ def test_nobody_is_told_to_wait_for_a_measurement_that_stands_still(box: Box) ->
     assert f"`kill -CONT {measuring.pid}` resumes it" in error["hint"]
 
 
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not here")
-def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_outage_is_announced(
-    box: Box,
-) -> None:
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        state = str(box.folder / "state")
-        mounted = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
-        typed = ["unshare", "-rm", "sh", "-c", mounted, "sh", state, sys.executable, "-m", "tunerd"]
-        done = subprocess.run([*typed, *words], capture_output=True, text=True, timeout=400,
-                              check=False, env=box.environment, cwd=box.folder)  # fmt: skip
-        if "unshare" in done.stderr or "mount:" in done.stderr:
-            pytest.skip("this account may mount nothing, not even in a namespace of its own")
-        return done
+@pytest.fixture
+def read_only(box: Box) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Calls tunerd where the box's state is on a file system that cannot be written."""
+    state = str(box.folder / "state")
+    within = ("unshare", "-rm", "sh", "-c")
+    mounts = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+    if shutil.which("unshare") is None or subprocess.run([*within, mounts, "sh", state, "true"], check=False).returncode:  # fmt: skip
+        pytest.skip("this account may mount nothing, not even in a namespace of its own")
+    name = f"tunerd-test-read-only-{os.getpid()}"
+    forks = (sys.executable, "-m", "tests.support.preloaded")
+    server = preloaded.begin(name, *within, mounts, "sh", state, *forks, PYTHONPATH=str(ROOT))
 
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*preloaded.client(name), *words], capture_output=True, text=True, timeout=400,
+                              check=False, env=box.environment, cwd=box.folder)  # fmt: skip
+
+    yield call
+    server.communicate()
+
+
+def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_outage_is_announced(
+    box: Box, read_only: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     for words in (
         *("status", "verify", "history", "results list", "guard show", "sweep list"),
         *("settings set sweep.min_gain 0.02", "settings unset sweep.min_gain"),
     ):
-        done = call(*words.split())
+        done = read_only(*words.split())
         assert done.returncode == 0, (words, done.stderr)
-    assert call("doctor").returncode in {0, 6}, "cannot read"
+    assert read_only("doctor").returncode in {0, 6}, "cannot read"
 
     before = box.context.services.state("llama-server.service").invocation_id
     for words in (
@@ -124,7 +136,7 @@ def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_
         "sweep run --budget 60",
         "bench",
     ):
-        done = call(*words.split(), *(() if words == "bench" else ("--yes",)))
+        done = read_only(*words.split(), *(() if words == "bench" else ("--yes",)))
         assert done.returncode == 1, (words, done.stdout)
         assert "will not serve" not in done.stderr, words
         assert "Read-only file system\n  state   nothing was changed by this call" in done.stderr
