@@ -106,6 +106,6 @@ def test_a_daemon_that_is_killed_at_its_work_comes_back_and_does_nothing_twice(
     victim: DaemonVictim,
 ) -> None:
     rng = chance(SEED)
-    for fault in faults([DaemonFault.RECOVERY, DaemonFault.NOTICE], DaemonFault):
+    for fault in faults([DaemonFault.NOTICE], DaemonFault):
         print(fault, victim.befall(fault, rng))
         victim.check()

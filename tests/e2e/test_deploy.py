@@ -156,6 +156,7 @@ def test_a_machine_that_slept_tells_since_when_it_serves(box: Deployment) -> Non
     assert abs(json.loads(slept.stdout)["since_s"] - since_s) < 1
 
 
+@ON_HOST
 def test_another_profile_and_back_and_back_again(box: Deployment) -> None:
     first = box.apply("drafting")["generation"]
     first_unit = box.unit()
