@@ -245,7 +245,7 @@ def test_a_function_that_no_other_file_names_is_private() -> None:
     shown = [
         f"tunerd/{file}.py:{node.lineno} {node.name}"
         for file, path in sources().items()
-        for node in ast.parse(path.read_text()).body
+        for node in tree(path).body
         if isinstance(node, ast.FunctionDef) and package_of(file) != "cli"
         if not node.name.startswith("_") and named[node.name] == 1
     ]
