@@ -21,7 +21,7 @@ from tests.support.roots import PREFIX, SOURCES_INSIDE
 
 SEED = 20261128
 # Without a limit they are in test_crash_lease.py; a campaign has all of them, here and there.
-FAULTS = (Fault.COMMAND, Fault.BOTH, Fault.LEASE, Fault.START)
+FAULTS = (Fault.COMMAND, Fault.LEASE)
 OWN_MW = "220000"
 _LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 _SET = "/run/nvml-limit-0"
