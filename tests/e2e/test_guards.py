@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fault.daemon_victim import PROFILES
+from tests.fault.daemon_victim import PROFILES, WATCHED
 from tests.support.deployment import UNIT, Deployment, place_units
 from tests.support.machine import Machine
 from tests.support.places import Place, places
@@ -18,17 +18,7 @@ from tests.support.stand_in import RTX_4070_SUPER
 
 pytestmark = pytest.mark.timeout(1800)  # one machine for all
 
-SETTINGS = """
-[engines.eng]
-path = "/srv/eng/llama-server"
-[probation]
-enabled = false
-[daemon]
-every_s = 1.0
-busy_every_s = 1.0
-[guards]
-drift = "act"
-"""
+SETTINGS = f'{WATCHED}[guards]\ndrift = "act"\n'
 
 
 @pytest.fixture(scope="module", params=places(), ids=str)

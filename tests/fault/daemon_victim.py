@@ -24,7 +24,7 @@ RECORD = f"{STATE}/journal/{UNIT}.json"
 _HISTORY = f"{STATE}/telemetry.db*"
 _PATIENCE_S = 120.0
 _STARTED = "MESSAGE_ID=39f53479d3a045ac8e11786248231fbf"  # systemd: a unit has started
-SETTINGS = """
+WATCHED = """
 [engines.eng]
 path = "/srv/eng/llama-server"
 [probation]
@@ -32,6 +32,10 @@ enabled = false
 [daemon]
 every_s = 1.0
 busy_every_s = 1.0
+"""
+SETTINGS = (
+    WATCHED
+    + """
 [guards]
 hang_every_s = 5.0
 hang_limit_s = 2.0
@@ -47,6 +51,7 @@ webhook = "{url}"
 [schedule]
 enabled = {has_nights}
 """
+)
 _RANGES = """
 [sweep]
 "serving.threads" = [1]

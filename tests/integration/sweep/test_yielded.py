@@ -264,11 +264,12 @@ def test_a_sweep_is_not_held_against_what_was_replaced_while_its_question_stood_
         assert box.serves
 
 
-def test_a_sweep_that_went_on_while_somebody_was_asked_about_it_is_not_continued_twice() -> None:
-    def stop(progress: Progress) -> None:
-        if progress.text == "starting the first configuration":
-            raise Reached
+def stop(progress: Progress) -> None:
+    if progress.text == "starting the first configuration":
+        raise Reached
 
+
+def test_a_sweep_that_went_on_while_somebody_was_asked_about_it_is_not_continued_twice() -> None:
     with swept() as box:
         ctx = box.box.context
         request = SweepRequest(budget_s=600.0, seed=3)
@@ -291,11 +292,6 @@ def test_a_sweep_that_went_on_while_somebody_was_asked_about_it_is_not_continued
 
 def test_challenges_of_a_sweep_that_goes_on_after_a_rollback_are_of_what_serves_then() -> None:
     """They counted as of the generation before the rollback, so the next sweep had the same share of alpha again."""
-
-    def stop(progress: Progress) -> None:
-        if progress.text == "starting the first configuration":
-            raise Reached
-
     with swept() as box:
         ctx = box.box.context
         stopped, request = replace(ctx, progress=stop), SweepRequest(budget_s=600.0, seed=3)
