@@ -10,24 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, place_units, profile
+from tests.support.deployment import UNIT, Deployment
 from tests.support.machine import Machine
-from tests.support.night import SWEEP, candidates, starts
+from tests.support.night import SWEEP, Night, candidates, starts
 
-# So long that no sweep comes to its end while a test looks at it.
-WORKLOAD = """
-[[classes]]
-name = "ask"
-kind = "code"
-prompt_tokens = 100
-answer_tokens = 240
-[[classes]]
-name = "read"
-kind = "code"
-prompt_tokens = 500
-answer_tokens = 240
-"""
-SETTINGS = "[sweep]\nquiet_s = 1.0\nbudget_s = 300.0\n"
 LIMIT_S = 400.0
 
 
@@ -36,15 +22,8 @@ def until(box: Deployment, holds: Callable[[], bool], what: str) -> None:
 
 
 def deployed(machine: Machine) -> Deployment:
-    text = profile("embedded", speculation__type="mtp", speculation__n_max=3, speculation__p_min=0.0,
-                   serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
-    ranges = '[sweep]\n"engine.prefer" = ["embedded"]\n"speculation.n_max" = [1, 2, 3]\n'
-    ranges += '"speculation.p_min" = [0.0]\n"serving.threads" = [1]\n"serving.n_ubatch" = [512]\n'
-    box = Deployment(machine, settings=SETTINGS, profiles={"night": text + ranges})
-    box.profile("workloads/small", WORKLOAD)
-    place_units(machine, SWEEP)
-    box.apply("night")
-    return box
+    """A box whose server answers so slowly that no sweep comes to its end while a test looks at it."""
+    return Night(machine, sweep="budget_s = 300.0", tg_tok_s=20.0).box
 
 
 def ended(box: Deployment) -> bool:
@@ -61,7 +40,7 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
 ) -> None:
     box = deployed(host_machine)
     box("sweep", "start", "--yes", "--budget", "10m", "--seed", "5")
-    until(box, lambda: starts(box) >= 1, "a start")
+    until(box, lambda: bool(candidates(box)) and starts(box) >= 1, "a start")
     job = "tunerd-job-1.service"
     assert host_machine.systemctl("is-active", job) == "active"
     assert "sweep 1" in box("status").out
@@ -146,7 +125,7 @@ def test_a_night_on_a_disk_that_fills_up_keeps_what_it_measured_and_production_s
     # Where there is no logind, that is said, and nothing else changes.
     host_machine.systemctl("mask", "--now", "systemd-logind.service", "dbus-org.freedesktop.login1")
     box.systemctl("start", SWEEP)
-    until(box, lambda: starts(box) >= 1, "a start")
+    until(box, lambda: bool(candidates(box)) and starts(box) >= 1, "a start")
     said = "\n".join(host_machine.journal(f"--unit={SWEEP}"))
     assert "the machine may go to sleep meanwhile" in said
     host_machine.sh(f"dd if=/dev/zero of={folder}/filler bs=1M 2>&1 || true")
