@@ -67,36 +67,27 @@ def test_a_copy_that_nothing_names_is_told_with_its_size_and_the_command_that_re
     assert needless_engines(ctx) is None
 
 
-def _unit(ctx: Context, folder: Path) -> None:
-    written(ctx.unit_path, f"[Service]\nExecStart={folder}/bin/llama-server".encode())
+STAMP = "20260101T000000Z-apply"
+NAMING = {
+    "unit/llama-server.service": "[Service]\nExecStart={0}/bin/llama-server",
+    f"unit/other.service.pre-{STAMP}": "[Service]\nExecStart={0}/bin/x",
+    "unit/llama-server.service.d/own.conf": "[Service]\nExecStart=\nExecStart={0}/bin/x",
+    "config/tunerd.toml": '[engines.old]\npath = "{0}/bin/x"',
+    "config/profiles/mine.toml": '[engine]\nprefer = ["kept-{0.name}"]',
+    "state/tuned/mine.toml": '[engine]\nprefer = ["kept-{0.name}"]',
+    "state/journal/x.service.json": '{{"text": "{0}/bin/x"}}',
+}
 
 
-def _backup_of_another_unit(ctx: Context, folder: Path) -> None:
-    name = "other.service.pre-20260101T000000Z-apply"
-    written(ctx.paths.unit_dir / name, f"[Service]\nExecStart={folder}/bin/x".encode())
+def _file(where: str) -> Names:
+    """One that names the copy."""
 
+    def put(ctx: Context, folder: Path) -> None:
+        kind, _, name = where.partition("/")
+        place: Path = getattr(ctx.paths, f"{kind}_dir")
+        written(place / name, NAMING[where].format(folder).encode())
 
-def _drop_in(ctx: Context, folder: Path) -> None:
-    place = ctx.paths.unit_dir / "llama-server.service.d/own.conf"
-    written(place, f"[Service]\nExecStart=\nExecStart={folder}/bin/x".encode())
-
-
-def _setting(ctx: Context, folder: Path) -> None:
-    written(ctx.paths.settings_file, f'[engines.old]\npath = "{folder}/bin/x"'.encode())
-
-
-def _profile(ctx: Context, folder: Path) -> None:
-    text = f'[engine]\nprefer = ["kept-{folder.name}"]'
-    written(ctx.paths.site_profiles / "mine.toml", text.encode())
-
-
-def _tuned_layer(ctx: Context, folder: Path) -> None:
-    text = f'[engine]\nprefer = ["kept-{folder.name}"]'
-    written(ctx.paths.tuned_dir / "mine.toml", text.encode())
-
-
-def _interrupted_swap(ctx: Context, folder: Path) -> None:
-    written(ctx.paths.journal_dir / "x.service.json", f'{{"text": "{folder}/bin/x"}}'.encode())
+    return put
 
 
 def _old_generation(ctx: Context, folder: Path) -> None:
@@ -114,7 +105,7 @@ def _link(ctx: Context, folder: Path) -> None:
     link = ctx.paths.state_dir / "links/llama-server"
     link.parent.mkdir(parents=True)
     link.symlink_to(folder / "bin/llama-server")
-    name = "other.service.pre-20260101T000000Z-apply"
+    name = f"other.service.pre-{STAMP}"
     written(ctx.paths.unit_dir / name, f"[Service]\nExecStart={link} -m x".encode())
 
 
@@ -137,13 +128,13 @@ def _build_of_a_backup_of_another_unit(ctx: Context, folder: Path) -> None:
     assert folder.exists()
     deployed(ctx, b"before", identity=IDENTITY)
     deployed(ctx, b"after")
-    written(ctx.paths.unit_dir / "other.service.pre-20260101T000000Z-apply", b"before")
+    written(ctx.paths.unit_dir / f"other.service.pre-{STAMP}", b"before")
 
 
 def _build_before_an_upgrade_in_place(ctx: Context, folder: Path) -> None:
     """The unit's text stayed the same, and going back to the build is by the copy alone."""
     assert folder.exists()
-    backup = "llama-server.service.pre-20260101T000000Z-apply"
+    backup = f"llama-server.service.pre-{STAMP}"
     deployed(ctx, b"same", identity="d" * 64, backup="gone")
     deployed(ctx, b"same", identity=IDENTITY, backup="gone")
     deployed(ctx, b"same", identity="e" * 64, backup=backup)
@@ -162,8 +153,7 @@ def _build_in_the_place_of_a_unit_by_hand(ctx: Context, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [_unit, _backup_of_another_unit, _drop_in, _setting, _profile, _tuned_layer, _interrupted_swap,
-     _link, _environment_file,
+    [*map(_file, NAMING), _link, _environment_file,
      _old_generation, _unit_that_was_adopted, _build_that_serves, _build_of_a_backup_of_another_unit, _build_before_an_upgrade_in_place, _build_in_the_place_of_a_unit_by_hand],
 )  # fmt: skip
 def test_a_copy_that_a_step_back_may_need_is_not_told(ctx: Context, name: Names) -> None:
@@ -177,7 +167,7 @@ def test_a_copy_that_a_step_back_may_need_is_not_told(ctx: Context, name: Names)
 
 def test_a_build_whose_backups_are_gone_is_told_though_history_knows_it(ctx: Context) -> None:
     kept(ctx)
-    backup = "llama-server.service.pre-20260101T000000Z-apply"
+    backup = f"llama-server.service.pre-{STAMP}"
     deployed(ctx, b"same", identity=IDENTITY)
     deployed(ctx, b"same", identity="e" * 64, backup="gone")
     deployed(ctx, b"same", identity="e" * 64, backup=backup)
