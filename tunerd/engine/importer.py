@@ -39,7 +39,7 @@ from tunerd.profile.schema import LEAVE_TO_ENGINE, flatten, nest, own_kinds, val
 from tunerd.words import Family, is_name
 
 # They take a value, but ik's help shows no placeholder.
-_WITH_VALUE = frozenset({"--reasoning", "-rea", "--reasoning-budget-message"})
+_WITH_VALUE = frozenset({"--alias", "-a", "--reasoning", "-rea", "--reasoning-budget-message"})
 _SECRET = "a secret: put it into a file and set serving.api_key_file"  # noqa: S105
 _OTHER_SECRET = "a secret: keep it in a drop-in with EnvironmentFile="  # noqa: S105
 _FOR_DOWNLOADS = "a secret that only downloads need: tunerd serves files that are here"
