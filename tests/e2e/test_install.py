@@ -159,7 +159,7 @@ def test_an_upgrade_that_fails_or_is_cut_short_leaves_all_as_it_was(
 
     assert machine.show("tunerd.service", "MainPID") != daemon
     assert machine.systemctl("is-active", "tunerd.service", "tunerd.socket") == "active\nactive"
-    assert [name for name in machine.files("/opt") if name.startswith("tunerd")] == ["tunerd"]
+    assert {*machine.files("/opt")} & {"tunerd", "tunerd.new", "tunerd.old"} == {"tunerd"}
 
 
 def test_an_upgrade_whose_second_move_fails_takes_back_the_first(
@@ -182,7 +182,7 @@ def test_an_upgrade_whose_second_move_fails_takes_back_the_first(
     assert machine.exists("/opt/tunerd/mine")
     assert machine.systemctl("is-active", "tunerd.service") == "active"
     assert machine.run("tunerd", "status").returncode == 0
-    assert [name for name in machine.files("/opt") if name.startswith("tunerd")] == ["tunerd"]
+    assert {*machine.files("/opt")} & {"tunerd", "tunerd.new", "tunerd.old"} == {"tunerd"}
 
 
 def test_the_servers_account_cannot_write_what_tunerd_knows(installed_machine: Machine) -> None:

@@ -71,7 +71,7 @@ def test_a_program_that_only_the_profile_names_is_an_engine(
     program = next(iter(engines.values()))
     model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
     wanted = {
-        "engine.prefer": ["/no/such/llama-server", str(program)],
+        "engine.prefer": ["/no/such/program", str(program)],
         "model.path": str(model),
         "speculation.type": "off",
     }
@@ -80,7 +80,7 @@ def test_a_program_that_only_the_profile_names_is_an_engine(
 
     assert choice.engine.program == program
     assert choice.engine.found_by == "engine.prefer"
-    assert choice.passed_over == (("/no/such/llama-server", "there is no such program"),)
+    assert choice.passed_over == (("/no/such/program", "there is no such program"),)
 
 
 @pytest.mark.engine

@@ -123,7 +123,7 @@ def test_the_loads_of_years_of_nights_are_not_all_kept(box: BuildBox) -> None:
     assert len(left) == KEPT_LOADS
     assert memory(box, "one")["loads"] is not None
     assert f"load-{KEPT_LOADS + 19:032}.json" in left
-    for path in cache.glob("load-0*.json"):
+    for path in cache.glob("load-0000*.json"):
         path.unlink()
 
 
