@@ -200,8 +200,11 @@ class Recovery(Teller):
 
     def _found(self) -> object:
         """What is to be mended; None for nothing."""
-        is_left = has_leftovers(self._ctx) and not is_locked(self._ctx.paths.measure_lock)
-        return self._unfinished.look() or ("a measurement" if is_left else None)
+        # First: nothing about a measurement may keep a swap half-way.
+        unfinished = self._unfinished.look()
+        if unfinished is None and has_leftovers(self._ctx):
+            return None if is_locked(self._ctx.paths.measure_lock) else "a measurement"
+        return unfinished
 
     def recover(self) -> None:
         """Recover; what cannot be mended is said once, and tried again after longer and longer."""
