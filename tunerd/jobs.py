@@ -50,8 +50,17 @@ class JobFolder:
         self._folder = folder
 
     def numbers(self) -> tuple[int, ...]:
-        """Newest first."""
-        names = (path.name for path in self._folder.glob("*"))
+        """Newest first.
+
+        Raises:
+            HostError: what is there cannot be told.
+        """
+        try:
+            names = os.listdir(self._folder)  # noqa: PTH208  a glob takes what it may not read for empty
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise HostError(f"cannot read `{self._folder}`", cause=error.strerror) from error
         return tuple(sorted((int(name) for name in names if name.isdecimal()), reverse=True))
 
     def create(self, request: JobRequest) -> int:

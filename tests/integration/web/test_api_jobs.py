@@ -15,7 +15,7 @@ import pytest
 from tests.support.api_box import ApiBox
 from tests.support.local_box import Box
 from tunerd.cli.terminal import Remote
-from tunerd.errors import Busy, ConfigError, UsageError
+from tunerd.errors import Busy, ConfigError, HostError, UsageError
 from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
 from tunerd.machine.peers import Peer, Via, account_text, unix_socket
 from tunerd.operations import JobRequest, Lane
@@ -176,6 +176,15 @@ def test_what_a_job_told_is_read_once(tmp_path: Path) -> None:
     assert ([one["event"] for one in first], offset) == (["begun"], 19)
     assert [one["event"] for one in rest] == ["progress"]
     assert folder.events(number, end) == ((), end)
+
+
+def test_a_folder_of_jobs_that_cannot_be_read_is_not_told_as_one_without_jobs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "jobs").touch()
+    with pytest.raises(HostError, match="cannot read"):
+        JobFolder(tmp_path / "jobs").numbers()
+    assert JobFolder(tmp_path / "none").numbers() == ()
 
 
 def test_a_job_that_never_began_keeps_none_away_until_a_clock_that_was_ahead_is_there_again(
