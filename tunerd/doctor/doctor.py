@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -470,7 +471,7 @@ def support_bundle(ctx: Context) -> ActionResult:
     parts: dict[str, Callable[[], Any]] = {
         "tunerd": lambda: {"version": __version__, "python": platform.python_version()},
         "system": lambda: {
-            "release": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
+            "release": _release(),
             "kernel": platform.release(),
             "mode": str(ctx.mode),
         },
@@ -493,6 +494,12 @@ def support_bundle(ctx: Context) -> ActionResult:
     hide = _hider(ctx)
     found = {name: hide(_part(read)) for name, read in parts.items()}
     return ActionResult("support-bundle", {"parts": found})
+
+
+def _release() -> str | None:
+    with contextlib.suppress(OSError):  # a small image has no such file
+        return platform.freedesktop_os_release().get("PRETTY_NAME")
+    return None
 
 
 def _part(read: Callable[[], Any]) -> Any:
