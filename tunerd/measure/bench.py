@@ -334,6 +334,8 @@ def _measuring_s(plan: Plan, rates: Rates) -> float:
 
 def _seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:
     """Ids of the prompts that a server life was asked in earlier runs."""
+    if life is None:
+        return frozenset()
     return frozenset(
         sample.prompt_id
         for run in store.runs(limit=_LOOK_BACK)
