@@ -442,6 +442,8 @@ def names_of(kind: str, *, or_files: bool = False) -> Completer:
 
 def _listed(ctx: click.Context, kind: str) -> Iterable[str]:
     """The names; none where the machine or its settings do not allow to read them."""
+    if kind in _EVERYWHERE:
+        return _EVERYWHERE[kind]()
     from tunerd.app import build_context
 
     given = ctx.find_root().params  # no command has run yet, so the mode is not worked out
@@ -492,26 +494,26 @@ def _workloads(ctx: Context) -> Iterable[str]:
     return workload_names(ctx)
 
 
-def _keys(_ctx: Context) -> Iterable[str]:
+def _keys() -> Iterable[str]:
     """Of a profile, for `--set KEY=VALUE`."""
     from tunerd.profile.schema import all_keys
 
     return (f"{key}=" for key in all_keys())
 
 
-def _shapes(_ctx: Context) -> Iterable[str]:
+def _shapes() -> Iterable[str]:
     from tunerd.tryout.designed import SHAPES
 
     return SHAPES
 
 
+# The same on every machine, whatever its settings and whoever asks.
+_EVERYWHERE: Mapping[str, Callable[[], Iterable[str]]] = {"keys": _keys, "shapes": _shapes}
 _NAMES: Mapping[str, Callable[[Context], Iterable[str]]] = {
     "profiles": _profiles,
     "engines": _engines,
     "generations": _generations,
-    "keys": _keys,
     "settings": _settings,
-    "shapes": _shapes,
     "targets": _targets,
     "workloads": _workloads,
     "units": lambda ctx: ctx.services.service_units(),

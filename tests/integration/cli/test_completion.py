@@ -62,7 +62,7 @@ def test_values_are_offered(words: tuple[str, ...], expected: list[str]) -> None
     assert offered(*words) == expected
 
 
-def test_where_nothing_can_be_read_nothing_is_offered_and_nothing_said(
+def test_where_nothing_can_be_read_only_what_is_the_same_everywhere_is_offered_and_nothing_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     box = Box(tmp_path)
@@ -70,4 +70,6 @@ def test_where_nothing_can_be_read_nothing_is_offered_and_nothing_said(
     for name, value in box.environment.items():
         monkeypatch.setenv(name, value)
     assert offered("apply", "c") == []
+    assert offered("plan", "mine", "--set", "engine.") == ["plain,engine.prefer="]
+    assert offered("model", "new", "x.gguf", "--shape", "tiny-n") == ["plain,tiny-nomtp"]
     assert "".join(capfd.readouterr()) == ""
