@@ -646,7 +646,10 @@ def argv_of(kind: str, given: Mapping[str, Any], *, is_text: bool = False) -> li
     values = dict(given)
     said = kind
     if MAY[kind].is_job and has_question(kind):
-        only_asks = _value("ask", _BOOLEAN, values.pop("ask", None), is_text=is_text)
+        asks = values.pop("ask", "false" if is_text else False)
+        only_asks = _value("ask", _BOOLEAN, asks, is_text=is_text)
+        if only_asks is None:  # what is not said would be done at once
+            raise WrongError("ask: is not of type boolean")
         said = kind if only_asks else f"{kind} --yes"
     known = takes(kind)
     if extra := sorted(set(values) - set(known)):

@@ -176,7 +176,7 @@ def test_values_become_the_words_that_are_typed() -> None:
     assert argv_of("apply", form, is_text=True) == [
         "apply", "--yes", "--now", "--no-probation", "--", "x",
     ]  # fmt: skip
-    for wrong in ({"ask": "true"}, {"pairs": "5"}, {"pairs": True}, {"pairs": 10**9}, {"yes": True},
+    for wrong in ({"ask": "true"}, {"ask": None}, {"pairs": "5"}, {"pairs": True}, {"pairs": 10**9}, {"yes": True},
                   {"sides": "live"}, {"sides": ["a"] * 65}, {"url": "x"}, {"as_json": True}):  # fmt: skip
         with pytest.raises(WrongError):
             argv_of("compare", wrong)
