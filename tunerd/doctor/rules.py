@@ -418,8 +418,8 @@ def _port(facts: Facts) -> Iterator[Seen | Missing]:
     if port.others:
         is_active = facts.server is not None and facts.server.is_active
         who = ", ".join(port.others)
-        both = "listens there too, and clients reach either"
-        both = both if is_active else "listens there already"
+        too = "listens there too, and clients reach either"
+        both = too if is_active else "listens there already"
         level = Level.ERROR if facts.server is not None else Level.NOTE
         yield Seen(level, f"port {port.port}: {who} {both}",
                    "stop it, or use another port: tunerd plan PROFILE --set serving.port=PORT")  # fmt: skip

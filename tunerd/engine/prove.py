@@ -80,9 +80,11 @@ def judge_trials(trials: Mapping[str, Completion], expected_text: str) -> tuple[
             if name in trials
         ]
         if NATIVE in trials:
-            counts = Effect.PROVED, "the native route counts drafts"
-            counts_not = Effect.NO_EFFECT, "only the OpenAI routes count drafts"
-            proofs.append(Proof("counts", *(counts if trials[NATIVE].n_drafted else counts_not)))
+            counts = Proof("counts", Effect.PROVED, "the native route counts drafts")
+            if not trials[NATIVE].n_drafted:
+                text = "only the OpenAI routes count drafts"
+                counts = Proof("counts", Effect.NO_EFFECT, text)
+            proofs.append(counts)
     return tuple(proofs)
 
 

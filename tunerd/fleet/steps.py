@@ -296,8 +296,8 @@ def deployed(rollout: Rollout, step: Step, done: Change) -> Step:
         return step.at(State.APPLYING, f"ssh ended with status {done.exit_code}")
     wants_none = any(one.code == "no-probation" and one.level == "note" for one in done.messages)
     is_watched = rollout.probation and done.backup is not None and not wants_none
-    state = State.WATCHED if is_watched else State.DONE
-    state = State.LEFT if done.exit_code else state
+    well = State.WATCHED if is_watched else State.DONE
+    state = State.LEFT if done.exit_code else well
     said = map(done.text_of, ("unfinished", "overtaken", "no-probation"))
     text = next(filter(None, said), done.summary)
     return step.at(state, text, generation=done.generation, backup=done.backup)

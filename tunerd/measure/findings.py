@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -373,8 +373,9 @@ def _mix(arm: str, turns: Sequence[TurnTime]) -> TurnTime:
 
 def _expected(turns: Sequence[TurnTime], name: str) -> float | None:
     known = all_known(getattr(one, name) for one in turns)
-    both = zip(turns, known, strict=False)  # none where one is missing
-    return sum((one.weight or 0.0) * value for one, value in both) if known else None
+    if not known:
+        return None
+    return sum((one.weight or 0.0) * float(value) for one, value in zip(turns, known, strict=True))
 
 
 def _parts(samples: Sequence[Sample]) -> Parts | None:
@@ -382,10 +383,13 @@ def _parts(samples: Sequence[Sample]) -> Parts | None:
     for split in (_by_server, _by_client):
         known = all_known(split(one) for one in usable)
         if known:
-            mean, columns = statistics.fmean, zip(*map(astuple, known), strict=True)
-            whole, prefill, generation, waiting = map(all_known, columns)
-            rest = mean(waiting) if waiting else None
-            return Parts(mean(whole), mean(prefill), mean(generation), rest)
+            waiting = all_known(one.waiting_s for one in known)
+            return Parts(
+                statistics.fmean(one.whole_s for one in known),
+                statistics.fmean(one.prefill_s for one in known),
+                statistics.fmean(one.generation_s for one in known),
+                statistics.fmean(waiting) if waiting else None,
+            )
     return None
 
 

@@ -257,13 +257,14 @@ def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
             "mean": {
                 "cached_tokens": plain.cached_tokens,
                 "new_tokens": plain.new_tokens,
-                "reasoning_tokens": None if thoughts is None else round(thoughts.mean),
+                "reasoning_tokens": None
+                if (thoughts := one.reasoning_tokens) is None
+                else round(thoughts.mean),
                 "answer_tokens": round(one.answer_tokens.mean),
             },
             "turn": None if parts is None else workload.parts_json(parts[index]),
         }
         for index, (one, plain, share) in enumerate(rows)
-        for thoughts in [one.reasoning_tokens]
     ]
     return {
         "name": shape.name,

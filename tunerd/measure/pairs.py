@@ -755,11 +755,8 @@ class Comparing:
             up_s = self.stand.now_s()
             blocks = [self._round(life, f"{name}-0", orders[0], texts)]
             if self.n_rounds is None:  # decided once: pairs of unequal work would not be alike
-                boot_s, block_s, most = (
-                    up_s - begin_s,
-                    self.stand.now_s() - up_s,
-                    self.limits.max_rounds,
-                )
+                boot_s, block_s = up_s - begin_s, self.stand.now_s() - up_s
+                most = self.limits.max_rounds
                 wanted = round(_ROUND_SHARE * boot_s / block_s) if block_s > 0 else most
                 self.n_rounds = min(max(wanted, 1), most)
             blocks += [

@@ -514,9 +514,8 @@ def _heat(arms: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     best: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     known = (one for one in arms if one["believed_s"] is not None)
     for one in sorted(known, key=lambda one: one["believed_s"]):
-        best.setdefault(
-            tuple(one["arm"][name] for name in ("engine", "spec", "n_max", "p_min")), one
-        )
+        arm = one["arm"]
+        best.setdefault((arm["engine"], arm["spec"], arm["n_max"], arm["p_min"]), one)
     return [
         {"engine": engine, "spec": spec, "n_max": n_max, "p_min": p_min,
          "measured_s": one["measured_s"], "predicted_s": one["predicted_s"],

@@ -424,8 +424,8 @@ class Search:
                 continue
             if arm is None:
                 is_placed = bool(placement_of(family.home.extra))
-                why = "it does not fit with its placement"
-                why = why if is_placed else "no margin is large enough"
+                by_hand = "it does not fit with its placement"
+                why = by_hand if is_placed else "no margin is large enough"
                 self.left_out.append(Left(", ".join(family.key), why))
                 return
             if not self._has_time():

@@ -148,8 +148,10 @@ class EngineNow(Answers):
     @property
     def is_stopped_by_hand(self) -> bool:
         """Whether somebody stopped it or is doing so; `timeout` is how a stop ends that was not obeyed."""
-        ended = {"inactive": "success", "failed": "timeout"}.get(self.active_state)
-        return self.active_state == "deactivating" or ended == self.result
+        ended = (self.active_state, self.result)
+        return self.active_state == "deactivating" or ended in {
+            ("inactive", "success"), ("failed", "timeout"),
+        }  # fmt: skip
 
     @property
     def is_busy(self) -> bool | None:

@@ -397,8 +397,8 @@ class Guarding(Teller):
             has_nights=settings.schedule.enabled and settings.sweep.window is not None,
         )
         text = "" if decision is None else f"{decision.text} ({decision.evidence})"
-        is_new = text != self._upgrade_said and not self._was_said(_UPGRADES, text)
-        if decision is not None and is_new:
+        is_new = text != self._upgrade_said
+        if decision is not None and is_new and not self._was_said(_UPGRADES, text):
             self._say(decision)
         self._upgrade_said = text
 

@@ -651,9 +651,12 @@ def _as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | Non
 
 def _at_depth(sample: Sample) -> tuple[float | None, ...]:
     """Depth, free VRAM and speeds; nothing of a sample without a depth."""
-    depth, free = number(sample.details, "depth"), sample.vram_free_min_mib
-    rate, prompt = (getattr(sample.timings, f"{name}_tok_s", None) for name in ("decode", "prompt"))
-    return () if depth is None else (depth, free, rate, prompt)
+    depth, free, timings = number(sample.details, "depth"), sample.vram_free_min_mib, sample.timings
+    if depth is None:
+        return ()
+    if timings is None:
+        return depth, free, None, None
+    return depth, free, timings.decode_tok_s, timings.prompt_tok_s
 
 
 def _depth_sentences(series: Sequence[Series], evidence: Runs) -> Iterator[str]:
