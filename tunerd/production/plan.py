@@ -167,14 +167,16 @@ def _check_handover(
     ]
 
 
-def _check_key(ctx: Context, path: str | None) -> Iterator[Message]:
+def check_key(ctx: Context, path: str | None) -> Iterator[Message]:
     """Whether the key file is there, for its credential would be missed after the old server was stopped, and whose it is."""
     if path is None:
         return
     if is_gone(Path(path)):
         yield error("no-key-file", f"serving.api_key_file does not exist: `{path}`",
                     "write the key into it, readable by root alone")  # fmt: skip
-    elif ctx.mode is Mode.SYSTEM and (who := writable_by_others(Path(path))) is not None:
+    elif ctx.mode is not Mode.SYSTEM or not os.access(path, os.F_OK, effective_ids=True):
+        return  # as a member may not look into a folder of root's
+    elif (who := writable_by_others(Path(path))) is not None:
         yield warning("key-file-open", f"serving.api_key_file: {who}; root reads it for the server, to which a link there would "
                       "show any file of this machine", "put the key where only root may write, such as /etc/tunerd")  # fmt: skip
 
@@ -879,7 +881,7 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
         *checks.check_user(
             _user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock
         ),
-        *_check_key(ctx, resolved.profile.serving.api_key_file),
+        *check_key(ctx, resolved.profile.serving.api_key_file),
         *checks.check_written(command.argv, unit_with(ctx, unit_text, live), ctx.unit),
         *_check_arguments(ctx, engine, command),
         *check_port(ctx, after, state),

@@ -29,6 +29,7 @@ from tunerd.machine.files import lock
 from tunerd.measure.bench import Session
 from tunerd.measure.request import BenchRequest
 from tunerd.production.lease import hold
+from tunerd.production.plan import check_key
 from tunerd.production.probation import begin_probation, daemon_lock
 from tunerd.production.rollback import preview, rollback
 from tunerd.production.unattended import Named, named_by, why_root_must
@@ -303,6 +304,19 @@ def test_libraries_that_are_gone_from_where_all_may_put_some_are_left_to_root(
 
 
 @ROOT_ONLY
+@pytest.mark.parametrize("private", ["PrivateTmp=yes", "DynamicUser=yes"])
+def test_nobody_can_put_anything_into_the_temporary_folders_of_a_unit_that_has_its_own(
+    world: World, private: str
+) -> None:
+    """What it names there is not there for anybody else, its log say, and a guard could not go back to it."""
+    named = "Environment=TMPDIR=/var/tmp LLAMA_LOG_FILE=/tmp/none-such/log"
+    world.put(world.text("old", service=f"{named}\n{private}"))
+    deploy(world.context(), world, "new")
+
+    preview(world.context(), None)
+
+
+@ROOT_ONLY
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["llama-server", "libx.so"])
 def test_a_pipe_in_the_place_of_a_program_or_library_keeps_nobody_waiting(
@@ -426,6 +440,27 @@ def test_an_account_is_not_told_by_its_key_file_what_it_may_not_read(
         assert told(Path("key")) is None
         (tmp_path / "key").write_text("where it starts\n")
         assert told(Path("key")) == "where it starts"
+
+
+@ROOT_ONLY
+def test_whose_a_key_file_is_is_no_warning_for_those_who_may_not_look(
+    world: World, tmp_path: Path
+) -> None:
+    """A member who planned was told that root's own folder cannot be read, and to put the key into one of root's."""
+    key = tmp_path / "key"
+    key.write_text("s3cret\n")
+    tmp_path.chmod(0o700)
+
+    def told() -> list[str]:
+        return [one.code for one in check_key(world.context(), str(key))]
+
+    os.seteuid(ALICE)
+    try:
+        assert told() == []
+    finally:
+        os.seteuid(0)
+    os.chown(tmp_path, ALICE, ALICE)
+    assert told() == ["key-file-open"]
 
 
 # Candidates.
