@@ -20,7 +20,7 @@ from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import Confirm, apply
 from tunerd.production.gate import demand_card, is_given_up, may_be_stopped
-from tunerd.production.journal import read_record
+from tunerd.production.journal import read_record, record_path
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import start_own_unit
 from tunerd.production.plan import Plan
@@ -372,8 +372,8 @@ class Guarding(Teller):
         now_s = ctx.clock.monotonic_s()
         if self._checked_s is not None and now_s - self._checked_s < _CHECK_AGAIN_S:
             return
-        if ctx.services.state(CHECK_UNIT).active_state in UP:
-            return
+        if ctx.services.state(CHECK_UNIT).active_state in UP or record_path(ctx).exists():
+            return  # a unit that is on trial is not looked at; nor may its record's end be all that changes then
         self._checked, self._checked_s = basis, now_s
         self._begin(CHECK_UNIT, "finds out what the guards judge by", ["guard", "check"])
 

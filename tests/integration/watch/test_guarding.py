@@ -194,6 +194,19 @@ def test_what_the_guards_judge_by_is_found_out_once_for_each_life(world: World) 
     assert began[0] is not None
 
 
+def test_what_a_cut_short_swap_kept_from_being_found_out_is_found_out_once_its_record_is_gone(
+    world: World,
+) -> None:
+    """The check refused, and nothing of what it goes by changed when recovery removed a record that was only left."""
+    world.ctx.files.make_folder(world.ctx.paths.journal_dir)
+    world.ctx.files.write_json(record_path(world.ctx), {})
+    world.look()
+    assert world.manager.state(CHECK_UNIT).invocation_id is None
+    record_path(world.ctx).unlink()
+    world.look()
+    assert world.manager.state(CHECK_UNIT).invocation_id is not None
+
+
 @pytest.mark.parametrize("what", ["library", "model"])
 def test_a_file_that_somebody_took_away_for_good_keeps_nobody_from_finding_out(
     world: World, tmp_path: Path, what: str
