@@ -44,6 +44,7 @@ _DATA_DIRECTIVES = re.compile(
     r"|Environment"  # which is looked at variable by variable
 )
 _DEVICE = re.compile("/dev/(?!shm/)")  # what is in memory there is anybody's
+_TEMPORARY = re.compile(r"/(var/)?tmp(/(?!.*\.\.).*)?")
 _PATH = re.compile(r"(?<![^\s\"'=:,;@!+-])/(?!/)[^\s\"',;:]*")
 
 
@@ -94,12 +95,18 @@ def named_by(
     texts = [*itertools.chain(*words), *variables, *told]
     opened = [one for one in kept if _OPENED.fullmatch(f"{one.name}={one.value}")]
     given = [*opened, *(one for one in kept if one.name in _PRIVILEGES)]
+    # Its temporary folders are its own then (systemd.exec(5)), and nobody else can put anything there.
+    has_own = any(
+        (unit.value("Service", name) or "").lower() in {*_TRUE, "disconnected"}
+        for name in ("PrivateTmp", "DynamicUser")
+    )
+    found = dict.fromkeys(path for text in texts for path in _paths(text))
     is_privileged = any(set(command.prefixes) & {"+", "!"} for command in commands)
     return Named(
         account=None if is_privileged else _account(unit),
         privileges=frozenset((one.name, one.value) for one in given),
         programs=tuple(dict.fromkeys(command.path for command in commands)),
-        paths=tuple(dict.fromkeys(path for text in texts for path in _paths(text))),
+        paths=tuple(path for path in found if not (has_own and _TEMPORARY.fullmatch(path))),
         opened=tuple(
             path for one in opened for path in _paths(expand_specifiers(one.value, specifiers))
         ),
