@@ -42,6 +42,7 @@ from tunerd.model.verdict import lines_of_load
 from tunerd.production import gate, measurement
 from tunerd.production.journal import record_path
 from tunerd.production.plan import (
+    LOAD_LINES,
     Plan,
     address_of_plan,
     expectation_of_plan,
@@ -67,7 +68,6 @@ from tunerd.units.text import relaxed_words
 from tunerd.words import Mode, format_duration
 
 _MODE = 0o644
-_LINES = 2000
 _STOP_TIMEOUT_S = 3
 # Sorts after what people write; what it says must win over drop-ins of production.
 _OWN_DROP_IN = "zzz-tunerd-candidate.conf"
@@ -127,7 +127,7 @@ def _start_candidate(
     if isinstance(found, gate.NotServing):
         return _judged(ctx, unit, plan, address, found.failure)
     candidate = _judged(ctx, unit, plan, address, found)
-    said = lines_of_load(candidate.lines, _LINES)
+    said = lines_of_load(candidate.lines, LOAD_LINES)
     remember_load(ctx, plan.command.argv, plan.unit_text, said)
     return candidate
 
@@ -218,7 +218,7 @@ def _judged(
         address=address,
         serving=serving,
         fault=None if isinstance(found, gate.Serving) else found,
-        lines=() if plan.errors else ctx.services.log(unit, max_lines=_LINES),
+        lines=() if plan.errors else ctx.services.log(unit, max_lines=LOAD_LINES),
         vram_free_mib=least_free_mib(ctx.gpu.read().gpus or (), serving.pid)
         if serving is not None and plan.has_gpu
         else None,

@@ -642,8 +642,9 @@ def _memory_json(plan: verdict.MemoryPlan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Lines from a start that hold what an engine says of its load.
-_LOAD_LINES = 5000
+# More than an engine says of its load: a build of April 2026 names each tensor and special token then, for each
+# placement that its fit tries.
+LOAD_LINES = 10_000
 _PREFIX = "load-"
 KEPT_LOADS = 500  # each configuration that a night tries has one
 
@@ -705,8 +706,8 @@ def load_lines(ctx: Context) -> tuple[str, ...]:
         state = ctx.services.state(ctx.unit)
         if state.is_active and state.invocation_id is not None:
             life = state.invocation_id
-            said = ctx.services.log(ctx.unit, invocation_id=life, max_lines=_LOAD_LINES)
-            return tuple(verdict.lines_of_load(said, _LOAD_LINES))
+            said = ctx.services.log(ctx.unit, invocation_id=life, max_lines=LOAD_LINES)
+            return tuple(verdict.lines_of_load(said, LOAD_LINES))
     return ()
 
 

@@ -142,8 +142,11 @@ _OF_MANAGER = re.compile(r"\S+\.service: ")
 
 
 def said_by_program(lines: Iterable[str]) -> list[str]:
-    """Lines of a program without those in its manager's name: builds print what a client asks for, line ends and all."""
-    return [line for line in lines if not _OF_MANAGER.match(line)]
+    """Lines of a program, empty those in its manager's name: builds print what a client asks for, line ends and all.
+
+    They are counted all the same, or who asks for so many would take the newest for all.
+    """
+    return ["" if _OF_MANAGER.match(line) else line for line in lines]
 
 
 def mark(time: str, invocation_id: str, text: str) -> str:
@@ -376,7 +379,7 @@ class ServiceManager(Protocol):
     def log(
         self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
     ) -> tuple[str, ...]:
-        """The newest lines that the unit wrote, oldest first, of one invocation if given."""
+        """The newest lines that the unit wrote, oldest first, of one invocation if given; fewer than asked for are all."""
 
     def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
         """What the unit wrote since then [seconds since the epoch], the newest if it is too much.

@@ -127,9 +127,15 @@ def journal_entries(text: str) -> list[dict[str, Any]]:
 
 
 def journal_lines(
-    entries: Sequence[Mapping[str, Any]], max_lines: int, *, invocation_id: str | None = None
+    entries: Sequence[Mapping[str, Any]],
+    max_lines: int,
+    *,
+    invocation_id: str | None = None,
+    is_cut: bool = False,
 ) -> tuple[str, ...]:
     """The newest lines of entries, oldest first; of one invocation if that is named.
+
+    Where older entries were too long to be read (`is_cut`) empty lines stand in their place.
 
     The journal does not always know the invocation of a process that ended at once (2 of 45 on a
     busy machine); such a line belongs to the invocation that was last named before it.
@@ -143,7 +149,8 @@ def journal_lines(
             lines = _message_lines(entry.get("MESSAGE"))
             is_of_manager = any(map(entry.get, INVOCATION_FIELDS[1:]))
             kept.extend(lines if is_of_manager or named is None else said_by_program(lines))
-    return tuple(kept[max(0, len(kept) - max_lines) :])
+    missing = max_lines - len(kept) if is_cut and kept else 0
+    return ("",) * missing + tuple(kept[max(0, len(kept) - max_lines) :])
 
 
 def _message_lines(message: Any) -> list[str]:
@@ -323,14 +330,16 @@ class Systemd:
         self._let_journal_catch_up()
         # Which invocation a line belongs to may be told only by lines before it.
         n_before = 0 if invocation_id is None else _LINES_BEFORE
-        entries = self._journal(max_lines + n_before, f"--unit={unit}")
-        lines = journal_lines(entries, max_lines, invocation_id=invocation_id)
+        done = self._journal_of(max_lines + n_before, f"--unit={unit}")
+        lines = journal_lines(journal_entries(done.stdout), max_lines, invocation_id=invocation_id,
+                              is_cut=done.truncated)  # fmt: skip
         if lines or invocation_id is None:
             return lines
         prefix, manager = self._said_by_manager()
         of_it = f"INVOCATION_ID={invocation_id}"
         ids = (f"_SYSTEMD_{of_it}", "+", manager, f"{prefix}{of_it}")
-        return journal_lines(self._journal(max_lines, *ids), max_lines)
+        done = self._journal_of(max_lines, *ids)
+        return journal_lines(journal_entries(done.stdout), max_lines, is_cut=done.truncated)
 
     def _said_by_manager(self) -> tuple[str, str]:
         """How the manager's fields about units begin, which anybody may write, and the one that tells that it did."""

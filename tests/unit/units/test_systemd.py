@@ -80,6 +80,14 @@ def test_the_newest_lines_come_last_and_are_kept_and_long_ones_are_cut() -> None
         assert lines_of(json.dumps({"MESSAGE": message}))[-1] == "x" * 2000
 
 
+def test_a_journal_that_is_too_long_to_be_read_has_as_many_lines_as_were_asked_for() -> None:
+    """Of some hundred long lines those of a client's grammar were all, and what its load took was read from them."""
+    entries = [{"MESSAGE": "2"}, {"MESSAGE": "3"}]
+    assert journal_lines(entries, 3, is_cut=True) == ("", "2", "3")
+    assert journal_lines(entries, 1, is_cut=True) == ("3",)
+    assert journal_lines([], 3, is_cut=True) == ()
+
+
 def test_what_a_program_says_in_its_managers_name_is_not_heard() -> None:
     """A client's grammar, which builds print as it is, hid that VRAM had run out: no guard raised the margin."""
     said = "u.service: Failed with result 'oom-kill'."
@@ -89,10 +97,10 @@ def test_what_a_program_says_in_its_managers_name_is_not_heard() -> None:
     }
     entries = [of_program, {"INVOCATION_ID": "1", "MESSAGE": said}]
 
-    assert journal_lines(entries, 99) == ("parse: error", "CUDA error: out of memory", said)
+    assert journal_lines(entries, 99) == ("parse: error", "", "CUDA error: out of memory", said)
     assert classify(journal_lines(entries[:1], 99)).kind is FailureKind.OUT_OF_VRAM
     text = f"{said}\n" + mark("t", "1" * 32, "Started")
-    assert log_lines(text, unit="u.service") == ("u.service: Started",)
+    assert log_lines(text, unit="u.service") == ("", "u.service: Started"), "counted all the same"
 
 
 def test_the_folders_that_a_manager_reads_are_found_behind_their_quotes(tmp_path: Path) -> None:
