@@ -110,6 +110,8 @@ class Api:
             return json_answer(self._models())
         if path == "/props":
             return json_answer(self._props() | self.behaviour.told_props)
+        if path in {"/slots", "/metrics"}:
+            time.sleep(self.behaviour.counts_after_s)
         if path == "/slots":
             if "no_slots" in facts:
                 raise HttpError(501, "not_supported_error", "This server does not support slots")

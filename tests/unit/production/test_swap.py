@@ -20,7 +20,9 @@ from tests.support.fakes import Invocation, Life
 from tunerd.app import Context
 from tunerd.cli.deploy import render_status
 from tunerd.errors import DeployError, HostError, NoSupervisor, RolledBack
+from tunerd.machine.clock import SystemClock
 from tunerd.machine.files import lock
+from tunerd.production.gate import drain as drain_of
 from tunerd.production.rollback import rollback
 from tunerd.production.status import status, verify
 from tunerd.production.swap import swap
@@ -139,6 +141,19 @@ def test_requests_that_nobody_can_see_are_told_of_before_they_are_cut(
     done = swap(world.context(), replace(world.request(world.text("new"), alias="new"), drain=True))
 
     assert any("were not waited for" in text for text in done.notes) is told
+
+
+def test_a_server_that_is_too_busy_to_tell_of_its_requests_is_waited_for(world: World) -> None:
+    """Amid a batch of a long prompt it was told to have its slots off, and cut at once."""
+    swap(world.context(), world.request(world.text("old"), alias="old"))
+    ctx = world.context()
+    service = ctx.settings.service.model_copy(update={"drain_s": 0.0})
+    settings = ctx.settings.model_copy(update={"service": service})
+    world.servers[-1].behaviour.counts_after_s = 2.5
+
+    found = drain_of(replace(ctx, settings=settings, clock=SystemClock()), ctx.services.state(UNIT))
+
+    assert found == ("cut after the drain time: 1 running request",)
 
 
 @pytest.mark.parametrize("at", ["rename to outcome.json", f"remove {UNIT}.json"])
