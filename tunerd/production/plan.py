@@ -596,8 +596,8 @@ def _used_devices(host: Host, chosen: choice.Choice) -> list[OffloadDevice]:
     cards = [one for one in chosen.devices if one.description in names]
     used = cards or list(chosen.devices)
     if memory.device is not None:  # of these the first is the main one, whatever its number
-        named = memory.device.split(",")
-        used = [one for name in named for one in chosen.devices if one.name == name]
+        named = memory.device.lower().split(",")  # as ggml finds them, in any case
+        used = [one for name in named for one in chosen.devices if one.name.lower() == name]
     return used[memory.main_gpu or 0 :][:1] if memory.split_mode == "none" else used
 
 

@@ -207,6 +207,7 @@ BY_UUID = {"environment": {"CUDA_VISIBLE_DEVICES": DESKTOP.uuid}}
         ((DESKTOP, FAST), CUDA[1:], SECOND, (DESKTOP,)),
         ((DESKTOP, FAST), CUDA, {"memory.device": "CUDA1"}, (DESKTOP,)),
         ((DESKTOP, FAST), CUDA, {"memory.device": "none"}, ()),
+        ((DESKTOP, FAST), CUDA, {"memory.device": "cuda1"}, (DESKTOP,)),
         ((DESKTOP, FAST), CUDA, {"memory.split_mode": "none"}, (FAST,)),
         ((DESKTOP, FAST), CUDA, {"memory.split_mode": "none", "memory.main_gpu": 1}, (DESKTOP,)),
         ((DESKTOP, FAST), CUDA, {"memory.split_mode": "none", "memory.device": "CUDA1,CUDA0"}, (DESKTOP,)),
