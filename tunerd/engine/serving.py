@@ -106,9 +106,12 @@ def as_it_runs(ctx: Context, live: LiveUnit) -> LiveUnit | None:
     if live.names_a_model or not hides_words(live):
         return None
     pid = ctx.services.state(live.unit).main_pid
+    own = account(live.user or ("root" if ctx.mode is Mode.SYSTEM else str(os.getuid())))
+    if pid is None or own is None:
+        return None
     kept = (*ENGINE_VARIABLES, "HF_", "HUGGINGFACE_HUB_CACHE", "LD_LIBRARY_PATH")
     found = []
-    for path, words, folder, variables in listening_programs(pid) if pid is not None else ():
+    for path, words, folder, variables in listening_programs(pid, own.uid):
         given = {name: text for name, text in variables.items() if name.startswith(kept)}
         server = replace(live, script=live.program, program=path, argv=(path, *words[1:]),
                          environment={**live.environment, **given}, work_dir=folder)  # fmt: skip

@@ -269,17 +269,19 @@ def process_facts(pid: int) -> ProcessFacts | None:
     )
 
 
-def listening_programs(pid: int) -> Iterator[tuple[str, list[str], str, Mapping[str, str]]]:
+def listening_programs(
+    pid: int, uid: int
+) -> Iterator[tuple[str, list[str], str, Mapping[str, str]]]:
     """What of a process and those that it has started listens on a port: its file, words, folder and variables.
 
-    Without any that may not be looked into, or that has another account: it writes its own words, and who reads
-    them would give it the rights of whoever started it.
+    Without any that may not be looked into, or that has another account than the unit's: it writes its own words,
+    and who reads them would give it the rights of whoever started it.
     """
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                if listens(one.pid) and one.uids() == process.uids():
+                if listens(one.pid) and {*one.uids()} == {uid}:
                     yield one.exe(), one.cmdline(), one.cwd(), one.environ()
 
 

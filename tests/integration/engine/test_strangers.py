@@ -157,7 +157,13 @@ def test_a_script_that_starts_the_server_as_another_account_is_no_stranger() -> 
         while "listens" not in unit.log_tail():
             time.sleep(0.01)
         assert own_host(unit.pid, port) == "127.0.0.1"
-        assert list(listening_programs(unit.pid)) == [], "nor does it say what the unit serves"
+        assert list(listening_programs(unit.pid, 0)) == [], "nor does it say what the unit serves"
+
+
+def test_what_becomes_another_account_does_not_say_what_the_unit_serves() -> None:
+    with running(STRANGER, "127.0.0.1", str(free_port()), "12345") as unit:
+        assert list(listening_programs(unit.pid, 12345)) != []
+        assert list(listening_programs(unit.pid, 0)) == []
 
 
 def test_a_server_that_a_script_starts_as_itself_says_what_the_unit_serves() -> None:
@@ -167,5 +173,5 @@ def test_a_server_that_a_script_starts_as_itself_says_what_the_unit_serves() -> 
     ) as unit:
         while "listens" not in unit.log_tail():
             time.sleep(0.01)
-        ((_program, words, _folder, _variables),) = listening_programs(unit.pid)
+        ((_program, words, _folder, _variables),) = listening_programs(unit.pid, os.getuid())
         assert words[2] == STRANGER
