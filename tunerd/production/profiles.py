@@ -48,7 +48,7 @@ def detect(ctx: Context) -> ActionResult:
         "engines": [engine_json(engine) for engine in engines],
         "units": units,
         "profiles": [asdict(one) for one in fitting],
-        "next": _next_step(ctx, engines, units, fitting),
+        "next": _as_typed(ctx, _next_step(ctx, engines, units, fitting)),
     }
     return ActionResult("detect", payload, tuple(_detect_messages(host, engines, linger)))
 
@@ -92,24 +92,19 @@ def fitting_profiles(ctx: Context, host: Host | None = None) -> tuple[Fitting, .
     return tuple(sorted(found, key=lambda one: (one.model is None, one.name)))
 
 
+def _as_typed(ctx: Context, step: str) -> str:
+    """A command as whoever asks may type it."""
+    is_left_to_root = any(step.startswith(f"tunerd {one}") for one in ONLY_ROOT)
+    return f"sudo {step}" if ctx.is_unattended and is_left_to_root else step
+
+
 def _next_step(
     ctx: Context,
     engines: tuple[Engine, ...],
     units: list[Mapping[str, Any]],
     fitting: tuple[Fitting, ...],
 ) -> str:
-    """The one command that leads on from here, as whoever asks may type it."""
-    step = _step(ctx, engines, units, fitting)
-    is_left_to_root = any(step.startswith(f"tunerd {one}") for one in ONLY_ROOT)
-    return f"sudo {step}" if ctx.is_unattended and is_left_to_root else step
-
-
-def _step(
-    ctx: Context,
-    engines: tuple[Engine, ...],
-    units: list[Mapping[str, Any]],
-    fitting: tuple[Fitting, ...],
-) -> str:
+    """The one command that leads on from here."""
     ours = [unit["unit"] for unit in units if unit["written_by_tunerd"]]
     if ours and all(unit["unit"] != ctx.unit for unit in units):  # somebody renamed it
         return f"tunerd settings set service.unit {ours[0]}"
