@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import ssl
+import struct
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +22,17 @@ from tests.support.ports import free_port
 
 # `httpx.get` reads all certificates of this machine first: 16 ms of processor time for each request.
 CLIENT = httpx.Client(
-    verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+    transport=httpx.HTTPTransport(
+        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        limits=httpx.Limits(max_keepalive_connections=0),
+        socket_options=[(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))],
+    ),
     trust_env=False,
-    limits=httpx.Limits(max_keepalive_connections=0),
 )
-"""For plain HTTP, a connection for each request."""
+"""For plain HTTP, a connection for each request, which ends with a reset.
+
+A server that loads closes first, and the kernel would keep its port from other programs for a minute.
+"""
 _TRIES = 10
 
 
