@@ -64,6 +64,20 @@ class Context:
         return self.mode.systemctl
 
     @property
+    def lingers(self) -> bool | None:
+        """Whether a user's units outlive the last logout; None where nobody can tell, and for those of the machine."""
+        from tunerd.units.systemd import lingers
+
+        return lingers(self.environment) if self.mode is Mode.USER else None
+
+    def until_logout(self) -> tuple[Message, ...]:
+        """That a user's units end with the last session, where that is known."""
+        text = "without lingering your units end when you log out: the server is down then, and no night begins"
+        return (
+            (warning("no-linger", text, "loginctl enable-linger"),) if self.lingers is False else ()
+        )
+
+    @property
     def restarts_daemon(self) -> str:
         """How a person has the daemon begin anew."""
         if self.mode is Mode.LOCAL:

@@ -48,8 +48,7 @@ from tunerd.machine.host import (
     read_cpu_frequency,
     read_host,
 )
-from tunerd.machine.net import listening_pid, other_listeners
-from tunerd.machine.process import account_homes, process_name
+from tunerd.machine.process import account_homes
 from tunerd.measure.answer import Timings
 from tunerd.measure.evidence import ArmRecord, StoredRun
 from tunerd.measure.learn import own_requests
@@ -62,17 +61,16 @@ from tunerd.production.checks import masked
 from tunerd.production.gate import failure_of
 from tunerd.production.journal import backups
 from tunerd.production.measurement import read_measurement
-from tunerd.production.plan import settings_of
+from tunerd.production.plan import check_port, settings_of
 from tunerd.production.probation import daemon_lock
 from tunerd.production.profiles import detect
 from tunerd.production.status import history, interrupted, status, unsupervised, verify
-from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
+from tunerd.profile.layers import DEFAULT_PORT, Resolved
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings_file import show_settings
-from tunerd.units.live import UNIX_SOCKET, LiveUnit, is_same_command
+from tunerd.units.live import UNIX_SOCKET, LiveUnit, is_same_command, serving_of
 from tunerd.units.manager import UnitState
-from tunerd.units.systemd import lingers
 from tunerd.words import Mode, counted, format_mib, have_mib, sha256
 
 _PATHS = re.compile(rb"/[^\s\0\"'=:;,]+")
@@ -232,25 +230,25 @@ def _locking(pid: int | None) -> Locking | None:
     return Locking(limit.is_unlimited, limit.mib, memory.locked_mib if memory is not None else None)
 
 
-def read_port(
-    server: ServerFacts | None, live: LiveUnit | None, *, measures: bool
-) -> PortFacts | None:
-    """Who else listens where the server does or would; without a unit, at tunerd's own default.
+def read_port(ctx: Context, server: ServerFacts | None, live: LiveUnit | None) -> PortFacts | None:
+    """What keeps the server from its address; without a unit, from tunerd's own default.
 
     While tunerd measures in its place, that is what is measured.
     """
-    port, host, own = DEFAULT_PORT, DEFAULT_HOST, None
-    if server is not None and live is not None:
+    address = serving_of((), {}) if live is None else live.serving
+    usual: int | None = DEFAULT_PORT
+    if server is not None:
         usual = server.capabilities.default_port if server.capabilities is not None else None
-        named, own = live.serving.port or usual, server.pid
-        if named is None:
-            return None
-        port, host = named, (live.serving.host or DEFAULT_HOST).split(",")[0].strip()
-        if host.endswith(UNIX_SOCKET) or live.is_container:
-            return None
-    pids = (listening_pid(port, host),) if own is None else other_listeners(port, host, own)
-    names = (f"{process_name(pid) or 'a process'} (process {pid})" for pid in pids if pid)
-    return PortFacts(port, () if measures else tuple(names))
+    port = address.port or usual
+    is_elsewhere = live is not None and live.is_container
+    if port is None or is_elsewhere or (address.host or "").endswith(UNIX_SOCKET):
+        return None
+    with contextlib.suppress(TunerdError):
+        state = ctx.services.state(ctx.unit)
+        is_measured = read_measurement(ctx) is not None
+        found = [] if is_measured else check_port(ctx, replace(address, port=port), state)
+        return PortFacts(port, tuple(found))
+    return None
 
 
 _N_RUNS = 200
@@ -363,7 +361,7 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
         frequency=read_cpu_frequency(),
         driver=read_driver_files(),
         server=server,
-        port=read_port(server, live, measures=read_measurement(ctx) is not None),
+        port=read_port(ctx, server, live),
         evidence=_evidence(ctx, server, messages),
         own=_own_facts(ctx),
     )
@@ -375,7 +373,7 @@ def _own_facts(ctx: Context) -> Mapping[str, Message | None] | None:
         return {
             "no-supervisor": unsupervised(ctx),
             "no-daemon": _unwatched(ctx),
-            "no-linger": _unlingering(ctx),
+            "no-linger": next(iter(ctx.until_logout()), None),
             "settings-wrong": next(iter(ctx.settings_messages()), None),
             "kept-engines": needless_engines(ctx),
             "swap-cut-short": interrupted(ctx),
@@ -436,13 +434,6 @@ def _unwatched(ctx: Context) -> Message | None:
     if ctx.mode is Mode.LOCAL or ctx.deployed() is None or is_locked(daemon_lock(ctx)):
         return None
     return warning("no-daemon", "tunerd's daemon is not running", f"{ctx.systemctl} start tunerd")
-
-
-def _unlingering(ctx: Context) -> Message | None:
-    if ctx.mode is not Mode.USER or lingers(ctx.environment) is not False:
-        return None
-    text = "you do not linger: your units end when you log out"
-    return warning("no-linger", text, "loginctl enable-linger")
 
 
 def _could_not(what: str, problem: TunerdError) -> Message:

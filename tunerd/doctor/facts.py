@@ -336,9 +336,6 @@ def _prompt_law(answers: Sequence[_Answer], n_ubatch: int) -> tuple[float, float
     return None if law is None else (float(law.mean[0]), float(law.mean[1]))
 
 
-_NO_SPECULATION = (None, "off")
-
-
 @dataclass(frozen=True, slots=True)
 class Locking:
     """How much a process may lock, and has locked; `limit_mib` is None when unlimited."""
@@ -413,10 +410,10 @@ class EvidenceFacts:
 
 @dataclass(frozen=True, slots=True)
 class PortFacts:
-    """Where the server listens or would; `others` are the processes of others that listen there."""
+    """Where the server listens or would, and what keeps it from there."""
 
     port: int
-    others: tuple[str, ...]
+    lost: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,23 +514,9 @@ class Facts:
         raise Missing("where the weights are: neither the log of a load nor an estimate says")
 
 
-def speculates(settings: ProfileFile) -> bool:
-    """Whether a command line asks for any kind of speculation."""
-    return settings.speculation.type not in _NO_SPECULATION
-
-
 _T = TypeVar("_T")
 _ORDER = (Level.ERROR, Level.WARNING, Level.NOTE)
 _EXIT = {Level.ERROR: 7, Level.WARNING: 6, Level.NOTE: 0}
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a rule saw, how bad it is here, and what to do; `do` has the command where there is one."""
-
-    severity: Level
-    seen: str
-    do: str
 
 
 class Missing(Exception):
@@ -563,14 +546,15 @@ class Rule:
     """One thing that may be wrong.
 
     `looks_for` and `why` are sentences for people, `source` says where the rule or its threshold
-    comes from. `check` yields nothing where all is well, and may raise Missing.
+    comes from. `check` yields nothing where all is well, what it saw and what to do about it elsewhere, and may raise
+    Missing.
     """
 
     code: str
     looks_for: str
     why: str
     source: str
-    check: Callable[[Facts], Iterator[Seen | Missing]]
+    check: Callable[[Facts], Iterator[Message | Missing]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -620,9 +604,8 @@ def diagnose(facts: Facts, rules: Iterable[Rule]) -> Diagnosis:
                 if isinstance(said, Missing):
                     missing.append(said.what)
                 else:
-                    found = Finding(
-                        rule.code, said.severity, said.seen, rule.why, said.do, rule.source
-                    )
+                    do = said.hint or "tunerd status"
+                    found = Finding(rule.code, said.level, said.text, rule.why, do, rule.source)
                     findings.append(found)
         except Missing as unknown:
             missing.append(unknown.what)
@@ -644,7 +627,7 @@ def _because(problem: str | None) -> str:
 def with_stages(settings: ProfileFile, argv: Sequence[str]) -> ProfileFile:
     """The same with the stages of speculation that a profile has no word for, and so leaves to the engine."""
     stages = [(kind, values) for kind, values in stages_of(argv) if kind != "none"]
-    if speculates(settings) or not stages:
+    if settings.speculation.kinds or not stages:
         return settings
     words = {owner_of(word): value for word, value in itertools.pairwise(argv)}
     named = {key: words.get(f"speculation.{key}") for key in _OF_A_STAGE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from tunerd.doctor.facts import (
@@ -11,20 +12,19 @@ from tunerd.doctor.facts import (
     Facts,
     Missing,
     Rule,
-    Seen,
     Traffic,
     experts_by_hand,
     need,
-    speculates,
 )
-from tunerd.engine.capabilities import Effect
 from tunerd.engine.flags import drafts_with_probability
 from tunerd.machine.facts import Gpu
 from tunerd.measure.trust import MTP, stages_of
 from tunerd.model.gguf import TYPES_BY_NAME
-from tunerd.model.memory import Device, PartKind
+from tunerd.model.memory import LOCKING, Device, PartKind
+from tunerd.model.verdict import ram_in_time
+from tunerd.production import checks
 from tunerd.profile.schema import ProfileFile
-from tunerd.result import Level
+from tunerd.result import Level, Message, error, note, warning
 from tunerd.words import Family, format_mib
 
 # Where rules and their thresholds come from, as users read it.
@@ -46,7 +46,6 @@ FULL_SHARE = 0.95
 NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 PLAIN_TYPES = frozenset({"f32", "f16", "bf16"})
 DEFAULT_KV_TYPE = "f16"  # of every build that was probed
-_UNIFIED = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
 # The least margin that a write-up serves with, and the step in which they move it.
 # Source: the 12 GB write-up.
 _USUAL_MARGIN_MIB = 512
@@ -60,15 +59,15 @@ _Q8_0_OF_F16 = 34 / 64  # bytes of 32 values
 _PAIRS_OF_ALL_BUILDS = frozenset({"f16", "bf16", "f32", "q8_0", "q4_0"})
 _PAIRS_OF_SOME_BUILDS = frozenset({"q4_1", "q5_0", "q5_1"})
 _PAIRS_OF_NO_BUILD = frozenset({"iq4_nl"})
-_LOCKED_MODES = frozenset({"mlock", "mmap+mlock"})
 _MAPPED_MODES = frozenset({None, "auto", "mmap"})
 _SERVER_SWAP_MIB = 64
 _BY_TEXT = ("ngram", "suffix", "copyspec", "recycle")
 
 
-_notes, _warns, _errs = (partial(Seen, level) for level in (Level.NOTE, Level.WARNING, Level.ERROR))
+# The code of what a rule says is the rule's own.
+_notes, _warns, _errs = (partial(level, "") for level in (note, warning, error))
 _RULES: list[Rule] = []
-_Check = Callable[[Facts], Iterator[Seen | Missing]]
+_Check = Callable[[Facts], Iterator[Message | Missing]]
 
 
 def _rule(code: str, looks_for: str, why: str, source: str) -> Callable[[_Check], _Check]:
@@ -81,10 +80,10 @@ def _rule(code: str, looks_for: str, why: str, source: str) -> Callable[[_Check]
     return keep
 
 
-def _of_each_card(check: Callable[[Facts, Gpu], Iterator[Seen | Missing]]) -> _Check:
+def _of_each_card(check: Callable[[Facts, Gpu], Iterator[Message | Missing]]) -> _Check:
     """Looks at one card of the server after the other; what it lacks of one ends the look at that one alone."""
 
-    def every(facts: Facts) -> Iterator[Seen | Missing]:
+    def every(facts: Facts) -> Iterator[Message | Missing]:
         for gpu in facts.used_cards():
             try:
                 yield from check(facts, gpu)
@@ -106,7 +105,7 @@ _LOOK = (
     "a card that cannot be read cannot compute either: a server that loses it exits, or runs on the CPU",
     f"{NVML}, nvmlReturn_t",
 )
-def _unreadable(facts: Facts) -> Iterator[Seen | Missing]:
+def _unreadable(facts: Facts) -> Iterator[Message | Missing]:
     problem = facts.host.gpu_problem
     awaits_reboot = facts.host.awaits_reboot if facts.host.gpus else None  # `driver-mismatch`
     if problem in {None, awaits_reboot}:
@@ -126,7 +125,7 @@ def _unreadable(facts: Facts) -> Iterator[Seen | Missing]:
     f"{NVML}, nvmlDeviceGetMigMode; NVIDIA Multi-Instance GPU User Guide",
 )
 @_of_each_card
-def _mig(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+def _mig(_facts: Facts, gpu: Gpu) -> Iterator[Message | Missing]:
     if need(gpu.is_mig, f"whether GPU {gpu.index} is split by MIG"):
         yield _warns(
             f"GPU {gpu.index} is split by MIG; its memory figures are for the whole card",
@@ -141,7 +140,7 @@ def _mig(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     f"{NVML}, nvmlDeviceGetCurrentClocksEventReasons",
 )
 @_of_each_card
-def _throttled(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+def _throttled(_facts: Facts, gpu: Gpu) -> Iterator[Message | Missing]:
     need(gpu.throttle_reasons, f"what holds the clocks of GPU {gpu.index} down")
     if gpu.held_back_by:
         heat = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
@@ -167,7 +166,7 @@ _SAVING = frozenset({"power", "balance_power"})
     "may not use; the server then finds no GPU",
     "NVIDIA Linux driver README, device files; systemd.exec(5), NoNewPrivileges=",
 )
-def _uvm(facts: Facts) -> Iterator[Seen | Missing]:
+def _uvm(facts: Facts) -> Iterator[Message | Missing]:
     driver = need(facts.driver, "the driver's files")
     if driver.is_wsl or driver.has_uvm_device:
         return
@@ -185,20 +184,16 @@ def _uvm(facts: Facts) -> Iterator[Seen | Missing]:
     "after a driver update without a reboot, no new CUDA program can start",
     f"{NVML}, NVML_ERROR_LIB_RM_VERSION_MISMATCH; /proc/driver/nvidia/version",
 )
-def _versions(facts: Facts) -> Iterator[Seen | Missing]:
+def _versions(facts: Facts) -> Iterator[Message | Missing]:
+    yield from checks.check_driver(facts.host)
     driver = need(facts.driver, "the driver's files")
-    if driver.is_wsl:
+    if driver.is_wsl or facts.host.awaits_reboot is not None:
         return
     is_silent = not facts.host.gpus and driver.module_version is None
     if is_silent and (facts.host.gpus == () or need(driver.pci_addresses, "the PCI bus") == ()):
         return
-    module = need(driver.module_version, "the version of the loaded kernel module")
-    library = need(driver.library_version, "the version of the driver's library")
-    if module != library:
-        yield _errs(
-            f"the loaded kernel module is version {module}, the driver's library is {library}",
-            "reboot to load the module of the installed driver",
-        )
+    need(driver.module_version, "the version of the loaded kernel module")
+    need(driver.library_version, "the version of the driver's library")
 
 
 @_rule(
@@ -208,7 +203,7 @@ def _versions(facts: Facts) -> Iterator[Seen | Missing]:
     f"{NVML}, nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetCurrPcieLinkGeneration",
 )
 @_of_each_card
-def _pcie(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+def _pcie(_facts: Facts, gpu: Gpu) -> Iterator[Message | Missing]:
     link = f"the PCIe link of GPU {gpu.index}"
     width, most = need(gpu.pcie_width, link), need(gpu.pcie_width_max, link)
     if width < most:
@@ -235,7 +230,7 @@ def _pcie(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     f"{NVML}, nvmlDeviceGetPowerManagementDefaultLimit",
 )
 @_of_each_card
-def _power(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+def _power(_facts: Facts, gpu: Gpu) -> Iterator[Message | Missing]:
     what = f"the power limit of GPU {gpu.index}"
     limit, default = need(gpu.power_limit_w, what), need(gpu.power_default_w, what)
     if limit < default - _HALF_A_WATT:
@@ -252,7 +247,7 @@ def _power(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     f"{NVML}, nvmlDeviceGetBAR1MemoryInfo",
 )
 @_of_each_card
-def _rebar(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+def _rebar(_facts: Facts, gpu: Gpu) -> Iterator[Message | Missing]:
     what = f"the BAR1 window of GPU {gpu.index}"
     window, total = need(gpu.bar1_mib, what), need(gpu.total_mib, what)
     if window < total:
@@ -269,7 +264,7 @@ def _rebar(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     "experts on the CPU, sampling and kernel launches wait for a core that runs at a low clock",
     "Linux admin-guide/pm/cpufreq and admin-guide/pm/intel_pstate",
 )
-def _governor(facts: Facts) -> Iterator[Seen | Missing]:
+def _governor(facts: Facts) -> Iterator[Message | Missing]:
     frequency = need(facts.frequency, "the processor's frequency governor (the kernel shows none)")
     governors = set(frequency.governors)
     if frequency.driver in _OWN_CHOICE:
@@ -292,19 +287,10 @@ def _governor(facts: Facts) -> Iterator[Seen | Missing]:
     "two threads on one core share its vector units and cache, and wait for each other at every layer",
     f"{CARD_12_GB} (8 threads on 8 cores); llama.cpp's own default",
 )
-def _threads(facts: Facts) -> Iterator[Seen | Missing]:
-    serving = facts.settings().serving
+def _threads(facts: Facts) -> Iterator[Message | Missing]:
+    settings = facts.settings()
     cores = need(facts.host.cpu.physical_cores, "the number of physical cores")
-    for name, threads, level in (
-        ("threads", serving.threads, Level.WARNING),
-        ("threads_batch", serving.threads_batch, Level.NOTE),
-    ):
-        if isinstance(threads, int) and threads > cores:
-            yield Seen(
-                level,
-                f"serving.{name} is {threads}, but there are {cores} physical cores",
-                f"tunerd plan PROFILE --set serving.{name}=physical",
-            )
+    return checks.check_threads(settings, cores)
 
 
 _LOAD_FLAGS = frozenset(
@@ -321,7 +307,7 @@ _BACK = "`tunerd verify` shows what was edited since it served, `tunerd rollback
     "the server fails at its next start; mainline removed the old load-mode flags in September 2026",
     _issue(20834, 28334),
 )
-def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
+def _removed_flags(facts: Facts) -> Iterator[Message | Missing]:
     capabilities = facts.capabilities()
     server = facts.unit()
     load = [flag for flag in server.foreign_flags if flag in _LOAD_FLAGS]
@@ -343,7 +329,7 @@ def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
     "the driver then compiles for minutes at the first start, or the first request crashes the server",
     "NVIDIA CUDA Compatibility Guide, binary compatibility; the build's own `system_info` line",
 )
-def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
+def _architecture(facts: Facts) -> Iterator[Message | Missing]:
     card = facts.used_card()
     if card is None:
         return
@@ -377,8 +363,8 @@ def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
     if any(one // 10 == own // 10 and one <= own for one in built):
         return
     is_newer = any(one < own for one in built)
-    yield Seen(
-        Level.WARNING if is_newer else Level.ERROR,
+    level = _warns if is_newer else _errs
+    yield level(
         f"the build has code for {', '.join(_dotted(one) for one in built)}; the card is {_dotted(own)}",
         _rebuild(capability),
     )
@@ -399,7 +385,7 @@ def _rebuild(capability: tuple[int, int] | None) -> str:
     "drafts of varying length change the graph; capturing it each time costs more than it saves",
     f"{CARD_12_GB}, checklist point 3; {_issue(28549, 23957)}",
 )
-def _graphs(facts: Facts) -> Iterator[Seen | Missing]:
+def _graphs(facts: Facts) -> Iterator[Message | Missing]:
     if facts.served_card() is None:
         return
     if NO_GRAPHS not in facts.unit().environment:
@@ -408,21 +394,15 @@ def _graphs(facts: Facts) -> Iterator[Seen | Missing]:
 
 @_rule(
     "port-clash",
-    "another program on the server's port, or a port that is left to the build",
+    "a port or address that the server cannot have, or a port that is left to the build",
     "the second server cannot start, or (ik_llama.cpp shares its port) answers half of the requests; "
     "default ports differ between builds",
     "help texts: 8080 in ik_llama.cpp and in mainline until August 2026, 9931 since then (ggml-org/llama.cpp#26508)",
 )
-def _port(facts: Facts) -> Iterator[Seen | Missing]:
+def _port(facts: Facts) -> Iterator[Message | Missing]:
     port = need(facts.port, "the port of the server")
-    if port.others:
-        is_active = facts.server is not None and facts.server.is_active
-        who = ", ".join(port.others)
-        too = "listens there too, and clients reach either"
-        both = too if is_active else "listens there already"
-        level = Level.ERROR if facts.server is not None else Level.NOTE
-        yield Seen(level, f"port {port.port}: {who} {both}",
-                   "stop it, or use another port: tunerd plan PROFILE --set serving.port=PORT")  # fmt: skip
+    level = Level.ERROR if facts.server is not None else Level.NOTE
+    yield from (replace(one, level=level) for one in port.lost)
     if facts.server is not None and facts.settings().serving.port is None:
         yield _notes(
             f"the command line names no port, so the build's default applies ({port.port})",
@@ -436,7 +416,7 @@ def _port(facts: Facts) -> Iterator[Seen | Missing]:
     "after a change of driver, build or power limit, other settings may be fastest",
     "fingerprints of stored runs",
 )
-def _stale(facts: Facts) -> Iterator[Seen | Missing]:
+def _stale(facts: Facts) -> Iterator[Message | Missing]:
     evidence = need(facts.evidence, "stored measurements")
     if evidence.newest_run is None:
         yield Missing("a stored measurement of what serves")
@@ -458,7 +438,7 @@ def _stale(facts: Facts) -> Iterator[Seen | Missing]:
     f"{CARD_12_GB}, checklist point 2",
 )
 @_of_each_card
-def _vram_full(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+def _vram_full(facts: Facts, gpu: Gpu) -> Iterator[Message | Missing]:
     share = need(_share_used(gpu), f"memory in use of GPU {gpu.index}")
     if share > FULL_SHARE and not _is_as_meant(facts, gpu):
         yield _warns(
@@ -490,20 +470,19 @@ def _share_used(gpu: Gpu) -> float | None:
     "a card with 448 GB/s then waits for 32 GB/s: speed collapses, and there is no error",
     f"{CARD_16_GB} (at 43k tokens); CUDA Programming Guide, unified memory; {_issue(27162, 24712)}",
 )
-def _spill(facts: Facts) -> Iterator[Seen | Missing]:
+def _spill(facts: Facts) -> Iterator[Message | Missing]:
     card = facts.used_card()
     if card is None:
         return
     server = facts.unit()
-    if _UNIFIED in server.environment:
-        yield _warns(
-            f"{_UNIFIED} is set in {server.unit}: what does not fit on the card goes to RAM",
-            f"remove it from the unit: {server.systemctl} edit --full {server.unit}",
-        )
+    way = f"remove it from the unit: {server.systemctl} edit --full {server.unit}"
+    yield from checks.check_spill(server.environment, way)
     if server.said.has_misplaced_layers:
         why, do = "when VRAM runs out", "raise memory.fit_mib by 128 MiB"
         model, settings = server.model, server.settings
-        is_bare_fit = settings and settings.memory.n_gpu_layers is None and not speculates(settings)
+        is_bare_fit = (
+            settings and settings.memory.n_gpu_layers is None and not settings.speculation.kinds
+        )
         if is_bare_fit and model and model.has_mtp:
             # fit counts the trunk's layers, the loader the block too.
             why = "when fit places a model whose MTP block is not used"
@@ -527,7 +506,7 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
     f"{CARD_12_GB}, VRAM tactics",
 )
 @_of_each_card
-def _display(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+def _display(facts: Facts, gpu: Gpu) -> Iterator[Message | Missing]:
     processes = need(gpu.processes, f"which processes use GPU {gpu.index}")
     shown = [process for process in processes if process.is_display_server]
     held = sum(process.used_mib or 0 for process in shown)
@@ -570,7 +549,7 @@ _GIVES_BACK = {
     _issue(27501),
 )
 @_of_each_card
-def _others(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+def _others(facts: Facts, gpu: Gpu) -> Iterator[Message | Missing]:
     server = facts.server
     for process in need(gpu.processes, f"which processes use GPU {gpu.index}"):
         is_ours = server is not None and (process.pid == server.pid or process.unit == server.unit)
@@ -594,7 +573,7 @@ def _cache_types(settings: ProfileFile) -> tuple[str, str]:
     "f16 takes nearly twice as much VRAM as q8_0, and pushes weights off the card",
     f"{CARD_12_GB}, VRAM tactics",
 )
-def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
+def _plain_cache(facts: Facts) -> Iterator[Message | Missing]:
     card, settings = facts.served_card(), facts.settings()
     if card is None or not PLAIN_TYPES & set(_cache_types(settings)):
         return
@@ -604,17 +583,16 @@ def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
     if total > _SMALL_CARD_MIB:
         return
     try:
-        level = Level.WARNING if facts.is_starved() else Level.NOTE
+        level = _warns if facts.is_starved() else _notes
     except Missing:
-        level = Level.NOTE
+        level = _notes
     kinds = "/".join(_cache_types(settings))
     size = _cache_mib(facts)
     gain = ""
     if size is not None:
         less = size * (1 - _Q8_0_OF_F16)
         gain = f" and takes {size:.0f} MiB; q8_0 takes about {less:.0f} MiB less"
-    yield Seen(
-        level,
+    yield level(
         f"the KV cache is {kinds} on a card of {format_mib(total)}{gain}",
         "tunerd plan PROFILE --set serving.cache_type_k=q8_0 --set serving.cache_type_v=q8_0",
     )
@@ -640,7 +618,7 @@ def _cache_mib(facts: Facts) -> float | None:
     "pairs to f16 at each step instead",
     f"ggml-cuda of llama.cpp, fattn.cu; {_issue(27109, 28079)}",
 )
-def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
+def _cache_pair(facts: Facts) -> Iterator[Message | Missing]:
     settings = facts.settings()
     k, v = _cache_types(settings)
     if facts.served_card() is None or settings.serving.flash_attn == "off":
@@ -679,7 +657,7 @@ def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
     "requests beyond it fail, lose their beginning or run out of memory",
     f"{CARD_16_GB} (131k after an out-of-memory at 65k); the model's own context_length",
 )
-def _context(facts: Facts) -> Iterator[Seen | Missing]:
+def _context(facts: Facts) -> Iterator[Message | Missing]:
     server, settings = facts.unit(), facts.settings()
     asked = settings.serving.ctx_size
     report = server.said.report
@@ -690,22 +668,9 @@ def _context(facts: Facts) -> Iterator[Seen | Missing]:
         )
     model = facts.model()
     slot = server.estimate.n_ctx_slot if server.estimate is not None else asked
-    trained = model.context_length
-    # Engines round a context up to whole cells of 256 tokens.
-    if slot is not None and trained is not None and slot >= trained + 256:
-        yield _warns(
-            f"a slot has {slot} tokens of context, but the model was trained for {trained}",
-            f"tunerd plan PROFILE --set serving.ctx_size={trained}",
-        )
+    yield from checks.check_context(slot, model)
     estimate = need(server.estimate, "an estimate of its memory")
-    ram = need(facts.host.memory.total_mib, "how much RAM there is")
-    worst = estimate.worst_mib(Device.HOST)
-    if worst > ram >= estimate.start_mib(Device.HOST):
-        yield _warns(
-            f"with a full context, snapshots and prompt cache may grow to {format_mib(worst)} of RAM, but "
-            f"the machine has {format_mib(ram)}",
-            "lower serving.ctx_checkpoints or serving.cache_ram_mib",
-        )
+    yield from ram_in_time(estimate, need(facts.host.memory.total_mib, "how much RAM there is"))
 
 
 # Prompt tokens that are worth a word: some ten seconds of reading, and more than a new conversation now and then.
@@ -719,7 +684,7 @@ _LOST_TOKENS, _LOST_SHARE = 10_000, 0.2
     "where two prompts diverge, all is processed again; a prompt found in the cache took a sixtieth of the time",
     f"{CARD_24_GB}, phases 6 and 7; {_issue(22384, 24055)}",
 )
-def _read_anew(facts: Facts) -> Iterator[Seen | Missing]:
+def _read_anew(facts: Facts) -> Iterator[Message | Missing]:
     traffic = facts.traffic()
     if traffic.n_lost >= max(_LOST_TOKENS, _LOST_SHARE * traffic.n_prompt):
         yield _warns(
@@ -735,9 +700,9 @@ def _read_anew(facts: Facts) -> Iterator[Seen | Missing]:
     "the refusal is only a warning in the log: the server runs unlocked and can be swapped out",
     "llama.cpp's warning `failed to mlock`; systemd.exec(5), LimitMEMLOCK=",
 )
-def _memlock(facts: Facts) -> Iterator[Seen | Missing]:
+def _memlock(facts: Facts) -> Iterator[Message | Missing]:
     server = facts.unit()
-    if facts.settings().serving.load_mode not in _LOCKED_MODES:
+    if facts.settings().serving.load_mode not in LOCKING:
         return
     was_refused = server.said.mlock_refused
     locking = server.locking
@@ -769,7 +734,7 @@ def _memlock(facts: Facts) -> Iterator[Seen | Missing]:
     "weights or caches that were swapped out are read back from disk in the middle of an answer",
     "/proc/PID/status (VmSwap), /proc/meminfo",
 )
-def _swap(facts: Facts) -> Iterator[Seen | Missing]:
+def _swap(facts: Facts) -> Iterator[Message | Missing]:
     server = facts.server
     swapped = server.swapped_mib if server is not None else None
     if swapped is not None and swapped >= _SERVER_SWAP_MIB:
@@ -793,7 +758,7 @@ def _swap(facts: Facts) -> Iterator[Seen | Missing]:
     "llama.cpp's warning `tensor overrides to CPU are used with mmap enabled`; all three write-ups "
     "with experts on the CPU load without mmap",
 )
-def _mapped_experts(facts: Facts) -> Iterator[Seen | Missing]:
+def _mapped_experts(facts: Facts) -> Iterator[Message | Missing]:
     if facts.served_card() is None:
         return
     settings, server = facts.settings(), facts.unit()
@@ -821,10 +786,10 @@ _SMALL_BITS = 5.0
     "on this box's step time and prompt speed, there is no fixed threshold",
     f"{CARD_12_GB}, checklist point 1 (60 %); crossover of {CARD_24_GB}",
 )
-def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
+def _does_not_pay(facts: Facts) -> Iterator[Message | Missing]:
     seen = facts.unit().said.traffic
     # What the log counted is drafted, whatever the command line was understood to say.
-    if not (seen and seen.n_drafted) and not speculates(facts.settings()):
+    if not (seen and seen.n_drafted) and not facts.settings().speculation.kinds:
         return
     traffic = facts.traffic()
     if not traffic.n_drafted:
@@ -876,7 +841,7 @@ def _measured_at(cost: BreakEven) -> str:
     "some MTP heads lose more by fewer bits than the other weights do",
     f"{CARD_12_GB}, checklist point 5",
 )
-def _head_quant(facts: Facts) -> Iterator[Seen | Missing]:
+def _head_quant(facts: Facts) -> Iterator[Message | Missing]:
     if MTP not in facts.settings().speculation.kinds:
         return
     model = facts.model()
@@ -913,7 +878,7 @@ def _bits(types: tuple[tuple[str, int], ...]) -> float | None:
     "0.75 raised throughput on two of three cards",
     f"{CARD_12_GB}, checklist point 4; {CARD_24_GB}, phase 9",
 )
-def _p_min(facts: Facts) -> Iterator[Seen | Missing]:
+def _p_min(facts: Facts) -> Iterator[Message | Missing]:
     speculation = facts.settings().speculation
     if not drafts_with_probability(speculation.kinds):
         return
@@ -935,7 +900,7 @@ def _p_min(facts: Facts) -> Iterator[Seen | Missing]:
     "model's answers depend on its thinking",
     f"{CARD_24_GB}, phase 5",
 )
-def _thinking(facts: Facts) -> Iterator[Seen | Missing]:
+def _thinking(facts: Facts) -> Iterator[Message | Missing]:
     serving = facts.settings().serving
     told = serving.chat_template_kwargs or {}
     is_off = told.get("enable_thinking") is False or serving.reasoning == "off"
@@ -954,7 +919,7 @@ def _thinking(facts: Facts) -> Iterator[Seen | Missing]:
     "prompt of 150 tokens did not finish in 600 s",
     f"{CARD_24_GB}, phase 10",
 )
-def _by_text(facts: Facts) -> Iterator[Seen | Missing]:
+def _by_text(facts: Facts) -> Iterator[Message | Missing]:
     kinds = facts.settings().speculation.kinds
     copies = sorted(kind for kind in kinds if kind.startswith(_BY_TEXT))
     if copies and not drafts_with_probability(kinds) and facts.model().recurrent is not None:
@@ -966,20 +931,19 @@ def _by_text(facts: Facts) -> Iterator[Seen | Missing]:
 
 @_rule(
     "mtp-slots",
-    "more than one slot with MTP",
+    "more than one slot with speculation",
     "drafts of one slot can leak into another, a hybrid model can abort, and the speed-up is lost",
     _issue(28286, 28019, 27537),
 )
-def _slots(facts: Facts) -> Iterator[Seen | Missing]:
+def _slots(facts: Facts) -> Iterator[Message | Missing]:
     settings, server = facts.settings(), facts.unit()
-    if MTP not in settings.speculation.kinds:
-        return
+    if not settings.speculation.kinds:
+        return iter(())
     known = (server.n_slots, server.said.n_slots, settings.serving.n_parallel)
     n_slots = next((n for n in known if n is not None), None)
     if n_slots is None:
         n_slots = need(facts.capabilities().default_slots, "the number of slots")
-    if n_slots > 1:
-        yield _warns(f"{n_slots} slots with MTP", "tunerd plan PROFILE --set serving.n_parallel=1")
+    return checks.check_slots(settings, n_slots)
 
 
 @_rule(
@@ -988,17 +952,11 @@ def _slots(facts: Facts) -> Iterator[Seen | Missing]:
     "an MTP block comes from training; a server that is asked for MTP without one exits at its start",
     f"{CARD_16_GB}; messages of mainline and ik_llama.cpp of 2026",
 )
-def _model_without(facts: Facts) -> Iterator[Seen | Missing]:
-    speculation = facts.settings().speculation
-    if MTP not in speculation.kinds or speculation.draft_model is not None:
-        return
-    model = facts.model()
-    if not model.has_mtp:
-        why = model.mtp_problem or "it has no MTP block"
-        yield _errs(
-            f"MTP is asked for, but the model cannot draft: {why}",
-            "serve the MTP variant of the model, or tunerd plan PROFILE --set speculation.type=off",
-        )
+def _model_without(facts: Facts) -> Iterator[Message | Missing]:
+    settings = facts.settings()
+    if MTP not in settings.speculation.kinds or settings.speculation.draft_model is not None:
+        return iter(())
+    return checks.check_mtp_block(settings, facts.model())
 
 
 @_rule(
@@ -1008,7 +966,7 @@ def _model_without(facts: Facts) -> Iterator[Seen | Missing]:
     "ones have no MTP at all",
     _issue(22673, 23549),
 )
-def _engine_without(facts: Facts) -> Iterator[Seen | Missing]:
+def _engine_without(facts: Facts) -> Iterator[Message | Missing]:
     engine = facts.unit().engine
     has_word = facts.capabilities().spec_word(MTP) is not None
     name = engine.name if engine is not None else "the build"
@@ -1018,10 +976,7 @@ def _engine_without(facts: Facts) -> Iterator[Seen | Missing]:
                    "serve with a newer build; `tunerd engines` lists what is here")  # fmt: skip
         return
     if MTP in facts.settings().speculation.kinds:
-        proof = engine.proof(MTP) if engine is not None else None
-        if proof is not None and proof.effect in {Effect.NO_EFFECT, Effect.FAILED}:
-            yield _errs(f"{name} accepts the flags for MTP, but {proof.detail}",
-                       "serve with another build; `tunerd engines` lists what is here")  # fmt: skip
+        yield from checks.check_mtp(engine) if engine is not None else ()
         return
     if not has_word and facts.model().has_mtp:
         yield _notes(
@@ -1039,7 +994,7 @@ _OWN = "tunerd's own design (docs/architecture.md)"
     "no request is answered, or none will be from its next start on",
     _OWN,
 )
-def _down(facts: Facts) -> Iterator[Seen | Missing]:
+def _down(facts: Facts) -> Iterator[Message | Missing]:
     server = facts.unit()
     flags = ", ".join(server.foreign_flags)
     if server.no_start is not None:
@@ -1058,7 +1013,7 @@ def _down(facts: Facts) -> Iterator[Seen | Missing]:
     "`workload learn` depend on it",
     "systemd.exec(5), StandardOutput=, LogNamespace= and LogLevelMax=; journald.conf(5), Storage=",
 )
-def _unseen(facts: Facts) -> Iterator[Seen | Missing]:
+def _unseen(facts: Facts) -> Iterator[Message | Missing]:
     server = facts.unit()
     if not server.is_silent:
         facts.log()  # which may be lacking
@@ -1073,10 +1028,10 @@ def _unseen(facts: Facts) -> Iterator[Seen | Missing]:
 def _of_tunerd(code: str, what: str, level: Level | None) -> _Check:
     """Tells what is the matter with tunerd, at its own level or at this one."""
 
-    def check(facts: Facts) -> Iterator[Seen | Missing]:
+    def check(facts: Facts) -> Iterator[Message | Missing]:
         found = need(facts.own, what).get(code)
         if found is not None:
-            yield Seen(level or found.level, found.text, found.hint or "tunerd status")
+            yield found if level is None else replace(found, level=level)
 
     return check
 

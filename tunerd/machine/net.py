@@ -97,7 +97,7 @@ def n_connections(port: int, host: str = "127.0.0.1") -> int:
     return sum(not one.is_listening for one in _bound(tcp_sockets(), port, host))
 
 
-def other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
+def _other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
     """Processes beside `own` and those that it started that connections to this address may reach.
 
     ik_llama.cpp shares its port (SO_REUSEPORT): two of its servers listen at once, and the kernel
@@ -109,7 +109,7 @@ def other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
 
 def who_listens(port: int, host: str, own: int | None) -> int | None:
     """The process that answers there; somebody else's where it shares the port with `own`."""
-    others = () if own is None else other_listeners(port, host, own)
+    others = () if own is None else _other_listeners(port, host, own)
     return next(iter(others), None) or listening_pid(port, host, likely=own)
 
 

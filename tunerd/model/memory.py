@@ -902,7 +902,7 @@ def _beside_gpu(server: Server, graph: Graph) -> Part:
     return Part(PartKind.COMPUTE, Device.HOST, n_bytes, text)
 
 
-_LOCKING = frozenset({"mlock", "mmap+mlock"})
+LOCKING = frozenset({"mlock", "mmap+mlock"})
 _MAPPING = frozenset({"auto", "mmap", "mmap+mlock"})
 _DRAFT_KINDS = {
     PartKind.WEIGHTS: PartKind.DRAFT_WEIGHTS,
@@ -935,7 +935,7 @@ def estimate(facts: ModelFacts, settings: MemorySettings) -> Estimate:
         parts=tuple(part for part in parts if part.n_bytes != 0),
         n_ctx=n_ctx,
         n_ctx_slot=n_ctx if settings.kv_unified else n_ctx_slot,
-        is_locked=settings.load_mode in _LOCKING,
+        is_locked=settings.load_mode in LOCKING,
         is_mapped=settings.load_mode in _MAPPING,
         notes=tuple(_notes(server)),
     )

@@ -353,10 +353,16 @@ def _ram(estimate: Estimate, free: Free, spilled: MiB) -> Iterator[Message]:
         yield warning("slow-ram", f"needs {format_mib(start)} of RAM with the weights mapped, and "
                       f"{format_mib(free.ram_mib)} are free: it will read from disk again and again")  # fmt: skip
     yield from _limited(estimate, free, firm, start)
+    yield from ram_in_time(estimate, free.ram_total_mib, spilled)
+
+
+def ram_in_time(estimate: Estimate, total_mib: MiB | None, spilled: int = 0) -> Iterator[Message]:
+    """Whether a server that starts may need more RAM than there is, once its context is full; `spilled` is of the card."""
     worst = estimate.worst_mib(Device.HOST) + spilled
-    if free.ram_total_mib is not None and worst > free.ram_total_mib >= start:
+    start = estimate.start_mib(Device.HOST) + spilled
+    if total_mib is not None and worst > total_mib >= start:
         yield warning("ram-in-time", f"snapshots and the prompt cache may grow to {format_mib(worst)} of "
-                      f"RAM, and the machine has {format_mib(free.ram_total_mib)}",
+                      f"RAM, and the machine has {format_mib(total_mib)}",
                       "lower serving.ctx_checkpoints or serving.cache_ram_mib")  # fmt: skip
 
 

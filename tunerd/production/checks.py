@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import PurePath
@@ -26,6 +26,7 @@ from tunerd.engine.importer import FALSE, PREFIX, TRUE, flag_of
 from tunerd.machine.facts import Host
 from tunerd.model.facts import ModelFacts
 from tunerd.profile.layers import Layer, Resolved
+from tunerd.profile.schema import ProfileFile
 from tunerd.result import Message, error, note, warning
 from tunerd.units.live import UNIX_SOCKET, LiveUnit, Serving, serving_of
 from tunerd.units.manager import lacks_manager
@@ -52,10 +53,8 @@ def check_machine(
 ) -> Iterator[Message]:
     """Whether this is the kind of machine that the profile was written for, and its card can be had."""
     wanted = resolved.profile.match
-    if host.awaits_reboot is not None and wanted.gpu != "none" and not devices:
-        level = warning if wanted.gpu is None else error
-        yield level("reboot-first", f"a program that starts now cannot find the card: {host.awaits_reboot}",
-                    "reboot, which loads the installed driver's kernel module")  # fmt: skip
+    if wanted.gpu != "none" and not devices:
+        yield from check_driver(host, warning if wanted.gpu is None else error)
     if wanted.gpu == "none":
         if has_gpu:
             yield note("gpu-unused", "this profile is for machines without a GPU; yours stays idle")
@@ -84,6 +83,15 @@ def check_machine(
                       "`tunerd profiles list` shows those for larger cards")  # fmt: skip
 
 
+def check_driver(
+    host: Host, level: Callable[[str, str, str], Message] = error
+) -> Iterator[Message]:
+    """Whether the card can be had before a reboot."""
+    if host.awaits_reboot is not None:
+        yield level("reboot-first", f"a program that starts now cannot find the card: {host.awaits_reboot}",
+                    "reboot, which loads the installed driver's kernel module")  # fmt: skip
+
+
 def check_left_out(resolved: Resolved, command: CommandLine, host: Host) -> Iterator[Message]:
     """Which keys of the card that somebody set leave no flag, because the build sees nothing to offload to.
 
@@ -102,29 +110,61 @@ def check_left_out(resolved: Resolved, command: CommandLine, host: Host) -> Iter
 
 def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:
     """What the profile asks of the model that the model cannot do."""
-    speculation = resolved.profile.speculation
-    if "mtp" in speculation.kinds and not facts.has_mtp:
-        repo = resolved.profile.model.hf_repo
+    yield from check_mtp_block(resolved.profile, facts)
+    if facts.no_model is not None:
+        yield error("no-model", f"the file is not a model that can be served: {facts.no_model}",
+                    "set model.path to the main file")  # fmt: skip
+    serving = resolved.profile.serving
+    template = resolved.profile.model.chat_template_file or serving.chat_template
+    if serving.jinja and facts.chat_template_sha256 is None and not template:
+        yield warning(
+            "no-template", "the model file has no chat template; chat requests get a default"
+        )
+
+
+def check_mtp_block(profile: ProfileFile, facts: ModelFacts) -> Iterator[Message]:
+    """Whether the model has the block that MTP drafts with."""
+    if "mtp" in profile.speculation.kinds and not facts.has_mtp:
+        repo = profile.model.hf_repo
         where = f" (the profile names {repo})" if repo else ""
         reason = f": {facts.mtp_problem}" if facts.mtp_problem else ""
         yield error(
             "no-mtp-block",
             f"the model has no MTP block, so speculation.type = mtp is impossible{reason}",
             f"get the MTP variant of `{facts.name or 'this model'}`{where}, usually named `*-MTP-*`; "
-            'or set speculation.type = "off"',
+            "or tunerd plan PROFILE --set speculation.type=off",
         )
-    if facts.no_model is not None:
-        yield error("no-model", f"the file is not a model that can be served: {facts.no_model}",
-                    "set model.path to the main file")  # fmt: skip
-    serving = resolved.profile.serving
-    if serving.ctx_size and facts.context_length and serving.ctx_size > facts.context_length:
-        yield warning("long-context", f"serving.ctx_size = {serving.ctx_size} is more than the "
-                      f"{facts.context_length} tokens that the model was trained for")  # fmt: skip
-    template = resolved.profile.model.chat_template_file or serving.chat_template
-    if serving.jinja and facts.chat_template_sha256 is None and not template:
-        yield warning(
-            "no-template", "the model file has no chat template; chat requests get a default"
-        )
+
+
+# Engines round a context up to whole cells of so many tokens.
+_CELLS = 256
+
+
+def check_context(n_ctx_slot: int | None, facts: ModelFacts) -> Iterator[Message]:
+    """Whether a slot has more context than the model can use."""
+    trained = facts.context_length
+    if n_ctx_slot is not None and trained is not None and n_ctx_slot >= trained + _CELLS:
+        yield warning("long-context", f"a slot has {n_ctx_slot} tokens of context, but the model was trained for {trained}",
+                      f"tunerd plan PROFILE --set serving.ctx_size={trained}")  # fmt: skip
+
+
+def check_slots(profile: ProfileFile, n_slots: int | None) -> Iterator[Message]:
+    """Whether several requests at once would be drafted for."""
+    if profile.speculation.kinds and (n_slots or 1) > 1:
+        yield warning("slots", f"speculation with {n_slots} slots is unsafe or refused on several builds",
+                      "tunerd plan PROFILE --set serving.n_parallel=1")  # fmt: skip
+
+
+def check_threads(profile: ProfileFile, cores: int | None) -> Iterator[Message]:
+    """Whether threads would wait for each other."""
+    serving = profile.serving
+    for key, threads, level in (
+        ("threads", serving.threads, warning),
+        ("threads_batch", serving.threads_batch, note),
+    ):
+        if isinstance(threads, int) and cores is not None and threads > cores:
+            yield level("threads", f"serving.{key} = {threads} is more than the {cores} physical cores",
+                        f"tunerd plan PROFILE --set serving.{key}=physical")  # fmt: skip
 
 
 def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
@@ -137,18 +177,12 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
     if (serving.n_ubatch or 0) > (serving.n_batch or inf):
         yield error("ubatch", f"serving.n_ubatch = {serving.n_ubatch} is more than "
                     f"serving.n_batch = {serving.n_batch}")  # fmt: skip
-    if speculation.kinds and (serving.n_parallel or 1) > 1:
-        yield warning("slots", f"speculation with {serving.n_parallel} slots is unsafe or refused on "
-                      "several builds", "set serving.n_parallel = 1")  # fmt: skip
     by_text = sorted(kind for kind in speculation.kinds if kind.startswith("ngram-"))
     if "mtp" in speculation.kinds and by_text:
         # Source: write-up "Multi-Token Prediction lands in llama.cpp"; ggml-org/llama.cpp#23154.
         yield warning("mixed-drafts", f"MTP together with {', '.join(by_text)} is experimental, and has crashed servers with CUDA "
                       "errors", "set speculation.type = mtp; `tunerd compare` shows whether both together are faster")  # fmt: skip
-    cores = host.cpu.physical_cores
-    if isinstance(serving.threads, int) and cores is not None and serving.threads > cores:
-        yield warning("threads", f"serving.threads = {serving.threads} is more than the "
-                      f"{cores} physical cores")  # fmt: skip
+    yield from check_threads(resolved.profile, host.cpu.physical_cores)
     # Left to the engine it is 127.0.0.1 on every build; some take a list.
     hosts = [] if serving.host is None else [host.strip() for host in serving.host.split(",")]
     if any(host.endswith(UNIX_SOCKET) for host in hosts):
@@ -169,19 +203,26 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
                       "the model", "set serving.api_key_file, or serving.host = 127.0.0.1")  # fmt: skip
 
 
-def check_proofs(resolved: Resolved, engine: Engine) -> Iterator[Message]:
-    """What the plan relies on and this build was seen not to do."""
-    speculation = resolved.profile.speculation
-    if "mtp" not in speculation.kinds:
-        return
+def check_mtp(engine: Engine) -> Iterator[Message]:
+    """Whether the build was seen not to draft with MTP."""
     mtp = engine.proof("mtp")
     if mtp.effect in {Effect.NO_EFFECT, Effect.FAILED}:
         yield error("mtp-unproved", f"{engine.name} accepts the flags for MTP, but {mtp.detail}",
-                    "choose another engine")  # fmt: skip
-    elif mtp.effect is Effect.UNTRIED:
+                    "choose another build; `tunerd engines` lists what is here")  # fmt: skip
+
+
+def check_proofs(resolved: Resolved, engine: Engine) -> Iterator[Message]:
+    """What the plan relies on and this build was seen not to do."""
+    speculation, serving = resolved.profile.speculation, resolved.profile.serving
+    usual = engine.capabilities.default_slots if engine.capabilities is not None else None
+    yield from check_slots(resolved.profile, serving.n_parallel or usual)
+    if "mtp" not in speculation.kinds:
+        return
+    yield from check_mtp(engine)
+    mtp = engine.proof("mtp")
+    if mtp.effect is Effect.UNTRIED:
         yield note("mtp-untried", f"whether {engine.name} drafts with MTP has not been tried: "
                    f"{mtp.detail}", "`tunerd engines --prove`")  # fmt: skip
-    serving = resolved.profile.serving
     pairs = (
         (speculation.cache_type_k, serving.cache_type_k),
         (speculation.cache_type_v, serving.cache_type_v),
@@ -301,7 +342,6 @@ class UserFacts:
     is_missing: bool
     unreadable: Sequence[str]
     gone: Sequence[str]
-    lingers: bool | None
     memlock_unlimited: bool | None
     lacks_manager: bool = False
 
@@ -323,9 +363,6 @@ def check_user(facts: UserFacts, *, wants_mlock: bool) -> Iterator[Message]:
         )
     if facts.lacks_manager:
         yield lacks_manager()
-    if facts.mode is Mode.USER and facts.lingers is False:
-        yield warning("no-linger", "without lingering the server ends when you log out",
-                      "loginctl enable-linger")  # fmt: skip
     if wants_mlock and facts.mode is not Mode.SYSTEM and facts.memlock_unlimited is False:
         yield warning(
             "memlock",
@@ -359,12 +396,16 @@ def check_written(argv: Sequence[str], unit: UnitFile, name: str) -> Iterator[Me
                           f"ReadWritePaths=: systemctl edit {name}")  # fmt: skip
 
 
-def environment_conflicts(environment: Mapping[str, str]) -> Iterator[Message]:
-    """Variables that change what was asked for."""
+def check_spill(environment: Mapping[str, str], way: str) -> Iterator[Message]:
+    """Whether the driver may move to RAM what the card does not hold; `way` takes that back."""
     if "GGML_CUDA_ENABLE_UNIFIED_MEMORY" in environment:
         yield warning("unified-memory", "GGML_CUDA_ENABLE_UNIFIED_MEMORY lets VRAM spill into RAM: "
-                      "instead of an out-of-memory error the server becomes very slow",
-                      "remove it from [environment]")  # fmt: skip
+                      "instead of an out-of-memory error the server becomes very slow", way)  # fmt: skip
+
+
+def environment_conflicts(environment: Mapping[str, str]) -> Iterator[Message]:
+    """Variables that change what was asked for."""
+    yield from check_spill(environment, "remove it from [environment]")
     for name in environment:
         if is_secret_variable(name):
             yield error("secret", f"environment.{name} would be in the unit, where everybody can read it",

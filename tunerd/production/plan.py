@@ -48,6 +48,7 @@ from tunerd.model import verdict
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import (
     LEAST_CONTEXT,
+    LOCKING,
     Backend,
     Device,
     MemorySettings,
@@ -64,7 +65,6 @@ from tunerd.profile.schema import Speculation
 from tunerd.result import ActionResult, Level, Message, error, note, warning
 from tunerd.units.live import UNIX_SOCKET, LiveUnit, Serving
 from tunerd.units.manager import UnitState
-from tunerd.units.systemd import lingers
 from tunerd.units.text import UnitSpec, environment_of, parse_unit, render_unit, unified_diff
 from tunerd.words import Family, MiB, Mode, all_known, sha256
 
@@ -138,7 +138,8 @@ def _is_its_own(pid: int, port: int) -> bool:
 
 def _taken(who: str, port: int, way: str = "") -> Message:
     text = f"{who} already listens on port {port}"
-    return error("port-taken", text, f"{way}end it, or set serving.port")
+    other = "tunerd plan PROFILE --set serving.port=PORT"
+    return error("port-taken", text, f"{way}end it, or use another port: {other}")
 
 
 def _check_handover(
@@ -272,7 +273,6 @@ def _tuned_layer(
                       "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")  # fmt: skip
 
 
-_LOCKING = ("mlock", "mmap+mlock")
 _LOW_PORTS = 1024  # below it the kernel wants CAP_NET_BIND_SERVICE
 
 
@@ -307,7 +307,7 @@ def unit_spec(
         group=group,
         api_key_file=resolved.profile.serving.api_key_file,
         work_dir=str(ctx.paths.log_dir),
-        wants_mlock=resolved.profile.serving.load_mode in _LOCKING,
+        wants_mlock=resolved.profile.serving.load_mode in LOCKING,
         # Of what is live alone: whoever may deploy without root gets no port that only root may have.
         binds_low=port is not None and port < _LOW_PORTS and port == live.serving.port,
         needs_home=any(path.startswith(("/home/", "/root/", "/run/user/")) for path in paths),
@@ -357,7 +357,6 @@ def _user_facts(
         is_missing=user is not None and who is None,
         unreadable=[] if who is None else [word for word in words if not may_read(who, Path(word))],
         gone=[] if user is not None else [word for word in read if is_gone(Path(word))],
-        lingers=lingers(ctx.environment) if ctx.mode is Mode.USER else None,
         memlock_unlimited=host.memory.memlock_unlimited,
         lacks_manager=ctx.lacks_manager,
     )
@@ -507,7 +506,7 @@ def settings_of(
     given["adapter_bytes"] = None if None in adapters else sum(filter(None, adapters))
     given["has_rules"] = bool(memory.override_tensor)
     if not _REWRITES.isdisjoint(extra):
-        given["load_mode"] = "mlock" if serving.load_mode in _LOCKING else "none"
+        given["load_mode"] = "mlock" if serving.load_mode in LOCKING else "none"
     capabilities = engine.capabilities
     if capabilities is not None:
         laws = laws_of(capabilities)
@@ -867,6 +866,7 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
         *checks.check_machine(resolved, host, chosen.devices, has_gpu=chosen.has_gpu),
         *checks.check_left_out(resolved, command, host),
         *checks.check_model(resolved, facts),
+        *checks.check_context(memory.estimate.n_ctx_slot, facts),
         *choice.found_by_metadata(resolved, chosen.model_path),
         *checks.check_values(resolved, host),
         *checks.check_proofs(resolved, engine),
@@ -882,6 +882,7 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
         *checks.check_user(
             _user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock
         ),
+        *ctx.until_logout(),
         *check_key(ctx, resolved.profile.serving.api_key_file),
         *checks.check_written(command.argv, unit_with(ctx, unit_text, live), ctx.unit),
         *_check_arguments(ctx, engine, command),

@@ -26,7 +26,6 @@ from tunerd.profile.layers import Layer, Resolved, chain_of, layers_of, resolve
 from tunerd.profile.schema import check_file
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
-from tunerd.units.systemd import lingers
 from tunerd.units.text import parse_unit
 from tunerd.words import Mode, Problem, check_name, is_profile_file, nearest_name
 
@@ -39,18 +38,17 @@ def detect(ctx: Context) -> ActionResult:
     engines = find_engines(ctx)
     units = list(_serving_units(ctx))
     fitting = fitting_profiles(ctx, host)
-    linger = lingers(ctx.environment) if ctx.mode is Mode.USER else None
     payload = {
         **asdict(host),
         "gpus": None if host.gpus is None else [_gpu_json(gpu) for gpu in host.gpus],
         "mode": str(ctx.mode),
-        "lingers": linger,
+        "lingers": ctx.lingers,
         "engines": [engine_json(engine) for engine in engines],
         "units": units,
         "profiles": [asdict(one) for one in fitting],
         "next": _as_typed(ctx, _next_step(ctx, engines, units, fitting)),
     }
-    return ActionResult("detect", payload, tuple(_detect_messages(host, engines, linger)))
+    return ActionResult("detect", payload, tuple(_detect_messages(ctx, host, engines)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +156,7 @@ def _serving_units(ctx: Context) -> Iterator[Mapping[str, Any]]:
         }
 
 
-def _detect_messages(
-    host: Host, engines: tuple[Engine, ...], linger: bool | None
-) -> Iterator[Message]:
+def _detect_messages(ctx: Context, host: Host, engines: tuple[Engine, ...]) -> Iterator[Message]:
     if host.gpus is None:
         yield warning("gpu-unknown", f"GPUs could not be read: {host.gpu_problem}")
     if not any(engine.capabilities is not None for engine in engines):
@@ -171,9 +167,7 @@ def _detect_messages(
         if taken:
             yield note("display-server", f"GPU {gpu.index}: a display server holds {taken} MiB of VRAM",
                        "plug the monitor into the processor's own graphics")  # fmt: skip
-    if linger is False:
-        yield warning("no-linger", "without lingering your units end when you log out",
-                      "loginctl enable-linger")  # fmt: skip
+    yield from ctx.until_logout()
 
 
 _OF_PROBLEM = ("key", "found", "allowed", "nearest")

@@ -21,7 +21,6 @@ from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.generations import Generation, HistoryEntry, changed_model_files
 from tunerd.units.live import is_same_command
 from tunerd.units.manager import LeaseRecord, UnitState, lacks_manager
-from tunerd.units.systemd import lingers
 from tunerd.units.text import unified_diff
 from tunerd.words import Mode, counted, sha256
 
@@ -165,7 +164,7 @@ def status(ctx: Context) -> ActionResult:
         "pid": state.main_pid,
         "restarts": state.n_restarts,
         "enabled": state.is_enabled,
-        "lingers": lingers(ctx.environment) if ctx.mode is Mode.USER else None,
+        "lingers": ctx.lingers,
         "health": None if http is None else str(http),
         "healthy": None if http is None else http is HttpState.READY,
         "asleep": None if props is None else props.is_asleep,

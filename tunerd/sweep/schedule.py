@@ -21,7 +21,6 @@ from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings_file import set_keys
 from tunerd.units.manager import PORT_LIMIT_S, UP
-from tunerd.units.systemd import lingers
 from tunerd.words import Mode, format_duration, local_time
 
 _LEAST_STARTS = 4  # what serves now and one more, each started twice
@@ -196,7 +195,7 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
         text, hint = "nights need a window", "--window 01:00-06:30"
         raise UsageError(text, state="nothing was changed", hint=hint)
     done = set_keys(ctx, "schedule set", changed, "tunerd schedule show")
-    told = _until_logout(ctx) if changed.get("schedule.enabled") else ()
+    told = ctx.until_logout() if changed.get("schedule.enabled") else ()
     return replace(done, messages=(*done.messages, *told))
 
 
@@ -346,12 +345,4 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
         text = "nights wait until the server sleeps, and this one never does"
         hint = "set `serving.sleep_idle_s` in its profile, or `tunerd schedule set --begin open`"
         return (warning("never-asleep", text, hint),)
-    return _until_logout(ctx)
-
-
-def _until_logout(ctx: Context) -> tuple[Message, ...]:
-    """That nights end with the last session of a user who does not linger."""
-    if ctx.mode is not Mode.USER or lingers(ctx.environment) is not False:
-        return ()
-    text = "no night begins after you log out: without lingering your units end then"
-    return (warning("no-linger", text, "loginctl enable-linger"),)
+    return ctx.until_logout()

@@ -91,14 +91,16 @@ def test_a_unit_that_cannot_be_read_as_one_command_is_said_so(tmp_path: Path) ->
     assert any("2 ExecStart= lines" in text for text in missing)
 
 
-def test_whoever_has_the_usual_port_is_no_neighbour_of_a_server_on_a_socket_of_files() -> None:
+def test_whoever_has_the_usual_port_is_no_neighbour_of_a_server_on_a_socket_of_files(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         argv = ("llama-server", "--host", "/run/llama.sock", "--port", str(port))
         server = ServerFacts(unit="llama-server.service", is_active=True, pid=1, argv=argv)
         text = f"[Service]\nExecStart={' '.join(argv)}\n"
         live = read_live(unit=server.unit, text=text, specifiers={})
-        assert read_port(server, live, measures=False) is None
+        assert read_port(Box(tmp_path).context, server, live) is None
 
 
 @pytest.fixture

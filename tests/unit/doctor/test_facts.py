@@ -23,7 +23,6 @@ from tunerd.doctor.facts import (
     diagnose,
     lacking,
     read_server_log,
-    speculates,
     with_stages,
 )
 from tunerd.doctor.rules import ALL_RULES
@@ -294,7 +293,6 @@ def test_stages_of_ik_are_speculation_though_no_profile_can_say_two_of_them(
     settings = settings_of(printed, dialect)
     assert settings.speculation.kinds == kinds
     assert settings.speculation.p_min == p_min
-    assert speculates(settings) is bool(kinds)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ PLAIN: dict[str, Any] = {"serving__cache_type_k": "f16", "serving__cache_type_v"
 NEWER_PAIRS = frozenset({"q4_0-q4_0", "q8_0-q8_0", "f16-f16", "bf16-bf16"})
 LOW = replace(TRAFFIC, n_accepted=1500)
 IQ4_HEAD = replace(model(), mtp_types=(("iq4_xs", 400_000_000), ("f32", 2_000_000)))
+TAKEN = error("port-taken", "nginx (process 7) already listens on port 8080", "end it")
 XORG = GpuProcess(900, MiB(950), "graphics", "Xorg", "display-manager.service")
 OLLAMA = GpuProcess(901, MiB(5200), "compute", "ollama", "ollama.service")
 CPU_MOE: dict[str, Any] = {"memory__n_cpu_moe": 20, "memory__fit_mib": None}
@@ -96,7 +97,7 @@ FIRES = [
      with_card(throttle_reasons=(POWER_CAP, "power brake"), temperature_c=93)),
     ("uvm-missing", "a driver without /dev/nvidia-uvm", replace(a_box(), driver=replace(DRIVER, has_uvm_device=False))),
     ("driver-mismatch", "a module that is not the library's",
-     replace(unreadable_cards(), driver=replace(DRIVER, module_version="570.1"))),
+     with_host(unreadable_cards(), awaits_reboot="the loaded kernel module is 1, the driver's library 2")),
     ("pcie-link", "a card with too few lanes", with_card(pcie_width=4)),
     ("pcie-link", "a card at an old generation while it works", with_card(pcie_generation=1, performance_state=2)),
     ("power-limit", "a power limit below the default", with_card(power_limit_w=150.0)),
@@ -117,9 +118,9 @@ FIRES = [
     ("engine-architecture", "a log without a kernel image", with_log(lacks_kernels=True)),
     ("engine-architecture", "a log without CUDA", with_log(lacks_cuda=True)),
     ("port-clash", "a port that another program serves too",
-     replace(a_box(), port=PortFacts(8080, ("nginx (process 7)",)))),
+     replace(a_box(), port=PortFacts(8080, (TAKEN,)))),
     ("port-clash", "a port that another program holds while nothing serves",
-     replace(a_box(), server=None, port=PortFacts(8080, ("nginx (process 7)",)))),
+     replace(a_box(), server=None, port=PortFacts(8080, (TAKEN,)))),
     ("port-clash", "a line without a port", with_settings(serving__port=None)),
     ("evidence-stale", "measurements of another driver",
      replace(a_box(), evidence=replace(EVIDENCE, holds=False, changes=("driver changed: 570 -> 580",)))),

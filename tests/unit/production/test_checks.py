@@ -23,6 +23,7 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.production.checks import (
     UserFacts,
+    check_context,
     check_left_out,
     check_live,
     check_machine,
@@ -99,13 +100,13 @@ def on_a_model(facts: ModelFacts) -> Cases:
         ),
         "no MTP needs no block": of(n_nextn=0),
         "a file that is no model": of(no_model="it is an adapter"),
-        "as much context as it was trained for": of(
-            {"serving__ctx_size": 4096}, context_length=4096
+        "as much context as it was trained for, in whole cells": check_context(
+            4097 + 254, replace(facts, context_length=4096)
         ),
-        "more context than it was trained for": of(
-            {"serving__ctx_size": 4097}, context_length=4096
+        "more context than it was trained for": check_context(
+            4097 + 255, replace(facts, context_length=4096)
         ),
-        "trained for an unknown context": of({"serving__ctx_size": 4097}, context_length=None),
+        "trained for an unknown context": check_context(4352, replace(facts, context_length=None)),
         "no chat template": of(chat_template_sha256=None),
         "no chat template, but one of the profile": of(
             {"serving__chat_template": "chatml"}, chat_template_sha256=None
@@ -155,7 +156,7 @@ def keys(text: str, drop_in: str = "Nice=1", key_file: str | None = None) -> Ite
 
 
 def account(*, mlock: bool = False, **changes: Any) -> Iterable[Message]:
-    facts = UserFacts(Mode.SYSTEM, "llama", False, (), (), None, None)
+    facts = UserFacts(Mode.SYSTEM, "llama", False, (), (), None)
     return check_user(replace(facts, **changes), wants_mlock=mlock)
 
 
@@ -201,12 +202,11 @@ CHECKS: dict[str, Cases] = {
         "n-gram drafts of at least 48": values(speculation__type="ngram-mod", speculation__n_min=48),
         "4 and 3 of no speculation": values(speculation__n_min=4, speculation__n_max=3),
         "a larger ubatch": values(serving__n_ubatch=513, serving__n_batch=512),
-        "MTP with two slots": values(serving__n_parallel=2, **MTP),
-        "two slots": values(serving__n_parallel=2),
         "MTP with n-grams": values(speculation__type="draft-mtp,ngram-mod"),
         "nine threads": values(serving__threads=9),
         "nine threads of unknown cores": values(BLIND, serving__threads=9),
         "as many threads as cores": values(serving__threads="physical"),
+        "nine threads for prompts alone": values(serving__threads_batch=9),
     },
     "A server that is asked otherwise is refused before anything stops": {
         **{f"at {host}": values(serving__host=host) for host in ("/run/llama.sock", "127.0.0.1, llama.sock")},
@@ -226,6 +226,9 @@ CHECKS: dict[str, Cases] = {
         **{f"no MTP, {effect}": proved(None, Proof("mtp", effect, "x")) for effect in Effect},
         **{f"a probability of {p_min} that is ignored": proved(
             None, SPLIT, Proof("p-min", Effect.NO_EFFECT, "y"), speculation__p_min=p_min, **MTP) for p_min in (0.75, 0.0)},
+        "MTP with two slots": proved(serving__n_parallel=2, **MTP),
+        "two slots": proved(serving__n_parallel=2),
+        "n-grams with the slots that the build chooses": proved("main-0x", serving__n_parallel="default", speculation__type="ngram-mod"),
         "cache types of drafts, ik": proved("ik-now", speculation__cache_type_k="q8_0", **MTP),
         "cache types of drafts, main-mid": proved("main-mid", speculation__cache_type_v="q8_0", **MTP),
         "the same cache types": proved("ik-may", serving__cache_type_k="q8_0", speculation__cache_type_k="q8_0", **MTP),
@@ -258,8 +261,6 @@ CHECKS: dict[str, Cases] = {
         "it is missing": account(is_missing=True),
         "it cannot read": account(unreadable=("/m", "/d")),
         "it is whoever asks, and a file is not there": account(mode=Mode.USER, gone=("/m",)),
-        "it does not linger": account(mode=Mode.USER, lingers=False),
-        "whether it lingers is unknown": account(mode=Mode.USER, lingers=None),
         "it cannot lock": account(mode=Mode.USER, memlock_unlimited=False, mlock=True),
         "it need not lock": account(mode=Mode.USER, memlock_unlimited=False),
         "whether it can lock is unknown": account(mode=Mode.LOCAL, memlock_unlimited=None, mlock=True),
