@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import PurePath
@@ -40,9 +40,6 @@ _WRITING = frozenset({"--log-file", "--logdir", "-ld", "--log-prompts-dir", "--s
 _PLACES = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache", "LogsDirectory": "/var/log",
            "RuntimeDirectory": "/run"}  # fmt: skip
 _PRIVATE = ("/tmp", "/var/tmp", "/dev")  # noqa: S108 -- of the unit's own
-_KEY_VARIABLES = {"LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE"}
-# With these a server answers by TLS, or elsewhere than it is asked.
-_ASKED_OTHERWISE = {"--ssl-cert-file", "--api-prefix"}
 # With these its clients ask for vectors or ranks; builds of April to August 2026 write text all the same.
 _NOT_FOR_TEXT = {"--embedding", "--embeddings", "--rerank", "--reranking"}
 _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
@@ -185,19 +182,11 @@ def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
     yield from check_threads(resolved.profile, host.cpu.physical_cores)
     # Left to the engine it is 127.0.0.1 on every build; some take a list.
     hosts = [] if serving.host is None else [host.strip() for host in serving.host.split(",")]
-    if any(host.endswith(UNIX_SOCKET) for host in hosts):
-        yield error("unix-socket", f"serving.host = {serving.host}: on a Unix socket tunerd cannot check "
-                    "whether the server answers, so it cannot deploy it",
-                    "set serving.host = 127.0.0.1; a proxy (nginx, socat) can offer it on a socket")  # fmt: skip
-        return
     given = set(map(normal_spelling, resolved.profile.extra_args or ()))
-    for flag in sorted(given & _ASKED_OTHERWISE):
-        yield error("asked-otherwise", f"with `{flag}` tunerd cannot check whether the server answers, so it cannot "
-                    "deploy it", "remove the flag; a proxy (nginx, caddy) can add TLS or a prefix")  # fmt: skip
     for flag in sorted(given & _NOT_FOR_TEXT):
         yield warning("not-for-text", f"with `{flag}` the server is for vectors or ranks, and all that tunerd checks, measures and "
                       "tunes is text", "sweep no such server: what is fast for text may be slow for those")  # fmt: skip
-    is_open = not all(_LOOPBACK.fullmatch(host) for host in hosts)
+    is_open = not all(_LOOPBACK.fullmatch(host) or host.endswith(UNIX_SOCKET) for host in hosts)
     if is_open and serving.api_key_file is None:
         yield warning("open-port", f"serving.host = {serving.host}: anybody who reaches this port may use "
                       "the model", "set serving.api_key_file, or serving.host = 127.0.0.1")  # fmt: skip
@@ -238,13 +227,20 @@ def check_proofs(resolved: Resolved, engine: Engine) -> Iterator[Message]:
                       "expect what p_min = 0 gives, or use a newer build")  # fmt: skip
 
 
+def check_asked(new: Serving) -> Iterator[Message]:
+    """Whether its server could be asked."""
+    if (way := new.asked_otherwise) is not None:
+        code = "unix-socket" if "socket" in way else "asked-otherwise"
+        yield error(code, f"the server would answer {way}: tunerd cannot check whether it does, so it cannot deploy it",
+                    "set serving.host = 127.0.0.1 without --ssl-cert-file and --api-prefix; a proxy (nginx, caddy, socat) can offer it so")  # fmt: skip
+
+
 def check_live(
     new: Serving,
     live: LiveUnit,
     now: Serving | None = None,
     *,
     lost: Sequence[str] = (),
-    environment: Collection[str] = (),
     systemctl: str = "systemctl",
 ) -> Iterator[Message]:
     """What changes for clients, and what of a hand-written unit would no longer hold.
@@ -254,7 +250,6 @@ def check_live(
         live: The unit that stands.
         now: How its server is reached and named now, where that says more than its text.
         lost: Lines of a hand-written unit that are not taken over.
-        environment: Names of the variables that the new server gets, those of drop-ins too.
         systemctl: How a person calls the unit's manager.
     """
     if live.text is None:
@@ -271,8 +266,7 @@ def check_live(
     if old.is_router:
         yield warning("router", f"{live.unit} is a router that starts a server for each model that clients ask for: its models "
                       "are not served any more", "`tunerd settings set service.unit ANOTHER.service` leaves it alone")  # fmt: skip
-    has_key = new.api_key or new.api_key_file or _KEY_VARIABLES.intersection(environment)
-    if (old.api_key or old.api_key_file) and not has_key:
+    if (old.api_key or old.api_key_file) and not (new.api_key or new.api_key_file):
         yield warning("key-gone", f"{live.unit} asks its clients for a key, and the new server will "
                       "answer everybody", "put the key into a file and set serving.api_key_file")  # fmt: skip
     if live.drop_in_exec:
@@ -308,9 +302,13 @@ def _adopted(live: LiveUnit) -> Message:
     )
 
 
-def serving_after(command: CommandLine, capabilities: Capabilities | None) -> Serving:
+def serving_after(
+    command: CommandLine,
+    capabilities: Capabilities | None,
+    environment: Mapping[str, str] | None = None,
+) -> Serving:
     """Address and names that the planned command gives; a port it does not name is the build's own."""
-    serving = serving_of(command.words, {})
+    serving = serving_of(command.words, environment or {})
     if serving.port is not None or capabilities is None:
         return serving
     return replace(serving, port=capabilities.default_port)

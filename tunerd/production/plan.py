@@ -860,7 +860,9 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
     unit_text = unit_text_of(ctx, spec)
     correction = _correction_of(ctx, command.argv, unit_text)
     memory = memory_of_plan(ctx, chosen, facts, host, correction, state)
-    after = checks.serving_after(command, engine.capabilities)
+    after = checks.serving_after(
+        command, engine.capabilities, environment_with(ctx, unit_text, live)
+    )
     messages = (
         *choice.named_by_plan(ctx, request),
         *checks.check_machine(resolved, host, chosen.devices, has_gpu=chosen.has_gpu),
@@ -869,6 +871,7 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
         *checks.check_context(memory.estimate.n_ctx_slot, facts),
         *choice.found_by_metadata(resolved, chosen.model_path),
         *checks.check_values(resolved, host),
+        *checks.check_asked(after),
         *checks.check_proofs(resolved, engine),
         *checks.environment_conflicts(resolved.profile.environment),
         *checks.check_live(
@@ -876,7 +879,6 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
             live,
             before,
             lost=checks.lost_lines(live, unit_text, command.argv),
-            environment=environment_with(ctx, unit_text, live),
             systemctl=ctx.systemctl,
         ),
         *checks.check_user(

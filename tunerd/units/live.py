@@ -349,7 +349,9 @@ def serving_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Serv
     host = of("LLAMA_ARG_HOST", "--host")
     keys = of("LLAMA_API_KEY", "--api-key")
     ways = {
-        "on a Unix socket": (host or "").endswith(UNIX_SOCKET),
+        "on a Unix socket": any(
+            one.strip().endswith(UNIX_SOCKET) for one in (host or "").split(",")
+        ),
         "by TLS": of("LLAMA_ARG_SSL_CERT_FILE", "--ssl-cert-file"),
         "below a prefix": of("LLAMA_ARG_API_PREFIX", "--api-prefix"),
     }

@@ -23,6 +23,7 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.production.checks import (
     UserFacts,
+    check_asked,
     check_context,
     check_left_out,
     check_live,
@@ -41,7 +42,7 @@ from tunerd.production.checks import (
 from tunerd.profile.layers import Resolved
 from tunerd.result import Message
 from tunerd.tryout.designed import SHAPES, design, write
-from tunerd.units.live import LiveUnit, Serving, read_live, with_drop_ins
+from tunerd.units.live import LiveUnit, Serving, read_live, serving_of, with_drop_ins
 from tunerd.units.text import environment_of, parse_unit, unified_diff
 from tunerd.words import MiB, Mode
 
@@ -151,8 +152,9 @@ UNNAMED = serving(None, None, None)
 
 def keys(text: str, drop_in: str = "Nice=1", key_file: str | None = None) -> Iterable[Message]:
     stays = environment_of(parse_unit(f"[Service]\n{drop_in}\n"), {})
-    new = replace(UNNAMED, api_key_file=key_file)
-    return check_live(new, live(f"[Service]\n{text}\n", drop_in), environment=stays)
+    named = serving_of((), stays)
+    new = replace(named, api_key_file=key_file or named.api_key_file)
+    return check_live(new, live(f"[Service]\n{text}\n", drop_in))
 
 
 def account(*, mlock: bool = False, **changes: Any) -> Iterable[Message]:
@@ -209,8 +211,9 @@ CHECKS: dict[str, Cases] = {
         "nine threads for prompts alone": values(serving__threads_batch=9),
     },
     "A server that is asked otherwise is refused before anything stops": {
-        **{f"at {host}": values(serving__host=host) for host in ("/run/llama.sock", "127.0.0.1, llama.sock")},
-        **{flag: values(extra_args=["--ssl-key-file", "/k", flag, "/x"]) for flag in ("--api-prefix", "--ssl-cert-file")},
+        **{f"at {host}": check_asked(serving_of(("--host", host), {}))
+           for host in ("/run/llama.sock", "127.0.0.1, llama.sock", "llama.sock,127.0.0.1", "127.0.0.1")},
+        **{flag: check_asked(serving_of(("--ssl-key-file", "/k", flag, "/x"), {})) for flag in ("--api-prefix", "--ssl-cert-file")},
     },
     "A server that is not for text is told to be measured by it": {
         flag: values(extra_args=[flag]) for flag in ("--embedding", "--reranking", "--pooling")
