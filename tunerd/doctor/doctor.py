@@ -44,7 +44,6 @@ from tunerd.machine.gpu import read_driver_files
 from tunerd.machine.host import (
     memlock_limit_of,
     memory_of,
-    process_facts,
     read_cpu_frequency,
     read_host,
 )
@@ -69,7 +68,7 @@ from tunerd.profile.layers import DEFAULT_PORT, Resolved
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings_file import show_settings
-from tunerd.units.live import UNIX_SOCKET, LiveUnit, is_same_command, serving_of
+from tunerd.units.live import UNIX_SOCKET, LiveUnit, is_shell, serving_of
 from tunerd.units.manager import UnitState
 from tunerd.words import Mode, counted, format_mib, have_mib, sha256
 
@@ -77,7 +76,6 @@ _PATHS = re.compile(rb"/[^\s\0\"'=:;,]+")
 # Enough to reach back to the load on most days; a build that logs each token does not.
 _LOG_LINES = 20_000
 _HTTP_S = 1.0
-_SHELLS = frozenset({"sh", "bash", "dash", "env"})
 
 
 def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None:
@@ -94,7 +92,9 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
     pid = state.main_pid if state.is_active else None
     memory = memory_of(pid) if pid is not None else None
     server = serving.as_it_runs(ctx, live)
-    was_edited = server is None and _was_edited(live, pid)
+    # A shell in between has words of its own.
+    is_told = server is None and not is_shell(live.program or "")
+    was_edited = is_told and serving.runs_with(live.argv, pid) is False
     server = server or live
     lines: tuple[str, ...] = ()  # of its present life, or of the one that ended last
     if (life := state.invocation_id) is not None:
@@ -200,18 +200,6 @@ def _devices(
         return builds.prober(ctx).devices(found, {**found.environment, **live.environment})
     except EngineError:
         return None
-
-
-def _was_edited(live: LiveUnit, pid: int | None) -> bool:
-    """Whether the process that runs has other arguments than the unit's text gives now.
-
-    Only where that can be told: a shell in between, or a process that may not be looked into, cannot.
-    """
-    process = process_facts(pid) if pid is not None else None
-    if process is None or live.argv is None or live.program is None:
-        return False
-    is_shell = Path(live.program).name in _SHELLS
-    return not is_shell and is_same_command(live.argv, process.cmdline) is False
 
 
 def _slots(ctx: Context, live: LiveUnit, state: UnitState) -> int | None:

@@ -6,7 +6,7 @@ import contextlib
 import glob
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,15 @@ from tunerd.machine.files import stamp_of
 from tunerd.machine.net import listening_ports
 from tunerd.machine.process import SEARCH_PATH, account
 from tunerd.units.generations import Ending, Generation
-from tunerd.units.live import LiveUnit, Serving, is_shell, limits_of, read_live, with_drop_ins
+from tunerd.units.live import (
+    LiveUnit,
+    Serving,
+    is_same_command,
+    is_shell,
+    limits_of,
+    read_live,
+    with_drop_ins,
+)
 from tunerd.units.manager import MemoryLimit, UnitState
 from tunerd.units.text import (
     UnitFile,
@@ -93,6 +101,14 @@ def hides_words(live: LiveUnit) -> bool:
 
     program = live.program or ""
     return is_shell(program) or bool(shebang(Path(program)))
+
+
+def runs_with(argv: Sequence[str] | None, pid: int | None) -> bool | None:
+    """Whether a process has exactly these arguments; None where that cannot be told."""
+    from tunerd.machine.host import process_facts
+
+    process = None if pid is None else process_facts(pid)
+    return is_same_command(argv or (), None if process is None else process.cmdline)
 
 
 def as_it_runs(ctx: Context, live: LiveUnit) -> LiveUnit | None:

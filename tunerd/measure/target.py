@@ -16,9 +16,8 @@ from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.flags import compared_environment, named_files, without_secrets
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import Address, LlamaServer, listed_models
-from tunerd.engine.serving import address_now, hides_words, read_live_unit
+from tunerd.engine.serving import address_now, hides_words, read_live_unit, runs_with
 from tunerd.errors import BenchError, UsageError
-from tunerd.machine.host import process_facts
 from tunerd.measure import trust
 from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.request import USUAL_LETTERS_PER_TOKEN, Frame, PromptBook, PromptStock, Route
@@ -27,7 +26,6 @@ from tunerd.production.gate import ENGINE, replaced_under, why_it_ended
 from tunerd.production.lease import Candidate
 from tunerd.result import Message, note, warning
 from tunerd.units.generations import Generation
-from tunerd.units.live import is_same_command
 
 LIVE = "live"  # what the unit is called that serves now
 _ASK_S = 10.0
@@ -124,7 +122,7 @@ def open_live(ctx: Context) -> Target:
         cause = live.problem if way is None else f"it answers {way}, where tunerd cannot reach it"
         raise BenchError(f"cannot tell how {live.unit} is reached", cause=cause, hint=hint)
     # What runs must be what the unit says: it may have been edited since it was started.
-    is_same = _runs_with(live.argv, state.main_pid)
+    is_same = runs_with(live.argv, state.main_pid)
     if is_same is False:
         cause = "it was edited after the server was started"
         hint = f"`{ctx.systemctl} restart {live.unit}`, or `tunerd verify`"
@@ -217,7 +215,7 @@ def open_candidate(
     reader = reader or FingerprintReader(ctx)
     arm, problems = arm_record(reader, name, argv, candidate.environment)
     arm = replace(arm, origins=explain(plan.command, plan.resolved))
-    if _runs_with(argv, pid) is False:
+    if runs_with(argv, pid) is False:
         raise BenchError(f"{candidate.unit} runs with other arguments than planned")
     target = _of_unit(ctx, candidate.unit, pid, server, argv, plan.resolved.name, arm, problems)
     return replace(target, scrape_s=0.0)
@@ -379,12 +377,6 @@ def letters_per_token(server: LlamaServer, book: PromptBook) -> float:
     n_tokens = count_tokens(server, text)
     found, (least, most) = len(text) / (n_tokens or 1), _LETTERS_PER_TOKEN
     return found if n_tokens and least <= found <= most else USUAL_LETTERS_PER_TOKEN
-
-
-def _runs_with(argv: Sequence[str], pid: int) -> bool | None:
-    """Whether a process has exactly these arguments; None where they cannot be read."""
-    facts = process_facts(pid)
-    return is_same_command(argv, facts.cmdline if facts is not None else None)
 
 
 def _life(ctx: Context, unit: str) -> str | None:

@@ -19,7 +19,6 @@ from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.generations import Generation, HistoryEntry, changed_model_files
-from tunerd.units.live import is_same_command
 from tunerd.units.manager import LeaseRecord, UnitState, lacks_manager
 from tunerd.units.text import unified_diff
 from tunerd.words import Mode, counted, sha256
@@ -322,11 +321,8 @@ def _engine_drift(generation: Generation) -> Iterator[Message]:
 
 
 def _words_drift(ctx: Context) -> Iterator[Message]:
-    from tunerd.machine.host import process_facts  # brings psutil
-
     live, pid = serving.read_live_unit(ctx), ctx.services.state(ctx.unit).main_pid
-    process = process_facts(pid) if pid is not None and serving.hides_words(live) else None
-    if process and live.argv and is_same_command(live.argv, process.cmdline) is False:
+    if serving.hides_words(live) and serving.runs_with(live.argv, pid) is False:
         text = f"`{live.program}` is a script and starts its server with other arguments than the unit's"
         hint = f'make the script pass on what it is given, "$@"; `{ctx.systemctl} status {ctx.unit}` shows what it passes'
         yield warning("other-arguments", text, hint)
