@@ -268,6 +268,10 @@ class Call:
             raise Question(ActionResult("question", payload, tuple(messages)))
         self.ctx.say(question.removesuffix(" Go on?"))
 
+    def agree(self, prepared: Any) -> None:
+        """Ask what is asked before something is measured in production's place."""
+        self.ask(prepared.question, prepared.messages)
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:

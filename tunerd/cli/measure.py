@@ -19,7 +19,6 @@ from tunerd.cli.output import (
     finish,
     line,
     names_of,
-    print_message,
     section_lines,
     sections_lines,
     table_lines,
@@ -197,11 +196,7 @@ def compare_command(
         raise click.UsageError("compare takes two sides at most")
     limits = Limits(budget_s=budget, max_pairs=max_pairs, tolerance=tolerance / 100)
     request = CompareRequest(words=sides, limits=limits, **given)
-    return run_compare(
-        call.context(acts=True),
-        request,
-        confirm=lambda prepared: call.ask(prepared.question, prepared.messages),
-    )
+    return run_compare(call.context(acts=True), request, confirm=call.agree)
 
 
 def render_compare(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -408,13 +403,10 @@ def show_export(
     perform: Callable[[], ActionResult], params: Mapping[str, Any], as_json: bool
 ) -> None:
     """As lines for programs, or as JSON."""
-    if params["form"] == "bundle":
-        made = perform()
-        click.echo(json.dumps(made.payload, indent=2, allow_nan=False))
-        for message in made.messages:
-            print_message(message)
-        return
-    finish(perform(), render_csv, as_json=as_json or params["form"] == "json", is_data=True)
+    is_bundle = params["form"] == "bundle"
+    render = render_bundle if is_bundle else render_csv
+    as_json = not is_bundle and (as_json or params["form"] == "json")
+    finish(perform(), render, as_json=as_json, is_data=True)
 
 
 @results_command.command(name="import", short_help="Let sweeps try first what others found.")
@@ -507,6 +499,11 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     yield from sections_lines(shown)
 
 
+def render_bundle(payload: Mapping[str, Any]) -> list[str]:
+    """As it is read again."""
+    return json.dumps(payload, indent=2, allow_nan=False).split("\n")
+
+
 def render_csv(payload: Mapping[str, Any]) -> Iterator[str]:
     """One line per sample, with the names of columns in the first."""
     runs = payload["runs"]
@@ -572,12 +569,8 @@ def show_written(
     if output != "-":
         path = Path(output or "tunerd-report.html")
         finish(write_report(path, made), render_report, as_json=as_json)
-    elif as_json:
-        finish(made, render_report, as_json=True)
     else:
-        for message in made.messages:
-            print_message(message)
-        click.echo(made.payload["html"])
+        finish(made, lambda payload: payload["html"].split("\n"), as_json=as_json, is_data=True)
 
 
 def render_report(payload: Mapping[str, Any]) -> Iterator[str]:

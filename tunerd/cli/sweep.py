@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,7 @@ from tunerd.words import UNKNOWN, counted, format_duration
 
 if TYPE_CHECKING:
     from tunerd.app import Context
-    from tunerd.measure.compare import Prepared
-    from tunerd.sweep.plan import PreparedSweep, SweepRequest
+    from tunerd.sweep.plan import SweepRequest
     from tunerd.sweep.run import Meet
 
 
@@ -83,11 +82,6 @@ def _request(given: Mapping[str, Any]) -> SweepRequest:
     return SweepRequest(budget_s=given["budget"], **rest)
 
 
-def _acted(result: ActionResult) -> ActionResult:
-    """What was done stays done where its result cannot be shown."""
-    return replace(result, has_acted=True)
-
-
 @sweep_command.command(name="run")
 @_request_options
 @click.option(
@@ -112,7 +106,7 @@ def run(call: Call, dry_run: bool, **given: Any) -> ActionResult:
     ctx = call.context(acts=not dry_run, tells=True)
     if dry_run:
         return sweep_plan(ctx, _request(given))
-    return _acted(run_sweep(ctx, _request(given), confirm=_asking(call), meet=_meeting(ctx)))
+    return run_sweep(ctx, _request(given), confirm=call.agree, meet=_meeting(ctx))
 
 
 def _meeting(ctx: Context) -> Meet:
@@ -124,10 +118,6 @@ def _meeting(ctx: Context) -> Meet:
     from tunerd.fleet.study import meet
 
     return meet
-
-
-def _asking(call: Call) -> Callable[[Prepared | PreparedSweep], None]:
-    return lambda prepared: call.ask(prepared.question, prepared.messages)
 
 
 @sweep_command.command(name="resume")
@@ -145,7 +135,7 @@ def resume(call: Call, sweep: int | None) -> ActionResult:
     from tunerd.sweep.run import resume_sweep
 
     ctx = call.context(acts=True)
-    return _acted(resume_sweep(ctx, sweep, confirm=_asking(call), meet=_meeting(ctx)))
+    return resume_sweep(ctx, sweep, confirm=call.agree, meet=_meeting(ctx))
 
 
 @sweep_command.command(name="night")
@@ -170,7 +160,7 @@ def night(call: Call, at_once: bool, bound_to: str | None) -> ActionResult:
     ctx = call.context(acts=True)
     if bound_to is not None:
         ctx = replace(ctx, own_unit=bound_to)
-    return _acted(run_night(ctx, confirm=_asking(call), at_once=at_once, meet=_meeting(ctx)))
+    return run_night(ctx, confirm=call.agree, at_once=at_once, meet=_meeting(ctx))
 
 
 @sweep_command.command(name="start")
@@ -188,7 +178,7 @@ def start(call: Call, **given: Any) -> ActionResult:
     from tunerd.sweep.run import start_sweep
 
     ctx, argv = call.context(acts=True), argv_with("sweep run", {**given, "yes": True})
-    return _acted(start_sweep(ctx, _request(given), argv, confirm=_asking(call)))
+    return start_sweep(ctx, _request(given), argv, confirm=call.agree)
 
 
 @sweep_command.command(name="stop")
@@ -197,7 +187,7 @@ def stop(call: Call) -> ActionResult:
     """Stop a night, or what `start` began. Its samples are kept, and the server comes back."""
     from tunerd.sweep.run import stop_sweep
 
-    return _acted(stop_sweep(call.context(acts=True)))
+    return stop_sweep(call.context(acts=True))
 
 
 @sweep_command.command(name="status")
@@ -470,7 +460,7 @@ def run_now(call: Call) -> ActionResult:
     """  # noqa: D301
     from tunerd.sweep.run import start_night
 
-    return start_night(call.context(acts=True), confirm=_asking(call))
+    return start_night(call.context(acts=True), confirm=call.agree)
 
 
 def render_skipped(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from tunerd.cli.output import (
 )
 from tunerd.operations import Call, Decimal, Question, asked, json_option, operation
 from tunerd.result import ActionResult
+from tunerd.web import view
 from tunerd.words import UNKNOWN, format_duration, format_mib, when
 
 if TYPE_CHECKING:
@@ -101,11 +102,8 @@ def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "unit", f"{engine['unit']}: {engine['active_state']} ({engine['sub_state']}){up}"
     if payload["measuring"]:
         yield "measures", payload["measuring"]
-    health = None if engine["active_state"] == "active" else "not running"
-    if engine["health"]:
-        asleep = ", asleep until somebody asks it" if engine["is_asleep"] else ""
-        health = f"{engine['health']}{asleep}"
-    yield "health", health
+    health, active = engine["health"], engine["active_state"]
+    yield "health", view.health_words(health, active, is_asleep=engine["is_asleep"])
     busy = UNKNOWN if engine["slots_busy"] is None else engine["slots_busy"]
     slots = f"{busy} of {engine['slots_total']} at work"
     yield "slots", None if engine["slots_total"] is None else slots

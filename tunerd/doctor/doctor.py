@@ -311,7 +311,7 @@ def _base(argv: Sequence[str]) -> list[list[str]]:
 
 def _counts(arm: ArmRecord, now: Fingerprint) -> bool:
     """Whether engine, model, driver and card are those of now, whatever the arguments."""
-    then = replace(arm.fingerprint, workload_sha256=None, arguments_sha256=now.arguments_sha256)
+    then = replace(arm.fingerprint.of_server, arguments_sha256=now.arguments_sha256)
     return holds(then, now) is True
 
 

@@ -6,7 +6,7 @@ Two measurements may be compared, and an old one may be believed, where their fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tunerd.records import plain
@@ -65,6 +65,11 @@ class Fingerprint:
         if not self.unit_limits:
             del found["unit_limits"]
         return found
+
+    @property
+    def of_server(self) -> Fingerprint:
+        """That of the server alone, whatever it was asked and by which tunerd."""
+        return replace(self, workload_sha256=None, tunerd_version=None)
 
     @property
     def sha256(self) -> str:

@@ -455,7 +455,7 @@ class _Run:
         noticed = [note("lease", text) for text in dict.fromkeys(self._told)]
         noticed += [] if self._power is None else power_notes(self._power)
         messages = (*self.prepared.messages, *noticed, *self._next_steps(verdict, ended))
-        return ActionResult(self.command, payload, messages, 0 if measured else 1)
+        return ActionResult(self.command, payload, messages, 0 if measured else 1, has_acted=True)
 
     def _begin_with_what_was_served(self) -> None:
         """What production's log tells of its own laws, as a prior."""
@@ -779,7 +779,7 @@ def _begun(
     unit, hint = job_unit(number), "`tunerd sweep watch`; `tunerd sweep stop` ends it"
     payload = {"unit": unit, "job": number, "budget_s": request.budget_s}
     started = note("started", f"{unit} runs", hint)
-    return ActionResult("sweep start", payload, (*messages, started))
+    return ActionResult("sweep start", payload, (*messages, started), has_acted=True)
 
 
 def stop_sweep(ctx: Context) -> ActionResult:
@@ -805,7 +805,7 @@ def stop_sweep(ctx: Context) -> ActionResult:
         raise UsageError("no sweep is under way", hint="`tunerd sweep list`")
     payload = {"unit": SWEEP_UNIT if job is None else job_unit(job), "sweep": number}
     kept = note("kept", "its samples are kept", "`tunerd sweep resume` continues it")
-    return ActionResult("sweep stop", payload, (kept,))
+    return ActionResult("sweep stop", payload, (kept,), has_acted=True)
 
 
 def sweep_status(ctx: Context) -> ActionResult:

@@ -135,11 +135,14 @@ def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> drift.Basi
     replaced = ctx.generations.serving(generation.unit, before=generation.number)
     # As it is kept with what was measured of it; one that was made by hand has none.
     before = None if replaced is None else without_secrets(replaced.generation.argv) or None
-    own = _samples(ctx, lambda arm: _is_same(arm.fingerprint, now))
+
+    def is_own(arm: ArmRecord) -> bool:
+        return holds(arm.fingerprint.of_server, now.of_server) is True
 
     def is_before(arm: ArmRecord) -> bool:
-        return arm.argv == before and not _is_same(arm.fingerprint, now)
+        return arm.argv == before and not is_own(arm)
 
+    own = _samples(ctx, is_own)
     previous = [] if before is None else _samples(ctx, is_before)
     has_gpu = bool(ctx.gpu.read().gpus)
     return drift.Basis(
@@ -151,14 +154,6 @@ def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> drift.Basi
         cache_ram_mib=drift.cache_ram_mib(generation.argv),
         pace=drift.pace_of(drift.usable(own)),
     )
-
-
-def _is_same(then: Fingerprint, now: Fingerprint) -> bool:
-    """The same server on the same machine, whatever it was asked."""
-    return holds(
-        replace(then, workload_sha256=None, tunerd_version=None),
-        replace(now, workload_sha256=None, tunerd_version=None),
-    ) is True  # fmt: skip
 
 
 def _of_what(one: Fingerprint) -> tuple[object, ...]:

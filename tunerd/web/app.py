@@ -496,12 +496,9 @@ def _respond(answer: Answer) -> Json:
 async def _body(request: Request) -> dict[str, Any] | Response:
     if request.url.query:
         return _respond(bad_request("there are no parameters here"))
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        return _respond(refused(415, "the body is not application/json"))
-    content = await read_body(request)
-    if isinstance(content, Response):
-        return content
+    content = await read_body(request, "application/json")
+    if isinstance(content, Answer):
+        return _respond(content)
     try:
         body = json.loads(content.decode())
     except (ValueError, RecursionError):
@@ -511,19 +508,22 @@ async def _body(request: Request) -> dict[str, Any] | Response:
     return body
 
 
-async def read_body(request: Request) -> bytes | Response:
-    """The whole body, if it comes in time and is not too large, whatever its head says."""
+async def read_body(request: Request, wanted: str) -> bytes | Answer:
+    """The whole body, if it is of this kind, comes in time and is not too large, whatever its head says."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != wanted:
+        return refused(415, f"the body is not {wanted}")
     content = bytearray()
     try:
         with anyio.fail_after(_BODY_S):
             async for piece in request.stream():
                 content += piece
                 if len(content) > MAX_BODY_BYTES:
-                    return _respond(refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes"))
+                    return refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
-        return _respond(refused(408, "the body did not arrive"))
+        return refused(408, "the body did not arrive")
     except ClientDisconnect:
-        return _respond(refused(400, "the client went away"))
+        return refused(400, "the client went away")
     return bytes(content)
 
 

@@ -62,13 +62,9 @@ async def _form_of(request: Request) -> dict[str, str]:
     Raises:
         NotShownError: it is too large, or did not come.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    content = await app.read_body(request)
-    if isinstance(content, Response):
-        text = "the form is too large, or did not arrive"
-        raise NotShownError(refused(content.status_code, text))
-    if kind != "application/x-www-form-urlencoded":
-        raise NotShownError(refused(415, "that is not a form"))
+    content = await app.read_body(request, "application/x-www-form-urlencoded")
+    if isinstance(content, Answer):
+        raise NotShownError(content)
     try:
         return dict(parse_qsl(content.decode(), max_num_fields=_MOST_FIELDS))
     except ValueError as problem:

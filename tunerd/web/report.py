@@ -235,7 +235,7 @@ def series_of(evidence: Sequence[RunEvidence]) -> tuple[Series, ...]:
 
 
 def _key(run: int, arm: ArmRecord) -> object:
-    same = replace(arm.fingerprint, workload_sha256=None, tunerd_version=None)
+    same = arm.fingerprint.of_server
     if arm.argv is None or same == Fingerprint():
         return (run, arm.name)
     return same.sha256

@@ -213,6 +213,12 @@ def sentence(parts: Sequence[str]) -> str:
 _NONE = "-"
 
 
+def health_words(health: str | None, active: str, *, is_asleep: bool | None) -> str:
+    """What the server says of itself, where it was asked."""
+    said = health or (UNKNOWN if active == "active" else "not running")
+    return f"{said}, asleep until somebody asks it" if is_asleep else said
+
+
 def status_facts(status: Mapping[str, Any]) -> Facts:
     """What serves now, since when, from which generation."""
     is_absent = not status["exists"] and status["active"] == "inactive"
@@ -221,8 +227,7 @@ def status_facts(status: Mapping[str, Any]) -> Facts:
     since = f", {told} {when(status['since_s'])}" if status["since_s"] else ""
     unit = "there is none" if is_absent else f"{status['active']} ({status['sub_state']}){since}"
     serves = f"{status['alias'] or UNKNOWN} at {status['address'] or UNKNOWN}"
-    health = status["health"] or (UNKNOWN if status["active"] == "active" else "not running")
-    health += ", asleep until somebody asks it" if status["asleep"] else ""
+    health = health_words(status["health"], status["active"], is_asleep=status["asleep"])
     health += ", a router that starts a server for each model" if status["router"] else ""
     at = "with tunerd's supervisor" if status["mode"] == Mode.LOCAL else "at boot"
     at = "when you log in" if status["lingers"] is False else at
