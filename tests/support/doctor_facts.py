@@ -16,7 +16,6 @@ from tunerd.doctor.facts import (
     Facts,
     Locking,
     LogFacts,
-    PortFacts,
     ServerFacts,
     Traffic,
 )
@@ -145,7 +144,7 @@ def a_box(**changes: Any) -> Facts:
         frequency=CpuFrequency("amd-pstate-epp", ("powersave",), ("balance_performance",)),
         driver=DRIVER,
         server=a_server(),
-        port=PortFacts(8080, ()),
+        port=(),
         evidence=EVIDENCE,
         own={},
     )

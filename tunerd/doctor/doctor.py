@@ -23,7 +23,6 @@ from tunerd.doctor.facts import (
     EvidenceFacts,
     Facts,
     Locking,
-    PortFacts,
     ServerFacts,
     break_even,
     diagnose,
@@ -218,7 +217,9 @@ def _locking(pid: int | None) -> Locking | None:
     return Locking(limit.is_unlimited, limit.mib, memory.locked_mib if memory is not None else None)
 
 
-def read_port(ctx: Context, server: ServerFacts | None, live: LiveUnit | None) -> PortFacts | None:
+def read_port(
+    ctx: Context, server: ServerFacts | None, live: LiveUnit | None
+) -> Sequence[Message] | None:
     """What keeps the server from its address; without a unit, from tunerd's own default.
 
     While tunerd measures in its place, that is what is measured.
@@ -234,8 +235,7 @@ def read_port(ctx: Context, server: ServerFacts | None, live: LiveUnit | None) -
     with contextlib.suppress(TunerdError):
         state = ctx.services.state(ctx.unit)
         is_measured = read_measurement(ctx) is not None
-        found = [] if is_measured else check_port(ctx, replace(address, port=port), state)
-        return PortFacts(port, tuple(found))
+        return [] if is_measured else check_port(ctx, replace(address, port=port), state)
     return None
 
 

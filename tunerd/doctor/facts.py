@@ -408,26 +408,18 @@ class EvidenceFacts:
     no_break_even: str = NOTHING_MEASURED
 
 
-@dataclass(frozen=True, slots=True)
-class PortFacts:
-    """Where the server listens or would, and what keeps it from there."""
-
-    port: int
-    lost: tuple[Message, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that `doctor` gathered. `server` is None where there is no unit to look at.
 
-    `own` is what is the matter with tunerd itself, by the code of the rule that tells it.
+    `port` is what keeps the server from its address, None where that cannot be told; `own` is what is the matter with tunerd itself, by the code of the rule that tells it.
     """
 
     host: Host
     frequency: CpuFrequency | None = None
     driver: DriverFiles | None = None
     server: ServerFacts | None = None
-    port: PortFacts | None = None
+    port: Sequence[Message] | None = None
     evidence: EvidenceFacts | None = None
     own: Mapping[str, Message | None] | None = None
 

@@ -20,7 +20,7 @@ from tunerd.engine.flags import drafts_with_probability
 from tunerd.machine.facts import Gpu
 from tunerd.measure.trust import MTP, stages_of
 from tunerd.model.gguf import TYPES_BY_NAME
-from tunerd.model.memory import LOCKING, Device, PartKind
+from tunerd.model.memory import LOCKING, UNQUANTISED, Device, PartKind
 from tunerd.model.verdict import ram_in_time
 from tunerd.production import checks
 from tunerd.profile.schema import ProfileFile
@@ -44,7 +44,6 @@ def _issue(*numbers: int) -> str:
 # Of a card's memory; more is too full. Source: the 12 GB write-up, checklist point 2.
 FULL_SHARE = 0.95
 NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
-PLAIN_TYPES = frozenset({"f32", "f16", "bf16"})
 DEFAULT_KV_TYPE = "f16"  # of every build that was probed
 # The least margin that a write-up serves with, and the step in which they move it.
 # Source: the 12 GB write-up.
@@ -400,13 +399,14 @@ def _graphs(facts: Facts) -> Iterator[Message | Missing]:
     "help texts: 8080 in ik_llama.cpp and in mainline until August 2026, 9931 since then (ggml-org/llama.cpp#26508)",
 )
 def _port(facts: Facts) -> Iterator[Message | Missing]:
-    port = need(facts.port, "the port of the server")
+    lost = need(facts.port, "the port of the server")
     level = Level.ERROR if facts.server is not None else Level.NOTE
-    yield from (replace(one, level=level) for one in port.lost)
+    yield from (replace(one, level=level) for one in lost)
     if facts.server is not None and facts.settings().serving.port is None:
+        port = facts.capabilities().default_port
         yield _notes(
-            f"the command line names no port, so the build's default applies ({port.port})",
-            f"tunerd plan PROFILE --set serving.port={port.port}",
+            f"the command line names no port, so the build's default applies ({port})",
+            f"tunerd plan PROFILE --set serving.port={port}",
         )
 
 
@@ -575,7 +575,7 @@ def _cache_types(settings: ProfileFile) -> tuple[str, str]:
 )
 def _plain_cache(facts: Facts) -> Iterator[Message | Missing]:
     card, settings = facts.served_card(), facts.settings()
-    if card is None or not PLAIN_TYPES & set(_cache_types(settings)):
+    if card is None or not UNQUANTISED & set(_cache_types(settings)):
         return
     if settings.memory.kv_offload is False:
         return

@@ -786,7 +786,7 @@ def checkpoint_bytes(server: Server) -> int:
 # Batches of fewer tokens are computed where the weights are, others on the GPU.
 # Source: llama.cpp, GGML_OP_OFFLOAD_MIN_BATCH.
 _OFFLOAD_TOKENS = 32
-_UNQUANTISED = frozenset({"f16", "bf16", "f32"})
+UNQUANTISED = frozenset({"f16", "bf16", "f32"})
 _AS_F16 = "for one layer's cache in f16"
 _UNKNOWN_SIZE = "the context or embedding length is unknown"
 
@@ -869,7 +869,7 @@ def _converted(server: Server) -> int:
     Source: ggml-org/llama.cpp#23907, read and not seen: it takes a CUDA device.
     """
     settings = server.settings
-    is_quantised = not {settings.cache_type_k, settings.cache_type_v} <= _UNQUANTISED
+    is_quantised = not {settings.cache_type_k, settings.cache_type_v} <= UNQUANTISED
     is_reserved = settings.backend is Backend.CUDA and server.laws.reserves_converted_kv
     if server.cells is None or not (is_quantised and is_reserved and settings.flash_attn):
         return 0

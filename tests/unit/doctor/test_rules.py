@@ -32,7 +32,7 @@ from tests.support.fake_gpu import a_card
 from tests.support.transcripts import transcript
 from tunerd.cli.main import cli
 from tunerd.doctor import rules
-from tunerd.doctor.facts import Facts, Finding, Locking, PortFacts, Rule, diagnose
+from tunerd.doctor.facts import Facts, Finding, Locking, Rule, diagnose
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.capabilities import Effect, Proof
 from tunerd.engine.health import Failure, FailureKind
@@ -118,9 +118,9 @@ FIRES = [
     ("engine-architecture", "a log without a kernel image", with_log(lacks_kernels=True)),
     ("engine-architecture", "a log without CUDA", with_log(lacks_cuda=True)),
     ("port-clash", "a port that another program serves too",
-     replace(a_box(), port=PortFacts(8080, (TAKEN,)))),
+     replace(a_box(), port=(TAKEN,))),
     ("port-clash", "a port that another program holds while nothing serves",
-     replace(a_box(), server=None, port=PortFacts(8080, (TAKEN,)))),
+     replace(a_box(), server=None, port=(TAKEN,))),
     ("port-clash", "a line without a port", with_settings(serving__port=None)),
     ("evidence-stale", "measurements of another driver",
      replace(a_box(), evidence=replace(EVIDENCE, holds=False, changes=("driver changed: 570 -> 580",)))),
