@@ -32,7 +32,7 @@ from tunerd.doctor.facts import (
 )
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine import builds, flags, serving
-from tunerd.engine.capabilities import Capabilities, Engine, Found, OffloadDevice
+from tunerd.engine.choice import devices_of
 from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.importer import import_command_line
 from tunerd.engine.server import LlamaServer
@@ -63,7 +63,7 @@ from tunerd.production.plan import check_port, settings_of
 from tunerd.production.probation import daemon_lock
 from tunerd.production.profiles import detect
 from tunerd.production.status import history, interrupted, status, unsupervised, verify
-from tunerd.profile.layers import DEFAULT_PORT, Resolved
+from tunerd.profile.layers import DEFAULT_PORT
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings_file import show_settings
@@ -134,18 +134,19 @@ def _own(ctx: Context, since_s: float | None) -> tuple[Timings, ...]:
 def _with_build(
     ctx: Context, host: Host, facts: ServerFacts, live: LiveUnit, program: Path
 ) -> ServerFacts:
-    """The same with what only the build's help can say: what its command line means."""
+    """The same with what only the build's help can say: what its command line means, and the memory that it takes."""
     known = (found for found in builds.find_programs(ctx) if found.program == program)
     found = next(known, builds.found_in_unit(live, program))
     engine = builds.engine_of(ctx, found)
     facts = replace(facts, engine=engine)
     if engine.capabilities is None:
         return replace(facts, settings_problem=engine.problem)
-    facts = replace(
-        facts,
-        foreign_flags=builds.foreign_flags(ctx, found, live, engine.capabilities),
-        devices=_devices(ctx, found, engine.capabilities, live),
-    )
+    foreign, has_gpu = builds.foreign_flags(ctx, found, live, engine.capabilities), False
+    facts = replace(facts, foreign_flags=foreign)
+    with contextlib.suppress(EngineError):
+        variables = {**found.environment, **live.environment}
+        devices, has_gpu = devices_of(ctx, engine, host, variables)
+        facts = replace(facts, devices=devices)
     if not live.names_a_model and serving.hides_words(live):
         return replace(facts, settings_problem=f"`{live.program}` sets them, not the unit")
     if not live.names_a_model:
@@ -161,20 +162,11 @@ def _with_build(
     resolved = replace(imported.resolved, profile=profile)
     margin_mib = flags.margin_in_force(resolved, engine.capabilities)
     facts = replace(facts, settings=profile, margin_mib=margin_mib)
-    return _with_model(ctx, host, facts, engine, resolved)
-
-
-def _with_model(
-    ctx: Context, host: Host, facts: ServerFacts, engine: Engine, resolved: Resolved
-) -> ServerFacts:
-    """The same with the header of the model and an estimate of its memory."""
     files = ModelFiles(ctx.paths.cache_dir, ctx.files)
-    model, problem = _header(files, resolved.profile.model.path)
+    model, problem = _header(files, profile.model.path)
     if model is None:
         return replace(facts, model_problem=problem)
-    draft, _ = _header(files, resolved.profile.speculation.draft_model)
-    lists_gpus = engine.capabilities is not None and engine.capabilities.lists_gpu_flags
-    has_gpu = bool(facts.devices) if facts.devices is not None else lists_gpus and bool(host.gpus)
+    draft, _ = _header(files, profile.speculation.draft_model)
     settings = settings_of(resolved, engine, draft, host, has_gpu=has_gpu)
     return replace(facts, model=model, estimate=estimate(model, settings))
 
@@ -187,18 +179,6 @@ def _header(files: ModelFiles, path: str | None) -> tuple[ModelFacts | None, str
         return files.read_facts(Path(path)), ""
     except ModelFileError as error:
         return None, error.message
-
-
-def _devices(
-    ctx: Context, found: Found, capabilities: Capabilities, live: LiveUnit
-) -> tuple[OffloadDevice, ...] | None:
-    """What the build can offload to, under the unit's environment; None where it does not say."""
-    if "--list-devices" not in capabilities.flags:
-        return None
-    try:
-        return builds.prober(ctx).devices(found, {**found.environment, **live.environment})
-    except EngineError:
-        return None
 
 
 def _slots(ctx: Context, live: LiveUnit, state: UnitState) -> int | None:

@@ -353,7 +353,8 @@ def _try(
         folder = next(iter(ctx.settings.models.dirs), Path("FOLDER"))
         model_path = folder / (model.path or model.hf_file or f"{model.name or 'MODEL'}.gguf")
     variables = {**engine.environment, **resolved.profile.environment, **laid_over}
-    devices, has_gpu = _devices(ctx, engine, resolved, host, variables)
+    is_wanted = resolved.profile.match.gpu != "none"
+    devices, has_gpu = devices_of(ctx, engine, host, variables) if is_wanted else (None, False)
     unseen = None if has_gpu or host.awaits_reboot else next(iter(host.gpus or ()), None)
     if unseen is not None and resolved.profile.match.gpu not in {None, "none"}:
         return f"it sees no device to offload to, but {unseen.name} is here (`tunerd doctor` may say why)"
@@ -361,7 +362,7 @@ def _try(
     command = render(resolved, engine.capabilities, context)
     if not isinstance(command, CommandLine):
         return "; ".join(str(refusal) for refusal in command)
-    return Choice(engine, resolved, command, model_path, devices, has_gpu, ())
+    return Choice(engine, resolved, command, model_path, devices or (), has_gpu, ())
 
 
 def _laid_over(ctx: Context) -> dict[str, str]:
@@ -372,18 +373,27 @@ def _laid_over(ctx: Context) -> dict[str, str]:
     return {}
 
 
-def _devices(
-    ctx: Context, engine: Engine, resolved: Resolved, host: Host, variables: Mapping[str, str]
-) -> tuple[tuple[OffloadDevice, ...], bool]:
-    """What this build, with these variables, can offload to on this machine now, and whether it can at all."""
+def devices_of(
+    ctx: Context, engine: Engine, host: Host, variables: Mapping[str, str]
+) -> tuple[tuple[OffloadDevice, ...] | None, bool]:
+    """What this build, with these variables, can offload to on this machine now, and whether it can at all.
+
+    The first is None where it does not say.
+
+    Raises:
+        EngineError: it could not be run.
+    """
     capabilities = engine.capabilities
-    if resolved.profile.match.gpu == "none" or capabilities is None:
-        return (), False
+    if capabilities is None:
+        return None, False
     if "--list-devices" in capabilities.flags:
         devices = builds.prober(ctx).devices(engine, variables)
         if devices is not None:
             return devices, bool(devices)
-    return (), capabilities.lists_gpu_flags and host.gpus != ()  # None: a card that cannot be read
+    return (
+        None,
+        capabilities.lists_gpu_flags and host.gpus != (),
+    )  # None: a card that cannot be read
 
 
 def _render_context(
