@@ -32,7 +32,7 @@ def tunerd(sid_machine: Machine) -> Deployment:
 def test_what_ends_with_a_session_is_said(tunerd: Deployment) -> None:
     assert "starts when you log in" in tunerd("status").out
     assert (
-        "no night begins after you log out"
+        "your units end when you log out"
         in tunerd("schedule", "set", "--window", "01:00-06:30", "--on").err
     )
     assert "no-linger" in {one["code"] for one in tunerd.json("doctor", expect=6)["findings"]}
