@@ -27,7 +27,7 @@ from tunerd.model.files import ModelFiles, parts_of
 from tunerd.profile.schema import SPEC_WORDS
 from tunerd.records import plain
 from tunerd.result import ActionResult
-from tunerd.units.live import LiveUnit, is_shell
+from tunerd.units.live import MODEL_VARIABLES, LiveUnit, is_shell
 from tunerd.units.sandbox import BUS, Sandbox
 from tunerd.units.systemd import Systemd
 from tunerd.words import Family, Mode, have_mib
@@ -443,8 +443,11 @@ def files_of(argv: Sequence[str]) -> Iterator[tuple[str, Path]]:
         yield from ((what, part) for part in parts_of(Path(name)))
 
 
-def why_no_start(ctx: Context, live: LiveUnit) -> str | None:
-    """Why a unit's server cannot start on what is here by now; None where nothing is known against it."""
+def why_no_start(ctx: Context, live: LiveUnit, *, is_tried: bool = False) -> str | None:
+    """Why a unit's server cannot start on what is here by now; None where nothing is known against it.
+
+    With `is_tried` its build is asked what it says of its words, whatever flags it lists.
+    """
     if live.program is None or live.argv is None or live.is_container or live.has_own_root:
         return None
     program, named = Path(live.program), named_files(live.argv)
@@ -462,12 +465,18 @@ def why_no_start(ctx: Context, live: LiveUnit) -> str | None:
     except ModelFileError as error:
         if not isinstance(error.__cause__, OSError):  # which may be ours alone
             return error.words
-    return _why_not_run(ctx, found_in_unit(live, program), live)
+    return _why_not_run(ctx, found_in_unit(live, program), live, is_tried=is_tried)
 
 
-def _why_not_run(ctx: Context, found: Found, live: LiveUnit) -> str | None:
+def _why_not_run(ctx: Context, found: Found, live: LiveUnit, *, is_tried: bool) -> str | None:
     """Why a program does not run with these arguments, where it may be asked."""
     engine = engine_of(ctx, found)
+    if is_tried:
+        variables = {k: v for k, v in live.environment.items() if k not in MODEL_VARIABLES}
+        tried = replace(engine, environment=variables)
+        with contextlib.suppress(EngineError):  # of a closed home, or a machine under load
+            if (said := refusal(ctx, tried, dry_arguments(live.arguments))) is not None:
+                return said
     if engine.capabilities is not None:
         flags = foreign_flags(ctx, engine, live, engine.capabilities)
         return f"`{found.program}` no longer accepts {', '.join(flags)}" if flags else None

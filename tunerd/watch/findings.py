@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tunerd.app import Context
-from tunerd.engine.builds import dry_arguments, refusal
-from tunerd.engine.capabilities import Found
+from tunerd.engine.builds import why_no_start
 from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.flags import without_secrets
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import Busy, ConfigError, EngineError, TunerdError
-from tunerd.machine.files import is_gone, stamp_of
+from tunerd.machine.files import stamp_of
 from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import ArmRecord
 from tunerd.production.journal import record_path
@@ -25,7 +24,7 @@ from tunerd.profile.arm import Best
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult
 from tunerd.units.generations import Generation
-from tunerd.units.live import MODEL_VARIABLES, LiveUnit
+from tunerd.units.live import LiveUnit
 from tunerd.watch import drift
 from tunerd.watch.guards import Replanned
 from tunerd.watch.watcher import life_of
@@ -176,7 +175,8 @@ def _replanned(
     """What speaks against the next start of what is deployed."""
     known = None if generation is None else generation.engine_sha256
     changed = None if known is None or identity is None else known != identity
-    refusals = (*_of_the_program(ctx, live), *_of_the_plan(ctx, generation))
+    why = why_no_start(ctx, live, is_tried=True)
+    refusals = (*filter(None, (why,)), *_of_the_plan(ctx, generation))
     driver_before = None if generation is None else generation.host.get("driver_version")
     made = Replanned(changed, tuple(dict.fromkeys(refusals)), driver_before, driver)
     if not changed or generation is None:
@@ -185,22 +185,6 @@ def _replanned(
 
     builds = builds_of(ctx, generation, str(identity))
     return made if builds is None else replace(made, **asdict(builds))
-
-
-def _of_the_program(ctx: Context, live: LiveUnit) -> Sequence[str]:
-    """What the build itself says of the deployed command line."""
-    if live.argv is None or live.program is None:
-        return ()
-    program = Path(live.program)
-    if is_gone(program):
-        return (f"`{program}` is not there",)
-    environment = {k: v for k, v in live.environment.items() if k not in MODEL_VARIABLES}
-    found = Found(program, "unit", None, dict(sorted(environment.items())))
-    try:
-        said = refusal(ctx, found, dry_arguments(live.arguments))
-    except TunerdError:  # it could not be asked, in a closed home or on a machine under load
-        return ()
-    return () if said is None else (said,)
 
 
 def _of_the_plan(ctx: Context, generation: Generation | None) -> Sequence[str]:

@@ -260,6 +260,17 @@ def test_a_build_is_not_asked_with_the_model_that_its_environment_names(
     assert check(world.ctx).payload["replanned"]["refusals"] == []
 
 
+def test_a_program_that_starts_the_server_in_a_container_is_not_run_to_see_what_it_says(
+    world: World, folder: Path
+) -> None:
+    program = folder / "podman"
+    program.write_text('#!/bin/sh\necho "error: invalid argument: $*"\nexit 125\n')
+    program.chmod(0o755)
+    text = SERVER.replace("/bin/server", f"{program} run image")
+    (world.manager.unit_dir / UNIT).write_text(text)
+    assert check(world.ctx).payload["replanned"]["refusals"] == []
+
+
 def test_nothing_is_found_out_of_a_unit_that_is_on_trial(world: World) -> None:
     """Its swap failed, and what had been measured of it was held against the server that came back."""
     world.generation(1)
