@@ -55,18 +55,16 @@ def test_experts_are_counted_apart_and_every_byte_has_one_place() -> None:
     assert (facts.n_expert, facts.n_expert_used, facts.n_ff_expert) == (256, 8, 512)
     blocks = sum(block.n_bytes for block in facts.blocks)
     placed = blocks + facts.input_bytes + facts.output_bytes + facts.other_bytes
-    assert placed == sum(n_bytes for _, n_bytes in facts.tensor_types)
-    assert placed <= facts.file_bytes
+    assert placed == sum(n_bytes for _, n_bytes in facts.tensor_types) <= facts.file_bytes
 
 
 def test_a_head_of_its_own_is_no_tie() -> None:
-    own = facts_of_shape(PlainShape(architecture="llama"))
-    tied = facts_of_shape(PlainShape(architecture="gemma3"))
-
-    assert not own.is_tied
-    assert tied.is_tied
-    assert own.head_bytes == tied.head_bytes == 1024 * 32768 // 32 * 34
-    assert own.head_type == tied.head_type == "q8_0"
+    heads = [
+        (facts.is_tied, facts.head_bytes, facts.head_type)
+        for facts in (facts_of_shape(PlainShape(architecture=one)) for one in ("llama", "gemma3"))
+    ]
+    n_bytes = 1024 * 32768 // 32 * 34
+    assert heads == [(False, n_bytes, "q8_0"), (True, n_bytes, "q8_0")]
 
 
 def test_an_mtp_block_may_be_missing_or_alone_in_its_file() -> None:
@@ -89,17 +87,11 @@ def test_an_mtp_block_may_be_missing_or_alone_in_its_file() -> None:
         ([text("general.type", "adapter")], True, "it is an adapter"),
         ([text("general.type", "imatrix")], True, "it is a table for quantising"),
         ([text("general.architecture", "llama")], False, "it has no tensors"),
-        (
-            [
-                text("general.architecture", "bert"),
-                pair("bert.attention.causal", ValueType.BOOL, False),
-            ],
-            True,
-            "it is not causal, like models for embeddings",
-        ),
+        ([text("general.architecture", "bert"), pair("bert.attention.causal", ValueType.BOOL, False)], True,
+         "it is not causal, like models for embeddings"),
         ([text("general.architecture", "qwen9"), text("general.type", "model")], True, None),
     ],
-)
+)  # fmt: skip
 def test_files_that_models_are_served_with_are_no_models(
     pairs: list[bytes], has_tensors: bool, why: str | None
 ) -> None:
@@ -109,81 +101,51 @@ def test_files_that_models_are_served_with_are_no_models(
 
 
 def test_an_unknown_architecture_still_has_facts() -> None:
-    facts = facts_of_bytes(
-        small(
-            "martian",
-            {"context_length": 100},
-            [("token_embd.weight", (8, 50)), ("blk.1.thing", (8,)), ("odd", (3,))],
-        )
-    )
+    tensors = [("token_embd.weight", (8, 50)), ("blk.1.thing", (8,)), ("odd", (3,))]
+    facts = facts_of_bytes(small("martian", {"context_length": 100}, tensors))
 
-    assert facts.architecture == "martian"
-    assert facts.n_layer is None
-    assert facts.n_embd is None
-    assert facts.context_length == 100
-    assert facts.n_vocab == 50
-    assert len(facts.blocks) == 2
-    assert facts.blocks[1].k_values is None
-    assert facts.blocks[1].dense_bytes == 32
+    assert (facts.architecture, facts.context_length, facts.n_vocab) == ("martian", 100, 50)
+    assert (facts.n_layer, facts.n_embd) == (None, None)
+    assert [(block.k_values, block.dense_bytes) for block in facts.blocks] == [
+        (None, 0),
+        (None, 32),
+    ]
     assert facts.other_bytes == 12
 
 
 def test_kv_heads_may_differ_by_layer() -> None:
-    facts = facts_of_bytes(
-        small(
-            "nemotron_h",
-            {
-                "block_count": 4,
-                "embedding_length": 64,
-                "attention.head_count": 4,
-                "attention.head_count_kv": [0, 2, 0, 1],
-                "ssm.conv_kernel": 4,
-                "ssm.inner_size": 32,
-                "ssm.state_size": 16,
-                "ssm.group_count": 2,
-            },
-        )
-    )
+    keys = {
+        "block_count": 4, "embedding_length": 64, "attention.head_count": 4,
+        "attention.head_count_kv": [0, 2, 0, 1], "ssm.conv_kernel": 4, "ssm.inner_size": 32,
+        "ssm.state_size": 16, "ssm.group_count": 2,
+    }  # fmt: skip
+    facts = facts_of_bytes(small("nemotron_h", keys))
 
     assert [block.is_recurrent for block in facts.blocks] == [True, False, True, False]
     assert [block.k_values for block in facts.blocks] == [0, 32, 0, 16]
     assert facts.recurrent is not None
-    assert facts.recurrent.n_conv == 3 * (32 + 2 * 2 * 16)
-    assert facts.recurrent.n_state == 16 * 32
+    assert (facts.recurrent.n_conv, facts.recurrent.n_state) == (3 * (32 + 2 * 2 * 16), 16 * 32)
+
+
+def windowed(architecture: str, n_blocks: int, pattern: Sequence[bool] = ()) -> list[int]:
+    keys = {"block_count": n_blocks, "attention.sliding_window": 512}
+    more = {"attention.sliding_window_pattern": pattern} if pattern else {}
+    facts = facts_of_bytes(small(architecture, {**keys, **more}))
+    found = [block.index for block in facts.blocks if block.is_windowed]
+    assert facts.sliding_window == (512 if found else None)
+    return found
 
 
 def test_windowed_layers_follow_the_pattern_of_the_architecture() -> None:
+    """As ggml-org/llama.cpp converts them; without one each layer was taken for one that attends to all."""
     gemma = facts_of_shape(PlainShape(architecture="gemma3", n_layer=12, sliding_window=512))
-    olmo = facts_of_bytes(small("olmo2", {"block_count": 8, "attention.sliding_window": 512}))
-    ignored = facts_of_bytes(
-        small("qwen2", {"block_count": 4, "attention.sliding_window": 512})
-    )  # fmt: skip
-    marked = facts_of_bytes(
-        small(
-            "gemma4",
-            {
-                "block_count": 3,
-                "attention.sliding_window": 512,
-                "attention.sliding_window_pattern": [True, False, True],
-            },
-        )
-    )
 
     assert [block.index for block in gemma.blocks if not block.is_windowed] == [5, 11]
-    assert [block.index for block in olmo.blocks if not block.is_windowed] == [3, 7]
-    assert gemma.sliding_window == 512
-    assert not any(block.is_windowed for block in ignored.blocks)
-    assert ignored.sliding_window is None
-    assert [block.is_windowed for block in marked.blocks] == [True, False, True]
-
-
-@pytest.mark.parametrize("architecture", ["afmoe", "exaone-moe", "laguna", "smallthinker"])
-def test_a_file_with_a_window_and_no_pattern_has_that_of_its_architecture(
-    architecture: str,
-) -> None:
-    """As ggml-org/llama.cpp converts them; each layer was taken for one that attends to all."""
-    facts = facts_of_bytes(small(architecture, {"block_count": 8, "attention.sliding_window": 512}))
-    assert sum(block.is_windowed for block in facts.blocks) == 6
+    assert windowed("olmo2", 8) == [0, 1, 2, 4, 5, 6]
+    assert windowed("gemma4", 3, [True, False, True]) == [0, 2]
+    assert windowed("qwen2", 4) == []
+    for architecture in ("afmoe", "exaone-moe", "laguna", "smallthinker"):
+        assert len(windowed(architecture, 8)) == 6
 
 
 def test_a_hybrid_that_leaves_its_interval_out_attends_in_each_fourth_layer() -> None:
@@ -193,19 +155,11 @@ def test_a_hybrid_that_leaves_its_interval_out_attends_in_each_fourth_layer() ->
 
 
 def test_latent_attention_keeps_no_values() -> None:
-    facts = facts_of_bytes(
-        small(
-            "deepseek2",
-            {
-                "block_count": 2,
-                "attention.head_count": 16,
-                "attention.head_count_kv": 1,
-                "attention.key_length": 576,
-                "attention.value_length": 512,
-                "attention.key_length_mla": 192,
-            },
-        )
-    )
+    keys = {
+        "block_count": 2, "attention.head_count": 16, "attention.head_count_kv": 1,
+        "attention.key_length": 576, "attention.value_length": 512, "attention.key_length_mla": 192,
+    }  # fmt: skip
+    facts = facts_of_bytes(small("deepseek2", keys))
 
     assert (facts.blocks[0].k_values, facts.blocks[0].v_values) == (576, 0)
 
@@ -214,8 +168,8 @@ def test_facts_cover_all_parts_of_a_split_model() -> None:
     facts = facts_of_bytes(part(0, 2, 0, 1, tensors=3), part(1, 2, 2, tensors=3))
 
     assert [block.dense_bytes for block in facts.blocks] == [32, 32, 32, 0]
-    assert facts.file_bytes == sum(file.size_bytes for file in facts.identity.files)
-    assert len(facts.identity.files) == 2
+    sizes = [file.size_bytes for file in facts.identity.files]
+    assert (len(sizes), sum(sizes)) == (2, facts.file_bytes)
 
 
 @pytest.mark.parametrize(
@@ -269,9 +223,8 @@ def vocabulary(
     return MemorySource(gguf(keys))
 
 
-@pytest.mark.parametrize(
-    ("draft", "reason"),
-    [
+def test_what_keeps_two_apart_is_said() -> None:
+    reasons = [
         (vocabulary(), None),
         # Some more tokens and the first five do not matter.
         (vocabulary([*WORDS, *(f"more{n}" for n in range(128))]), None),
@@ -280,10 +233,9 @@ def vocabulary(
         (vocabulary([*WORDS, *map(str, range(129))]), "it has 329 tokens, the model 200"),
         (vocabulary([*WORDS[:7], "other", *WORDS[8:]]), "token 7 differs"),
         (MemorySource(gguf([number("n", 1)])), "one of the two files has no vocabulary"),
-    ],
-)
-def test_what_keeps_two_apart_is_said(draft: MemorySource, reason: str | None) -> None:
-    assert why_apart(vocabulary(), draft) == reason
+    ]
+    for draft, reason in reasons:
+        assert why_apart(vocabulary(), draft) == reason
 
 
 def test_the_first_token_matters_where_it_is_added() -> None:

@@ -24,42 +24,29 @@ def report(name: str) -> MemoryReport:
     return parse_report((LOGS / f"{name}.txt").read_text().splitlines())
 
 
-def test_the_table_at_exit_adds_nothing_to_the_buffers() -> None:
+def test_what_is_told_again_at_exit_or_planned_again_counts_once() -> None:
     found = report("mainline-0.7.0-vulkan-mtp-exit")
 
     assert found.allocated_mib(GPU) == pytest.approx(427.38 + 32 + 37.69 + 37.07 + 8 + 32.02)
     assert (found.n_layers_on_gpu, found.n_layers_to_place, found.n_ctx) == (18, 18, 4096)
-
-
-def test_a_compute_buffer_that_is_planned_again_counts_once() -> None:
-    ended = report("mainline-0.7.0-vulkan-mtp-exit")
-
-    compute = [one for one in ended.buffers if one.kind is PartKind.COMPUTE]
+    compute = [one for one in found.buffers if one.kind is PartKind.COMPUTE]
     assert [(one.label, one.mib, one.context) for one in compute] == [
-        ("Vulkan0", 37.07, 1),
-        ("Vulkan_Host", 12.02, 1),
-        ("Vulkan0", 32.02, 2),
-        ("Vulkan_Host", 8.02, 2),
-    ]
+        ("Vulkan0", 37.07, 1), ("Vulkan_Host", 12.02, 1), ("Vulkan0", 32.02, 2), ("Vulkan_Host", 8.02, 2),
+    ]  # fmt: skip
 
 
-def test_buffers_of_a_dry_run_are_not_those_of_the_load() -> None:
-    loaded = report("mainline-2026-05-16-cpu-mtp")
-
-    assert loaded.allocated_mib(HOST, PartKind.WEIGHTS) == pytest.approx(495.38)
-    assert loaded.allocated_mib(HOST, PartKind.KV) == pytest.approx(128 + 32)
-    assert loaded.allocated_mib(HOST, PartKind.STATE) == pytest.approx(37.69)
-    assert loaded.allocated_mib(HOST, PartKind.COMPUTE) == pytest.approx(132 + 132)
-    assert loaded.allocated_mib(GPU) == 0
+KINDS = (PartKind.WEIGHTS, PartKind.KV, PartKind.STATE, PartKind.COMPUTE)
 
 
-def test_ik_says_all_its_buffers_in_other_words() -> None:
-    loaded = report("ik-2026-08-cpu-mtp")
+def test_buffers_of_the_load_are_told_in_the_words_of_either_family() -> None:
+    mainline, ik = report("mainline-2026-05-16-cpu-mtp"), report("ik-2026-08-cpu-mtp")
 
-    assert loaded.allocated_mib(HOST, PartKind.WEIGHTS) == pytest.approx(495.38)
-    assert loaded.allocated_mib(HOST, PartKind.KV) == pytest.approx(172.56 + 32)
-    assert loaded.allocated_mib(HOST, PartKind.STATE) == pytest.approx(25.69 + 0.56)
-    assert loaded.n_ctx == 16384
+    loaded = [mainline.allocated_mib(HOST, kind) for kind in KINDS]
+    assert loaded == pytest.approx([495.38, 128 + 32, 37.69, 132 + 132])
+    assert mainline.allocated_mib(GPU) == 0
+    loaded = [ik.allocated_mib(HOST, kind) for kind in KINDS[:3]]
+    assert loaded == pytest.approx([495.38, 172.56 + 32, 25.69 + 0.56])
+    assert ik.n_ctx == 16384
 
 
 def test_buffers_with_a_word_more_lie_where_their_line_says() -> None:
@@ -128,10 +115,16 @@ def test_weights_repacked_from_a_mapped_file_count_once() -> None:
     assert parse_report(unmapped).allocated_mib(HOST) == 500
 
 
-def test_a_log_without_a_word_on_memory_says_nothing() -> None:
-    silent = parse_report(["hello", "", "x" * 1_000_000])
-
-    assert silent == MemoryReport((), None, None, None)
+def test_a_log_says_nothing_by_silence_or_by_numbers_that_cannot_be() -> None:
+    """A client may write such lines into the log of its server."""
+    many = "9" * 400
+    impossible = [
+        f"llama_kv_cache:        CPU KV buffer size = {many} MiB",
+        f"llama_context: n_ctx         = {many}",
+        f"load_tensors: offloaded {many}/{many} layers to GPU",
+    ]
+    for lines in (["hello", "", "x" * 1_000_000], impossible):
+        assert parse_report(lines) == MemoryReport((), None, None, None)
 
 
 # What a load showed, taken over into the next estimate.
@@ -162,19 +155,10 @@ def mib(parts: tuple[Part, ...], device: Device, *kinds: PartKind) -> float:
     return sum(part.n_bytes or 0 for part in mine) / MIB
 
 
-def test_what_a_load_took_is_summed_by_device_and_purpose() -> None:
-    found = {(one.device, one.purpose): one.mib for one in taken(parse_report(LOG)) if one.mib}
-    assert found == {
-        (Device.GPU, PartKind.WEIGHTS): 9000.25,
-        (Device.HOST, PartKind.WEIGHTS): 400.0,
-        (Device.GPU, PartKind.KV): 1280.0,
-        (Device.GPU, PartKind.COMPUTE): 480.5,
-    }
-
-
 def test_after_a_load_the_estimate_is_what_the_engine_reported() -> None:
     parts = corrected(PARTS, seen(*taken(parse_report(LOG))))
     assert mib(parts, Device.GPU) == pytest.approx(9000.25 + 1280 + 480.5, abs=0.01)
+    assert mib(parts, Device.HOST, PartKind.WEIGHTS) == 400
     kv = {part.kind: part for part in parts if part.device is Device.GPU}
     assert kv[PartKind.KV].n_bytes == round(1200 * 1280 / 1275 * MIB)
     assert kv[PartKind.MTP_KV].formula == "cells"
@@ -189,14 +173,3 @@ def test_where_a_part_was_not_known_what_was_reported_is_one_part() -> None:
     (part,) = corrected(unknown, seen(Taken(Device.GPU, PartKind.COMPUTE, 480.0)))
     assert (part.kind, part.n_bytes) == (PartKind.COMPUTE, 480 * MIB)
     assert part.formula == "reported after a load: 480 MiB"
-
-
-def test_a_number_of_more_digits_than_any_machine_has_is_none() -> None:
-    """A client may write such lines into the log of its server."""
-    many = "9" * 400
-    lines = [
-        f"llama_kv_cache:        CPU KV buffer size = {many} MiB",
-        f"llama_context: n_ctx         = {many}",
-        f"load_tensors: offloaded {many}/{many} layers to GPU",
-    ]
-    assert parse_report(lines) == MemoryReport((), None, None, None)
