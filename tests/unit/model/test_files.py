@@ -50,20 +50,14 @@ def entries(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache").glob("*"))
 
 
-def test_what_is_remembered_is_what_is_answered(tmp_path: Path, models: ModelFiles) -> None:
-    path = made(tmp_path / "a.gguf")
-    models.read_facts(path)
-    (entry,) = entries(tmp_path)
-    content = json.loads(entry.read_text())
-    content["name"] = "from the cache"
-    entry.write_text(json.dumps(content))
-
-    assert models.read_facts(path).name == "from the cache"
-
-
-def test_a_changed_file_is_read_again(tmp_path: Path, models: ModelFiles) -> None:
+def test_what_is_remembered_is_answered_until_the_file_changes(
+    tmp_path: Path, models: ModelFiles
+) -> None:
     path = made(tmp_path / "a.gguf", "llama")
     before = models.read_facts(path)
+    (entry,) = entries(tmp_path)
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), "name": "from the cache"}))
+    assert models.read_facts(path).name == "from the cache"
 
     made(path, "qwen35")
     os.utime(path, ns=(1, 1))
@@ -73,33 +67,21 @@ def test_a_changed_file_is_read_again(tmp_path: Path, models: ModelFiles) -> Non
     assert before.identity.sha256 != after.identity.sha256
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'{"written_by": "tunerd 0"}',
-        b"\xff" * 100,
-        b"[" * 100_000,
-        {"blocks": "many"},
-        {"identity": {"files": []}},
-        {"n_nextn": None},
-    ],
-)
-def test_a_damaged_cache_is_as_good_as_none(
-    tmp_path: Path, models: ModelFiles, damage: bytes | dict[str, object]
-) -> None:
+DAMAGES: tuple[bytes | dict[str, object], ...] = (
+    b"", b"{", b"[]", b"null", b'{"written_by": "tunerd 0"}', b"\xff" * 100, b"[" * 100_000,
+    {"blocks": "many"}, {"identity": {"files": []}}, {"n_nextn": None},
+)  # fmt: skip
+
+
+def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, models: ModelFiles) -> None:
     path = made(tmp_path / "a.gguf")
     facts = models.read_facts(path)
     (entry,) = entries(tmp_path)
-
-    if isinstance(damage, dict):
-        damage = json.dumps({**json.loads(entry.read_text()), **damage}).encode()
-    entry.write_bytes(damage)
-
-    assert models.read_facts(path) == facts
+    whole = json.loads(entry.read_text())
+    for damage in DAMAGES:
+        changed = damage if isinstance(damage, bytes) else json.dumps(whole | damage).encode()
+        entry.write_bytes(changed)
+        assert models.read_facts(path) == facts, damage
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
@@ -113,20 +95,13 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 def test_what_is_no_regular_file_is_refused_without_waiting(
     tmp_path: Path, models: ModelFiles
 ) -> None:
-    pipe = tmp_path / "pipe.gguf"
-    os.mkfifo(pipe)
+    os.mkfifo(tmp_path / "pipe.gguf")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket.gguf"))
-    kinds = {
-        pipe: "a pipe",
-        tmp_path / "socket.gguf": "a socket",
-        tmp_path: "a directory",
-        Path("/dev/zero"): "a character device",
-    }
-
+    kinds = {"pipe.gguf": "a pipe", "socket.gguf": "a socket", ".": "a directory", "/dev/zero": "a character device"}  # fmt: skip
     for path, kind in kinds.items():
         with pytest.raises(ModelFileError, match="not a regular file") as caught:
-            models.read_facts(path)
+            models.read_facts(tmp_path / path)
         assert caught.value.cause == f"it is {kind}"
 
 
@@ -172,11 +147,11 @@ def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, models: ModelFi
 def test_all_parts_are_read_whichever_is_given(tmp_path: Path, models: ModelFiles) -> None:
     paths = [part(tmp_path / f"big-0000{n + 1}-of-00003.gguf", n) for n in range(3)]
 
-    by_part = [models.read_facts(path) for path in paths]
+    first, *others = (models.read_facts(path) for path in paths)
 
-    assert by_part[0] == by_part[1] == by_part[2]
-    assert len(by_part[0].blocks) == 3
-    assert [file.path for file in by_part[0].identity.files] == paths
+    assert others == [first, first]
+    assert len(first.blocks) == 3
+    assert [file.path for file in first.identity.files] == paths
     assert len(entries(tmp_path)) == 1
 
 
@@ -189,29 +164,26 @@ def test_a_model_is_found_by_name_whatever_the_case(tmp_path: Path, models: Mode
 
 
 def test_a_split_model_is_found_once_by_its_plain_name(tmp_path: Path, models: ModelFiles) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
     for n in range(3):
-        part(folder / f"big-0000{n + 1}-of-00003.gguf", n)
+        part(tmp_path / f"big-0000{n + 1}-of-00003.gguf", n)
 
     for name in ("big.gguf", "BIG*", "big-00001-of-00003.gguf", None):
-        found = find_models([folder], models, file_name=name)
+        found = find_models([tmp_path], models, file_name=name)
         assert [path.name for path in found.paths] == ["big-00001-of-00003.gguf"]
-    assert only([folder], "big-00002-of-00003.gguf", models).exists()
+    assert only([tmp_path], "big-00002-of-00003.gguf", models).exists()
 
 
 def test_a_model_is_found_by_what_its_header_says(tmp_path: Path, models: ModelFiles) -> None:
-    folder = tmp_path / "models"
-    made(folder / "a.gguf", "llama")
-    made(folder / "b.gguf", "qwen35")
-    wanted = made(folder / "c.gguf", "qwen35", mtp=True)
-    (folder / "broken.gguf").write_bytes(b"GGUF")
+    made(tmp_path / "a.gguf", "llama")
+    made(tmp_path / "b.gguf", "qwen35")
+    wanted = made(tmp_path / "c.gguf", "qwen35", mtp=True)
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
 
-    found = find_models([folder], models, needs_mtp=True)
+    found = find_models([tmp_path], models, needs_mtp=True)
 
     assert found.paths == (wanted,)
-    assert len(found.problems) == 1
-    assert "broken.gguf" in found.problems[0]
+    (problem,) = found.problems
+    assert "broken.gguf" in problem
 
 
 def test_links_that_lead_back_do_not_make_the_search_endless(
@@ -224,23 +196,15 @@ def test_links_that_lead_back_do_not_make_the_search_endless(
 
     found = find_models([folder, folder / "sub"], models)
 
-    assert found.paths == (path,)
-    assert found.problems == ()
+    assert (found.paths, found.problems) == ((path,), ())
 
 
 def test_where_nothing_and_what_else_was_found_is_said(tmp_path: Path, models: ModelFiles) -> None:
-    folder = tmp_path / "models"
-    made(folder / "a1.gguf")
-    made(folder / "a2.gguf")
-
-    none, several, nowhere = (
-        find_models(folders, models, file_name=name).why_not_one(folders)
-        for folders, name in (([folder], "b*"), ([folder], "a*"), ([], "b*"))
-    )
-
-    assert str(folder) in none
-    assert "a1.gguf" in several
-    assert "`models.dirs` is empty" in nowhere
+    made(tmp_path / "a1.gguf")
+    made(tmp_path / "a2.gguf")
+    cases = (([tmp_path], "b*", str(tmp_path)), ([tmp_path], "a*", "a1.gguf"), ([], "b*", "`models.dirs` is empty"))  # fmt: skip
+    for folders, name, said in cases:
+        assert said in find_models(folders, models, file_name=name).why_not_one(folders)
 
 
 def test_nothing_is_told_of_the_content_of_what_is_no_model(

@@ -18,7 +18,7 @@ from tests.support.transcripts import refusal, transcript
 from tunerd.errors import ModelFileError
 from tunerd.model.gguf import DEFAULT_ALIGNMENT, LIMITS, ArrayValue, Header, ValueType, read_header
 
-F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8
+F32, Q4_0, Q8_0 = 0, 2, 8
 UNKNOWN_TYPE = 4242
 
 
@@ -77,9 +77,16 @@ def test_tensors_have_their_bytes_whatever_their_type() -> None:
 
     header = read(gguf([], table, data=1024 + 34))
 
-    assert [one.n_bytes for one in header.tensors] == [768, 72, 160, 34]
-    assert [one.name for one in header.tensors] == ["a", "b", "c", "d"]
+    sizes = [(one.name, one.n_bytes) for one in header.tensors]
+    assert sizes == [("a", 768), ("b", 72), ("c", 160), ("d", 34)]
     assert header.tensors[0].dims == (64, 3)
+
+
+def test_another_alignment_is_followed() -> None:
+    table = [tensor("a", (1,), F32, 0), tensor("b", (1,), F32, 64)]
+    content = gguf([number("general.alignment", 64)], table, data=68, alignment=64)
+
+    assert read(content).data_offset % 64 == 0
 
 
 def test_the_hash_is_over_header_and_table_alone() -> None:
@@ -94,22 +101,13 @@ def test_the_hash_is_over_header_and_table_alone() -> None:
     assert read(other_table).sha256 != header.sha256
 
 
-def test_tensor_data_is_never_read() -> None:
-    content = gguf([], [tensor("t", (1024, 1024), F32, 0)], data=4 * 1024 * 1024)
-    source = MemorySource(content)
-
-    read_header(source)
-
-    assert sum(source.reads) <= 1024 * 1024
-
-
-def test_another_alignment_is_followed() -> None:
-    pairs = [number("general.alignment", 64)]
-    table = [tensor("a", (1,), F32, 0), tensor("b", (1,), F32, 64)]
-
-    header = read(gguf(pairs, table, data=68, alignment=64))
-
-    assert header.data_offset % 64 == 0
+def test_neither_tensors_nor_what_is_beyond_the_limit_is_read() -> None:
+    tensors = gguf([], [tensor("t", (1024, 1024), F32, 0)], data=4 * 1024 * 1024)
+    for content, limits, most in ((tensors, LIMITS, 1024 * 1024), (WORDS, replace(LIMITS, n_bytes=10**6), 10**6)):  # fmt: skip
+        source = MemorySource(content)
+        with suppress(ModelFileError):
+            read_header(source, limits)
+        assert sum(source.reads) <= most
 
 
 WHOLE = gguf([text("general.architecture", "llama"), number("n", 7)])
@@ -161,15 +159,6 @@ def test_what_is_said_of_a_file_that_is_wrong_is_the_golden_text() -> None:
     transcript("errors/gguf", (
         (told, refusal(read, content, **limits)) for told, (content, limits) in cases.items()
     ))  # fmt: skip
-
-
-def test_a_header_beyond_the_limit_is_refused_without_reading_it() -> None:
-    source = MemorySource(WORDS)
-
-    with pytest.raises(ModelFileError):
-        read_header(source, replace(LIMITS, n_bytes=1_000_000))
-
-    assert sum(source.reads) <= 1_000_000
 
 
 # Whatever the bytes are, reading a header ends with an answer or a refusal, soon and in little room.
@@ -255,26 +244,24 @@ def _begin(n_keys: int) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", 3, 0, n_keys)
 
 
+def _array(kind: ValueType, count: int) -> bytes:
+    """A file whose one key is an array of so many."""
+    return _begin(1) + struct.pack("<QsIIQ", 1, b"k", ValueType.ARRAY, kind, count)
+
+
 @pytest.mark.parametrize(
     ("start", "filler"),
     [
-        # As many empty strings as are walked over.
-        (_begin(1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.n_items), struct.pack("<Q", 0)),
-        # Strings of a kilobyte until the header is too long.
-        (
-            _begin(1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.n_items),
-            struct.pack("<Q", 1016) + b"x" * 1016,
-        ),
+        # As many empty strings as are walked over; then strings of a kilobyte until the header is too long.
+        (_array(ValueType.STRING, _FEWER.n_items), struct.pack("<Q", 0)),
+        (_array(ValueType.STRING, _FEWER.n_items), struct.pack("<Q", 1016) + b"x" * 1016),
         # As many arrays of one byte as may be.
-        (
-            _begin(1) + struct.pack("<QsIIQ", 1, b"k", 9, 9, _FEWER.n_items // 64),
-            struct.pack("<IQB", 0, 1, 7),
-        ),
+        (_array(ValueType.ARRAY, _FEWER.n_items // 64), struct.pack("<IQB", 0, 1, 7)),
         # Texts that are kept, and keys, until the header asks for too much.
         (_begin(2**40), struct.pack("<QsIQ", 1, b"k", 8, 64_000) + b"x" * 64_000),
         (_begin(2**40), struct.pack("<Q60sIB", 60, b"k" * 60, 7, 1)),
         # An array of numbers as long as the header may be.
-        (_begin(1) + struct.pack("<QsIIQ", 1, b"k", 9, 0, 20_000_000), b"\0" * 4096),
+        (_array(ValueType.UINT8, 20_000_000), b"\0" * 4096),
     ],
 )
 def test_the_largest_claims_are_answered_in_little_memory(start: bytes, filler: bytes) -> None:
