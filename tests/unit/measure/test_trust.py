@@ -51,65 +51,61 @@ def marks(
     return marks_of(request or a_request(), answer or an_answer(), client, **{**usual, **given})
 
 
-def test_a_cold_prompt_that_was_found_in_the_cache_is_marked() -> None:
-    assert marks(an_answer(n_cached=1)) == (Mark.NOT_COLD,)
-    assert marks(an_answer(n_cached=1), request=a_request(is_warm=True)) == ()
-    assert marks(an_answer(n_cached=None)) == ()
-    # Of a server that cannot forbid its cache a template may be found again.
-    assert marks(an_answer(n_cached=64), is_llama=False) == ()
-    assert marks(an_answer(n_cached=65), is_llama=False) == (Mark.NOT_COLD,)
+def of_192(predicted_ms: float, took_ms: float) -> Answer:
+    """192 tokens that a server says to have made in a time, and that came in another."""
+    return an_answer(timings(predicted_n=192, predicted_ms=predicted_ms), last_ms=55.0 + took_ms)
 
 
-def test_an_answer_that_ended_before_its_fixed_length_is_marked() -> None:
-    short = an_answer(timings(predicted_n=100))
-
-    assert marks(short) == (Mark.SHORT,)
-    assert marks(short, request=a_request(is_fixed_length=False)) == ()
+def told(n_completion: int, found: Timings | None = None) -> Answer:
+    return replace(an_answer(), timings=found, n_completion=n_completion)
 
 
-def test_a_server_that_cannot_be_held_to_a_length_is_void_only_where_an_answer_says_nothing() -> (
-    None
-):
-    for found in (timings(predicted_n=100), None):
-        short = replace(an_answer(), timings=found, n_completion=100)
-        assert marks(short, is_llama=False) == ()
-    few = replace(an_answer(), timings=None, n_completion=31)
-    framed = a_request(is_framed=True, is_fixed_length=False)
-    assert marks(few, request=framed, is_llama=False) == (Mark.SHORT,)
+DRAFTED, SHORT = (
+    an_answer(timings(draft_n=3, draft_n_accepted=0)),
+    an_answer(timings(predicted_n=100)),
+)
+MUST, MAY = Speculation(drafts=True, always=True), Speculation(drafts=True)
 
 
-def test_drafts_against_what_speculation_is_meant_to_do_are_marked() -> None:
-    drafted = an_answer(timings(draft_n=3, draft_n_accepted=0))
-    must, may = Speculation(drafts=True, always=True), Speculation(drafts=True)
-
-    assert marks(drafted, speculation=Speculation(drafts=False)) == (Mark.DRAFTED,)
-    assert marks(drafted, speculation=may) == ()
-    assert marks(speculation=must) == (Mark.NOT_DRAFTED,)
-    assert marks(speculation=may) == (), "a gate may keep every draft of a request back"
-    few = an_answer(timings(predicted_n=4))
-    assert marks(few, request=a_request(n_predict=4), speculation=must) == ()
-
-
-@pytest.mark.parametrize(("wall_ms", "is_marked"), [(2000.0, True), (2031.0, False), (2600.0, False),
-                                                     (2700.0, True)])  # fmt: skip
-def test_server_and_client_clocks_must_agree(wall_ms: float, is_marked: bool) -> None:
-    assert (Mark.CLOCKS_DISAGREE in marks(wall_ms=wall_ms)) is is_marked
-
-
-def test_a_short_answer_cannot_be_told_half_again_as_fast_as_the_client_saw_it() -> None:
-    # 192 tokens that came in 1.74 s (110 tok/s), and a server that says 1.22 s (157 tok/s).
-    lie = an_answer(timings(predicted_n=192, predicted_ms=191 / 157 * 1000), last_ms=55.0 + 1736)
-    honest = an_answer(timings(predicted_n=192, predicted_ms=191 / 110 * 1000), last_ms=55.0 + 1736)
-
-    assert marks(lie, wall_ms=1800.0) == (Mark.CLOCKS_DISAGREE,)
-    assert marks(honest, wall_ms=1800.0) == ()
-
-
-@pytest.mark.parametrize("over_ms", [-2000.0, 4.0, 106.0])
-def test_what_a_busy_machine_adds_between_two_tokens_is_no_mark(over_ms: float) -> None:
-    busy = an_answer(timings(predicted_n=192), last_ms=55.0 + 2000.0 + over_ms)
-
-    assert marks(busy, wall_ms=2200.0) == ()
+@pytest.mark.parametrize(
+    ("answer", "given", "marked"),
+    [
+        # A cold prompt was found in the cache; of a server that cannot forbid it a template may be.
+        (an_answer(n_cached=1), {}, Mark.NOT_COLD),
+        (an_answer(n_cached=1), {"request": a_request(is_warm=True)}, None),
+        (an_answer(n_cached=None), {}, None),
+        (an_answer(n_cached=64), {"is_llama": False}, None),
+        (an_answer(n_cached=65), {"is_llama": False}, Mark.NOT_COLD),
+        # It ended before its fixed length; where none can be held to one, only what says nothing is void.
+        (SHORT, {}, Mark.SHORT),
+        (SHORT, {"request": a_request(is_fixed_length=False)}, None),
+        (told(100, timings(predicted_n=100)), {"is_llama": False}, None),
+        (told(100), {"is_llama": False}, None),
+        (told(31), {"is_llama": False, "request": a_request(is_framed=True, is_fixed_length=False)}, Mark.SHORT),
+        # It drafted, or did not, against what was meant; a gate may keep every draft of a request back.
+        (DRAFTED, {"speculation": Speculation(drafts=False)}, Mark.DRAFTED),
+        (DRAFTED, {"speculation": MAY}, None),
+        (None, {"speculation": MUST}, Mark.NOT_DRAFTED),
+        (None, {"speculation": MAY}, None),
+        (an_answer(timings(predicted_n=4)), {"request": a_request(n_predict=4), "speculation": MUST}, None),
+        # The clocks of server and client must agree.
+        *((None, {"wall_ms": ms}, mark) for ms, mark in (
+            (2000.0, Mark.CLOCKS_DISAGREE), (2031.0, None), (2600.0, None), (2700.0, Mark.CLOCKS_DISAGREE))),
+        # A short answer cannot be told half again as fast (157 tok/s) as the client saw it (110).
+        (of_192(191 / 157 * 1000, 1736), {"wall_ms": 1800.0}, Mark.CLOCKS_DISAGREE),
+        (of_192(191 / 110 * 1000, 1736), {"wall_ms": 1800.0}, None),
+        # What a busy machine adds between two tokens is no mark.
+        *((an_answer(timings(predicted_n=192), last_ms=55.0 + 2000.0 + over_ms), {"wall_ms": 2200.0}, None)
+          for over_ms in (-2000.0, 4.0, 106.0)),
+        # Another process took memory.
+        *((None, {"looks": (GpuLook(None, mib, frozenset()),), "quiet_mib": 300}, mark)
+          for mib, mark in ((364, None), (365, Mark.VRAM_TAKEN), (None, None))),
+    ],
+)  # fmt: skip
+def test_a_sample_that_must_not_count_is_marked(
+    answer: Answer | None, given: dict[str, Any], marked: Mark | None
+) -> None:
+    assert marks(answer, **given) == (() if marked is None else (marked,))
 
 
 def test_heat_marks_a_sample_from_the_beginning_on_and_a_power_limit_never() -> None:
@@ -124,14 +120,6 @@ def test_heat_marks_a_sample_from_the_beginning_on_and_a_power_limit_never() -> 
     assert marks(looks=(hot,), quiet_mib=quiet_mib([hot])) == (Mark.THROTTLED,)
     assert marks(looks=(held(), both), quiet_mib=quiet) == (Mark.THROTTLED,)
     assert marks(looks=(held(), held(POWER_CAP)), quiet_mib=quiet) == ()
-
-
-def test_memory_that_another_process_took_marks_a_sample() -> None:
-    quiet = 300
-
-    assert marks(looks=(GpuLook(None, 364, frozenset()),), quiet_mib=quiet) == ()
-    assert marks(looks=(GpuLook(None, 365, frozenset()),), quiet_mib=quiet) == (Mark.VRAM_TAKEN,)
-    assert marks(looks=(GpuLook(None, None, frozenset()),), quiet_mib=quiet) == ()
 
 
 def process(pid: int, used_mib: int | None) -> GpuProcess:
@@ -158,12 +146,9 @@ def drawn(
     processes: tuple[GpuProcess, ...] = (SERVER,),
 ) -> list[GpuLook]:
     """Looks at a card: when [s], its counter [J], its power [W]."""
+    card = replace(rtx_3090_ti(), processes=processes)
     return [
-        look_at(
-            [replace(rtx_3090_ti(), processes=processes, energy_j=joules, power_w=watts)],
-            [7],
-            at_s=at_s,
-        )
+        look_at([replace(card, energy_j=joules, power_w=watts)], [7], at_s=at_s)
         for at_s, joules, watts in readings
     ]
 
@@ -228,34 +213,24 @@ def counters(n_prompt: int | None, n_predicted: int | None) -> Counters:
     return Counters(n_prompt, n_predicted, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("n_prompt", "n_predicted", "is_foreign"),
-    [(210, 207, False), (210, 208, True), (211, 207, True)],
-)
-def test_one_token_more_than_asked_for_is_somebody_elses(
-    n_prompt: int, n_predicted: int, *, is_foreign: bool
-) -> None:
-    found = judge_traffic(counters(10, 5), counters(n_prompt, n_predicted), [timings(), timings()])
+def test_more_than_was_asked_for_is_somebody_elses() -> None:
+    """Also a request that is under way while none of ours is; without counters, or after a restart, nobody knows."""
 
-    assert found.is_foreign is is_foreign
-    assert not is_foreign or "1 tokens" in found.text
+    def is_foreign(before: Counters, after: Counters, *own: Timings | None) -> bool | None:
+        return judge_traffic(before, after, own).is_foreign
 
-
-@pytest.mark.parametrize(("n_processing", "n_deferred"), [(1, 0), (0, 1)])
-def test_a_request_that_is_under_way_while_none_of_ours_is_is_somebody_elses(
-    n_processing: int, n_deferred: int
-) -> None:
-    quiet, busy = counters(10, 5), Counters(110, 106, n_processing, n_deferred)
-
-    assert judge_traffic(quiet, busy, [timings()]).is_foreign is True
-    assert judge_traffic(busy, counters(210, 207), [timings()]).is_foreign is True
-    assert judge_traffic(quiet, counters(110, 106), [timings()]).is_foreign is False
-
-
-def test_traffic_cannot_be_told_without_counters_or_after_a_restart() -> None:
-    assert judge_traffic(counters(None, None), counters(9, 9), [timings()]).is_foreign is None
-    assert judge_traffic(counters(10, 10), counters(1, 1), []).is_foreign is None
-    assert judge_traffic(counters(1, 1), counters(500, 500), [None]).is_foreign is None
+    quiet, one, two = counters(10, 5), timings(), (timings(), timings())
+    assert is_foreign(quiet, counters(210, 207), *two) is False
+    for more in (counters(210, 208), counters(211, 207)):
+        assert is_foreign(quiet, more, *two) is True
+        assert "1 tokens" in judge_traffic(quiet, more, two).text
+    for busy in (Counters(110, 106, 1, 0), Counters(110, 106, 0, 1)):
+        assert is_foreign(quiet, busy, one) is True
+        assert is_foreign(busy, counters(210, 207), one) is True
+    assert is_foreign(quiet, counters(110, 106), one) is False
+    assert is_foreign(counters(None, None), counters(9, 9), one) is None
+    assert is_foreign(counters(10, 10), counters(1, 1)) is None
+    assert is_foreign(counters(1, 1), counters(500, 500), None) is None
 
 
 def test_a_machine_that_works_for_others_meanwhile_is_told_from_one_that_works_for_the_server() -> (
@@ -297,65 +272,40 @@ def test_counters_in_six_digits_tell_of_nobody_else(served: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "drafts", "always"),
+    ("words", "drafts", "always", "must"),
     [
-        ("-m x.gguf", None, False),
-        ("--spec-type none", False, False),
-        ("--spec-type draft-mtp --spec-draft-n-max 3 --spec-draft-p-min 0", True, True),
-        ("--spec-type draft-mtp --spec-draft-n-max 3 --spec-draft-p-min 0.75", True, False),
-        ("--spec-type draft-mtp --spec-draft-n-max 0", False, False),
-        ("--spec-type mtp:n_max=3,p_min=0.0", True, True),
-        ("--spec-type mtp:n_max=3,p_min=0.5", True, False),
-        ("-mtp --draft-max 3 --draft-p-min 0", True, True),
-        ("-no-mtp", False, False),
-        ("--model-draft small.gguf", True, False),
-        ("--model-draft small.gguf --draft-p-min 0", True, True),
-        ("--spec-type ngram-mod --spec-draft-p-min 0", True, False),
-        ("--spec-type ngram-simple --draft-p-min 0.0", True, False),
-        ("--spec-type draft-mtp,ngram-mod --spec-draft-p-min 0", True, True),
+        ("-m x.gguf", None, False, None),
+        ("--spec-type none", False, False, False),
+        ("--spec-type draft-mtp", True, False, True),
+        ("--spec-type draft-mtp --spec-draft-n-max 3 --spec-draft-p-min 0", True, True, True),
+        ("--spec-type draft-mtp --spec-draft-n-max 3 --spec-draft-p-min 0.75", True, False, True),
+        ("--spec-type draft-mtp --spec-draft-n-max 0", False, False, False),
+        ("--spec-type mtp:n_max=3,p_min=0.0", True, True, True),
+        ("--spec-type mtp:n_max=3,p_min=0.5", True, False, True),
+        ("-mtp --draft-max 3 --draft-p-min 0", True, True, True),
+        ("-no-mtp", False, False, False),
+        ("-md d.gguf", True, False, True),
+        ("--model-draft small.gguf --draft-p-min 0", True, True, True),
+        ("-md d.gguf --spec-type draft-simple", True, False, True),
+        # N-grams may find nothing to draft from.
+        ("--spec-type ngram-mod --spec-draft-p-min 0", True, False, None),
+        ("--spec-type ngram-simple --draft-p-min 0.0", True, False, None),
+        ("-md d.gguf --spec-type ngram-mod", True, False, None),
+        ("--spec-type ngram-mod -md d.gguf", True, False, None),
+        ("--spec-type draft-mtp,ngram-mod --spec-draft-p-min 0", True, True, True),
     ],
 )
-def test_whether_it_drafts_is_told_from_every_dialects_flags(
-    words: str, drafts: bool | None, always: bool
+def test_whether_it_drafts_and_must_be_seen_to_is_told_from_every_dialects_flags(
+    words: str, drafts: bool | None, always: bool, must: bool | None
 ) -> None:
     found = speculation_of(["llama-server", *words.split()])
-    assert (found.drafts, found.always) == (drafts, always)
+    assert (found.drafts, found.always, found.must_draft) == (drafts, always, must)
 
 
-@pytest.mark.parametrize(
-    ("words", "must"),
-    [
-        ("--spec-type draft-mtp", True),
-        ("--spec-type ngram-mod", None),
-        ("-md d.gguf --spec-type ngram-mod", None),
-        ("--spec-type ngram-mod -md d.gguf", None),
-        ("-md d.gguf --spec-type draft-simple", True),
-        ("-md d.gguf", True),
-        ("--spec-type draft-mtp,ngram-mod", True),
-        ("--spec-type none", False),
-        ("-m x.gguf", None),
-    ],
-)
-def test_a_model_must_be_seen_to_draft_and_n_grams_need_not(words: str, must: bool | None) -> None:
-    assert speculation_of(["llama-server", *words.split()]).must_draft is must
-
-
-@pytest.mark.parametrize(
-    ("drafts", "drafted", "is_as_meant"),
-    [
-        (True, [0, None, 7], True),
-        (True, [0, 0, None], False),
-        (True, [], False),
-        (False, [0, None], True),
-        (False, [0, 3], False),
-        (None, [0], True),
-        (None, [3], True),
-    ],
-)
-def test_a_process_that_drafts_otherwise_than_its_side_does_not_count(
-    drafts: bool | None, drafted: list[int | None], *, is_as_meant: bool
-) -> None:
-    assert (not_as_meant(drafts, drafted) is None) is is_as_meant
+def test_a_process_that_drafts_otherwise_than_its_side_does_not_count() -> None:
+    as_meant = ((True, [0, None, 7]), (False, [0, None]), (None, [0]), (None, [3]))
+    assert [not_as_meant(*case) for case in as_meant] == [None] * 4
+    assert all(not_as_meant(*case) for case in ((True, [0, 0, None]), (True, []), (False, [0, 3])))
 
 
 REQUEST = replace(logged(812, 192), prompt_ms=410.37, predicted_ms=3051.22)
