@@ -35,11 +35,10 @@ def chat(*deltas: dict[str, Any], timings: dict[str, Any] | None = None) -> Answ
         (float(at), {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
         for at, delta in enumerate(deltas, start=1)
     ]
-    events.append((90.0, {"choices": [{"delta": {}, "finish_reason": "stop"}]}))
+    last = {"timings": timings} if timings else {}
     usage = {"prompt_tokens": 30, "completion_tokens": 3}
-    events.append(
-        (91.0, {"choices": [], "usage": usage} | ({"timings": timings} if timings else {}))
-    )
+    events.append((90.0, {"choices": [{"delta": {}, "finish_reason": "stop"}]}))
+    events.append((91.0, {"choices": [], "usage": usage} | last))
     return read_answer(events, is_whole=True)
 
 
@@ -66,22 +65,16 @@ def test_what_ik_reused_is_told_by_what_it_evaluated_or_by_its_context() -> None
     assert read_answer(events, is_whole=True).n_cached == 5
 
 
-@pytest.mark.parametrize(
-    ("rows", "accepted"),
-    [
-        ([{"depth": 2, "draft_n": 5, "draft_n_accepted": 2},
-          {"depth": 1, "draft_n": 9, "draft_n_accepted": 8}], (8, 2)),
-        ([], None), ("x", None), ([{"depth": 0, "draft_n_accepted": 1}], None), ([{"depth": 1}], None),
-        ([3], None),
-    ],
-)  # fmt: skip
-def test_acceptance_by_depth_of_ik_is_by_position_where_it_makes_sense(
-    rows: Any, accepted: tuple[int, ...] | None
-) -> None:
-    answer = read_answer(native(timings=TIMINGS | {"draft_by_depth": rows}), is_whole=True)
+def test_acceptance_by_depth_of_ik_is_by_position_where_it_makes_sense() -> None:
+    def accepted(rows: Any) -> tuple[int, ...] | None:
+        answer = read_answer(native(timings=TIMINGS | {"draft_by_depth": rows}), is_whole=True)
+        assert answer.timings is not None
+        return answer.timings.accepted_by_position
 
-    assert answer.timings is not None
-    assert answer.timings.accepted_by_position == accepted
+    deep = {"depth": 2, "draft_n": 5, "draft_n_accepted": 2}
+    assert accepted([deep, {"depth": 1, "draft_n": 9, "draft_n_accepted": 8}]) == (8, 2)
+    for rows in ([], "x", [{"depth": 0, "draft_n_accepted": 1}], [{"depth": 1}], [3]):
+        assert accepted(rows) is None
 
 
 def test_a_stream_without_its_last_event_is_cut() -> None:
@@ -93,17 +86,11 @@ def test_the_first_token_of_a_conversation_is_not_the_role_and_may_be_a_thought(
     answer = chat({"role": "assistant", "content": None}, {"content": "Hi"}, timings=TIMINGS)
     assert (answer.text, answer.first_ms) == ("Hi", 2.0)
 
-    answer = chat({"reasoning_content": "hm"}, {"content": "Hi"})
-    assert (answer.text, answer.reasoning, answer.first_ms) == ("Hi", "hm", 1.0)
-    assert answer.timings is None, "the server told none"
-
-
-def test_thoughts_of_ollama_begin_the_clock_as_those_of_llama_server_do() -> None:
-    answer = chat({"content": "", "reasoning": "hm"}, {"content": "Hi"})
-    assert (answer.text, answer.reasoning, answer.first_ms) == ("Hi", "hm", 1.0)
-
-    both = chat({"reasoning": "hm", "reasoning_content": "hm"})
-    assert both.reasoning == "hm", "a proxy that gives both names"
+    # Of llama-server, of Ollama, and of a proxy that gives both names.
+    for thought in ({"reasoning_content": "hm"}, {"content": "", "reasoning": "hm"}, {"reasoning": "hm", "reasoning_content": "hm"}):  # fmt: skip
+        answer = chat(thought, {"content": "Hi"})
+        assert (answer.text, answer.reasoning, answer.first_ms) == ("Hi", "hm", 1.0)
+        assert answer.timings is None, "the server told none"
 
 
 def test_tool_calls_are_put_together_from_their_pieces() -> None:
@@ -118,22 +105,19 @@ def test_tool_calls_are_put_together_from_their_pieces() -> None:
     assert answer.first_ms == 1.0
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
+def test_an_event_that_makes_no_sense_gives_nothing_and_does_no_harm() -> None:
+    events: list[dict[str, Any]] = [
         {"choices": None},
         {"choices": [None, 3, {"delta": "x"}]},
         {"choices": [{"delta": {"tool_calls": [7, {"function": 3}, {"index": "x"}]}}]},
         {"timings": "fast", "usage": [1]},
         {"content": 7},
         {"stop": True, "timings": {"prompt_n": "x", "predicted_ms": True, "draft_n": None}},
-    ],
-)
-def test_an_event_that_makes_no_sense_gives_nothing_and_does_no_harm(event: dict[str, Any]) -> None:
-    answer = read_answer([(1.0, event)], is_whole=True)
-
-    assert answer.text == ""
-    assert answer.first_ms is None or answer.tool_calls == ()
+    ]
+    for event in events:
+        answer = read_answer([(1.0, event)], is_whole=True)
+        assert answer.text == ""
+        assert answer.first_ms is None or answer.tool_calls == ()
 
 
 METRICS = """\
@@ -193,34 +177,26 @@ COUNTS: tuple[Any, ...] = (-1, 2**31, 10**30, HUGE, 1.5, "12", True, [1])
 TIMES: tuple[Any, ...] = (-0.5, 5e-324, float("nan"), float("inf"), 1e300, HUGE, "12", False, {})
 
 
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        *[(key, {key: value}) for key in ("prompt_n", "predicted_n", "cache_n", "draft_n")
-          for value in COUNTS],
-        *[(key, {key: value}) for key in ("prompt_ms", "predicted_ms") for value in TIMES],
+def test_a_figure_that_cannot_be_is_missing_and_said_to_be() -> None:
+    impossible = [
+        *((key, {key: value}) for key in ("prompt_n", "predicted_n", "cache_n", "draft_n") for value in COUNTS),
+        *((key, {key: value}) for key in ("prompt_ms", "predicted_ms") for value in TIMES),
         # More accepted than drafted or generated.
-        *[("draft_n_accepted", {"draft_n": drafted, "draft_n_accepted": accepted})
-          for drafted, accepted in ((3, 99999), (3, 4), (99999, 99999), (3, -1))],
-    ],
-)  # fmt: skip
-def test_a_figure_that_cannot_be_is_missing_and_said_to_be(key: str, said: dict[str, Any]) -> None:
-    answer = read_answer(native(timings=TIMINGS | said), is_whole=True)
-
-    assert answer.timings is not None
-    assert getattr(answer.timings, key) is None
-    assert answer.has_impossible
+        *(("draft_n_accepted", {"draft_n": drafted, "draft_n_accepted": accepted})
+          for drafted, accepted in ((3, 99999), (3, 4), (99999, 99999), (3, -1))),
+    ]  # fmt: skip
+    for key, said in impossible:
+        answer = read_answer(native(timings=TIMINGS | said), is_whole=True)
+        assert answer.timings is not None
+        assert getattr(answer.timings, key) is None, said
+        assert answer.has_impossible, said
 
 
-@pytest.mark.parametrize(
-    "usage", [{"prompt_tokens_details": {"cached_tokens": 12}}, {"cached_tokens": 12}]
-)
-def test_other_servers_say_in_their_usage_what_was_cached(usage: dict[str, Any]) -> None:
-    last = {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}], "usage": usage}
-    answer = read_answer([(1.0, last)], is_whole=True)
-
-    assert answer.n_cached == 12
-    assert not answer.has_impossible
+def test_other_servers_say_in_their_usage_what_was_cached() -> None:
+    last = {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]}
+    for usage in ({"prompt_tokens_details": {"cached_tokens": 12}}, {"cached_tokens": 12}):
+        answer = read_answer([(1.0, {**last, "usage": usage})], is_whole=True)
+        assert (answer.n_cached, answer.has_impossible) == (12, False)
 
 
 def test_speed_over_several_requests_is_all_tokens_over_all_time() -> None:
@@ -284,20 +260,13 @@ def test_steps_of_an_answer_that_ended_within_a_long_draft_are_unknown() -> None
     assert found.tokens_per_step == pytest.approx(1.0)
 
 
-def test_joules_a_token_are_all_energy_over_all_generated_tokens_of_requests_that_tell_both() -> (
-    None
-):
+def test_joules_a_token_are_all_energy_over_all_tokens_of_requests_that_tell_both() -> None:
     short, long = timings(predicted_n=10), timings(predicted_n=90)
-    found = summarise(
-        [
-            sample(timings=short, energy_j=100.0),
-            sample(timings=long, energy_j=300.0),
-            sample(timings=long),
-            sample(timings=None, energy_j=50.0),
-            sample(timings=long, energy_j=9000.0, marks=(Mark.THROTTLED,)),
-        ]
-    )
+    unknown = [sample(timings=long), sample(timings=None, energy_j=50.0)]
+    left_out = sample(timings=long, energy_j=9000.0, marks=(Mark.THROTTLED,))
+    both = [sample(timings=short, energy_j=100.0), sample(timings=long, energy_j=300.0)]
+
+    found, none = summarise([*both, *unknown, left_out]), summarise([sample()])
 
     assert (found.joules_per_token, found.n_energy) == (4.0, 2)
-    none = summarise([sample()])
     assert (none.joules_per_token, none.n_energy) == (None, 0)

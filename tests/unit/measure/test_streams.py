@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -119,6 +118,9 @@ PACED: dict[str, Pieces] = {
     "thoughts in one chunk": streamed(
         [chunk({"reasoning_content": THOUGHTS}), *by("content", REST)], first_ms=FIRST_MS + 47 * TOKEN_MS
     ),
+    "thoughts that are shown": streamed(
+        [*by("reasoning", WORDS[:48]), *by("content", REST)], ends=chunk({}, "stop") + usage(**TOLD) + DONE
+    ),
     "nginx, buffers of 4 KiB": list(in_blocks(streamed(), 4096)),
     "nginx, buffers of 2 KiB": list(in_blocks(streamed(), 2048)),
 }  # fmt: skip
@@ -126,10 +128,8 @@ PACED: dict[str, Pieces] = {
 
 @pytest.mark.parametrize("name", PACED)
 def test_the_pace_of_a_stream_is_that_of_generation(name: str) -> None:
-    found = tok_s(PACED[name])
-
     # A buffer that is not full waits for the next token, and for the last one nobody waits.
-    assert found == pytest.approx(TOK_S, rel=0.05 if "nginx" in name else 0.02)
+    assert tok_s(PACED[name]) == pytest.approx(TOK_S, rel=0.05 if "nginx" in name else 0.02)
 
 
 UNSEEN: dict[str, Pieces] = {
@@ -154,13 +154,6 @@ def test_a_pace_that_nobody_saw_is_unknown(name: str) -> None:
     assert tok_s(UNSEEN[name]) is None
 
 
-def test_thoughts_that_are_shown_are_part_of_the_pace() -> None:
-    ends = chunk({}, "stop") + usage(**TOLD) + DONE
-    pieces = [*by("reasoning", WORDS[:48]), *by("content", REST)]
-
-    assert tok_s(streamed(pieces, ends=ends)) == pytest.approx(TOK_S, rel=0.02)
-
-
 BROKEN: dict[str, bytes] = {
     "nothing more": b"",
     "vLLM and SGLang, aborted": chunk({}, "abort") + usage(32) + DONE,
@@ -181,40 +174,31 @@ def test_an_answer_that_broke_off_is_none(name: str, ends: str | None) -> None:
     assert answer.is_cut or problem is not None
 
 
-@dataclass(frozen=True)
-class Read:
-    """What a server says of a prompt of 10,000 tokens, and whether it is believed."""
+OF_10_000: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "Ollama, beyond its context": ({"prompt_tokens": 2050}, {}, True),
+    "a vocabulary of long tokens": ({"prompt_tokens": 7700}, {}, False),
+    "whole": ({"prompt_tokens": 10_150}, {}, False),
+    "said nothing": ({}, {}, False),
+    "llama-server, found in its cache": ({"prompt_tokens": 10_150}, {"prompt_n": 50, "cache_n": 10_100}, False),
+    "ik, which does not say what it found": ({}, {"prompt_n": 50}, False),
+    "llama-server of 2024, which cut it": ({}, {"prompt_n": 2050, "cache_n": 0}, True),
+}  # fmt: skip
 
-    name: str
-    said: dict[str, Any]
-    is_cut: bool
-    timings: dict[str, Any] | None = None
 
-
-@pytest.mark.parametrize(
-    "one",
-    [
-        Read("Ollama, beyond its context", {"prompt_tokens": 2050}, True),
-        Read("a vocabulary of long tokens", {"prompt_tokens": 7700}, False),
-        Read("whole", {"prompt_tokens": 10_150}, False),
-        Read("said nothing", {}, False),
-        Read("llama-server, found in its cache", {"prompt_tokens": 10_150}, False,
-             {"prompt_n": 50, "cache_n": 10_100}),
-        Read("ik, which does not say what it found", {}, False, {"prompt_n": 50}),
-        Read("llama-server of 2024, which cut it", {}, True, {"prompt_n": 2050, "cache_n": 0}),
-    ],
-    ids=lambda one: one.name,
-)  # fmt: skip
-def test_a_prompt_that_was_read_in_part_is_marked(one: Read) -> None:
+@pytest.mark.parametrize("name", OF_10_000)
+def test_a_prompt_that_was_read_in_part_is_marked(name: str) -> None:
     """Ollama reads half its context of what is too long for it, without a word: it seemed to be the fastest."""
-    event = {"choices": [{"text": "x", "finish_reason": "stop"}], "usage": one.said}
-    answer = read_answer([(9.0, event | {"timings": one.timings or {}})], is_whole=True)
+    usage, timings, is_cut = OF_10_000[name]
+    event = {
+        "choices": [{"text": "x", "finish_reason": "stop"}],
+        "usage": usage,
+        "timings": timings,
+    }
+    answer = read_answer([(9.0, event)], is_whole=True)
     request = a_request(n_predict=1, depth_tokens=10_000, is_warm=True)
-    marks = marks_of(
-        request, answer, ClientTimes(9.0), looks=(), quiet_mib=None, speculation=Speculation(None)
-    )
+    marks = marks_of(request, answer, ClientTimes(9.0), looks=(), quiet_mib=None, speculation=Speculation(None))  # fmt: skip
 
-    assert (Mark.CUT_PROMPT in marks) == one.is_cut
+    assert (Mark.CUT_PROMPT in marks) == is_cut
 
 
 def test_a_turn_whose_answer_has_an_unknown_length_is_unknown() -> None:
