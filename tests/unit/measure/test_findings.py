@@ -41,6 +41,8 @@ from tunerd.profile.workload import ClassShape, Tokens, WorkloadShape
 PLAIN_PREFILL_MS, MTP_PREFILL_MS = 37_500.0, 49_000.0
 PLAIN_TOK_S = dict.fromkeys(LENGTHS, 29.0)
 MTP_TOK_S = dict.fromkeys(LENGTHS, 46.0)
+# 11.5 s of tax over 1/29 - 1/46 s of gain.
+TRUTH = 1 + 11.5 / (1 / 29 - 1 / 46)
 
 
 def a_length(n: int, prefill_ms: float, tok_s: float, **values: Any) -> Sample:
@@ -65,38 +67,32 @@ def test_the_crossing_of_the_24_gb_write_up_is_at_about_900_tokens() -> None:
     found = find_crossover(ArmData("on", on), ArmData("off", off), seed=1)
 
     assert found is not None
-    # 11.5 s of tax over 1/29 - 1/46 s of gain.
-    assert found.n_tokens == pytest.approx(1 + 11.5 / (1 / 29 - 1 / 46), rel=1e-6)
-    assert found.n_tokens == pytest.approx(903, abs=1)
+    assert found.n_tokens == pytest.approx(TRUTH, rel=1e-6) == pytest.approx(903, abs=1)
 
 
 def test_the_interval_of_the_crossing_holds_the_truth_as_often_as_it_says() -> None:
-    truth = 1 + 11_500 / (1000 / 29 - 1000 / 46)
     held = 0
     for seed in range(200):
         on = an_arm(MTP_PREFILL_MS, MTP_TOK_S, noise=0.02, seed=seed)
         off = an_arm(PLAIN_PREFILL_MS, PLAIN_TOK_S, noise=0.02, seed=10_000 + seed)
         found = find_crossover(ArmData("on", on), ArmData("off", off), seed=seed)
         assert found is not None
-        held += (found.low or 0) <= truth <= (found.high or float("inf"))
+        held += (found.low or 0) <= TRUTH <= (found.high or float("inf"))
 
     # 95 % of 200 is 190; fewer than 180 or all would come up once in some ten thousand.
     assert 180 <= held <= 199
 
 
-def test_an_arm_without_a_gain_crosses_nowhere_and_one_that_noise_may_hide_has_no_upper_bound() -> (
-    None
-):
-    plain = an_arm(37_500.0, PLAIN_TOK_S, noise=0.03)
+def test_what_has_no_gain_crosses_nowhere_and_what_noise_may_hide_has_no_upper_bound() -> None:
+    plain = ArmData("off", an_arm(37_500.0, PLAIN_TOK_S, noise=0.03))
     slower = an_arm(49_000.0, dict.fromkeys(LENGTHS, 25.0), noise=0.01)
-    found = find_crossover(ArmData("on", slower), ArmData("off", plain), seed=1)
-    assert found is not None
-    assert (found.n_tokens, found.low, found.high) == (None, None, None)
-
     hidden = an_arm(40_000.0, dict.fromkeys(LENGTHS, 29.3), noise=0.03)
-    found = find_crossover(ArmData("on", hidden), ArmData("off", plain), seed=1)
-    assert found is not None
-    assert found.high is None
+    none, unsure = (find_crossover(ArmData("on", arm), plain, seed=1) for arm in (slower, hidden))
+
+    assert none is not None
+    assert (none.n_tokens, none.low, none.high) == (None, None, None)
+    assert unsure is not None
+    assert unsure.high is None
 
 
 def a_cache_sample(case: str, cached: int | None, prompt_n: int, prompt_ms: float) -> Sample:
@@ -105,31 +101,23 @@ def a_cache_sample(case: str, cached: int | None, prompt_n: int, prompt_ms: floa
                   details=details)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("identical", "changed", "wanted"),
-    [
-        ((4092, 4), (3800, 296), (True, True)),
-        ((4092, 4), (0, 4096), (True, False)),
-        ((0, 4096), (0, 4096), (False, False)),
-        ((4092, 4), (2048, 2048), (True, None)),
-        ((None, 4), (None, 4), (None, None)),
-    ],
-)
-def test_prefix_reuse_is_told_from_what_was_not_read_again(
-    identical: tuple[int | None, int],
-    changed: tuple[int | None, int],
-    wanted: tuple[bool | None, bool | None],
-) -> None:
-    samples = [
-        a_cache_sample(COLD, 0, 4096, 1000.0),
-        a_cache_sample(IDENTICAL, *identical, 10.0),
-        a_cache_sample(CHANGED_TAIL, *changed, 80.0),
-    ]
+def test_prefix_reuse_is_told_from_what_was_not_read_again() -> None:
+    def works(identical: int | None, changed: int | None) -> list[bool | None]:
+        """By so many tokens that were found in the cache, of 4096."""
+        n_identical, n_changed = (4 if one is None else 4096 - one for one in (identical, changed))
+        found = judge_reuse([
+            a_cache_sample(COLD, 0, 4096, 1000.0),
+            a_cache_sample(IDENTICAL, identical, n_identical, 10.0),
+            a_cache_sample(CHANGED_TAIL, changed, n_changed, 80.0),
+        ])  # fmt: skip
+        assert found[0].prompt_ratio == pytest.approx(0.01)
+        return [one.works for one in found]
 
-    found = judge_reuse(samples)
-
-    assert (found[0].works, found[1].works) == wanted
-    assert found[0].prompt_ratio == pytest.approx(0.01)
+    assert works(4092, 3800) == [True, True]
+    assert works(4092, 0) == [True, False]
+    assert works(0, 0) == [False, False]
+    assert works(4092, 2048) == [True, None]
+    assert works(None, None) == [None, None]
 
 
 def a_deep_sample(depth: int, token_ms: float, free_mib: int | None, **values: Any) -> Sample:
@@ -169,24 +157,23 @@ def said(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Answer
 CALL = ("convert", '{"value": 84, "unit": "km"}')
 
 
-@pytest.mark.parametrize(
-    ("other", "passes"),
-    [
-        (said("", ("convert", '{"unit": "km", "value": 85}')), True),
-        (said("", ("set_timer", '{"value": 84, "unit": "km"}')), False),
-        (said("", ("convert", '{"amount": 84, "unit": "km"}')), False),
-        (said("", ("convert", '{"value": 84')), False),
-        (said("", ("convert", "[84]")), False),
-        (said("I cannot do that"), False),
-        (said("", CALL, CALL), False),
-    ],
-    ids=["other values", "another function", "another key", "no JSON", "no object", "no call", "twice"],
-)  # fmt: skip
-def test_tool_calls_may_differ_in_values_alone(other: Answer, *, passes: bool) -> None:
-    found = judge_quality([Question(TOOLS, said("", CALL), other)])
+ANOTHER: dict[str, Answer] = {
+    "other values": said("", ("convert", '{"unit": "km", "value": 85}')),
+    "another function": said("", ("set_timer", '{"value": 84, "unit": "km"}')),
+    "another key": said("", ("convert", '{"amount": 84, "unit": "km"}')),
+    "no JSON": said("", ("convert", '{"value": 84')),
+    "no object": said("", ("convert", "[84]")),
+    "no call": said("I cannot do that"),
+    "twice": said("", CALL, CALL),
+}
 
-    assert found.passes is passes
-    assert (found.cases[0].n_same, found.cases[0].n_called) == (int(passes), 1)
+
+@pytest.mark.parametrize("name", ANOTHER)
+def test_tool_calls_may_differ_in_values_alone(name: str) -> None:
+    found = judge_quality([Question(TOOLS, said("", CALL), ANOTHER[name])])
+
+    assert found.passes is (name == "other values")
+    assert (found.cases[0].n_same, found.cases[0].n_called) == (int(name == "other values"), 1)
 
 
 def test_a_short_answer_must_be_the_same_and_prose_may_drift() -> None:
@@ -201,30 +188,26 @@ def test_a_short_answer_must_be_the_same_and_prose_may_drift() -> None:
 EIGHT, NO_CALL, SILENT = said("8"), said("no"), said("", reasoning="hm")
 
 
-@pytest.mark.parametrize(
-    ("asked", "passes", "reason"),
-    [
-        ([], None, "nothing could be compared"),
-        ([(SHORT, EIGHT, None)], None, "nothing could be compared"),
-        ([(SHORT, EIGHT, None), (SHORT, EIGHT, EIGHT)], False, "short answers: 1 of 2 were not answered"),
-        ([(SHORT, EIGHT, EIGHT), (SHORT, None, None)], None,
-         "short answers: the reference had no answer to 1 of them"),
-        ([(SHORT, EIGHT, EIGHT), (TOOLS, NO_CALL, NO_CALL)], None,
-         "tool calls: none was made, so they could not be judged"),
-        ([(SHORT, EIGHT, said("9")), (TOOLS, NO_CALL, NO_CALL)], False, "short answers: 1 of 1 differ"),
-        ([(SHORT, SILENT, SILENT)], None, "short answers: no answer has a text, so they could not be judged"),
-        ([(SHORT, EIGHT, SILENT)], False, "short answers: 1 of 1 differ"),
-    ],
-    ids=["no question", "no answer at all", "one without", "the reference had none either", "no call",
-         "no call, but worse", "all thought", "thought against text"],
-)  # fmt: skip
-def test_what_was_not_answered_or_not_tried_is_no_pass(
-    asked: list[tuple[str, Answer | None, Answer | None]], *, passes: bool | None, reason: str
-) -> None:
-    found = judge_quality([Question(case, one, other) for case, one, other in asked])
+NO_PASS: dict[str, tuple[list[tuple[str, Answer | None, Answer | None]], bool | None, str]] = {
+    "no question": ([], None, "nothing could be compared"),
+    "no answer at all": ([(SHORT, EIGHT, None)], None, "nothing could be compared"),
+    "one without": ([(SHORT, EIGHT, None), (SHORT, EIGHT, EIGHT)], False, "short answers: 1 of 2 were not answered"),
+    "the reference had none either": ([(SHORT, EIGHT, EIGHT), (SHORT, None, None)], None,
+                                      "short answers: the reference had no answer to 1 of them"),
+    "no call": ([(SHORT, EIGHT, EIGHT), (TOOLS, NO_CALL, NO_CALL)], None,
+                "tool calls: none was made, so they could not be judged"),
+    "no call, but worse": ([(SHORT, EIGHT, said("9")), (TOOLS, NO_CALL, NO_CALL)], False, "short answers: 1 of 1 differ"),
+    "all thought": ([(SHORT, SILENT, SILENT)], None, "short answers: no answer has a text, so they could not be judged"),
+    "thought against text": ([(SHORT, EIGHT, SILENT)], False, "short answers: 1 of 1 differ"),
+}  # fmt: skip
 
-    assert found.passes is passes
-    assert found.reasons == (reason,)
+
+@pytest.mark.parametrize("name", NO_PASS)
+def test_what_was_not_answered_or_not_tried_is_no_pass(name: str) -> None:
+    asked, passes, reason = NO_PASS[name]
+    found = judge_quality([Question(*one) for one in asked])
+
+    assert (found.passes, found.reasons) == (passes, (reason,))
 
 
 def test_a_question_that_was_repeated_is_compared_by_the_text_that_both_answered() -> None:
