@@ -57,7 +57,7 @@ def a_bundle(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def entry(**changes: Any) -> Entry:
-    return read_bundle(json.dumps(a_bundle(an_entry(**changes))).encode(), "x").entries[0]
+    return read_bundle(bundled(an_entry(**changes)), "x").entries[0]
 
 
 def test_the_schema_is_that_of_the_code_and_says_the_same() -> None:
@@ -69,74 +69,73 @@ def test_the_schema_is_that_of_the_code_and_says_the_same() -> None:
     assert not validator.is_valid(a_bundle(an_entry(settings={"model.path": "/home/x"})))
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b'{"a":' * 5000, "recursion"),
-        (b"[" * 5000 + b"]" * 5000, "recursion"),
-        (b" " * (MOST_BYTES + 1), "larger than"),
-        (b"\xff\xfe", "the file"),
-        (json.dumps(a_bundle(version=2)).encode(), "has version '2', and this tunerd reads version 1"),
-        (b'{"some": "json"}', "version: Field required"),
-        (json.dumps(a_bundle(version=2, more=1)).encode(), "has version '2'"),
-        (json.dumps(a_bundle(host="box")).encode(), "host"),
-        (json.dumps(a_bundle(an_entry(figures=[{"case": "x", "tok_s": float("nan")}]))).encode(), "tok_s"),
-        (json.dumps(a_bundle(an_entry(figures=[{"case": "x", "tok_s": -1}]))).encode(), "tok_s"),
-        (json.dumps(a_bundle(an_entry(figures=[{"case": "x", "tok_s": 1e300}]))).encode(), "tok_s"),
-        (json.dumps(a_bundle(an_entry(source="\x1b[2Jx"))).encode(), "entries.0.source"),
-        (json.dumps(a_bundle(an_entry(model={"name": "/home/alice/m"}))).encode(), "model.name"),
-        (json.dumps(a_bundle(an_entry(settings={"extra_args": "-x"}))).encode(), "extra_args"),
-        (json.dumps(a_bundle(an_entry(settings={"speculation.n_max": "2"}))).encode(), "n_max"),
-        (json.dumps(a_bundle(*[an_entry()] * 1001)).encode(), "entries"),
-        (b"[]", "the file"),
-    ],
-)  # fmt: skip
-def test_hostile_files_are_refused_with_their_place(content: bytes, told: str) -> None:
-    with pytest.raises(ConfigError, match="not a bundle of results: `x`") as raised:
-        read_bundle(content, "x")
-    assert told in str(raised.value.cause)
+def bundled(*entries: dict[str, Any], **changes: Any) -> bytes:
+    return json.dumps(a_bundle(*entries, **changes)).encode()
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({}, None),
+def of_speed(tok_s: float) -> bytes:
+    return bundled(an_entry(figures=[{"case": "x", "tok_s": tok_s}]))
+
+
+HOSTILE = [
+    (b'{"a":' * 5000, "recursion"),
+    (b"[" * 5000 + b"]" * 5000, "recursion"),
+    (b" " * (MOST_BYTES + 1), "larger than"),
+    (b"\xff\xfe", "the file"),
+    (bundled(version=2), "has version '2', and this tunerd reads version 1"),
+    (b'{"some": "json"}', "version: Field required"),
+    (bundled(version=2, more=1), "has version '2'"),
+    (bundled(host="box"), "host"),
+    *((of_speed(tok_s), "tok_s") for tok_s in (float("nan"), -1, 1e300)),
+    (bundled(an_entry(source="\x1b[2Jx")), "entries.0.source"),
+    (bundled(an_entry(model={"name": "/home/alice/m"})), "model.name"),
+    (bundled(an_entry(settings={"extra_args": "-x"})), "extra_args"),
+    (bundled(an_entry(settings={"speculation.n_max": "2"})), "n_max"),
+    (bundled(*[an_entry()] * 1001), "entries"),
+    (b"[]", "the file"),
+]
+
+
+def test_hostile_files_are_refused_with_their_place() -> None:
+    for content, told in HOSTILE:
+        with pytest.raises(ConfigError, match="not a bundle of results: `x`") as raised:
+            read_bundle(content, "x")
+        assert told in str(raised.value.cause)
+
+
+def test_what_does_not_fit_is_said_with_its_reason() -> None:
+    reasons: list[tuple[dict[str, Any], str]] = [
         ({"card": {"name": "NVIDIA GeForce RTX 5060 Ti", "memory_mib": 8192}}, "another card"),
         ({"card": {"name": "RTX 3090 Ti", "memory_mib": 16311}}, "another card: RTX 3090 Ti"),
         ({"card": None}, "it does not name its card"),
         ({"model": {"name": "Gemma-4"}}, "another model: Gemma-4"),
         ({"engine": {"family": "bee"}}, "no engine of its family is installed: bee"),
         ({"failure": "oom"}, "it did not serve there: oom"),
-    ],
-)
-def test_what_does_not_fit_is_said_with_its_reason(
-    changes: dict[str, Any], why: str | None
-) -> None:
-    said = why_not(entry(**changes), HERE)
-    assert said is None if why is None else why in str(said)
-
-
-def test_a_box_without_a_card_takes_what_was_measured_without_one() -> None:
-    here = replace(HERE, cards=())
-    assert why_not(entry(card=None), here) is None
-    assert "another model" in str(why_not(entry(card=None, model={"name": "Gemma"}), here))
-    assert "another card" in str(why_not(entry(), here))
+    ]
+    assert why_not(entry(), HERE) is None
+    for changes, why in reasons:
+        assert why in str(why_not(entry(**changes), HERE))
+    bare = replace(HERE, cards=())
+    assert why_not(entry(card=None), bare) is None
+    assert "another model" in str(why_not(entry(card=None, model={"name": "Gemma"}), bare))
+    assert "another card" in str(why_not(entry(), bare))
 
 
 def test_the_fastest_few_come_first_and_what_serves_does_not() -> None:
-    found = [
-        entry(settings={"speculation.type": "mtp", "speculation.n_max": n}, figures=[{"case": "x", "tok_s": 10.0 * n}])
-        for n in range(1, 7)
-    ]  # fmt: skip
-    found += [entry(settings={"speculation.type": "mtp", "speculation.n_max": 3}), found[-1]]
-    found.append(entry(settings={"speculation.type": "mtp", "speculation.n_max": 9}, figures=[]))
+    def of_depth(n: int, *tok_s: float) -> Entry:
+        figures = [{"case": "x", "tok_s": one} for one in tok_s]
+        return entry(settings={"speculation.type": "mtp", "speculation.n_max": n}, figures=figures)
+
+    found = [of_depth(n, 10.0 * n) for n in range(1, 7)]
+    found += [of_depth(3, 60.0), found[-1], of_depth(9)]
     arms = candidates(found, HERE, BASE, lambda _arm: True)
     assert [arm.n_max for arm in arms] == [6, 5, 4]
     assert len(arms) == MOST_CANDIDATES
     assert arms[0] == replace(BASE, n_max=6)
     some = candidates(found, HERE, BASE, lambda arm: arm.n_max != 6)
     assert [arm.n_max for arm in some] == [5, 4, 2], "what is not tried takes no place"
-    other = candidates([entry(engine={"family": "ik"}, settings={"speculation.type": "off"})], HERE, BASE, lambda _arm: True)  # fmt: skip
+    off = entry(engine={"family": "ik"}, settings={"speculation.type": "off"})
+    other = candidates([off], HERE, BASE, lambda _arm: True)
     assert [(arm.engine, arm.spec, arm.n_max, arm.p_min) for arm in other] == [("fork", "off", 0, 0.0)]  # fmt: skip
 
 
@@ -167,30 +166,23 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
     assert other[0].card is None, "the card that was measured is no longer here"
 
 
-@pytest.mark.parametrize(
-    ("origins", "kind"),
-    [
-        ((("--spec-type draft-simple", "speculation.type", "x"), MODEL), "draft"),
-        ((("(the draft model alone turns it on)", "speculation.type", "x"), MODEL), "draft"),
-        ((("--spec-type draft-eagle3", "speculation.type", "x"), MODEL), "eagle3"),
-        ((("--multi-token-prediction", "speculation.type", "x"),), "mtp"),
-        ((("--threads 8", "serving.threads", "x"), ("(left out)", MODEL[1], "x")), "off"),
-    ],
-)
-def test_kinds_of_speculation_travel_by_the_names_that_profiles_have(
-    origins: tuple[Any, ...], kind: str
-) -> None:
-    arm = ArmRecord(name="live", fingerprint=Fingerprint(), origins=origins)
-    (one,) = entries_of([arm], {"live": [sample()]}, "m", ())
-    assert one.settings.spec == kind
+def test_settings_travel_by_the_names_that_profiles_have() -> None:
+    """But for a type of K that is not that of V."""
 
+    def settings(*origins: tuple[str, str, str]) -> tuple[Any, Any]:
+        arm = ArmRecord(name="live", fingerprint=Fingerprint(), origins=origins)
+        (one,) = entries_of([arm], {"live": [sample()]}, "m", ())
+        return one.settings.spec, one.settings.kv
 
-@pytest.mark.parametrize("of_v", [(), (("--cache-type-v q4_0", "serving.cache_type_v", "x"),)])
-def test_a_type_of_k_that_is_not_that_of_v_is_not_told(of_v: tuple[Any, ...]) -> None:
-    origins = (("--cache-type-k q8_0", "serving.cache_type_k", "x"), *of_v)
-    arm = ArmRecord(name="live", fingerprint=Fingerprint(), origins=origins)
-    (one,) = entries_of([arm], {"live": [sample()]}, "m", ())
-    assert one.settings.kv is None
+    def kind(words: str, *more: tuple[str, str, str]) -> Any:
+        return settings((words, "speculation.type", "x"), *more)[0]
+
+    assert kind("--spec-type draft-simple", MODEL) == "draft"
+    assert kind("(the draft model alone turns it on)", MODEL) == "draft"
+    assert kind("--spec-type draft-eagle3", MODEL) == "eagle3"
+    assert kind("--multi-token-prediction") == "mtp"
+    k, v = (("--cache-type-k q8_0", "serving.cache_type_k", "x"), ("--cache-type-v q4_0", "serving.cache_type_v", "x"))  # fmt: skip
+    assert settings(("(left out)", MODEL[1], "x"), k, v) == settings(k) == ("off", None)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -6,8 +6,6 @@ import dataclasses
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tunerd.engine.fingerprint import Fingerprint, changes, holds
 from tunerd.engine.flags import (
     argument_changes,
@@ -41,24 +39,19 @@ def test_the_hash_of_a_fingerprint_does_not_change_between_versions() -> None:
     )
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Fingerprint)])
-def test_every_part_that_changes_is_named(field: str) -> None:
-    changed = replace(FULL, **{field: None})
-    (change,) = changes(FULL, changed)
-    assert not change.is_known
-    assert "then, unknown now" in change.text
-    (change,) = changes(changed, FULL)
-    assert "unknown then," in change.text
+def test_every_part_that_changes_is_named() -> None:
+    for field in dataclasses.fields(Fingerprint):
+        changed = replace(FULL, **{field.name: None})
+        (change,) = changes(FULL, changed)
+        assert not change.is_known
+        assert "then, unknown now" in change.text
+        (change,) = changes(changed, FULL)
+        assert "unknown then," in change.text
 
 
 def test_a_change_is_said_in_words_with_both_values() -> None:
-    now = replace(
-        FULL,
-        driver_version="570.10",
-        power_limits_w=(350.0,),
-        gpu_names=(),
-        engine_sha256="ffeeddccbbaa99887766",
-    )
+    now = replace(FULL, driver_version="570.10", power_limits_w=(350.0,), gpu_names=(),
+                  engine_sha256="ffeeddccbbaa99887766")  # fmt: skip
     assert tuple(change.text for change in changes(FULL, now)) == (
         "engine changed: 1a2b3c4d5e6f -> ffeeddccbbaa",
         "driver changed: 560.35.03 -> 570.10",
@@ -67,37 +60,29 @@ def test_a_change_is_said_in_words_with_both_values() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changed", "still"),
-    [
+def test_evidence_holds_until_a_part_that_matters_is_another() -> None:
+    cases: list[tuple[dict[str, Any], bool | None]] = [
         ({"tunerd_version": "0.2.0"}, True),
         ({"driver_version": None}, None),
         ({"driver_version": None, "power_limits_w": (300.0,)}, False),
         ({"power_limits_w": (450.04,)}, True),  # one that moves in the second decimal is the same
         ({"power_limits_w": (450.1,)}, False),
         ({"unit_limits": ()}, False),
-    ],
-    ids=str,
-)
-def test_evidence_holds_until_a_part_that_matters_is_another(
-    changed: dict[str, Any], *, still: bool | None
-) -> None:
-    now = replace(FULL, **changed)
-    assert holds(FULL, now) is still
-    assert all(one.is_remark for one in changes(FULL, now)) is (still is True)
-
-
-def test_evidence_of_before_limits_were_kept_holds_where_there_are_none() -> None:
+    ]
+    for changed, still in cases:
+        now = replace(FULL, **changed)
+        assert holds(FULL, now) is still, changed
+        assert all(one.is_remark for one in changes(FULL, now)) is (still is True), changed
     before = replace(FULL, unit_limits=None)
-    assert holds(before, replace(FULL, unit_limits=())) is True
+    assert holds(before, replace(FULL, unit_limits=())) is True, "of before limits were kept"
     assert holds(before, FULL) is None
 
 
-@pytest.mark.parametrize("field", ["engine_sha256", "model_sha256"])
-def test_a_part_that_was_known_neither_then_nor_now_is_not_taken_for_the_same(field: str) -> None:
-    unknown = replace(FULL, **{field: None})
-    assert holds(unknown, unknown) is None
-    assert "unknown then, unknown now" in changes(unknown, unknown)[0].text
+def test_a_part_that_was_known_neither_then_nor_now_is_not_taken_for_the_same() -> None:
+    for field in ("engine_sha256", "model_sha256"):
+        unknown = replace(FULL, **{field: None})
+        assert holds(unknown, unknown) is None
+        assert "unknown then, unknown now" in changes(unknown, unknown)[0].text
 
 
 def test_memory_depends_on_neither_power_limit_nor_workload() -> None:
@@ -116,25 +101,20 @@ def test_how_a_server_is_reached_does_not_change_its_arguments() -> None:
     assert "secret" not in str(compared_arguments(elsewhere))
 
 
-@pytest.mark.parametrize(
-    "more", [("--ctx-size", "4096"), ("--no-mmap",), ("--temp", "1"), ("--spec-type", "mtp")]
-)
-def test_any_other_argument_changes_the_hash(more: tuple[str, ...]) -> None:
-    assert arguments_sha256((*ARGV, *more)) != arguments_sha256(ARGV)
+def test_any_other_argument_changes_the_hash_and_so_do_variables_but_the_secret_ones() -> None:
+    plain = arguments_sha256(ARGV)
+    for more in ("--ctx-size 4096", "--no-mmap", "--temp 1", "--spec-type mtp"):
+        assert arguments_sha256((*ARGV, *more.split())) != plain
+    assert arguments_sha256(ARGV, {"LLAMA_API_KEY": "x", "LLAMA_ARG_PORT": "1"}) == plain
+    assert arguments_sha256(ARGV, {"GGML_CUDA_DISABLE_GRAPHS": "1"}) != plain
 
 
 def test_the_order_of_flags_does_not_matter_but_that_of_one_flags_values_does() -> None:
-    one = ("p", "--a", "1", "--b", "2", "--ot", "x", "--ot", "y")
-    assert arguments_sha256(one) == arguments_sha256(("p", "--b", "2", "--ot", "x", "--a", "1",
-                                                      "--ot", "y"))  # fmt: skip
-    assert arguments_sha256(one) != arguments_sha256(("p", "--a", "1", "--b", "2", "--ot", "y",
-                                                      "--ot", "x"))  # fmt: skip
-
-
-def test_variables_count_but_not_the_secret_ones() -> None:
-    plain = arguments_sha256(ARGV)
-    assert arguments_sha256(ARGV, {"LLAMA_API_KEY": "x", "LLAMA_ARG_PORT": "1"}) == plain
-    assert arguments_sha256(ARGV, {"GGML_CUDA_DISABLE_GRAPHS": "1"}) != plain
+    one, same, other = (
+        arguments_sha256(words.split())
+        for words in ("p --a 1 --b 2 --ot x --ot y", "p --b 2 --ot x --a 1 --ot y", "p --a 1 --b 2 --ot y --ot x")
+    )  # fmt: skip
+    assert one == same != other
 
 
 def test_secrets_are_neither_compared_nor_kept() -> None:

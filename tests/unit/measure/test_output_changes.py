@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
 from dataclasses import replace
-
-import pytest
 
 from tests.support.bench_samples import a_request, the_book
 from tunerd.engine.flags import Answering, OutputChange, Reach, changes_sampling, output_changes
@@ -43,37 +41,32 @@ def exchanged(old: str, *new: str) -> tuple[str, ...]:
     return (*ARGV[:at], *new, *ARGV[at + len(new) :])
 
 
-@pytest.mark.parametrize(
-    ("argv", "text"),
-    [
-        (exchanged("--cache-type-k", "-ctk", "q4_0"), "serving.cache_type_k q8_0 -> q4_0"),
-        (exchanged("--model", "-m", "other.gguf"), "model.path m.gguf -> other.gguf"),
-        (exchanged("--reasoning-budget", "--reasoning-budget", "0"),
-         "serving.reasoning_budget -1 -> 0"),
-        (exchanged("--jinja", "--no-jinja"), "serving.jinja --jinja -> --no-jinja"),
-        ((*ARGV, "--chat-template", "chatml"), "serving.chat_template (not set) -> chatml"),
-        ((*ARGV, "--chat-template-file", "t"), "model.chat_template_file (not set) -> t"),
-        ((*ARGV, "--reasoning-format", "none"), "serving.reasoning_format (not set) -> none"),
-        ((*ARGV, "--grammar", "root"), "--grammar (not set) -> root"),
-    ],
-)  # fmt: skip
-def test_what_may_change_answers_is_named(argv: tuple[str, ...], text: str) -> None:
-    assert [change.text for change in changed(*argv)] == [text]
+NAMED = {
+    exchanged("--cache-type-k", "-ctk", "q4_0"): "serving.cache_type_k q8_0 -> q4_0",
+    exchanged("--model", "-m", "other.gguf"): "model.path m.gguf -> other.gguf",
+    exchanged("--reasoning-budget", "--reasoning-budget", "0"): "serving.reasoning_budget -1 -> 0",
+    exchanged("--jinja", "--no-jinja"): "serving.jinja --jinja -> --no-jinja",
+    (*ARGV, "--chat-template", "chatml"): "serving.chat_template (not set) -> chatml",
+    (*ARGV, "--chat-template-file", "t"): "model.chat_template_file (not set) -> t",
+    (*ARGV, "--reasoning-format", "none"): "serving.reasoning_format (not set) -> none",
+    (*ARGV, "--grammar", "root"): "--grammar (not set) -> root",
+}
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
+def test_what_may_change_answers_is_named() -> None:
+    assert {argv: ", ".join(one.text for one in changed(*argv)) for argv in NAMED} == NAMED
+
+
+def test_what_changes_speed_alone_is_not() -> None:
+    for argv in (
         exchanged("--port", "--port", "9090"),
         exchanged("--threads", "-t", "8"),
         exchanged("--cache-type-k", "-ctk", "q8_0"),
         (*ARGV, "--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--cache-type-k-draft", "f16"),
         (*ARGV, "--draft-max", "3", "--spec-ngram-size-n", "5", "--ubatch-size", "256"),
         (*ARGV, "--api-key", "secret"),
-    ],
-)  # fmt: skip
-def test_what_changes_speed_alone_is_not(argv: tuple[str, ...]) -> None:
-    assert changed(*argv) == ()
+    ):  # fmt: skip
+        assert changed(*argv) == ()
 
 
 def test_another_engine_and_an_engines_variable_may_change_answers() -> None:
@@ -107,29 +100,17 @@ def test_by_its_own_sampling_a_server_is_told_no_temperature() -> None:
     assert own["seed"] == exact["seed"]
 
 
-CHANGES = (OutputChange("serving.cache_type_k", "f16", "q4_0"),)
-PASSED = Quality(True, (), ())
-FAILED = replace(PASSED, passes=False, reasons=("short answers: 1 of 3 differ",))
-UNKNOWN = replace(PASSED, passes=None, reasons=("nothing could be compared",))
-VERDICTS: Mapping[str, Quality | None] = {
-    "passed": PASSED, "failed": FAILED, "unknown": UNKNOWN, "not asked": None,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("quality", VERDICTS.values(), ids=VERDICTS)
-@pytest.mark.parametrize("standing", list(Standing))
-def test_b_is_recommended_only_where_it_is_faster_and_passed(
-    standing: Standing, quality: Quality | None
-) -> None:
-    advice = advise(standing, CHANGES, quality)
-
-    is_best = standing is Standing.B_FASTER and quality is PASSED
-    assert (advice.recommended == "B") is is_best
-    assert (advice.outcome == str(Standing.B_FASTER)) is is_best
-    assert (advice.recommended == "A") is (standing is Standing.A_FASTER)
-    if quality is FAILED:
-        assert advice.remark is not None
-        assert "short answers: 1 of 3 differ" in advice.remark
+def test_b_is_recommended_only_where_it_is_faster_and_passed() -> None:
+    changes, passed = (OutputChange("serving.cache_type_k", "f16", "q4_0"),), Quality(True, (), ())
+    failed = replace(passed, passes=False, reasons=("short answers: 1 of 3 differ",))
+    unknown = replace(passed, passes=None, reasons=("nothing could be compared",))
+    for standing, quality in itertools.product(Standing, (passed, failed, unknown, None)):
+        advice = advise(standing, changes, quality)
+        is_best = standing is Standing.B_FASTER and quality is passed
+        assert (advice.recommended == "B") is is_best
+        assert (advice.outcome == str(Standing.B_FASTER)) is is_best
+        assert (advice.recommended == "A") is (standing is Standing.A_FASTER)
+        assert quality is not failed or "short answers: 1 of 3 differ" in (advice.remark or "")
 
 
 def arm(name: str, plan: Plan, own_text: str | None = None) -> ArmData:

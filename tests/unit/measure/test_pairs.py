@@ -23,6 +23,7 @@ from tunerd.measure.pairs import (
     Comparing,
     Comparison,
     End,
+    Gain,
     Limits,
     Side,
     Standing,
@@ -50,6 +51,13 @@ def run(
     return Comparing(stand or SimulatedStand(scene, seed), CHAT, limits, random.Random(seed)).run()
 
 
+def bounds(gain: Gain | None) -> tuple[float, float]:
+    assert gain is not None
+    assert gain.lower is not None
+    assert gain.upper is not None
+    return gain.lower, gain.upper
+
+
 @dataclass
 class Recording(SimulatedStand):
     """Remembers every start and every request."""
@@ -57,14 +65,13 @@ class Recording(SimulatedStand):
     boots: list[Side] = field(default_factory=list)
     asked: dict[Side, list[Asked]] = field(default_factory=lambda: {"A": [], "B": []})
     open_lives: int = 0
-    most_open: int = 0
     spoiled: set[tuple[str, Side]] = field(default_factory=set)
 
     def boot(self, side: Side) -> SimulatedLife:
         self.boots.append(side)
         life = super().boot(side)
         self.open_lives += 1
-        self.most_open = max(self.most_open, self.open_lives)
+        assert self.open_lives == 1
         return Recorded(self, side, life.factor)
 
 
@@ -79,9 +86,8 @@ class Recorded(SimulatedLife):
         return super().request(asked)
 
     def close(self) -> None:
-        stand = self.stand
-        assert isinstance(stand, Recording)
-        stand.open_lives -= 1
+        assert isinstance(self.stand, Recording)
+        self.stand.open_lives -= 1
         super().close()
 
 
@@ -89,7 +95,7 @@ def test_sides_alternate_so_that_drift_cancels_and_every_process_is_fresh() -> N
     stand = Recording(SCENES[0], 1)
     run(SCENES[0], limits=replace(LIMITS, max_pairs=4), stand=stand)
     assert "".join(stand.boots) == "AB" + "BA" + "BA" + "AB"
-    assert (stand.most_open, stand.open_lives) == (1, 0)
+    assert stand.open_lives == 0
 
 
 def test_both_sides_are_asked_the_same_and_no_text_comes_twice() -> None:
@@ -134,24 +140,16 @@ def test_a_pair_whose_second_side_has_no_answer_to_the_same_text_does_not_count(
     assert (len(found.pairs), found.n_unusable) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("gain", "standing"), [(0.08, Standing.B_FASTER), (-0.08, Standing.A_FASTER)]
-)
-def test_the_faster_side_is_named_with_an_interval_that_holds(
-    gain: float, standing: Standing
-) -> None:
-    found = run(Scene("x", USUAL, gain=gain))
-    shown = found.gain
-    assert shown is not None
-    assert found.standing is standing
-    assert found.end is End.DECIDED
-    assert shown.lower is not None
-    assert shown.upper is not None
-    assert shown.lower < gain < shown.upper
-    text = sentence(found, "n_max 2", "n_max 3", "chat")
-    assert text.startswith("n_max 3 is" if gain > 0 else "n_max 2 is")
-    assert "95 % interval" in text
-    assert "on chat" in text
+def test_the_faster_side_is_named_with_an_interval_that_holds() -> None:
+    for gain, standing, words in ((0.08, Standing.B_FASTER, "n_max 3 is"), (-0.08, Standing.A_FASTER, "n_max 2 is")):  # fmt: skip
+        found = run(Scene("x", USUAL, gain=gain))
+        assert (found.standing, found.end) == (standing, End.DECIDED)
+        lower, upper = bounds(found.gain)
+        assert lower < gain < upper
+        text = sentence(found, "n_max 2", "n_max 3", "chat")
+        assert text.startswith(words)
+        assert "95 % interval" in text
+        assert "on chat" in text
 
 
 def test_servers_without_noise_are_found_equal_and_it_ends() -> None:
@@ -193,28 +191,21 @@ def test_it_ends_in_time() -> None:
     assert found.pairs
 
 
-@pytest.mark.parametrize("what", ["processes", "answers"])
-def test_nothing_more_is_begun_once_the_time_is_up_though_no_pair_is_whole(what: str) -> None:
-    stand = Recording(SCENES[0], 1, disturbed=99 if what == "processes" else 0)
-    stand.spoiled = {("1-0", "A")} if what == "answers" else set()
-    limits = replace(LIMITS, budget_s=90.0 if what == "processes" else 30.0)
-    found = run(SCENES[0], limits=limits, stand=stand)
-    assert (found.end, found.pairs) == (End.TIME, ())
-    longest_s = stand.load_s[1] + 3.0
-    assert stand.clock_s < limits.budget_s + longest_s, (
-        "what had begun is all that came after the end"
-    )
-    assert stand.open_lives == 0
+@pytest.mark.parametrize(
+    ("disturbed", "spoiled", "budget_s"), [(99, set(), 90.0), (0, {("1-0", "A")}, 30.0)],
+    ids=["processes", "answers"],
+)  # fmt: skip
+def test_nothing_more_is_begun_once_the_time_is_up_though_no_pair_is_whole(
+    disturbed: int, spoiled: set[tuple[str, Side]], budget_s: float
+) -> None:
+    stand = Recording(SCENES[0], 1, disturbed=disturbed, spoiled=spoiled)
+    found = run(SCENES[0], limits=replace(LIMITS, budget_s=budget_s), stand=stand)
+    assert (found.end, found.pairs, stand.open_lives) == (End.TIME, (), 0)
+    # What had begun is all that came after the end.
+    assert stand.clock_s < budget_s + stand.load_s[1] + 3.0
     assert found.problem is not None
     assert "time ran out during pair 1, which does not count" in found.problem
     assert found.problem in reasons(found)
-
-
-def test_a_pair_with_a_failed_start_is_measured_again() -> None:
-    stand = SimulatedStand(SCENES[0], 1, fails={"B": 2})
-    found = run(SCENES[0], limits=replace(LIMITS, max_pairs=3), stand=stand)
-    assert len(found.pairs) == 3
-    assert found.problem is None
 
 
 @dataclass
@@ -262,19 +253,17 @@ def test_a_pair_in_which_somebody_else_was_served_is_measured_again() -> None:
 
 
 def test_a_side_that_does_not_start_is_named_with_its_reason() -> None:
-    stand = SimulatedStand(SCENES[0], 1, fails={"B": 99})
-    found = run(SCENES[0], stand=stand)
-    assert found.end is End.FAILED
-    assert found.pairs == ()
-    assert found.gain is None
+    found = run(SCENES[0], stand=SimulatedStand(SCENES[0], 1, fails={"B": 99}))
+    assert (found.end, found.pairs, found.gain) == (End.FAILED, (), None)
     assert found.problem == "B: out of memory"
     assert "out of memory" in sentence(found, "A", "B", "chat")
     assert list(reasons(found)) == ["B: out of memory"]
 
 
-def test_what_failed_once_and_was_measured_anew_is_told_as_once() -> None:
+def test_a_pair_with_a_failed_start_is_measured_again_and_that_is_told_as_once() -> None:
     stand = SimulatedStand(SCENES[0], 1, fails={"B": 1})
     found = run(SCENES[0], limits=replace(LIMITS, max_pairs=3), stand=stand)
+    assert (len(found.pairs), found.problem) == (3, None)
     told = next(one for one in reasons(found) if one.startswith("B failed"))
     assert told == "B failed once, and its pairs were measured again: out of memory"
 
@@ -321,11 +310,8 @@ def test_the_evidence_is_the_likelihood_ratio_of_the_t_statistic(mean: float, co
     assert e_value(values, 0.0) == pytest.approx(float(np.mean(ratios)), rel=1e-3, abs=1e-9)
 
 
-def test_two_pairs_say_nothing_however_far_apart() -> None:
+def test_two_pairs_say_nothing_and_equal_ones_do_not_divide_by_zero() -> None:
     assert e_value([0.5, 0.5], 0.0) == 1.0
-
-
-def test_equal_pairs_do_not_divide_by_zero() -> None:
     assert e_value([0.0] * 5, 0.0) < 1.0
     assert e_value([0.1] * 5, 0.0) > 20.0
 
@@ -336,9 +322,12 @@ def test_the_evidence_is_a_number_for_any_pairs(values: list[float], least_gain:
     assert betting_e_value(values, least_gain) > 0.0
 
 
-def test_a_wanted_gain_takes_from_the_evidence() -> None:
+def test_a_wanted_gain_takes_from_the_evidence_and_too_few_pairs_have_no_interval() -> None:
     values = pairs(0.05, 12)
     assert e_value(values, 0.03) < e_value(values, 0.01) < e_value(values, 0.0)
+    gain = gain_of([0.1, 0.1])
+    assert gain is not None
+    assert (gain.lower, gain.upper, gain_of([])) == (None, None, None)
 
 
 def test_equal_arms_are_promoted_in_fewer_nights_than_the_error_allows() -> None:
@@ -348,26 +337,17 @@ def test_equal_arms_are_promoted_in_fewer_nights_than_the_error_allows() -> None
     assert ends.count(Step.PROMOTE) / nights <= 0.05
 
 
-def test_a_gain_below_the_least_one_is_never_promoted_however_sure_it_is() -> None:
-    values = pairs(math.log(1.02), 40, sd=0.004)
-    standings = {
-        margin: judge_challenge(values, margin=margin, alpha=0.05, max_pairs=40).standing
-        for margin in (0.0, 0.01, 0.03)
-    }
-    assert standings[0.0] is standings[0.01] is Step.PROMOTE
-    assert standings[0.03] is Step.FUTILE
+def test_pairs_end_without_a_decision_and_what_they_cannot_prove_is_given_up_before() -> None:
+    def standing(values: list[float], margin: float, max_pairs: int) -> Step:
+        return judge_challenge(values, margin=margin, alpha=0.05, max_pairs=max_pairs).standing
 
-
-def test_an_arm_that_is_slower_is_given_up_before_the_pairs_run_out() -> None:
-    decision = judge_challenge(pairs(-0.05, 6), margin=0.01, alpha=0.05, max_pairs=40)
-    assert decision.standing is Step.FUTILE
-
-
-def test_pairs_end_without_a_decision() -> None:
-    values = [0.08, -0.04, 0.07, -0.03]
-    go_on = judge_challenge(values, margin=0.0, alpha=0.05, max_pairs=12)
-    assert go_on.standing is Step.GO_ON
-    assert judge_challenge(values, margin=0.0, alpha=0.05, max_pairs=4).standing is Step.FUTILE
+    unsure, small = [0.08, -0.04, 0.07, -0.03], pairs(math.log(1.018), 10, sd=0.002)
+    assert [standing(unsure, 0.0, count) for count in (12, 4)] == [Step.GO_ON, Step.FUTILE]
+    assert [standing(small, 0.01, count) for count in (80, 16)] == [Step.GO_ON, Step.FUTILE]
+    assert standing(pairs(-0.05, 6), 0.01, 40) is Step.FUTILE, "it is slower"
+    sure = pairs(math.log(1.02), 40, sd=0.004)
+    found = [standing(sure, margin, 40) for margin in (0.0, 0.01, 0.03)]
+    assert found == [Step.PROMOTE, Step.PROMOTE, Step.FUTILE], "however sure, below the least gain"
 
 
 def test_all_challenges_of_a_generation_together_spend_its_alpha() -> None:
@@ -390,25 +370,15 @@ def test_starts_that_are_slow_now_and_then_do_not_pass_for_a_gain(share: float) 
     assert ends.count(Step.PROMOTE) <= 8
 
 
-def test_what_the_pairs_that_are_left_cannot_prove_is_given_up() -> None:
-    values = pairs(math.log(1.018), 10, sd=0.002)
-    early, late = (
-        judge_challenge(values, margin=0.01, alpha=0.05, max_pairs=count).standing
-        for count in (80, 16)
-    )
-    assert (early, late) == (Step.GO_ON, Step.FUTILE)
-
-
 def test_the_interval_is_where_neither_side_is_refuted() -> None:
     values = pairs(0.05, 20)
     gain = gain_of(values)
+    lower, upper = bounds(gain)
     assert gain is not None
-    assert gain.lower is not None
-    assert gain.upper is not None
-    assert gain.lower < gain.estimate < gain.upper
+    assert lower < gain.estimate < upper
     assert gain.estimate == pytest.approx(math.expm1(float(np.mean(values))))
-    assert e_value(values, math.log1p(gain.lower)) == pytest.approx(40.0, rel=0.02)
-    assert e_value([-x for x in values], -math.log1p(gain.upper)) == pytest.approx(40.0, rel=0.02)
+    assert e_value(values, math.log1p(lower)) == pytest.approx(40.0, rel=0.02)
+    assert e_value([-x for x in values], -math.log1p(upper)) == pytest.approx(40.0, rel=0.02)
 
 
 def test_the_interval_holds_at_whatever_pair_one_stops() -> None:
@@ -416,22 +386,9 @@ def test_the_interval_holds_at_whatever_pair_one_stops() -> None:
     missed = 0
     for seed in range(60):
         values = pairs(truth, 24, seed=seed)
-        gains = (gain_of(values[:count]) for count in (3, 6, 12, 24))
-        missed += any(
-            gain is not None
-            and gain.lower is not None
-            and gain.upper is not None
-            and not math.log1p(gain.lower) <= truth <= math.log1p(gain.upper)
-            for gain in gains
-        )
+        ends = [bounds(gain_of(values[:count])) for count in (3, 6, 12, 24)]
+        missed += any(not math.log1p(lower) <= truth <= math.log1p(upper) for lower, upper in ends)
     assert missed / 60 <= 0.05
-
-
-def test_too_few_pairs_have_no_interval_and_none_has_no_gain() -> None:
-    gain = gain_of([0.1, 0.1])
-    assert gain is not None
-    assert (gain.lower, gain.upper) == (None, None)
-    assert gain_of([]) is None
 
 
 def test_a_gain_below_the_margin_never_needs_a_finite_plan() -> None:
