@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tunerd.engine.builds import dry_arguments
+
+
+def dry(served: str) -> list[str]:
+    """Without the port, of which all that is known is that it is another."""
+    *asked, flag, port = dry_arguments(served.split())
+    assert flag == "--port"
+    assert port != "8080"
+    return asked
 
 
 def test_a_dry_run_has_no_model_no_key_file_and_a_port_of_its_own() -> None:
     served = "-m /srv/a.gguf --port 8080 --api_key_file /run/credentials/x/api-key -c 4096 --jinja"
 
-    asked = dry_arguments(served.split())
-
-    assert asked[:5] == ["-m", "/nonexistent/a.gguf", "-c", "4096", "--jinja"]
-    assert asked[5] == "--port"
-    assert asked[6] != "8080"
-    assert len(asked) == 7
+    assert dry(served) == ["-m", "/nonexistent/a.gguf", "-c", "4096", "--jinja"]
+    assert dry("--model a.gguf") == ["--model", "/nonexistent/a.gguf"], "nor the engine's own port"
 
 
-def test_a_dry_run_of_a_unit_that_names_no_port_does_not_take_the_engines_own() -> None:
-    assert dry_arguments(["--model", "a.gguf"])[:3] == ["--model", "/nonexistent/a.gguf", "--port"]
-
-
-@pytest.mark.parametrize(
-    "served", ["-c 4096 --spec-default", "--models-dir /srv", "-hf a/b:Q4 -hff c.gguf", "-mu http://x/y.gguf",
-               "--gpt-oss-20b-default"],
-)  # fmt: skip
-def test_a_dry_run_of_a_unit_whose_model_comes_from_elsewhere_loads_and_fetches_none(
-    served: str,
-) -> None:
-    asked = dry_arguments(served.split())
-    assert asked[-4:-1] == ["--model", "/nonexistent/none.gguf", "--port"]
-    assert not {"-hf", "a/b:Q4", "-hff", "-mu", "--gpt-oss-20b-default"} & set(asked)
-
-
-def test_the_usual_speculation_is_asked_for_in_a_dry_run_too() -> None:
-    assert "--spec-default" in dry_arguments(["--spec-default"])
+def test_a_dry_run_of_a_unit_whose_model_comes_from_elsewhere_loads_and_fetches_none() -> None:
+    none = ["--model", "/nonexistent/none.gguf"]
+    for served in ("--models-dir /srv", "-hf a/b:Q4 -hff c.gguf", "-mu http://x/y.gguf", "--gpt-oss-20b-default"):  # fmt: skip
+        assert dry(served)[-2:] == none
+        assert not {"-hf", "a/b:Q4", "-hff", "-mu", "--gpt-oss-20b-default"} & set(dry(served))
+    assert dry("-c 4096 --spec-default") == ["-c", "4096", "--spec-default", *none]

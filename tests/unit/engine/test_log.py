@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from operator import attrgetter
 
 import pytest
 from hypothesis import given
@@ -27,39 +28,23 @@ SAID_BY_MAINLINE = [(120, 0, 24, 26, 13), (34, 116, 16, 19, 8), (60, 0, 8, 6, 4)
 SAID_BY_IK = [(120, 0, 24, 16, 13), (35, 115, 16, 13, 7), (60, 0, 8, 4, 4)]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [*((name, SAID_BY_MAINLINE) for name in MAINLINE), *((name, SAID_BY_IK) for name in IK)],
-)
-def test_length_reuse_and_drafts_of_every_request_are_told(
-    name: str, said: list[tuple[int, ...]]
-) -> None:
+NUMBERS = attrgetter("prompt_n", "cached_n", "predicted_n", "drafted_n", "accepted_n")
+
+
+@pytest.mark.parametrize("name", [*MAINLINE, *IK])
+def test_length_reuse_and_drafts_of_every_request_are_told(name: str) -> None:
     found = read_requests(lines_of(name)).requests
-    assert [
-        (one.prompt_n, one.cached_n, one.predicted_n, one.drafted_n, one.accepted_n)
-        for one in found
-    ] == said
+    assert [NUMBERS(one) for one in found] == (SAID_BY_IK if name in IK else SAID_BY_MAINLINE)
     assert [one.prompt_total_n for one in found] == [120, 150, 60]
 
 
 # Of a turn that goes on, of one whose answer was rewritten, of another conversation with 600 tokens in common, and of the
 # first one again, as far as 600: mainline and the embedded server without snapshots, ik with those that it makes.
-LOST_WITHOUT = [0, 0, 974, 600, 601]
-
-
-@pytest.mark.parametrize(
-    ("name", "lost"),
-    [
-        ("mainline-2026-08-18", LOST_WITHOUT),
-        ("embedded", LOST_WITHOUT),
-        ("ik-2026-08", [0, 0, 0, 600, 600]),
-    ],
-)
-def test_prompt_tokens_that_were_there_and_were_read_again_are_told(
-    name: str, lost: list[int]
-) -> None:
-    found = read_requests(lines_of(f"read-anew-{name}")).requests
-    assert [one.lost_n for one in found] == lost
+def test_prompt_tokens_that_were_there_and_were_read_again_are_told() -> None:
+    without, with_snapshots = [0, 0, 974, 600, 601], [0, 0, 0, 600, 600]
+    for name, lost in (("mainline-2026-08-18", without), ("embedded", without), ("ik-2026-08", with_snapshots)):  # fmt: skip
+        found = read_requests(lines_of(f"read-anew-{name}")).requests
+        assert [one.lost_n for one in found] == lost
 
 
 def test_a_request_whose_end_is_lost_has_no_known_prompt() -> None:
@@ -77,19 +62,17 @@ def test_task_numbers_begin_anew_with_every_start_of_the_server() -> None:
 
 
 def test_requests_under_way_together_are_counted() -> None:
-    lines = [
-        "slot launch_slot_: id  0 | task 1 | processing task, is_child = 0",
-        "slot launch_slot_: id  1 | task 2 | processing task, is_child = 0",
-        *[
-            line
-            for task in (1, 2)
-            for line in (
-                f"slot print_timing: id  {task} | task {task} | prompt eval time = 9.0 ms / 90 tokens (",
-                f"slot print_timing: id  {task} | task {task} |        eval time = 9.0 ms / 9 tokens (",
-                f"slot      release: id  {task} | task {task} | stop processing: n_tokens = 98, truncated = 0",
-            )
-        ],
-    ]
+    begun = "slot launch_slot_: id  {0} | task {0} | processing task, is_child = 0"
+    lines = [begun.format(task) for task in (1, 2)]
+    for task in (1, 2):
+        head = f"slot print_timing: id  {task} | task {task} |"
+        lines += [
+            f"{head} prompt eval time = 9.0 ms / 90 tokens (",
+            f"{head}        eval time = 9.0 ms / 9 tokens (",
+        ]
+        lines += [
+            f"slot      release: id  {task} | task {task} | stop processing: n_tokens = 98, truncated = 0"
+        ]
     assert [one.concurrency for one in read_requests(lines).requests] == [1, 2]
 
 
@@ -134,23 +117,22 @@ def test_a_request_whose_end_is_lost_is_not_under_way_beside_all_that_follow(nam
     assert [one.concurrency for one in found] == [1, 1]
 
 
-@pytest.mark.parametrize("number", ["1.2.3", "..", "9" * 400, "9" * 1900, "9" * 400 + ".5"])
-def test_a_line_that_no_server_writes_is_no_request_whoever_wrote_it(number: str) -> None:
+def test_a_line_that_no_server_writes_is_no_request_whoever_wrote_it() -> None:
     """A server may log what a client sent it, line ends included."""
     head = "slot print_timing: id  0 | task 7 | "
     begun = "slot launch_slot_: id  0 | task 7 | processing task, is_child = 0"
-    lines = [
-        f"{number}.00.000.000 I main: server is listening on http://127.0.0.1:8080",
-        f"INFO [ main] x | timestamp={'9' * 400}",
-        *(begun, f"{head}prompt eval time = {number} ms / {number} tokens"),
-        *(
+    for number in ("1.2.3", "..", "9" * 400, "9" * 1900, "9" * 400 + ".5"):
+        lines = [
+            f"{number}.00.000.000 I main: server is listening on http://127.0.0.1:8080",
+            f"INFO [ main] x | timestamp={'9' * 400}",
+            begun,
+            f"{head}prompt eval time = {number} ms / {number} tokens",
             f"{head}prompt eval time = 1.0 ms / 9 tokens",
             f"{head}eval time = {number} ms / 9 tokens",
-        ),
-        f"{head}eval time = 1.0 ms / {number} tokens",
-    ]
-    assert read_requests(lines) == RequestLog((), None, 1)
-    assert tally_of(lines) == Tally(0, 0.0)
+            f"{head}eval time = 1.0 ms / {number} tokens",
+        ]
+        assert read_requests(lines) == RequestLog((), None, 1)
+        assert tally_of(lines) == Tally(0, 0.0)
 
 
 def test_a_log_agrees_with_counters_of_six_digits() -> None:
