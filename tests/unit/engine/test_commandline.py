@@ -22,7 +22,6 @@ from tunerd.engine.flags import (
     FLAG_ROWS,
     PLAIN_FLAGS,
     CommandLine,
-    KeyFlag,
     Refusal,
     named_files,
     render,
@@ -33,8 +32,8 @@ from tunerd.profile.schema import all_keys
 DIALECTS = st.sampled_from(sorted(HELP_OF))
 
 
-def line(dialect: str, *, has_gpu: bool = True, cores: int | None = 8, **data: Any) -> CommandLine:
-    result = rendered(dialect, has_gpu=has_gpu, cores=cores, **data)
+def line(dialect: str, *, has_gpu: bool = True, **data: Any) -> CommandLine:
+    result = rendered(dialect, has_gpu=has_gpu, **data)
     assert isinstance(result, CommandLine), [str(refusal) for refusal in result]
     return result
 
@@ -42,6 +41,7 @@ def line(dialect: str, *, has_gpu: bool = True, cores: int | None = 8, **data: A
 def rendered(
     dialect: str, *, has_gpu: bool = True, cores: int | None = 8, **data: Any
 ) -> CommandLine | tuple[Refusal, ...]:
+    """Keys may be words: `serving__port`."""
     profile = profile_of({key.replace("__", "."): value for key, value in data.items()})
     return render(profile, capabilities_of(dialect), context(has_gpu=has_gpu, cores=cores))
 
@@ -128,8 +128,7 @@ NO_MARGIN = {"memory.fit": True, "memory.fit_mib": "default"}
 def test_a_key_is_spelled_as_the_build_wants_it(
     dialect: str, data: dict[str, Any], words: str, absent: str
 ) -> None:
-    command = render(profile_of(data), capabilities_of(dialect), context(has_gpu=True, cores=8))
-    assert isinstance(command, CommandLine), [str(refusal) for refusal in command]
+    command = line(dialect, **data)
     assert f" {words} ".replace("  ", " ") in f" {' '.join(command.argv)} "
     assert set(absent.split()).isdisjoint(command.argv)
 
@@ -161,7 +160,7 @@ def test_what_a_build_cannot_serve_is_refused_as_in_the_golden_text() -> None:
     cases: dict[str, list[str]] = {told: [] for told in REFUSED}
     for told, asked in REFUSED.items():
         for dialect, data in asked:
-            result = render(profile_of(data), capabilities_of(dialect), context(has_gpu=True, cores=None))  # fmt: skip
+            result = rendered(dialect, cores=None, **data)
             assert not isinstance(result, CommandLine)
             cases[told] += [f"{dialect}: {one}" for one in result]
     assert "hunter2" not in transcript("errors/commandline", cases.items())
@@ -183,16 +182,17 @@ def test_a_placement_by_hand_switches_fit_off(key: str, value: Any) -> None:
     assert flags(line("main-0x", memory__fit=False, **own))["--fit"] == "off"
 
 
+GPU = {"fit_mib": 512, "n_gpu_layers": 5, "device": "CUDA0", "fit": True}
+
+
 @pytest.mark.parametrize("dialect", HELP_OF)
 def test_without_a_gpu_nothing_is_said_about_one(dialect: str) -> None:
     command = line(
-        dialect, has_gpu=False, memory__fit_mib=512, memory__n_gpu_layers=5, memory__device="CUDA0",
-        memory__fit=True,
-    )  # fmt: skip
+        dialect, has_gpu=False, **{f"memory__{key}": value for key, value in GPU.items()}
+    )
     gpu = {"--fit", "--fit-target", "--fit-margin", "--n-gpu-layers", "--gpu-layers", "--device"}
     assert gpu.isdisjoint(command.argv)
-    for key in ("fit_mib", "n_gpu_layers", "device", "fit"):
-        assert "no usable GPU" in notes(command)[f"memory.{key}"]
+    assert all("no usable GPU" in notes(command)[f"memory.{key}"] for key in GPU)
 
 
 def test_without_a_gpu_fit_is_switched_off_where_it_would_lower_a_context_to_the_ram() -> None:
@@ -202,16 +202,14 @@ def test_without_a_gpu_fit_is_switched_off_where_it_would_lower_a_context_to_the
 
 
 def test_what_only_tunerd_suggested_is_left_out_where_a_build_has_no_flag() -> None:
-    command = line("ik-now")
-    assert "--log-verbosity" in notes(command)["serving.log_verbosity"]
+    assert "--log-verbosity" in notes(line("ik-now"))["serving.log_verbosity"]
 
 
 def test_every_refusal_is_reported_at_once() -> None:
     result = rendered("ik-now", serving__log_verbosity=3, serving__poll=1, memory__n_cpu_ffn=2)
     assert not isinstance(result, CommandLine)
-    assert [found.key for found in result] == [
-        "serving.poll", "serving.log_verbosity", "memory.n_cpu_ffn",
-    ]  # fmt: skip
+    keys = ["serving.poll", "serving.log_verbosity", "memory.n_cpu_ffn"]
+    assert [found.key for found in result] == keys
 
 
 # Arguments of the user's own.
@@ -230,11 +228,9 @@ def test_every_row_of_the_flag_table_is_a_profile_key() -> None:
     assert set(keys) - set(KEYS) == {"serving.api_key_file"}
 
 
-@pytest.mark.parametrize("row", FLAG_ROWS, ids=[row.key for row in FLAG_ROWS])
-def test_every_row_of_the_flag_table_is_a_flag_of_some_build(row: KeyFlag) -> None:
-    for spelling in row.spellings:
-        owners = [d for d in HELP_OF if spelling in capabilities_of(d).flags]
-        assert owners, f"no captured build takes {spelling}"
+def test_every_row_of_the_flag_table_is_a_flag_of_some_build() -> None:
+    taken = {flag for dialect in HELP_OF for flag in capabilities_of(dialect).flags}
+    assert {spelling for row in FLAG_ROWS for spelling in row.spellings} - taken == set()
 
 
 # Properties.
@@ -287,17 +283,13 @@ def test_a_shipped_profile_renders_to_its_golden_line(profile_name: str, dialect
     compare(GOLDEN / dialect / f"{profile_name}.txt", golden_text(profile_name, dialect))
 
 
-@pytest.mark.parametrize(
-    ("words", "files"),
-    [
-        ("-m /m.gguf --chat-template-file /t --log-file /l", {"model.path": "/m.gguf", "model.chat_template_file": "/t"}),
-        ("--lora /a.gguf,/b.gguf --grammar-file /a,b.gbnf", {name: name for name in ("/a.gguf", "/b.gguf", "/a,b.gbnf")}),
-        ("--lora_scaled /a.gguf:0.5,/b:1.gguf:-1", {name: name for name in ("/a.gguf", "/b:1.gguf")}),
-        ("--control-vector-scaled /a.gguf 0.5 -jf /s.json", {name: name for name in ("/a.gguf", "/s.json")}),
-    ],
-)  # fmt: skip
-def test_the_files_that_a_server_reads_are_known_by_every_flag_that_names_some(
-    words: str, files: dict[str, str]
-) -> None:
+def test_the_files_that_a_server_reads_are_known_by_every_flag_that_names_some() -> None:
     """Adapters, grammars and schemas count as model and template do: another file makes other answers."""
-    assert named_files(["llama-server", *words.split()]) == files
+    keyed = named_files(["x", "-m", "/m.gguf", "--chat-template-file", "/t", "--log-file", "/l"])
+    assert keyed == {"model.path": "/m.gguf", "model.chat_template_file": "/t"}
+    for words, *files in (
+        ("--lora /a.gguf,/b.gguf --grammar-file /a,b.gbnf", "/a.gguf", "/b.gguf", "/a,b.gbnf"),
+        ("--lora_scaled /a.gguf:0.5,/b:1.gguf:-1", "/a.gguf", "/b:1.gguf"),
+        ("--control-vector-scaled /a.gguf 0.5 -jf /s.json", "/a.gguf", "/s.json"),
+    ):
+        assert named_files(["x", *words.split()]) == {name: name for name in files}
