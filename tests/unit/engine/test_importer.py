@@ -52,8 +52,7 @@ def flags(command: CommandLine, dialect: str) -> set[tuple[str, ...]]:
 
 
 def value(found: Imported, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return found.data.get(section, {}).get(name)
+    return flatten(found.data).get(key)
 
 
 def reasons(found: Imported) -> dict[str, str]:
@@ -234,40 +233,30 @@ def test_what_becomes_of_a_line_is_told_as_in_the_golden_text() -> None:
     ("dialect", "line", "served"),
     [
         ("main-lm", "-m a/q.gguf --mmproj ./p.gguf -md d.gguf --spec-type draft-simple",
-         ["/w/a/q.gguf", "/w/p.gguf", "/w/d.gguf"]),
+         "/w/a/q.gguf /w/p.gguf /w/d.gguf"),
         ("main-lm", "-m /q.gguf --lora l.gguf,/m.gguf --log-file s.log --chat-template-file t.jinja",
-         ["/q.gguf", "/w/l.gguf,/m.gguf", "/w/s.log", "/w/t.jinja"]),
+         "/q.gguf /w/l.gguf,/m.gguf /w/s.log /w/t.jinja"),
         ("ik-now", "-m q.gguf --lora-scaled l.gguf 0.5 --slot-save-path s --api-key-file k",
-         ["/w/q.gguf", "/w/l.gguf", "0.5", "/w/s", "/w/k"]),
-        ("main-lm", "-m q.gguf -hff f.gguf --alias a/b -ot a/b=CPU", ["/w/q.gguf", "a/b", "a/b=CPU"]),
+         "/w/q.gguf /w/l.gguf 0.5 /w/s /w/k"),
+        ("main-lm", "-m q.gguf -hff f.gguf --alias a/b -ot a/b=CPU", "/w/q.gguf a/b a/b=CPU"),
     ],
 )  # fmt: skip
 def test_a_file_is_that_of_the_folder_where_the_server_started(
-    dialect: str, line: str, served: Sequence[str]
+    dialect: str, line: str, served: str
 ) -> None:
     """Another file of the same name, below `models.dirs`, was served in its place without a word."""
     found = imported(line, dialect, folder="/w")
     assert found.unplaced == ()
-    assert set(served) <= set(again(found, dialect).argv)
+    assert set(served.split()) <= set(again(found, dialect).argv)
+    by_variable = imported("", "main-lm", {"LLAMA_ARG_MODEL": "q.gguf"}, folder="/w")
+    assert value(by_variable, "model.path") == "/w/q.gguf"
 
 
-def test_a_variable_may_name_a_file_from_there_too() -> None:
-    found = imported("", "main-lm", {"LLAMA_ARG_MODEL": "q.gguf"}, folder="/w")
-    assert value(found, "model.path") == "/w/q.gguf"
-
-
-@pytest.mark.parametrize(
-    ("dialect", "line"), [("main-lm", "-ngl -1 -t -1 -np -1"), ("main-0x", "-ngl -1 -np -1")]
-)
-def test_a_number_that_means_the_default_is_no_loss(dialect: str, line: str) -> None:
-    found = imported(f"{line} -c 512", dialect)
-    assert found.unplaced == ()
-    assert again(found, dialect).argv[-2:] == ("--ctx-size", "512")
-
-
-def test_what_tunerd_would_set_is_left_to_the_engine_where_the_line_does_not() -> None:
-    command = again(imported("-m /m.gguf -c 512", "main-0x"), "main-0x")
-    assert command.argv[1:] == ("--model", "/m.gguf", "--ctx-size", "512")
+def test_what_is_the_default_or_what_tunerd_would_set_is_left_to_the_engine() -> None:
+    for dialect, line in (("main-lm", "-ngl -1 -t -1 -np -1"), ("main-0x", "-ngl -1 -np -1"), ("main-0x", "")):  # fmt: skip
+        found = imported(f"{line} -m /m.gguf -c 512", dialect)
+        assert found.unplaced == ()
+        assert again(found, dialect).argv[1:] == ("--model", "/m.gguf", "--ctx-size", "512")
 
 
 @pytest.mark.parametrize(
@@ -291,65 +280,46 @@ def test_a_chain_of_speculation_and_what_ik_takes_without_listing_it_are_served_
 
 
 def test_a_kind_that_only_the_build_knows_keeps_its_word() -> None:
-    text = capabilities_of("main-0x").help.text.replace(
-        "draft-mtp,", "draft-mtp,draft-mtp-adaptive,"
-    )
-    capabilities = read_capabilities(parse_help(text))
-    line = ["--spec-type", "draft-mtp-adaptive", "--spec-draft-n-max", "6"]
+    text = capabilities_of("main-0x").help.text
+    capabilities = read_capabilities(parse_help(text.replace("draft-mtp,", "draft-mtp,draft-new,")))
+    line = ["--spec-type", "draft-new", "--spec-draft-n-max", "6"]
 
     found = import_command_line(line, {}, capabilities)
 
-    assert value(found, "speculation.type") == "draft-mtp-adaptive"
-    assert value(found, "speculation.n_max") == 6
+    assert (value(found, "speculation.type"), value(found, "speculation.n_max")) == ("draft-new", 6)
     assert found.unplaced == ()
 
 
-def test_a_variable_that_is_not_utf_8_is_left_out_and_said_so() -> None:
+def test_what_is_not_utf_8_is_left_out_and_said_so() -> None:
     """`profiles new` ended in a traceback: no profile can hold it."""
-    found = imported("", "main-0x", {"GGML_NAME": os.fsdecode(b"a\xffb")})
+    odd = os.fsdecode(b"a\xffb")
+    variable = imported("", "main-0x", {"GGML_NAME": odd})
+    flag = imported(f"-m /a.gguf --lora /gr{odd}.gguf", "main-0x")
 
-    assert "environment" not in found.data
-    assert list(reasons(found).values()) == ["a profile cannot have it in [environment]"]
-
-
-def test_a_flag_that_is_not_utf_8_is_left_out_and_said_so() -> None:
-    found = imported(f"-m /a.gguf --lora {os.fsdecode(b'/gr' + bytes([0xF6]))}.gguf", "main-0x")
-
-    assert "extra_args" not in found.data
-    assert list(reasons(found).values()) == ["it is not UTF-8, as all of a profile is"]
+    assert not {"environment", "extra_args"} & {*variable.data, *flag.data}
+    assert list(reasons(variable).values()) == ["a profile cannot have it in [environment]"]
+    assert list(reasons(flag).values()) == ["it is not UTF-8, as all of a profile is"]
 
 
-@pytest.mark.parametrize(
-    ("ping", "kind"), [("", "draft"), ("--sse-ping-interval N   seconds\n", "off")]
-)
-def test_a_draft_model_alone_drafts_on_builds_of_before_june_2026(ping: str, kind: str) -> None:
+def test_a_draft_model_alone_drafts_on_builds_of_before_june_2026() -> None:
     """ggml-org/llama.cpp#23988: since then a line without a type serves without drafts."""
-    text = f"{capabilities_of('main-mid').help.text}\n{ping}"
-
-    found = import_command_line(["-md", "/d.gguf"], {}, read_capabilities(parse_help(text)))
-
-    assert value(found, "speculation.type") == kind
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("-m a.gguf --draft 16 -c 4096 --port 1", "2c5710649b81"),
-        ("--draft-n 16 --draft-n-min 2 -ngl 99", "36c97859f3cd"),
-        ("-m a.gguf --draft-max 16 -fa on --temp 0.6 -ctk q8_0 -np 1 --spec-type draft-mtp", "cde38c2ae4a7"),
-    ],
-)  # fmt: skip
-def test_the_hash_of_arguments_never_changes_for_evidence_names_it(
-    line: str, expected: str
-) -> None:
-    found = arguments_sha256(["llama-server", *shlex.split(line)])
-    assert found is not None
-    assert found.startswith(expected)
+    text = capabilities_of("main-mid").help.text
+    for ping, kind in (("", "draft"), ("\n--sse-ping-interval N   seconds\n", "off")):
+        build = read_capabilities(parse_help(text + ping))
+        found = import_command_line(["-md", "/d.gguf"], {}, build)
+        assert value(found, "speculation.type") == kind
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("word", ["-ot", "--fit-target", "--fit-margin"])
-def test_a_flag_that_a_help_does_not_show_and_that_has_no_value_has_no_place(
-    word: str, dialect: str
-) -> None:
-    assert [one.words for one in imported(word, dialect).unplaced] == [(word,)]
+def test_the_hash_of_arguments_never_changes_for_evidence_names_it() -> None:
+    hashes = {
+        "-m a.gguf --draft 16 -c 4096 --port 1": "2c5710649b81",
+        "--draft-n 16 --draft-n-min 2 -ngl 99": "36c97859f3cd",
+        "-m a.gguf --draft-max 16 -fa on --temp 0.6 -ctk q8_0 -np 1 --spec-type draft-mtp": "cde38c2ae4a7",
+    }
+    found = {line: arguments_sha256(["x", *line.split()]) or "" for line in hashes}
+    assert {line: one[:12] for line, one in found.items()} == hashes
+
+
+def test_a_flag_that_a_help_does_not_show_and_that_has_no_value_has_no_place() -> None:
+    for dialect, word in itertools.product(DIALECTS, ("-ot", "--fit-target", "--fit-margin")):
+        assert [one.words for one in imported(word, dialect).unplaced] == [(word,)]
