@@ -41,16 +41,12 @@ ORIGINS = [
 
 
 def test_flags_are_told_from_values_by_who_set_them() -> None:
-    argv = ["--model", "/m/a b.gguf", "--jinja", "--chat-template", "-x", "--lora-scaled", "/m/l", "0.5",
-            "--seed", "-1", "--new"]  # fmt: skip
-    found = flags_of(argv, ORIGINS)
-    assert [flag.words for flag in found] == [
-        ("--model", "/m/a b.gguf"), ("--jinja",), ("--chat-template", "-x"), ("--lora-scaled", "/m/l", "0.5"),
-        ("--seed", "-1"), ("--new",),
-    ]  # fmt: skip
-    assert found[0].origin == "model.path, set by x.toml"
-    assert found[3].origin == "extra_args, set by x.toml"
-    assert found[5].origin is None
+    flags = [("--model", "/m/a b.gguf"), ("--jinja",), ("--chat-template", "-x"), ("--lora-scaled", "/m/l", "0.5"),
+             ("--seed", "-1"), ("--new",)]  # fmt: skip
+    found = flags_of([word for words in flags for word in words], ORIGINS)
+    assert [flag.words for flag in found] == flags
+    origins = "model.path, set by x.toml", "extra_args, set by x.toml", None
+    assert (found[0].origin, found[3].origin, found[5].origin) == origins
 
 
 @given(st.lists(words, max_size=4))
@@ -112,12 +108,7 @@ SECRETS = server_of(
     },
 )  # fmt: skip
 TWICE = (Flag(("-ot", "a=CPU")), Flag(("--override-tensor", "b=CPU")))
-INI, LLAMA_SWAP, COMPOSE, QUADLET = (
-    Target.MODELS_INI,
-    Target.LLAMA_SWAP,
-    Target.COMPOSE,
-    Target.QUADLET,
-)
+INI, LLAMA_SWAP, COMPOSE, QUADLET = Target.MODELS_INI, Target.LLAMA_SWAP, Target.COMPOSE, Target.QUADLET  # fmt: skip
 CONTAINERS = (COMPOSE, QUADLET)
 TWO = [server_of(names=("designed", "a")), server_of(names=("designed", "b"))]
 WRITTEN: dict[str, tuple[Sequence[Target], list[Server], dict[str, Any]]] = {

@@ -7,7 +7,6 @@ import json
 import time
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,37 +51,29 @@ def test_the_last_event_counts_without_its_empty_line() -> None:
     assert len(read_events(arrived(event(stop=True).strip()))[0]) == 1
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
+def test_an_error_in_the_stream_is_told_in_the_servers_words() -> None:
+    for piece in (
         b'data: {"error": {"message": "Compute error.", "code": 500}}\n\n',
         b'error: {"message": "Compute error.", "code": 500}\n\n',
         b'data: {"error": "Compute error."}\n\n',
-    ],
-)
-def test_an_error_in_the_stream_is_told_in_the_servers_words(piece: bytes) -> None:
-    found, problem = read_events(arrived(event(content=" a"), piece))
-
-    assert len(found) == 1
-    assert problem == "Compute error."
-
-
-def test_an_event_that_is_no_object_is_a_problem() -> None:
-    assert read_events(arrived(b"data: [1]\n\n"))[1] is not None
-    assert read_events(arrived(b"data: {x\n\n"))[1] is not None
+    ):
+        found, problem = read_events(arrived(event(content=" a"), piece))
+        assert (len(found), problem) == (1, "Compute error.")
+    for wrong in (b"data: [1]\n\n", b"data: {x\n\n"):
+        assert read_events(arrived(wrong))[1] is not None
 
 
 def test_a_stream_without_end_is_noticed() -> None:
-    found = Arrivals()
-
-    assert found.add(1.0, b"x" * MAX_STREAM_BYTES)
-    assert not found.add(2.0, b"x")
+    for most, more in (
+        (b"x" * MAX_STREAM_BYTES, b"x"),
+        (b"data:{}\n\n" * MAX_PIECES, b"data:{}\n\n"),
+    ):
+        found = Arrivals()
+        assert found.add(1.0, most)
+        assert not found.add(2.0, more)
     found = Arrivals()
     assert all(found.add(1.0, b"") for _ in range(MAX_PIECES))
     assert not found.add(1.0, b"")
-    found = Arrivals()
-    assert found.add(1.0, b"data:{}\n\n" * MAX_PIECES)
-    assert not found.add(2.0, b"data:{}\n\n")
 
 
 def test_a_line_without_end_costs_no_more_than_it_is_long() -> None:
