@@ -28,7 +28,6 @@ from tunerd.doctor.facts import (
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.importer import import_command_line, unlisted_flags
 from tunerd.measure.answer import Mark, Sample, Timings
-from tunerd.profile.schema import ProfileFile
 
 UBATCH = 512
 
@@ -104,15 +103,15 @@ def test_a_prompt_tax_above_the_whole_gain_can_never_be_paid() -> None:
 
 def test_the_crossover_of_the_24_gb_write_up() -> None:
     """43k prompts in 37.5 s without and 49 s with MTP, 29 and 46 tok/s: it pays from 900 tokens on."""
-    on = [
-        sample(Timings(prompt_n=43_241, prompt_ms=49_000, predicted_n=1 + n, predicted_ms=n / 46 * 1000,
-                       draft_n=round(n * 0.5), draft_n_accepted=round(n * 0.4)))
-        for n in (500, 1000, 2000)
-    ]  # fmt: skip
-    off = [
-        sample(Timings(prompt_n=43_241, prompt_ms=37_500, predicted_n=1 + n, predicted_ms=n / 29 * 1000))
-        for n in (500, 1000, 2000)
-    ]  # fmt: skip
+
+    def measured(prompt_ms: float, tok_s: float, *, drafts: bool) -> list[Sample]:
+        return [
+            sample(Timings(prompt_n=43_241, prompt_ms=prompt_ms, predicted_n=1 + n, predicted_ms=n / tok_s * 1000,
+                           draft_n=n // 2 if drafts else None, draft_n_accepted=n * 2 // 5 if drafts else None))
+            for n in (500, 1000, 2000)
+        ]  # fmt: skip
+
+    on, off = measured(49_000, 46, drafts=True), measured(37_500, 29, drafts=False)
     found = break_even(on, off, 256)
     assert found is not None
 
@@ -135,21 +134,17 @@ def at_depth(samples: Iterable[Sample], *, slower: float) -> list[Sample]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("on", "off", "why"),
-    [
+def test_what_is_not_alike_or_too_little_gives_nothing() -> None:
+    cases: list[tuple[list[Sample], list[Sample], str]] = [
         (drafting(2), plain(), NOTHING_MEASURED),
         (drafting(), plain(2), NOTHING_MEASURED),
         (drafting(), [], NOTHING_MEASURED),
         (drafting(), drafting(), NOTHING_MEASURED),  # what drafted is none of the server without
         (drafting(), at_depth(plain(), slower=3.0), NOT_ALIKE),
-    ],
-)
-def test_what_is_not_alike_or_too_little_gives_nothing(
-    on: list[Sample], off: list[Sample], why: str
-) -> None:
-    assert break_even(on, off, UBATCH) is None
-    assert lacking(on, off) == why
+    ]
+    for on, off, why in cases:
+        assert break_even(on, off, UBATCH) is None
+        assert lacking(on, off) == why
 
 
 def test_deep_answers_of_one_side_do_not_move_the_break_even() -> None:
@@ -169,13 +164,9 @@ def test_where_only_the_deep_is_measured_on_both_sides_it_is_compared_there() ->
 
 
 def test_a_prompt_counts_only_where_the_other_side_has_one_of_like_length() -> None:
-    long = [
-        replace(one, timings=replace(one.timings, prompt_n=60_000, prompt_ms=600_000.0))
-        for one in plain()
-        if one.timings is not None
-    ]
+    slow = Timings(prompt_n=60_000, prompt_ms=600_000.0, predicted_n=401, predicted_ms=7200.0)
 
-    tax = found_of(drafting(), [*plain(), *long]).tax_ms(4096)
+    tax = found_of(drafting(), [*plain(), *[sample(slow)] * 12]).tax_ms(4096)
     assert tax == pytest.approx(0.3 * (0.8 * 4096 + 100 * 4096 / UBATCH), rel=0.1)
 
 
@@ -250,12 +241,12 @@ def test_what_the_log_of_a_life_says(lines: list[str], expected: dict[str, Any])
 
 
 def test_no_lines_are_no_log() -> None:
-    assert read_server_log([]) is None
-    told_by_manager = [
+    """But those that its manager says."""
+    of_manager = [
         "Started llama-server.service - x.",
         "llama-server.service: Scheduled restart job",
     ]
-    assert read_server_log(told_by_manager) is None
+    assert read_server_log([]) is read_server_log(of_manager) is None
 
 
 def test_steps_are_what_was_generated_less_the_first_and_the_accepted() -> None:
@@ -267,50 +258,32 @@ def test_steps_are_what_was_generated_less_the_first_and_the_accepted() -> None:
 # The command lines of the write-ups, as `doctor` reads them and as builds of today take them.
 
 
-def settings_of(printed: str, dialect: str) -> ProfileFile:
-    """What the printed command line means on a build."""
-    words = printed.split()
-    imported = import_command_line(words, {}, capabilities_of(dialect))
-    return with_stages(imported.resolved.profile, words)
-
-
-@pytest.mark.parametrize(
-    ("dialect", "printed", "kinds", "p_min"),
-    [
-        ("ik-now", "--spec-type ngram-mod:n_max=64,n_min=2 --spec-type mtp:n_max=2,p_min=0.0",
-         {"ngram-mod", "mtp"}, 0.0),
-        ("ik-may", "--spec-stage ngram-mod:n_max=64 --spec-stage mtp:n_max=2,p_min=0.6",
-         {"ngram-mod", "mtp"}, 0.6),
+def test_stages_of_ik_are_speculation_though_no_profile_can_say_two_of_them() -> None:
+    for dialect, printed, kinds, p_min in (
+        ("ik-now", "--spec-type ngram-mod:n_max=64,n_min=2 --spec-type mtp:n_max=2,p_min=0.0", {"ngram-mod", "mtp"}, 0.0),
+        ("ik-may", "--spec-stage ngram-mod:n_max=64 --spec-stage mtp:n_max=2,p_min=0.6", {"ngram-mod", "mtp"}, 0.6),
         ("ik-may", "--spec-stage mtp:n_max=2 --draft-p-min 0.3", {"mtp"}, 0.3),
         ("ik-now", "--spec-type mtp:n_max=2,p_min=0.6", {"mtp"}, 0.6),
         ("ik-may", "--spec-stage none", set(), None),
         ("ik-now", "", set(), None),
-    ],
-)  # fmt: skip
-def test_stages_of_ik_are_speculation_though_no_profile_can_say_two_of_them(
-    dialect: str, printed: str, kinds: set[str], p_min: float | None
-) -> None:
-    settings = settings_of(printed, dialect)
-    assert settings.speculation.kinds == kinds
-    assert settings.speculation.p_min == p_min
+    ):  # fmt: skip
+        settings = settings_of(printed, dialect)
+        assert settings.speculation.kinds == kinds, printed
+        assert settings.speculation.p_min == p_min
 
 
-@pytest.mark.parametrize(
-    ("name", "dialect", "flags"),
-    [
+def test_todays_builds_would_not_start_with_their_flags() -> None:
+    for name, dialect, flags in (
         ("12 GB, mainline", "main-0x", "does not accept --no-mmap, --mlock"),
         ("16 GB", "main-0x", "does not accept --no-mmap, --mlock"),
         ("12 GB, ik", "ik-now", "--multi-token-prediction, --draft-p-min, --draft-max"),
-    ],
-)
-def test_todays_builds_would_not_start_with_their_flags(
-    name: str, dialect: str, flags: str
-) -> None:
-    arguments = WRITE_UPS[name].printed.split()
-    assert unlisted_flags(arguments, capabilities_of(WRITE_UPS[name].dialect)) == ()
+    ):
+        arguments = WRITE_UPS[name].printed.split()
+        assert unlisted_flags(arguments, capabilities_of(WRITE_UPS[name].dialect)) == ()
 
-    foreign = unlisted_flags(arguments, capabilities_of(dialect))
-    facts = replace(a_box(), server=a_server(engine=engine(dialect), foreign_flags=foreign))
-    found = diagnose(facts, ALL_RULES)
-    assert [flags in one.seen for one in found.findings if one.code == "flags-removed"] == [True]
-    assert found.exit_code == 7
+        foreign = unlisted_flags(arguments, capabilities_of(dialect))
+        facts = replace(a_box(), server=a_server(engine=engine(dialect), foreign_flags=foreign))
+        found = diagnose(facts, ALL_RULES)
+        told = [one.seen for one in found.findings if one.code == "flags-removed"]
+        assert [flags in seen for seen in told] == [True]
+        assert found.exit_code == 7

@@ -50,14 +50,10 @@ NOW = Observation(at_s=10.0, unit=RUNNING, http=HttpState.READY, listener_pid=10
 
 
 def judged(
-    now: Observation,
-    *,
-    expected: Expectation = EXPECTED,
-    first_s: float = 0.0,
-    moved_s: float = 0.0,
+    now: Observation, *, expected: Expectation = EXPECTED, moved_s: float = 0.0
 ) -> Lost | str | None:
     return judge_start(
-        now, first_s=first_s, moved_s=moved_s, expected=expected, stall_s=120, limit_s=1800
+        now, first_s=0.0, moved_s=moved_s, expected=expected, stall_s=120, limit_s=1800
     )
 
 
@@ -125,53 +121,34 @@ def test_a_look_at_a_starting_server_means_ready_wait_or_lost(
 GOOD = Completion("one two three", 24, 12, None)
 
 
-GARBAGE: list[dict[str, Any]] = [
-    {"problem": "status 500: x"},
-    {"n_predicted": 0},
-    {"n_predicted": None},
-    {"text": "\ufffd\ufffd\ufffda"},
-    {"text": "@" * 24},
-    {"text": " \n" + "?" * 20 + "\n"},
-]
-ODD: list[dict[str, Any]] = [
-    {},
-    {"text": "", "n_predicted": 1},  # a model may say nothing but its end
-    {"text": "aaaa", "n_predicted": 4},
-    {"text": "=" * 24 + "x"},
-    {"text": "a\ufffdbc"},
-    {"text": "ababababababababab"},
-    {"n_drafted": None},
-]
+def test_garbage_is_told_from_odd_text() -> None:
+    garbage: list[dict[str, Any]] = [
+        {"problem": "status 500: x"}, {"n_predicted": 0}, {"n_predicted": None},
+        {"text": "\ufffd\ufffd\ufffda"}, {"text": "@" * 24}, {"text": " \n" + "?" * 20 + "\n"},
+    ]  # fmt: skip
+    odd: list[dict[str, Any]] = [
+        {}, {"text": "", "n_predicted": 1},  # a model may say nothing but its end
+        {"text": "aaaa", "n_predicted": 4}, {"text": "=" * 24 + "x"}, {"text": "a\ufffdbc"},
+        {"text": "ababababababababab"}, {"n_drafted": None},
+    ]  # fmt: skip
+    for change in odd:
+        assert judge_generation(replace(GOOD, **change), wanted=24) is None, change
+    for change in garbage:
+        lost = judge_generation(replace(GOOD, **change), wanted=24)
+        assert lost is not None, change
+        assert lost.kind is FailureKind.GARBAGE
 
 
-@pytest.mark.parametrize("change", [*GARBAGE, *ODD])
-def test_garbage_is_told_from_odd_text(change: dict[str, Any]) -> None:
-    result = judge_generation(replace(GOOD, **change), wanted=24)
-    assert (None if result is None else result.kind) == (
-        FailureKind.GARBAGE if change in GARBAGE else None
-    )
+def test_speculation_that_was_asked_for_must_run() -> None:
+    def is_lost(speculative: bool | None, drafted: int | None, *, must: bool) -> bool:
+        done, expected = replace(GOOD, n_drafted=drafted), replace(EXPECTED, must_draft=must)
+        return judge_speculation(done, speculative=speculative, expected=expected) is not None
 
-
-@pytest.mark.parametrize(
-    ("speculative", "drafted", "must", "is_lost"),
-    [
-        (True, None, True, False),
-        (False, 12, False, True),
-        (None, 12, True, False),
-        (None, 0, True, True),
-        (None, None, True, True),
-        (None, 0, False, False),
-    ],
-)
-def test_speculation_that_was_asked_for_must_run(
-    speculative: bool | None, drafted: int | None, must: bool, is_lost: bool
-) -> None:
-    expected = replace(EXPECTED, must_draft=must)
-    result = judge_speculation(
-        replace(GOOD, n_drafted=drafted), speculative=speculative, expected=expected
-    )
-    assert (result is not None) is is_lost
-    off = replace(expected, expects_draft=False)
+    assert not is_lost(True, None, must=True)
+    assert is_lost(False, 12, must=False)
+    assert [is_lost(None, drafted, must=True) for drafted in (12, 0, None)] == [False, True, True]
+    assert not is_lost(None, 0, must=False)
+    off = replace(EXPECTED, expects_draft=False)
     assert judge_speculation(GOOD, speculative=False, expected=off) is None
 
 
@@ -180,9 +157,8 @@ def test_a_server_that_dies_after_its_first_answer_is_lost() -> None:
     assert judge_settled(RUNNING, main_pid=101, invocation="new") is not None
     assert judge_settled(RUNNING, main_pid=100, invocation="other") is not None
     ended = replace(RUNNING, active_state="failed", result="core-dump")
-    result = judge_settled(ended, main_pid=100, invocation="new")
-    assert result is not None
-    assert "core-dump" in result.text
+    lost = judge_settled(ended, main_pid=100, invocation="new")
+    assert "core-dump" in str(lost)
 
 
 # Why an engine failed, from what real builds wrote when they did.
@@ -466,17 +442,14 @@ def test_colours_are_no_part_of_what_was_said() -> None:
     assert clean_line(line) == "srv    load_model: failed to load model"
 
 
-@pytest.mark.parametrize(
-    ("said", "is_refusal"),
-    [
-        ("error: invalid value for n_parallel", True),
-        ("Available buffer types:\n  CPU", True),
-        ("cannot do that\nusage: llama-server [options]", True),
-        ("\x1b[0merror: either --embedding or --reranking can be specified, but not both", True),
-        ("0.00.014.560 W srv  mlock: Invalid argument", False),
-        ("\x1b[34m0.00.014.560\x1b[0m \x1b[35mW srv  mlock: Invalid argument\x1b[0m", False),
-        ("warning: failed to mlock: Invalid argument", False),
-    ],
-)
-def test_other_ways_of_refusing_an_argument_are_known(said: str, is_refusal: bool) -> None:
-    assert (argument_error(1, said) is not None) is is_refusal
+def test_other_ways_of_refusing_an_argument_are_known() -> None:
+    refusals = {
+        "error: invalid value for n_parallel": True,
+        "Available buffer types:\n  CPU": True,
+        "cannot do that\nusage: llama-server [options]": True,
+        "\x1b[0merror: either --embedding or --reranking can be specified, but not both": True,
+        "0.00.014.560 W srv  mlock: Invalid argument": False,
+        "\x1b[34m0.00.014.560\x1b[0m \x1b[35mW srv  mlock: Invalid argument\x1b[0m": False,
+        "warning: failed to mlock: Invalid argument": False,
+    }
+    assert {said: argument_error(1, said) is not None for said in refusals} == refusals

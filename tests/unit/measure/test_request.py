@@ -105,7 +105,7 @@ def test_the_cache_suite_sends_the_same_twice_and_then_another_end() -> None:
 def test_answers_that_have_no_room_are_left_out() -> None:
     def fitting(
         n_ctx: int | None, most: int | None = None, depth: int | None = None
-    ) -> tuple[list[int], int]:
+    ) -> tuple[list[int], int | None]:
         plan = planned(Suite.LENGTHS, n_ctx, most, repeats=1, depth=depth)
         (chosen,) = {request.depth_tokens for request in plan.requests}
         return sorted(request.n_predict for request in plan.requests), chosen

@@ -114,7 +114,7 @@ def test_an_unknown_architecture_still_has_facts() -> None:
 
 
 def test_kv_heads_may_differ_by_layer() -> None:
-    keys = {
+    keys: dict[str, int | list[int]] = {
         "block_count": 4, "embedding_length": 64, "attention.head_count": 4,
         "attention.head_count_kv": [0, 2, 0, 1], "ssm.conv_kernel": 4, "ssm.inner_size": 32,
         "ssm.state_size": 16, "ssm.group_count": 2,
@@ -128,9 +128,13 @@ def test_kv_heads_may_differ_by_layer() -> None:
 
 
 def windowed(architecture: str, n_blocks: int, pattern: Sequence[bool] = ()) -> list[int]:
-    keys = {"block_count": n_blocks, "attention.sliding_window": 512}
-    more = {"attention.sliding_window_pattern": pattern} if pattern else {}
-    facts = facts_of_bytes(small(architecture, {**keys, **more}))
+    keys: dict[str, int | Sequence[bool]] = {
+        "block_count": n_blocks,
+        "attention.sliding_window": 512,
+    }
+    if pattern:
+        keys["attention.sliding_window_pattern"] = pattern
+    facts = facts_of_bytes(small(architecture, keys))
     found = [block.index for block in facts.blocks if block.is_windowed]
     assert facts.sliding_window == (512 if found else None)
     return found

@@ -202,9 +202,11 @@ def test_links_that_lead_back_do_not_make_the_search_endless(
 def test_where_nothing_and_what_else_was_found_is_said(tmp_path: Path, models: ModelFiles) -> None:
     made(tmp_path / "a1.gguf")
     made(tmp_path / "a2.gguf")
-    cases = (([tmp_path], "b*", str(tmp_path)), ([tmp_path], "a*", "a1.gguf"), ([], "b*", "`models.dirs` is empty"))  # fmt: skip
-    for folders, name, said in cases:
-        assert said in find_models(folders, models, file_name=name).why_not_one(folders)
+    for pattern, said in (("b*", str(tmp_path)), ("a*", "a1.gguf")):
+        found = find_models([tmp_path], models, file_name=pattern)
+        assert said in found.why_not_one([tmp_path])
+    nowhere = find_models([], models, file_name="b*")
+    assert "`models.dirs` is empty" in nowhere.why_not_one([])
 
 
 def test_nothing_is_told_of_the_content_of_what_is_no_model(
