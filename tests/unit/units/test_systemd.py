@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tunerd.engine.health import FailureKind, classify
 from tunerd.machine.process import Completed
 from tunerd.units.manager import log_lines, mark
@@ -22,18 +20,10 @@ from tunerd.units.systemd import (
 )
 
 
-@pytest.mark.parametrize(
-    ("said", "starts"),
-    [
-        ("enabled", True),
-        ("enabled-runtime", False),
-        ("linked", False),
-        ("linked-runtime", False),
-        ("static", False),
-    ],
-)
-def test_only_what_starts_at_boot_is_enabled(said: str, starts: bool) -> None:
-    assert to_unit_state("x.service", {"UnitFileState": said}, boot_s=0).is_enabled is starts
+def test_only_what_starts_at_boot_is_enabled() -> None:
+    for said in ("enabled", "enabled-runtime", "linked", "linked-runtime", "static"):
+        state = to_unit_state("x.service", {"UnitFileState": said}, boot_s=0)
+        assert state.is_enabled is (said == "enabled")
 
 
 def test_drop_ins_are_found_whatever_they_and_their_unit_are_called() -> None:
@@ -59,15 +49,8 @@ def test_journal_entries_of_every_shape() -> None:
 -- no entries --
 {"MESSAGE":"cut o"""
 
-    assert lines_of("\n".join(reversed(text.split("\n")))) == (
-        "one line",
-        "two",
-        "lines",
-        "raw \ufffd",
-        "several",
-        "ab",
-        "fields",
-    )
+    lines = ("one line", "two", "lines", "raw \ufffd", "several", "ab", "fields")
+    assert lines_of("\n".join(reversed(text.split("\n")))) == lines
 
 
 def test_the_newest_lines_come_last_and_are_kept_and_long_ones_are_cut() -> None:
@@ -91,10 +74,8 @@ def test_a_journal_that_is_too_long_to_be_read_has_as_many_lines_as_were_asked_f
 def test_what_a_program_says_in_its_managers_name_is_not_heard() -> None:
     """A client's grammar, which builds print as it is, hid that VRAM had run out: no guard raised the margin."""
     said = "u.service: Failed with result 'oom-kill'."
-    of_program = {
-        "_SYSTEMD_INVOCATION_ID": "1",
-        "MESSAGE": f"parse: error\n{said}\nCUDA error: out of memory",
-    }
+    words = f"parse: error\n{said}\nCUDA error: out of memory"
+    of_program = {"_SYSTEMD_INVOCATION_ID": "1", "MESSAGE": words}
     entries = [of_program, {"INVOCATION_ID": "1", "MESSAGE": said}]
 
     assert journal_lines(entries, 99) == ("parse: error", "", "CUDA error: out of memory", said)
@@ -127,82 +108,56 @@ def test_only_lines_about_the_unit_are_complaints() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("stderr", "is_user", "expected"),
-    [
+def test_where_no_manager_was_reached_it_is_said_what_to_do() -> None:
+    for stderr, is_user, expected in (
         ("Failed to connect to bus: No medium found\n", True, "enable-linger"),
         ("Failed to connect to user scope bus via local transport: No such file", True, "linger"),
         ("Failed to connect to bus: No such file or directory\n", False, "systemctl status"),
-        (
-            "System has not been booted with systemd as init system.\nFailed to connect to bus\n",
-            False,
-            "has no systemd",
-        ),
-    ],
-)
-def test_where_no_manager_was_reached_it_is_said_what_to_do(
-    stderr: str, is_user: bool, expected: str
-) -> None:
-    assert expected in (unreached(stderr, is_user=is_user) or "")
+        ("System has not been booted with systemd as init system.\nFailed to connect to bus\n", False, "has no systemd"),
+    ):  # fmt: skip
+        assert expected in (unreached(stderr, is_user=is_user) or "")
 
 
-@pytest.mark.parametrize(
-    ("stderr", "expected"),
-    [
-        ("Job for x.service canceled.", True),
-        # 252, of a start while the machine goes down.
-        (("Failed to start x.service: Transaction for x.service/start is destructive "
-         "(systemd-remount-fs.service has 'stop' job queued, but 'start' is included in transaction)."), True),
-        ("Job for x.service failed because the control process exited with error code.", False),
-    ],
-)  # fmt: skip
-def test_a_job_that_gave_way_to_somebody_else_or_to_a_shutdown_did_not_fail(
-    stderr: str, expected: bool
-) -> None:
-    assert gave_way(stderr) is expected
+def test_a_job_that_gave_way_to_somebody_else_or_to_a_shutdown_did_not_fail() -> None:
+    assert gave_way("Job for x.service canceled.")
+    assert gave_way(
+        "Failed to start x.service: Transaction for x.service/start is destructive "
+        "(systemd-remount-fs.service has 'stop' job queued, but 'start' is included in transaction)."
+    ), "252, of a start while the machine goes down"
+    said = "Job for x.service failed because the control process exited with error code."
+    assert not gave_way(said)
 
 
-@pytest.mark.parametrize(
-    ("stderr", "returncode", "expected"),
-    [
-        ("Unit x.service not found.\n", 5, "Unit x.service not found."),
-        ("", 1, "exit 1"),
-        ("", None, "a signal ended `systemctl`"),
-    ],
-)
-def test_a_tool_that_says_nothing_is_told_by_how_it_ended(
-    stderr: str, returncode: int | None, expected: str
-) -> None:
-    done = Completed(("systemctl",), returncode, None, "", stderr,
-                     timed_out=False, truncated=False, took_s=0.1)  # fmt: skip
-    assert why_it_failed(done) == expected
+def test_a_tool_that_says_nothing_is_told_by_how_it_ended() -> None:
+    def why(stderr: str, returncode: int | None) -> str:
+        done = Completed(("systemctl",), returncode, None, "", stderr, timed_out=False, truncated=False, took_s=0.1)  # fmt: skip
+        return why_it_failed(done)
+
+    assert why("Unit x.service not found.\n", 5) == "Unit x.service not found."
+    assert (why("", 1), why("", None)) == ("exit 1", "a signal ended `systemctl`")
 
 
 OLD, NEW = "a" * 32, "b" * 32
 
 
-def journal(*entries: tuple[str, dict[str, str]]) -> str:
-    """As `journalctl --reverse --output=json` prints them: newest first."""
-    return "\n".join(json.dumps({"MESSAGE": text, **ids}) for text, ids in reversed(entries))
-
-
-WRITTEN = journal(
-    ("Starting", {"INVOCATION_ID": OLD}),
-    ("old words", {"_SYSTEMD_INVOCATION_ID": OLD}),
-    ("old last words", {}),
-    ("Failed", {"INVOCATION_ID": OLD}),
-    ("Starting again", {"INVOCATION_ID": NEW}),
-    ("new last words", {}),
-    ("Failed again", {"USER_INVOCATION_ID": NEW}),
+# As `journalctl --reverse --output=json` prints them: newest first.
+WRITTEN = "\n".join(
+    json.dumps({"MESSAGE": text, **ids})
+    for text, ids in (
+        ("Failed again", {"USER_INVOCATION_ID": NEW}),
+        ("new last words", {}),
+        ("Starting again", {"INVOCATION_ID": NEW}),
+        ("Failed", {"INVOCATION_ID": OLD}),
+        ("old last words", {}),
+        ("old words", {"_SYSTEMD_INVOCATION_ID": OLD}),
+        ("Starting", {"INVOCATION_ID": OLD}),
+    )
 )
 
 
 def test_a_line_without_an_invocation_belongs_to_the_last_one_named_before_it() -> None:
-    assert lines_of(WRITTEN, 99, of=NEW) == ("Starting again", "new last words", "Failed again")
-    assert lines_of(WRITTEN, 99, of=OLD) == ("Starting", "old words", "old last words", "Failed")
-
-
-def test_an_invocation_has_its_newest_lines_or_none() -> None:
+    assert lines_of(WRITTEN, of=NEW) == ("Starting again", "new last words", "Failed again")
+    assert lines_of(WRITTEN, of=OLD) == ("Starting", "old words", "old last words", "Failed")
     assert lines_of(WRITTEN, 2, of=OLD) == ("old last words", "Failed")
     assert lines_of(WRITTEN, of="c" * 32) == ()
     assert lines_of("half an ent", of=OLD) == ()

@@ -41,32 +41,26 @@ from tunerd.words import Mode
 # Directives.
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("# a\n[Unit]\r\nUser=x\n; b\n[Service]\nType = exec \rUser=a\0Group=g\n",
-         {"Type": "exec", "User": "a", "Group": "g"}),
-        ("[Service]\nExecStart=/bin/a \\\n# why\n  ; and why\n  --one\n",
-         {"ExecStart": "/bin/a    --one"}),
-        ("[Service]\nExecStart=/bin/a \\\n\nType=exec\n", {"ExecStart": "/bin/a", "Type": "exec"}),
-        ("[Service]\nExecStart=/bin/a \\\\\nType=exec\n",
-         {"ExecStart": "/bin/a \\\\", "Type": "exec"}),
-        ("[Service]\nExecStart=/bin/a \\", {"ExecStart": "/bin/a"}),
-        ("[Service]\nUser=a\nUser=b\n", {"User": "b"}),
-        ("[Service]\nUser=a\nUser=\n", {"User": None}),
-        ("[Service]\nType=exec\n[Unit]\nAfter=a\n[Service]\nUser=x\n", {"Type": "exec", "User": "x"}),
-        ("[Service]\nUser=a\u2028b\x85c\x0cd\n", {"User": "a\u2028b\x85c\x0cd"}),
-        ("\ufeff[Service]\nUser=x\n", {"User": "x"}),
-    ],
-    ids=["comments, blanks and ends of lines", "comments in a continued line",
-         "an empty line ends it", "two backslashes continue nothing", "continued at the end of the file", "the last assignment", "an empty one takes it away",
-         "a section again", "separators of Unicode", "a byte order mark"],
-)  # fmt: skip
-def test_what_a_text_assigns(text: str, values: dict[str, str | None]) -> None:
-    unit = parse_unit(text)
+ASSIGNED: dict[str, tuple[str, dict[str, str | None]]] = {
+    "comments, blanks and ends of lines": ("# a\n[Unit]\r\nUser=x\n; b\n[Service]\nType = exec \rUser=a\0Group=g\n",
+                                           {"Type": "exec", "User": "a", "Group": "g"}),
+    "comments in a continued line": ("[Service]\nExecStart=/bin/a \\\n# why\n  ; and why\n  --one\n", {"ExecStart": "/bin/a    --one"}),
+    "an empty line ends it": ("[Service]\nExecStart=/bin/a \\\n\nType=exec\n", {"ExecStart": "/bin/a", "Type": "exec"}),
+    "two backslashes continue nothing": ("[Service]\nExecStart=/bin/a \\\\\nType=exec\n", {"ExecStart": "/bin/a \\\\", "Type": "exec"}),
+    "continued at the end of the file": ("[Service]\nExecStart=/bin/a \\", {"ExecStart": "/bin/a"}),
+    "the last assignment": ("[Service]\nUser=a\nUser=b\n", {"User": "b"}),
+    "an empty one takes it away": ("[Service]\nUser=a\nUser=\n", {"User": None}),
+    "a section again": ("[Service]\nType=exec\n[Unit]\nAfter=a\n[Service]\nUser=x\n", {"Type": "exec", "User": "x"}),
+    "separators of Unicode": ("[Service]\nUser=a\u2028b\x85c\x0cd\n", {"User": "a\u2028b\x85c\x0cd"}),
+    "a byte order mark": ("\ufeff[Service]\nUser=x\n", {"User": "x"}),
+}  # fmt: skip
 
-    assert {name: unit.value("Service", name) for name in values} == values
-    assert unit.problems == ()
+
+def test_what_a_text_assigns() -> None:
+    for what, (text, values) in ASSIGNED.items():
+        unit = parse_unit(text)
+        assert {name: unit.value("Service", name) for name in values} == values, what
+        assert unit.problems == (), what
 
 
 def test_what_systemd_would_ignore_is_named_with_its_line_and_a_broken_header_ends_it_all() -> None:
@@ -94,45 +88,39 @@ def test_no_text_makes_the_reader_of_units_fail(text: str) -> None:
 ENVIRONMENT = {"FOO": 'one "two three" fo\\ur', "Q": "a  b'c d'", "E": ""}
 
 
-@pytest.mark.parametrize(
-    ("value", "argv"),
-    [
-        ("/bin/a", ["/bin/a"]),
-        ("/bin/a a\"b c\"d 'e f' \"\" ''", ["/bin/a", "ab cd", "e f", "", ""]),
-        (r"/bin/a \x41\101\u00e9\U0001F600 \s\t", ["/bin/a", "AAé😀", " \t"]),
-        (r'/bin/a "\d" \z', ["/bin/a", "\\d", "\\z"]),
-        (r"/bin/a \xef\xb7\x90 \xff \xc3\xa9", ["/bin/a", "\ufdd0", "\udcff", "é"]),
-        (r"/bin/a \U0000fdd0", ["/bin/a", "\\U0000fdd0"]),
-        (r"/bin/a \x00 \000 \400", ["/bin/a", "\\x00", "\\000", "\\400"]),
-        (r'/bin/a \; ";" a;b ;b', ["/bin/a", ";", ";", "a;b", ";b"]),
-        ("/bin/a $FOO", ["/bin/a", "one", "two three", "four"]),
-        ("/bin/a ${FOO} x${FOO}y", ["/bin/a", ENVIRONMENT["FOO"], f"x{ENVIRONMENT['FOO']}y"]),
-        ("/bin/a $Q $E ${E}", ["/bin/a", "a", "bc d", ""]),
-        ("/bin/a x$FOO $FOO/bar $$FOO", ["/bin/a", "x$FOO", "$FOO"]),
-        ("/bin/a $NOPE ${NOPE} $", ["/bin/a", ""]),
-        (
-            "/bin/a ${A:-b} ${A$$:x ${A$$ $$$ z",
-            ["/bin/a", "${A:-b}", "${A$$:x", "${A$$", "$$", "z"],
-        ),
-        ("/bin/a %% %n \\x25n %%n %", ["/bin/a", "%", "u.service", "u.service", "%n", "%"]),
-        ("/bin/a %- %{ %é", ["/bin/a", "%-", "%{", "%é"]),
-        ("@/bin/a $FOO x", ["one", "two three", "four", "x"]),
-        ("-:/bin/a $FOO $$ ${FOO}", ["/bin/a", "$FOO", "$$", "${FOO}"]),
-        ("bare x", ["bare", "x"]),
-        ("/bin/a x ; ", ["/bin/a", "x"]),
-    ],
-)
-def test_a_command_line_is_taken_apart(value: str, argv: list[str]) -> None:
-    assert list(parse_exec(value, ENVIRONMENT, {"n": "u.service"}).argv) == argv
+APART = {
+    "/bin/a": ["/bin/a"],
+    "/bin/a a\"b c\"d 'e f' \"\" ''": ["/bin/a", "ab cd", "e f", "", ""],
+    r"/bin/a \x41\101\u00e9\U0001F600 \s\t": ["/bin/a", "AAé😀", " \t"],
+    r'/bin/a "\d" \z': ["/bin/a", "\\d", "\\z"],
+    r"/bin/a \xef\xb7\x90 \xff \xc3\xa9": ["/bin/a", "\ufdd0", "\udcff", "é"],
+    r"/bin/a \U0000fdd0": ["/bin/a", "\\U0000fdd0"],
+    r"/bin/a \x00 \000 \400": ["/bin/a", "\\x00", "\\000", "\\400"],
+    r'/bin/a \; ";" a;b ;b': ["/bin/a", ";", ";", "a;b", ";b"],
+    "/bin/a $FOO": ["/bin/a", "one", "two three", "four"],
+    "/bin/a ${FOO} x${FOO}y": ["/bin/a", ENVIRONMENT["FOO"], f"x{ENVIRONMENT['FOO']}y"],
+    "/bin/a $Q $E ${E}": ["/bin/a", "a", "bc d", ""],
+    "/bin/a x$FOO $FOO/bar $$FOO": ["/bin/a", "x$FOO", "$FOO"],
+    "/bin/a $NOPE ${NOPE} $": ["/bin/a", ""],
+    "/bin/a ${A:-b} ${A$$:x ${A$$ $$$ z": ["/bin/a", "${A:-b}", "${A$$:x", "${A$$", "$$", "z"],
+    "/bin/a %% %n \\x25n %%n %": ["/bin/a", "%", "u.service", "u.service", "%n", "%"],
+    "/bin/a %- %{ %é": ["/bin/a", "%-", "%{", "%é"],
+    "@/bin/a $FOO x": ["one", "two three", "four", "x"],
+    "-:/bin/a $FOO $$ ${FOO}": ["/bin/a", "$FOO", "$$", "${FOO}"],
+    "bare x": ["bare", "x"],
+    "/bin/a x ; ": ["/bin/a", "x"],
+}
 
 
-@pytest.mark.parametrize(
-    ("word", "prefixes"), [("-@/bin/a", "-@"), ("!!/bin/a", "!!"), ('"-/bin/a"', "-")]
-)
-def test_prefixes_are_told_from_the_path(word: str, prefixes: str) -> None:
-    command = parse_exec(f"{word} argv0", {}, {})
+def test_a_command_line_is_taken_apart() -> None:
+    known = {"n": "u.service"}
+    assert {value: list(parse_exec(value, ENVIRONMENT, known).argv) for value in APART} == APART
 
-    assert (command.prefixes, command.path) == (prefixes, "/bin/a")
+
+def test_prefixes_are_told_from_the_path() -> None:
+    for word, prefixes in (("-@/bin/a", "-@"), ("!!/bin/a", "!!"), ('"-/bin/a"', "-")):
+        command = parse_exec(f"{word} argv0", {}, {})
+        assert (command.prefixes, command.path) == (prefixes, "/bin/a")
 
 
 @given(st.text(alphabet=st.sampled_from("\"'\\ $%{}:;x41ua\n"), max_size=40))
@@ -155,45 +143,41 @@ def test_assignments_are_unquoted_and_what_is_none_is_dropped() -> None:
     ]  # fmt: skip
 
 
-def test_a_units_assignments_replace_each_other_in_order() -> None:
-    unit = parse_unit("[Service]\nEnvironment=A=1 B=2\nEnvironment=A=3\n")
+def test_a_units_assignments_replace_each_other_and_its_files_are_named_in_order() -> None:
+    unit = parse_unit("[Service]\nEnvironment=A=1 B=2\nEnvironment=A=3\n"
+                      "EnvironmentFile=-/etc/a\nEnvironmentFile=%h/b\n")  # fmt: skip
 
     assert environment_of(unit, {}) == {"A": "3", "B": "2"}
-
-
-def test_files_of_an_environment_are_named_in_order() -> None:
-    unit = parse_unit("[Service]\nEnvironmentFile=-/etc/a\nEnvironmentFile=%h/b\n")
-
     assert environment_files_of(unit, {"h": "/home/a"}) == ("/etc/a", "/home/a/b")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("A=plain", "plain"),
-        ("A=two words  ", "two words"),
-        ("  A = x", "x"),
-        ("A=", ""),
-        ("A='single $x \\n'", "single $x \\n"),
-        ('A="double \\" \\\\ \\$ \\n"', 'double " \\ $ \\n'),
-        ('A="a"\'b\'"c"', "abc"),
-        ('A="a" b', "ab"),
-        ('A=x "y"', 'x "y"'),
-        ("A=a\\ b\\\\", "a b\\"),
-        ("A=a\\\nb", "ab"),
-        ('A="a\\\nb"', "ab"),
-        ('A="a\nb"', "a\nb"),
-        ("A=a # no comment", "a # no comment"),
-        ("A=a;b", "a;b"),
-        ("A=%h $B", "%h $B"),
-        ("A=x\r\n", "x"),
-        ("A=b=c", "b=c"),
-        ("export B=1\nnothing\nA=2\n", "2"),
-        ("# as since systemd 254 \\\nA=1\n", "1"),
-    ],
-)
-def test_a_value_in_an_environment_file(text: str, value: str) -> None:
-    assert parse_environment_file(text) == {"A": value}
+VALUES = {
+    "A=plain": "plain",
+    "A=two words  ": "two words",
+    "  A = x": "x",
+    "A=": "",
+    "A='single $x \\n'": "single $x \\n",
+    'A="double \\" \\\\ \\$ \\n"': 'double " \\ $ \\n',
+    'A="a"\'b\'"c"': "abc",
+    'A="a" b': "ab",
+    'A=x "y"': 'x "y"',
+    "A=a\\ b\\\\": "a b\\",
+    "A=a\\\nb": "ab",
+    'A="a\\\nb"': "ab",
+    'A="a\nb"': "a\nb",
+    "A=a # no comment": "a # no comment",
+    "A=a;b": "a;b",
+    "A=%h $B": "%h $B",
+    "A=x\r\n": "x",
+    "A=b=c": "b=c",
+    "export B=1\nnothing\nA=2\n": "2",
+    "# as since systemd 254 \\\nA=1\n": "1",
+}
+
+
+def test_a_value_in_an_environment_file() -> None:
+    found = {text: parse_environment_file(text) for text in VALUES}
+    assert found == {text: {"A": value} for text, value in VALUES.items()}
 
 
 @given(st.text(alphabet=st.sampled_from("A=1\"'\\\n\r #;$`\0"), max_size=60))
@@ -275,13 +259,9 @@ def unit_of(spec: UnitSpec) -> UnitFile:
     return parsed
 
 
-def argv_of(spec: UnitSpec) -> tuple[str, ...]:
-    (command,) = unit_of(spec).values("Service", "ExecStart")
+def argv_of(unit: UnitFile) -> tuple[str, ...]:
+    (command,) = unit.values("Service", "ExecStart")
     return parse_exec(command.value, {}, OF_A_UNIT).argv
-
-
-def environment(spec: UnitSpec) -> dict[str, str]:
-    return environment_of(unit_of(spec), OF_A_UNIT)
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -303,22 +283,14 @@ def test_a_unit_is_the_golden_text_and_reads_back_as_it_was_meant() -> None:
     cases = [("The unit of a system", [plain])]
     for told, change in CHANGES.items():
         spec = replace(PLAIN, **change)
+        unit = unit_of(spec)
+        assert argv_of(unit) == tuple(word.replace("%d", OF_A_UNIT["d"]) for word in spec.argv)
+        assert environment_of(unit, OF_A_UNIT).items() >= spec.environment.items()
         text = render_unit(TEMPLATE, spec)
-        argv = tuple(word.replace("%d", OF_A_UNIT["d"]) for word in spec.argv)
-        assert argv_of(spec) == argv
-        assert environment(spec).items() >= spec.environment.items()
-        lines = difflib.unified_diff(plain.split("\n"), text.split("\n"), n=0, lineterm="")
-        cases.append(
-            (
-                f"{told}, beside the unit of a system",
-                [line for line in lines if line[:2] != "@@"][2:],
-            )
-        )
+        lines = list(difflib.unified_diff(plain.split("\n"), text.split("\n"), n=0, lineterm=""))
+        changed = [line for line in lines[2:] if line[:2] != "@@"]
+        cases.append((f"{told}, beside the unit of a system", changed))
     transcript("unit/llama-server", cases)
-
-
-def write(change: dict[str, Any]) -> str:
-    return render_unit(TEMPLATE, replace(PLAIN, **change))
 
 
 REFUSED: dict[str, tuple[Callable[[Any], object], Iterable[object]]] = {
@@ -335,7 +307,8 @@ REFUSED: dict[str, tuple[Callable[[Any], object], Iterable[object]]] = {
     ),
     "A value that would read back otherwise": (plain_value, ("a\nExecStart=/bin/evil", "a\\", " a", "a ", "\x00", "\udcff")),
     "What no unit can hold": (
-        write, ({"user": "a\nExecStartPre=/bin/evil"}, {"group": "a\\"}, {"environment": {"A B": "x"}},
+        lambda value: render_unit(TEMPLATE, replace(PLAIN, **value)), (
+                {"user": "a\nExecStartPre=/bin/evil"}, {"group": "a\\"}, {"environment": {"A B": "x"}},
                 {"argv": ("llama-server",)}, {"argv": ("/usr/bin/x", "a\x00b")}, {"argv": ("/usr/bin/x", "\udcff")},
                 {"argv": ("/usr/bin/x", *["y" * 100_000] * 11)},
                 {"api_key_file": "/a:b"}, {"api_key_file": "keys"}, {"api_key_file": "/a\nb"}),
@@ -370,15 +343,11 @@ def test_no_value_adds_a_line_or_changes_another(
     words: list[str], variables: dict[str, str], profile: str, engine: str, mode: Mode
 ) -> None:
     spec = replace(PLAIN, mode=mode, environment=dict.fromkeys(variables, "x"))
-    plain = unit_of(spec).directives
     argv = ("/usr/bin/llama-server", *words)
     unit = unit_of(replace(spec, argv=argv, environment=variables, profile=profile, engine=engine))
-    assert [(one.section, one.name) for one in unit.directives] == [
-        (one.section, one.name) for one in plain
-    ]
-    assert parse_exec(unit.value("Service", "ExecStart") or "", {}, OF_A_UNIT).argv == argv
+    assert argv_of(unit) == argv
     found = environment_of(unit, OF_A_UNIT)
     assert {name: found[name] for name in variables} == variables
-    changing = {"ExecStart", "Environment", "Description"}
-    for one, other in zip(unit.directives, plain, strict=True):
-        assert one.name in changing or one.value == other.value
+    for one, other in zip(unit.directives, unit_of(spec).directives, strict=True):
+        assert (one.section, one.name) == (other.section, other.name)
+        assert one.name in {"ExecStart", "Environment", "Description"} or one.value == other.value
