@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.contracts.gpu import GpuReaderContract
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.folders import plant
 from tests.support.nvml_world import add_pci_device
-from tunerd.machine.facts import CpuFrequency, Gpu
+from tunerd.machine.facts import CpuFrequency, DriverFiles
 from tunerd.machine.gpu import read_driver_files
 from tunerd.machine.host import read_cpu_frequency
 
@@ -20,15 +21,10 @@ class FakeWorld:
 
     def __init__(self) -> None:
         self.reader = FakeGpuReader()
-
-    def show(self, *gpus: Gpu) -> None:
-        self.reader.show(*gpus)
+        self.show, self.lose = self.reader.show, self.reader.lose
 
     def hide(self) -> None:
         self.reader.hide("the NVIDIA kernel driver is not loaded")
-
-    def lose(self, index: int) -> None:
-        self.reader.lose(index)
 
 
 class TestFakeGpuReader(GpuReaderContract):
@@ -47,33 +43,29 @@ OPEN = (
     "(dvs-builder@U22-I3)  Tue Apr  8 12:43:23 UTC 2025\n"
 )
 CPU = "sys/devices/system/cpu"
+DEBIAN = "usr/lib/x86_64-linux-gnu"
 
 
-def add_library(root: Path, version: str, folder: str = "usr/lib/x86_64-linux-gnu") -> None:
+def add_library(root: Path, version: str, folder: str = DEBIAN) -> None:
     plant(root, {f"{folder}/libnvidia-ml.so.{version}": ""})
     (root / folder / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
 
 
-@pytest.mark.parametrize(("text", "version"), [(PROPRIETARY, "580.95.05"), (OPEN, "550.163.01")])
-def test_the_loaded_module_names_its_version(tmp_path: Path, text: str, version: str) -> None:
-    plant(tmp_path, {"proc/driver/nvidia/version": text + "GCC version:  gcc version 14.2.0\n"})
+def test_the_loaded_module_names_its_version(tmp_path: Path) -> None:
+    for text, version in ((PROPRIETARY, "580.95.05"), (OPEN, "550.163.01")):
+        plant(tmp_path, {"proc/driver/nvidia/version": text + "GCC version:  gcc version 14.2.0\n"})
+        assert read_driver_files(tmp_path).module_version == version
 
-    assert read_driver_files(tmp_path).module_version == version
 
-
-@pytest.mark.parametrize("folder", ["usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib"])
+@pytest.mark.parametrize("folder", [DEBIAN, "usr/lib64", "usr/lib", f"{DEBIAN}/nvidia/current"])
 def test_the_installed_library_names_its_version(tmp_path: Path, folder: str) -> None:
+    """Also where Debian's alternatives lead to it."""
     add_library(tmp_path, "580.95.05", folder)
+    if folder.endswith("current"):
+        link = tmp_path / DEBIAN / "libnvidia-ml.so.1"
+        link.symlink_to("nvidia/current/libnvidia-ml.so.1")
 
     assert read_driver_files(tmp_path).library_version == "580.95.05"
-
-
-def test_a_library_that_debians_alternatives_lead_to_is_found(tmp_path: Path) -> None:
-    add_library(tmp_path, "550.163.01", "usr/lib/x86_64-linux-gnu/nvidia/current")
-    link = tmp_path / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
-    link.symlink_to("nvidia/current/libnvidia-ml.so.1")
-
-    assert read_driver_files(tmp_path).library_version == "550.163.01"
 
 
 def test_of_several_libraries_the_one_of_the_loaded_module_is_what_programs_can_use(
@@ -88,15 +80,13 @@ def test_of_several_libraries_the_one_of_the_loaded_module_is_what_programs_can_
     assert read_driver_files(tmp_path).library_version == "580.95.05"
 
 
-def test_a_machine_without_a_driver_has_none_of_it(tmp_path: Path) -> None:
-    found = read_driver_files(tmp_path)
+def test_what_a_machine_has_of_a_driver_and_of_windows_is_seen(tmp_path: Path) -> None:
+    nothing = DriverFiles(None, None, has_uvm_device=False, pci_addresses=None,
+                          has_other_graphics=None, is_wsl=False)  # fmt: skip
+    assert read_driver_files(tmp_path) == nothing
 
-    assert (found.module_version, found.library_version, found.has_uvm_device) == (
-        None,
-        None,
-        False,
-    )
-    assert (found.pci_addresses, found.has_other_graphics, found.is_wsl) == (None, None, False)
+    plant(tmp_path, {"dev/nvidia-uvm": "", "dev/dxg": ""})
+    assert read_driver_files(tmp_path) == replace(nothing, has_uvm_device=True, is_wsl=True)
 
 
 def test_graphics_of_other_makers_are_told_from_nvidias(tmp_path: Path) -> None:
@@ -110,33 +100,18 @@ def test_graphics_of_other_makers_are_told_from_nvidias(tmp_path: Path) -> None:
     assert found.pci_addresses == ("0000:01:00.0",)
 
 
-def test_the_device_for_unified_memory_and_windows_driver_are_seen(tmp_path: Path) -> None:
-    plant(tmp_path, {"dev/nvidia-uvm": "", "dev/dxg": ""})
-
-    found = read_driver_files(tmp_path)
-    assert found.has_uvm_device
-    assert found.is_wsl
-    assert found.pci_addresses is None
-
-
 def test_the_settings_of_all_processors_are_put_together(tmp_path: Path) -> None:
+    plant(tmp_path, {f"{CPU}/cpu0/topology/core_id": "0\n", f"{CPU}/cpufreq/boost": "1\n"})
+    assert read_cpu_frequency(tmp_path) is None, "the kernel does not set its clock"
+
     for cpu, governor in enumerate(("powersave", "performance", "powersave")):
-        folder = f"{CPU}/cpu{cpu}/cpufreq"
-        plant(
-            tmp_path,
-            {
-                f"{folder}/scaling_governor": governor + "\n",
-                f"{folder}/scaling_driver": "intel_pstate\n",
-                f"{folder}/energy_performance_preference": "balance_power\n",
-            },
-        )
+        said = {"governor": governor, "driver": "intel_pstate"}
+        files = {
+            f"{CPU}/cpu{cpu}/cpufreq/scaling_{name}": f"{value}\n" for name, value in said.items()
+        }
+        files[f"{CPU}/cpu{cpu}/cpufreq/energy_performance_preference"] = "balance_power\n"
+        plant(tmp_path, files)
 
     assert read_cpu_frequency(tmp_path) == CpuFrequency(
         "intel_pstate", ("performance", "powersave"), ("balance_power",)
     )
-
-
-def test_a_machine_whose_clock_the_kernel_does_not_set_is_unknown(tmp_path: Path) -> None:
-    plant(tmp_path, {f"{CPU}/cpu0/topology/core_id": "0\n", f"{CPU}/cpufreq/boost": "1\n"})
-
-    assert read_cpu_frequency(tmp_path) is None

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import signal
 
-import pytest
-
 from tunerd.errors import LeaseEnded
 from tunerd.machine.process import words_of
 
+WORDS: dict[BaseException, str] = {
+    SystemExit(128 + signal.SIGTERM): "ended from outside (SIGTERM)",
+    SystemExit(128 + signal.SIGHUP): "ended from outside (SIGHUP)",
+    SystemExit(3): "3",
+    KeyboardInterrupt(): "ended by Ctrl-C",
+    LeaseEnded("somebody started it"): "somebody started it",
+    MemoryError(): "MemoryError",
+}
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (SystemExit(128 + signal.SIGTERM), "ended from outside (SIGTERM)"),
-        (SystemExit(128 + signal.SIGHUP), "ended from outside (SIGHUP)"),
-        (SystemExit(3), "3"),
-        (KeyboardInterrupt(), "ended by Ctrl-C"),
-        (LeaseEnded("somebody started it"), "somebody started it"),
-        (MemoryError(), "MemoryError"),
-    ],
-)
-def test_an_end_is_told_by_what_brought_it(error: BaseException, words: str) -> None:
-    assert words_of(error) == words
+
+def test_an_end_is_told_by_what_brought_it() -> None:
+    assert {error: words_of(error) for error in WORDS} == WORDS
