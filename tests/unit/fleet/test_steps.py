@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +41,7 @@ from tunerd.fleet.steps import (
 from tunerd.records import plain, read
 
 DIFF = "--- a\n+++ b\n@@\n same\n-    --n-max 4 \\\n+    --n-max 2 \\\n"
+GPU1 = Step("gpu1")
 NEW, SAME = Preview(messages=[], diff=DIFF), Preview(messages=[], diff="")
 TOLD = Step("gpu1", State.APPLYING, newest=4)
 
@@ -70,104 +70,109 @@ def a_rollout(*steps: Step) -> Rollout:
     return Rollout(1, "apply", ("--", "night"), 0.0, steps)
 
 
+def plan(
+    preview: Preview = SAME, shown: str = "", *, of: Step = GPU1, status: Status | None = None
+) -> Step:
+    return planned(of, status or a_status(), preview, shown)
+
+
+def of_lines(*lines: str) -> Preview:
+    return Preview(messages=[], diff="\n".join(("--- a", "+++ b", "@@", *lines)))
+
+
 def test_what_serves_there_already_is_passed_over() -> None:
-    assert planned(Step("gpu1"), a_status(), SAME, "").state is State.SKIPPED
+    assert plan().state is State.SKIPPED
     none = Preview(messages=[], diff="", nothing="sweep 3 proved no winner")
-    assert planned(Step("gpu1"), a_status(), none, "").text == "sweep 3 proved no winner"
-    found = planned(Step("gpu1"), a_status(), NEW, "hash")
+    assert plan(none).text == "sweep 3 proved no winner"
+    found = plan(NEW, "hash")
     assert (found.state, found.newest, found.shown) == (State.WAITING, 4, "hash")
     assert found.text == "- --n-max 4; + --n-max 2"
     assert "--shown=hash" in a_rollout().change(found)
 
 
-@pytest.mark.parametrize(
-    ("restores", "is_owed", "is_well"),
-    [(True, False, True), (False, False, False), (True, True, False)],
-)
-def test_a_box_that_is_measured_is_passed_over_where_its_server_comes_back(
-    restores: bool, is_owed: bool, is_well: bool
-) -> None:
+def test_a_box_that_is_measured_is_passed_over_where_its_server_comes_back() -> None:
     serves_nothing = a_status(healthy=None)
-    measured = {"measurement": {"restores": restores, "is_owed": is_owed, "id": "x"}}
-    is_measured = Status.model_validate(serves_nothing.model_dump() | measured)
-    with pytest.raises(HostError, match="it is not well"):
-        planned(Step("gpu1"), serves_nothing, SAME, "")
-    with nullcontext() if is_well else pytest.raises(HostError, match="it is not well"):
-        assert planned(Step("gpu1"), is_measured, SAME, "").state is State.SKIPPED
+
+    def measured(*, restores: bool, is_owed: bool) -> Status:
+        lease = {"restores": restores, "is_owed": is_owed, "id": "x"}
+        return Status.model_validate(serves_nothing.model_dump() | {"measurement": lease})
+
+    assert plan(status=measured(restores=True, is_owed=False)).state is State.SKIPPED
+    for status in (serves_nothing, measured(restores=False, is_owed=False), measured(restores=True, is_owed=True)):  # fmt: skip
+        with pytest.raises(HostError, match="it is not well"):
+            plan(status=status)
 
 
 def test_what_a_journal_keeps_of_a_unit_has_none_of_its_secrets() -> None:
-    lines = ("-Environment=HF_TOKEN=hush1", "-    --jinja --api-key hush2 \\", "-    --api-key \\",
-             "-    hush3 \\", "+    --hf-token=hush4")  # fmt: skip
-    diff = "\n".join(("--- a", "+++ b", "@@", *lines))
-    text = planned(Step("gpu1"), a_status(), Preview(messages=[], diff=diff), "hash").text
-    assert text == (
+    unit = of_lines("-Environment=HF_TOKEN=hush1", "-    --jinja --api-key hush2 \\", "-    --api-key \\",
+                    "-    hush3 \\", "+    --hf-token=hush4")  # fmt: skip
+    assert plan(unit, "hash").text == (
         "- Environment=HF_TOKEN=...; - --jinja --api-key ...; - --api-key; - ...; + --hf-token=..."
     )
 
 
 def test_what_is_planned_otherwise_than_before_says_so() -> None:
-    before = planned(Step("gpu1"), a_status(), NEW, "hash")
-    assert planned(before, a_status(), NEW, "hash").text == before.text
-    after = planned(before, a_status(), NEW, "another")
+    before = plan(NEW, "hash")
+    assert plan(NEW, "hash", of=before).text == before.text
+    after = plan(NEW, "another", of=before)
     assert after.text == f"not what was planned before: {before.text}"
 
 
 def test_a_difference_that_is_too_long_to_be_shown_says_so() -> None:
-    lines = "".join(f"+    --flag-{n:02} value \\\n" for n in range(41))
-    long = Preview(messages=[], diff=f"--- a\n+++ b\n{lines}")
-    text = planned(Step("gpu1"), a_status(), long, "hash").text
+    text = plan(of_lines(*(f"+    --flag-{n:02} value \\" for n in range(41))), "hash").text
     assert text.startswith("41 lines: + --flag-00 value; ")
     assert text.endswith("...")
-    assert Step("gpu1").at(State.DONE, "x" * 600).text.endswith("x...")
+    assert GPU1.at(State.DONE, "x" * 600).text.endswith("x...")
 
 
-@pytest.mark.parametrize(
-    ("status", "preview", "state"),
-    [
-        (a_status(4), NEW, State.REFUSED),
-        (a_status(5), SAME, State.WATCHED),
-        (a_status(5, serving=4, outcome="rolled back"), NEW, State.WENT_BACK),
-        (a_status(5, serving=4, outcome="running"), NEW, State.APPLYING),
-        (a_status(5, serving=4, outcome="stranded", healthy=False), NEW, State.STRANDED),
-        (a_status(5, serving=4, outcome="stranded", healthy=None), NEW, State.STRANDED),
-        (a_status(5, serving=4, outcome="stranded"), NEW, State.WENT_BACK),
-        (a_status(5), NEW, State.LEFT),
-        (a_status(6, reason="guard", back_to=4), NEW, State.WENT_BACK),
-        (a_status(7, reason="guard", back_to=5), SAME, State.LEFT),
-        (a_status(6, reason="guard"), NEW, State.LEFT),
-        (a_status(5, reason="guard", back_to=3), NEW, State.LEFT),
-        (a_status(5, reason="rollback"), SAME, State.LEFT),
-        (a_status(5, drift=("unit-edited",)), SAME, State.LEFT),
-    ],
-)
-def test_what_came_of_a_box_that_gave_no_answer_is_seen_from_what_serves(
-    status: Status, preview: Preview, state: State
-) -> None:
-    found = settled(a_rollout(TOLD), TOLD, status, preview)
-    assert found.state is state
-    assert found.generation == (5 if state is State.WATCHED else None)
+SETTLED = [
+    (a_status(4), NEW, State.REFUSED),
+    (a_status(5), SAME, State.WATCHED),
+    (a_status(5, serving=4, outcome="rolled back"), NEW, State.WENT_BACK),
+    (a_status(5, serving=4, outcome="running"), NEW, State.APPLYING),
+    (a_status(5, serving=4, outcome="stranded", healthy=False), NEW, State.STRANDED),
+    (a_status(5, serving=4, outcome="stranded", healthy=None), NEW, State.STRANDED),
+    (a_status(5, serving=4, outcome="stranded"), NEW, State.WENT_BACK),
+    (a_status(5), NEW, State.LEFT),
+    (a_status(6, reason="guard", back_to=4), NEW, State.WENT_BACK),
+    (a_status(7, reason="guard", back_to=5), SAME, State.LEFT),
+    (a_status(6, reason="guard"), NEW, State.LEFT),
+    (a_status(5, reason="guard", back_to=3), NEW, State.LEFT),
+    (a_status(5, reason="rollback"), SAME, State.LEFT),
+    (a_status(5, drift=("unit-edited",)), SAME, State.LEFT),
+]
 
 
-def test_a_first_swap_of_a_box_is_told_from_none() -> None:
+def test_what_came_of_a_box_that_gave_no_answer_is_seen_from_what_serves() -> None:
+    for status, preview, state in SETTLED:
+        found = settled(a_rollout(TOLD), TOLD, status, preview)
+        assert found.state is state, status
+        assert found.generation == (5 if state is State.WATCHED else None)
     fresh = Step("gpu1", State.APPLYING)
     assert settled(a_rollout(fresh), fresh, a_status(None), NEW).state is State.REFUSED
     assert settled(a_rollout(fresh), fresh, a_status(1), SAME).state is State.WATCHED
 
 
 @pytest.mark.parametrize(
-    ("error", "state", "code"),
+    ("error", "on_the_way", "code", "on_the_way_back"),
     [
-        (RolledBack("out of VRAM"), State.WENT_BACK, 3),
-        (Stranded("nothing serves"), State.STRANDED, 4),
-        (Busy("another change"), State.REFUSED, 1),
-        (DeployError("masked"), State.REFUSED, 1),
-        (Interrupted("by a signal"), State.APPLYING, 4),
+        (RolledBack("out of VRAM"), State.WENT_BACK, 3, State.WATCHED),
+        (Busy("another change"), State.REFUSED, 1, State.WATCHED),
+        (DeployError("masked"), State.REFUSED, 1, State.WATCHED),
+        (Stranded("nothing serves"), State.STRANDED, 4, State.RETURNING),
+        (Interrupted("by a signal"), State.APPLYING, 4, State.RETURNING),
+        (HostError("it cannot be asked"), State.REFUSED, 1, State.RETURNING),
     ],
 )
-def test_a_boxes_own_error_says_how_it_is(error: TunerdError, state: State, code: int) -> None:
+def test_a_boxes_own_error_says_how_it_is(
+    error: TunerdError, on_the_way: State, code: int, on_the_way_back: State
+) -> None:
+    """Where it says that it did not go back, it serves what was deployed."""
     found = failed(TOLD, error)
-    assert (found.state, exit_code(found)) == (state, code)
+    assert (found.state, exit_code(found)) == (on_the_way, code)
+    assert not_returned(Step("gpu1", State.DONE), error).state is on_the_way_back
+    told = Step("gpu1", State.RETURNING)
+    assert not_returned(told, error).state is State.RETURNING, "it may still be at it"
 
 
 def a_change(code: int = 0, *told: str, backup: str | None = "before") -> Change:
@@ -175,14 +180,10 @@ def a_change(code: int = 0, *told: str, backup: str | None = "before") -> Change
     return Change(messages=messages, exit_code=code, generation=5, backup=backup, summary="done")
 
 
-@pytest.mark.parametrize(
-    ("code", "state"),
-    [(0, State.WATCHED), (3, State.WENT_BACK), (1, State.LEFT), (255, State.APPLYING), (-1, State.APPLYING)],
-)  # fmt: skip
-def test_a_promotion_that_the_box_took_back_itself_is_no_deployment(
-    code: int, state: State
-) -> None:
-    assert deployed(a_rollout(), TOLD, a_change(code)).state is state
+def test_a_promotion_that_the_box_took_back_itself_is_no_deployment() -> None:
+    states = {0: State.WATCHED, 3: State.WENT_BACK, 1: State.LEFT, 255: State.APPLYING, -1: State.APPLYING}  # fmt: skip
+    found = {code: deployed(a_rollout(), TOLD, a_change(code)).state for code in states}
+    assert found == states
 
 
 def test_a_box_is_done_without_a_probation_only_where_none_is_wanted() -> None:
@@ -196,23 +197,18 @@ def test_a_box_is_done_without_a_probation_only_where_none_is_wanted() -> None:
     assert settled(unwatched, TOLD, a_status(5), SAME).state is State.DONE
 
 
-@pytest.mark.parametrize(
-    ("told", "state"),
-    [
-        ("passed", State.DONE),
-        ("running", State.WATCHED),
-        ("paused", State.WATCHED),
-        ("cut", State.WATCHED),
-        ("taken back", State.WENT_BACK),
-        ("worse", State.STRANDED),
-        ("ended", State.LEFT),
-        ("something new", State.WATCHED),
-    ],
-)
-def test_a_probation_decides_about_its_box(told: str, state: State) -> None:
+def test_a_probation_decides_about_its_box() -> None:
     step = Step("gpu1", State.WATCHED, generation=5)
-    watched = Watched(generation=5, state=told, reason="", left_s=1.0)
-    assert judged(step, watched).state is state
+    states = {
+        "passed": State.DONE,
+        **dict.fromkeys(("running", "paused", "cut", "something new"), State.WATCHED),
+        "taken back": State.WENT_BACK,
+        "worse": State.STRANDED,
+        "ended": State.LEFT,
+    }
+    for told, state in states.items():
+        watched = Watched(generation=5, state=told, reason="", left_s=1.0)
+        assert judged(step, watched).state is state, told
 
 
 def test_only_what_the_rollout_deployed_is_returned() -> None:
@@ -226,24 +222,6 @@ def test_only_what_the_rollout_deployed_is_returned() -> None:
     assert to_return(told, a_status(5)) is told
     failed_since = a_status(7, serving=6, reason="rollback", outcome="rolled back")
     assert to_return(told, failed_since).state is State.LEFT, "what another deployed serves there"
-
-
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (RolledBack("out of VRAM"), State.WATCHED),
-        (Busy("another change"), State.WATCHED),
-        (Stranded("nothing serves"), State.RETURNING),
-        (HostError("it cannot be asked"), State.RETURNING),
-        (Interrupted("by a signal"), State.RETURNING),
-    ],
-)
-def test_a_box_that_says_that_it_did_not_go_back_serves_what_was_deployed(
-    error: TunerdError, state: State
-) -> None:
-    assert not_returned(Step("gpu1", State.DONE), error).state is state
-    told = Step("gpu1", State.RETURNING)
-    assert not_returned(told, error).state is State.RETURNING, "it may still be at it"
 
 
 def test_the_order_of_return_is_the_other_way_round() -> None:
@@ -275,39 +253,35 @@ def test_a_way_back_ends_well_where_all_that_was_deployed_is_returned() -> None:
     assert back.with_step(Step("a", State.STRANDED)).exit_code == 4
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"generation": -1}, {"generation": 10**13}, {"generation": "x"}, {"drift": [{}] * 1001},
-        {"drift": [{"code": "x" * 10_001}]}, {"healthy": "perhaps"},
-        {"last_swap": {"number": 1, "reason": "a", "outcome": "b", "detail": None, "replaced": "--to=x"}},
-        {"last_swap": {"number": 1, "reason": "a", "outcome": "b", "detail": None, "replaced": "a/b;c"}},
-    ],
-)  # fmt: skip
-def test_what_a_box_says_is_taken_in_its_sizes_alone(wrong: dict[str, Any]) -> None:
+def test_what_a_box_says_is_taken_in_its_sizes_alone() -> None:
     whole = a_status().model_dump()
     Status.model_validate(whole)
-    with pytest.raises(ValidationError):
-        Status.model_validate(whole | wrong)
+    swap = {"number": 1, "reason": "a", "outcome": "b", "detail": None}
+    wrong: list[dict[str, Any]] = [
+        {"generation": -1}, {"generation": 10**13}, {"generation": "x"}, {"drift": [{}] * 1001},
+        {"drift": [{"code": "x" * 10_001}]}, {"healthy": "perhaps"},
+        {"last_swap": {**swap, "replaced": "--to=x"}}, {"last_swap": {**swap, "replaced": "a/b;c"}},
+    ]  # fmt: skip
+    for change in wrong:
+        with pytest.raises(ValidationError):
+            Status.model_validate(whole | change)
 
 
 def test_the_boxes_of_ansible_come_in_its_order() -> None:
-    listed: dict[str, Any] = {
-        "_meta": {"hostvars": {"b": {"ansible_host": "10.0.0.2", "ansible_user": "root"}, "a": {}}},
-        "all": {"children": ["gpus", "ungrouped"]},
-        "gpus": {"hosts": ["b", "a"], "children": ["all"]},
-    }
-    assert list(name_of_hosts(listed)) == ["root@10.0.0.2", "a"]
-    listed["_meta"]["hostvars"]["a"] = {
-        "ansible_ssh_host": "10.0.0.1",
-        "ansible_ssh_user": "gpu",
-        "ansible_port": "22",
-    }
-    assert list(name_of_hosts(listed)) == ["root@10.0.0.2", "gpu@10.0.0.1"]
+    def named(**of_a: object) -> list[str]:
+        of_b = {"ansible_host": "10.0.0.2", "ansible_user": "root"}
+        return list(name_of_hosts({
+            "_meta": {"hostvars": {"b": of_b, "a": of_a}},
+            "all": {"children": ["gpus", "ungrouped"]},
+            "gpus": {"hosts": ["b", "a"], "children": ["all"]},
+        }))  # fmt: skip
+
+    assert named() == ["root@10.0.0.2", "a"]
+    found = named(ansible_ssh_host="10.0.0.1", ansible_ssh_user="gpu", ansible_port="22")
+    assert found == ["root@10.0.0.2", "gpu@10.0.0.1"]
     for name in ("ansible_port", "ansible_ssh_port"):
-        listed["_meta"]["hostvars"]["a"] = {name: 2222}
         with pytest.raises(ValueError, match=r"a has a port"):
-            list(name_of_hosts(listed))
+            named(**{name: 2222})
 
 
 def test_a_unit_whose_name_systemd_escaped_is_understood() -> None:
