@@ -33,16 +33,12 @@ def test_what_a_terminal_obeys_is_shown() -> None:
     assert harmless("größer, 日本, 👍, a\tb") == "größer, 日本, 👍, a\tb"
 
 
-def test_a_value_stays_on_its_line_and_a_text_keeps_its_lines() -> None:
-    stream = io.StringIO()
+def test_a_value_stays_on_its_line_a_text_keeps_its_lines_and_colours_of_our_own_stay() -> None:
+    stream, coloured = io.StringIO(), io.StringIO()
     show({"name": EVIL, "text": "one\ntwo\x1b[2J\n"}, render, stream)
+    show({"name": EVIL}, lambda p: [click.style(p["name"], fg="red")], coloured)
     assert stream.getvalue().splitlines() == [f"{SHOWN}  end", "one", "two\\x1b[2J"]
-
-
-def test_colours_of_our_own_stay() -> None:
-    stream = io.StringIO()
-    show({"name": EVIL}, lambda p: [click.style(p["name"], fg="red")], stream)
-    assert stream.getvalue() == click.style(SHOWN, fg="red") + "\n"
+    assert coloured.getvalue() == click.style(SHOWN, fg="red") + "\n"
 
 
 def test_messages_and_errors_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:

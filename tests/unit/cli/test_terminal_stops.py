@@ -45,12 +45,15 @@ with lock(Path(sys.argv[1]), purpose="apply x", since="now"):
 
 
 @contextlib.contextmanager
-def a_child(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def a_child(code: str, says: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of its own group that has said this; it ends with a line to read."""
     with subprocess.Popen(
         [sys.executable, "-c", code, *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,
     ) as child:  # fmt: skip
         try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == f"{says}\n"
             yield child
         finally:
             child.kill()
@@ -58,9 +61,7 @@ def a_child(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU])
 def test_what_a_terminal_sends_does_not_stop_a_swap(number: signal.Signals) -> None:
-    with a_child(_SWAPS) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "swaps\n"
+    with a_child(_SWAPS, "swaps") as child:
         child.send_signal(number)
         said, _ = child.communicate("\n", timeout=20)
     assert said == "is done\n"
@@ -68,14 +69,12 @@ def test_what_a_terminal_sends_does_not_stop_a_swap(number: signal.Signals) -> N
 
 def test_a_terminal_that_takes_nothing_more_does_not_hold_up_what_tells_of_progress() -> None:
     ours, theirs = pty.openpty()
+    tells = [sys.executable, "-c", _TELLS]
     try:
         termios.tcflow(theirs, termios.TCOOFF)  # Ctrl-S
-        done = subprocess.run(
-            [sys.executable, "-c", _TELLS], stderr=theirs, timeout=20, check=False
-        )
+        subprocess.run(tells, stderr=theirs, timeout=20, check=True)
         termios.tcflow(theirs, termios.TCOON)
-        assert done.returncode == 0
-        subprocess.run([sys.executable, "-c", _TELLS], stderr=theirs, timeout=20, check=True)
+        subprocess.run(tells, stderr=theirs, timeout=20, check=True)
         assert b"[2/3] step 2" in os.read(ours, 4096)
     finally:
         os.close(ours)
@@ -89,21 +88,20 @@ def test_a_swap_that_somebody_stopped_is_told_once_when_it_is_late(world: World)
     world.paths.journal_dir.mkdir(parents=True)
     record.write_text("{}")
     now_s = world.clock.now_s()
-    with a_child(_HOLDS, str(world.paths.lock)) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "holds\n"
-        os.utime(record, (now_s - 1000, now_s - 1000))
+
+    def look(age_s: float) -> None:
+        os.utime(record, (now_s - age_s, now_s - age_s))
         recovery.look()
-        assert told == []
+
+    with a_child(_HOLDS, "holds", str(world.paths.lock)) as child:
+        look(1000)
         child.send_signal(signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
         assert is_stopped(child.pid)
-        os.utime(record, (now_s, now_s))
-        recovery.look()
+        look(0)
         assert told == []
-        os.utime(record, (now_s - 1000, now_s - 1000))
-        recovery.look()
-        recovery.look()
+        look(1000)
+        look(1000)
         child.send_signal(signal.SIGCONT)
         child.communicate("\n", timeout=20)
     assert [one.kind for one in told] == ["swap-stopped"]

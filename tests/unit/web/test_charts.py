@@ -8,8 +8,6 @@ import subprocess
 import sys
 from xml.etree import ElementTree as ET
 
-import pytest
-
 from tunerd.web.charts import draw, in_words
 from tunerd.web.view import Bar, Bars, Line, Lines, Part, Plot, Point
 
@@ -30,24 +28,22 @@ def texts(plot: Plot) -> list[str]:
     return [element.text or "" for element in parts(plot).iter("text")]
 
 
-@pytest.mark.parametrize(
-    "plot",
-    [
-        Lines((), "tok/s"),
-        Lines((line(None, None),), "tok/s"),
-        Bars((), "tok/s"),
-        Lines((line(5.0),), "tok/s"),
-        Lines((line(5.0, begin=NOON_S),), "tok/s", is_time=True),
-        Lines((line(0.0, 0.0),), "tok/s", x_title="tokens"),
-        Lines((line(1.0, None, 0.5),), "", is_ratio=True, crossing=Point(1.0, None, None, 4.0)),
-        Bars((("code", (Bar("on", (Part("on", "ik", None),), None),)),), "tok/s"),
-    ],
+PLOTS: tuple[Plot, ...] = (
+    Lines((), "tok/s"),
+    Lines((line(None, None),), "tok/s"),
+    Bars((), "tok/s"),
+    Lines((line(5.0),), "tok/s"),
+    Lines((line(5.0, begin=NOON_S),), "tok/s", is_time=True),
+    Lines((line(0.0, 0.0),), "tok/s", x_title="tokens"),
+    Lines((line(1.0, None, 0.5),), "", is_ratio=True, crossing=Point(1.0, None, None, 4.0)),
+    Bars((("code", (Bar("on", (Part("on", "ik", None),), None),)),), "tok/s"),
 )
-def test_no_figures_one_figure_and_gaps_make_a_whole_chart(plot: Plot) -> None:
-    svg = draw(plot, "words")
 
-    assert (parts(plot).get("aria-label") or "").startswith("words: ")
-    assert not re.search(r"nan|inf|None", svg)
+
+def test_no_figures_one_figure_and_gaps_make_a_whole_chart() -> None:
+    for plot in PLOTS:
+        assert (parts(plot).get("aria-label") or "").startswith("words: ")
+        assert not re.search(r"nan|inf|None", draw(plot, "words"))
 
 
 def test_names_are_text_and_never_markup() -> None:
@@ -88,34 +84,26 @@ def test_ticks_are_round_and_times_are_those_of_a_clock() -> None:
     assert "19 Nov" in days
 
 
-_ELSEWHERE = """
+_TICKS = """
 from tunerd.web.charts import _Axis, _time_ticks
-from tunerd.words import when
+from tunerd.words import local_time, when
 print(when(1790000000))
-print([tick.text for tick in _time_ticks(_Axis(1790000000, 1790000000 + 86400))])
+for begin_s, end_s in (1790000000, 1790086400), (1792580400, 1793185200), (1774432800, 1775037600):
+    print(*(f"{tick.text}, {local_time(tick.value, '%-d %b %H:%M')}" for tick in _time_ticks(_Axis(begin_s, end_s))), sep="; ")
 """
 
 
-def test_midnight_is_marked_on_both_sides_of_a_change_of_summer_time() -> None:
-    of_a_week = (
-        "from tunerd.web.charts import _Axis, _time_ticks\n"
-        "from tunerd.words import local_time\n"
-        "for end in (1793185200, 1775037600):\n"
-        "    for tick in _time_ticks(_Axis(end - 7 * 86400, end)):\n"
-        "        assert local_time(tick.value, '%-d %b %H:%M') == f'{tick.text} 00:00', tick\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", of_a_week],
-        env={"TZ": "Europe/Berlin", "PYTHONPATH": os.pathsep.join(sys.path)}, check=True,
-    )  # fmt: skip
+def ticks_in(zone: str) -> list[list[str]]:
+    """The time of now there, and the ticks of a day and of two weeks in which clocks change, with their times."""
+    variables = {"TZ": zone, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", _TICKS], env=variables, capture_output=True, text=True, check=True)  # fmt: skip
+    return [told.split("; ") for told in done.stdout.splitlines()]
 
 
-def test_times_are_the_machines_own_and_its_round_hours_are_marked() -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", _ELSEWHERE],
-        env={"TZ": "IST-5:30", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    assert told[0] == "2026-09-21 19:43:20 IST"
-    assert "22 Sep" in told[1], "midnight there"
-    assert all(text.endswith(":00'") for text in told[1].strip("[]").split(", ") if ":" in text)
+def test_times_are_the_machines_own_and_its_round_hours_and_midnights_are_marked() -> None:
+    now, day, *_ = ticks_in("IST-5:30")
+    assert now == ["2026-09-21 19:43:20 IST"]
+    assert "22 Sep, 22 Sep 00:00" in day
+    assert all(text.partition(",")[0].endswith(":00") for text in day if ":" in text[:5])
+    for week in ticks_in("Europe/Berlin")[2:]:
+        assert all(text.partition(", ")[2] == f"{text.partition(', ')[0]} 00:00" for text in week)

@@ -11,13 +11,6 @@ from tests.support.transcripts import transcript
 from tunerd.watch.figures import Reading, gpu_now
 from tunerd.web.charts import in_words
 from tunerd.web.page import health_of, overview
-from tunerd.web.view import Chart, Lines
-
-
-def drawn(chart: Chart) -> list[list[float | None]]:
-    assert isinstance(chart.plot, Lines)
-    return [[point.y for point in line.points] for line in chart.plot.lines]
-
 
 WELL: dict[str, Any] = {
     "unit": "llama-server.service", "exists": True, "active": "active", "sub_state": "running",
@@ -63,23 +56,16 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
 
 
 def test_idle_stretches_are_gaps_in_a_chart_and_said_so() -> None:
-    def point(at_s: int, tok_s: float | None) -> dict[str, Any]:
-        return {
-            "begin_s": at_s,
-            "n": 6,
-            "n_ready": 6,
-            "decode_tok_s": tok_s,
-            "acceptance_ratio": None,
-        }
+    idle = {"n": 6, "n_ready": 6, "decode_tok_s": None, "acceptance_ratio": None}
+    points = [idle | {"begin_s": at_s} for at_s in (0, 60, 120)]
+    for one in (points[0], points[2]):
+        one["decode_tok_s"] = 50
+    (chart,) = overview(WELL, NOTHING, history(*points))["charts"]
 
-    points = [point(0, 50.0), point(60, None), point(120, 50.0)]
-    made = overview(WELL, NOTHING, history(*points))
-
-    chart = made["charts"][0]
-    assert drawn(chart) == [[50.0, None, 50.0]]
+    assert [[point.y for point in line.points] for line in chart.plot.lines] == [[50, None, 50]]
     assert chart.note == "Gaps: the server was idle or away."
     assert "Generation 50.0 tok/s" in in_words(chart.plot, chart.title)
-    assert [one.name for one in made["charts"]] == ["speed"]
+    assert chart.name == "speed"
 
 
 def test_a_card_that_says_nothing_of_itself_has_no_figures_and_none_are_made_up() -> None:
