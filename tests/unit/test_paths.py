@@ -15,71 +15,49 @@ from tunerd.words import Mode
 HOME = {"HOME": "/home/me"}
 
 
-def test_the_system_has_its_usual_places() -> None:
-    paths = paths_for(Mode.SYSTEM, {"HOME": "/root", "XDG_CONFIG_HOME": "/elsewhere"})
-    assert paths.settings_file == Path("/etc/tunerd/tunerd.toml")
-    assert paths.site_profiles == Path("/etc/tunerd/profiles")
-    assert paths.state_dir == Path("/var/lib/tunerd")
-    assert paths.lock == Path("/var/lib/tunerd/lock")
-    assert paths.runtime_dir == Path("/run/tunerd")
-    assert paths.unit_dir == Path("/etc/systemd/system")
-    assert paths.runtime_unit_dir == Path("/run/systemd/system")
+XDG = {"XDG_CONFIG_HOME": "/c", "XDG_STATE_HOME": "/s", "XDG_RUNTIME_DIR": "/r"}
 
 
-def test_a_user_has_those_of_the_xdg_specification() -> None:
-    plain = paths_for(Mode.USER, HOME)
-    assert plain.config_dir == Path("/home/me/.config/tunerd")
-    assert plain.state_dir == Path("/home/me/.local/state/tunerd")
-    assert plain.unit_dir == Path("/home/me/.config/systemd/user")
-    moved = paths_for(
-        Mode.USER,
-        {**HOME, "XDG_CONFIG_HOME": "/c", "XDG_STATE_HOME": "/s", "XDG_RUNTIME_DIR": "/r"},
-    )
-    assert moved.settings_file == Path("/c/tunerd/tunerd.toml")
-    assert moved.state_dir == Path("/s/tunerd")
-    assert moved.runtime_dir == Path("/r/tunerd")
-    assert moved.unit_dir == Path("/c/systemd/user")
-    assert moved.runtime_unit_dir == Path("/r/systemd/user")
-
-
-def test_without_a_manager_units_are_in_the_state() -> None:
-    paths = paths_for(Mode.LOCAL, {**HOME, "XDG_RUNTIME_DIR": "/r"})
-    assert paths.unit_dir == Path("/home/me/.local/state/tunerd/units")
-    assert paths.runtime_unit_dir == Path("/r/tunerd/units")
-
-
-def test_a_tryout_is_wholly_in_its_folder() -> None:
-    """A state folder of its own takes everything that runs with it."""
-    paths = paths_for(Mode.LOCAL, {"TUNERD_STATE_DIR": "/try/state", "TUNERD_CONFIG_DIR": "/try/config",
-                                   "XDG_RUNTIME_DIR": "/r", **HOME})  # fmt: skip
-    for folder in (paths.state_dir, paths.runtime_dir, paths.unit_dir, paths.runtime_unit_dir):
-        assert folder.is_relative_to("/try/state")
-    assert paths.config_dir == Path("/try/config")
-
-
-@pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize(
-    ("variable", "attribute"),
+    ("mode", "environment", "places"),
     [
-        ("TUNERD_CONFIG_DIR", "config_dir"),
-        ("TUNERD_STATE_DIR", "state_dir"),
-        ("TUNERD_RUNTIME_DIR", "runtime_dir"),
-        ("TUNERD_UNIT_DIR", "unit_dir"),
+        (Mode.SYSTEM, XDG, {
+            "settings_file": "/etc/tunerd/tunerd.toml", "site_profiles": "/etc/tunerd/profiles", "state_dir": "/var/lib/tunerd",
+            "lock": "/var/lib/tunerd/lock", "runtime_dir": "/run/tunerd", "unit_dir": "/etc/systemd/system",
+            "runtime_unit_dir": "/run/systemd/system"}),
+        (Mode.USER, {}, {
+            "config_dir": "/home/me/.config/tunerd", "state_dir": "/home/me/.local/state/tunerd",
+            "unit_dir": "/home/me/.config/systemd/user"}),
+        (Mode.USER, XDG, {
+            "settings_file": "/c/tunerd/tunerd.toml", "state_dir": "/s/tunerd", "runtime_dir": "/r/tunerd",
+            "unit_dir": "/c/systemd/user", "runtime_unit_dir": "/r/systemd/user"}),
+        (Mode.LOCAL, {"XDG_RUNTIME_DIR": "/r"}, {
+            "unit_dir": "/home/me/.local/state/tunerd/units", "runtime_unit_dir": "/r/tunerd/units"}),
+        # A state folder of its own takes everything that runs with it.
+        (Mode.LOCAL, {"TUNERD_STATE_DIR": "/try/state", "TUNERD_CONFIG_DIR": "/try/config", "XDG_RUNTIME_DIR": "/r"}, {
+            "state_dir": "/try/state", "runtime_dir": "/try/state/run", "unit_dir": "/try/state/units",
+            "runtime_unit_dir": "/try/state/run/units", "config_dir": "/try/config"}),
     ],
-)
-def test_every_folder_can_be_moved(mode: Mode, variable: str, attribute: str) -> None:
-    paths = paths_for(mode, {**HOME, variable: "/moved"})
-    assert getattr(paths, attribute) == Path("/moved")
-    assert paths_for(mode, {**HOME, variable: ""}) == paths_for(mode, HOME)
+    ids=["the system", "a user", "a user of the XDG specification", "without a manager", "a try-out"],
+)  # fmt: skip
+def test_each_kind_of_installation_has_its_places(
+    mode: Mode, environment: dict[str, str], places: dict[str, str]
+) -> None:
+    paths = paths_for(mode, {**HOME, **environment})
+    assert {name: str(getattr(paths, name)) for name in places} == places
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("folder", ["CONFIG", "STATE", "RUNTIME", "UNIT"])
-def test_a_relative_folder_is_refused_for_it_would_be_another_one_elsewhere(
+@pytest.mark.parametrize("folder", ["config", "state", "runtime", "unit"])
+def test_every_folder_can_be_moved_but_not_by_a_path_that_is_another_one_elsewhere(
     mode: Mode, folder: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"`TUNERD_{folder}_DIR` is a relative path") as refused:
-        paths_for(mode, {**HOME, f"TUNERD_{folder}_DIR": "rel/s"})
+    variable = f"TUNERD_{folder.upper()}_DIR"
+    paths = paths_for(mode, {**HOME, variable: "/moved"})
+    assert getattr(paths, f"{folder}_dir") == Path("/moved")
+    assert paths_for(mode, {**HOME, variable: ""}) == paths_for(mode, HOME)
+    with pytest.raises(ConfigError, match=f"`{variable}` is a relative path") as refused:
+        paths_for(mode, {**HOME, variable: "rel/s"})
     assert f"{Path.cwd()}/rel/s" in str(refused.value.hint)
 
 
