@@ -61,35 +61,29 @@ def test_nothing_that_names_a_file_a_program_or_free_text_passes(
     assert capsys.readouterr().out == "", "what is only parsed prints nothing"
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "lane"),
-    [
-        ("apply rtx-3090-ti-24gb --set speculation.n_max=2 --yes", "apply", Lane.CHANGE),
-        ("apply x", "apply", Lane.LOOK),
-        ("apply x --dry-run --yes", "apply --dry-run", Lane.LOOK),
-        ("rollback --list", "rollback --list", Lane.HERE),
-        ("rollback --yes --to 12", "rollback", Lane.CHANGE),
-        ("compare live 14 --yes", "compare", Lane.MEASURE),
-        ("compare speculation.n_max=2 rtx-3090-ti-24gb", "compare", Lane.LOOK),
-        ("bench", "bench", Lane.MEASURE),
-        ("bench x --suite deep", "bench", Lane.LOOK),
-        ("sweep run --yes --space speculation.n_max=1,2,3 --space engine=mainline-0.7.0,ik",
-         "sweep run", Lane.MEASURE),
-        ("sweep run --space serving.load_mode=mmap+mlock --space serving.temp=0.7", "sweep run",
-         Lane.LOOK),
-        ("doctor", "doctor", Lane.APART),
-        ("engines", "engines", Lane.LOOK),
-        ("sweep stop", "sweep stop", Lane.NOTE),
-        ("schedule set --window 01:00-06:30 --timezone Europe/Berlin --off", "schedule set",
-         Lane.NOTE),
-        ("jobs stop 3 --json", "jobs stop", Lane.NOTE),
-    ],
-)  # fmt: skip
-def test_what_a_member_may_ask_for_is_known_with_what_it_may_not_run_beside(
-    words: str, kind: str, lane: Lane
-) -> None:
-    found = asked(words.split())
-    assert (found.kind, found.lane) == (kind, lane)
+MAY_ASK = {
+    "apply rtx-3090-ti-24gb --set speculation.n_max=2 --yes": ("apply", Lane.CHANGE),
+    "apply x": ("apply", Lane.LOOK),
+    "apply x --dry-run --yes": ("apply --dry-run", Lane.LOOK),
+    "rollback --list": ("rollback --list", Lane.HERE),
+    "rollback --yes --to 12": ("rollback", Lane.CHANGE),
+    "compare live 14 --yes": ("compare", Lane.MEASURE),
+    "compare speculation.n_max=2 rtx-3090-ti-24gb": ("compare", Lane.LOOK),
+    "bench": ("bench", Lane.MEASURE),
+    "bench x --suite deep": ("bench", Lane.LOOK),
+    "sweep run --yes --space speculation.n_max=1,2,3 --space engine=mainline-0.7.0,ik": ("sweep run", Lane.MEASURE),
+    "sweep run --space serving.load_mode=mmap+mlock --space serving.temp=0.7": ("sweep run", Lane.LOOK),
+    "doctor": ("doctor", Lane.APART),
+    "engines": ("engines", Lane.LOOK),
+    "sweep stop": ("sweep stop", Lane.NOTE),
+    "schedule set --window 01:00-06:30 --timezone Europe/Berlin --off": ("schedule set", Lane.NOTE),
+    "jobs stop 3 --json": ("jobs stop", Lane.NOTE),
+}  # fmt: skip
+
+
+def test_what_a_member_may_ask_for_is_known_with_what_it_may_not_run_beside() -> None:
+    found = {words: asked(words.split()) for words in MAY_ASK}
+    assert {words: (one.kind, one.lane) for words, one in found.items()} == MAY_ASK
 
 
 def test_root_is_not_held_to_what_members_may() -> None:
@@ -168,14 +162,15 @@ def test_values_become_the_words_that_are_typed() -> None:
     body = {"sides": ["live", "14"], "set": ["speculation.n_max=2"], "budget": "20m", "pairs": 5,
             "start_after": True}  # fmt: skip
     argv = argv_of("compare", body)
-    assert argv == ["compare", "--yes", "--set=speculation.n_max=2", "--budget=20m", "--pairs=5",
-                    "--start-after", "--", "live", "14"]  # fmt: skip
+    words = (
+        "compare --yes --set=speculation.n_max=2 --budget=20m --pairs=5 --start-after -- live 14"
+    )
+    assert argv == words.split()
     assert asked(argv).params["budget"] == 1200.0
     assert "--yes" not in argv_of("compare", {"ask": True})
     form = {"profile": "x", "probation": "false", "now": "true"}
-    assert argv_of("apply", form, is_text=True) == [
-        "apply", "--yes", "--now", "--no-probation", "--", "x",
-    ]  # fmt: skip
+    words = "apply --yes --now --no-probation -- x"
+    assert argv_of("apply", form, is_text=True) == words.split()
     for wrong in ({"ask": "true"}, {"ask": None}, {"pairs": "5"}, {"pairs": True}, {"pairs": 10**9}, {"yes": True},
                   {"sides": "live"}, {"sides": ["a"] * 65}, {"url": "x"}, {"as_json": True}):  # fmt: skip
         with pytest.raises(WrongError):
@@ -185,16 +180,13 @@ def test_values_become_the_words_that_are_typed() -> None:
 def test_the_description_has_every_path() -> None:
     paths = describe_api()["paths"]
     assert {*READS, *BEGINS} <= set(paths)
-    assert paths["/api/apply"]["post"]["requestBody"]["content"]["application/json"]["schema"][
-        "required"
-    ] == ["profile"]
+    body = paths["/api/apply"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["required"] == ["profile"]
 
 
-@pytest.mark.parametrize("number", ["nan", "-nan", "inf", "-inf", "1e999"])
-@pytest.mark.parametrize("words", ["compare --tolerance", "sweep run --at-least", "top --every"])
-def test_what_is_no_number_is_refused_wherever_a_number_is_asked_for(
-    words: str, number: str
-) -> None:
-    command = command_of(words.partition(" --")[0])
-    with pytest.raises(click.BadParameter):
-        command.make_context("x", [*words.split()[-1:], number], help_option_names=[])
+def test_what_is_no_number_is_refused_wherever_a_number_is_asked_for() -> None:
+    for words in ("compare --tolerance", "sweep run --at-least", "top --every"):
+        command = command_of(words.partition(" --")[0])
+        for number in ("nan", "-nan", "inf", "-inf", "1e999"):
+            with pytest.raises(click.BadParameter):
+                command.make_context("x", [*words.split()[-1:], number], help_option_names=[])
