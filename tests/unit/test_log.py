@@ -31,13 +31,9 @@ def test_an_entry_has_message_priority_and_fields(
     journald: socket.socket, journal: Journal
 ) -> None:
     assert journal.send("swap.recovered generation=3", 4, {field_name("found"): "undo"})
-    entry = journald.recv(65536).decode()
-    assert entry.splitlines() == [
-        "MESSAGE=swap.recovered generation=3",
-        "PRIORITY=4",
-        "SYSLOG_IDENTIFIER=tunerd",
-        "TUNERD_FOUND=undo",
-    ]
+    assert journald.recv(65536).decode().splitlines() == [
+        "MESSAGE=swap.recovered generation=3", "PRIORITY=4", "SYSLOG_IDENTIFIER=tunerd", "TUNERD_FOUND=undo",
+    ]  # fmt: skip
 
 
 def test_a_value_of_several_lines_cannot_forge_a_field(
