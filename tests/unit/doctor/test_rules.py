@@ -54,6 +54,9 @@ IQ4_HEAD = replace(model(), mtp_types=(("iq4_xs", 400_000_000), ("f32", 2_000_00
 TAKEN = error("port-taken", "nginx (process 7) already listens on port 8080", "end it")
 XORG = GpuProcess(900, MiB(950), "graphics", "Xorg", "display-manager.service")
 OLLAMA = GpuProcess(901, MiB(5200), "compute", "ollama", "ollama.service")
+# What others find, and how bad they say that it is.
+OWN = {"no-supervisor": error, "no-daemon": warning, "no-linger": warning, "settings-wrong": warning,
+       "kept-engines": note, "swap-cut-short": warning}  # fmt: skip
 CPU_MOE: dict[str, Any] = {"memory__n_cpu_moe": 20, "memory__fit_mib": None}
 
 
@@ -193,22 +196,12 @@ FIRES = [
     ("engine-without-mtp", "a build that lost `-mtp`",
      old_build("-mtp")),
     ("log-unseen", "a server that writes nothing", with_server(log=None, is_silent=True)),
-    ("no-supervisor", "a supervisor that is down",
-     a_box(own={"no-supervisor": error("no-supervisor", "it is down", "tunerd supervise")})),
-    ("no-daemon", "a daemon that is down",
-     a_box(own={"no-daemon": warning("no-daemon", "it is down", "start tunerd")})),
-    ("no-linger", "a user who does not linger",
-     a_box(own={"no-linger": warning("no-linger", "units end", "enable-linger")})),
-    ("settings-wrong", "settings that cannot be read",
-     a_box(own={"settings-wrong": warning("settings", "no TOML", "correct it")})),
+    *((code, "as others found it", a_box(own={code: told("x", "it is so", "do that")}))
+      for code, told in OWN.items()),
     ("server-down", "a model that is gone", with_server(no_start="gone: `/models/a.gguf`")),
     ("server-down", "a model that is gone, and a flag that the build lost",
      with_server(foreign_flags=("--mlock",), no_start="gone: `/models/a.gguf`")),
     ("server-down", "a server that died", with_server(death=Failure(FailureKind.PORT_TAKEN, "couldn't bind", None))),
-    ("kept-engines", "a copy that nothing names",
-     a_box(own={"kept-engines": note("kept-engines", "one that nothing names", "rm -r it")})),
-    ("swap-cut-short", "a swap that was cut short",
-     a_box(own={"swap-cut-short": warning("interrupted", "of generation 3", "recover")})),
 ]  # fmt: skip
 
 SILENT = [
@@ -328,12 +321,7 @@ UNKNOWN = [
     ("engine-without-mtp", "settings that are none",
      with_server(settings=None, settings_problem="it has 2 ExecStart= lines")),
     ("log-unseen", "no log", with_server(log=None)),
-    ("no-supervisor", "supervisor unknown", a_box(own=None)),
-    ("no-daemon", "daemon unknown", a_box(own=None)),
-    ("no-linger", "lingering unknown", a_box(own=None)),
-    ("settings-wrong", "settings of tunerd unknown", a_box(own=None)),
-    ("kept-engines", "copies unknown", a_box(own=None)),
-    ("swap-cut-short", "swaps unknown", a_box(own=None)),
+    *((code, "nobody looked", a_box(own=None)) for code in OWN),
     ("server-down", "no server", replace(a_box(), server=None)),
 ]  # fmt: skip
 
@@ -348,8 +336,9 @@ def test_what_a_rule_finds_is_told_as_in_the_golden_text() -> None:
     for code, heading, box in FIRES:
         ((found,), missing) = ask(BY_CODE[code], box)
         assert not missing
-        lines = [f"{found.severity}: {found.seen}", f"  do: {found.do}"]
-        cases.append((f"{code}, {heading}", lines))
+        cases.append(
+            (f"{code}, {heading}", [f"{found.severity}: {found.seen}", f"  do: {found.do}"])
+        )
     transcript("doctor/finds", cases)
 
 
@@ -369,23 +358,18 @@ def test_what_a_rule_lacks_is_told_as_in_the_golden_text() -> None:
 
 def test_no_rule_is_without_a_case_of_each_kind() -> None:
     codes = {rule.code for rule in ALL_RULES}
-    assert {code for code, *_ in FIRES} == codes - {"cuda-graphs"}, "it only says what tells"
-    assert {code for code, _, _ in UNKNOWN} == codes
-    quiet = diagnose(a_box(), ALL_RULES)
-    assert quiet.findings == ()
-    assert [one.code for one in quiet.not_checked] == ["cuda-graphs"]
-    assert set(quiet.passed) == codes - {"cuda-graphs"}
+    tells = codes - {"cuda-graphs"}  # which only says what tells
     assert len(codes) == len(ALL_RULES)
+    assert ({code for code, *_ in FIRES}, {code for code, *_ in UNKNOWN}) == (tells, codes)
+    quiet = diagnose(a_box(), ALL_RULES)
+    assert (quiet.findings, set(quiet.passed)) == ((), tells)
+    assert [one.code for one in quiet.not_checked] == ["cuda-graphs"]
 
 
 def test_a_box_of_which_nothing_is_known_has_no_findings_and_passes_nothing() -> None:
     unknown = Facts(host=replace(HOST, gpus=None, memory=replace(HOST.memory, swap_used_mib=None)))
-
     found = diagnose(unknown, ALL_RULES)
-
-    assert found.findings == ()
-    assert found.passed == ()
-    assert len(found.not_checked) == len(ALL_RULES)
+    assert (found.findings, found.passed, len(found.not_checked)) == ((), (), len(ALL_RULES))
 
 
 def test_the_worst_finding_comes_first_and_decides_the_exit_code() -> None:
@@ -401,24 +385,16 @@ def test_the_worst_finding_comes_first_and_decides_the_exit_code() -> None:
 
 def test_one_unreadable_card_does_not_hide_what_is_wrong_with_the_other() -> None:
     box = with_host(a_box(), gpus=(card(pcie_width=None), card(index=1, pcie_width=4)))
-
-    seen, missing = ask(BY_CODE["pcie-link"], box)
-
-    assert [one.seen for one in seen] == ["GPU 1: PCIe x4; x16 is possible"]
-    assert missing == ["the PCIe link of GPU 0"]
+    ((seen,), missing) = ask(BY_CODE["pcie-link"], box)
+    assert (seen.seen, missing) == ("GPU 1: PCIe x4; x16 is possible", ["the PCIe link of GPU 0"])
 
 
 def test_the_card_of_the_server_is_the_one_where_its_process_is() -> None:
-    large = a_card(index=0, total_mib=49140)
     own = replace(card(), index=1, total_mib=MiB(12282))
-    box = with_host(a_box(), gpus=(large, own))
+    box = with_host(a_box(), gpus=(a_card(index=0, total_mib=49140), own))
 
-    found = box.used_card()
-    assert found is not None
-    assert found.index == 1
-    resting = with_server(box, pid=None).used_card()
-    assert resting is not None
-    assert resting.index == 0
+    used = [one.used_card() for one in (box, with_server(box, pid=None))]
+    assert [one.index for one in used if one is not None] == [1, 0]
 
 
 def test_what_a_desktop_does_on_a_card_of_its_own_is_no_finding_about_the_server() -> None:
