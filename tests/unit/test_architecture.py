@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
@@ -278,10 +278,12 @@ def test_what_decides_is_told_apart_from_what_acts() -> None:
     assert sources().keys() - why - listed == set(), "these are pure: say so in PURE"
 
 
-@pytest.mark.parametrize("module", OWNERS)
-def test_one_file_owns_each_effect(module: str) -> None:
-    users = {found.file for found in imports() if f"{found.module}.".startswith(f"{module}.")}
-    assert users == set(OWNERS[module].split())
+def test_one_file_owns_each_effect() -> None:
+    users = {
+        module: {found.file for found in imports() if f"{found.module}.".startswith(f"{module}.")}
+        for module in OWNERS
+    }
+    assert users == {module: set(files.split()) for module, files in OWNERS.items()}
 
 
 def called(node: ast.AST) -> str | None:
@@ -314,20 +316,12 @@ def follows_links(node: ast.AST) -> bool:
     return called(node) == "chown" and all(word.arg != "follow_symlinks" for word in words)
 
 
-@pytest.mark.parametrize(
-    ("does", "files"),
-    [
-        (reads_the_environment, READ_THE_ENVIRONMENT),
-        (catches_everything, CATCH_EVERYTHING),
-        (follows_links, ""),
-    ],
-)
-def test_what_few_may_do_is_done_by_nobody_else(
-    does: Callable[[ast.AST], bool], files: str
-) -> None:
-    found = {file: f"tunerd/{file}.py:{node.lineno}" for file, node in nodes() if does(node)}
-    assert [found[file] for file in found.keys() - set(files.split())] == []
-    assert set(files.split()) - found.keys() == set(), "these do it no longer"
+def test_what_few_may_do_is_done_by_nobody_else() -> None:
+    few = {reads_the_environment: READ_THE_ENVIRONMENT, catches_everything: CATCH_EVERYTHING, follows_links: ""}  # fmt: skip
+    for does, files in few.items():
+        found = {file: f"tunerd/{file}.py:{node.lineno}" for file, node in nodes() if does(node)}
+        assert [found[file] for file in found.keys() - set(files.split())] == []
+        assert set(files.split()) - found.keys() == set(), "these do it no longer"
 
 
 def test_no_test_replaces_parts_of_the_program() -> None:
@@ -355,29 +349,21 @@ def imported_by(
 
 @pytest.mark.parametrize(
     ("command", "unwanted", "wanted"),
-    [
-        ("--help", NOT_IN_HELP, "click"),
-        ("status", NOT_IN_STATUS, "pydantic_settings"),
-        ("sweep status", {"scipy"}, "sqlalchemy"),
-    ],
-)
+    [("--help", NOT_IN_HELP, "click"), ("status", NOT_IN_STATUS, "pydantic_settings"),
+     ("sweep status", {"scipy"}, "sqlalchemy")],
+)  # fmt: skip
 def test_a_command_imports_nothing_that_it_does_not_need(
     tmp_path: Path, command: str, unwanted: set[str], wanted: str
 ) -> None:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TUNERD_MODE": "local"}
-    for name in ("CONFIG", "STATE", "RUNTIME", "UNIT"):
-        environment[f"TUNERD_{name}_DIR"] = str(tmp_path / name.lower())
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TUNERD_MODE": "local",
+                   **{f"TUNERD_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "STATE")}}  # fmt: skip
     script = "from tunerd.cli.main import main\nmain()"
     found = imported_by(script, *command.split(), environment=environment)
     assert found & unwanted == set()
     assert wanted in found  # the check looks at the right process
 
 
-@pytest.mark.parametrize(
-    ("modules", "unwanted"),
-    [("tunerd.watch.daemon, tunerd.web.part", NOT_IN_DAEMON), ("tunerd.web.page", NOT_IN_WEB)],
-)
-def test_what_runs_all_day_holds_nothing_that_it_does_not_need(
-    modules: str, unwanted: set[str]
-) -> None:
-    assert imported_by(f"import {modules}") & unwanted == set()
+def test_what_runs_all_day_holds_nothing_that_it_does_not_need() -> None:
+    daemon = imported_by("import tunerd.watch.daemon, tunerd.web.part")
+    page = imported_by("import tunerd.web.page")
+    assert (daemon & NOT_IN_DAEMON, page & NOT_IN_WEB) == (set(), set())

@@ -29,22 +29,10 @@ from tunerd.engine.health import (
 from tunerd.units.manager import UnitState
 
 RUNNING = UnitState(
-    unit="llama-server.service",
-    load_state="loaded",
-    active_state="active",
-    sub_state="running",
-    result="success",
-    main_pid=100,
-    exit_kind=None,
-    exit_status=None,
-    n_restarts=0,
-    invocation_id="new",
-    fragment_path=None,
-    drop_ins=(),
-    needs_reload=False,
-    unit_file_state="enabled",
-    active_since_s=None,
-)
+    unit="llama-server.service", load_state="loaded", active_state="active", sub_state="running",
+    result="success", main_pid=100, exit_kind=None, exit_status=None, n_restarts=0, invocation_id="new",
+    fragment_path=None, drop_ins=(), needs_reload=False, unit_file_state="enabled", active_since_s=None,
+)  # fmt: skip
 EXPECTED = Expectation(old_invocation="old", alias="qwen", expects_draft=True)
 NOW = Observation(at_s=10.0, unit=RUNNING, http=HttpState.READY, listener_pid=100, alias="qwen")
 
@@ -297,10 +285,7 @@ ILLEGAL = "9.05.001.004 E CUDA error: an illegal memory access was encountered"
 LOADED = "0.05.001.003 I srv  llama_server: model loaded"
 LOADED_IK = 'INFO [                    main] model loaded | tid="1" timestamp=1'
 RETRIED = (
-    (
-        "1.06.520.077 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 51748.72 MiB on device 1: cudaMalloc "
-        "failed: out of memory"
-    ),
+    "1.06.520.077 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 51748.72 MiB on device 1: cudaMalloc failed: out of memory",
     "1.06.520.086 E graph_reserve: failed to allocate compute buffers",
     "1.06.520.107 W sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism",
 )
