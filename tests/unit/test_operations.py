@@ -29,12 +29,17 @@ from tunerd.operations import (
 )
 from tunerd.web.routes import BEGINS, READS, describe_api
 
+# Keys that name a program, a file or an address.
+DANGEROUS = (
+    "engine.prefer", "extra_args", "environment.LD_PRELOAD", "model.path", "model.mmproj", "serving.host",
+    "serving.api_key_file", "serving.slot_save_path", "serving.chat_template", "serving.chat_template_kwargs",
+    "speculation.draft_model", "memory.override_tensor", "memory.device", "serving.alias", "engines.x.extra_args",
+    "model.chat_template_file",
+)  # fmt: skip
 EVIL = (
     "apply ../../etc/shadow", "apply /etc/tunerd/profiles/x", "apply .hidden", "apply a\nb",
     "compare --profile a/b", "compare --workload=../../../etc/passwd", "workload learn --name ../x",
-    "apply x --set engine.prefer=evil", "apply x --set engines.eng.extra_args=x",
-    "apply x --set environment.LD_PRELOAD=evil.so", "apply x --set model.path=/etc/shadow",
-    "apply x --set speculation.draft_model=x", "apply x --set memory.override_tensor=x",
+    *(f"apply x --set {key}=evil" for key in DANGEROUS),
     "apply x --set speculation.n_max=[1]", "apply x --set speculation.type=/bin/sh",
     "sweep run --space model.path=/etc/shadow", "sweep run --space engine=/home/alice/evil",
     "sweep run --space engine.prefer=ik,../evil", "sweep run --space extra_args=--x",
@@ -89,6 +94,11 @@ def test_what_a_member_may_ask_for_is_known_with_what_it_may_not_run_beside() ->
 def test_root_is_not_held_to_what_members_may() -> None:
     words = ["sweep", "run", "--space", "engine=/opt/other/llama-server", "--yes"]
     assert asked(words, is_member=False).params["space"] == (words[3],)
+
+
+def test_what_an_operator_may_set_names_no_program_file_or_address() -> None:
+    assert {"speculation.n_max", "memory.fit_mib", "serving.cache_type_k"} <= plain_keys()
+    assert plain_keys().isdisjoint(DANGEROUS)
 
 
 @given(st.text(max_size=60), st.text(max_size=60))

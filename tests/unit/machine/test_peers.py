@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tunerd.errors import UsageError
 from tunerd.machine.peers import Peer, Via
-from tunerd.operations import check_setting, plain_keys
 from tunerd.web.app import host_is_ours, may_act, origin_is_ours
 
 GROUP = 900
@@ -72,18 +68,3 @@ ORIGINS = {
 
 def test_only_its_own_page_may_send_changes() -> None:
     assert {origin: origin_is_ours(origin, "localhost:8765") for origin in ORIGINS} == ORIGINS
-
-
-def test_what_an_operator_may_set_names_no_program_file_or_address() -> None:
-    assert {"speculation.n_max", "memory.fit_mib", "serving.cache_type_k"} <= plain_keys()
-    dangerous = {
-        "engine.prefer", "extra_args", "environment.LD_PRELOAD", "model.path", "model.mmproj",
-        "serving.host", "serving.api_key_file", "serving.slot_save_path", "serving.chat_template",
-        "serving.chat_template_kwargs", "speculation.draft_model", "memory.override_tensor",
-        "memory.device", "serving.alias", "engines.x.extra_args", "model.chat_template_file",
-    }  # fmt: skip
-    assert plain_keys() & dangerous == set()
-
-    for key in dangerous:
-        with pytest.raises(UsageError, match="without root"):
-            check_setting(f"{key}=/srv/x")
