@@ -153,38 +153,31 @@ def drawn(
     ]
 
 
-@pytest.mark.parametrize(
-    ("looks", "joules"),
-    [
-        (drawn((0.0, 1000.0, 9.0), (0.5, 1100.0, 9.0), (1.0, 1350.5, 9.0)), 350.5),
-        (drawn((0.0, 1000.0, None), (1.0, 1200.0, None), processes=(SERVER, DESKTOP)), 200.0),
-        (drawn((0.0, None, 100.0), (2.0, None, 300.0), (4.0, None, 300.0)), 1000.0),
-        (drawn((0.0, None, 100.0), (2.0, None, 300.0)), None),
-        (drawn((0.0, None, 100.0), (2.0, None, None), (4.0, None, 300.0)), None),
-        ([], None),
-        (drawn((0.0, 1000.0, None)), None),
-        (drawn((0.0, 1000.0, None), (9.0, 1000.0, None)), None),
-        (drawn((0.0, 1000.0, None), (9.0, 3.0, None)), None),
-        (drawn((0.0, None, None), (9.0, None, None)), None),
-        (drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(SERVER, STRANGER)), None),
-        ([*drawn((0.0, 1.0, 1.0)), *drawn((4.0, 2.0, 1.0), processes=(SERVER, STRANGER)),
-          *drawn((9.0, 3.0, 1.0))], None),
-        (drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(STRANGER,)), None),
-        ([look_at([replace(rtx_3090_ti(), processes=None)], [7], at_s=at_s) for at_s in (0.0, 9.0)], None),
-        ([look_at(None, [7], at_s=at_s) for at_s in (0.0, 9.0)], None),
-        ([*drawn((0.0, 1.0, 1.0)),
-          look_at([replace(rtx_3090_ti(index=at), processes=(SERVER,)) for at in (0, 1)], [7], at_s=9.0)],
-         None),
-    ],
-    ids=["a counter", "beside a desktop", "power without a counter", "too little power, which lags",
-         "power with a gap", "nothing", "one look", "a counter that stands", "one that went back",
-         "neither is told", "somebody computes there", "somebody did for a moment", "another card's",
-         "unknown processes", "no card", "other cards than before"],
-)  # fmt: skip
-def test_energy_is_what_the_card_took_for_the_server_alone_and_never_zero(
-    looks: list[GpuLook], joules: float | None
-) -> None:
-    assert energy_of(looks) == joules
+TWO_CARDS = [replace(rtx_3090_ti(index=at), processes=(SERVER,)) for at in (0, 1)]
+ENERGY: dict[str, tuple[list[GpuLook], float | None]] = {
+    "a counter": (drawn((0.0, 1000.0, 9.0), (0.5, 1100.0, 9.0), (1.0, 1350.5, 9.0)), 350.5),
+    "beside a desktop": (drawn((0.0, 1000.0, None), (1.0, 1200.0, None), processes=(SERVER, DESKTOP)), 200.0),
+    "power without a counter": (drawn((0.0, None, 100.0), (2.0, None, 300.0), (4.0, None, 300.0)), 1000.0),
+    "too little power, which lags": (drawn((0.0, None, 100.0), (2.0, None, 300.0)), None),
+    "power with a gap": (drawn((0.0, None, 100.0), (2.0, None, None), (4.0, None, 300.0)), None),
+    "nothing": ([], None),
+    "one look": (drawn((0.0, 1000.0, None)), None),
+    "a counter that stands": (drawn((0.0, 1000.0, None), (9.0, 1000.0, None)), None),
+    "one that went back": (drawn((0.0, 1000.0, None), (9.0, 3.0, None)), None),
+    "neither is told": (drawn((0.0, None, None), (9.0, None, None)), None),
+    "somebody computes there": (drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(SERVER, STRANGER)), None),
+    "somebody did for a moment": (
+        [*drawn((0.0, 1.0, 1.0)), *drawn((4.0, 2.0, 1.0), processes=(SERVER, STRANGER)), *drawn((9.0, 3.0, 1.0))], None),
+    "another card's": (drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(STRANGER,)), None),
+    "unknown processes": ([look_at([replace(rtx_3090_ti(), processes=None)], [7], at_s=at_s) for at_s in (0.0, 9.0)], None),
+    "no card": ([look_at(None, [7], at_s=at_s) for at_s in (0.0, 9.0)], None),
+    "other cards than before": ([*drawn((0.0, 1.0, 1.0)), look_at(TWO_CARDS, [7], at_s=9.0)], None),
+}  # fmt: skip
+
+
+def test_energy_is_what_the_card_took_for_the_server_alone_and_never_zero() -> None:
+    found = {name: energy_of(looks) for name, (looks, _) in ENERGY.items()}
+    assert found == {name: joules for name, (_, joules) in ENERGY.items()}
 
 
 def test_a_card_that_the_server_is_not_on_is_not_counted() -> None:
