@@ -267,7 +267,9 @@ def test_stages_of_ik_are_speculation_though_no_profile_can_say_two_of_them() ->
         ("ik-may", "--spec-stage none", set(), None),
         ("ik-now", "", set(), None),
     ):  # fmt: skip
-        settings = settings_of(printed, dialect)
+        words = printed.split()
+        imported = import_command_line(words, {}, capabilities_of(dialect))
+        settings = with_stages(imported.resolved.profile, words)
         assert settings.speculation.kinds == kinds, printed
         assert settings.speculation.p_min == p_min
 
