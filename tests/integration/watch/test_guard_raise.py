@@ -104,12 +104,6 @@ def test_a_unit_that_a_person_edited_is_left_alone(box: Box) -> None:
     assert box.unit.read_text() == edited
 
 
-def test_a_margin_counts_only_where_fit_is_left_to_use_it(box: Box, site: Path) -> None:
-    assert margin_now(box.context).fit_mib == 1664
-    site.write_text(f"{site.read_text()}memory.fit = false\n")
-    assert margin_now(box.context).fit_mib is None
-
-
 def test_a_profile_that_changed_meanwhile_is_not_deployed_by_the_way(box: Box, site: Path) -> None:
     site.write_text(f"{site.read_text()}serving.n_batch = 64\n")
     before = box.unit.read_text()

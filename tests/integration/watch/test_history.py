@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,8 @@ import pytest
 from tests.support.fakes import FakeClock
 from tests.support.local_box import Box
 from tests.support.readings import a_reading, served
+from tests.support.stores import queried
+from tunerd.app import Context
 from tunerd.watch.figures import MINUTE_S, Bucket, Event, GpuPoint, Point, summarise
 from tunerd.watch.history import (
     COARSE_S,
@@ -34,14 +35,11 @@ def store(tmp_path: Path) -> Iterator[TelemetryStore]:
     made.close()
 
 
-minute = a_reading
-
-
 def fill(store: TelemetryStore, begin_s: float, *minutes: int) -> None:
     """Minutes after a moment, in each of which 100 tokens were generated."""
     for n in minutes:
         at_s = int(begin_s) + n * MINUTE_S
-        work = minute(at_s, served=served(100))
+        work = a_reading(at_s, served=served(100))
         store.add(*summarise([work], begin_s=at_s, seconds=MINUTE_S))
 
 
@@ -49,7 +47,7 @@ def test_minutes_are_kept_and_told_in_longer_steps(store: TelemetryStore) -> Non
     for n in range(20):
         begin_s = BEGIN_S + n * MINUTE_S
         work = served(n_predicted=600, tok_s=50.0, n_drafted=100, n_accepted=70 + n)
-        store.add(*summarise([minute(begin_s, served=work, rss_mib=900 + n)], begin_s=begin_s,
+        store.add(*summarise([a_reading(begin_s, served=work, rss_mib=900 + n)], begin_s=begin_s,
                              seconds=MINUTE_S))  # fmt: skip
 
     minutes = store.rows(Point, BEGIN_S, BEGIN_S + 1200)
@@ -66,7 +64,7 @@ def test_minutes_are_kept_and_told_in_longer_steps(store: TelemetryStore) -> Non
 
 
 def test_what_nobody_knows_stays_unknown(store: TelemetryStore) -> None:
-    blind = replace(minute(BEGIN_S), gpus=None)
+    blind = replace(a_reading(BEGIN_S), gpus=None)
     store.add(*summarise([blind], begin_s=BEGIN_S, seconds=MINUTE_S))
     store.tidy(BEGIN_S + 3 * COARSE_S)
 
@@ -78,7 +76,7 @@ def test_what_nobody_knows_stays_unknown(store: TelemetryStore) -> None:
 
 def test_a_minute_that_was_cut_by_a_restart_is_one_minute(store: TelemetryStore) -> None:
     for at_s in (BEGIN_S, BEGIN_S + 30):
-        store.add(*summarise([minute(at_s, served=served(100))], begin_s=BEGIN_S, seconds=60))
+        store.add(*summarise([a_reading(at_s, served=served(100))], begin_s=BEGIN_S, seconds=60))
     (point,) = store.rows(Point, BEGIN_S, BEGIN_S + 60)
     assert (point.n, point.n_predicted) == (2, 200)
 
@@ -120,83 +118,44 @@ def test_a_clock_that_was_years_ahead_for_a_while_costs_no_history_after_it(
     assert (row.seconds, row.n_predicted) == (COARSE_S, 1000)
 
 
-def test_a_tenth_of_a_year_of_two_cards_stays_below_10_mb(store: TelemetryStore) -> None:
-    card = minute(0.0).gpus or ()
-    two = (card[0], replace(card[0], index=1))
-    busy = replace(minute(0.0, served=served(n_drafted=3, n_accepted=2)), gpus=two)
-    point, gpus = summarise([busy, busy], begin_s=0, seconds=MINUTE_S)
-    end_s = BEGIN_S + YEAR_S // 10
-    for seconds, since_s in ((COARSE_S, BEGIN_S), (MINUTE_S, end_s - KEEP_MINUTES_S // 10)):
-        times = range(since_s, end_s, seconds)
-        write_rows(store, "points", point, times, seconds)
-        for gpu in gpus:
-            write_rows(store, "gpus", gpu, times, seconds)
-
-    store.tidy(end_s)
-
-    used = sum(path.stat().st_size for path in store.path.parent.iterdir())
-    assert len(store.rows(Point, BEGIN_S, end_s, COARSE_S)) == YEAR_S // 10 // COARSE_S
-    assert used < 10_000_000
-    assert used > 1_000_000, "the time is in it"
-    store.tidy(end_s + 3 * YEAR_S)
-    assert store.path.stat().st_size < used / 10, "room that became free is given back"
-
-
-def write_rows(
-    store: TelemetryStore, table: str, row: Point | GpuPoint, times: range, seconds: int
+def test_a_file_that_is_no_history_is_named_and_begun_anew_once_it_is_put_aside(
+    tmp_path: Path,
 ) -> None:
-    """The same row at each of these times, as `add` writes it."""
-    rows = (astuple(replace(row, begin_s=begin_s, seconds=seconds)) for begin_s in times)
-    marks = ", ".join("?" * len(astuple(row)))
-    statement = f"INSERT INTO {table} VALUES ({marks})"  # noqa: S608 -- our own names
-    with store._writing():
-        store._db.executemany(statement, rows)
-
-
-@pytest.mark.parametrize(
-    "content", [b"not a database at all" * 100, b"", b"SQLite format 3\0" + b"x" * 5000]
-)
-def test_a_file_that_is_no_history_is_named_or_begun_anew(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "telemetry.db"
-    path.write_bytes(content)
-    if not content:
+    path.touch()
+    TelemetryStore(path, writable=True).close()  # an empty one is begun
+    for content in (b"not a database at all" * 100, b"SQLite format 3\0" + b"x" * 5000):
+        path.write_bytes(content)
+        with pytest.raises(DamagedError):
+            TelemetryStore(path, writable=True)
+        put_aside(path, "20261122T000000Z")
+        assert not path.exists()
         TelemetryStore(path, writable=True).close()
-        return
-    with pytest.raises(DamagedError):
-        TelemetryStore(path, writable=True)
-    put_aside(path, "20261122T000000Z")
-    assert not path.exists()
-    TelemetryStore(path, writable=True).close()
-
-
-def test_a_history_of_another_program_or_version_is_not_written_to(tmp_path: Path) -> None:
-    path = tmp_path / "telemetry.db"
-    with sqlite3.connect(path) as other:
-        other.execute("CREATE TABLE points (a)")
-    other.close()
+    path.unlink()
+    queried(path, "CREATE TABLE points (a)")  # of another program or version
     with pytest.raises(DamagedError, match="schema"):
         TelemetryStore(path, writable=True)
 
 
-def test_a_page_that_rotted_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "telemetry.db"
-    made = TelemetryStore(path, writable=True)
-    fill(made, BEGIN_S, *range(400))
-    made.tidy(BEGIN_S)
-    made.close()
-    content = bytearray(path.read_bytes())
-    content[8192:12288] = b"\xa5" * 4096
-    path.write_bytes(content)
-
+def test_a_page_that_rotted_is_found_and_room_that_became_free_is_given_back(
+    store: TelemetryStore,
+) -> None:
+    fill(store, BEGIN_S, *range(400))
+    store.tidy(BEGIN_S)
+    whole = store.path.read_bytes()
+    store.tidy(BEGIN_S + 4 * YEAR_S)
+    assert store.path.stat().st_size < len(whole) / 2
+    store.close()
+    store.path.write_bytes(whole[:8192] + b"\xa5" * 4096 + whole[12288:])
     with pytest.raises(DamagedError):
-        TelemetryStore(path, writable=True).check()
+        TelemetryStore(store.path, writable=True).check()
 
 
 def test_readings_of_a_minute_become_one_row_when_the_next_begins() -> None:
     bucket = Bucket()
     for n, restarts in enumerate((0, 0, 2)):
-        assert bucket.add(minute(BEGIN_S + 20 * n, n_restarts=restarts)) is None
-    done = bucket.add(minute(BEGIN_S + 61, n_restarts=3))
+        assert bucket.add(a_reading(BEGIN_S + 20 * n, n_restarts=restarts)) is None
+    done = bucket.add(a_reading(BEGIN_S + 61, n_restarts=3))
     assert done is not None
     point, (gpu,) = done
     assert (point.begin_s, point.n, point.n_ready, point.restarts) == (BEGIN_S, 3, 3, 2)
@@ -221,14 +180,10 @@ def test_nobody_else_can_hold_a_lock_on_the_history(store: TelemetryStore) -> No
     assert set(found.values()) == {0o600}
 
 
-def test_of_damaged_histories_the_newest_stays(tmp_path: Path) -> None:
-    path = tmp_path / "telemetry.db"
-    for day in range(1, 4):
-        for side in ("", "-wal"):
-            Path(f"{path}{side}").write_bytes(b"no history")
-        put_aside(path, f"2026110{day}T000000Z")
-    found = {one.name for one in tmp_path.iterdir()}
-    assert found == {f"telemetry.db.damaged-20261103T000000Z{side}" for side in ("", "-wal")}
+def begun(ctx: Context) -> HistoryKeeper:
+    keeper = HistoryKeeper(ctx, lambda _event: None)
+    keeper.begin()
+    return keeper
 
 
 def test_minutes_of_a_machine_that_is_on_for_an_hour_a_week_are_folded_as_well(
@@ -237,10 +192,9 @@ def test_minutes_of_a_machine_that_is_on_for_an_hour_a_week_are_folded_as_well(
     clock = FakeClock(BEGIN_S)
     ctx = replace(Box(tmp_path).context, clock=clock)
     for week in range(1, 6):
-        keeper = HistoryKeeper(ctx, lambda _event: None)
-        keeper.begin()
+        keeper = begun(ctx)
         for _ in range(60):
-            keeper.add(minute(clock.now_s()))
+            keeper.add(a_reading(clock.now_s()))
             clock.advance(MINUTE_S)
         keeper.tidy()
         keeper.close()
@@ -254,24 +208,16 @@ def test_a_clock_that_is_set_years_ahead_drops_nothing_until_it_held_for_a_day(
 ) -> None:
     clock = FakeClock(BEGIN_S)
     ctx = replace(Box(tmp_path).context, clock=clock)
-
-    told: list[Event] = []
-
-    def begun() -> HistoryKeeper:
-        keeper = HistoryKeeper(ctx, told.append)
-        keeper.begin()
-        return keeper
-
-    keeper = begun()
+    keeper = begun(ctx)
     for _ in range(30):
-        keeper.add(minute(clock.now_s(), served=served(100)))
+        keeper.add(a_reading(clock.now_s(), served=served(100)))
         clock.advance(MINUTE_S)
     clock.set_wall(clock.now_s() + 3 * YEAR_S)
     keeper.tidy()
-    keeper.add(minute(clock.now_s()))
+    keeper.add(a_reading(clock.now_s()))
     keeper.close()
 
-    keeper = begun()
+    keeper = begun(ctx)
     keeper.tidy()
     assert len(history(ctx, BEGIN_S, BEGIN_S + 1800).points) == 30
     clock.advance(86400)
@@ -286,13 +232,12 @@ def test_a_clock_that_is_years_ahead_at_each_boot_drops_nothing(tmp_path: Path) 
     ctx = replace(Box(tmp_path).context, clock=clock)
     for day in range(3):
         clock.set_wall(BEGIN_S + 10 * YEAR_S + day * 86400)
-        keeper = HistoryKeeper(ctx, lambda _event: None)
-        keeper.begin()
+        keeper = begun(ctx)
         for is_right in (False, True):
             if is_right:
                 clock.set_wall(BEGIN_S + day * 86400 + 300)
             for _ in range(5):
-                keeper.add(minute(clock.now_s()))
+                keeper.add(a_reading(clock.now_s()))
                 clock.advance(MINUTE_S)
             keeper.add_event(Event(clock.now_s(), "swap", "note", "it serves", None))
             keeper.tidy()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
 
-from tests.support.api_box import ApiBox, serving
+from tests.support.api_box import serving
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.faked import UNIT, FakedBox
 from tests.support.nvml_world import StubWorld, loading
@@ -24,7 +23,6 @@ from tunerd.words import MiB
 BEGIN_S = 1_790_000_040.0  # a whole minute
 LOOK_S = 10.0
 MINUTE = 6  # looks
-MIB = 1024 * 1024
 SERVER_MIB, DESKTOP_MIB = 8000, 900
 
 
@@ -76,22 +74,6 @@ class CardBox(FakedBox):
     def told(self) -> list[str]:
         return [event.kind for event in reversed(self.kept.events)]
 
-    @contextmanager
-    def shown(self) -> Iterator[ApiBox]:
-        with serving(box=self.box, context=self.ctx, telemetry=self.daemon.telemetry) as api:
-            yield api
-
-
-def page_of(api: ApiBox) -> str:
-    said = api.ask("/?hours=1")
-    assert said.status == 200
-    return " ".join(unescape(said.text).split())
-
-
-def metrics_of(api: ApiBox) -> dict[str, float]:
-    lines = [line for line in api.ask("/metrics").text.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
-
 
 def findings(box: CardBox) -> dict[str, str]:
     """What doctor found, by its codes."""
@@ -115,13 +97,16 @@ def test_power_heat_and_whose_memory_it_is_are_kept_and_shown(box: CardBox) -> N
     assert (row.temperature_c, row.n_throttled) == (71.0, 0)
     assert box.told == []
     assert findings(box)["display-vram"] == "GPU 0: Xorg holds 900 MiB of VRAM"
-    with box.shown() as api:
-        told = metrics_of(api)
-        assert told['tunerd_gpu_memory_server_bytes{gpu="0"}'] == SERVER_MIB * MIB
-        assert told['tunerd_gpu_memory_others_bytes{gpu="0"}'] == DESKTOP_MIB * MIB
-        assert told['tunerd_gpu_power_watts{gpu="0"}'] == 218.4
-        assert (told["tunerd_gpus"], told["tunerd_gpu_problem"]) == (1, 0)
-        shown = page_of(api)
+    with serving(box=box.box, context=box.ctx, telemetry=box.daemon.telemetry) as api:
+        told, shown = (
+            api.ask("/metrics").text,
+            " ".join(unescape(api.ask("/?hours=1").text).split()),
+        )
+    for line in (
+        f'tunerd_gpu_memory_server_bytes{{gpu="0"}} {SERVER_MIB << 20}',
+        f'tunerd_gpu_memory_others_bytes{{gpu="0"}} {DESKTOP_MIB << 20}',
+    ):
+        assert line in told
     for words in ("8.7 of 12.0", ">0.9<", "218 of 220", ">97 %<", ">71<", ">nothing<"):
         assert words in shown
     assert "held by others" in shown, "the chart has a line of what others hold"
@@ -138,12 +123,6 @@ def test_a_card_that_goes_is_told_once_and_read_again_when_it_is_back(box: CardB
     assert box.told == ["gpu"]
     assert words in box.kept.events[0].text
     assert words in findings(box)["gpu-unreadable"]
-    with box.shown() as api:
-        told = metrics_of(api)
-        assert told["tunerd_gpu_problem"] == 1
-        assert not [name for name in told if name.startswith(("tunerd_gpus", "tunerd_gpu_memory"))]
-        assert words in page_of(api)
-        assert words in api.ask("/api/status").json["messages"][-1]["text"]
 
     box.cards.nvml.reload_driver()  # as whoever mends it does: open sessions are dead
     box.cards.show(box.card())
