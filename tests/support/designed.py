@@ -34,7 +34,7 @@ Tokens = npt.NDArray[np.int64]
 
 # How the `llama-bpe` pre-tokenizer cuts text into pieces.
 # Source: llama.cpp, unicode regex of LLAMA_VOCAB_PRE_TYPE_LLAMA3; compared with what each engine's
-# /tokenize answers in tests/integration/tryout/test_designed_engines.py.
+# /tokenize answers in tests/integration/tryout/test_designed.py.
 _LETTER = r"[^\W\d_]"
 _PIECE = re.compile(
     r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
