@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support import needs
-from tests.support.bench_box import BenchBox, HurriedClock
-from tests.support.fake_gpu import FakeGpuReader, LateGpuReader, a_card
+from tests.support.bench_box import BenchBox
 from tests.support.real_box import N_CTX, NoLease, RealBox, options
 from tests.support.server_process import serving
 from tunerd.engine.server import LlamaServer, Streamed
@@ -21,12 +20,12 @@ from tunerd.measure.answer import Sample as MeasuredSample
 from tunerd.measure.answer import read_answer
 from tunerd.measure.compare import CandidateLife, CandidateStand
 from tunerd.measure.life import Life, Texts, prompt_book
-from tunerd.measure.pairs import Asked, Unusable
+from tunerd.measure.pairs import Asked
 from tunerd.measure.target import Target, count_tokens, open_url
+from tunerd.measure.trust import speculation_of
 from tunerd.production.lease import Held
-from tunerd.profile.arm import Arm, Preempted, Request, Sample
+from tunerd.profile.arm import Arm, Request, Sample, read
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep.box import House, live_turn
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 
@@ -79,29 +78,6 @@ def test_every_class_reads_what_is_new_of_its_prompt_and_no_more(box: RealBox) -
             assert new > 500
             assert (row.reading.prompt_n or 0) <= new + 64, (row.request, row.reading)
     assert n_classes == 6, "nothing had to be repeated"
-
-
-@pytest.mark.parametrize("box", ENGINES[:1], indirect=True)
-def test_an_answer_amid_which_the_power_limit_changed_and_an_end_with_the_card_are_held_against_no_arm(
-    box: RealBox,
-) -> None:
-    """The one was kept as of the limit before; the driver listed the card for some seconds after the other."""
-    clock = HurriedClock()
-    cards = LateGpuReader(clock, a_card())
-    box.ctx = replace(box.ctx, gpu=cards, clock=clock)
-    box.house = House(box.ctx)
-    box.house.settle()
-    assert box.restart(OFF).ok
-    box.on_samples = lambda _arm, _samples: cards.show(replace(a_card(), power_limit_w=150.0))
-    with pytest.raises(Preempted, match="150 W, and was 220 W"):
-        box.measure(Request("code", "one", 0, 60, 4))
-
-    box.house = House(box.ctx)
-    box.house.settle()
-    box.tell = lambda _text: cards.lose(0)
-    box.end_server()
-    with pytest.raises(Preempted, match="a card is gone: GPU 0: the GPU is lost"):
-        box.measure(Request("code", "two", 0, 60, 4))
 
 
 def test_what_somebody_else_disturbed_is_asked_again_behind_its_prefix_and_condemns_no_cache(
@@ -213,57 +189,53 @@ def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: 
     demand_found(target, heard)
 
 
-class Shared(LlamaServer):
-    """Somebody else is answered first, where `is_taken`."""
-
-    is_taken = False
-
-    def stream(self, path: str, body: Mapping[str, Any], **told: Any) -> Streamed:
-        if self.is_taken:
-            self.complete("somebody else " * 50, n_predict=2, timeout_s=240.0)
-        return super().stream(path, body, **told)
+N_MAX, P_MIN = 8, 0.5
+MTP = Arm("it", "mtp", N_MAX, P_MIN, 0, "f16", 512, 2048, 1)
+WORDS = {
+    "mainline-2026-08-18": ("--spec-type", "draft-mtp", "--spec-draft-n-max", str(N_MAX), "--spec-draft-p-min", str(P_MIN)),
+    "ik-2026-08": ("--spec-type", f"mtp:n_max={N_MAX},p_min={P_MIN}"),
+}  # fmt: skip
 
 
-def test_a_comparison_asks_the_one_request_again_that_somebody_else_disturbed(
-    target: Target, tmp_path: Path
-) -> None:
-    server = Shared(target.server.address, SystemClock())
-    kept: list[MeasuredSample] = []
-    life = a_side(replace(target, server=server), tmp_path, kept.extend)
-    one = RequestClass(1.0, "code", 0, 400, 16)
-    life.request(Asked("1-0", 0, one))
-    server.is_taken = True
-    with pytest.raises(Unusable, match="foreign traffic"):
-        life.request(Asked("1-0", 1, one))
-    server.is_taken = False
-    assert life.request(Asked("1-0", 1, one, attempt=1)).wall_ms > 0
-    life.check()
-    life.close()
-    assert [sample.is_usable for sample in kept] == [True, False, True]
+@pytest.mark.parametrize("engine", WORDS)
+def test_the_steps_of_an_answer_sum_up_to_its_timings(engine: str, tmp_path: Path) -> None:
+    box = RealBox([str(needs.engine(engine))], tmp_path, *WORDS[engine])
+    try:
+        assert box.restart(MTP).ok
+        asked = [
+            box.measure(Request(kind, f"{kind} {n}", 0, 200, 96))
+            for n in range(3)
+            for kind in ("code", "creative", "chat")
+        ]
+    finally:
+        box.close()
+    # Where others take the processor in the middle of an answer its steps are not told.
+    answers = [answer for answer in asked if "steps" in answer]
+    assert len(answers) >= 3
+    for answer in answers:
+        steps = answer["steps"]
+        assert sum(drafted for _, drafted, _ in steps) == answer["draft_n"]
+        assert sum(accepted for _, _, accepted in steps) == answer["draft_n_accepted"]
+        assert sum(1 + accepted for _, _, accepted in steps) == answer["predicted_n"] - 1
+        assert sum(ms for ms, _, _ in steps) == pytest.approx(answer["predicted_ms"], rel=0.05)
+        assert all(accepted <= drafted <= N_MAX for _, drafted, accepted in steps)
+        reading = read(answer)
+        assert reading.steps is not None
+        assert reading.n_steps == len(steps) == sum(one.n_steps for one in reading.steps)
+    # A draft that is cut short by its confidence shows what shorter ones take.
+    assert len({drafted for one in answers for _, drafted, _ in one["steps"]}) > 1
 
 
-class Heating(Texts):
-    """The card is held back while a class is asked for the first time."""
-
-    gpu: FakeGpuReader
-
-    def of_class(self, one: RequestClass, name: str, **told: Any) -> Any:
-        is_hot = one.new_tokens and not told["details"]["attempt"]
-        reasons = ("software thermal slowdown",) if is_hot else ()
-        self.gpu.show(replace(a_card(), throttle_reasons=reasons))
-        return super().of_class(one, name, **told)
-
-
-def test_a_promoted_winner_that_was_disturbed_finds_the_prefix_when_it_is_asked_again(
-    target: Target, tmp_path: Path
-) -> None:
-    box, (target, heard) = BenchBox(tmp_path), overheard(target)
-    ctx = box.context()
-    texts = Heating(prompt_book(ctx), 1)
-    texts.gpu = box.gpu
-    texts.learn(target.server)
-    turn_s, n_void = live_turn(Life(ctx, target), texts, WORKLOAD, "live", {})
-    assert turn_s
-    assert n_void == len(WORKLOAD.classes)
-    assert len(heard) == 4 * len(WORKLOAD.classes)
-    demand_found(target, heard)
+@pytest.mark.parametrize("kind", ["ngram-mod", "ngram-simple"])
+def test_n_grams_that_find_nothing_to_repeat_are_measured(kind: str, tmp_path: Path) -> None:
+    """No bench and no comparison of a server with n-grams began: three short answers drafted nothing."""
+    words = ("--spec-type", kind)
+    box = RealBox([str(needs.engine("mainline-2026-08-18"))], tmp_path, *words)
+    try:
+        assert box.restart(replace(MTP, spec=kind)).ok
+        assert box._process is not None
+        target = replace(box._process.life.target, speculation=speculation_of(("x", *words)))
+        life = Life(box.ctx, target)
+        assert life.warm_up(box.texts.first(life), drafts=target.speculation.drafts) is False
+    finally:
+        box.close()

@@ -32,6 +32,33 @@ def box() -> Iterator[SweepBox]:
         yield found
 
 
+def test_a_plan_shows_what_would_be_tried_and_stops_nothing(box: SweepBox) -> None:
+    before = len(box.engine.served())
+    plan = box.json("sweep", "run", "--dry-run", "--space", "serving.threads=1,2")["plan"]
+    assert plan["points"] == 6
+    assert plan["incumbent"]["n_max"] == 4
+    families = {(one["engine"], one["speculation"]): one for one in plan["families"]}
+    assert set(families) == {("fake", "mtp"), ("fake", "off")}
+    assert families["fake", "mtp"]["n_max"] == [2, 4]
+    reasons = {one["what"]: one["reason"] for one in plan["left_out"]}
+    assert "there is no GPU" in reasons["memory.fit_mib"]
+    assert plan["outlook"]["unit"] == "llama-server.service"
+    assert len(box.engine.served()) == before
+
+
+def test_what_makes_no_sense_or_finds_nothing_is_refused_before_anything_stops(
+    box: SweepBox,
+) -> None:
+    before = len(box.engine.served())
+    for words, told in (
+        ("--budget 10s", "nothing can be found in 10 s"),
+        ("--space x.y=1", "no profile key"),
+        ("--budget 20h", "downtime_s"),
+    ):
+        assert told in box.call("sweep", "run", "--yes", *words.split(), code=2).stderr
+    assert len(box.engine.served()) == before
+
+
 def test_an_engine_is_tried_by_its_family_too_and_a_word_for_none_is_named(box: SweepBox) -> None:
     other = install(box.box.folder / "other", dialect="ik-now", **SPEED)
     for_everybody(other)

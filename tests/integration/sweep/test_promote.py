@@ -24,13 +24,11 @@ from tunerd.calendar import Deadline
 from tunerd.errors import DeployError, UsageError
 from tunerd.machine.facts import GpuReading
 from tunerd.machine.files import Files, is_locked
-from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.files import read_tuned, remember_failure
 from tunerd.result import ActionResult, Progress
 from tunerd.sweep.plan import SweepRequest, prepare
 from tunerd.sweep.promote import follow_policy, promote
-from tunerd.sweep.record import SweepKeeper
 
 # Each test leaves the box as it found it: with drafts, and nothing tuned.
 pytestmark = pytest.mark.timeout(540)
@@ -68,19 +66,6 @@ def serving(box: SweepBox) -> int:
     return entry.generation.number
 
 
-def test_a_sweep_under_way_is_not_said_to_have_proved_nothing(box: SweepBox) -> None:
-    ctx = box.box.context
-    with EvidenceStore(ctx.paths.evidence) as store:
-        prepared = prepare(ctx, SweepRequest(budget_s=600.0, seed=3), proves=False)
-        keeper = SweepKeeper.begin(ctx, store, prepared)
-        for words in (("promote",), ("decline",)):
-            said = box.call(*words, code=2).stderr
-            assert f"sweep {keeper.number} is not finished" in said
-            assert "`tunerd sweep status`" in said
-        assert "it has not finished" in box.call("sweep", "show").stdout
-        keeper.end(RunOutcome.STOPPED, "enough")
-
-
 def test_a_promotion_is_shown_before_anything_is_touched_and_what_was_not_proved_is_none(
     box: SweepBox,
 ) -> None:
@@ -95,18 +80,16 @@ def test_a_promotion_is_shown_before_anything_is_touched_and_what_was_not_proved
     assert serving(box) == 1
 
 
-@pytest.mark.parametrize(
-    ("then", "told"),
-    [
+def test_what_was_proved_under_other_conditions_is_not_promoted_and_these_are_named(
+    box: SweepBox,
+) -> None:
+    then: tuple[tuple[dict[str, Any], str], ...] = (
         ({"model_sha256": "0" * 64}, "no longer holds here"),
         ({"variables": {"GGML_CUDA_FORCE_MMQ": "1"}}, "variable GGML_CUDA_FORCE_MMQ"),
-    ],
-)
-def test_what_was_proved_under_other_conditions_is_not_promoted_and_these_are_named(
-    box: SweepBox, then: dict[str, Any], told: str
-) -> None:
-    number = put_proposal(box.box.context, **then)
-    assert told in box.call("promote", str(number), code=1).stderr
+    )
+    for conditions, told in then:
+        number = put_proposal(box.box.context, **conditions)
+        assert told in box.call("promote", str(number), code=1).stderr
     assert serving(box) == 1
 
 
@@ -398,27 +381,20 @@ def test_one_that_is_killed_before_it_wrote_of_the_tuned_layer_has_it_written_by
         box.json("rollback", "--yes")
 
 
-@pytest.mark.parametrize(
-    ("words", "flag"),
-    [
-        pytest.param("rollback --yes", "--spec-draft-n-max 4", marks=pytest.mark.whole),
-        ("apply night --set serving.n_ubatch=256 --yes --no-probation", "--ubatch-size 256"),
-    ],
-)
-def test_what_somebody_deploys_while_a_winner_is_measured_again_stays(
-    box: SweepBox, words: str, flag: str
-) -> None:
+def test_what_somebody_deploys_while_a_winner_is_measured_again_stays(box: SweepBox) -> None:
+    words = ("apply", "night", "--yes", "--no-probation")
+
     def overtake(progress: Progress) -> None:
         if "once more" in progress.text:
-            box.json(*words.split())
+            box.json(*words, "--set", "serving.n_ubatch=256")
 
     ctx = box.box.context
     done = deploy(replace(ctx, progress=overtake), put_proposal(ctx, token_ms=0.05))
     assert done.exit_code == 1
     assert "overtaken" in {one.code for one in done.messages}
-    assert flag in " ".join(box.engine.served()[-1])
+    assert "--ubatch-size 256" in " ".join(box.engine.served()[-1])
     shutil.rmtree(ctx.paths.tuned_dir, ignore_errors=True)
-    box.json("apply", "night", "--yes", "--no-probation")
+    box.json(*words)
     assert drafts(box)
 
 
@@ -463,11 +439,3 @@ def test_a_restart_from_before_it_was_measured_again_is_not_held_against_a_winne
     assert done.exit_code == 0, done.payload["measured_again"]
     assert "could not be measured undisturbed" in done.payload["measured_again"]["text"]
     box.json("rollback", "--yes")
-
-
-def test_where_a_rollback_took_the_unit_away_a_sweep_says_so() -> None:
-    """It was said that what serves had been adopted, and nothing served."""
-    with swept() as box:
-        box.call("rollback", "--yes")
-        refused = box.call("sweep", "run", "--yes", "--budget", "10m", code=2).stderr
-    assert "generation 2 (rollback) removed the unit, and nothing serves" in refused

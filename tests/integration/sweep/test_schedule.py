@@ -14,17 +14,13 @@ from tests.fault.fuse import Fuse, Kind, Step, fused_services
 from tests.support.faked import set_to
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box, codes
-from tests.support.made_sweep import put_night
 from tunerd.app import Context
 from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_window
-from tunerd.cli.sweep import render_status
 from tunerd.errors import Busy, ServiceError
 from tunerd.machine.clock import local_zone
 from tunerd.machine.files import Files, lock
-from tunerd.measure.store import EvidenceStore
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.probation import daemon_lock
-from tunerd.sweep.run import sweep_status
 from tunerd.sweep.schedule import ask_tonight, read_memory, show_schedule, skip_tonight
 from tunerd.tryout.local_service import Ending
 from tunerd.watch.daemon import LONGEST_WAIT_S, Nights
@@ -149,19 +145,16 @@ def test_the_daemon_begins_a_night_when_the_window_opens_and_only_once(tmp_path:
     )
 
 
-def test_a_night_that_is_due_in_the_middle_of_a_swap_begins_after_it(tmp_path: Path) -> None:
-    """It began, found a unit that was not the deployed one, and failed: `edited by hand`."""
+@pytest.mark.parametrize("of", ["lock", "measure_lock"])
+def test_a_night_that_is_due_amid_a_swap_or_a_measurement_that_is_no_sweep_begins_after_it_and_once(
+    tmp_path: Path, of: str
+) -> None:
+    """It began, found a unit that was not the deployed one, or a bench, and failed for that at night."""
     ctx = box(tmp_path, "2026-11-23 01:00")
-    with lock(ctx.paths.lock, purpose="apply x", since="now"):
+    with lock(getattr(ctx.paths, of), purpose="apply x", since="now"):
         assert starts(ctx, looks=2) == ([], [60.0, 60.0])
     assert starts(ctx)[0] == ["night"]
-
-
-def test_a_daemon_that_was_started_anew_begins_no_second_night(tmp_path: Path) -> None:
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    assert starts(ctx)[0] == ["night"]
-    assert ctx.services.state(SWEEP_UNIT).is_active
-    assert starts(ctx, looks=3)[0] == []
+    assert starts(ctx, looks=3)[0] == [], "by another daemon"
 
 
 def test_a_night_that_began_on_a_clock_that_was_set_back_since_is_had_again(tmp_path: Path) -> None:
@@ -238,26 +231,12 @@ def test_a_night_that_cannot_be_noted_is_not_begun_and_told_once(tmp_path: Path)
 @pytest.mark.parametrize(
     ("ending", "lines", "event"),
     [
-        (
-            Ending(code=0),
-            ("Nothing is worth changing.", "sweep 3: 1 configuration, 1,031 starts in 2 h"),
-            ("sweep-over", "note", "the sweep is over: Nothing is worth changing."),
-        ),
-        (
-            Ending(code=0),
-            ("A (kept-aaa) is 12 % faster", "run 7: 1 pair in 10 min 00 s; the unit was away"),
-            (
-                "sweep-over",
-                "note",
-                "the night compared the build before with the one after an upgrade",
-            ),
-        ),
-        (
-            Ending(code=1),
-            ("error: llama-server.service is not enabled", "  state   nothing was touched"),
-            ("sweep-failed", "error",
-             "the sweep failed (error: llama-server.service is not enabled)"),
-        ),
+        (Ending(code=0), ("Nothing is worth changing.", "sweep 3: 1 configuration, 1,031 starts in 2 h"),
+         ("sweep-over", "note", "the sweep is over: Nothing is worth changing.")),
+        (Ending(code=0), ("A (kept-aaa) is 12 % faster", "run 7: 1 pair in 10 min 00 s; the unit was away"),
+         ("sweep-over", "note", "the night compared the build before with the one after an upgrade")),
+        (Ending(code=1), ("error: llama-server.service is not enabled", "  state   nothing was touched"),
+         ("sweep-failed", "error", "the sweep failed (error: llama-server.service is not enabled)")),
     ],
 )  # fmt: skip
 def test_how_a_night_ended_is_told_once(
@@ -321,14 +300,6 @@ def test_a_sweep_that_a_person_began_before_the_window_is_no_night_that_begins(
     told: list[Event] = []
     Nights(ctx, told.append).look()
     assert ["already runs" in event.text for event in told] == [True]
-
-
-def test_a_night_waits_for_a_measurement_that_is_no_sweep(tmp_path: Path) -> None:
-    """It began beside a bench, failed for it, and that was told at night as an error."""
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    with lock(ctx.paths.measure_lock, purpose="bench x", since="now"):
-        assert starts(ctx, looks=2) == ([], [60.0, 60.0])
-    assert starts(ctx)[0] == ["night"]
 
 
 def test_a_night_that_waited_from_its_beginning_on_was_not_missed(tmp_path: Path) -> None:
@@ -398,21 +369,6 @@ def test_two_who_change_what_is_remembered_of_nights_lose_nothing(tmp_path: Path
     assert None not in (read_memory(ctx).asked_s, read_memory(ctx).skip_begin_s)
 
 
-def test_a_sweep_that_gave_the_card_back_is_said_to_wait(tmp_path: Path) -> None:
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    ctx.services.start(SWEEP_UNIT)
-    (said,) = render_status(sweep_status(ctx).payload)
-    assert "it is getting ready" in said
-    ctx.files.make_folder(ctx.paths.evidence.parent)
-    with EvidenceStore(ctx.paths.evidence) as store:
-        number = put_night(ctx, store, ctx.clock.now_s(), ends=False)
-    said, *counts = render_status(sweep_status(ctx).payload)
-    assert "starts" in counts[0]
-    assert f"sweep {number} has given the card back" in said
-    ctx.services.stop(SWEEP_UNIT)
-    assert "no sweep is running" in next(render_status(sweep_status(ctx).payload))
-
-
 # The command
 
 
@@ -439,10 +395,8 @@ def test_files_that_an_editor_of_windows_wrote_are_read_and_changed(tmp_path: Pa
 
     made.json("settings", "set", "sweep.budget_s", "3600")
 
-    assert (made.context.settings.sweep.min_gain, made.context.settings.sweep.budget_s) == (
-        0.02,
-        3600,
-    )
+    sweep = made.context.settings.sweep
+    assert (sweep.min_gain, sweep.budget_s) == (0.02, 3600)
     assert made.json("profiles", "check", "mine")["ok"]
 
 
@@ -456,11 +410,8 @@ def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: P
     assert "# mine" in text
     assert "# an hour" in text
     shown = made.json("schedule", "show")
-    assert (shown["window"], shown["timezone"], shown["enabled"]) == (
-        "23:00-05:00",
-        "Europe/Berlin",
-        True,
-    )
+    told = (shown["window"], shown["timezone"], shown["enabled"])
+    assert told == ("23:00-05:00", "Europe/Berlin", True)
     assert len(shown["nights"]) == 3
     assert codes(shown) == ["no-daemon"], "nobody would begin them"
     assert shown["messages"][0]["hint"] == "`tunerd daemon` in a terminal", "there is no systemd"

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.support.fakes import AheadClock
 from tests.support.made_sweep import put_small_nights
 from tests.support.sweep_box import SweepBox, swept
+from tests.support.waiting import until
+from tunerd.app import build_context
 from tunerd.measure.store import EvidenceStore, reading
+from tunerd.production.measurement import read_measurement
+from tunerd.result import Progress
+from tunerd.sweep.plan import SweepRequest
 from tunerd.sweep.record import KEPT_SWEEPS
+from tunerd.sweep.run import run_sweep
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
@@ -31,45 +41,17 @@ def found(box: SweepBox) -> dict[str, Any]:
     return box.sweep(budget="80s")
 
 
-def test_a_plan_shows_what_would_be_tried_and_stops_nothing(box: SweepBox) -> None:
-    before = len(box.engine.served())
-    plan = box.json("sweep", "run", "--dry-run", "--space", "serving.threads=1,2")["plan"]
-    assert plan["points"] == 6
-    assert plan["incumbent"]["n_max"] == 4
-    families = {(one["engine"], one["speculation"]): one for one in plan["families"]}
-    assert set(families) == {("fake", "mtp"), ("fake", "off")}
-    assert families["fake", "mtp"]["n_max"] == [2, 4]
-    reasons = {one["what"]: one["reason"] for one in plan["left_out"]}
-    assert "there is no GPU" in reasons["memory.fit_mib"]
-    assert plan["outlook"]["unit"] == "llama-server.service"
-    assert len(box.engine.served()) == before
-
-
-def test_a_budget_in_which_nothing_can_be_found_stops_nothing(box: SweepBox) -> None:
-    before = len(box.engine.served())
-    done = box.call("sweep", "run", "--yes", "--budget", "10s", code=2)
-    assert "nothing can be found in 10 s" in done.stderr
-    assert "--budget" in done.stderr
-    assert len(box.engine.served()) == before
-    assert (
-        box.json("sweep", "run", "--dry-run", "--budget", "10s")["plan"]["forecast"]["starts"] < 2
-    )
-
-
-def test_what_makes_no_sense_is_refused_before_anything_stops(box: SweepBox) -> None:
-    before = len(box.engine.served())
-    assert "no profile key" in box.call("sweep", "run", "--yes", "--space", "x.y=1", code=2).stderr
-    assert "downtime_s" in box.call("sweep", "run", "--yes", "--budget", "20h", code=2).stderr
-    assert len(box.engine.served()) == before
-
-
-def test_a_true_winner_is_proved_and_proposed(box: SweepBox, found: dict[str, Any]) -> None:
+def test_a_true_winner_is_proved_and_proposed_against_what_serves_exactly(
+    box: SweepBox, found: dict[str, Any]
+) -> None:
     assert found["verdict"] == "promote", found
     assert found["changes"].startswith("spec mtp -> off")
     shown = box.json("sweep", "show")
     decision = shown["challenges"][-1]["decision"]
     assert decision["e_value"] > decision["needed"]
     assert shown["verdict_record"]["n_pairs"] >= 3
+    run = box.json("results", "export", str(found["sweep"]))["runs"][0]
+    assert box.json("plan", "night")["argv"] in [row["argv"] for row in run["arms"]]
     assert box.serves
     assert box.leftovers() == []
 
@@ -84,41 +66,22 @@ def test_a_sweep_first_drops_what_was_asked_in_an_old_one(
         assert [one.number for one in runs if one.record.dropped is not None] == [1]
 
 
-def test_the_incumbent_was_started_exactly_as_it_serves(
+def test_the_page_has_every_part_and_says_whether_drafts_in_service_are_alike(
     box: SweepBox, found: dict[str, Any]
 ) -> None:
-    run = box.json("results", "export", str(found["sweep"]))["runs"][0]
-    assert box.json("plan", "night")["argv"] in [row["argv"] for row in run["arms"]]
-
-
-def test_the_page_has_every_part(box: SweepBox, found: dict[str, Any]) -> None:
     page = box.call("sweep", "show", str(found["sweep"])).stdout
     for part in ("promote: on small", "evidence", "by betting", "Paired differences", "Wall time by kind",
                  "Turn time by n-max", "Where the time went", "Not tried, or given up"):  # fmt: skip
         assert part in page
-    html = box.call("report", str(found["sweep"]), "-o", "-").stdout
-    for part in ("what was tried, and why", "Paired differences", "Where the time went"):
-        assert part in html
-    rows = box.json("sweep", "list")["sweeps"]
-    assert rows[0]["verdict"] == "promote"
-
-
-def test_what_was_served_is_where_laws_begin_and_the_verdict_says_whether_drafts_are_alike(
-    box: SweepBox, found: dict[str, Any]
-) -> None:
     assert "served" in {one["code"] for one in found["messages"]}
     served = box.json("sweep", "show", str(found["sweep"]))["served"]
     assert served["production"] == pytest.approx(0.0, abs=0.01)
     assert served["agrees"] is True
     told = "were accepted in the sweep, and 0% in service"
     assert told in found["sentence"]
-    assert told in box.call("report", str(found["sweep"]), "-o", "-").stdout
-
-
-def test_a_declined_winner_is_not_deployed(box: SweepBox, found: dict[str, Any]) -> None:
-    box.call("decline", str(found["sweep"]), "--why", "not tonight")
-    assert box.newest()["decided"]["text"] == "not tonight"
-    assert "--spec-draft-n-max 4" in " ".join(box.json("plan", "night")["argv"])
+    html = box.call("report", str(found["sweep"]), "-o", "-").stdout
+    for part in ("what was tried, and why", "Paired differences", "Where the time went", told):
+        assert part in html
 
 
 def test_a_promoted_winner_serves_is_measured_again_and_stays_the_next_apply(
@@ -161,3 +124,45 @@ def test_a_winner_that_a_person_rolls_back_stays_away_until_it_is_promoted_again
     box.json("promote", number, "--yes")
     assert box.json("plan", "night")["diff"] == ""
     assert "--spec" not in " ".join(box.engine.served()[-1])
+
+
+@pytest.fixture
+def fresh_box() -> Iterator[SweepBox]:
+    """One that no earlier sweep has taught how long a load may take."""
+    with swept() as found:
+        yield found
+
+
+def test_the_end_of_a_window_in_the_middle_of_a_load_puts_production_back_in_time(
+    fresh_box: SweepBox,
+) -> None:
+    """38 s before noon, and the first candidate never ends to load; what serves afterwards does."""
+    box = fresh_box
+    noon_s = 1_800_000_000.0 - 1_800_000_000.0 % 86400 + 43200
+    before, n_loads = box.engine.settings.read_text(), len(box.engine.served())
+    ends: list[float] = []
+    variables = {**box.box.environment, "TUNERD_SWEEP__TIMEZONE": "UTC"}
+    ctx = build_context(environment=variables, start_supervisor=True)
+
+    def note_the_end(_progress: Progress) -> None:
+        record = read_measurement(ctx)
+        ends.extend([] if record is None else [record.until_s])
+
+    def behave_again() -> None:
+        until(lambda: len(box.engine.served()) > n_loads, "a candidate loads")
+        box.engine.settings.write_text(before)
+
+    box.engine.configure(load_never_ends=True)
+    behaving = threading.Thread(target=behave_again)
+    behaving.start()
+    ctx = replace(ctx, clock=AheadClock(noon_s - 38 - time.time()), progress=note_the_end)
+    request = SweepRequest(budget_s=20.0, window="01:00-12:00", seed=9,
+                           space=("speculation.n_max=4",))  # fmt: skip
+    done = run_sweep(ctx, request, confirm=lambda _prepared: None)
+    behaving.join()
+    assert done.payload["verdict"] == "inconclusive"
+    assert "the window 01:00-12:00 ends" in done.payload["sentence"]
+    assert max(ends) <= noon_s - 5, "what the service manager was told keeps time for the load"
+    assert box.newest()["state"] == "stopped"
+    assert box.serves
+    assert box.leftovers() == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.support.sweep_box import SweepBox, swept, upgrade
@@ -26,12 +28,15 @@ def settings(box: SweepBox, upgrade: str) -> None:
     )
 
 
-def test_a_night_after_an_upgrade_compares_a_kept_build_with_the_new_one_once() -> None:
-    with swept() as box:
-        _is_compared_once(box)
+@pytest.fixture
+def box() -> Iterator[SweepBox]:
+    with swept() as found:
+        yield found
 
 
-def _is_compared_once(box: SweepBox) -> None:
+def test_a_night_after_an_upgrade_compares_a_kept_build_with_the_new_one_once(
+    box: SweepBox,
+) -> None:
     settings(box, "act")
     assert due_comparison(box.box.context) is None, "nothing was upgraded"
     before = box.engine.program.read_bytes()
@@ -65,27 +70,3 @@ def _is_compared_once(box: SweepBox) -> None:
     after = box.json("guard", "check")["replanned"]
     assert (after["compared"], after["run"]) == (night["sentence"], night["run"])
     assert due_comparison(box.box.context) is None, "the next night sweeps"
-
-
-@pytest.mark.whole
-def test_a_sweep_ends_where_the_engine_is_replaced_in_the_middle_of_it() -> None:
-    """It went on, and kept what the new build showed as shown by the old one."""
-    with swept() as box:
-        sweep = box.begin("run", "--budget", "10m")
-        until(
-            lambda: (
-                (box.json("results", "list", code=None).get("results") or [{}])[0].get("samples", 0)
-                > 4
-            ),
-            "it measures",
-        )
-        upgrade(box)
-        out, _ = sweep.communicate(timeout=240)
-
-        # Where it had yielded by then, it does not take the place of the server again.
-        ends = ("was replaced by another build since it began", "is not stopped for a measurement")
-        assert any(text in out for text in ends), out
-        assert box.serves
-        assert box.leftovers() == []
-        arms = box.json("results", "show", "1")["arms"]
-        assert len({one["fingerprint"]["engine_sha256"] for one in arms}) == 1
