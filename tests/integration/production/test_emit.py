@@ -1,4 +1,4 @@
-"""`tunerd emit` as a user calls it; what it writes is run by those it is written for."""
+"""`tunerd emit` and `fits` as a user calls them; what is written is run by those it is written for."""
 
 from __future__ import annotations
 
@@ -131,3 +131,36 @@ def test_what_serves_is_written_nothing_is_replaced_unasked_and_no_variable_of_a
         assert "sk-hidden" not in str(made)
         assert "export GGML_SAID=1\n" in made["text"]
         assert any("DATABASE: it comes from a file" in line for line in made["not_carried"])
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[BuildBox]:
+    with build_box(None, shape="tiny") as made:
+        for name in ("one", "two"):
+            made.profile(name)
+        yield made
+
+
+@pytest.mark.llama
+def test_two_small_models_fit_and_are_written_to_run_together(box: BuildBox) -> None:
+    found = box.json("fits", "one", "two")
+    needs = [row["mib"] for row in found["needs"]]
+    assert found["fits"] is True
+    assert found["left_mib"] == found["budget_mib"] - sum(needs) - found["margin_mib"]
+    text = box.json("emit", "llama-swap", "one", "two")["text"]
+    made = yaml.safe_load(text)
+    assert list(made["models"]) == ["one", "two"]
+    assert made["groups"]["tunerd"]["swap"] is False
+    assert text == box.json("emit", "llama-swap", "one", "two", "one")["text"], "once each"
+    assert "--models-max 2" in box.json("emit", "models-ini", "one", "two")["text"]
+
+
+@pytest.mark.llama
+def test_a_budget_that_is_too_small_is_refused_with_what_is_missing(box: BuildBox) -> None:
+    needs = sum(row["mib"] for row in box.json("fits", "one", "two")["needs"])
+    assert box.json("fits", "one", "two", "--budget-mib", str(needs))["left_mib"] == 0
+    done = box.box.call("fits", "one", "two", "--budget-mib", str(needs - 7))
+    assert done.returncode == 1
+    assert "they do not fit together: they need 7 MiB more than may be taken" in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["one", "two"]
+    assert box.box.call("fits", "one", "nobody").returncode == 1

@@ -18,7 +18,6 @@ from tests.support.supervised import is_alive, supervisor_pid
 from tests.support.waiting import until
 from tunerd.app import Context, build_context
 from tunerd.engine.choice import PlanRequest
-from tunerd.engine.health import Reason
 from tunerd.engine.server import LlamaServer
 from tunerd.errors import LeaseEnded
 from tunerd.production.lease import Held, hold
@@ -132,33 +131,6 @@ def test_while_something_is_measured_status_and_verify_say_so_and_see_no_drift(
         (message,) = [m for m in found.messages if m.code == "measuring"]
         assert "serves again" in message.text
     assert status(ctx).payload["measurement"] is None
-
-
-def test_a_refused_plan_is_a_result_and_nothing_starts(ctx: Context, port: int) -> None:
-    plan = a_plan(ctx, port, speculation__type="mtp", speculation__n_max=1, speculation__n_min=9)
-    assert plan.errors
-    with held(ctx) as lease, lease.serve(plan) as candidate:
-        assert candidate.fault is not None
-        assert candidate.fault.reason is Reason.REFUSED
-        assert "n_min" in candidate.fault.words
-        assert lease.left_s > 0
-        lease.check()
-
-
-def test_an_apply_ends_the_measurement_first_and_both_say_so(
-    box: Box, ctx: Context, port: int
-) -> None:
-    words = ["--set", f"serving.port={port}", "--set", f"model.path={box.model}"]
-    words += ["--set", "serving.threads=1", "--set", "serving.ctx_size=768"]
-
-    with held(ctx) as lease:
-        with lease.serve(a_plan(ctx, port)):
-            done = box.call("apply", "cpu-embedded", "--yes", *words)
-            assert done.returncode == 0, done.stderr
-            assert "was ended for this" in done.stderr
-        with pytest.raises(LeaseEnded) as learned:
-            lease.check()
-    assert learned.value.cause == "`tunerd apply` ended it"
 
 
 def test_a_killed_supervisor_is_named_though_the_next_one_has_started_production(

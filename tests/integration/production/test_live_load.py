@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.fault.world import a_record
 from tests.support.build_box import BuildBox, build_box
 from tests.support.ports import free_port
 from tunerd.engine.serving import server_now
 from tunerd.model.memory import Device
 from tunerd.model.verdict import parse_report
-from tunerd.production.journal import SCHEMA
-from tunerd.production.plan import KEPT_LOADS, remember_live_load
-from tunerd.records import plain
+from tunerd.production.plan import remember_live_load
 
 pytestmark = pytest.mark.llama
 UNIT = "llama-server.service"
@@ -111,35 +104,6 @@ def test_what_was_kept_and_cannot_be_read_stops_neither_a_plan_nor_an_apply(box:
     assert memory(box, "one")["loads"] == 1
 
 
-def test_the_loads_of_years_of_nights_are_not_all_kept(box: BuildBox) -> None:
-    forget(box)
-    cache = box.box.context.paths.cache_dir
-    for number in range(KEPT_LOADS + 20):
-        path = cache / f"load-{number:032}.json"
-        path.write_text("{}")
-        os.utime(path, (number, number))
-    box.apply("one")
-    left = {path.name for path in cache.glob("load-*.json")}
-    assert len(left) == KEPT_LOADS
-    assert memory(box, "one")["loads"] is not None
-    assert f"load-{KEPT_LOADS + 19:032}.json" in left
-    for path in cache.glob("load-0000*.json"):
-        path.unlink()
-
-
-def test_a_plan_of_what_was_loaded_imports_neither_a_database_nor_the_search(box: BuildBox) -> None:
-    script = "import sys\nfrom tunerd.cli.main import main\ntry:\n    main()\nfinally:\n"
-    script += (
-        "    print({'sqlalchemy', 'sqlite3', 'scipy', 'numpy'} & {*sys.modules}, file=sys.stderr)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "plan", "one", "--json"], capture_output=True, text=True,
-        check=True, timeout=120, env=box.environment, cwd=box.box.folder,
-    )  # fmt: skip
-    assert json.loads(done.stdout)["memory"]["loads"] == 1
-    assert done.stderr.splitlines()[-1] == "set()"
-
-
 def test_the_load_of_a_rollback_is_used_by_the_next_plan(box: BuildBox) -> None:
     wanted = totals(box, "one")
     box.apply("two")
@@ -150,20 +114,3 @@ def test_the_load_of_a_rollback_is_used_by_the_next_plan(box: BuildBox) -> None:
 
     assert memory(box, "one")["loads"] == 1
     assert totals(box, "one") == wanted, "as the load of the apply showed"
-
-
-def test_the_load_of_a_server_that_recovery_saw_serve_is_kept(box: BuildBox) -> None:
-    generation = box.apply("two")["generation"]
-    forget(box)
-    folder = box.box.folder / "state"
-    kept = folder / f"generations/{generation:06d}"
-    told = json.loads((kept / "generation.json").read_text())
-    (kept / "outcome.json").unlink()
-    record = a_record(generation=generation, new_sha256=told["unit_sha256"])
-    (folder / f"journal/{UNIT}.json").write_text(json.dumps(plain(record, schema=SCHEMA)))
-
-    assert box.json("recover")["found"] == "judge"
-
-    assert memory(box, "two")["loads"] == 1
-    box.json("recover")
-    assert memory(box, "two")["loads"] == 1, "nothing was recovered, and nothing loaded"

@@ -1,8 +1,9 @@
-"""Units that start their server by another program or a script: nothing wrong is said of them."""
+"""Units by hand that start their server by another program or a script, or start a router: nothing wrong is said of them."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -12,16 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.world import a_world
+from tests.fault.world import a_generation, a_world
 from tests.integration.conftest import started_by_hand
 from tests.support import needs
-from tests.support.local_box import Box, settings
+from tests.support.local_box import Box, codes, settings
 from tests.support.ports import free_port
 from tests.support.waiting import until
 from tunerd.engine.choice import PlanRequest, choose
+from tunerd.engine.health import Expectation
+from tunerd.errors import RolledBack
 from tunerd.machine.host import read_host
 from tunerd.production.status import status
+from tunerd.production.swap import SwapRequest, swap
 from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.watch.watcher import Watcher
+from tunerd.words import sha256
 
 UNIT = "llama-server.service"
 pytestmark = pytest.mark.engine
@@ -59,9 +65,7 @@ def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(folder: P
         assert "edited" not in {one["code"] for one in box.json("doctor")["messages"]}
 
 
-@pytest.mark.parametrize(
-    "runs", ["exec ENGINE WORDS", "ENGINE WORDS &\nwait", "exec timeout 1000 ENGINE WORDS"]
-)
+@pytest.mark.parametrize("runs", ["ENGINE WORDS &\nwait", "exec timeout 1000 ENGINE WORDS"])
 def test_a_script_is_adopted_by_the_words_of_the_server_that_it_has_started(
     folder: Path, runs: str
 ) -> None:
@@ -93,11 +97,13 @@ def test_doctor_looks_at_the_model_of_a_script_that_is_told_which_and_goes_to_it
 ) -> None:
     """Its own words were taken for other flags than the server's, and a name in its folder for no file."""
     script = f"cd {folder}\ncp tiny.gguf $1.gguf\nexec ENGINE WORDS -m $1.gguf"
-    with served(folder, "START llama", script) as box:
+    with served(folder, "START llama", f'test "$1" = llama || exit 1\n{script}') as box:
         found = box.json("doctor")
+        done = box.json("apply", "cpu-embedded", "--yes", *settings(box, serving__port=free_port()))
 
     assert "edited" not in {one["code"] for one in found["messages"]}
     assert "header" not in json.dumps(found["not_checked"])
+    assert done["generation"] == 1, "a script that answers no probe is replaced"
 
 
 @pytest.mark.parametrize("runs", ["", "ENGINE WORDS &\nENGINE WORDS --port PORT &\nwait"])
@@ -128,13 +134,6 @@ def test_whoever_adopts_a_unit_whose_program_is_gone_is_told_what_there_is(folde
     assert "`tunerd engines`" in refused["hint"]
 
 
-def test_a_script_that_answers_no_probe_is_replaced(folder: Path) -> None:
-    with served(folder, "START", "test $# = 0 && exec ENGINE WORDS") as box:
-        done = box.json("apply", "cpu-embedded", "--yes", *settings(box, serving__port=free_port()))
-
-    assert done["generation"] == 1
-
-
 def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(folder: Path) -> None:
     with served(folder, "START WORDS", 'exec ENGINE "$@" -c 1024') as box:
         refused = box.json("bench", code=None)["error"]
@@ -150,11 +149,9 @@ def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(fold
 @pytest.mark.parametrize(
     ("words", "projectors", "served"),
     [
-        ("", ("mmproj-F16.gguf",), "mmproj-F16.gguf"),
         ("-hff x-Q4_K_M.gguf", ("mmproj-F16.gguf",), "mmproj-F16.gguf"),
         ("--no-mmproj", ("mmproj-F16.gguf",), None),
         ("", ("mmproj-F16.gguf", "mmproj-BF16.gguf"), None),
-        ("", (), None),
     ],
 )
 def test_the_projector_that_a_repository_brings_along_is_served_too(
@@ -186,21 +183,15 @@ def test_the_projector_that_a_repository_brings_along_is_served_too(
     assert ("model.mmproj" in json.dumps(made["messages"])) is (len(projectors) > 1)
 
 
-@pytest.mark.parametrize(
-    "words", ["-mu http://127.0.0.1/x.gguf", "-dr ai/x", "--fim-qwen-3b-default"]
-)
-def test_a_unit_that_fetches_its_model_from_elsewhere_becomes_no_profile(
-    folder: Path, words: str
-) -> None:
+def test_a_unit_that_fetches_its_model_from_elsewhere_becomes_no_profile(folder: Path) -> None:
     """It ended in a traceback."""
     box, engine = Box(folder), needs.engine("mainline-2026-08-18")
     box.unit.parent.mkdir(parents=True)
-    box.unit.write_text(f"[Service]\nExecStart={engine} {words}\n")
-
     with box.until_all_ended():
-        refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
-
-    assert "names neither a file of its model nor a repository" in refused["message"]
+        for words in ("-mu http://127.0.0.1/x.gguf", "-dr ai/x", "--fim-qwen-3b-default"):
+            box.unit.write_text(f"[Service]\nExecStart={engine} {words}\n")
+            refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
+            assert "names neither a file of its model nor a repository" in refused["message"]
     assert not (box.context.paths.site_profiles / "mine.toml").exists()
 
 
@@ -248,3 +239,64 @@ def test_a_script_of_which_no_copy_can_be_kept_keeps_no_swap_from_going_on(folde
     (told,) = [one for one in done["messages"] if one["code"] == "not-kept"]
     assert "start.sh` would not keep the build: it is a script that starts" in told["text"]
     assert done["generation"] == 1
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    """A router of a real build, by a unit that somebody wrote."""
+    made = Box(tmp_path)
+    (tmp_path / "models.ini").write_text(f"[tiny]\nmodel = {tmp_path}/tiny.gguf\n")
+    words = (str(needs.engine("mainline-2026-08-18")), "--models-preset", f"{tmp_path}/models.ini",
+             "--port", str(free_port()), "-t", "1")  # fmt: skip
+    with started_by_hand(made, shlex.join(words)):
+        yield made
+
+
+def test_a_router_that_stood_before_serves_again_after_a_swap_that_failed(box: Box) -> None:
+    """Its answer that no model was named was taken for garbage: it was stranded, and restarted by each recovery."""
+    until(lambda: status(box.context).payload["healthy"], lambda: str(status(box.context).payload))
+    text = b"[Service]\nType=exec\nExecStart=/bin/false\n"
+    request = SwapRequest(
+        text=text,
+        old_sha256=sha256(box.unit.read_bytes()),
+        generation=a_generation(sha256(text)),
+        address=None,
+        expected=Expectation(None, None, expects_draft=False),
+        drain=False,
+    )
+
+    with pytest.raises(RolledBack) as failed:
+        swap(box.context, request)
+
+    assert "serves again" in str(failed.value.state)
+
+
+def test_a_router_is_named_and_left_alone(box: Box) -> None:
+    until(lambda: status(box.context).payload["healthy"], lambda: str(status(box.context).payload))
+
+    assert "a router that starts a server for each model" in box.call("status").stdout
+    (unit,) = box.json("detect")["units"]
+    assert unit["router"] is True
+    seen = Watcher(box.context).look().engine
+    assert (seen.is_ready, seen.is_busy) == (True, None), "it has no slots of its own"
+    refused = box.json("profiles", "new", "mine", "--from-unit", "llama-server", code=None)
+    assert "is a router" in refused["error"]["message"]
+    unknown = box.json("doctor", code=None)["not_checked"]
+    assert any("it is a router" in json.dumps(one) for one in unknown)
+
+
+def test_what_would_take_a_routers_place_is_told_what_it_takes_away_and_no_figure_is_taken_of_it(
+    box: Box,
+) -> None:
+    """A bench asked the first model that it lists, and kept that as figures of the router; a plan had its name change."""
+    write(design(SHAPES["tiny"]), box.model)
+    until(lambda: status(box.context).payload["healthy"], lambda: str(status(box.context).payload))
+
+    box.json("profiles", "new", "mine", "--model", str(box.model))
+    found = codes(box.json("plan", "mine"))
+    refused = box.json("bench", code=1)["error"]
+
+    assert "router" in found
+    assert "alias-changes" not in found
+    assert "is a router" in refused["message"]
+    assert "#MODEL" in refused["hint"]
