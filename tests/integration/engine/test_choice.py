@@ -1,19 +1,24 @@
-"""Which file a profile's model is, in folders with real header bytes."""
+"""Which file a profile's model is, in folders with real header bytes, and which build its words for an engine mean."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.fake_gpu import a_card
 from tests.support.gguf_bytes import text
 from tests.support.local_box import Box
 from tests.support.model_headers import small
 from tests.support.profiles import profile_of
 from tunerd.app import Context
-from tunerd.engine.choice import find_weights, found_by_metadata
-from tunerd.errors import ConfigError, ModelFileError
+from tunerd.engine.choice import PlanRequest, choose, find_weights, found_by_metadata, named_by_plan
+from tunerd.errors import ConfigError, EngineError, ModelFileError
+from tunerd.machine.host import read_host
+from tunerd.production.profiles import check_profile
+from tunerd.tryout.designed import SHAPES, design, write
 
 
 def made(path: Path, name: str) -> Path:
@@ -91,3 +96,94 @@ def test_a_missing_file_says_how_to_fetch_it(ctx: Context, folder: Path) -> None
         find_weights(ctx, profile)
 
     assert f"hf download someone/some-GGUF gone.gguf --local-dir {folder}" in str(caught.value.hint)
+
+
+PROFILE = """
+engine.prefer = [{prefer}]
+[model]
+path = "/no/such.gguf"
+[engines.{table}.memory]
+fit_mib = 100
+"""
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Context:
+    """Where the settings name an engine."""
+    box = Box(tmp_path)
+    box.configure('[engines.tuesday]\npath = "/no/such/llama-server"\n')
+    return box.context
+
+
+def warned(named: Context, *, prefer: str = '"mainline"', table: str = "mainline") -> list[str]:
+    """What `profiles check` and `plan` warn of alike."""
+    path = named.paths.site_profiles / "mine.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(PROFILE.format(prefer=prefer, table=table))
+    checked = check_profile(named, "mine")
+    assert checked.exit_code == 0
+    planned = named_by_plan(named, PlanRequest("mine", {}))
+    assert [m.text for m in checked.messages] == [m.text for m in planned]
+    assert len(check_profile(named, str(path)).messages) == len(planned)
+    return [m.text for m in planned]
+
+
+@pytest.mark.parametrize("name", ["mainline", "ik", "bee", "embedded", "tuesday"])
+def test_families_and_engines_of_the_settings_are_known(named: Context, name: str) -> None:
+    assert warned(named, prefer=f'"{name}", "/opt/x/llama-server"', table=name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("mianline", "mainline"), ("embeded", "embedded"), ("tusday", "tuesday")]
+)
+def test_a_misspelt_name_is_warned_about_with_the_nearest(
+    named: Context, name: str, nearest: str
+) -> None:
+    (table,) = warned(named, table=name)
+    assert f"engines.{name}: found `{name}`" in table
+    assert f"did you mean `{nearest}`?" in table
+    (preferred,) = warned(named, prefer=f'"{name}"')
+    assert "engine.prefer" in preferred
+    assert f"did you mean `{nearest}`?" in preferred
+
+
+@pytest.mark.engine
+def test_a_program_that_only_the_profile_names_is_an_engine(
+    named: Context, engines: dict[str, Path], tmp_path: Path
+) -> None:
+    program = next(iter(engines.values()))
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
+    wanted = {
+        "engine.prefer": ["/no/such/program", str(program)],
+        "model.path": str(model),
+        "speculation.type": "off",
+    }
+
+    choice = choose(named, PlanRequest("cpu-embedded", wanted), read_host(named.gpu))
+
+    assert choice.engine.program == program
+    assert choice.engine.found_by == "engine.prefer"
+    assert choice.passed_over == (("/no/such/program", "there is no such program"),)
+
+
+@pytest.mark.engine
+def test_a_build_for_the_processor_does_not_serve_a_profile_of_the_card_that_is_here(
+    named: Context, engines: dict[str, Path], tmp_path: Path
+) -> None:
+    """It was deployed, with a note, and the card stayed idle."""
+    mainline = str(next(path for name, path in engines.items() if "mainline" in name))
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
+    path = named.paths.site_profiles / "mine.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('extends = "cpu-embedded"\nmatch.gpu = "*4070*"\nspeculation.type = "off"\n')
+    request = PlanRequest("mine", {"engine.prefer": [mainline], "model.path": str(model)})
+    here = replace(read_host(named.gpu), gpus=(a_card(),))
+
+    with pytest.raises(EngineError, match="no engine here can serve profile `mine`") as caught:
+        choose(named, request, here)
+    assert caught.value.cause is not None
+    assert "it sees no device to offload to, but NVIDIA GeForce RTX 4070" in caught.value.cause
+    assert not choose(named, request, replace(here, gpus=())).has_gpu
+    assert not choose(named, request, replace(here, awaits_reboot="why")).has_gpu, (
+        "which the plan tells of"
+    )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import httpx
 import pytest
 
 from tests.support.folders import ROOT
-from tests.support.server_process import Server, ended, serving, start
+from tests.support.server_process import ended, start
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.tryout.embedded import OPTIONS, Option, apply_setting, parse_command
 
@@ -55,11 +53,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("embedded")
 
 
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Path:
-    return write(design(SHAPES["tiny"]), folder / "tiny.gguf")
-
-
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PROGRAM, *arguments],
@@ -74,12 +67,6 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 def _argv(model: Path, *options: str) -> list[str]:
     words = ("-m", str(model), "-t", "1", "-c", "1024", "-np", "1", "--no-warmup")
     return [*PROGRAM, *words, *options]
-
-
-def _server(
-    model: Path, folder: Path, *options: str, **keywords: Any
-) -> AbstractContextManager[Server]:
-    return serving(_argv(model, *options), folder / "log", **keywords)
 
 
 def test_what_it_lacks_is_named(tmp_path: Path) -> None:
@@ -119,83 +106,6 @@ def test_it_says_that_it_loads_and_a_signal_then_ends_it(folder: Path) -> None:
         assert answers[0].json()["error"]["message"] == "Loading model"
         server.terminate()
         assert server.wait_ended() == -signal.SIGTERM
-
-
-MANY_OPTIONS = """
--np 2 --no-kv-unified -c 1500 -n 21 --temp 0.25 --top-k 7 --top-p 0.5 --min-p 0.25
---repeat-penalty 1.5 --presence-penalty 0.5 --seed 5 --props --no-slots --no-cache-prompt
---reasoning-format none -lv 5 -b 256 -ub 128 -fa on -ctk q8_0 -ctv q8_0 -lm none -ctxcp 5 -cms 64
--cram 10 --threads-http 3 -tb 2 -fitt 2048 --spec-type draft-mtp --spec-draft-n-max 4
---spec-draft-n-min 2 --spec-draft-p-min 0.5 --no-spec-draft-backend-sampling -ctkd q4_0 -ctvd q4_0
-"""
-
-
-def test_settings_show_in_what_the_server_says_of_itself(model: Path, folder: Path) -> None:
-    keys = folder / "keys"
-    keys.write_text("# ours\nsecret\n")
-    saved = folder / "saved"
-    saved.mkdir(exist_ok=True)
-    with _server(
-        model, folder,
-        *shlex.split(MANY_OPTIONS),
-        *("--api-key-file", str(keys), "--slot-save-path", str(saved)),
-        headers={"Authorization": "Bearer secret"},
-    ) as server:  # fmt: skip
-        props = server.get("/props")
-        answers = [server.post("/completion", {"prompt": "x code"}) for _ in range(2)]
-        refused = server.reply("/props", headers={"Authorization": "Bearer wrong"})
-        slots = server.reply("/slots")
-        kept = server.post("/slots/0?action=save", {"filename": "slot"})
-
-    params = props["default_generation_settings"]["params"]
-    sampling = {
-        key: pytest.approx(value)
-        for key, value in {
-            "temperature": 0.25, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "seed": 5,
-            "repeat_penalty": 1.5, "presence_penalty": 0.5,
-        }.items()
-    }  # fmt: skip
-    assert {key: params[key] for key in sampling} == sampling
-    assert props["total_slots"] == 2
-    assert props["default_generation_settings"]["n_ctx"] == 768  # half of it, in steps of 256
-    assert props["endpoint_props"]
-    assert params["reasoning_format"] == "none"
-    assert (refused.status_code, slots.status_code) == (401, 501)
-    assert answers[1]["timings"]["cache_n"] == 0
-    assert answers[1]["tokens_predicted"] == 21
-    assert (saved / "slot").exists()
-    assert kept["filename"] == "slot"
-    for line in (
-        "n_batch               = 256",
-        "n_ubatch              = 128",
-        "flash_attn            = enabled",
-        "K (q8_0)",
-        "V (q8_0)",
-        "K (q4_0)",
-        "load_mode = none",
-        "context checkpoints enabled, max = 5, min spacing = 64",
-        "prompt cache is enabled, size limit: 10 MiB",
-        "using 3 threads for HTTP server",
-        "n_threads = 1 (n_threads_batch = 2)",
-        ">= 2048 MiB of system memory",
-        "n_max=4, n_min=2, p_min=0.50, n_embd=1056, backend_sampling=0",
-    ):
-        assert line in server.log_text(), line
-
-
-def test_what_was_not_given_is_as_in_llama_server(model: Path, folder: Path) -> None:
-    """Four slots over one KV buffer, batch threads like threads, context of the model."""
-    environment = {"LLAMA_ARG_CTX_SIZE": "512", "LLAMA_API_KEY": "secret", "LLAMA_ARG_TOP_K": "3"}
-    argv = [*PROGRAM, "-m", str(model), "-t", "1", "-lv", "4"]
-    with serving(argv, folder / "log", environment=environment) as server:
-        props = server.get("/props")
-
-    assert props["total_slots"] == 4
-    assert props["default_generation_settings"]["n_ctx"] == SHAPES["tiny"].context_length
-    assert props["default_generation_settings"]["params"]["top_k"] == 40
-    assert "kv_unified = 'true'" in server.log_text()
-    assert "n_threads = 1 (n_threads_batch = 1)" in server.log_text()
-    assert "warming up the model" in server.log_text()
 
 
 @pytest.mark.parametrize("option", OPTIONS[2:], ids=lambda option: option.spellings[-1])
