@@ -47,15 +47,14 @@ def test_where_no_folder_of_models_is_named_that_comes_first_or_a_file_would_not
 ) -> None:
     made = Box(tmp_path)
     assert "next     tunerd settings set models.dirs FOLDER" in made.call().stdout
-    assert made.call("settings", "set", "models.dirs", str(tmp_path)).returncode == 0
+    made.configure(f'models.dirs = ["{tmp_path}", "{tmp_path}/gone"]\n')
     assert f"next     tunerd model new {tmp_path}/designed-tiny.gguf" in made.call().stdout
+    told = [one["hint"] for one in made.json("plan", "cpu-embedded", code=None)["messages"]]
+    assert any(f"names `{tmp_path}/gone`, which does not exist" in (hint or "") for hint in told)
 
 
-@pytest.mark.parametrize("command", ["plan", "apply"])
-def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
-    box: Box, command: str
-) -> None:
-    error = box.json(command, code=2)["error"]
+def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(box: Box) -> None:
+    error = box.json("plan", code=2)["error"]
     assert error["message"] == "no profile was named"
     assert "`cpu-embedded` (cannot find the file `designed-tiny.gguf`)" in error["cause"]
     assert error["hint"].startswith("tunerd model new")
@@ -63,13 +62,13 @@ def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     mine = f'extends = "cpu-embedded"\n[model]\npath = "{box.folder}/mine.gguf"\n'
     box.configure(mine, "profiles/mine.toml")
     assert box.call("model", "new", str(box.folder / "mine.gguf")).returncode == 0
-    told = box.call(command)
+    told = box.call("apply")
     assert told.returncode == 2
     assert "`mine` (its model is here)" in told.stderr
-    assert f"`tunerd {command} mine`" in told.stderr
+    assert "`tunerd apply mine`" in told.stderr
     assert not box.unit.exists()
     box.configure("[service")
-    done = box.call(command)
+    done = box.call("plan")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
@@ -108,17 +107,19 @@ def test_a_plan_shows_what_would_be_run_before_the_model_is_there(box: Box) -> N
     then = box.json("plan", "cpu-embedded", "--explain")
     assert (then["refused"], then["argv"]) == (False, planned["argv"])
     assert then["explain"] == planned["explain"]
+    # A server was stopped, and came back when the new one had not found its projector.
+    refused = box.call("plan", "cpu-embedded", "--set", "model.mmproj=/nowhere/mmproj.gguf")
+    assert refused.returncode == 1
+    assert "the server would read `/nowhere/mmproj.gguf`, which is not there" in refused.stderr
 
 
-def test_a_plan_does_not_call_a_file_missing_that_is_no_model(box: Box) -> None:
+def test_a_plan_does_not_call_a_file_missing_that_is_no_model_and_says_that_the_engine_is_missing_too(
+    box: Box,
+) -> None:
     (box.folder / "notes.txt").write_text("no weights")
     done = box.call("plan", "cpu-embedded", "--set", f"model.path={box.folder}/notes.txt")
     assert done.returncode == 1
-    assert "notes.txt (no GGUF file there yet)" in done.stdout
     assert "it does not begin with `GGUF`" in done.stderr
-
-
-def test_a_plan_that_has_neither_model_nor_engine_says_both(box: Box) -> None:
     box.configure('extends = "cpu-embedded"\n[engine]\nprefer = ["ik"]\n', "profiles/mine.toml")
     found = box.json("plan", "mine", code=None)["error"]
     assert "`designed-tiny.gguf`" in found["message"]
@@ -207,27 +208,14 @@ def test_a_path_that_may_not_be_looked_at_ends_no_command_in_a_traceback(box: Bo
         assert (done.returncode, told in done.stderr) == (1, True), done.stderr
 
 
-def test_a_file_that_the_server_would_miss_is_told_before_anything_stops(box: Box) -> None:
-    """A server that runs as whoever deploys it was stopped, and came back when the new one had not found its projector."""
-    box.call("model", "new", str(box.folder / "models/designed-tiny.gguf"))
-    refused = box.call("plan", "cpu-embedded", "--set", "model.mmproj=/nowhere/mmproj.gguf")
-    assert refused.returncode == 1
-    assert "the server would read `/nowhere/mmproj.gguf`, which is not there" in refused.stderr
-
-
-def test_no_service_manager_is_named_where_there_is_none(box: Box) -> None:
+def test_no_service_manager_is_named_where_there_is_none_and_a_list_is_set_by_its_words_or_whole(
+    box: Box,
+) -> None:
     told = box.call("settings", "set", "service.unit", "mine.service").stderr
     assert "after a restart (end `tunerd daemon` and run it again)" in told
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("gpu1", "root@gpu2"), ('["gpu1", "root@gpu2"]',), ("['gpu1', 'root@gpu2']",)],
-    ids=["words", "as the docs write it", "as settings show it"],
-)
-def test_a_list_is_set_by_its_words_or_whole(box: Box, words: tuple[str, ...]) -> None:
-    said = box.json("settings", "set", "fleet.boxes", *words)
-    assert said["changed"] == {"fleet.boxes": ["gpu1", "root@gpu2"]}
+    for words in (["gpu1", "root@gpu2"], ['["gpu1", "root@gpu2"]'], ["['gpu1', 'root@gpu2']"]):
+        said = box.json("settings", "set", "fleet.boxes", *words)
+        assert said["changed"] == {"fleet.boxes": ["gpu1", "root@gpu2"]}
 
 
 def test_of_settings_that_several_people_set_at_once_none_is_lost_that_was_said_to_be_set(
@@ -245,14 +233,3 @@ def test_of_settings_that_several_people_set_at_once_none_is_lost_that_was_said_
     text = (box.folder / "config/tunerd.toml").read_text()
     assert done
     assert {f"engines.{name}.path" for name in tomllib.loads(text).get("engines", {})} >= done
-
-
-def test_a_folder_of_models_that_is_not_there_is_named_with_the_file_that_is_missing(
-    tmp_path: Path,
-) -> None:
-    box = Box(tmp_path)
-    box.configure(f'models.dirs = ["{tmp_path}", "{tmp_path}/gone"]\n')
-
-    told = [one["hint"] for one in box.json("plan", "cpu-embedded", code=None)["messages"]]
-
-    assert any(f"names `{tmp_path}/gone`, which does not exist" in (hint or "") for hint in told)

@@ -26,24 +26,17 @@ def planned(folder: Path, *options: str) -> str:
     return line.split()[2]
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ((), "tunerd[embedded]"),
-        (("--without-embedded",), "tunerd"),
-        (("--with-fleet",), "tunerd[embedded,fleet]"),
-        (("--without-embedded", "--with-fleet"), "tunerd[fleet]"),
-    ],
-)
-def test_options_say_which_extras_come(tmp_path: Path, options: tuple[str, ...], what: str) -> None:
-    assert planned(tmp_path, *options) == what
-
-
-def test_an_upgrade_keeps_what_a_shared_store_needs_though_the_python_was_replaced(
+def test_options_say_which_extras_come_and_an_upgrade_keeps_what_a_shared_store_needs(
     tmp_path: Path,
 ) -> None:
+    for options, what in (
+        ((), "tunerd[embedded]"),
+        (("--without-embedded",), "tunerd"),
+        (("--without-embedded", "--with-fleet"), "tunerd[fleet]"),
+    ):
+        assert planned(tmp_path, *options) == what
     (tmp_path / "opt/tunerd/lib/python3.99/site-packages/psycopg").mkdir(parents=True)
-    assert planned(tmp_path) == "tunerd[embedded,fleet]"
+    assert planned(tmp_path) == "tunerd[embedded,fleet]", "though the Python was replaced"
 
 
 @pytest.mark.parametrize(("name", "code"), [("Jack's", 1), ("a b%ü", 0)])
@@ -104,17 +97,12 @@ def test_no_file_of_the_folder_that_it_is_called_in_is_taken_for_a_module(tmp_pa
     assert not ran.exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
+def test_a_call_that_means_two_things_or_none_installs_nothing(tmp_path: Path) -> None:
+    for options, told in (
         (("--user", "--system"), "error: --user and --system exclude each other"),
         (("--system", "--try"), "error: --system and --try exclude each other"),
         (("--nosuch",), "error: no such option: --nosuch"),
-    ],
-)
-def test_a_call_that_means_two_things_or_none_installs_nothing(
-    tmp_path: Path, options: tuple[str, ...], told: str
-) -> None:
-    done = install(tmp_path, "--dry-run", *options, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr.splitlines()
+    ):
+        done = install(tmp_path, "--dry-run", *options, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert told in done.stderr.splitlines()

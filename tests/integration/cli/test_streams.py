@@ -1,11 +1,16 @@
-"""What the command does where its result cannot be written, and what scripts read of a wrong call."""
+"""Where the command's result cannot be written, what scripts read of a wrong call, and lines that fit on a terminal."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +61,18 @@ def call(*words: str, out: str | None = FULL, closes: str = "") -> tuple[int, st
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_what_was_done_stays_done_where_it_cannot_be_shown(form: tuple[str, ...]) -> None:
-    code, said = call("--acts", *form)
-
-    assert code == 0
-    assert "done, but the result cannot be shown" in said
-    assert "No space left" in said
-    assert "Traceback" not in said
+def test_what_was_done_stays_done_where_it_cannot_be_shown() -> None:
+    for form in ((), ("--json",)):
+        code, said = call("--acts", *form)
+        assert code == 0
+        assert "done, but the result cannot be shown" in said
+        assert "No space left" in said
+        assert "Traceback" not in said
 
 
 def test_a_reader_that_has_gone_is_no_news() -> None:
     assert call(out=None) == (1, "")
-    code, said = call("--acts", out=None)
-    assert (code, said) == (0, "note: a remark\n")
+    assert call("--acts", out=None) == (0, "note: a remark\n")
 
 
 def test_with_both_streams_closed_the_exit_code_is_that_of_the_action() -> None:
@@ -79,16 +82,11 @@ def test_with_both_streams_closed_the_exit_code_is_that_of_the_action() -> None:
     assert call("--fails", closes="2>/dev/full")[0] == 3
 
 
-@pytest.mark.parametrize("locale", ["ascii", "latin-1"])
-def test_a_locale_without_the_characters_of_charts_gets_utf_8(tmp_path: Path, locale: str) -> None:
-    shown = Box(tmp_path, {"PYTHONIOENCODING": locale}).call("workload", "show", "chat")
-
+def test_charts_and_names_of_files_are_the_same_in_every_locale(tmp_path: Path) -> None:
+    """In `LC_ALL=de_DE` the bytes of `ü` were two other letters, and the unit that was planned served no file."""
+    shown = Box(tmp_path, {"PYTHONIOENCODING": "ascii"}).call("workload", "show", "chat")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "\u2588" in shown.stdout
-
-
-def test_names_of_files_are_the_same_in_every_locale(tmp_path: Path) -> None:
-    """In `LC_ALL=de_DE` the bytes of `ü` were two other letters, and the unit that was planned served no file."""
     folder = tmp_path / "Modelle für größere"
     folder.mkdir()
     write(design(SHAPES["tiny"]), folder / "tiny.gguf")
@@ -102,20 +100,27 @@ def test_names_of_files_are_the_same_in_every_locale(tmp_path: Path) -> None:
     assert f'--model "{folder}/tiny.gguf"' in planned.stdout
 
 
-@pytest.mark.parametrize("words", [("status",), ("--help",)])
-def test_a_full_disk_behind_standard_output_is_told_in_a_line(
-    tmp_path: Path, words: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("words", "shell", "code", "last"),
+    [
+        (("status",), ">/dev/full", 1, "the result cannot be shown: standard output: No space left on device"),
+        (("--help",), ">/dev/full", 1, "the result cannot be shown: standard output: No space left on device"),
+        (("support-bundle", "--output", "x"), "<&-", 2, "cannot ask for confirmation: standard input is not a terminal"),
+    ],
+    ids=["a result that cannot be written", "help that cannot be written", "nobody who can be asked"],
+)  # fmt: skip
+def test_streams_that_are_full_or_closed_are_told_in_a_line(
+    tmp_path: Path, words: tuple[str, ...], shell: str, code: int, last: str
 ) -> None:
-    with Path(FULL).open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "tunerd", *words],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=400, check=False,
-            env=Box(tmp_path).environment, cwd=tmp_path,
-        )  # fmt: skip
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-m", "tunerd", *words],
+        env=Box(tmp_path).environment, cwd=tmp_path, capture_output=True, text=True, timeout=400,
+        check=False,
+    )  # fmt: skip
 
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: the result cannot be shown: standard output: No space")
-    assert len(done.stderr.splitlines()) == 1
+    assert done.returncode == code
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert told == f"error: {last}"
 
 
 @pytest.mark.parametrize(
@@ -171,18 +176,7 @@ def test_where_nobody_can_be_asked_nothing_is_touched_and_the_way_on_is_told(
     assert not (tmp_path / "bundle.json").exists()
 
 
-def test_a_question_with_standard_input_closed_is_one_that_nobody_answers(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tunerd", "support-bundle", "--output", str(tmp_path / "bundle")]
-    done = subprocess.run(
-        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *words], env=Box(tmp_path).environment,
-        capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-
-    assert done.returncode == 2
-    assert "error: cannot ask for confirmation: standard input is not a terminal" in done.stderr
-
-
-@pytest.mark.parametrize("loaded", ["click", "tunerd.cli.main", "tunerd.operations", "pydantic"])
+@pytest.mark.parametrize("loaded", ["click", "tunerd.operations"])
 def test_ctrl_c_while_the_program_is_being_loaded_shows_no_traceback(
     tmp_path: Path, loaded: str
 ) -> None:
@@ -200,3 +194,48 @@ def test_ctrl_c_while_the_program_is_being_loaded_shows_no_traceback(
         told = begun.stderr.read()
     assert begun.returncode in {130, -signal.SIGINT}, "a shell makes 130 of both"
     assert "Traceback" not in told
+
+
+def on_a_terminal(box: Box, *words: str, columns: int = 80, terminal: str = "xterm") -> list[str]:
+    """Lines of a command whose output and messages go to a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tunerd", *words], stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**box.environment, "TERM": terminal}, cwd=box.folder,
+    )  # fmt: skip
+    os.close(theirs)
+    told = b""
+    while True:
+        try:
+            more = os.read(ours, 65536)
+        except OSError:  # its last process has gone
+            break
+        told += more
+    os.close(ours)
+    process.wait(timeout=180)
+    text = told.decode().replace("\r\n", "\n")
+    for colour in ("\x1b[36m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[0m"):
+        text = text.replace(colour, "")
+    return [line.rpartition("\r")[2].rpartition("\x1b[K")[2] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
+def test_a_result_begins_on_a_line_of_its_own_and_a_dumb_terminal_gets_text_alone(
+    tmp_path: Path, terminal: str
+) -> None:
+    box, path = Box(tmp_path), tmp_path / "x.gguf"
+    lines = on_a_terminal(box, "model", "new", str(path), columns=200, terminal=terminal)
+    first, second, *_ = filter(None, lines)
+    assert first == f"writing {path}"
+    assert second.startswith(f"wrote {path}")
+
+
+def test_lines_fit_on_the_terminal_and_have_the_words_that_go_into_a_pipe(tmp_path: Path) -> None:
+    box, words = Box(tmp_path), ("apply", "nothing")
+    lines = on_a_terminal(box, *words)
+    assert 60 < max(map(len, lines)) <= 80
+    done = box.call(*words)
+    assert sorted(" ".join(lines).split()) == sorted((done.stderr + done.stdout).split())
+    narrow = on_a_terminal(box, *words, columns=40)
+    assert any("`tunerd profiles list`" in line for line in narrow), "it is to be copied"

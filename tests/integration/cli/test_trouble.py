@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.machine.test_files import held
 from tests.support import preloaded
 from tests.support.folders import ROOT
 from tests.support.local_box import Box, codes, deployed, settings
@@ -87,16 +86,6 @@ def test_a_unit_that_an_apply_replaced_while_it_was_looked_at_is_not_called_edit
     was_live = replace(side_of(box.context, "1", base=None), name="live")
     with pytest.raises(Busy, match="is being changed right now"):
         plan_side(box.context, was_live)
-
-
-def test_nobody_is_told_to_wait_for_a_measurement_that_stands_still(box: Box) -> None:
-    with held(box.context.paths.measure_lock) as measuring:
-        measuring.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, measuring.pid, os.WSTOPPED)
-        words = ("compare", "--set", "serving.ctx_size=768", "--budget", "60", "--yes")
-        error = box.json(*words, code=75)["error"]
-        measuring.send_signal(signal.SIGCONT)
-    assert f"`kill -CONT {measuring.pid}` resumes it" in error["hint"]
 
 
 @pytest.fixture
@@ -220,9 +209,3 @@ def test_an_error_names_the_whole_command_says_how_the_machine_is_and_what_to_do
     if command in {"results import", "bench"}:
         assert said["error"]["state"]
         assert said["error"]["hint"]
-
-
-def test_a_model_that_is_there_is_refused_before_anything_is_said_to_be_written(box: Box) -> None:
-    done = box.call("model", "new", str(box.model))
-    assert (done.returncode, "writing" in done.stderr) == (2, False)
-    assert "nothing was written" in done.stderr
