@@ -99,24 +99,6 @@ def test_two_settings_are_compared_and_the_unit_serves_again(
     assert not list((box.folder / "run").rglob("tunerd-candidate-*"))
 
 
-def test_both_sides_were_asked_the_same_texts_each_in_fresh_processes(
-    run: dict[str, Any], found: dict[str, Any]
-) -> None:
-    by_arm: dict[str, list[dict[str, Any]]] = {"A": [], "B": []}
-    for sample in timed(run):
-        by_arm[sample["arm"]].append(sample)
-    measured = {
-        arm: {sample["prompt_id"] for sample in samples if sample["usable"]}
-        for arm, samples in by_arm.items()
-    }
-    assert len(measured["A"] & measured["B"]) >= 2 * found["pairs"]
-    lives = {arm: {sample["process"] for sample in samples} for arm, samples in by_arm.items()}
-    assert not lives["A"] & lives["B"]
-    assert len(lives["A"]) >= found["pairs"]
-    ids = [sample["prompt_id"] for sample in by_arm["A"] if sample["usable"]]
-    assert len(set(ids)) == len(ids)
-
-
 def test_what_was_meant_to_draft_or_to_be_cached_was_and_what_was_not_was_not(
     run: dict[str, Any],
 ) -> None:

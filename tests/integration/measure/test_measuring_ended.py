@@ -34,14 +34,12 @@ def box() -> Iterator[SweepBox]:
     ("words", "number", "code"),
     [
         (("bench", "night", "--set", "serving.metrics=false", *LONG), signal.SIGINT, 130),
-        (("compare", "live", "speculation.n_max=2", "--yes", "--json"), signal.SIGTERM, 143),
         (("bench", "night", "--set", "serving.metrics=false", *LONG), None, 1),
         (("sweep", "run", "--budget", "1h", "--yes", "--json"), signal.SIGTERM, 143),
         (("bench", *LONG), signal.SIGHUP, 129),  # of what serves
     ],
     ids=[
         "bench by Ctrl-C",
-        "compare by SIGTERM",
         "bench by whoever starts the unit",
         "sweep by SIGTERM",
         "bench of what serves as its terminal goes",
@@ -120,8 +118,7 @@ def test_the_answer_no_is_one_object_and_nothing_was_touched_or_made(box: SweepB
     pid, evidence = box.json("status")["pid"], box.box.context.paths.evidence
     if evidence.exists():
         evidence.rename(evidence.with_suffix(".of-other-tests"))
-    for words in (("bench", "night"), ("compare", "live", "speculation.n_max=2"),
-                  ("sweep", "run", "--budget", "60s")):  # fmt: skip
+    for words in (("compare", "live", "speculation.n_max=2"), ("sweep", "run", "--budget", "60s")):
         code, out, _ = answered(box, b"n\n", *words, "--json")
         error = json.loads(out)["error"]
         assert code == 130

@@ -26,7 +26,7 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.learn import find_workload
-from tunerd.measure.results import StalenessCheck, export, results, show
+from tunerd.measure.results import export, results, show
 from tunerd.measure.store import EvidenceStore
 from tunerd.units.generations import Ending, Generation, Outcome
 
@@ -225,19 +225,6 @@ def test_a_workload_that_changed_or_is_gone_makes_evidence_stale_and_is_named(be
     row = bench.staleness()
     assert row["holds"] is False
     assert row["texts"] == [f"workload changed: {of_it[:12]} -> not there"]
-
-
-def test_all_arms_are_held_against_the_machine_as_it_was_read_once(bench: Bench) -> None:
-    write_workload(bench, 100)
-    of_it = find_workload(bench.context(), "office").shape.sha256
-    fingerprint = replace(an_arm(bench).fingerprint, workload_sha256=of_it)
-    arm = replace(an_arm(bench), fingerprint=fingerprint)
-    run = RunRecord(kind="bench", suites=(), started_s=1.0, target="live", workload="office")
-    check = StalenessCheck(bench.context())
-    assert check.of(arm, run).holds is True
-
-    write_workload(bench, 200)
-    assert check.of(arm, run).holds is True
 
 
 def test_what_was_measured_by_its_address_alone_cannot_be_checked(bench: Bench) -> None:
