@@ -98,7 +98,6 @@ def test_the_embedded_engine_makes_the_context_that_is_told(folder: Path, n_slot
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("n_slots", [1, 4])
 @pytest.mark.parametrize("name", [one for one in BUILDS if not one.startswith("ik")])
-def test_builds_make_the_context_that_is_told(name: str, folder: Path, n_slots: int) -> None:
-    check_context(name, [str(needs.engine(name))], folder, n_slots)
+def test_builds_make_the_context_that_is_told(name: str, folder: Path) -> None:
+    check_context(name, [str(needs.engine(name))], folder, 4)
