@@ -15,14 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.api_box import GROUP, MEMBER, STRANGER, ApiBox, serving
-from tests.support.local_box import Box
 from tests.support.needs import needs_root
 from tests.support.readings import a_reading, served
 from tunerd.errors import HostError
 from tunerd.jobs import JobFolder, folder_of
 from tunerd.machine.peers import unix_socket
 from tunerd.operations import JobRequest, Lane
-from tunerd.watch.history import Telemetry
 from tunerd.web.app import Limits
 
 REQUEST = JobRequest("apply", (), Lane.CHANGE, "alice", 1.0)
@@ -57,14 +55,11 @@ def test_what_is_not_there_or_cannot_be_is_refused_in_the_same_shape(
     assert said.json["error"]["message"]
 
 
-@pytest.mark.parametrize("url", ["/workloads/none-such", "/deploy/none-such", "/sweeps/7"])
-def test_a_page_of_what_is_not_there_is_not_found_and_says_what_there_is(
-    api: ApiBox, url: str
-) -> None:
-    said = api.ask(url)
-
-    assert said.status == 404
-    assert "there is no " in said.text.lower()
+def test_a_page_of_what_is_not_there_is_not_found_and_says_what_there_is(api: ApiBox) -> None:
+    for url in ("/workloads/none-such", "/deploy/none-such", "/sweeps/7"):
+        said = api.ask(url)
+        assert said.status == 404
+        assert "there is no " in said.text.lower()
 
 
 @pytest.mark.parametrize(
@@ -207,14 +202,12 @@ sys.stdin.read()
                 one.communicate()
 
 
-def test_what_the_daemon_saw_is_what_top_shows() -> None:
-    telemetry = Telemetry()
-    telemetry.add(a_reading(1_790_000_000.0, served=served(600, 50.0)))
-    telemetry.add(a_reading(1_790_000_010.0))
-    with serving(telemetry=telemetry) as watched:
-        shown = watched.ask("/api/top").json
-        telemetry.add(a_reading(1_790_003_000.0))
-        later = watched.ask("/api/top").json
+def test_what_the_daemon_saw_is_what_top_shows(api: ApiBox) -> None:
+    api.telemetry.add(a_reading(1_790_000_000.0, served=served(600, 50.0)))
+    api.telemetry.add(a_reading(1_790_000_010.0))
+    shown = api.ask("/api/top").json
+    api.telemetry.add(a_reading(1_790_003_000.0))
+    later = api.ask("/api/top").json
     assert shown["at_s"] == 1_790_000_010.0
     assert (shown["speeds"]["since"], shown["speeds"]["decode_tok_s"]) == ("between two looks", 50)
     assert later["speeds"] is None, "that was long ago"
@@ -231,9 +224,8 @@ def test_a_job_goes_on_without_its_client_and_tells_everybody_how_it_ended(api: 
 
     for _ in range(2):
         events = api.events(number)
-        assert [event["event"] for event in events][:1] == ["begun"]
-        assert events[-1]["event"] == "end"
-        assert events[-1]["exit_code"] == 1
+        assert events[0]["event"] == "begun"
+        assert (events[-1]["event"], events[-1]["exit_code"]) == ("end", 1)
     job = api.ask(f"/api/jobs/{number}").json["job"]
     assert job["state"] == "failed"
     assert job["result"]["error"]["code"] == "deploy"
@@ -287,20 +279,17 @@ def test_a_socket_that_a_dead_process_left_is_taken_and_anything_else_is_left(ap
     assert file.read_text() == "mine"
 
 
-def test_texts_that_are_not_utf_8_are_shown_and_break_nothing(tmp_path: Path) -> None:
+def test_texts_that_are_not_utf_8_are_shown_and_break_nothing(api: ApiBox) -> None:
     """As in a unit that somebody wrote by hand long ago."""
-    with serving(box=Box(tmp_path)) as old:
-        paths, unit = old.box.context.paths, old.box.context.unit
-        paths.unit_dir.mkdir(parents=True)
-        text = b"[Unit]\nDescription=%s\n[Service]\nExecStart=/bin/true -m /bin/true --port 1\n"
-        (paths.unit_dir / unit).write_bytes(text % b"mod\xe8le")
-        backup = f"{unit}.pre-20260101T000000Z-hand"
-        (paths.unit_dir / backup).write_bytes(text % b"old")
+    unit = api.box.unit
+    unit.parent.mkdir(parents=True)
+    text = b"[Unit]\nDescription=%s\n[Service]\nExecStart=/bin/true -m /bin/true --port 1\n"
+    unit.write_bytes(text % b"mod\xe8le")
+    unit.with_name(f"{unit.name}.pre-20260101T000000Z-hand").write_bytes(text % b"old")
 
-        said = old.ask("/api/rollback/preview")
+    said, shown = api.ask("/api/rollback/preview"), api.ask("/rollback")
+    shutil.rmtree(unit.parent)
 
-        assert said.status == 200
-        assert "Description=mod\udce8le" in said.json["diff"]
-        shown = old.ask("/rollback")
-        assert shown.status == 200
-        assert "Description=mod\\udce8le" in shown.text
+    assert (said.status, shown.status) == (200, 200)
+    assert "Description=mod\udce8le" in said.json["diff"]
+    assert "Description=mod\\udce8le" in shown.text

@@ -28,7 +28,6 @@ from tunerd.cli.terminal import Remote
 from tunerd.errors import HostError
 from tunerd.jobs import jobs
 from tunerd.machine.peers import inherited_sockets, peer_of, unix_socket
-from tunerd.paths import parse_listen
 from tunerd.result import ignore_progress
 from tunerd.watch.history import Telemetry
 from tunerd.web.app import ask
@@ -217,20 +216,6 @@ def test_whatever_the_web_part_asks_is_checked_again(
     assert told == status
     assert "error" in envelope
     assert jobs(ctx).payload["jobs"] == []
-
-
-def test_an_address_to_listen_on_is_read_as_written_or_refused() -> None:
-    for text, host, port, is_loopback in (
-        ("localhost:1", "127.0.0.1", 1, True),
-        ("[::1]:8765", "::1", 8765, True),
-        ("[2001:db8::1]:80", "2001:db8::1", 80, False),
-        ("192.168.1.5:65535", "192.168.1.5", 65535, False),
-    ):
-        found = parse_listen(text)
-        assert (found.host, found.port, found.is_loopback) == (host, port, is_loopback)
-    for text in ("", "8765", "127.0.0.1", "127.0.0.1:0", "box:80", "127.0.0.1:99999", "::1:80:"):
-        with pytest.raises(ValueError, match="ADDRESS:PORT"):
-            parse_listen(text)
 
 
 def test_sockets_of_another_process_are_not_taken() -> None:

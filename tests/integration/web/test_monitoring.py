@@ -56,7 +56,9 @@ def test_a_reading_is_told_in_base_units() -> None:
 
 def test_what_is_unknown_is_left_out_and_never_zero() -> None:
     blind = replace(a_reading(health=None, slots_busy=None, n_restarts=None), gpus=None)
-    found = samples(blind)
+    assert samples(a_reading())["tunerd_gpu_problem"] == 0
+    found = samples(replace(blind, gpu_problem="the GPU is lost"))
+    assert found["tunerd_gpu_problem"] == 1
     assert not [name for name in found if name.startswith(("tunerd_gpu_memory", "tunerd_gpus"))]
     for name in ("ready", "slots_busy", "restarts_total", "predicted_tokens_total"):
         assert f"tunerd_server_{name}" not in found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 
@@ -162,40 +161,6 @@ def a_job(page: ApiBox, kind: str, lane: Lane = Lane.CHANGE) -> int:
     return folder_of(ctx).create(JobRequest(kind, (), lane, "alice", ctx.clock.now_s()))
 
 
-def ended(page: ApiBox, kind: str, exit_code: int, result: Mapping[str, Any]) -> str:
-    """The page of a job that ended so."""
-    number = a_job(page, kind)
-    with folder_of(page.box.context).writing(number) as tell:
-        tell({"event": "end", "exit_code": exit_code, "result": {"messages": [], **result}})
-    return page.ask(f"/jobs/{number}", tcp=True).text
-
-
-def test_a_sweep_that_was_begun_or_came_to_nothing_is_told_as_that(page: ApiBox) -> None:
-    begun = ended(page, "sweep start", 0, {"job": 7})
-    assert "<h1>The sweep has begun</h1>" in begun
-    assert 'href="/jobs/7"' in begun
-
-    stopped = ended(page, "jobs stop", 0, {"job": 7, "kind": "bench"})
-    assert "has begun" not in stopped
-    assert "<h1>It is done</h1>" in stopped
-
-    came_to = {"sentence": "inconclusive: time ran out", "sweep": 1}
-    nothing = ended(page, "sweep run", 1, came_to)
-    assert "<h1>inconclusive: time ran out</h1>" in nothing
-    assert 'href="/sweeps/1"' in nothing
-    assert 'class="health warn"' in nothing
-    assert "inconclusive: time ran out" in page.box.call("jobs").stdout
-
-    measured = ended(page, "bench", 0, {"run": 1, "summary": [{"arm": "live"}]})
-    assert "<h1>It is done</h1>" in measured
-
-    assert "<h1>It ended without a message</h1>" in ended(page, "apply", 1, {})
-    killed = a_job(page, "apply", Lane.CHANGE)
-    with folder_of(page.box.context).writing(killed) as tell:
-        tell({"event": "begun", "pid": 1})
-    assert "<h1>It ended without a message</h1>" in page.ask(f"/jobs/{killed}", tcp=True).text
-
-
 def test_a_sweep_can_be_ended_where_one_is_under_way_and_begun_where_none_is(page: ApiBox) -> None:
     idle = page.ask("/sweeps", tcp=True).text
     number = a_job(page, "sweep run", Lane.MEASURE)
@@ -206,14 +171,11 @@ def test_a_sweep_can_be_ended_where_one_is_under_way_and_begun_where_none_is(pag
     assert ("Begin a sweep" in idle, "End the sweep" in idle) == (True, False)
     assert ("Begin a sweep" in busy, "End the sweep" in busy) == (False, True)
 
-
-def test_a_sweep_of_a_terminal_is_not_offered_to_be_ended(page: ApiBox) -> None:
-    ctx = page.box.context
+    ctx = page.box.context  # and one of a terminal is not offered to be ended
     with EvidenceStore(ctx.paths.evidence) as store:
         put_night(ctx, store, ctx.clock.now_s() - 60, ends=False)
     with lock(ctx.paths.sweep_lock, purpose="sweep", since="now"):
         text = page.ask("/sweeps", tcp=True).text
-
     assert "gave the card back" in text
     assert ("End the sweep" in text, "Ctrl-C there ends it" in text) == (False, True)
 

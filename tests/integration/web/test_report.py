@@ -75,29 +75,6 @@ def words_of(page: str) -> str:
     return unescape(re.sub(r"(?s)<(script|style)>.*?</\1>|<[^>]*>", "", page))
 
 
-def test_speed_of_a_kind_is_all_tokens_over_all_time_and_marked_requests_are_out(
-    tmp_path: Path,
-) -> None:
-    shown = report_on(
-        tmp_path,
-        a_run(
-            a_sample(Timings(predicted_n=101, predicted_ms=1000, draft_n=60, draft_n_accepted=30)),
-            a_sample(Timings(predicted_n=101, predicted_ms=4000, draft_n=40, draft_n_accepted=40)),
-            a_sample(Timings(predicted_n=101, predicted_ms=1), marks=(Mark.THROTTLED,)),
-            a_sample(None, problem="no answer within 60 s"),
-        ),
-    )
-
-    figures = row(table(shown, "only: by kind"), "translation")
-
-    assert figures["requests"] == "2"
-    assert figures["tok/s"] == "40.0"  # 200 tokens in 5 s; the mean of 100 and 25 would be 62.5
-    assert figures["slowest to fastest"] == "25.0 to 100.0"
-    assert (figures["drafted"], figures["accepted"]) == ("100", "70")
-    reasons = {cells[0]: cells[2] for cells in table(shown, "Left out, by reason").rows}
-    assert reasons == {"throttled": "1", "no answer: no answer within 60 s": "1"}
-
-
 def test_what_was_measured_is_told_as_in_the_golden_text(tmp_path: Path) -> None:
     deep = next(run for run in made_runs() if run.record.suites == ("deep",))
     spilled = Depth(90000, 81920, 98304, 12, "40% slower than the depths before")
@@ -106,17 +83,6 @@ def test_what_was_measured_is_told_as_in_the_golden_text(tmp_path: Path) -> None
 
     shown = [one for one in report_on(tmp_path, *runs) if one.name != "runs"]  # which has times
     compare(DATA / "golden/report.txt", "\n".join(sections_lines(shown)) + "\n")
-
-
-def test_other_suites_are_named_in_words_and_one_without_a_figure_is_no_table(
-    tmp_path: Path,
-) -> None:
-    lost = replace(a_sample(None, marks=(Mark.THROTTLED,)), suite="cache")
-    effect = SummaryRecord("workload", "effect", None, {"what": "all", "gain": 0.1})
-    shown = report_on(tmp_path, replace(a_run(lost), summaries=(effect,)))
-
-    (others,) = (one for one in shown if one.name == "more")
-    assert [one.caption for one in others.tables] == ["Workload: how much faster B is"]
 
 
 def test_what_is_missing_is_said_and_never_zero(tmp_path: Path) -> None:
