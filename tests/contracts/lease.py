@@ -89,16 +89,19 @@ class LeaseContract(Contract):
         self.is_back(production)
         lease.end()  # once more is no error
 
-    def test_a_lease_that_restores_nothing_leaves_the_unit_stopped(
+    def test_a_lease_that_restores_nothing_leaves_the_unit_stopped_and_one_that_does_starts_it(
         self, take: Take, production: UnitState
     ) -> None:
-        del production
         lease = take(spec(restores=False))
 
         lease.end()
 
         self.time.sleep(0.5)
         assert self.units.state(UNIT).active_state == "inactive"
+
+        take(spec(restores=True)).end()
+
+        self.is_back(production)
 
     def test_what_is_bound_is_down_before_the_unit_starts_again(
         self, take: Take, production: UnitState
@@ -118,12 +121,19 @@ class LeaseContract(Contract):
         assert since_s is not None
         assert since_s - (self.time.now_s() - self.time.monotonic_s() + began_s) > 0.9
 
-    def test_production_starts_once_its_port_is_free_however_the_lease_ends(
+    def test_production_starts_once_its_port_is_free_where_it_is_to_wait_for_one(
         self, take: Take, production: UnitState
     ) -> None:
         with socket.socket() as holder:
             holder.bind(("127.0.0.1", 0))
             holder.listen()
+            waits_no_more = take(spec())
+            waits_no_more.restore_when_free(holder.getsockname())
+            waits_no_more.restore_when_free(None)
+            waits_no_more.end()
+            self.is_back(production)
+
+            production = self.units.state(UNIT)
             lease = take(spec(limit_s=1.5))
             lease.restore_when_free(holder.getsockname())
             self.until(lambda: not lease.is_held(), "its time is not over")
@@ -131,31 +141,6 @@ class LeaseContract(Contract):
             assert not self.units.state(UNIT).is_active, "its port is taken"
         self.is_back(production)
 
-    def test_a_lease_that_ends_with_a_free_port_does_not_wait(
-        self, take: Take, production: UnitState
-    ) -> None:
-        with socket.socket() as holder:
-            holder.bind(("127.0.0.1", 0))
-            holder.listen()
-            lease = take(spec())
-            lease.restore_when_free(holder.getsockname())
-            lease.restore_when_free(None)
-            lease.end()
-            self.is_back(production)
-
-    def test_nothing_can_be_bound_to_a_lease_that_is_gone(
-        self, take: Take, production: UnitState
-    ) -> None:
-        del production
-        lease = take(spec())
-        lease.end()
-
-        with pytest.raises(ServiceError):
-            self.candidate(lease)
-
-        assert not self.units.state(candidate_unit(lease.spec.id, 1)).is_active
-        assert not lease.is_held()
-        assert self.units.state(UNIT).is_active
 
     @pytest.mark.parametrize("end", ["the unit is started", "its own is stopped", "time is over"])
     def test_a_lease_ends_with_all_that_is_bound_and_the_unit_is_back(
@@ -189,7 +174,7 @@ class LeaseContract(Contract):
         assert not lease.is_held()
         self.is_back(production)
 
-    def test_a_candidate_that_ends_leaves_the_lease_standing(
+    def test_a_candidate_that_ends_leaves_the_lease_standing_and_none_is_bound_to_one_that_is_gone(
         self, take: Take, production: UnitState
     ) -> None:
         lease = take(spec())
@@ -203,12 +188,10 @@ class LeaseContract(Contract):
         lease.end()
         self.is_back(production)
 
-    def test_a_stopped_unit_is_started_afterwards_if_that_was_asked(
-        self, take: Take, production: UnitState
-    ) -> None:
-        self.units.stop(UNIT)
+        with pytest.raises(ServiceError):
+            self.candidate(lease)
 
-        lease = take(spec(restores=True))
-        lease.end()
+        assert not self.units.state(unit).is_active
+        assert not lease.is_held()
+        assert self.units.state(UNIT).is_active
 
-        self.is_back(production)

@@ -22,6 +22,7 @@ T = TypeVar("T")
 _PATIENCE_S = 20.0
 _POLL_S = 0.05
 _MODE_BITS = 0o644
+_BROKEN = ("[Service]\nType=exec\n", "[Service\n", "")
 
 
 def _is_waiting(state: UnitState) -> bool:
@@ -62,6 +63,7 @@ class ServiceManagerContract(Contract):
     """
 
     wanted_by = "multi-user.target"
+    says_of_broken = ("bad-setting", "bad-setting", "bad-setting")
 
     # Helpers
 
@@ -162,16 +164,15 @@ class ServiceManagerContract(Contract):
         assert began_s - 2 < state.active_since_s < self.time.now_s() + 2
         assert UNIT in self.units.service_units()
 
-    def test_starting_a_running_unit_changes_nothing(self) -> None:
+    def test_starting_a_running_unit_changes_nothing_and_a_restart_is_a_new_invocation(
+        self,
+    ) -> None:
         before = self.start()
 
         self.units.start(UNIT)
 
         after = self.units.state(UNIT)
         assert (after.main_pid, after.invocation_id) == (before.main_pid, before.invocation_id)
-
-    def test_a_restart_is_a_new_process_and_a_new_invocation(self) -> None:
-        before = self.start()
 
         self.units.restart(UNIT)
 
@@ -329,26 +330,26 @@ class ServiceManagerContract(Contract):
         self.units.stop(UNIT)
         assert not self.units.state(UNIT).is_active
 
-    @pytest.mark.parametrize("broken", ["[Service]\nType=exec\n", "[Service\n", ""])
-    def test_a_broken_file_leaves_the_process_running_and_is_not_restarted(
-        self, broken: str
-    ) -> None:
+    def test_a_broken_file_leaves_the_process_running_and_is_not_restarted(self) -> None:
         before = self.start()
 
-        self.path.write_text(broken)
-        self.units.reload()
+        for broken, said in zip(_BROKEN, self.says_of_broken, strict=True):
+            self.put(broken)
 
-        state = self.units.state(UNIT)
-        assert state.load_state != "loaded"
-        assert state.is_active
-        with pytest.raises(ServiceError):
-            self.units.restart(UNIT)
-        after = self.units.state(UNIT)
-        assert (after.main_pid, after.is_active) == (before.main_pid, True)
+            state = self.units.state(UNIT)
+            assert (state.load_state, state.is_active) == (said, True)
+            with pytest.raises(ServiceError):
+                self.units.restart(UNIT)
+            after = self.units.state(UNIT)
+            assert (after.main_pid, after.is_active) == (before.main_pid, True)
 
     # Starting at boot
 
-    def test_a_unit_is_enabled_and_disabled_without_being_started(self) -> None:
+    def test_a_unit_that_says_when_is_enabled_and_disabled_without_being_started(self) -> None:
+        self.put(self.text())
+        with pytest.raises(ServiceError):
+            self.units.enable(UNIT)
+        assert not self.units.state(UNIT).is_enabled
         self.put(self.text(install=self.install))
         assert self.units.state(UNIT).is_enabled is False
 
@@ -361,21 +362,10 @@ class ServiceManagerContract(Contract):
         self.units.disable(UNIT)
         self.units.disable(UNIT)
         assert self.units.state(UNIT).is_enabled is False
-
-    def test_a_unit_is_disabled_also_by_a_file_that_does_not_say_when_it_would_start(self) -> None:
-        self.put(self.text(install=self.install))
         self.units.enable(UNIT)
         self.put(self.text())
         self.units.disable(UNIT)
-        assert not self.units.state(UNIT).is_enabled
-
-    def test_a_unit_that_does_not_say_when_cannot_be_enabled(self) -> None:
-        self.put(self.text())
-
-        with pytest.raises(ServiceError):
-            self.units.enable(UNIT)
-
-        assert not self.units.state(UNIT).is_enabled
+        assert not self.units.state(UNIT).is_enabled, "also by a file that does not say when"
 
     # Checks before
 
@@ -413,11 +403,8 @@ class ServiceManagerContract(Contract):
 
     # Who ended it
 
-    @pytest.mark.parametrize("words", ["Stopping server...", "Stopping"])
-    def test_a_stop_is_what_the_manager_was_asked_for_and_not_what_a_program_prints(
-        self, words: str
-    ) -> None:
-        self.put(self.text(f"--print '{words}' --end-after 0.5", install=self.install))
+    def test_a_stop_is_what_the_manager_was_asked_for_and_not_what_a_program_prints(self) -> None:
+        self.put(self.text("--print 'Stopping server...' --end-after 0.5", install=self.install))
         self.units.enable(UNIT)  # else it is forgotten once it is down
         self.units.start(UNIT)
         prints = self.units.state(UNIT).invocation_id or ""
@@ -457,29 +444,22 @@ class ServiceManagerContract(Contract):
 
     # The log
 
-    def test_the_log_is_told_apart_by_invocation(self) -> None:
-        first = self.start("--print first-start").invocation_id
-        self.eventually_logs("first-start", first)
-        self.put(self.text("--print second-start"))
-        self.units.restart(UNIT)
-        second = self.units.state(UNIT).invocation_id
-
-        lines = self.eventually_logs("second-start", second)
-
-        assert "first-start" not in lines
-        assert "second-start" not in self.units.log(UNIT, invocation_id=first)
-        both = [line for line in self.units.log(UNIT, max_lines=500) if line.endswith("-start")]
-        assert both[-2:] == ["first-start", "second-start"]
-
-    def test_the_log_since_a_moment_says_how_far_back_it_reaches(self) -> None:
+    def test_the_log_is_told_apart_by_invocation_and_by_a_moment_and_how_far_back_it_reaches(
+        self,
+    ) -> None:
         first = self.start("--print early-start").invocation_id
         self.eventually_logs("early-start", first)
         self.time.sleep(0.1)
         since_s = self.time.now_s()
         self.put(self.text("--print late-start"))
         self.units.restart(UNIT)
-        self.eventually_logs("late-start", self.units.state(UNIT).invocation_id)
 
+        lines = self.eventually_logs("late-start", self.units.state(UNIT).invocation_id)
+
+        assert "early-start" not in lines
+        assert "late-start" not in self.units.log(UNIT, invocation_id=first)
+        both = [line for line in self.units.log(UNIT, max_lines=500) if line.endswith("-start")]
+        assert both[-2:] == ["early-start", "late-start"]
         whole = self.units.log_since(UNIT, since_s - 3600, max_lines=1000)
         late = self.units.log_since(UNIT, since_s, max_lines=1000)
         last = self.units.log_since(UNIT, since_s - 3600, max_lines=1)
@@ -508,6 +488,7 @@ class SystemdContract(ServiceManagerContract):
     """What only systemd does, and its fake: it keeps what it has read until the next reload."""
 
     usual_slice = "system.slice"
+    says_of_broken = ("bad-setting", "error", "masked")
 
     def test_limits_on_memory_are_those_of_its_files_and_each_slice_tells_its_own(self) -> None:
         gib, slice_ = 1024**3, "tunerd-contract.slice"
@@ -552,14 +533,6 @@ class SystemdContract(ServiceManagerContract):
         lines = self.eventually_logs("new-and-longer", invocation_id)
         assert "old" not in lines
 
-    @pytest.mark.parametrize(
-        ("broken", "load_state"),
-        [("[Service]\nType=exec\n", "bad-setting"), ("[Service\n", "error"), ("", "masked")],
-    )
-    def test_it_says_what_is_wrong_with_a_file(self, broken: str, load_state: str) -> None:
-        self.put(broken)
-
-        assert self.units.state(UNIT).load_state == load_state
 
 
 class RealProcessesContract(ServiceManagerContract):
