@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from tests.fault.fuse import Fuse, Step, fused_services
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, World, a_world
 from tests.support.fake_gpu import a_card
-from tests.support.fakes import Invocation, Life, Program
+from tests.support.fakes import FakeLease, Invocation, Life, Program
 from tests.support.profiles import a_plan_for
 from tunerd.app import Context, data_dir
 from tunerd.engine.health import Failure, FailureKind, Reason
@@ -75,6 +76,14 @@ def held(world: World, **more: Any) -> AbstractContextManager[Held]:
     return hold(world.context(), **{"purpose": "bench x", "budget_s": 600.0, **more})
 
 
+def begun(world: World) -> FakeLease:
+    """A measurement by a process that goes no further."""
+    lease = world.manager.lease(spec())
+    world.manager.reset_failed(UNIT)  # it may be started once in five minutes
+    write_measurement(world.context(), RECORD)
+    return lease
+
+
 @pytest.fixture(autouse=True)
 def _served(world: World) -> None:
     world.put(world.text("one"))
@@ -127,10 +136,7 @@ def test_every_failure_has_a_reason(kind: FailureKind) -> None:
 
 
 def test_what_a_killed_measurement_left_is_cleared_by_recover(world: World) -> None:
-    lease = world.manager.lease(spec())
-    ctx = world.context()
-    world.manager.reset_failed(UNIT)  # it may be started once in five minutes
-    write_measurement(ctx, RECORD)
+    ctx, lease = world.context(), begun(world)
     unit = put_candidate(world, lease.spec.id)
     world.manager.start_bound(unit)
     (world.manager.runtime_unit_dir / f".{candidate_unit(ID, 1)}.abc.tmp").write_text("")
@@ -179,9 +185,7 @@ def test_what_somebody_measures_now_is_left_alone(world: World) -> None:
 
 
 def test_a_change_ends_a_measurement_and_finds_production_up(world: World) -> None:
-    ctx = world.context()
-    lease = world.manager.lease(spec())
-    write_measurement(ctx, RECORD)
+    ctx, lease = world.context(), begun(world)
 
     said = end_measurement(ctx, by="`tunerd apply`")
 
@@ -276,20 +280,6 @@ def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: Wo
         pass
 
     assert world.serving_alias() == "one"
-
-
-def test_what_somebody_stops_while_its_requests_are_waited_for_stays_stopped(world: World) -> None:
-    """It was started at the end of the lease, since it had run when the wait began."""
-
-    def stop(progress: Progress) -> None:
-        if progress.text.startswith("waiting for "):
-            world.manager.stop(UNIT)
-
-    world.servers[-1].behaviour.slots_are_busy = True
-    ctx = replace(world.context(), progress=stop)
-    with hold(ctx, purpose="sweep x", budget_s=60) as lease:
-        assert not lease.restores
-    assert world.serving_alias() is None
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
@@ -451,8 +441,7 @@ def test_production_that_was_masked_meanwhile_starts_once_its_unit_is_mended(
         world.manager.reload()
 
     if is_killed:
-        lease = world.manager.lease(spec())
-        write_measurement(world.context(), RECORD)
+        lease = begun(world)
         mask()
         world.manager.drop_lease(lease)
     else:
@@ -474,10 +463,7 @@ def test_production_that_was_masked_meanwhile_starts_once_its_unit_is_mended(
 def test_production_that_somebody_stopped_after_a_killed_measurement_stays_stopped(
     world: World,
 ) -> None:
-    lease = world.manager.lease(spec())
-    write_measurement(world.context(), RECORD)
-    world.manager.reset_failed(UNIT)
-    world.manager.drop_lease(lease)
+    world.manager.drop_lease(begun(world))
     assert world.serving_alias() == "one"
     world.manager.stop(UNIT)
 
@@ -505,49 +491,41 @@ def fails_until(world: World, at_s: float, says: str) -> None:
     world.manager.programs[ENGINE] = program
 
 
-def restarting(world: World) -> bytes:
-    return world.text("one").replace(
-        b"StartLimitBurst=1\n", b"StartLimitBurst=9\n"
-    ).replace(b"Type=exec\n", b"Type=exec\nRestart=on-failure\nRestartSec=5\n")  # fmt: skip
+FOR_EVER_S = float("inf")
 
 
 @pytest.mark.parametrize(
-    ("for_s", "says"), [(60, TAKEN), (15, "srv llama_server: initializing ...")]
+    ("says", "for_s", "least_s", "most_s"),
+    [
+        (TAKEN, 60.0, 60.0, 75.0),
+        ("srv llama_server: initializing ...", 15.0, 15.0, 30.0),
+        (TAKEN, FOR_EVER_S, 60.0, 90.0),
+        ("error: it fell over", FOR_EVER_S, 21.0, 40.0),
+        ("error: unknown argument: --x", FOR_EVER_S, 0.0, 15.0),
+    ],
 )
-def test_a_start_that_fails_for_a_port_of_the_past_or_without_a_cause_is_repeated(
-    world: World, for_s: float, says: str
+def test_a_start_that_fails_is_repeated_for_a_port_of_the_past_or_an_unknown_cause_and_not_for_ever(
+    world: World, says: str, for_s: float, least_s: float, most_s: float
 ) -> None:
-    with held(world):
-        fails_until(world, world.clock.monotonic_s() + for_s, says)
+    began_s = world.clock.monotonic_s()
+    gives_up = for_s == FOR_EVER_S
+    end = pytest.raises(Stranded, match="does not serve") if gives_up else contextlib.nullcontext()
+    with end, held(world):
+        fails_until(world, began_s + for_s, says)
 
-    assert world.serving_alias() == "one"
-
-
-def test_a_port_that_stays_taken_ends_in_words_for_a_person(world: World) -> None:
-    with pytest.raises(Stranded, match="does not serve"), held(world):
-        fails_until(world, float("inf"), TAKEN)
+    assert world.serving_alias() == (None if gives_up else "one")
+    assert least_s <= world.clock.monotonic_s() - began_s < most_s
 
 
 def test_a_unit_that_its_manager_starts_again_is_waited_for(world: World) -> None:
-    world.put(restarting(world))
+    restarts = b"Type=exec\nRestart=on-failure\nRestartSec=5\n"
+    text = world.text("one").replace(b"Type=exec\n", restarts)
+    world.put(text.replace(b"StartLimitBurst=1\n", b"StartLimitBurst=9\n"))
     with held(world):
         fails_until(world, world.clock.monotonic_s() + 12, "error: it fell over")
 
     assert world.serving_alias() == "one"
     assert world.manager.state(UNIT).n_restarts == 3, "only its manager started it"
-
-
-@pytest.mark.parametrize(
-    ("says", "least_s", "most_s"),
-    [("error: it fell over", 21.0, 40.0), ("error: unknown argument: --x", 0.0, 15.0)],
-)
-def test_production_that_does_not_come_back_is_given_up_at_once_only_for_a_known_cause(
-    world: World, says: str, least_s: float, most_s: float
-) -> None:
-    began_s = world.clock.monotonic_s()
-    with pytest.raises(Stranded, match="does not serve"), held(world):
-        fails_until(world, float("inf"), says)
-    assert least_s <= world.clock.monotonic_s() - began_s < most_s
 
 
 def test_a_port_that_is_known_is_waited_for_and_the_outlook_says_how_long(world: World) -> None:
@@ -611,15 +589,7 @@ def test_nobody_waits_for_their_own_port_nor_for_one_that_is_listened_on_nor_wit
 def test_a_measurement_that_waits_for_the_port_at_its_end_still_holds_the_place(
     world: World,
 ) -> None:
-    ctx = world.context()
-    lease = world.manager.lease(
-        LeaseSpec("0123456789ab", UNIT, restores=True, limit_s=600, why="x")
-    )
-    world.manager.reset_failed(UNIT)
-    now_s = ctx.clock.now_s()
-    write_measurement(
-        ctx, LeaseRecord(lease.spec.id, UNIT, "bench x", 1, now_s, now_s + 600, restores=True)
-    )
+    ctx, lease = world.context(), begun(world)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()

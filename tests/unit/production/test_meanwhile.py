@@ -156,6 +156,7 @@ def test_a_stop_that_meets_the_start_of_a_server_that_comes_back_is_respected(wo
 def test_nothing_is_measured_where_the_server_was_stopped_since_its_cost_was_told(
     world: World, ran: bool
 ) -> None:
+    """It was started at the end, since it had run when the wait for its requests began."""
     world.put(a_text(world, ENGINE))
     world.servers[-1].behaviour.slots_are_busy = True
     on = once("waiting for ", lambda: world.manager.stop(UNIT))

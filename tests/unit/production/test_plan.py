@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +19,11 @@ from tunerd.engine.capabilities import Engine, OffloadDevice
 from tunerd.engine.choice import Choice
 from tunerd.engine.flags import CommandLine
 from tunerd.engine.serving import memory_limits
-from tunerd.machine.facts import Gpu
-from tunerd.machine.files import Files
+from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.host import has_memory_groups
 from tunerd.measure.results import here_of
-from tunerd.model.files import ModelFiles
-from tunerd.model.memory import Device, Estimate, PartKind, estimate
+from tunerd.model.facts import ModelFacts
+from tunerd.model.memory import Device, Estimate, MemorySettings, PartKind, estimate
 from tunerd.model.verdict import MemoryPlan
 from tunerd.production.emit import together
 from tunerd.production.plan import Plan, cards_of, memory_of_plan, settings_of
@@ -31,6 +31,39 @@ from tunerd.production.profiles import new_profile
 from tunerd.result import Level
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.words import MiB
+
+LLAMA = facts_of_shape(PlainShape(architecture="llama"))
+SMALL = facts_of_shape(PlainShape(architecture="llama", n_layer=2, n_vocab=2048))
+BARE = replace(HOST, gpus=())
+
+
+def build_of(dialect: str | None) -> Engine:
+    capabilities = None if dialect is None else capabilities_of(dialect)
+    return Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities)
+
+
+def settings_by(
+    dialect: str, data: dict[str, object], facts: ModelFacts | None = None
+) -> MemorySettings:
+    return settings_of(profile_of(data), build_of(dialect), facts, HOST, has_gpu=True)
+
+
+def choice_of(
+    data: dict[str, object], devices: Sequence[OffloadDevice], dialect: str | None = None
+) -> Choice:
+    return Choice(
+        build_of(dialect), profile_of(data), CommandLine("/bin/true", ()), Path("/m.gguf"),
+        tuple(devices), has_gpu=bool(devices), passed_over=(),
+    )  # fmt: skip
+
+
+def judged_on(
+    world: World, gpu_mib: int, dialect: str | None, data: dict[str, object], host: Host = BARE
+) -> MemoryPlan:
+    """What a plan says of 2 GiB of cache and 0.3 of weights on a card with so much free, or none."""
+    cards = [OffloadDevice("CUDA0", "a card", MiB(gpu_mib), MiB(gpu_mib))] if gpu_mib else []
+    ctx, chosen = world.context(), choice_of(data, cards, dialect)
+    return memory_of_plan(ctx, chosen, LLAMA, host, None, ctx.services.state(UNIT))
 
 
 @pytest.mark.parametrize(
@@ -47,13 +80,11 @@ from tunerd.words import MiB
 def test_what_is_left_to_the_build_takes_what_the_build_has_for_it(
     dialect: str, n_slots: int, n_max: int
 ) -> None:
-    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of(dialect))
     left = {"serving.n_parallel": "default", "speculation.n_max": "default"}
-    asked = profile_of({"speculation.type": "mtp", **left})
-    said = profile_of({"serving.n_parallel": 2, "speculation.n_max": 1, "speculation.type": "mtp"})
+    said = {"serving.n_parallel": 2, "speculation.n_max": 1}
 
-    settings = settings_of(asked, engine, None, HOST, has_gpu=True)
-    own = settings_of(said, engine, None, HOST, has_gpu=True)
+    settings = settings_by(dialect, {"speculation.type": "mtp", **left})
+    own = settings_by(dialect, {"speculation.type": "mtp", **said})
 
     assert (settings.n_parallel, settings.kv_unified) == (n_slots, n_slots > 1)
     assert (settings.n_max, settings.drafts) == (n_max, True)
@@ -72,40 +103,37 @@ def test_what_is_left_to_the_build_takes_what_the_build_has_for_it(
 def test_the_cache_of_a_draft_model_is_as_the_build_makes_it(
     dialect: str, n_ctx: int, kind: str
 ) -> None:
-    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of(dialect))
     target = {"serving.cache_type_k": "q8_0", "serving.cache_type_v": "q8_0"}
     asked = {"speculation.type": "draft", "speculation.ctx_size": 1024, **target}
-    facts = facts_of_shape(PlainShape(architecture="llama", n_layer=2, n_vocab=2048))
 
-    settings = settings_of(profile_of(asked), engine, facts, HOST, has_gpu=True)
-    own = profile_of({**asked, "speculation.cache_type_k": "f16"})
-    need = estimate(facts, replace(settings, ctx_size=8192))
-    whole = estimate(facts, replace(settings, ctx_size=8192, draft_ctx_size=0))
+    settings = settings_by(dialect, asked, SMALL)
+    own = settings_by(dialect, {**asked, "speculation.cache_type_k": "f16"}, SMALL)
+    settings = replace(settings, ctx_size=8192)
+    need, whole = (
+        estimate(SMALL, one).bytes_of(Device.GPU, (PartKind.DRAFT_KV,))
+        for one in (settings, replace(settings, draft_ctx_size=0))
+    )
 
     assert (settings.draft_ctx_size, settings.draft_cache_type_k) == (n_ctx, kind)
-    assert settings_of(own, engine, facts, HOST, has_gpu=True).draft_cache_type_k == "f16"
-    draft = (PartKind.DRAFT_KV,)
-    assert need.bytes_of(Device.GPU, draft) * (8 if n_ctx else 1) == whole.bytes_of(
-        Device.GPU, draft
-    )
+    assert own.draft_cache_type_k == "f16"
+    assert need * (8 if n_ctx else 1) == whole
 
 
 def test_a_projector_counts_by_its_file_and_is_unknown_without_it(tmp_path: Path) -> None:
-    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of("main-0x"))
     data, file = {"model.mmproj": str(tmp_path / "mmproj.gguf")}, b"GGUF" * 100
-    asked = profile_of(data)
-    facts = facts_of_shape(PlainShape(architecture="llama", n_layer=2, n_vocab=2048))
 
-    missing = estimate(facts, settings_of(asked, engine, None, HOST, has_gpu=True))
+    def need(**more: object) -> Estimate:
+        return estimate(SMALL, settings_by("main-0x", {**data, **more}))
+
+    missing = need()
     (tmp_path / "mmproj.gguf").write_bytes(file)
-    found = estimate(facts, settings_of(asked, engine, None, HOST, has_gpu=True))
+    found = need()
 
     assert not missing.is_complete
     assert found.is_complete
     assert found.bytes_of(Device.GPU, (PartKind.PROJECTOR,)) == len(file)
     assert any("projector" in one for one in found.notes)
-    kept = profile_of({**data, "extra_args": ["--no-mmproj-offload"]})
-    in_ram = estimate(facts, settings_of(kept, engine, None, HOST, has_gpu=True))
+    in_ram = need(extra_args=["--no-mmproj-offload"])
     more = found.bytes_of(Device.GPU) - in_ram.bytes_of(Device.GPU)
     assert more == 249 * 1024 * 1024 + len(file)
     assert more == in_ram.bytes_of(Device.HOST) - found.bytes_of(Device.HOST)
@@ -113,13 +141,12 @@ def test_a_projector_counts_by_its_file_and_is_unknown_without_it(tmp_path: Path
 
 def test_flags_that_no_key_renders_count_where_they_take_memory(tmp_path: Path) -> None:
     """`--swa-full` on Gemma 3 took a gigabyte and more than was said to fit, adapters what their files have."""
-    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of("main-0x"))
     shape = PlainShape(architecture="gemma3", n_layer=12, sliding_window=1024, n_vocab=2048)
     (tmp_path / "a.gguf").write_bytes(bytes(3 * 1024 * 1024))
 
     def need(*words: str, **memory: object) -> Estimate:
-        asked = profile_of({"serving.ctx_size": 32768, "extra_args": list(words), **memory})
-        return estimate(facts_of_shape(shape), settings_of(asked, engine, None, HOST, has_gpu=True))
+        asked = {"serving.ctx_size": 32768, "extra_args": list(words), **memory}
+        return estimate(facts_of_shape(shape), settings_by("main-0x", asked))
 
     plain, whole = need(), need("--swa-full")
     adapted = need("--lora-scaled", f"{tmp_path}/a.gguf:0.5,{tmp_path}/a.gguf:1")
@@ -147,44 +174,16 @@ def test_flags_that_no_key_renders_count_where_they_take_memory(tmp_path: Path) 
     ],
 )
 def test_a_card_that_is_too_small_is_told_by_who_places_the_model(
-    world: World, tmp_path: Path, memory: dict[str, object], is_placed_by_fit: bool
+    world: World, memory: dict[str, object], is_placed_by_fit: bool
 ) -> None:
-    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
-    program = Path("/bin/true")
-    chosen = Choice(
-        Engine(program, "test", "mine"),
-        profile_of({"memory.fit_mib": 64, **memory}), CommandLine(str(program), ()), model,
-        devices=(OffloadDevice("CUDA0", "a card", MiB(8), MiB(8)),), has_gpu=True, passed_over=(),
-    )  # fmt: skip
-    facts = ModelFiles(model.parent, Files()).read_facts(model)
-
-    ctx = world.context()
-    state = ctx.services.state(UNIT)
-    judged = memory_of_plan(ctx, chosen, facts, replace(HOST, gpus=()), None, state)
+    judged = judged_on(world, 8, None, {"memory.fit_mib": 64, **memory})
 
     (refused,) = [one for one in judged.messages if one.level is Level.ERROR]
     assert ("fit can move no more" in refused.text) is is_placed_by_fit
     assert ("let fit place it" in (refused.hint or "")) is not is_placed_by_fit
 
 
-LLAMA = facts_of_shape(PlainShape(architecture="llama"))
 BY_BUILD = {"memory.fit_mib": "default"}
-
-
-def judged_on(world: World, gpu_mib: int, dialect: str, data: dict[str, object]) -> MemoryPlan:
-    """What a plan says of 2 GiB of cache and 0.3 of weights on a card with so much free."""
-    engine = Engine(Path("/bin/true"), "test", "mine", capabilities=capabilities_of(dialect))
-    card = OffloadDevice("CUDA0", "a card", MiB(gpu_mib), MiB(gpu_mib))
-    chosen = Choice(
-        engine, profile_of(data), CommandLine("/bin/true", ()), Path("/m.gguf"), devices=(card,),
-        has_gpu=True, passed_over=(),
-    )  # fmt: skip
-    ctx = world.context()
-    return memory_of_plan(
-        ctx, chosen, LLAMA, replace(HOST, gpus=()), None, ctx.services.state(UNIT)
-    )
-
-
 FAST = rtx_3090_ti(index=1)
 DESKTOP = a_card(index=0, used_mib=4000)
 CUDA = (
@@ -232,11 +231,7 @@ def test_a_server_is_on_the_cards_that_its_build_and_command_line_take(
     used: tuple[Gpu, ...],
 ) -> None:
     """What was free on the largest card was taken for any other that a server was confined to."""
-    engine = Engine(Path("/bin/true"), "test", "mine")
-    chosen = Choice(engine, profile_of(data), CommandLine("/bin/true", ()), Path("/m.gguf"), devices,
-                    has_gpu=True, passed_over=())  # fmt: skip
-
-    assert cards_of(replace(HOST, gpus=gpus), chosen) == used
+    assert cards_of(replace(HOST, gpus=gpus), choice_of(data, devices)) == used
 
 
 def planned_on_two(world: World, data: dict[str, object]) -> Plan:
@@ -399,24 +394,15 @@ def test_a_limit_counts_where_the_file_of_its_slice_cannot_be_read(world: World)
 
 @pytest.mark.parametrize(("swap_mib", "level"), [(0, Level.ERROR), (512, Level.WARNING)])
 def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_it_is_tried(
-    world: World, tmp_path: Path, swap_mib: int, level: Level
+    world: World, swap_mib: int, level: Level
 ) -> None:
-    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf")
-    program = Path("/bin/true")
-    chosen = Choice(
-        Engine(program, "test", "mine"),
-        profile_of({"serving.ctx_size": 262144}), CommandLine(str(program), ()), model,
-        devices=(), has_gpu=False, passed_over=(),
-    )  # fmt: skip
     (world.paths.unit_dir / UNIT).write_text("[Service]\nExecStart=/bin/server\n")
     drop_in = world.paths.unit_dir / f"{UNIT}.d/limit.conf"
     drop_in.parent.mkdir()
     drop_in.write_text(f"[Service]\nMemoryMax={1 << 20}\n")
-    ctx = world.context()
-    host = replace(HOST, gpus=(), memory=replace(HOST.memory, swap_total_mib=MiB(swap_mib)))
-    facts = ModelFiles(model.parent, Files()).read_facts(model)
+    host = replace(BARE, memory=replace(HOST.memory, swap_total_mib=MiB(swap_mib)))
 
-    judged = memory_of_plan(ctx, chosen, facts, host, None, ctx.services.state(UNIT))
+    judged = judged_on(world, 0, None, {"serving.ctx_size": 262144}, host)
 
     (said,) = [one for one in judged.messages if one.code == "unit-limit"]
     assert f"{UNIT} may use 1 MiB (MemoryMax= in `{drop_in}`)" in said.text

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,6 @@ from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.faked import set_to
 from tests.support.fakes import Invocation, Life
-from tunerd.app import Context
 from tunerd.cli.deploy import render_status
 from tunerd.errors import DeployError, HostError, NoSupervisor, RolledBack
 from tunerd.machine.clock import SystemClock
@@ -38,13 +38,13 @@ OTHER_ENGINE = "/bin/cat"
 # On the way there.
 
 
-class _Elsewhere:
-    """A manager that reads the unit from another file, or not at all, once it was reloaded."""
+class _Odd:
+    """A manager that makes something else of the state of a unit, from the first reload on or always."""
 
-    def __init__(self, real: ServiceManager, change: dict[str, Any]) -> None:
-        self._real = real
-        self._change = change
-        self._is_reloaded = False
+    def __init__(
+        self, real: ServiceManager, seen: Callable[[UnitState], UnitState], *, is_reloaded: bool
+    ) -> None:
+        self._real, self._seen, self._is_reloaded = real, seen, is_reloaded
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -55,7 +55,13 @@ class _Elsewhere:
 
     def state(self, unit: str) -> UnitState:
         state = self._real.state(unit)
-        return replace(state, **self._change) if self._is_reloaded else state
+        return self._seen(state) if self._is_reloaded else state
+
+
+def odd(
+    real: ServiceManager, seen: Callable[[UnitState], UnitState], *, is_reloaded: bool = True
+) -> ServiceManager:
+    return cast("ServiceManager", _Odd(real, seen, is_reloaded=is_reloaded))
 
 
 @pytest.mark.parametrize(
@@ -71,8 +77,8 @@ def test_what_the_manager_parsed_is_compared_before_anything_is_restarted(
     deploy(world.context(), world, "old")
     pid = world.manager.state(UNIT).main_pid
     fuse = Fuse()
-    elsewhere = _Elsewhere(fused_services(world.manager, fuse), change)
-    services = cast("ServiceManager", elsewhere)
+    fused = fused_services(world.manager, fuse)
+    services = odd(fused, lambda state: replace(state, **change), is_reloaded=False)
 
     with pytest.raises(RolledBack) as caught:
         deploy(replace(world.context(), services=services), world, "new")
@@ -87,9 +93,8 @@ def test_no_second_server_is_put_beside_a_unit_that_has_another_name(world: Worl
     deploy(world.context(), world, "old")
     before, pid = world.standing, world.manager.state(UNIT).main_pid
     # As systemd 252 shows a link in the folder of units to another unit there.
-    manager = _Elsewhere(world.manager, {"unit": "real.service"})
-    manager.reload()
-    ctx = replace(world.context(), services=cast("ServiceManager", manager))
+    services = odd(world.manager, lambda state: replace(state, unit="real.service"))
+    ctx = replace(world.context(), services=services)
 
     with pytest.raises(DeployError, match=f"{UNIT} is another name of real.service"):
         deploy(ctx, world, "new")
@@ -111,36 +116,33 @@ def test_a_plan_that_was_made_for_another_text_is_not_deployed(world: World) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "drain"), [("", True), ("", False), ("--no-slots --metrics", True)]
+    ("words", "is_busy", "drain", "told"),
+    [
+        ("", True, True, "after the drain time"),
+        ("--no-slots --metrics", True, True, "after the drain time"),
+        ("", True, False, None),
+        # A server without slots was taken for one that rests, and whatever it did was cut without a word.
+        ("--no-slots", True, True, "were not waited for"),
+        ("--no-slots --metrics", False, True, None),
+        ("", False, True, None),
+    ],
 )
-def test_requests_under_way_are_waited_for_where_that_is_asked(
-    world: World, words: str, *, drain: bool
+def test_requests_under_way_are_waited_for_where_that_is_asked_and_told_where_nobody_sees_them(
+    world: World, words: str, is_busy: bool, drain: bool, told: str | None
 ) -> None:
     swap(world.context(), world.request(world.text("old", words=words), alias="old"))
-    world.servers[-1].behaviour.slots_are_busy = True
+    world.servers[-1].behaviour.slots_are_busy = is_busy
     began_s = world.clock.monotonic_s()
 
     request = replace(world.request(world.text("new"), alias="new"), drain=drain)
     done = swap(world.context(), request)
 
     waited_s = world.clock.monotonic_s() - began_s
-    assert (waited_s >= world.context().settings.service.drain_s) is drain
-    assert any("after the drain time" in text for text in done.notes) is drain
-
-
-@pytest.mark.parametrize(
-    ("words", "told"), [("--no-slots", True), ("--no-slots --metrics", False), ("", False)]
-)
-def test_requests_that_nobody_can_see_are_told_of_before_they_are_cut(
-    world: World, words: str, *, told: bool
-) -> None:
-    """A server without slots was taken for one that rests, and whatever it did was cut without a word."""
-    text = world.text("old", words=words)
-    swap(world.context(), world.request(text, alias="old"))
-
-    done = swap(world.context(), replace(world.request(world.text("new"), alias="new"), drain=True))
-
-    assert any("were not waited for" in text for text in done.notes) is told
+    waits = told == "after the drain time"
+    assert (waited_s >= world.context().settings.service.drain_s) is waits
+    said = ("after the drain time", "were not waited for")
+    shown = [one for one in said if any(one in text for text in done.notes)]
+    assert shown == ([] if told is None else [told])
 
 
 def test_a_server_that_is_too_busy_to_tell_of_its_requests_is_waited_for(world: World) -> None:
@@ -257,29 +259,20 @@ def test_a_new_server_with_the_old_ones_name_is_not_taken_for_the_old_one(world:
 # What it keeps.
 
 
-def keeping_one(world: World) -> Context:
-    return set_to(world.context(), backups__keep=1)
-
-
-def test_the_only_copy_of_a_unit_that_a_person_wrote_is_never_pruned(world: World) -> None:
+@pytest.mark.parametrize("is_only_copy", [True, False])
+def test_a_unit_that_a_person_wrote_is_pruned_only_where_it_is_gone_back_to_by_its_name_all_the_same(
+    world: World, *, is_only_copy: bool
+) -> None:
     mine = world.text("mine")
     world.put(mine)
-    deploy(keeping_one(world), world, "first")
-    number = 1
-    kept = world.paths.generations_dir / f"{number:06}" / "replaced"
-    kept.unlink()  # as generations of earlier versions are
-    deploy(keeping_one(world), world, "second", "third", "fourth")
-    assert mine in [path.read_bytes() for path in world.backups()]
-    assert len(world.backups()) == 2, "what tunerd had deployed is in its generations"
-
-
-def test_a_pruned_unit_is_gone_back_to_by_the_name_that_history_has(world: World) -> None:
-    mine = world.text("mine")
-    world.put(mine)
-    deploy(keeping_one(world), world, "first")
+    ctx = set_to(world.context(), backups__keep=1)
+    deploy(ctx, world, "first")
     (backup,) = world.backups()
-    deploy(keeping_one(world), world, "second", "third")
-    assert not backup.exists()
+    if is_only_copy:  # as of generations of earlier versions
+        (world.paths.generations_dir / "000001/replaced").unlink()
+    deploy(ctx, world, "second", "third", "fourth")
+    assert backup.exists() is is_only_copy
+    assert len(world.backups()) == 1 + is_only_copy, "what tunerd had deployed is in generations"
 
     rollback(world.context(), to=backup.name, drain=False)
 
@@ -393,29 +386,18 @@ def test_one_goes_back_from_a_failure_only_where_something_was_deployed(world: W
     assert hint() == "tunerd rollback"
 
 
-class _Ends:
-    """A manager while whose first look a change comes to its end."""
-
-    def __init__(self, real: ServiceManager, change: contextlib.ExitStack) -> None:
-        self._real = real
-        self._change = change
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def state(self, unit: str) -> UnitState:
-        self._change.close()
-        return self._real.state(unit)
-
-
 def test_a_change_that_ends_while_one_looks_counts_as_under_way_so_nobody_takes_a_part_for_all(
     world: World,
 ) -> None:
     deploy(world.context(), world, "old")
     change = contextlib.ExitStack()
     change.enter_context(lock(world.paths.lock, purpose="apply", since="now"))
-    services = cast("ServiceManager", _Ends(world.manager, change))
 
+    def seen(state: UnitState) -> UnitState:
+        change.close()
+        return state
+
+    services = odd(world.manager, seen)
     assert status(replace(world.context(), services=services)).payload["change_under_way"]
 
     assert not status(world.context()).payload["change_under_way"]

@@ -18,6 +18,7 @@ from tests.fault.world import BROKEN, ENGINE, UNIT, OwnPids, World, a_record
 from tests.support.fakes import FakeClock, Invocation, Life
 from tests.support.folders import DATA
 from tests.support.ports import free_port
+from tunerd.app import Context
 from tunerd.doctor.doctor import examine
 from tunerd.engine.server import Address
 from tunerd.errors import DeployError, Interrupted, RolledBack, ServiceError, Stranded, TunerdError
@@ -65,14 +66,31 @@ def _old_that_cannot_bind_for(
         world.put(world.text("old", program=OLD))
 
 
-def test_a_port_in_the_last_minute_of_its_connections_is_waited_for(world: World) -> None:
-    _old_that_cannot_bind_for(world, 58.0)
+def _in_vain(
+    world: World, ctx: Context | None = None, *, ends: type[TunerdError] = RolledBack
+) -> TunerdError:
+    """How a deployment of what does not serve ends."""
+    with pytest.raises(ends) as caught:
+        deploy(ctx or world.context(), world, "new", program=BROKEN)
+    return caught.value
+
+
+@pytest.mark.parametrize("is_old", [True, False], ids=["of the old server", "of the new server"])
+def test_a_port_in_the_last_minute_of_its_connections_is_waited_for(
+    world: World, *, is_old: bool
+) -> None:
+    if not is_old:
+        deploy(world.context(), world, "old")
+    _old_that_cannot_bind_for(world, 58.0, serves_first=is_old)
     told: list[Progress] = []
+    ctx = replace(world.context(), progress=told.append)
 
-    with pytest.raises(RolledBack):
-        deploy(replace(world.context(), progress=told.append), world, "new", program=BROKEN)
+    if is_old:
+        _in_vain(world, ctx)
+    else:
+        deploy(ctx, world, "new", program=OLD)
 
-    assert world.serving_alias() == "old"
+    assert world.serving_alias() == ("old" if is_old else "new")
     assert world.leftovers() == []
     waits = [p for p in told if "port" in p.text]
     assert waits
@@ -87,10 +105,7 @@ def test_an_argument_that_is_not_understood_is_told_though_all_options_are_print
     says = ("error: unknown argument: --log-verbosity", *options)
     world.manager.programs[BROKEN] = lambda _: Life(says, 0.5, Ending(code=1))
 
-    with pytest.raises(RolledBack) as caught:
-        deploy(world.context(), world, "new", program=BROKEN)
-
-    assert caught.value.cause == says[0]
+    assert _in_vain(world).cause == says[0]
 
 
 def test_an_old_server_that_does_not_say_why_it_ended_is_started_again(world: World) -> None:
@@ -104,8 +119,7 @@ def test_an_old_server_that_does_not_say_why_it_ended_is_started_again(world: Wo
 
     world.manager.programs[BROKEN] = fail
 
-    with pytest.raises(RolledBack):
-        deploy(world.context(), world, "new", program=BROKEN)
+    _in_vain(world)
 
     assert world.serving_alias() == "old"
     assert world.leftovers() == []
@@ -138,33 +152,19 @@ def test_what_somebody_stops_on_the_way_back_is_not_started_again(
 
     world.manager.programs[OLD] = run
     world.put(world.text("old", program=OLD))
-    with pytest.raises(TunerdError):
-        deploy(replace(world.context(), progress=stop), world, "new", program=BROKEN)
+    _in_vain(world, replace(world.context(), progress=stop), ends=TunerdError)
 
     assert len(starts) == 2
     assert not world.manager.state(UNIT).is_active
-
-
-def test_a_new_server_that_cannot_take_over_the_port_at_once_is_waited_for(world: World) -> None:
-    deploy(world.context(), world, "old")
-    _old_that_cannot_bind_for(world, 58.0, serves_first=False)
-    told: list[Progress] = []
-
-    deploy(replace(world.context(), progress=told.append), world, "new", program=OLD)
-
-    assert world.serving_alias() == "new"
-    assert world.leftovers() == []
-    assert any("port" in p.text for p in told)
 
 
 def test_a_port_that_stays_taken_though_nobody_listens_is_given_up(world: World) -> None:
     _old_that_cannot_bind_for(world, 200.0)
     began_s = world.clock.monotonic_s()
 
-    with pytest.raises(Stranded) as caught:
-        deploy(world.context(), world, "new", program=BROKEN)
+    stranded = _in_vain(world, ends=Stranded)
 
-    assert "port taken" in (caught.value.cause or "")
+    assert "port taken" in (stranded.cause or "")
     assert 60 < world.clock.monotonic_s() - began_s < 90
     world.clock.advance(120.0)
     assert recover(world.context()).payload["serving"] is True
@@ -182,11 +182,10 @@ def test_a_port_on_which_somebody_listens_is_not_waited_for(world: World) -> Non
     world.manager.programs[BROKEN] = lambda _: broken
     began_s = world.clock.monotonic_s()
 
-    with pytest.raises(Stranded) as caught:
-        deploy(world.context(), world, "new", program=BROKEN)
+    stranded = _in_vain(world, ends=Stranded)
 
     taken[0].close()
-    assert "port taken" in (caught.value.cause or "")
+    assert "port taken" in (stranded.cause or "")
     assert world.clock.monotonic_s() - began_s < 30
 
 
@@ -198,11 +197,10 @@ def test_a_server_that_says_it_was_stopped_and_ends_well_is_no_stop_by_somebody(
     liar = Life(prints=words, ends_after_s=0.5)
     world.manager.programs[BROKEN] = lambda _: liar
 
-    with pytest.raises(RolledBack) as caught:
-        deploy(world.context(), world, "new", program=BROKEN)
+    undone = _in_vain(world)
 
     assert world.serving_alias() == "old"
-    assert "serves again" in (caught.value.state or "")
+    assert "serves again" in (undone.state or "")
 
 
 def test_who_stops_the_new_server_while_it_starts_does_not_see_the_old_one_start(
@@ -215,10 +213,10 @@ def test_who_stops_the_new_server_while_it_starts_does_not_see_the_old_one_start
         if progress.text == "waiting for the model":
             world.manager.stop(UNIT)
 
-    with pytest.raises(RolledBack, match="stopped by somebody else") as caught:
-        deploy(replace(world.context(), progress=stop), world, "new", program=BROKEN)
+    undone = _in_vain(world, replace(world.context(), progress=stop))
 
-    assert "somebody stopped it meanwhile" in (caught.value.state or "")
+    assert "stopped by somebody else" in str(undone)
+    assert "somebody stopped it meanwhile" in (undone.state or "")
     assert world.serving_alias() is None
     assert world.standing == world.text("old")
 
@@ -241,15 +239,13 @@ def test_the_old_server_starts_before_anybody_looks_for_the_cause(world: World) 
         prints=("it says nothing that helps",), ends_after_s=0.5, ending=Ending(code=1), on_end=end
     )
     fuse = Fuse()
-    world.port = (
-        free_port()
-    )  # the kernel may remember connections of the other, which is a cause to look for
-    with pytest.raises(RolledBack) as caught:
-        deploy(world.context(fuse, asks=True), world, "new", program=BROKEN)
+    # The kernel may remember connections of the other, which is a cause to look for.
+    world.port = free_port()
+    undone = _in_vain(world, world.context(fuse, asks=True))
 
     (back_s,) = [at_s for at_s in began_s if at_s >= ended_s[0]]
     assert back_s - ended_s[0] < 0.2, "late last words are waited for when it serves again"
-    assert "nothing that helps" in (caught.value.cause or "")
+    assert "nothing that helps" in (undone.cause or "")
     said = [step.text for step in fuse.steps]
     last_start = max(at for at, text in enumerate(said) if text == "restart")
     assert "log" in said[last_start:]
@@ -293,14 +289,13 @@ def test_what_the_kernel_killed_names_the_limit_of_its_unit(world: World) -> Non
     killed = f"{UNIT}: Failed with result 'oom-kill'."
     world.manager.programs[BROKEN] = lambda _: Life(prints=(killed,), ends_after_s=0.5)
 
-    with pytest.raises(RolledBack) as caught:
-        deploy(world.context(), world, "new", program=BROKEN)
+    undone = _in_vain(world)
 
     assert world.serving_alias() == "old"
     limit = f"{UNIT} may use 8192 MiB (MemoryMax= in `{drop_in}`)"
-    assert caught.value.message.endswith("out of RAM")
-    assert caught.value.cause == f"killed by the kernel; {limit}"
-    assert f"raise it (`systemctl edit {UNIT}`)" in (caught.value.hint or "")
+    assert undone.message.endswith("out of RAM")
+    assert undone.cause == f"killed by the kernel; {limit}"
+    assert f"raise it (`systemctl edit {UNIT}`)" in (undone.hint or "")
 
 
 def _stranded(world: World) -> Callable[[], None]:
@@ -310,8 +305,7 @@ def _stranded(world: World) -> Callable[[], None]:
     world.manager.programs[OLD] = serve
     deploy(world.context(), world, "second", program=OLD)
     world.manager.programs[OLD] = lambda _: Life(ends_after_s=0.0, ending=Ending(code=1))
-    with pytest.raises(Stranded):
-        deploy(world.context(), world, "third", program=BROKEN)
+    _in_vain(world, ends=Stranded)
 
     def mend() -> None:
         world.manager.programs[OLD] = serve
@@ -350,18 +344,6 @@ def test_what_does_not_come_back_is_waited_for_once_and_not_again_behind_a_quest
     assert len(starts) == 1
 
 
-def test_where_that_does_not_serve_either_recovery_goes_on_with_what_served(world: World) -> None:
-    mend = _stranded(world)
-
-    with pytest.raises(Stranded):
-        rollback(world.context(), to="3", drain=False)
-
-    mend()
-    assert recover(world.context()).payload["serving"] is True
-    assert world.serving_alias() == "second"
-    assert world.leftovers() == []
-
-
 def test_a_change_that_does_not_begin_leaves_the_record_of_what_does_not_come_back(
     world: World,
 ) -> None:
@@ -378,18 +360,19 @@ def test_a_change_that_does_not_begin_leaves_the_record_of_what_does_not_come_ba
     assert world.leftovers() == before != []
 
 
-def test_ctrl_c_as_a_change_begins_leaves_a_record_of_what_does_not_come_back(world: World) -> None:
-    """The new record was in the old one's place already, and was removed: nothing tried again."""
-    mend = _stranded(world)
-    names = Fuse()
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_where_that_does_not_serve_either_recovery_goes_on_with_what_served(
+    world: World, *, is_interrupted: bool
+) -> None:
+    """Ctrl-C as a change began removed the new record, which was in the old one's place already: nothing tried again."""
+    mend, names = _stranded(world), Fuse()
     with pytest.raises(Stranded):
         rollback(world.context(names), to="3", drain=False)
-    written = next(
-        at for at, step in enumerate(names.steps) if step.text == f"sync folder of {UNIT}.json"
-    )
-
-    with pytest.raises(KeyboardInterrupt):
-        rollback(world.context(Fuse(written, ctrl_c)), to="1", drain=False)
+    if is_interrupted:
+        steps = [step.text for step in names.steps]
+        written = Fuse(steps.index(f"sync folder of {UNIT}.json"), ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            rollback(world.context(written), to="1", drain=False)
 
     mend()
     assert recover(world.context()).payload["serving"] is True
@@ -634,8 +617,7 @@ def test_a_new_server_that_still_runs_is_stopped_where_the_old_unit_was_not_acti
         return Life(prints=("loading",))
 
     world.manager.programs[BROKEN] = hang
-    with pytest.raises(RolledBack):
-        deploy(world.context(), world, "new", program=BROKEN)
+    _in_vain(world)
 
     assert world.standing == world.text("old")
     assert world.unit_path.is_symlink() is is_link
@@ -671,30 +653,21 @@ def test_what_somebody_has_stopped_since_a_boot_started_it_stays_stopped(world: 
     assert world.leftovers() == []
 
 
-def test_a_status_says_why_nothing_is_known_of_a_server_that_runs(world: World) -> None:
-    """`health unknown`, at an unknown address, was all that it said."""
-    world.put(world.text("old", words="--api-prefix /x"))
-
-    found = status(world.context())
-    world.manager.stop(UNIT)
-
-    assert found.payload["health"] is None
-    assert ["below a prefix" in one.text for one in found.messages] == [True]
-    assert status(world.context()).messages == ()
-
-
-@pytest.mark.parametrize("words", ["--api-prefix /x", "--ssl-cert-file /c --ssl-key-file /k"])
-def test_a_server_that_nobody_can_ask_is_seen_to_run_and_strands_nothing(
-    world: World, words: str
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [("--api-prefix /x", "below a prefix"), ("--ssl-cert-file /c --ssl-key-file /k", "TLS")],
+)
+def test_a_server_that_nobody_can_ask_is_seen_to_run_and_strands_nothing_and_status_says_why(
+    world: World, words: str, why: str
 ) -> None:
     """Its answers were taken for somebody else's: it was restarted once more, and by each recovery again."""
     text = world.text("old").replace(b"--alias", f"{words} --alias".encode())
     world.put(text)
-    assert status(world.context()).payload["healthy"] is None
+    found = status(world.context())
+    assert (found.payload["health"], found.payload["healthy"]) == (None, None)
+    assert [why in one.text for one in found.messages] == [True]
 
-    with pytest.raises(RolledBack) as failed:
-        swap(world.context(), world.request(world.text("bad", program=BROKEN), alias="bad"))
-    assert "cannot tell from here" in str(failed.value.state)
+    assert "cannot tell from here" in str(_in_vain(world).state)
     assert world.leftovers() == []
     assert len(world.servers) == 2
 
@@ -703,3 +676,5 @@ def test_a_server_that_nobody_can_ask_is_seen_to_run_and_strands_nothing(
     assert world.standing == text
     assert (back.payload["serving"], back.payload["without_service_s"]) == (None, None)
     assert "not-asked" in {one.code for one in back.messages}
+    world.manager.stop(UNIT)
+    assert status(world.context()).messages == ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -24,7 +25,7 @@ from tunerd.measure.answer import ClientTimes
 from tunerd.measure.life import Answered, Texts
 from tunerd.measure.request import Prompt
 from tunerd.measure.trust import ProcessorLook
-from tunerd.production.lease import Held, hold
+from tunerd.production.lease import hold
 from tunerd.profile.arm import Arm, Preempted, read
 from tunerd.settings import SweepSettings
 from tunerd.sweep.box import House, LeaseBox, Quiet, answer_of, crowd, heat
@@ -72,12 +73,24 @@ def never(_arm: Arm) -> NoReturn:
     raise AssertionError("nothing was to be started")
 
 
-def box(ctx: Context, held: Held, house: House, deadline: Deadline | None = None) -> LeaseBox:
-    return LeaseBox(
-        ctx=ctx, held=held, plan_arm=never, texts=cast("Texts", None), per_request=(),
-        on_arm=lambda _arm, _record: None, on_samples=lambda _arm, _samples: None,
-        tell=ctx.say, patience_s=PATIENCE_S, house=house, deadline=deadline,
-    )  # fmt: skip
+@contextmanager
+def sweeping(ctx: Context, house: House | None = None, **changed: Any) -> Iterator[LeaseBox]:
+    """The box of a sweep in production's place; by default none that has looked at the cards before."""
+    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
+        usual = LeaseBox(
+            ctx=ctx, held=held, plan_arm=never, texts=cast("Texts", None), per_request=(),
+            on_arm=lambda _arm, _record: None, on_samples=lambda _arm, _samples: None,
+            tell=ctx.say, patience_s=PATIENCE_S, house=house or House(ctx), deadline=None,
+        )  # fmt: skip
+        yield replace(usual, **changed)
+
+
+def with_cards(world: World, gpu: FakeGpuReader, **changed: Any) -> tuple[Context, House]:
+    """A sweep that has found nothing to wait for."""
+    ctx = replace(context(world), gpu=gpu, **changed)
+    house = House(ctx)
+    house.settle()
+    return ctx, house
 
 
 def test_a_hot_gpu_is_waited_for_and_then_told_with_nothing_stopped(world: World) -> None:
@@ -121,11 +134,8 @@ def test_a_gpu_that_is_taken_in_the_middle_makes_the_sweep_yield_before_the_next
     world: World,
 ) -> None:
     gpu = FakeGpuReader(COOL)
-    ctx = replace(context(world), gpu=gpu)
-    house = House(ctx)
-    house.settle()
-    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
-        tried = box(ctx, held, house)
+    ctx, house = with_cards(world, gpu)
+    with sweeping(ctx, house) as tried:
         gpu.show(taken())
         with pytest.raises(Preempted):
             tried.restart(ARM)
@@ -149,18 +159,14 @@ def test_what_befalls_the_card_ends_the_sweep_and_is_held_against_no_arm(
 ) -> None:
     """An arm that then did not start counted as one that does not, and a slow one as slow."""
     gpu = FakeGpuReader(COOL)
-    ctx = replace(context(world), gpu=gpu)
-    house = House(ctx)
-    house.settle()
+    ctx, house = with_cards(world, gpu)
 
     def plan(_arm: Arm) -> NoReturn:
         befalls(gpu)
         raise DeployError("it does not start")
 
-    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
-        tried = replace(box(ctx, held, house), plan_arm=plan)
-        with pytest.raises(Preempted):
-            tried.restart(ARM)
+    with sweeping(ctx, house, plan_arm=plan) as tried, pytest.raises(Preempted):
+        tried.restart(ARM)
     assert words in str(tried.ended)
     assert tried.yielded is None
     assert world.serving_alias() == "one"
@@ -171,9 +177,7 @@ def test_a_crash_is_held_against_no_arm_where_its_card_turns_out_to_be_lost(
     world: World, *, is_lost: bool
 ) -> None:
     gpu = LateGpuReader(world.clock, COOL)
-    ctx = replace(context(world), gpu=gpu, data_dir=data_dir())
-    house = House(ctx)
-    house.settle()
+    ctx, house = with_cards(world, gpu, data_dir=data_dir())
     crashes = replace(
         a_plan_for(ctx, Path(BROKEN)), facts=facts_of_shape(PlainShape(architecture="llama"))
     )
@@ -184,8 +188,7 @@ def test_a_crash_is_held_against_no_arm_where_its_card_turns_out_to_be_lost(
         if is_lost:
             gpu.lose(0)
 
-    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
-        tried = replace(box(ctx, held, house), plan_arm=lambda _arm: crashes, tell=tell)
+    with sweeping(ctx, house, plan_arm=lambda _arm: crashes, tell=tell) as tried:
         if is_lost:
             with pytest.raises(Preempted, match="a card is gone: GPU 0: the GPU is lost"):
                 tried.restart(ARM)
@@ -200,17 +203,14 @@ def test_a_limit_that_the_driver_of_a_laptop_moves_with_the_load_is_nobodys_chan
 ) -> None:
     mobile = replace(COOL, name="NVIDIA GeForce RTX 4060 Laptop GPU", power_limit_w=80.0)
     gpu = FakeGpuReader(mobile)
-    house = House(replace(context(world), gpu=gpu))
-    house.settle()
+    _, house = with_cards(world, gpu)
     gpu.show(replace(mobile, power_limit_w=95.0))
     assert house.changed() is None
 
 
 def test_a_driver_that_does_not_answer_once_ends_no_sweep(world: World) -> None:
     gpu = FakeGpuReader(COOL)
-    ctx = replace(context(world), gpu=gpu, clock=Later(gpu, 1.0))
-    house = House(ctx)
-    house.settle()
+    _, house = with_cards(world, gpu, clock=Later(gpu, 1.0))
     gpu.hide("busy")
     assert house.changed() is None
 
@@ -218,10 +218,8 @@ def test_a_driver_that_does_not_answer_once_ends_no_sweep(world: World) -> None:
 def test_what_disturbs_is_not_waited_for_past_the_end_of_the_budget(world: World) -> None:
     gpu = FakeGpuReader(COOL)
     ctx = replace(context(world), gpu=gpu)
-    house = House(ctx)
-    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
-        until_s = ctx.clock.monotonic_s() + PATIENCE_S / 4
-        tried = replace(box(ctx, held, house), until_s=until_s)
+    until_s = ctx.clock.monotonic_s() + PATIENCE_S / 4
+    with sweeping(ctx, until_s=until_s) as tried:
         gpu.show(taken())
         with pytest.raises(Preempted):
             tried.restart(ARM)
@@ -231,8 +229,7 @@ def test_what_disturbs_is_not_waited_for_past_the_end_of_the_budget(world: World
 def test_a_window_that_ends_ends_the_sweep_and_production_serves(world: World) -> None:
     world.clock.set_wall(NINE - 7)
     ctx = context(world)
-    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
-        tried = box(ctx, held, House(ctx), Deadline(NINE, 5.0, "01:00-09:00"))
+    with sweeping(ctx, deadline=Deadline(NINE, 5.0, "01:00-09:00")) as tried:
         tried.check()
         world.clock.sleep(2.0)
         with pytest.raises(Preempted):
@@ -249,15 +246,13 @@ def test_a_server_that_is_stopped_before_its_place_is_taken_ends_the_sweep(world
     house = House(ctx)
     assert house.stopped() is None
     world.manager.stop(UNIT)
-    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
-        tried = box(ctx, held, house)
-        with pytest.raises(Preempted):
-            tried.restart(ARM)
+    with sweeping(ctx, house) as tried, pytest.raises(Preempted):
+        tried.restart(ARM)
     assert tried.ended == f"{UNIT} was stopped"
     assert world.serving_alias() is None
 
-    with hold(ctx, purpose="sweep 2 of one", budget_s=600) as held:
-        box(ctx, held, House(ctx)).check()  # it was down when this one began
+    with sweeping(ctx) as tried:
+        tried.check()  # it was down when this one began
 
 
 def test_a_clock_that_is_set_back_to_before_the_window_ends_the_sweep(world: World) -> None:
@@ -265,8 +260,7 @@ def test_a_clock_that_is_set_back_to_before_the_window_ends_the_sweep(world: Wor
     world.clock.set_wall(NINE - 7200)
     ctx = context(world)
     deadline = deadline_of(ctx, "01:00-09:00", load_s=1.0, changes_program=False)
-    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
-        tried = replace(box(ctx, held, House(ctx)), deadline=deadline)
+    with sweeping(ctx, deadline=deadline) as tried:
         world.clock.set_wall(NINE - 8 * 3600 - 60.0)  # what NTP corrects around the opening
         tried.check()
         world.clock.set_wall(NINE - 11 * 3600)

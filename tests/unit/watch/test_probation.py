@@ -236,92 +236,57 @@ def test_a_death_while_nobody_watched_counts_and_one_before_the_watch_does_not(
     assert Daemon(world).judged()["state"] == ("passed" if dies_first else "taken back")
 
 
-@pytest.mark.parametrize("dies_on", [True, False])
-def test_what_a_boot_takes_to_have_its_card_is_held_against_no_server(
-    world: World, dies_on: bool
+# A server that its manager starts again and again: what happens, and how its watch ends.
+DEATHS: dict[str, tuple[str, str]] = {
+    # It was taken back after a reboot in which it had to be started a second time.
+    "it needs a second start at boot": ("boot dies looks", "passed"),
+    "it needs a second start at boot and dies again": ("boot dies looks dies", "taken back"),
+    # What lay in VRAM may be gone then: the first request ends the server, whatever its settings.
+    "it dies after the machine slept": ("looks sleeps looks dies looks", "passed"),
+    "it dies twice after the machine slept": ("looks sleeps looks dies looks dies", "taken back"),
+    "a sleep that the daemon before has seen": ("looks sleeps looks dies looks daemon", "passed"),
+    # A machine that may not sleep while it is measured does so as soon as that has ended, or a night deployed.
+    "it slept before the first look": ("sleeps looks dies", "passed"),
+    "it slept as soon as nothing was measured": (
+        "measures looks waits sleeps looks dies",
+        "passed",
+    ),
+    # NTP put the clock of a machine right that had just booted, and a server that died then passed.
+    "a clock that was set is no sleep": ("looks set looks dies", "taken back"),
+}
+
+
+@pytest.mark.parametrize(("happens", "state"), DEATHS.values(), ids=DEATHS)
+def test_what_a_boot_or_a_sleep_takes_is_held_against_no_server(
+    world: World, happens: str, state: str
 ) -> None:
-    """It was taken back after a reboot in which it had to be started a second time."""
     is_restarted(world)
-    begun(world, 3, state="paused", left_s=WATCH_S)
-    dies(world)
+    of_boot = {"state": "paused"} if "boot" in happens else {"boot_id": boot_id()}
+    begun(world, 3, left_s=WATCH_S, **of_boot)
     daemon = Daemon(world)
-    assert daemon.look() is None
-    if dies_on:
-        dies(world)
-    assert daemon.judged()["state"] == ("taken back" if dies_on else "passed")
-
-
-@pytest.mark.parametrize("dies_on", [True, False])
-def test_a_death_after_the_machine_slept_is_held_against_no_server_and_one_more_is(
-    world: World, dies_on: bool
-) -> None:
-    """What lay in VRAM may be gone then: the first request ends the server, whatever its settings."""
-    is_restarted(world)
-    begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
-    daemon = Daemon(world)
-    daemon.look()
-    world.clock.suspend(8 * 3600.0)
-    for _ in range(4):
-        assert daemon.look() is None
-    dies(world)
-    for _ in range(4):
-        assert daemon.look() is None
-    if dies_on:
-        dies(world)
-    assert daemon.judged()["state"] == ("taken back" if dies_on else "passed")
-
-
-@pytest.mark.parametrize("comes_from_measuring", [True, False])
-def test_nor_is_one_where_no_look_saw_the_server_before_the_machine_slept(
-    world: World, comes_from_measuring: bool
-) -> None:
-    """A machine that may not sleep while it is measured does so as soon as that has ended, or a night deployed."""
-    is_restarted(world)
-    daemon = Daemon(world)
-    begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
-    if comes_from_measuring:
-        measure(world, 60.0)
-        for _ in range(3):
-            daemon.look()
-        world.clock.advance(40.0)
-    world.clock.suspend(8 * 3600.0)
-    daemon.look()
-    dies(world)
-    assert daemon.judged()["state"] == "passed"
-
-
-def test_a_clock_that_was_set_is_no_sleep_and_forgives_no_death(world: World) -> None:
-    """NTP put the clock of a machine right that had just booted, and a server that died then passed."""
-    is_restarted(world)
-    begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
-    daemon = Daemon(world)
-    daemon.look()
-    world.clock.set_wall(world.clock.now_s() + 8 * 3600)
-    daemon.look()
-    dies(world)
-    assert daemon.judged()["state"] == "taken back"
-
-
-def test_a_death_that_is_not_held_against_a_server_is_not_by_the_next_daemon(world: World) -> None:
-    is_restarted(world)
-    begun(world, 3, boot_id=boot_id(), left_s=WATCH_S)
-    daemon = Daemon(world)
-    daemon.look()
-    world.clock.suspend(8 * 3600.0)
-    daemon.look()
-    dies(world)
-    for _ in range(4):
-        assert daemon.look() is None
-    assert Daemon(world).judged()["state"] == "passed"
+    acts: dict[str, Callable[[], object]] = {
+        "dies": lambda: dies(world),
+        "sleeps": lambda: world.clock.suspend(8 * 3600.0),
+        "set": lambda: world.clock.set_wall(world.clock.now_s() + 8 * 3600),
+        "measures": lambda: measure(world, 60.0),
+        "waits": lambda: world.clock.advance(40.0),
+    }
+    for act in happens.removeprefix("boot ").split():
+        if act == "looks":
+            assert [daemon.look() for _ in range(4)] == [None] * 4
+        elif act == "daemon":
+            daemon = Daemon(world)
+        else:
+            acts[act]()
+    assert daemon.judged()["state"] == state
 
 
 def test_a_server_that_works_silently_is_left_alone_though_the_clock_is_set_ahead_meanwhile(
     world: World,
 ) -> None:
     """One that read a long prompt had worked for a minute, in an hour by that clock, and was taken back as one that hangs."""
-    begun(world, boot_id=boot_id())
-    daemon = Daemon(world)
-    for _ in range(5):
+    daemon = looking(world)
+    for _ in range(4):
         daemon.look()
     for n in range(15):
         daemon.looks_like(health=HttpState.SILENT, cpu_s=10.0 * n)
@@ -382,9 +347,7 @@ def test_a_daemon_that_watched_what_others_took_back_says_nothing_else(
     world: World, by_hand: bool
 ) -> None:
     """It wrote over their word that something else was deployed."""
-    begun(world, boot_id=boot_id())
-    daemon = Daemon(world)
-    daemon.look()
+    daemon = looking(world)
     if by_hand:
         take_back(world.context(), 2, "it answers nonsense", sweep=None)
     else:  # by its promotion
@@ -398,10 +361,7 @@ def test_a_daemon_that_watched_what_others_took_back_says_nothing_else(
 def test_a_larger_margin_takes_nothing_back_and_what_is_paused_is_over_as_well(
     world: World,
 ) -> None:
-    begun(world, boot_id=boot_id())
-    daemon = Daemon(world)
-    daemon.look()
-    daemon.watch.pause()
+    looking(world).watch.pause()
     ctx = world.context()
     with lock(ctx.paths.lock, purpose="guard", since="now"):
         request = world.request(world.text("larger"), alias="larger")
@@ -521,9 +481,7 @@ def test_it_goes_back_by_the_history_where_the_backup_is_gone(world: World) -> N
 
 
 def test_where_nothing_can_be_written_it_watches_on(world: World) -> None:
-    begun(world, boot_id=boot_id())
-    daemon, folder = Daemon(world), world.paths.state_dir / "probation"
-    daemon.look()
+    daemon, folder = looking(world), world.paths.state_dir / "probation"
     folder.rename(folder.with_name("kept"))
     folder.write_text("no folder")
     for _ in range(4):
