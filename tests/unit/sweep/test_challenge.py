@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.simulator.box import QUIET, SimulatedBox
 from benchmarks.simulator.tasks import Task, task
-from tests.support.made_sweep import begun_search, narrow
+from tests.support.made_sweep import begun_search
 from tunerd.measure.pairs import challenge_alpha, class_ms
 from tunerd.profile.arm import Arm, Boot, Family, Policy, Preempted, Request, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
@@ -173,8 +173,10 @@ class Wanted(SimulatedBox):
         self.answers += sample.pair is not None
 
 
-def night(box: Wanted, one: Task, history: Sequence[Any] = (), **more: Any) -> Outcome:
-    return one.night(1.0, seed=4, box=box, history=history, on_sample=box.filed, **more)
+def night(
+    box: Wanted, one: Task, history: Sequence[Any] = (), hours: float = 1.0, **more: Any
+) -> Outcome:
+    return one.night(hours, seed=4, box=box, history=history, on_sample=box.filed, **more)
 
 
 def verdicts(outcome: Outcome) -> list[Sample]:
@@ -225,7 +227,7 @@ def test_what_was_decided_is_spent(cut: Outcome) -> None:
         replace(sample, is_earlier=True)
         for sample in (*cut.evidence.samples, *first.evidence.samples)
     ]
-    later = night(Wanted(one.card, seed=6), one, history)
+    later = night(Wanted(one.card, seed=6), one, history, hours=0.5)
     assert [result.n_carried for result in later.evidence.challenges] == [0]
     assert later.evidence.challenges[0].number == first.evidence.challenges[-1].number + 1
     begun = night(Wanted(one.card, seed=6), one, n_challenges=4)
@@ -240,15 +242,23 @@ def test_what_was_decided_is_spent(cut: Outcome) -> None:
 
 
 @functools.cache
-def first_hour() -> tuple[Task, Outcome]:
-    """A night on one engine that found a winner, without cache types and threads."""
-    one = narrow(task("16G", "chat", 2))
-    few = {key: family for key, family in one.space.families.items() if key[0] == "mainline"}
-    return one, replace(one, space=Space(few)).night(1.0)
+def narrow_and_wide() -> tuple[Task, Outcome]:
+    """A box with two steps to its best: a night that may try the first alone has won it, and more may be tried now."""
+    one = small()
+    one = replace(one, incumbent=replace(one.incumbent, n_max=1, p_min=0.0, ubatch=256))
+    family = next(iter(one.space.families.values()))
+
+    def within(**values: Any) -> Space:
+        return Space(dict.fromkeys(one.space.families, replace(family, **values)))
+
+    few = within(n_max=(1,), p_min=(0.0,), ubatch=(256, 512))
+    begun = replace(one, space=few).night(1.0, box=SimulatedBox(one.card, QUIET))
+    more = within(n_max=(1, 2, 3), p_min=(0.0, 0.75), ubatch=(256, 512, 1024))
+    return replace(one, space=more), begun
 
 
 def test_the_search_goes_on_from_a_winner_and_proves_the_next_against_it() -> None:
-    one, begun = first_hour()
+    one, begun = narrow_and_wide()
     (first,) = begun.evidence.won
 
     outcome = one.night(1.0, seed=2, history=begun.evidence.samples)
@@ -266,7 +276,7 @@ def test_the_search_goes_on_from_a_winner_and_proves_the_next_against_it() -> No
 
 
 def test_a_winner_stays_one_though_the_search_for_more_is_cut_short() -> None:
-    one, begun = first_hour()
+    one, begun = narrow_and_wide()
     (first,) = begun.evidence.won
     samples = begun.evidence.samples
     last = max(at for at, row in enumerate(samples) if row.pair and row.pair[0] == first.number)
@@ -292,26 +302,13 @@ class Breaks(SimulatedBox):
         return super().restart(arm)
 
 
-@functools.cache
-def narrow_and_wide() -> tuple[Task, Outcome]:
-    """A winner of few arms, and the same with more of them."""
-    one = small()
-    family = next(iter(one.space.families.values()))
-    few = replace(family, n_max=(3,), p_min=(0.75,), ubatch=(512, 1024))
-    smaller = replace(one, space=Space(dict.fromkeys(one.space.families, few)))
-    begun = smaller.night(1.0, box=SimulatedBox(one.card, QUIET))
-    assert begun.verdict == "promote"
-    more = replace(family, n_max=(1, 3, 6), p_min=(0.0, 0.5, 0.75), ubatch=(512, 1024, 2048))
-    return replace(one, space=Space(dict.fromkeys(one.space.families, more))), begun
-
-
 @pytest.mark.parametrize("failure", ["oom", "crash"])
 def test_a_winner_that_fails_after_it_won_is_not_deployed(failure: str) -> None:
     one, begun = narrow_and_wide()
     box = Breaks(one.card, seed=1)
     box.target, box.failure = begun.arm.canonical(), failure
 
-    outcome = one.night(2.0, box=box, history=begun.evidence.samples)
+    outcome = one.night(1.0, box=box, history=begun.evidence.samples)
 
     assert outcome.arm.canonical() != box.target
     assert (outcome.verdict, outcome.arm) == ("inconclusive", one.incumbent)
