@@ -72,15 +72,16 @@ def test_the_simpler_arm_is_speculation_off_then_fewer_drafts_then_a_larger_marg
     assert sorted(arms, key=simplicity) == [off, replace(ARM, fit_mib=1024), ARM, arms[0]]
 
 
-def test_a_search_counts_verification_passes_as_every_other_part_does() -> None:
-    known = Timings(predicted_n=64, predicted_ms=700.0, draft_n=40, draft_n_accepted=28)
+@pytest.mark.parametrize(
+    ("known", "passes"),
+    [
+        (Timings(predicted_n=64, predicted_ms=700.0, draft_n=40, draft_n_accepted=28), (35, 20.0)),
+        # It ended within its draft: one pass of 900 ms with 64 drafts went into the time of a pass.
+        (Timings(predicted_n=48, predicted_ms=900.0, draft_n=64, draft_n_accepted=60), (None, None)),
+    ],
+)  # fmt: skip
+def test_a_search_counts_verification_passes_as_every_other_part_does(
+    known: Timings, passes: tuple[int | None, float | None]
+) -> None:
     found = read(asdict(known))
-    assert found.n_steps == known.steps == 35
-    assert found.step_ms == known.step_ms == 20.0
-
-
-def test_passes_of_an_answer_that_ended_within_its_draft_are_unknown_to_a_search_too() -> None:
-    """One pass of 900 ms with 64 drafts went into the time of a pass."""
-    known = Timings(predicted_n=48, predicted_ms=900.0, draft_n=64, draft_n_accepted=60)
-    found = read(asdict(known))
-    assert (found.n_steps, found.step_ms) == (known.steps, known.step_ms) == (None, None)
+    assert (found.n_steps, found.step_ms) == (known.steps, known.step_ms) == passes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +24,21 @@ def context(size: int) -> Extra:
     return frozenset({(CONTEXT_SIZE, size)})
 
 
+Starts = Callable[[Arm, Boot], Boot]
+Asked = Callable[["GrowingBox", Request], None]
+Answers = Callable[[Request, dict[str, Any]], None]
+
+
+@dataclass
 class GrowingBox(SimulatedBox):
-    """Its cache grows with the context that an arm asks for, and is larger than that of the published models."""
+    """Its cache grows with the context that an arm asks for, and is larger than that of the published models.
+
+    A test may make something else of a start, of a request before it is answered, and of an answer.
+    """
+
+    starts: Starts = lambda _arm, boot: boot
+    asked: Asked = lambda _box, _request: None
+    answers: Answers = lambda _request, _answer: None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,7 +51,13 @@ class GrowingBox(SimulatedBox):
         }
         self.card = replace(self.whole, context=arm.context_size, kv_mib=kv_mib)
         self.truth = Truth(self.card)
-        return super().restart(arm)
+        return self.starts(arm, super().restart(arm))
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        self.asked(self, request)
+        answer = dict(super().measure(request, arm))
+        self.answers(request, answer)
+        return answer
 
 
 @dataclass(frozen=True)
@@ -64,14 +83,14 @@ class Scene:
         *,
         hours: float = 4.0,
         noise: Noise = QUIET,
-        box: type[GrowingBox] = GrowingBox,
         may_change_output: bool = False,
         rejected: tuple[tuple[Arm, str], ...] = (),
+        **odd: Any,
     ) -> Outcome:
         policy = Policy(
             may_change_output=may_change_output, at_least_tok_s=wanted_tok_s, rejected=rejected
         )
-        return self.one.night(hours, box=box(self.one.card, noise), policy=policy)
+        return self.one.night(hours, box=GrowingBox(self.one.card, noise, **odd), policy=policy)
 
 
 def scene(name: str, mix: str) -> Scene:
@@ -85,45 +104,10 @@ def scene(name: str, mix: str) -> Scene:
     return Scene(replace(one, incumbent=start, space=Space({start.family: family})))
 
 
-class CappedBox(GrowingBox):
-    """Allocates no more than so much, whatever it is asked for."""
-
-    def restart(self, arm: Arm) -> Boot:
-        boot = super().restart(arm)
-        return replace(boot, n_ctx=min(boot.n_ctx or 0, 65536))
-
-
-class SilentBox(GrowingBox):
-    """Tells no speeds once it is proved."""
-
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        answer = dict(super().measure(request, arm))
-        if "-v" in request.prompt_id:
-            del answer["predicted_ms"]
-        return answer
-
-
-class Refusing(GrowingBox):
-    """Its build refuses some contexts."""
-
-    refuses = range(0)
-
-    def restart(self, arm: Arm) -> Boot:
-        if arm.context_size in self.refuses:
-            return Boot(ok=False, seconds=1.0, failure="refused")
-        return super().restart(arm)
-
-
-class PickyBox(Refusing):
-    """As one that is too small for the workload is refused."""
-
-    refuses = range(SERVED + 1)
-
-
-class SmallBox(Refusing):
-    """As one beyond what the build was made for is refused."""
-
-    refuses = range(163841, 1 << 24)
+def refuses(sizes: range) -> Starts:
+    """A build refuses some contexts."""
+    refused = Boot(ok=False, seconds=1.0, failure="refused")
+    return lambda arm, boot: refused if arm.context_size in sizes else boot
 
 
 @pytest.fixture
@@ -132,14 +116,14 @@ def here() -> Scene:
 
 
 @pytest.mark.parametrize(
-    "box", [GrowingBox, PickyBox, SmallBox],
+    "sizes", [range(0), range(SERVED + 1), range(163841, 1 << 24)],
     ids=["every size serves", "small ones are refused, which says nothing of larger ones",
          "large ones are refused while smaller ones serve"],
 )  # fmt: skip
 def test_the_largest_context_that_holds_the_speed_is_found_and_proved(
-    here: Scene, box: type[GrowingBox]
+    here: Scene, sizes: range
 ) -> None:
-    outcome = here.night(here.truly_tok_s(163840) * 0.97, box=box)
+    outcome = here.night(here.truly_tok_s(163840) * 0.97, starts=refuses(sizes))
     assert outcome.verdict == "promote", outcome.evidence.reasons
     assert outcome.arm.context_size == 163840
     assert outcome.evidence.challenges[-1].outcome == "promote"
@@ -181,31 +165,20 @@ def test_a_smaller_context_is_what_holds_a_speed_that_the_present_one_does_not(h
     assert SIZES[0] <= outcome.arm.context_size < SERVED
 
 
-class Moody(GrowingBox):
-    """What serves answers one class of the first so many rounds with an error that is the machine's, not its own."""
-
-    n_moods = 1
-
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        if request.new_tokens == 1500 and self.card.context == SERVED and self.n_moods:
-            self.n_moods -= 1
-            raise Refused("cut off")
-        return super().measure(request, arm)
-
-
-class AlwaysMoody(Moody):
-    """All rounds."""
-
-    n_moods = 10**9
-
-
-@pytest.mark.parametrize(("box", "why"), [(Moody, ""), (AlwaysMoody, "what serves has more context")])  # fmt: skip
+@pytest.mark.parametrize(("n_moods", "why"), [(1, ""), (10**9, "what serves has more context")])
 def test_less_context_than_serves_is_not_taken_because_a_request_failed(
-    here: Scene, box: type[GrowingBox], why: str
+    here: Scene, n_moods: int, why: str
 ) -> None:
     """The larger ones are too slow, the smaller ones are not, and neither is what serves."""
+    moods = iter(range(n_moods))
+
+    def asked(box: GrowingBox, request: Request) -> None:
+        is_one = request.new_tokens == 1500 and box.card.context == SERVED
+        if is_one and next(moods, None) is not None:
+            raise Refused("cut off")  # which is the machine's mistake and not its own
+
     speed = (here.truly_tok_s(SERVED) * here.truly_tok_s(163840)) ** 0.5
-    outcome = here.night(speed, box=box)
+    outcome = here.night(speed, asked=asked)
     assert outcome.arm.context_size == SERVED
     assert outcome.verdict == ("inconclusive" if why else "keep")
     assert why in "; ".join(outcome.evidence.reasons)
@@ -264,27 +237,30 @@ def test_sizes_are_a_quarter_of_a_power_of_two_apart_and_end_at_the_trained_one(
 
 
 def test_a_server_that_gives_less_context_than_it_is_asked_for_wins_nothing(here: Scene) -> None:
-    outcome = here.night(50.0, box=CappedBox)
+    outcome = here.night(
+        50.0, starts=lambda _arm, boot: replace(boot, n_ctx=min(boot.n_ctx or 0, 65536))
+    )
     assert outcome.verdict == "keep" or outcome.arm.context_size <= 65536
-
-
-class SteadyBox(GrowingBox):
-    """A token takes 25 ms, whatever the context, and the first of an answer comes with its prompt."""
-
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        answer = {**super().measure(request, arm), "steps": None}
-        decode_ms = 25.0 * (request.n_predict - 1)
-        return {**answer, "predicted_ms": decode_ms, "wall_ms": answer["prompt_ms"] + decode_ms}
 
 
 def test_a_speed_is_told_without_the_first_token_which_no_time_covers(here: Scene) -> None:
     """The 16 tokens behind a full context seemed to come at 42.7 tok/s."""
-    reasons = here.night(39.0, box=SteadyBox).evidence.reasons
+
+    def answers(request: Request, answer: dict[str, Any]) -> None:
+        decode_ms = 25.0 * (request.n_predict - 1)  # the first comes with its prompt
+        wall_ms = answer["prompt_ms"] + decode_ms
+        answer.update(steps=None, predicted_ms=decode_ms, wall_ms=wall_ms)
+
+    reasons = here.night(39.0, answers=answers).evidence.reasons
     assert "40.0 tok/s, 40.0 with a full context" in reasons[-1], reasons
 
 
 def test_answers_without_their_speed_prove_nothing(here: Scene) -> None:
-    outcome = here.night(here.truly_tok_s(163840) * 0.9, box=SilentBox)
+    def answers(request: Request, answer: dict[str, Any]) -> None:
+        if "-v" in request.prompt_id:  # it is proved
+            del answer["predicted_ms"]
+
+    outcome = here.night(here.truly_tok_s(163840) * 0.9, answers=answers)
     assert outcome.verdict == "keep", outcome.evidence.reasons
 
 

@@ -15,7 +15,7 @@ from benchmarks.simulator.box import QUIET, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
 from tests.support.made_sweep import narrow
 from tunerd.measure.pairs import LEAST_NAMED
-from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Space
+from tunerd.profile.arm import Arm, Policy, Preempted, Request, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, worse
@@ -24,16 +24,6 @@ from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome, most_of, planned_pairs, reserved_s
 
 HOUR_S = 3600.0
-
-
-class Recording(SimulatedBox):
-    """Remembers what it was started with."""
-
-    started: list[Arm]
-
-    def restart(self, arm: Arm) -> Boot:
-        self.__dict__.setdefault("started", []).append(arm)
-        return super().restart(arm)
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +132,8 @@ def test_nothing_outside_the_space_is_ever_started() -> None:
         for (engine, spec), family in one.space.families.items()
         if engine == "mainline"
     }
-    box = Recording(one.card)
-    replace(one, space=Space(families)).night(0.5, box=box)
-    started = box.started
+    outcome = replace(one, space=Space(families)).night(0.5)
+    started = [row.arm for row in outcome.evidence.samples if row.event == "boot"]
     assert {arm.engine for arm in started} == {"mainline"}
     assert {arm.n_max for arm in started if arm.drafts} == {3}
 
