@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -334,7 +334,16 @@ def test_fit_stops_at_a_least_context_and_leaves_one_that_was_set(
     assert ("fit-context" in {one.code for one in judged.messages}) is (n_ctx < 131072)
 
 
+def put_units(world: World, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = world.paths.unit_dir / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    world.manager.reload()
+
+
 IN_SLICE = "[Service]\nSlice=ai-gpu.slice\n"
+SERVER = "[Service]\nExecStart=/bin/server\n"
 OF_SLICES = {"ai-gpu.slice": "[Slice]\n", "ai.slice": f"[Slice]\nMemoryMax={2 << 30}\n"}
 
 
@@ -361,12 +370,9 @@ def test_the_tightest_limits_on_ram_are_those_that_hold_for_the_new_unit_as_well
     now: list[tuple[str, str, int, str]],
     after: list[tuple[str, str, int, str]],
 ) -> None:
-    files = {UNIT: f"[Service]\nExecStart=/bin/server\n{own}", **OF_SLICES}
+    files = {UNIT: SERVER + own, **OF_SLICES}
     files |= {f"{UNIT}.d/{name}": text for name, text in drop_ins.items()}
-    (world.paths.unit_dir / f"{UNIT}.d").mkdir()
-    for name, text in files.items():
-        (world.paths.unit_dir / name).write_text(text)
-    world.manager.reload()
+    put_units(world, files)
     ctx = world.context()
     state = ctx.services.state(UNIT)
 
@@ -377,10 +383,7 @@ def test_the_tightest_limits_on_ram_are_those_that_hold_for_the_new_unit_as_well
 
 
 def test_a_limit_counts_where_the_file_of_its_slice_cannot_be_read(world: World) -> None:
-    (world.paths.unit_dir / f"{UNIT}.d").mkdir()
-    files = {UNIT: "[Service]\nExecStart=/bin/server\n", f"{UNIT}.d/a.conf": IN_SLICE, **OF_SLICES}
-    for name, text in files.items():
-        (world.paths.unit_dir / name).write_text(text)
+    put_units(world, {UNIT: SERVER, f"{UNIT}.d/a.conf": IN_SLICE, **OF_SLICES})
     ctx = world.context()
     state = ctx.services.state("ai.slice")
     (world.paths.unit_dir / "ai.slice").unlink()
@@ -396,16 +399,14 @@ def test_a_limit_counts_where_the_file_of_its_slice_cannot_be_read(world: World)
 def test_a_unit_that_may_not_have_the_ram_that_its_server_needs_is_told_before_it_is_tried(
     world: World, swap_mib: int, level: Level
 ) -> None:
-    (world.paths.unit_dir / UNIT).write_text("[Service]\nExecStart=/bin/server\n")
-    drop_in = world.paths.unit_dir / f"{UNIT}.d/limit.conf"
-    drop_in.parent.mkdir()
-    drop_in.write_text(f"[Service]\nMemoryMax={1 << 20}\n")
+    limit = f"{UNIT}.d/limit.conf"
+    put_units(world, {UNIT: SERVER, limit: f"[Service]\nMemoryMax={1 << 20}\n"})
     host = replace(BARE, memory=replace(HOST.memory, swap_total_mib=MiB(swap_mib)))
 
     judged = judged_on(world, 0, None, {"serving.ctx_size": 262144}, host)
 
     (said,) = [one for one in judged.messages if one.code == "unit-limit"]
-    assert f"{UNIT} may use 1 MiB (MemoryMax= in `{drop_in}`)" in said.text
+    assert f"{UNIT} may use 1 MiB (MemoryMax= in `{world.paths.unit_dir / limit}`)" in said.text
     assert said.level is (level if has_memory_groups() else Level.WARNING)
 
 

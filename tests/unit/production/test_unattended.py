@@ -383,16 +383,6 @@ def test_what_lies_in_a_closed_home_is_not_gone_and_left_to_root(
     assert "Permission denied" in (caught.value.cause or "")
 
 
-@ROOT_ONLY
-def test_a_guard_goes_back_to_what_nobody_else_may_change(world: World) -> None:
-    deploy(world.context(), world, "old", "new")
-    guard = replace(world.context(), is_unattended=True)
-
-    rollback(guard, to=None, drain=False, confirm=lambda _: None, reason="guard")
-
-    assert world.serving_alias() == "old"
-
-
 # What is read for it.
 
 

@@ -33,11 +33,11 @@ from tunerd.profile.arm import (
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.records import plain, read
 from tunerd.sweep.box import composed
-from tunerd.sweep.challenge import Challenge, carried
+from tunerd.sweep.challenge import Challenge, Result, carried
 from tunerd.sweep.limits import TELLING_CALLS, Limits
 from tunerd.sweep.night import Server, TimeUp
 from tunerd.sweep.observations import BLOCK, TOOL, WARM_UP, prompt_name, text_of
-from tunerd.sweep.search import Finalist
+from tunerd.sweep.search import Finalist, Search
 from tunerd.sweep.tuner import Outcome
 
 HOUR_S = 3600.0
@@ -96,6 +96,19 @@ def failing(failure: str, *threads: int, n: int = 10**9, only_proving: bool = Fa
 
 def night(one: Task, box: SimulatedBox, hours: float = 1.0, **options: Any) -> Outcome:
     return one.night(hours, box=box, **options)
+
+
+def searching(workload: Workload | None = None, **odd: Any) -> tuple[Task, Search]:
+    """A search on the box of two arms, and where its night asks for this workload."""
+    one = two_arms()
+    one = replace(one, workload=workload or one.workload)
+    return one, begun_search(one, Odd(one.card, QUIET, **odd))
+
+
+def paired(search: Search, candidate: Arm) -> Result:
+    """What pairs of it and what serves come to."""
+    served = search.incumbent
+    return Challenge(search.night, search.limits, Policy(), served, candidate, 1).run()
 
 
 def faster(one: Task) -> Arm:
@@ -346,9 +359,8 @@ def test_the_context_that_counts_is_what_serves_gets() -> None:
 
 def test_there_is_room_where_two_errors_of_what_a_full_context_left_are_to_spare() -> None:
     """By one fill that was lucky, 102 MiB seemed to stay where it was 86."""
-    one = two_arms()
+    one, search = searching()
     arm = faster(one)
-    search = begun_search(one, Odd(one.card, QUIET))
     search.fill(search.start(arm, "explore"))
     found = search.limits.headroom(arm)
     assert found is not None
@@ -446,24 +458,24 @@ def test_a_night_that_goes_on_knows_which_engine_finds_no_prefix_in_peace_and_wh
     assert not later.broken_caches, "another sweep looks for itself"
 
 
-@pytest.mark.parametrize(("others", "searching", "proving"), [
+@pytest.mark.parametrize(("others", "while_searching", "proving"), [
     ([RequestClass(1, "chat", 42_000, 1_200, 500)], (42_000, 1_241), (42_000, 1_241)),
     ([RequestClass(1, "chat", 4_000, 1_200, 500)], (0, 43_241), (0, 43_241)),
     ([RequestClass(1, "chat", 0, 20_000, 500)], (42_985, 256), (0, 43_241)),
     ([], (0, 43_241), (0, 43_241)),
 ], ids=["a prefix as long is read anyway", "a short one is", "another long prompt", "alone"])  # fmt: skip
 def test_a_long_prompt_is_read_once_and_a_proof_reads_all_of_it(
-    others: list[RequestClass], searching: tuple[int, int], proving: tuple[int, int]
+    others: list[RequestClass], while_searching: tuple[int, int], proving: tuple[int, int]
 ) -> None:
     long = RequestClass(1, "chat", 0, 43_241, 500)
-    one = replace(two_arms(), workload=Workload((long, *others)))
-    night = begun_search(one, Odd(one.card, QUIET)).night
+    one, search = searching(Workload((long, *others)))
+    night = search.night
 
     def split(*, exact: bool) -> tuple[int, int]:
         asked = night.request(one.incumbent, long, "a", exact=exact)
         return asked.cached_tokens, asked.new_tokens
 
-    assert (split(exact=False), split(exact=True)) == (searching, proving)
+    assert (split(exact=False), split(exact=True)) == (while_searching, proving)
     longer = RequestClass(1, "chat", 10_000, 33_241, 500)
     assert night.request(one.incumbent, longer, "a", exact=True).cached_tokens == 10_000
     beside = replace(long, concurrency=4)
@@ -483,13 +495,6 @@ def finds_prefixes(
     return answer if asked.new_tokens else {**answer, "prompt_n": 8, "prompt_ms": 5.0}
 
 
-def proved_ms(one: Task, box: Odd) -> float | None:
-    """Time of the long prompt in a proof, the server fresh."""
-    night = begun_search(one, box).night
-    reading = Server(night, one.incumbent, "verdict").block(exact=True)[0]
-    return reading.prompt_ms
-
-
 def test_a_sweep_shows_the_whole_turn_of_a_prompt_that_was_read_in_two_parts() -> None:
     prompts = LONG, RequestClass(1, "code", 20_000, 600, 64)
     one = replace(two_arms(), workload=Workload(prompts))
@@ -501,43 +506,36 @@ def test_a_sweep_shows_the_whole_turn_of_a_prompt_that_was_read_in_two_parts() -
         assert shown[str(one.incumbent), asked.kind] == pytest.approx(whole_s, rel=0.05)
 
 
-def test_a_long_prompt_behind_a_prefix_counts_with_the_time_that_reading_the_prefix_took() -> None:
-    alone = replace(two_arms(), workload=Workload((LONG,)))
-    behind = replace(alone, workload=BEHIND)
-    whole_ms = proved_ms(alone, Odd(alone.card, QUIET))
-    asked: list[Request] = []
-    box = Odd(behind.card, QUIET, asked=lambda _box, _life, request: asked.append(request))
-    assert proved_ms(behind, box) == pytest.approx(whole_ms, rel=0.02)
-    assert all(each.new_tokens < LONG.new_tokens for each in asked)
-
-
-def test_what_of_a_prefix_was_read_with_the_prompt_counts_once() -> None:
+def goes_back(_box: Odd, life: Life, request: Request) -> None:
     """A recurrent model may go back to a checkpoint some way before the prefix's end."""
-    one = replace(two_arms(), workload=BEHIND)
-
-    def asked(_box: Odd, life: Life, request: Request) -> None:
-        if request.new_tokens:
-            life.checkpoints = (18_432,) if life.checkpoints else ()
-
-    whole_ms = proved_ms(replace(one, workload=Workload((LONG,))), Odd(one.card, QUIET))
-    assert proved_ms(one, Odd(one.card, QUIET, asked=asked)) == pytest.approx(whole_ms, rel=0.02)
+    if request.new_tokens:
+        life.checkpoints = (18_432,) if life.checkpoints else ()
 
 
-def test_a_long_prompt_whose_prefix_was_found_and_not_read_is_asked_for_whole() -> None:
-    one = replace(two_arms(), workload=BEHIND)
-    asked: list[Request] = []
-    box = Odd(
-        one.card, QUIET, answers=finds_prefixes, asked=lambda _box, _life, each: asked.append(each)
-    )
-    whole_ms = proved_ms(replace(one, workload=Workload((LONG,))), Odd(one.card, QUIET))
-    assert proved_ms(one, box) == pytest.approx(whole_ms, rel=0.02)
-    assert any(each.new_tokens == LONG.new_tokens for each in asked)
+@pytest.mark.parametrize(
+    ("odd", "asks_whole"),
+    [({}, False), ({"asked": goes_back}, False), ({"answers": finds_prefixes}, True)],
+    ids=["with the time that its prefix took", "with what was read of it again once", "asked for whole"],
+)  # fmt: skip
+def test_a_long_prompt_behind_a_prefix_counts_whole_however_its_prefix_is_read(
+    odd: dict[str, Any], *, asks_whole: bool
+) -> None:
+    def proved(workload: Workload, **odd: Any) -> tuple[float, bool]:
+        """Time of the long prompt in a proof, the server fresh; and whether it was asked for whole."""
+        one, search = searching(workload, **odd)
+        found = Server(search.night, one.incumbent, "verdict").block(exact=True)[0].prompt_ms
+        sizes = [row.request.new_tokens for row in search.night.samples if row.request]
+        return found or 0.0, LONG.new_tokens in sizes
+
+    alone_ms, _ = proved(Workload((LONG,)))
+    behind_ms, is_whole = proved(BEHIND, **odd)
+    assert behind_ms == pytest.approx(alone_ms, rel=0.02)
+    assert is_whole is asks_whole
 
 
 def test_a_pair_whose_first_side_shows_that_prompts_are_asked_whole_is_not_measured_again() -> None:
-    one = replace(two_arms(), workload=BEHIND)
-    search = begun_search(one, Odd(one.card, QUIET, answers=finds_prefixes))
-    result = Challenge(search.night, search.limits, Policy(), one.incumbent, faster(one), 1).run()
+    one, search = searching(BEHIND, answers=finds_prefixes)
+    result = paired(search, faster(one))
     starts = [row for row in search.night.samples if row.event == "boot"]
     assert len(starts) == 2 * len(result.pairs)
     (kept,) = carried(search.night.samples, one.incumbent, BEHIND)
@@ -551,8 +549,7 @@ def test_both_sides_of_a_pair_are_asked_alike_though_one_engine_finds_no_prefix(
     mix = Workload((RequestClass(1, "chat", 0, 9_000, 64), RequestClass(0.005, "chat", 8_300, 600, 64)))  # fmt: skip
     one = replace(one, workload=mix)
     search = begun_search(one, Odd(card, QUIET, asked=forgets("ik")))
-    candidate = replace(one.incumbent, engine="ik")
-    result = Challenge(search.night, search.limits, Policy(), one.incumbent, candidate, 1).run()
+    result = paired(search, replace(one.incumbent, engine="ik"))
     assert len(result.pairs) > 1
     for pair in result.pairs:
         assert class_ms(pair.a)[0] == pytest.approx(class_ms(pair.b)[0], rel=0.001)
@@ -565,44 +562,38 @@ def test_both_sides_of_a_pair_are_asked_alike_though_one_engine_finds_no_prefix(
 
 def test_a_pair_that_fits_into_the_night_is_measured_whole() -> None:
     """Its second side was cut off where a third more than usual would not have fitted: gains of 57 and 53 % were lost."""
-    one = replace(two_arms(), workload=Workload((RequestClass(1, "chat", 0, 300, 4000),)))
-    box = Odd(one.card, QUIET)
-    search = begun_search(one, box)
+    one, search = searching(Workload((RequestClass(1, "chat", 0, 300, 4000),)))
     candidate = replace(one.incumbent, engine="ik")
     assert search.measure(one.incumbent, "incumbent")
     assert search.measure(candidate, "explore")
     pair_s = sum(map(search.night.usual_process_s, (one.incumbent, candidate)))
-    box.sleep(search.night.remaining_s - 1.05 * pair_s)
-    result = Challenge(search.night, search.limits, Policy(), one.incumbent, candidate, 1).run()
-    assert len(result.pairs) == 1
+    search.night.box.sleep(search.night.remaining_s - 1.05 * pair_s)
+    assert len(paired(search, candidate).pairs) == 1
 
 
 def test_an_engine_that_turns_out_to_find_no_prefix_does_not_take_a_night_past_its_end() -> None:
-    one, lives = two_arms(), list[Life]()
+    lives = list[Life]()
     mix = Workload((LONG, replace(LONG, kind="code"), replace(LONG, kind="math")))
-    one = replace(one, workload=mix)
 
     def asked(_box: Odd, life: Life, _request: Request) -> None:
         lives.extend([life] if life not in lives else [])
         if len(lives) > 1:
             life.checkpoints = ()
 
-    box = Odd(one.card, QUIET, asked=asked)
-    search = begun_search(one, box)
+    one, search = searching(mix, asked=asked)
     assert search.measure(one.incumbent, "incumbent")
     before_s = search.night.process_s(one.incumbent)
-    box.sleep(search.night.remaining_s - before_s - 1.0)
+    search.night.box.sleep(search.night.remaining_s - before_s - 1.0)
     with pytest.raises(TimeUp):
         search.measure(one.incumbent, "explore")
     assert search.night.remaining_s > 0
 
 
 def test_what_drafts_nothing_is_asked_for_few_tokens_while_searching() -> None:
-    one = replace(two_arms(), workload=Workload((RequestClass(1, "chat", 0, 300, 900),)))
-    night = begun_search(one, Odd(one.card, QUIET)).night
+    one, search = searching(Workload((RequestClass(1, "chat", 0, 300, 900),)))
     drafts = replace(one.incumbent, spec="mtp", n_max=4)
     lengths = [
-        night.request(arm, one.workload.classes[0], "a", exact=exact).n_predict
+        search.night.request(arm, one.workload.classes[0], "a", exact=exact).n_predict
         for arm in (one.incumbent, drafts)
         for exact in (False, True)
     ]
@@ -623,10 +614,11 @@ def test_a_long_night_asks_for_whole_answers_while_it_searches() -> None:
 
 
 def test_each_start_of_an_arm_that_may_lead_is_asked_tool_calls_until_it_has_a_winners() -> None:
-    one, asked = two_arms(), list[Request]()
-    whole = Odd(one.card, QUIET, asked=lambda _box, _life, each: asked.append(each),
-                answers=lambda _box, _life, each, answer: {**answer, "tool_ok": True if not each.ignore_eos else None})  # fmt: skip
-    search = begun_search(one, whole)
+    asked = list[Request]()
+    one, search = searching(
+        asked=lambda _box, _life, each: asked.append(each),
+        answers=lambda _box, _life, each, answer: {**answer, "tool_ok": True if not each.ignore_eos else None},
+    )  # fmt: skip
     search.measure(one.incumbent, "incumbent")
     n_usual, counts = len([each for each in asked if not each.ignore_eos]), list[int]()
     assert n_usual == 1, "whether it makes any"
@@ -637,8 +629,7 @@ def test_each_start_of_an_arm_that_may_lead_is_asked_tool_calls_until_it_has_a_w
 
 
 def test_a_few_tool_calls_let_an_arm_lead_and_all_of_them_let_it_be_deployed() -> None:
-    one = two_arms()
-    search = begun_search(one, Odd(one.card, QUIET))
+    one, search = searching()
     arm = replace(one.incumbent, kv="q4_0")
     request = Request("tool", "a", 0, 200, 32, ignore_eos=False)
 
@@ -657,9 +648,8 @@ def test_a_few_tool_calls_let_an_arm_lead_and_all_of_them_let_it_be_deployed() -
 
 
 def test_a_warm_up_that_hung_or_died_makes_none_after_it_dear() -> None:
-    one = two_arms()
-    it = begun_search(one, Odd(one.card, QUIET)).night
-    arm, asked = one.incumbent, Request("", "", 0, 64, 16)
+    one, search = searching()
+    it, arm, asked = search.night, one.incumbent, Request("", "", 0, 64, 16)
     before_s = it.usual_start_s(arm)
     for seconds, failure in ((1.5, ""), (1.7, ""), (300.0, ""), (120.0, "hang"), (1.6, "")):
         it.answered(arm, "p", WARM_UP, asked, (0, 0.0), seconds=seconds, failure=failure)
@@ -692,8 +682,7 @@ def test_an_arm_that_breaks_tool_calls_is_not_promoted_though_others_like_it_do_
 
 
 def test_the_context_of_a_finalist_that_is_known_to_break_tool_calls_is_not_filled() -> None:
-    one = two_arms()
-    search = begun_search(one, Odd(one.card, QUIET))
+    one, search = searching()
     arm, request = faster(one), Request("tool", "a", 0, 200, 32, ignore_eos=False)
     search.measure(one.incumbent, "incumbent")
     search.night.answered(
