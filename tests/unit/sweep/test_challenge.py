@@ -77,24 +77,6 @@ def test_pairs_are_what_they_were_when_they_were_measured() -> None:
         assert pair.log_ratio == pytest.approx(np.log(1.1))
 
 
-def test_half_a_pair_is_measured_again_under_its_number_and_does_not_count() -> None:
-    cut = [*pairs([1, 2]), *side(INCUMBENT, 3, 1100)[:1], *side(CANDIDATE, 3, 1000)]
-    found = only(cut)
-    assert found is not None
-    assert len(found.pairs) == 2
-    found = only([*cut, *pairs([3, 4], 1.3, night="b")])
-    assert found is not None
-    assert [pair.number for pair in found.pairs] == [1, 2, 3, 4]
-    assert found.pairs[2].log_ratio == pytest.approx(np.log(1.3))
-
-
-def test_the_last_whole_process_of_a_side_counts() -> None:
-    died = side(INCUMBENT, 1, 1100)[:1]
-    found = only([*died, *side(INCUMBENT, 1, 1200, life=1), *side(CANDIDATE, 1, 1000)])
-    assert found is not None
-    assert found.pairs[0].log_ratio == pytest.approx(np.log(1.2))
-
-
 def test_a_prompt_that_was_read_in_two_parts_counts_with_both_when_its_pair_goes_on() -> None:
     one = task("12G", "agent", None)
     long, behind = RequestClass(1, "chat", 0, 21_200, 64), RequestClass(1, "chat", 20_000, 600, 64)
@@ -110,40 +92,35 @@ def test_a_prompt_that_was_read_in_two_parts_counts_with_both_when_its_pair_goes
 
 
 DIED = answer(CANDIDATE, 3, 0, 0.0, failure="crash")
+HALF = [*pairs([1, 2]), *side(INCUMBENT, 3, 1100)[:1], *side(CANDIDATE, 3, 1000)]
+AGAIN = [*side(INCUMBENT, 1, 1200, life=1), *side(CANDIDATE, 1, 1000)]
+# Samples, by how much which of their pairs are gone on with, and whether an earlier sweep began them.
+KEPT: dict[str, tuple[list[Sample], dict[int, float], bool]] = {
+    "half a pair does not count": (HALF, {1: 1.1, 2: 1.1}, False),
+    "and is measured again under its number": (
+        [*HALF, *pairs([3, 4], 1.3, night="b")], {1: 1.1, 2: 1.1, 3: 1.3, 4: 1.3}, False),
+    "the last whole process of a side counts": ([*side(INCUMBENT, 1, 1100)[:1], *AGAIN], {1: 1.2}, False),
+    "its candidate died": ([*pairs([1, 2]), DIED], {}, False),
+    "and was challenged with again": ([*pairs([1, 2]), DIED, *pairs([1], night="b")], {1: 1.1}, False),
+    "of several challenges of one arm the last counts": (
+        [*pairs([1, 2, 3], 0.9, is_earlier=True), *pairs([1, 2], 1.2, night="b")], {1: 1.2, 2: 1.2}, False),
+    "one that an earlier sweep began stays one of that sweep": (
+        [*pairs([1, 2], is_earlier=True), *pairs([3], night="b")], {1: 1.1, 2: 1.1, 3: 1.1}, True),
+    "pairs of another incumbent": (pairs([1, 2, 3], incumbent=replace(INCUMBENT, fit_mib=1024)), {}, False),
+    # Pairs that are known elsewhere must not be measured anew until they look better.
+    "it went on elsewhere before": ([*pairs([3, 4], night="b", is_earlier=True), *pairs([1, 2])], {}, False),
+    "it went on elsewhere after": ([*pairs([1, 2]), *pairs([4], night="b")], {}, False),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "history",
-    [
-        pairs([1, 2, 3], incumbent=replace(INCUMBENT, fit_mib=1024)),
-        [*pairs([1, 2]), DIED],
-        # Pairs that are known elsewhere must not be measured anew until they look better.
-        [*pairs([3, 4], night="b", is_earlier=True), *pairs([1, 2])],
-        [*pairs([1, 2]), *pairs([4], night="b")],
-    ],
-    ids=["of another incumbent", "its candidate died", "it went on elsewhere before", "and after"],
-)
-def test_a_challenge_that_is_over_is_not_gone_on_with(history: list[Sample]) -> None:
-    assert only(history) is None
-
-
-def test_a_candidate_that_died_may_be_challenged_with_again() -> None:
-    again = only([*pairs([1, 2]), DIED, *pairs([1], night="b")])
-    assert again is not None
-    assert len(again.pairs) == 1
-
-
-def test_of_several_challenges_of_one_arm_the_last_counts() -> None:
-    found = only([*pairs([1, 2, 3], 0.9, is_earlier=True), *pairs([1, 2], 1.2, night="b")])
-    assert found is not None
-    assert [pair.log_ratio for pair in found.pairs] == [pytest.approx(np.log(1.2))] * 2
-    assert not found.is_earlier
-
-
-def test_a_challenge_that_an_earlier_sweep_began_stays_one_of_that_sweep() -> None:
-    found = only([*pairs([1, 2], is_earlier=True), *pairs([3], night="b")])
-    assert found is not None
-    assert (len(found.pairs), found.is_earlier) == (3, True)
+@pytest.mark.parametrize(("history", "ratios", "is_earlier"), KEPT.values(), ids=KEPT)
+def test_whole_pairs_are_gone_on_with_where_their_challenge_is_not_over(
+    history: list[Sample], ratios: dict[int, float], *, is_earlier: bool
+) -> None:
+    found = only(history)
+    kept = {} if found is None else {one.number: np.exp(one.log_ratio) for one in found.pairs}
+    assert kept == pytest.approx(ratios)
+    assert found is None or found.is_earlier is is_earlier
 
 
 # Whole nights
