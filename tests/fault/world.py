@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -92,6 +92,22 @@ class OwnPids(FakeServiceManager):
     def disable(self, unit: str) -> None:
         super().disable(unit)
         sync_folder(self.unit_dir)
+
+
+class LateClock(FakeClock):
+    """One on which something happens after a while."""
+
+    _due: tuple[float, Callable[[], object]] | None = None
+
+    def in_s(self, seconds: float, then: Callable[[], object]) -> None:
+        """Do this once so much time has passed."""
+        self._due = self.monotonic_s() + seconds, then
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self._due is not None and self.monotonic_s() >= self._due[0]:
+            (_, then), self._due = self._due, None
+            then()
 
 
 @dataclass

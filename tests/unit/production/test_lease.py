@@ -15,7 +15,7 @@ import pytest
 
 from tests.fault.fuse import Fuse, Step, fused_services
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, ENGINE, UNIT, World, a_world
+from tests.fault.world import BROKEN, ENGINE, UNIT, LateClock, World, a_world
 from tests.support.fake_gpu import a_card
 from tests.support.fakes import FakeLease, Invocation, Life, Program
 from tests.support.profiles import a_plan_for
@@ -184,9 +184,18 @@ def test_what_somebody_measures_now_is_left_alone(world: World) -> None:
     lease.end()
 
 
-def test_a_change_ends_a_measurement_and_finds_production_up(world: World) -> None:
-    ctx, lease = world.context(), begun(world)
+def test_a_change_ends_a_measurement_and_finds_production_up(tmp_path: Path) -> None:
+    """Also where its process needs a while until it listens."""
+    clock = LateClock()
+    world = World(tmp_path, clock=clock)
+    world.put(world.text("one"))
+    ctx, lease, serve = world.context(), begun(world), world.manager.programs[ENGINE]
 
+    def load(invocation: Invocation) -> Life:
+        clock.in_s(3.0, lambda: serve(invocation))
+        return Life(on_end=world.close)
+
+    world.manager.programs[ENGINE] = load
     said = end_measurement(ctx, by="`tunerd apply`")
 
     assert said is not None
@@ -194,6 +203,7 @@ def test_a_change_ends_a_measurement_and_finds_production_up(world: World) -> No
     assert not lease.is_held()
     assert world.serving_alias() == "one"
     assert end_measurement(ctx, by="`tunerd apply`") is None
+    world.close()
 
 
 @pytest.mark.parametrize("at", ["lease", "lease taken"])
@@ -323,6 +333,7 @@ def test_many_measurements_in_a_row_never_meet_the_start_limit(world: World) -> 
             assert world.serving_alias() is None
         assert world.serving_alias() == "one"
         assert lease.without_service_s is not None
+        assert written_record(world.context()) is None
 
 
 def test_the_outlook_is_as_the_last_swap_and_says_what_is_not_known(world: World) -> None:

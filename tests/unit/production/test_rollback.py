@@ -212,9 +212,10 @@ def test_nothing_is_locked_while_a_person_reads_where_a_rollback_leads(world: Wo
         seen.append(is_locked(world.paths.lock))
         assert "-ExecStart" in target.diff
 
-    rollback(world.context(), to=None, drain=False, ask=ask)
+    done = rollback(world.context(), to=None, drain=False, ask=ask)
 
     assert seen == [False]
+    assert done.messages == (), "nothing was to be recovered before"
     assert world.serving_alias() == "old"
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step, ctrl_c, full_disk
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, ENGINE, UNIT, OwnPids, World, a_record
-from tests.support.fakes import FakeClock, Invocation, Life
+from tests.fault.world import BROKEN, ENGINE, UNIT, LateClock, OwnPids, World, a_record
+from tests.support.fakes import Invocation, Life
 from tests.support.folders import DATA
 from tests.support.ports import free_port
 from tunerd.app import Context
@@ -408,20 +408,8 @@ def test_what_was_started_since_a_swap_over_a_stopped_server_was_cut_short_is_no
     assert world.leftovers() == []
 
 
-class ClockOfALoad(FakeClock):
-    """One by which servers load for so long."""
-
-    world: World | None = None
-    ready_s = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        if self.world is not None and self.monotonic_s() >= self.ready_s:
-            self.world.servers[-1].api.is_loaded = True
-
-
 def test_a_limit_that_is_too_short_for_what_served_strands_nothing(tmp_path: Path) -> None:
-    clock = ClockOfALoad()
+    clock = LateClock()
     world = World(tmp_path, clock=clock)
     deploy(world.context(), world, "old")
     serve = world.manager.programs["/bin/true"]
@@ -430,8 +418,9 @@ def test_a_limit_that_is_too_short_for_what_served_strands_nothing(tmp_path: Pat
     def load(invocation: Invocation) -> Life:
         life = serve(invocation)
         starts.append(invocation)
-        world.servers[-1].api.is_loaded = False
-        clock.world, clock.ready_s = world, clock.monotonic_s() + 40.0
+        api = world.servers[-1].api
+        api.is_loaded = False
+        clock.in_s(40.0, lambda: setattr(api, "is_loaded", True))
         return life
 
     world.manager.programs["/bin/true"] = load
@@ -560,6 +549,7 @@ def test_a_swap_under_way_is_not_told_as_one_that_was_cut_short(world: World) ->
         verified = world.verify()
 
     assert under_way.payload["drift"] == []
+    assert (under_way.payload["health"], under_way.payload["alias"]) == ("ready", "new")
     assert [one.code for one in under_way.messages] == ["busy"]
     assert verified == 0
     assert [one["code"] for one in status(ctx).payload["drift"]] == ["interrupted"]
