@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tunerd.errors import (
-    Busy,
-    DeployError,
-    HostError,
-    Interrupted,
-    RolledBack,
-    Stranded,
-    TunerdError,
-)
+from tunerd import errors
 from tunerd.fleet.steps import (
     Change,
     Preview,
@@ -99,7 +91,7 @@ def test_a_box_that_is_measured_is_passed_over_where_its_server_comes_back() -> 
 
     assert plan(status=measured(restores=True, is_owed=False)).state is State.SKIPPED
     for status in (serves_nothing, measured(restores=False, is_owed=False), measured(restores=True, is_owed=True)):  # fmt: skip
-        with pytest.raises(HostError, match="it is not well"):
+        with pytest.raises(errors.HostError, match="it is not well"):
             plan(status=status)
 
 
@@ -156,16 +148,16 @@ def test_what_came_of_a_box_that_gave_no_answer_is_seen_from_what_serves() -> No
 @pytest.mark.parametrize(
     ("error", "on_the_way", "code", "on_the_way_back"),
     [
-        (RolledBack("out of VRAM"), State.WENT_BACK, 3, State.WATCHED),
-        (Busy("another change"), State.REFUSED, 1, State.WATCHED),
-        (DeployError("masked"), State.REFUSED, 1, State.WATCHED),
-        (Stranded("nothing serves"), State.STRANDED, 4, State.RETURNING),
-        (Interrupted("by a signal"), State.APPLYING, 4, State.RETURNING),
-        (HostError("it cannot be asked"), State.REFUSED, 1, State.RETURNING),
+        (errors.RolledBack("out of VRAM"), State.WENT_BACK, 3, State.WATCHED),
+        (errors.Busy("another change"), State.REFUSED, 1, State.WATCHED),
+        (errors.DeployError("masked"), State.REFUSED, 1, State.WATCHED),
+        (errors.Stranded("nothing serves"), State.STRANDED, 4, State.RETURNING),
+        (errors.Interrupted("by a signal"), State.APPLYING, 4, State.RETURNING),
+        (errors.HostError("it cannot be asked"), State.REFUSED, 1, State.RETURNING),
     ],
 )
 def test_a_boxes_own_error_says_how_it_is(
-    error: TunerdError, on_the_way: State, code: int, on_the_way_back: State
+    error: errors.TunerdError, on_the_way: State, code: int, on_the_way_back: State
 ) -> None:
     """Where it says that it did not go back, it serves what was deployed."""
     found = failed(TOLD, error)
