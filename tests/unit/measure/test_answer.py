@@ -10,6 +10,7 @@ from tests.support.bench_samples import sample, timings
 from tunerd.measure.answer import (
     Answer,
     Mark,
+    Timings,
     ToolCall,
     gained,
     read_answer,
@@ -42,23 +43,24 @@ def chat(*deltas: dict[str, Any], timings: dict[str, Any] | None = None) -> Answ
     return read_answer(events, is_whole=True)
 
 
-def test_a_stream_of_mainline_is_read() -> None:
-    drafts = {"draft_n": 4, "draft_n_accepted": 1}
-    answer = read_answer(native(timings=TIMINGS | drafts | {"cache_n": 7}), is_whole=True)
-
-    assert answer.text == " a b"
-    assert (answer.first_ms, answer.last_ms) == (15.0, 30.0)
+def timed(**said: Any) -> tuple[Answer, Timings]:
+    answer = read_answer(native(timings=TIMINGS | said), is_whole=True)
     assert answer.timings is not None
-    assert (answer.timings.draft_n, answer.timings.draft_n_accepted) == (4, 1)
-    assert answer.n_cached == 7
+    return answer, answer.timings
+
+
+def test_a_stream_of_mainline_is_read() -> None:
+    answer, times = timed(draft_n=4, draft_n_accepted=1, cache_n=7)
+
+    assert (answer.text, answer.first_ms, answer.last_ms) == (" a b", 15.0, 30.0)
+    assert (times.draft_n, times.draft_n_accepted, answer.n_cached) == (4, 1, 7)
     assert not answer.is_cut
 
 
 def test_what_ik_reused_is_told_by_what_it_evaluated_or_by_its_context() -> None:
-    answer = read_answer(native(timings=TIMINGS | {"prompt_n": 25}), is_whole=True)
+    answer, times = timed(prompt_n=25)
     assert answer.n_cached == 5
-    assert answer.timings is not None
-    assert answer.timings.cache_n is None, "what the build does not say stays unsaid"
+    assert times.cache_n is None, "what the build does not say stays unsaid"
 
     events = native(timings=TIMINGS | {"prompt_n": 25, "n_past": 32})
     del events[-1][1]["tokens_evaluated"]
@@ -66,15 +68,11 @@ def test_what_ik_reused_is_told_by_what_it_evaluated_or_by_its_context() -> None
 
 
 def test_acceptance_by_depth_of_ik_is_by_position_where_it_makes_sense() -> None:
-    def accepted(rows: Any) -> tuple[int, ...] | None:
-        answer = read_answer(native(timings=TIMINGS | {"draft_by_depth": rows}), is_whole=True)
-        assert answer.timings is not None
-        return answer.timings.accepted_by_position
-
     deep = {"depth": 2, "draft_n": 5, "draft_n_accepted": 2}
-    assert accepted([deep, {"depth": 1, "draft_n": 9, "draft_n_accepted": 8}]) == (8, 2)
-    for rows in ([], "x", [{"depth": 0, "draft_n_accepted": 1}], [{"depth": 1}], [3]):
-        assert accepted(rows) is None
+    rows = [deep, {"depth": 1, "draft_n": 9, "draft_n_accepted": 8}]
+    assert timed(draft_by_depth=rows)[1].accepted_by_position == (8, 2)
+    for wrong in ([], "x", [{"depth": 0, "draft_n_accepted": 1}], [{"depth": 1}], [3]):
+        assert timed(draft_by_depth=wrong)[1].accepted_by_position is None
 
 
 def test_a_stream_without_its_last_event_is_cut() -> None:
@@ -186,10 +184,8 @@ def test_a_figure_that_cannot_be_is_missing_and_said_to_be() -> None:
           for drafted, accepted in ((3, 99999), (3, 4), (99999, 99999), (3, -1))),
     ]  # fmt: skip
     for key, said in impossible:
-        answer = read_answer(native(timings=TIMINGS | said), is_whole=True)
-        assert answer.timings is not None
-        assert getattr(answer.timings, key) is None, said
-        assert answer.has_impossible, said
+        answer, times = timed(**said)
+        assert (getattr(times, key), answer.has_impossible) == (None, True), said
 
 
 def test_other_servers_say_in_their_usage_what_was_cached() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.bench_samples import sample, timings
 from tunerd.measure.answer import Answer, ClientTimes, Mark, Sample, ToolCall
-from tunerd.measure.evidence import TurnTime
+from tunerd.measure.evidence import Crossover, TurnTime
 from tunerd.measure.findings import (
     ArmData,
     Question,
@@ -58,11 +58,14 @@ def an_arm(
     ]  # fmt: skip
 
 
-def test_the_crossing_of_the_24_gb_write_up_is_at_about_900_tokens() -> None:
-    on, off = an_arm(MTP_PREFILL_MS, MTP_TOK_S), an_arm(PLAIN_PREFILL_MS, PLAIN_TOK_S)
-    found = find_crossover(ArmData("on", on), ArmData("off", off), seed=1)
-
+def crossing(on: list[Sample], off: list[Sample], seed: int = 1) -> Crossover:
+    found = find_crossover(ArmData("on", on), ArmData("off", off), seed=seed)
     assert found is not None
+    return found
+
+
+def test_the_crossing_of_the_24_gb_write_up_is_at_about_900_tokens() -> None:
+    found = crossing(an_arm(MTP_PREFILL_MS, MTP_TOK_S), an_arm(PLAIN_PREFILL_MS, PLAIN_TOK_S))
     assert found.n_tokens == pytest.approx(TRUTH, rel=1e-6) == pytest.approx(903, abs=1)
 
 
@@ -71,8 +74,7 @@ def test_the_interval_of_the_crossing_holds_the_truth_as_often_as_it_says() -> N
     for seed in range(200):
         on = an_arm(MTP_PREFILL_MS, MTP_TOK_S, noise=0.02, seed=seed)
         off = an_arm(PLAIN_PREFILL_MS, PLAIN_TOK_S, noise=0.02, seed=10_000 + seed)
-        found = find_crossover(ArmData("on", on), ArmData("off", off), seed=seed)
-        assert found is not None
+        found = crossing(on, off, seed)
         held += (found.low or 0) <= TRUTH <= (found.high or float("inf"))
 
     # 95 % of 200 is 190; fewer than 180 or all would come up once in some ten thousand.
@@ -80,15 +82,11 @@ def test_the_interval_of_the_crossing_holds_the_truth_as_often_as_it_says() -> N
 
 
 def test_what_has_no_gain_crosses_nowhere_and_what_noise_may_hide_has_no_upper_bound() -> None:
-    plain = ArmData("off", an_arm(37_500.0, PLAIN_TOK_S, noise=0.03))
-    slower = an_arm(49_000.0, dict.fromkeys(LENGTHS, 25.0), noise=0.01)
-    hidden = an_arm(40_000.0, dict.fromkeys(LENGTHS, 29.3), noise=0.03)
-    none, unsure = (find_crossover(ArmData("on", arm), plain, seed=1) for arm in (slower, hidden))
+    plain = an_arm(37_500.0, PLAIN_TOK_S, noise=0.03)
+    none = crossing(an_arm(49_000.0, dict.fromkeys(LENGTHS, 25.0), noise=0.01), plain)
+    unsure = crossing(an_arm(40_000.0, dict.fromkeys(LENGTHS, 29.3), noise=0.03), plain)
 
-    assert none is not None
-    assert (none.n_tokens, none.low, none.high) == (None, None, None)
-    assert unsure is not None
-    assert unsure.high is None
+    assert (none.n_tokens, none.low, none.high, unsure.high) == (None, None, None, None)
 
 
 def a_cache_sample(case: str, cached: int | None, prompt_n: int, prompt_ms: float) -> Sample:
