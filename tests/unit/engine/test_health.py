@@ -60,6 +60,7 @@ WAITING = "waiting for the process"
         (replace(NOW, listener_pid=None), {}, None),  # who listens could not be told
         (replace(NOW, alias=None), {}, None),
         (unit(n_restarts=None), {}, None),
+        (LOADING, {"expected": replace(EXPECTED, is_asked=False)}, None),  # nobody can ask it
         (replace(NOW, at_s=1800.1), {}, None),  # one that answers is in time
         (unit(invocation_id=None), {"expected": replace(EXPECTED, old_invocation=None)}, None),
         # Of `--alias one,two` mainline tells `one`, ik `one,two`.

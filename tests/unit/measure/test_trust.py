@@ -11,7 +11,7 @@ from tests.support.bench_samples import a_request, logged, timings
 from tests.support.fake_gpu import a_card, rtx_3090_ti
 from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, read_counters
-from tunerd.measure.request import Request
+from tunerd.measure.request import Request, Suite
 from tunerd.measure.trust import (
     GpuLook,
     ProcessorLook,
@@ -82,6 +82,9 @@ MUST, MAY = Speculation(drafts=True, always=True), Speculation(drafts=True)
         (told(100, timings(predicted_n=100)), {"is_llama": False}, None),
         (told(100), {"is_llama": False}, None),
         (told(31), {"is_llama": False, "request": a_request(is_framed=True, is_fixed_length=False)}, Mark.SHORT),
+        (SHORT, {"holds": False}, None),
+        (SHORT, {"holds": False, "request": a_request(suite=Suite.LENGTHS)}, Mark.SHORT),
+        (replace(an_answer(), has_impossible=True), {}, Mark.IMPOSSIBLE),
         # It drafted, or did not, against what was meant; a gate may keep every draft of a request back.
         (DRAFTED, {"speculation": Speculation(drafts=False)}, Mark.DRAFTED),
         (DRAFTED, {"speculation": MAY}, None),
