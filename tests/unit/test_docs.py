@@ -153,6 +153,20 @@ def test_the_page_about_the_api_says_of_every_command_who_may_ask_for_it() -> No
     assert missing(MAY, parts[1]) == []
 
 
+def test_every_command_is_a_members_or_roots_or_of_whoever_types_it() -> None:
+    known = {key.partition(" --")[0] for key in (*MAY, *ONLY_ROOT)}
+    typed = {
+        context.command_path.removeprefix("tunerd ")
+        for context in GENERATOR["every_command"]()
+        if not isinstance(context.command, click.Group) or context.command.invoke_without_command
+    }
+    assert typed - known == {
+        "jobs watch", "model new", "daemon", "supervise", "completion",
+        "fleet apply", "fleet promote", "fleet resume", "fleet rollback", "fleet show",
+    }  # fmt: skip
+    assert known <= typed
+
+
 def test_the_box_in_the_page_about_sweeps_runs_as_it_stands_there(tmp_path: Path) -> None:
     page = (DOCS / "sweep.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.cli.main import cli
 from tunerd.errors import UsageError
 from tunerd.operations import (
     MAY,
-    ONLY_ROOT,
     Lane,
     WrongError,
     argv_of,
@@ -144,28 +142,6 @@ def test_every_operation_takes_closed_values_alone_and_has_what_it_names(kind: s
         closed = {"integer": "maximum", "number": "maximum", "string": "pattern"}.get(item["type"])
         assert closed is None or closed in item or "enum" in item, name
     assert kind in {*READS.values(), *BEGINS.values()}, "the API has it"
-
-
-def leaves(group: click.Group, path: str = "") -> list[str]:
-    found = []
-    ctx = click.Context(group)
-    for name in group.list_commands(ctx):
-        command = group.get_command(ctx, name)
-        if isinstance(command, click.Group):
-            found += [f"{path}{name}"] if command.invoke_without_command else []
-            found += leaves(command, f"{path}{name} ")
-        else:
-            found.append(f"{path}{name}")
-    return found
-
-
-def test_every_command_is_a_members_or_roots_or_of_whoever_types_it() -> None:
-    known = {key.partition(" --")[0] for key in (*MAY, *ONLY_ROOT)}
-    assert set(leaves(cli)) - known == {
-        "jobs watch", "model new", "daemon", "supervise", "completion",
-        "fleet apply", "fleet promote", "fleet resume", "fleet rollback", "fleet show",
-    }  # fmt: skip
-    assert known <= set(leaves(cli))
 
 
 def test_values_become_the_words_that_are_typed() -> None:
