@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -64,17 +63,18 @@ def test_the_manual_page_has_every_command_and_formats_without_a_warning() -> No
     assert "--budget" in done.stdout, "options as they are typed, which can be copied"
 
 
+def texts_of(path: Path) -> Iterator[tuple[bool, str]]:
+    """With whether the program says them, which it does of all but docstrings."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    unsaid = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield id(node) not in unsaid, node.value
+
+
 @cache
-def texts_of_the_program() -> dict[bool, list[str]]:
-    """By whether it says them, which it does of all but docstrings."""
-    found: dict[bool, list[str]] = {True: [], False: []}
-    for path in (ROOT / "tunerd").rglob("*.py"):
-        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
-        unsaid = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-        for node in nodes:
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found[id(node) not in unsaid].append(node.value)
-    return found
+def texts_of_the_program() -> list[tuple[bool, str]]:
+    return [one for path in (ROOT / "tunerd").rglob("*.py") for one in texts_of(path)]
 
 
 def command_named(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
@@ -102,13 +102,21 @@ def test_each_command_that_a_page_or_the_program_names_is_one() -> None:
         options = {one for param in params for one in (*param.opts, *param.secondary_opts)}
         return {word.partition("=")[0] for word in rest if word.startswith("-")} <= options
 
-    named = {
+    quoted = [
         re.split(r"[|#>;,']| or ", found)[0]
-        for text in (*pages, *itertools.chain(*texts_of_the_program().values()))
+        for text in (*pages, *(text for _, text in texts_of_the_program()))
         for found in re.findall(r"`(?:sudo )?tunerd ([a-z-][^`\n]*)", text)
-    }
-    assert len(named) > 100
-    assert [one for one in sorted(named) if not is_known(one.split())] == []
+    ]
+    # What the doctor says to do is not quoted: a command with its options, as far as the next sentence.
+    advised = [
+        found
+        for _, text in texts_of(ROOT / "tunerd/doctor/rules.py")
+        for found in re.findall(
+            r"tunerd ([a-z][a-z-]*(?: [A-Z]+| --?[a-z-]+(?:[ =][^ ,;`]+)?)*)", text
+        )
+    ]
+    assert (len(set(quoted)) > 100, len(advised) > 20) == (True, True)
+    assert [one for one in sorted({*quoted, *advised}) if not is_known(one.split())] == []
 
 
 def test_each_command_in_an_example_is_taken_as_it_stands_there(tmp_path: Path) -> None:
@@ -137,7 +145,7 @@ def test_each_heading_about_trouble_is_something_that_the_program_says() -> None
     page = (DOCS / "troubleshooting.md").read_text("utf-8")
     quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
     assert len(quoted) > 15
-    said = texts_of_the_program()[True]
+    said = [text for is_said, text in texts_of_the_program() if is_said]
     assert [words for words in quoted if not any(words in text for text in said)] == []
 
 

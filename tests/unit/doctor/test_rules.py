@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from tests.support.doctor_facts import (
@@ -30,7 +26,6 @@ from tests.support.doctor_facts import (
 )
 from tests.support.fake_gpu import a_card
 from tests.support.transcripts import transcript
-from tunerd.cli.main import cli
 from tunerd.doctor import rules
 from tunerd.doctor.facts import Facts, Finding, Locking, Rule, diagnose
 from tunerd.doctor.rules import ALL_RULES
@@ -42,8 +37,6 @@ from tunerd.model.verdict import MemoryReport
 from tunerd.result import error, note, warning
 from tunerd.words import MiB
 
-# A command with its options, as far as the next sentence.
-COMMAND = re.compile(r"tunerd ([a-z][a-z-]*)((?: [A-Z]+| --?[a-z-]+(?:[ =][^ ,;`]+)?)*)")
 BY_CODE = {rule.code: rule for rule in ALL_RULES}
 UNMEASURED = replace(EVIDENCE, break_even=None)
 SMALL_CARD = with_card(total_mib=MiB(12282), used_mib=MiB(9000), processes=())
@@ -426,18 +419,3 @@ def test_an_ik_build_may_have_equal_types_that_mainline_has_no_kernel_for() -> N
     assert ask(BY_CODE["kv-pair"], box) == ([], [])
     mixed = with_settings(box, serving__cache_type_v="q4_0")
     assert len(ask(BY_CODE["kv-pair"], mixed)[0]) == 1
-
-
-def test_every_command_that_the_doctor_names_can_be_typed() -> None:
-    texts = [
-        node.value
-        for node in ast.walk(ast.parse(Path(rules.__file__).read_text("utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-    named = [found for text in texts for found in COMMAND.findall(text)]
-    assert len(named) > 20
-    for name, words in named:
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None, name
-        options = {one for param in command.params for one in param.opts}
-        assert set(re.findall(r"--[a-z-]+", words)) <= options, f"tunerd {name}{words}"
