@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import bench_samples
 from tests.support.builders import capabilities_of
 from tests.support.doctor_facts import a_box, a_server, engine
 from tests.support.folders import DATA
@@ -33,22 +34,17 @@ UBATCH = 512
 
 
 def sample(timings: Timings, *marks: Mark, concurrency: int = 1) -> Sample:
-    return Sample(
-        suite="mtp", case="code", kind="code", prompt_id="p", process="1", position=1, at_s=0.0,
-        n_predict=timings.predicted_n or 0, concurrency=concurrency, timings=timings, client=None,
-        marks=marks,
-    )  # fmt: skip
+    return bench_samples.sample(timings=timings, marks=marks, client=None, concurrency=concurrency,
+                                n_predict=timings.predicted_n or 0)  # fmt: skip
 
 
 def answer(
-    n_prompt: int, n_predicted: int, predicted_ms: float, *, tax: float = 1.0,
-    drafted: int | None = None, accepted: int | None = None,
-) -> Sample:  # fmt: skip
+    n_prompt: int, n_predicted: int, predicted_ms: float, *, tax: float = 1.0, **drafts: Any
+) -> Sample:
     """A prompt takes 0.8 ms a token and 100 ms a batch, times what speculation adds."""
     prompt_ms = tax * (0.8 * n_prompt + 100 * n_prompt / UBATCH)
     return sample(Timings(prompt_n=n_prompt, prompt_ms=prompt_ms, predicted_n=n_predicted,
-                          predicted_ms=predicted_ms, draft_n=drafted,
-                          draft_n_accepted=accepted))  # fmt: skip
+                          predicted_ms=predicted_ms, **drafts))  # fmt: skip
 
 
 def drafting(n: int = 12, *, tax: float = 1.3) -> list[Sample]:
@@ -59,7 +55,7 @@ def drafting(n: int = 12, *, tax: float = 1.3) -> list[Sample]:
         drafted = round(rng.uniform(0.6, 2.6) * 400)
         accepted = round(drafted * rng.uniform(0.3, 0.9))
         n_prompt, took_ms = rng.choice((1024, 2048, 4096)), 400 * 20.0 + 4.0 * drafted
-        found.append(answer(n_prompt, 401 + accepted, took_ms, tax=tax, drafted=drafted, accepted=accepted))  # fmt: skip
+        found.append(answer(n_prompt, 401 + accepted, took_ms, tax=tax, draft_n=drafted, draft_n_accepted=accepted))  # fmt: skip
     return found
 
 
