@@ -166,20 +166,18 @@ def test_what_a_build_cannot_serve_is_refused_as_in_the_golden_text() -> None:
     assert "hunter2" not in transcript("errors/commandline", cases.items())
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("n_gpu_layers", 20), ("n_cpu_moe", 11), ("cpu_moe", True), ("override_tensor", ["a=CPU"])],
-)
-def test_a_placement_by_hand_switches_fit_off(key: str, value: Any) -> None:
-    own: dict[str, Any] = {f"memory__{key}": value, "memory__fit_mib": 512}
-    command = line("main-0x", serving__ctx_size=4096, **own)
-    assert flags(command)["--fit"] == "off"
-    assert "--fit-target" not in flags(command)
-    assert "by hand" in notes(command)["memory.fit_mib"]
-    assert "--fit" not in flags(line("ik-now", **{f"memory__{key}": value}))
-    # It lowers a context that nobody set, as it did on the command line that was adopted.
-    assert "--fit" not in flags(line("main-0x", **own))
-    assert flags(line("main-0x", memory__fit=False, **own))["--fit"] == "off"
+def test_a_placement_by_hand_switches_fit_off() -> None:
+    by_hand = {"n_gpu_layers": 20, "n_cpu_moe": 11, "cpu_moe": True, "override_tensor": ["a=CPU"]}
+    for key, value in by_hand.items():
+        own: dict[str, Any] = {f"memory__{key}": value, "memory__fit_mib": 512}
+        command = line("main-0x", serving__ctx_size=4096, **own)
+        assert flags(command)["--fit"] == "off"
+        assert "--fit-target" not in flags(command)
+        assert "by hand" in notes(command)["memory.fit_mib"]
+        assert "--fit" not in flags(line("ik-now", **{f"memory__{key}": value}))
+        # It lowers a context that nobody set, as it did on the command line that was adopted.
+        assert "--fit" not in flags(line("main-0x", **own))
+        assert flags(line("main-0x", memory__fit=False, **own))["--fit"] == "off"
 
 
 GPU = {"fit_mib": 512, "n_gpu_layers": 5, "device": "CUDA0", "fit": True}
@@ -202,10 +200,8 @@ def test_without_a_gpu_fit_is_switched_off_where_it_would_lower_a_context_to_the
 
 
 def test_what_only_tunerd_suggested_is_left_out_where_a_build_has_no_flag() -> None:
+    """And what somebody set is refused, all of it at once."""
     assert "--log-verbosity" in notes(line("ik-now"))["serving.log_verbosity"]
-
-
-def test_every_refusal_is_reported_at_once() -> None:
     result = rendered("ik-now", serving__log_verbosity=3, serving__poll=1, memory__n_cpu_ffn=2)
     assert not isinstance(result, CommandLine)
     keys = ["serving.poll", "serving.log_verbosity", "memory.n_cpu_ffn"]
