@@ -167,13 +167,8 @@ def test_what_a_build_cannot_serve_is_refused_as_in_the_golden_text() -> None:
 
 
 def test_a_placement_by_hand_switches_fit_off() -> None:
-    by_hand: dict[str, Any] = {
-        "n_gpu_layers": 20,
-        "n_cpu_moe": 11,
-        "cpu_moe": True,
-        "override_tensor": ["a=CPU"],
-    }
-    for key, value in by_hand.items():
+    numbers: dict[str, Any] = {"n_gpu_layers": 20, "n_cpu_moe": 11, "cpu_moe": True}
+    for key, value in [*numbers.items(), ("override_tensor", ["a=CPU"])]:
         own: dict[str, Any] = {f"memory__{key}": value, "memory__fit_mib": 512}
         command = line("main-0x", serving__ctx_size=4096, **own)
         assert flags(command)["--fit"] == "off"
