@@ -322,7 +322,7 @@ def test_an_arm_that_another_box_tries_is_left_to_it_and_the_next_is_tried() -> 
     one = task("12G", "agent", 1)
 
     def night(study: Meeting) -> list[Arm]:
-        outcome = narrow(one).night(0.75, study=study)
+        outcome = narrow(one).night(0.5, study=study)
         rows = outcome.evidence.samples
         return [row.arm for row in rows if row.event == "boot" and row.purpose == "explore"]
 
