@@ -265,10 +265,7 @@ def test_a_candidate_is_told_with_the_variables_that_drop_ins_of_production_set(
     world: World,
 ) -> None:
     """What serves is told with them too: evidence of both is of the same conditions, and without one of others."""
-    folder = world.unit_path.with_name(f"{UNIT}.d")
-    folder.mkdir()
-    (folder / "mine.conf").write_text("[Service]\nEnvironment=GGML_CUDA_FORCE_MMQ=1\n")
-    world.manager.reload()
+    world.put_drop_in("Environment=GGML_CUDA_FORCE_MMQ=1")
     ctx = replace(world.context(), data_dir=data_dir())
     plan = replace(a_plan_for(ctx, Path(ENGINE)), messages=(error("refused", "for a test"),))
     with hold(ctx, purpose="bench x", budget_s=60) as lease, lease.serve(plan) as candidate:

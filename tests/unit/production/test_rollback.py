@@ -247,9 +247,7 @@ def test_what_was_shown_is_the_difference_or_what_stands_for_it() -> None:
 
 def test_one_goes_back_to_a_unit_whose_drop_in_names_its_model(world: World) -> None:
     """The name was looked for in the unit's own text: what served there was taken for somebody else's model."""
-    drop_in = world.unit_path.with_name(f"{UNIT}.d") / "name.conf"
-    drop_in.parent.mkdir()
-    drop_in.write_text("[Service]\nEnvironment=SIZE=7b\n")
+    world.put_drop_in("Environment=SIZE=7b")
     world.put(world.text("old-${SIZE}"))
     deploy(world.context(), world, "new")
 

@@ -487,21 +487,12 @@ def test_a_record_that_cannot_be_read_stays_where_what_stands_is_on_trial(world:
 # What it tells.
 
 
-def _add_drop_in(world: World, name: str) -> Path:
-    path = world.paths.unit_dir / f"{UNIT}.d" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("[Service]\nNice=1\n")
-    os.utime(path, (world.clock.now_s(),) * 2)
-    world.manager.reload()
-    return path
-
-
 def test_a_drop_in_that_a_swap_found_is_no_drift_after_it_and_a_later_one_is(world: World) -> None:
-    first = _add_drop_in(world, "a.conf")
+    first = world.put_drop_in("Nice=1", "a.conf")
     deploy(world.context(), world, "old")
     assert world.verify() == 0, "it was there before the first unit"
     deploy(world.context(), world, "new")
-    second = _add_drop_in(world, "b.conf")
+    second = world.put_drop_in("Nice=1", "b.conf")
     assert world.verify() == 6
 
     go_back(world.context())
@@ -510,11 +501,11 @@ def test_a_drop_in_that_a_swap_found_is_no_drift_after_it_and_a_later_one_is(wor
     newest = next(world.context().generations.entries())
     assert newest.ending.drop_ins == (str(first), str(second))
     world.clock.advance(10)
-    _add_drop_in(world, "b.conf")
+    world.put_drop_in("Nice=1", "b.conf")
     assert world.verify() == 6, "it was edited since"
     go_back(world.context())
     assert world.verify() == 0
-    _add_drop_in(world, "c.conf")
+    world.put_drop_in("Nice=1", "c.conf")
     assert world.verify() == 6
 
 

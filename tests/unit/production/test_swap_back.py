@@ -282,9 +282,7 @@ def test_a_restart_that_was_due_and_the_way_back_may_be_one_start(world: World) 
 
 
 def test_what_the_kernel_killed_names_the_limit_of_its_unit(world: World) -> None:
-    drop_in = world.paths.unit_dir / f"{UNIT}.d/limit.conf"
-    drop_in.parent.mkdir()
-    drop_in.write_text(f"[Service]\nMemoryMax={8 << 30}\n")
+    drop_in = world.put_drop_in(f"MemoryMax={8 << 30}")
     deploy(world.context(), world, "old")
     killed = f"{UNIT}: Failed with result 'oom-kill'."
     world.manager.programs[BROKEN] = lambda _: Life(prints=(killed,), ends_after_s=0.5)

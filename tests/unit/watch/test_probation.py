@@ -432,17 +432,11 @@ def test_an_edit_by_hand_ends_it_and_stays(world: World) -> None:
 
 def test_a_drop_in_that_is_edited_where_it_lies_ends_it(world: World) -> None:
     """Its file was known, so that a server which it made worse was taken back for it."""
-    path = world.paths.unit_dir / f"{UNIT}.d" / "mine.conf"
-    path.parent.mkdir()
-    path.write_text("[Service]\nNice=1\n")
-    os.utime(path, (0, 0))
-    world.manager.reload()
+    world.put_drop_in("Nice=1")
     deploy(world.context(), world, "newer")
     daemon = looking(world, 3)
-    path.write_text("[Service]\nNice=19\n")
     world.clock.advance(20)
-    os.utime(path, (world.clock.now_s(),) * 2)
-    world.manager.reload()
+    world.put_drop_in("Nice=19")
     world.manager.end_main(UNIT, Killed(code=1))
     daemon.look()
     assert daemon.ended == ("ended", "somebody edited the unit")
