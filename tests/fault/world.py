@@ -174,14 +174,20 @@ class World:
     # Units
 
     def text(
-        self, alias: str, *, program: str = ENGINE, words: str = "", service: str = ""
+        self,
+        alias: str,
+        *,
+        program: str = ENGINE,
+        words: str = "",
+        service: str = "",
+        starts: int = 1,
     ) -> bytes:
         """A unit whose server calls its model by this name, with words and a line of its own.
 
-        It may be started once in five minutes: starts that were counted before must be forgotten.
+        It may be started so often in five minutes, once by default: starts that were counted before must be forgotten.
         """
         return (
-            f"# {alias}\n[Unit]\nStartLimitIntervalSec=300\nStartLimitBurst=1\n"
+            f"# {alias}\n[Unit]\nStartLimitIntervalSec=300\nStartLimitBurst={starts}\n"
             f"[Service]\n{service}\nType=exec\nExecStart={program} {words} --host 127.0.0.1 "
             f"--port {self.port} --alias {alias}\n[Install]\nWantedBy=multi-user.target\n"
         ).encode()

@@ -293,7 +293,7 @@ def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: Wo
 def test_what_somebody_stops_once_a_lease_has_ended_is_not_started_again(
     world: World, comes_back: bool
 ) -> None:
-    world.put(world.text("one").replace(b"StartLimitBurst=1", b"StartLimitBurst=9"))
+    world.put(world.text("one", starts=9))
 
     def stop(progress: Progress) -> None:
         if progress.text == "checking that it stays up":
@@ -371,7 +371,7 @@ def test_somebody_who_starts_production_while_its_place_is_taken_is_named(
     world: World, is_up: bool
 ) -> None:
     serve = world.manager.programs[ENGINE]
-    world.put(world.text("one").replace(b"Type=exec", b"Restart=on-failure\nRestartSec=30"))
+    world.put(world.text("one", service="Restart=on-failure\nRestartSec=30"))
 
     class Person(list[ServiceError]):
         """Starts production when the lease has just stopped it: systemd then drops the lease."""
@@ -395,10 +395,9 @@ def test_a_server_that_was_still_on_its_way_up_is_restored(world: World) -> None
     serve = world.manager.programs[ENGINE]
     fails = [Life(ends_after_s=0.0, ending=Ending(code=1))]
     world.manager.programs[ENGINE] = lambda one: fails.pop() if fails else serve(one)
-    waits = world.text("one").replace(b"Type=exec", b"Restart=on-failure\nRestartSec=30")
     world.manager.stop(UNIT)
     world.manager.reset_failed(UNIT)
-    world.put(waits)
+    world.put(world.text("one", service="Restart=on-failure\nRestartSec=30"))
     assert world.manager.state(UNIT).active_state == "activating"
 
     with held(world) as lease:
@@ -526,9 +525,7 @@ def test_a_start_that_fails_is_repeated_for_a_port_of_the_past_or_an_unknown_cau
 
 
 def test_a_unit_that_its_manager_starts_again_is_waited_for(world: World) -> None:
-    restarts = b"Type=exec\nRestart=on-failure\nRestartSec=5\n"
-    text = world.text("one").replace(b"Type=exec\n", restarts)
-    world.put(text.replace(b"StartLimitBurst=1\n", b"StartLimitBurst=9\n"))
+    world.put(world.text("one", service="Restart=on-failure\nRestartSec=5", starts=9))
     with held(world):
         fails_until(world, world.clock.monotonic_s() + 12, "error: it fell over")
 

@@ -29,12 +29,11 @@ TAKEN = Life(
 )
 
 
-def a_text(world: World, program: str = OLD, *, restart: str = "no") -> bytes:
-    return (
-        f"[Unit]\nStartLimitIntervalSec=900\nStartLimitBurst=9\n[Service]\nType=exec\nRestart={restart}\n"
-        f"RestartSec=5\nExecStart={program} --host 127.0.0.1 --port {world.port} --alias {Path(program).name}\n"
-        "[Install]\nWantedBy=multi-user.target\n"
-    ).encode()
+def a_text(
+    world: World, program: str = OLD, *, restart: str = "no", after_s: int = 5, starts: int = 9
+) -> bytes:
+    service = f"Restart={restart}\nRestartSec={after_s}"
+    return world.text(Path(program).name, program=program, service=service, starts=starts)
 
 
 class Once:
@@ -77,7 +76,7 @@ def test_a_server_that_is_stopped_while_its_port_is_waited_for_stays_stopped(
 ) -> None:
     """Its manager was between two starts, and would have tried again as well."""
     server = Once(world)
-    world.put(a_text(world, restart="on-failure").replace(b"Sec=5\n", b"Sec=60\n"))
+    world.put(a_text(world, restart="on-failure", after_s=60))
     on = once(WAITS, lambda: world.manager.stop(UNIT))
     if what == "the end of a measurement":
         assert "somebody stopped it just now" in measured(world, on)
@@ -253,7 +252,7 @@ def test_a_server_that_was_given_up_still_is_after(world: World, what: str) -> N
     serve = world.manager.programs[ENGINE]
     dies = Life(prints=("CUDA error: out of memory",), ends_after_s=1.0, ending=Ending(code=1))
     world.manager.programs[OLD] = lambda one: dies if is_broken[0] else serve(one)
-    world.put(a_text(world, restart="on-failure").replace(b"Burst=9", b"Burst=4"))
+    world.put(a_text(world, restart="on-failure", starts=4))
     is_broken[0] = True
     world.manager.end_main(UNIT, Ending(code=1))
     world.clock.advance(120)

@@ -359,9 +359,7 @@ def test_a_unit_of_another_generation_is_told_as_that(world: World) -> None:
 def test_a_server_that_its_manager_starts_again_is_no_failure_to_roll_back_from(
     world: World,
 ) -> None:
-    text = world.text("old").replace(
-        b"Type=exec\n", b"Type=exec\nRestart=on-failure\nRestartSec=5\n"
-    )
+    text = world.text("old", service="Restart=on-failure\nRestartSec=5")
     swap(world.context(), world.request(text, alias="old"))
     world.manager.end_main(UNIT, Ending(signal=signal.SIGKILL))
 

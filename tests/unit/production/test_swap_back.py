@@ -269,9 +269,8 @@ def test_a_restart_that_was_due_and_the_way_back_may_be_one_start(world: World) 
     world.manager.programs[BROKEN] = lambda _: Life(
         prints=("out of memory",), ends_after_s=0.5, ending=Ending(code=1)
     )
-    restarts = b"Type=exec\nRestart=on-failure\nRestartSec=5\n"
-    text = world.text("new", program=BROKEN).replace(b"Type=exec\n", restarts)
-    text = text.replace(b"StartLimitBurst=1\n", b"StartLimitBurst=9\n")
+    restarts = "Restart=on-failure\nRestartSec=5"
+    text = world.text("new", program=BROKEN, service=restarts, starts=9)
     request = world.request(text, alias="new")
 
     with lock(world.paths.lock, purpose="apply", since="now"), pytest.raises(RolledBack):
@@ -616,8 +615,8 @@ def test_a_new_server_that_is_started_again_before_its_manager_knows_the_old_tex
     world: World,
 ) -> None:
     world.manager.programs[BROKEN] = lambda _: Life(ends_after_s=30.0, ending=Ending(code=1))
-    new = world.text("new", program=BROKEN).replace(b"Burst=1", b"Burst=9")
-    world.put(new.replace(b"Type=exec", b"Type=exec\nRestart=always\nRestartSec=1"))
+    restarts = "Restart=always\nRestartSec=1"
+    world.put(world.text("new", program=BROKEN, service=restarts, starts=9))
     world.unit_path.write_bytes(world.text("old"))
     world.clock.set_wall(world.unit_path.stat().st_ctime + 60.0)
     _interrupted(world, old_invocation=None, ran=False)

@@ -214,8 +214,7 @@ def dies(world: World) -> None:
 
 def is_restarted(world: World) -> None:
     """A third generation serves, whose manager starts it again and again."""
-    text = world.text("newer").replace(b"StartLimitBurst=1", b"StartLimitBurst=9")
-    text = text.replace(b"Type=exec", b"Type=exec\nRestart=always\nRestartSec=1")
+    text = world.text("newer", service="Restart=always\nRestartSec=1", starts=9)
     ctx = world.context()
     with lock(ctx.paths.lock, purpose="apply", since="now"):
         swap(ctx, world.request(text, alias="newer"))
