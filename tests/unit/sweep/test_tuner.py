@@ -112,19 +112,6 @@ def test_an_arm_is_no_winner_where_nobody_saw_what_was_free_with_its_context_ful
     assert "its context could not be filled with enough room to spare" in reasons
 
 
-def test_the_length_of_the_context_is_what_the_server_says() -> None:
-    one = task("12G", "agent", 1)
-    card = replace(one.card, context=40_960)
-    outcome = narrow(one).night(0.5, box=SimulatedBox(card))
-    fills = [
-        row.request.new_tokens
-        for row in outcome.evidence.samples
-        if row.purpose == "fill" and row.request
-    ]
-    assert fills
-    assert max(fills) < 40_960
-
-
 def test_nothing_outside_the_space_is_ever_started() -> None:
     one = task("12G", "agent", 1)
     families = {
