@@ -25,7 +25,7 @@ from tunerd.measure.results import here_of
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate, MemorySettings, PartKind, estimate
 from tunerd.model.verdict import MemoryPlan
-from tunerd.production.emit import together
+from tunerd.production.emit import Together, together
 from tunerd.production.plan import Plan, cards_of, memory_of_plan, settings_of
 from tunerd.production.profiles import new_profile
 from tunerd.result import Level
@@ -279,6 +279,26 @@ def test_servers_on_cards_of_their_own_are_not_added_up_on_one(world: World) -> 
 
     assert (alone.budget_mib, alone.held_mib) == (DESKTOP.free_mib, 4380)
     assert (apart.budget_mib, apart.fits) == (None, None)
+
+
+def needs(*mib: int | None, budget: int | None, margin: int = 0) -> Together:
+    named = tuple((f"p{n}", None if one is None else MiB(one)) for n, one in enumerate(mib))
+    return Together("GPU", named, MiB(margin), None if budget is None else MiB(budget), None)
+
+
+@pytest.mark.parametrize(
+    ("found", "left", "fits"),
+    [
+        (needs(4000, 6000, budget=11000, margin=1000), 0, True),
+        (needs(4000, 6000, budget=11000, margin=1001), -1, False),
+        (needs(4000, None, budget=11000), None, None),
+        (needs(4000, 6000, budget=None), None, None),
+    ],
+)
+def test_needs_and_margin_are_held_against_the_budget(
+    found: Together, left: int | None, fits: bool | None
+) -> None:
+    assert (found.left_mib, found.fits) == (left, fits)
 
 
 @pytest.mark.parametrize(
