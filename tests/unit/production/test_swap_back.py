@@ -387,21 +387,26 @@ def _interrupted(world: World, *, old_invocation: str | None, ran: bool = True) 
     ctx.files.write_json(world.paths.journal_dir / f"{UNIT}.json", plain(record, schema=SCHEMA))
 
 
-@pytest.mark.parametrize("is_by_boot", [True, False])
-def test_what_was_started_since_a_swap_over_a_stopped_server_was_cut_short_is_not_stopped(
-    world: World, is_by_boot: bool
+@pytest.mark.parametrize(
+    ("since", "alias"),
+    [("a boot", "old"), ("a start by hand", "old"), ("a boot, and a stop by hand", None)],
+)
+def test_what_was_started_since_a_swap_over_a_stopped_server_was_cut_short_is_left_as_it_is(
+    world: World, since: str, alias: str | None
 ) -> None:
     world.put(world.text("old"), starts=False)
     _interrupted(world, old_invocation=None, ran=False)
-    if is_by_boot:
+    if "boot" in since:
         world.reboot()
     else:
         world.clock.set_wall(world.unit_path.stat().st_ctime + 60.0)
         world.manager.start(UNIT)
+    if "stop" in since:
+        world.manager.stop(UNIT)
 
     recover(world.context())
 
-    assert world.serving_alias() == "old"
+    assert world.serving_alias() == alias
     assert world.leftovers() == []
 
 
@@ -626,18 +631,6 @@ def test_a_new_server_that_is_started_again_before_its_manager_knows_the_old_tex
     recover(world.context())
 
     assert world.manager.state(UNIT).active_state == "inactive"
-
-
-def test_what_somebody_has_stopped_since_a_boot_started_it_stays_stopped(world: World) -> None:
-    world.put(world.text("old"), starts=False)
-    _interrupted(world, old_invocation=None, ran=False)
-    world.reboot()
-    world.manager.stop(UNIT)
-
-    recover(world.context())
-
-    assert world.manager.state(UNIT).active_state == "inactive"
-    assert world.leftovers() == []
 
 
 @pytest.mark.parametrize(
