@@ -72,7 +72,7 @@ BUILDS = (
     Real("ik-2026-06-02", "ik-may", is_ik=True, checks_flash=True, fails=IS_CAMPAIGN),
     Real("ik-2026-08", "ik-now", is_ik=True, checks_flash=True),
     Real("bee-2026-05-21", "bee-01", drafts=False, crashes=True, fails=IS_CAMPAIGN),
-    Real("embedded", "main-0x"),
+    Real("embedded", "main-0x", fails=IS_CAMPAIGN),
 )
 ENGINES = [
     pytest.param(
