@@ -79,38 +79,6 @@ def test_a_sweep_that_has_yielded_does_not_stop_what_was_deployed_meanwhile(box:
     assert box.serves
 
 
-def test_a_sweep_that_has_yielded_is_known_and_does_not_go_on_with_another_build(
-    box: SweepBox,
-) -> None:
-    """What the new build showed was kept as shown by the old one, for arms are planned anew.
-
-    `status` said that no sweep runs, `start` began another, and the first ended with an error for it.
-    """
-    sweep = box.begin("run", "--budget", "600s")
-    try:
-        with somebody_else(box):
-            until(lambda: box.json("sweep", "status")["waits"] is not None, "it waits")
-            assert f"kill -INT {sweep.pid}" in box.call("sweep", "stop", code=None).stderr
-            refused = box.call("sweep", "start", "--budget", "30s", "--yes", code=None)
-            assert "another measurement is under way" in refused.stderr
-            paths = box.box.context.paths
-            until(lambda: not is_locked(paths.measure_lock), "its lease has ended")
-            bench = lock(paths.measure_lock, purpose="bench", since="now")
-            bench.__enter__()
-        until(lambda: box.serves and not is_locked(paths.lock), "production serves")
-        upgrade(box)
-        box.box.context.services.restart(box.box.context.unit)
-        until(lambda: box.serves, "the new build serves")
-        bench.__exit__(None, None, None)
-        told = json.loads(sweep.communicate(timeout=60)[0])
-    finally:
-        sweep.kill()
-    assert "what serves, an engine, " in str(told["messages"])
-    assert box.serves
-    arms = box.json("results", "show", str(box.newest()["sweep"]))["arms"]
-    assert len({one["fingerprint"]["engine_sha256"] for one in arms}) == 1
-
-
 def run(
     box: SweepBox, ctx: Context, then: Callable[[contextlib.ExitStack], None], **asked: Any
 ) -> ActionResult:
@@ -307,6 +275,41 @@ def test_a_sweep_that_waits_in_a_machine_that_sleeps_ends_with_its_window(box: S
     done = run(box, ctx, sleep, budget_s=3 * 3600.0, window=window)
     assert "not quiet" in done.payload["sentence"]
     assert box.serves
+
+
+# From here on another program runs, which keeps no record of what it served.
+
+
+def test_a_sweep_that_has_yielded_is_known_and_does_not_go_on_with_another_build(
+    box: SweepBox,
+) -> None:
+    """What the new build showed was kept as shown by the old one, for arms are planned anew.
+
+    `status` said that no sweep runs, `start` began another, and the first ended with an error for it.
+    """
+    sweep = box.begin("run", "--budget", "600s")
+    try:
+        with somebody_else(box):
+            until(lambda: box.json("sweep", "status")["waits"] is not None, "it waits")
+            assert f"kill -INT {sweep.pid}" in box.call("sweep", "stop", code=None).stderr
+            refused = box.call("sweep", "start", "--budget", "30s", "--yes", code=None)
+            assert "another measurement is under way" in refused.stderr
+            paths = box.box.context.paths
+            until(lambda: not is_locked(paths.measure_lock), "its lease has ended")
+            bench = lock(paths.measure_lock, purpose="bench", since="now")
+            bench.__enter__()
+        until(lambda: box.serves and not is_locked(paths.lock), "production serves")
+        upgrade(box)
+        box.box.context.services.restart(box.box.context.unit)
+        until(lambda: box.serves, "the new build serves")
+        bench.__exit__(None, None, None)
+        told = json.loads(sweep.communicate(timeout=60)[0])
+    finally:
+        sweep.kill()
+    assert "what serves, an engine, " in str(told["messages"])
+    assert box.serves
+    arms = box.json("results", "show", str(box.newest()["sweep"]))["arms"]
+    assert len({one["fingerprint"]["engine_sha256"] for one in arms}) == 1
 
 
 # Last, for what these add to the evidence is not whole.
