@@ -75,20 +75,14 @@ def _piece(piece: str) -> Iterable[int]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What speculation does during one request.
+    """What speculation does during one request; `steps` are the passes of the target after the first token.
 
-    `steps` are the passes of the target after the first token. `drafted_by_position` and
-    `accepted_by_position` count tokens at the first, second, ... place of a draft.
+    Accepted tokens are counted at the first, second, ... place of a draft.
     """
 
-    drafts: int
     steps: int
-    drafted_by_position: tuple[int, ...]
+    drafted: int
     accepted_by_position: tuple[int, ...]
-
-    @property
-    def drafted(self) -> int:
-        return sum(self.drafted_by_position)
 
     @property
     def accepted(self) -> int:
@@ -150,24 +144,19 @@ class Truth:
             candidates: Over how many tokens the confidence is normalised: 10, or None for all.
         """
         gate = 0.0 if ignores_p_min else p_min
-        drafts: list[int] = []
-        accepted: list[int] = []
+        drafted, accepted = 0, list[int]()
         last_token = int(self.successor[last_token])
         left = n_predict - 1
         while left > 0:
             limit = min(n_max, left - 1)
             draft = tuple(self._draft(last_token, limit, gate, first_draft_free, candidates))
             accepted.append(self._accepted(last_token, draft))
-            drafts.append(len(draft))
+            drafted += len(draft)
             left -= accepted[-1] + 1
             for _ in range(accepted[-1] + 1):
                 last_token = int(self.successor[last_token])
-        return Counts(
-            sum(1 for n in drafts if n),
-            len(drafts),
-            tuple(sum(n > place for n in drafts) for place in range(n_max)),
-            tuple(sum(n > place for n in accepted) for place in range(n_max)),
-        )
+        by_position = tuple(sum(n > place for n in accepted) for place in range(n_max))
+        return Counts(len(accepted), drafted, by_position)
 
     def _draft(
         self, token: int, limit: int, gate: float, first_free: bool, candidates: int | None

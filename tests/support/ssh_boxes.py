@@ -34,7 +34,6 @@ hang:*apply*--yes*) sleep 600 ;;
 hang-after:*apply*--yes*) sh -c "$SSH_ORIGINAL_COMMAND" >/dev/null; sleep 600 ;;
 away:*) exit 255 ;;
 cut:*apply*--yes*) setsid sh -c "$SSH_ORIGINAL_COMMAND" >/dev/null 2>&1 </dev/null & exit 255 ;;
-gone:*) sleep 600 ;;
 liar:*) cat {folder}/lie; exit 0 ;;
 closed:*) echo "This account is currently not available."; exit 1 ;;
 esac

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.builders import HELP, HELP_OF, capabilities_of
+from tunerd.engine.capabilities import IK_HIDDEN_FLAGS
 
 _PROGRAM = Path(__file__).with_name("fake_llama_server.py")
 # ik's help shows these without the value that they take, and leaves out the placeholder of some others.
@@ -82,23 +83,18 @@ def install(
 
 
 @functools.cache
-def flags_of(dialect: str) -> dict[str, dict[str, Any]]:
-    """What a build lists, as `Behaviour.flags` has it."""
-    found: dict[str, dict[str, Any]] = {}
+def flags_of(dialect: str) -> dict[str, bool | None]:
+    """What a build takes, as `Behaviour.flags` has it."""
+    is_ik = dialect.startswith("ik-")
+    found: dict[str, bool | None] = dict.fromkeys(IK_HIDDEN_FLAGS if is_ik else ())
     for option in capabilities_of(dialect).help.options:
+        if option.is_removed:
+            continue
         takes_value: bool | None = bool(option.argument)
-        if dialect.startswith("ik-") and not _IK_UNSHOWN_VALUE.isdisjoint(option.spellings):
+        if is_ik and not _IK_UNSHOWN_VALUE.isdisjoint(option.spellings):
             takes_value = True
-        elif (
-            dialect.startswith("ik-") and not takes_value and _NO_SWITCH.search(option.description)
-        ):
+        elif is_ik and not takes_value and _NO_SWITCH.search(option.description):
             takes_value = None
-        is_list = "," in option.argument and option.argument.startswith("none")
-        facts = {
-            "takes_value": takes_value,
-            "choices": option.argument.split(",") if is_list else [],
-            "removal": option.description if option.is_removed else None,
-        }
         for spelling in option.spellings:
-            found.setdefault(spelling, facts)
+            found.setdefault(spelling, takes_value)
     return found

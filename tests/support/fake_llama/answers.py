@@ -15,10 +15,10 @@ class ClientGoneError(Exception):
 class HttpError(Exception):
     """An answer in the error envelope."""
 
-    def __init__(self, status: int, kind: str, message: str, **more: object) -> None:
+    def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.body = {"error": {"code": status, "message": message, "type": kind, **more}}
+        self.body = {"error": {"code": status, "message": message, "type": kind}}
 
 
 def not_found() -> HttpError:

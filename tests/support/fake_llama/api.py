@@ -20,7 +20,7 @@ from tests.support.fake_llama.answers import (
     json_answer,
     not_found,
 )
-from tests.support.fake_llama.engine import N_VOCAB, POLL_S, Engine, Slot
+from tests.support.fake_llama.engine import POLL_S, Engine, Slot
 from tests.support.fake_llama.failures import Failure
 
 
@@ -71,10 +71,9 @@ class Api:
         path = target.partition("?")[0]
         if self.behaviour.openai_only and not path.startswith(("/v1/", "/health")):
             raise not_found()
-        is_health = path == "/health" or (path == "/v1/health" and not self.behaviour.is_ik)
         if not self.is_loaded:
             raise HttpError(503, "unavailable_error", "Loading model")
-        if is_health:
+        if path == "/health":
             return json_answer({"status": "ok"})
         if self._api_keys and key not in self._api_keys:
             raise HttpError(401, "authentication_error", "Invalid API Key")
@@ -90,7 +89,7 @@ class Api:
             return (
                 self.behaviour.dialect == "main-0x" or "metrics" not in self.engine.arguments.facts
             )
-        return path in {"/props", "/models", "/v1/models"}
+        return path in {"/props", "/v1/models"}
 
     def _parsed(self, body: bytes) -> dict[str, Any]:
         try:
@@ -106,8 +105,8 @@ class Api:
 
     def _get(self, path: str) -> Answer:
         facts = self.engine.arguments.facts
-        if path in {"/v1/models", "/models"}:
-            return json_answer(self._models())
+        if path == "/v1/models":
+            return json_answer({"data": [{"id": self.engine.alias}]})
         if path == "/props":
             return json_answer(self._props() | self.behaviour.told_props)
         if path in {"/slots", "/metrics"}:
@@ -123,21 +122,12 @@ class Api:
             return Answer(200, self._metrics().encode(), "text/plain; version=0.0.4")
         raise not_found()
 
-    def _models(self) -> dict[str, Any]:
-        model: dict[str, Any] = {"id": self.engine.alias, "object": "model"}
-        if self.behaviour.is_ik:
-            model["max_model_len"] = self.engine.n_ctx
-        else:
-            model["meta"] = {"n_vocab": N_VOCAB, "n_ctx": self.engine.n_ctx}
-        return {"object": "list", "data": [model]}
-
     def _props(self) -> dict[str, Any]:
         props: dict[str, Any] = {
             "total_slots": len(self.engine.slots),
             "model_alias": self.engine.alias,
             "model_path": self.engine.arguments.facts.get("model", ""),
             "default_generation_settings": {"n_ctx": self.engine.n_ctx},
-            "chat_template": "{{ messages }}",
         }
         return props if self.behaviour.is_ik else props | {"is_sleeping": self.engine.is_asleep}
 
@@ -151,66 +141,46 @@ class Api:
     def _metrics(self) -> str:
         totals, dialect = self.engine.totals, self.behaviour.dialect
         n_busy = len(self.engine.slots) if self.behaviour.slots_are_busy else self.engine.n_busy
-        rows: list[tuple[str, str, float]] = [
-            ("prompt_tokens_total", "counter", totals.n_prompt),
-            ("prompt_seconds_total", "counter", totals.prompt_s),
-            ("tokens_predicted_total", "counter", totals.n_predicted),
-            ("tokens_predicted_seconds_total", "counter", totals.predicted_s),
-            ("requests_processing", "gauge", n_busy),
-            ("requests_deferred", "gauge", self.engine.n_waiting),
-        ]
+        rows: dict[str, float] = {
+            "prompt_tokens_total": totals.n_prompt,
+            "prompt_seconds_total": totals.prompt_s,
+            "tokens_predicted_total": totals.n_predicted,
+            "tokens_predicted_seconds_total": totals.predicted_s,
+            "requests_processing": n_busy,
+            "requests_deferred": self.engine.n_waiting,
+        }
         if dialect == "main-0x":
-            rows.append(("prompt_tokens_cached_total", "counter", totals.n_cached))
+            rows["prompt_tokens_cached_total"] = totals.n_cached
         if not self.behaviour.is_ik:
-            n_accepted = sum(totals.accepted_at)
-            rows.append(("spec_decode_num_draft_tokens_total", "counter", totals.drafted))
-            rows.append(("spec_decode_num_accepted_tokens_total", "counter", n_accepted))
-        lines = []
-        for name, kind, value in rows:
-            full = f"llamacpp:{name}"
-            lines += [f"# HELP {full} {name}.", f"# TYPE {full} {kind}", f"{full} {value:g}"]
-        if not self.behaviour.is_ik:
-            full = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
-            lines += [
-                f'{full}{{position="{position}"}} {count:g}'
-                for position, count in enumerate(totals.accepted_at)
-                if count
-            ]
-        return "\n".join(lines) + "\n"
+            kind = "spec_decode_num"
+            rows[f"{kind}_draft_tokens_total"] = totals.drafted
+            rows[f"{kind}_accepted_tokens_total"] = sum(totals.accepted_at)
+            for at, count in enumerate(totals.accepted_at):
+                if count:
+                    rows[f'{kind}_accepted_tokens_per_pos_total{{position="{at}"}}'] = count
+        told = "".join(f"llamacpp:{name} {value:g}\n" for name, value in rows.items())
+        return f"# TYPE llamacpp:prompt_tokens_total counter\n{told}"
 
     def _post(self, path: str, body: dict[str, Any], gone: Callable[[], bool]) -> Reply:
-        if path in {"/completion", "/completions", "/v1/completions"}:
+        if path in {"/completion", "/v1/completions"}:
             if "prompt" not in body:
                 text = "[json.exception.out_of_range.403] key 'prompt' not found"
                 raise HttpError(400, "invalid_request_error", text)
-            tokens = self._prompt_tokens(body["prompt"])
-            is_text = path.startswith("/v1/")
+            told, is_text = body["prompt"], path.startswith("/v1/")
+            tokens = self.engine.tokenize(told) if isinstance(told, str) else list(told)
             return self._complete(body, tokens, gone, is_chat=False, is_text=is_text)
-        if path in {"/v1/chat/completions", "/chat/completions"}:
+        if path == "/v1/chat/completions":
             tokens = self.engine.tokenize(self._chat_prompt(body))
             return self._complete(body, tokens, gone, is_chat=True)
         if path == "/tokenize":
             return json_answer({"tokens": self.engine.tokenize(str(body.get("content", "")))})
-        if path == "/detokenize":
-            return json_answer({"content": self.engine.detokenize(body.get("tokens", []))})
         if path == "/apply-template":
             return json_answer({"prompt": self._chat_prompt(body)})
         raise not_found()
 
     def _chat_prompt(self, body: dict[str, Any]) -> str:
-        messages = body.get("messages")
-        if not isinstance(messages, list):
-            raise HttpError(400, "invalid_request_error", "'messages' is required")
-        lines = [f"{message.get('role')}: {message.get('content')}\n" for message in messages]
+        lines = [f"{one.get('role')}: {one.get('content')}\n" for one in body["messages"]]
         return "".join(lines) + "assistant:"
-
-    def _prompt_tokens(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            return self.engine.tokenize(prompt)
-        is_list = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
-        if not is_list or not all(0 <= token < N_VOCAB for token in prompt):
-            raise HttpError(400, "invalid_request_error", "Prompt contains invalid tokens")
-        return list(prompt)
 
     def _complete(
         self,
@@ -241,22 +211,12 @@ class Api:
             text = "the request exceeds the available context size, try increasing it"
             raise HttpError(500, "server_error", text)
         text = f"request ({n_tokens} tokens) exceeds the available context size ({n_ctx} tokens)"
-        raise HttpError(
-            400,
-            "exceed_context_size_error",
-            f"{text}, try increasing it",
-            n_prompt_tokens=n_tokens,
-            n_ctx=n_ctx,
-        )
+        raise HttpError(400, "exceed_context_size_error", f"{text}, try increasing it")
 
     def _log_launch(self, slot: Slot, task: int) -> None:
         if self.behaviour.is_ik:
-            self.engine.log.keyed(
-                "launch_slot_with_task",
-                "slot is processing task",
-                id_slot=slot.number,
-                id_task=task,
-            )
+            keys = {"id_slot": slot.number, "id_task": task}
+            self.engine.log.keyed("launch_slot_with_task", "slot is processing task", **keys)
             return
         place = f"id {slot.number:2d} | task {task} | "
         self.engine.log(f"I slot launch_slot_: {place}processing task, is_child = 0")
@@ -353,12 +313,12 @@ class Work:
                     n_sent += 1
                     if not piece:
                         continue
-                    found = (
+                    said = (
                         self._chunk({"content": piece})
                         if self._is_openai
                         else self._piece(piece, n_sent)
                     )
-                    yield _event(found | seen)
+                    yield _event(said | seen)
             self._finish()
             is_finished = True
             yield from self._last_events()
@@ -416,32 +376,23 @@ class Work:
 
     def _piece(self, piece: str, n_sent: int) -> dict[str, Any]:
         found: dict[str, Any] = {"content": piece, "stop": False}
-        if self._is_ik:
-            return found
-        tokens = self._engine.tokenize(piece)
-        return found | {"tokens": tokens, "tokens_predicted": n_sent}
+        return found if self._is_ik else found | {"tokens_predicted": n_sent}
 
     def _result(self, text: str) -> dict[str, Any]:
         run = self._run
-        found: dict[str, Any] = {
+        return {
             "content": text,
             "stop": True,
-            "model": self._engine.alias,
             "tokens_predicted": run.n_predicted,
             "tokens_evaluated": run.n_prompt,
-            "truncated": False,
             "timings": self._engine.told_timings(run),
         }
-        if self._is_ik:
-            return found | {"stopped_eos": False, "stopped_limit": True, "stopped_word": False}
-        return found | {"stop_type": "limit"}
 
     def _openai(self, text: str) -> dict[str, Any]:
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
         if self._task.is_text:
             said = {"text": text}
         return {
-            **self._envelope("chat.completion"),
             "choices": [{"finish_reason": self._finish_reason(), "index": 0, **said}],
             "usage": self._usage(),
             "timings": self._engine.told_timings(self._run),
@@ -451,19 +402,7 @@ class Work:
         said: dict[str, Any] = {"delta": delta}
         if self._task.is_text:
             said = {"text": delta.get("content", "")}
-        return {
-            **self._envelope("chat.completion.chunk"),
-            "choices": [{"finish_reason": reason, "index": 0, **said}],
-        }
-
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        model = self._engine.arguments.facts.get("model", "")
-        return {
-            "id": f"chatcmpl-{self._task.number:032d}",
-            "object": "text_completion" if self._task.is_text else kind,
-            "created": int(time.time()),
-            "model": Path(model).name if self._is_ik else self._engine.alias,
-        }
+        return {"choices": [{"finish_reason": reason, "index": 0, **said}]}
 
     def _finish_reason(self) -> str:
         """ik says `stop` at the token limit too."""

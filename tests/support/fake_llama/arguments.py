@@ -27,21 +27,6 @@ _FLAGS = {
     "sleep_s": ("--sleep-idle-seconds",),
 }
 SPELLINGS = {spelling: fact for fact, spellings in _FLAGS.items() for spelling in spellings}
-# Parsed by ik although the help of a CPU build leaves them out.
-IK_HIDDEN = {
-    "-ngl",
-    "--gpu-layers",
-    "--n-gpu-layers",
-    "-sm",
-    "-ts",
-    "-dev",
-    "-mg",
-    "-op",
-    "-a",
-    "--alias",
-}
-IK_LEGACY = {"-mtp", "--multi-token-prediction", "--draft", "--draft-n", "--draft-max", "--draft-min",
-             "--draft-n-min", "--draft-p-min", "--spec-stage"}  # fmt: skip
 
 
 class ArgumentError(Exception):
@@ -61,47 +46,23 @@ class Arguments:
 
     def _take(self, flag: str, rest: list[str]) -> None:
         flags = self.behaviour.flags
-        known = flags.get(flag, {}) if flags is not None else {}
-        if flags is not None and not known:
-            known = self._unlisted(flag)
-        if known.get("removal"):
-            raise ArgumentError(f'error while handling argument "{flag}": {known["removal"]}')
+        if flags is not None and flag not in flags:
+            raise ArgumentError(
+                f"error: {'unknown' if self.behaviour.is_ik else 'invalid'} argument: {flag}"
+            )
         follows = bool(rest) and re.match(r"-{1,2}[A-Za-z]", rest[0]) is None
-        told = known.get("takes_value")
+        told = (flags or {}).get(flag)
         takes_value = follows if told is None else told
         if takes_value and not rest:
-            raise ArgumentError(self._words("missing", flag))
+            lacks = f'error while handling argument "{flag}": expected value for argument'
+            is_ik = self.behaviour.is_ik
+            raise ArgumentError(
+                f"error: invalid parameter for argument: {flag}" if is_ik else lacks
+            )
         value = rest.pop(0) if takes_value else "on"
-        if known.get("choices"):
-            self._check_choice(flag, value, known["choices"])
         name = SPELLINGS.get(flag, flag.lstrip("-"))
         before = self.facts.get(name)
         self.facts[name] = f"{before},{value}" if before and name == "spec_type" else value
-
-    def _unlisted(self, flag: str) -> dict[str, Any]:
-        if self.behaviour.is_ik and flag in IK_HIDDEN:
-            return {"takes_value": True}
-        if self.behaviour.is_ik and flag in IK_LEGACY:
-            raise ArgumentError(
-                f"legacy speculative option '{flag}' is disabled; use the value inside the "
-                "relevant repeated --spec-type entry, e.g. --spec-type mtp:n_max=3,p_min=0.0"
-            )
-        raise ArgumentError(self._words("unknown", flag))
-
-    def _words(self, problem: str, flag: str) -> str:
-        if self.behaviour.is_ik:
-            word = "unknown argument" if problem == "unknown" else "invalid parameter for argument"
-            return f"error: {word}: {flag}"
-        if problem == "unknown":
-            return f"error: invalid argument: {flag}"
-        return f'error while handling argument "{flag}": expected value for argument'
-
-    def _check_choice(self, flag: str, value: str, choices: list[str]) -> None:
-        for part in value.split(","):
-            if part not in choices:
-                raise ArgumentError(
-                    f'error while handling argument "{flag}": unknown speculative type: {part}'
-                )
 
     def _take_speculation(self) -> None:
         """Bring ik's `mtp:n_max=3,p_min=0.5` into the common facts."""

@@ -19,8 +19,8 @@ class Behaviour:
     last entry repeats, None is no failure. The names of failures are in failures.py; replies are
     normal, hang and error.
 
-    `flags` are the spellings that are taken, each with `takes_value` (None where the help does not tell),
-    `choices` of a comma list, and `removal`, why it is refused all the same; of None any is taken.
+    `flags` are the spellings that are taken, each with whether it takes a value (None where the help does
+    not tell); of None any is taken.
 
     The model is recurrent as the designed ones are, unless `is_recurrent` says otherwise: of a prompt that
     another end follows only what lies before a checkpoint is found again.
@@ -46,7 +46,7 @@ class Behaviour:
 
     dialect: str = "main-0x"
     help_file: str | None = None
-    flags: dict[str, dict[str, Any]] | None = None
+    flags: dict[str, bool | None] | None = None
     record: str | None = None
     # Life.
     needs_model: bool = True

@@ -116,8 +116,6 @@ class Connection(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         if self.close_connection:
             self.send_header("Connection", "close")
-        else:
-            self.send_header("Keep-Alive", "timeout=5, max=100")
 
     def log_message(self, *_: Any) -> None:
         """Nothing: standard error is the engine's log."""

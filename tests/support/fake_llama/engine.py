@@ -166,7 +166,7 @@ class Engine:
         self.slots = [Slot(number) for number in range(n_slots if n_slots > 0 else default_slots)]
         self.n_ctx = -(-(arguments.whole("n_ctx", 0) or 4096) // 256) * 256
         self.totals = Totals()
-        self.pieces: dict[int, str] = {}
+
         self.n_completions = 0
         self.n_waiting = 0
         self.is_stopping = False
@@ -192,15 +192,8 @@ class Engine:
 
     def tokenize(self, text: str) -> list[int]:
         """One token per word with the space before it; the same piece is always the same token."""
-        tokens = []
-        for piece in re.findall(r"\s?\S+|\s", text):
-            token = 1000 + zlib.crc32(piece.encode()) % (N_VOCAB - 1000)
-            self.pieces[token] = piece
-            tokens.append(token)
-        return tokens
-
-    def detokenize(self, tokens: list[int]) -> str:
-        return "".join(self.pieces.get(token, f" <{token}>") for token in tokens)
+        pieces = re.findall(r"\s?\S+|\s", text)
+        return [1000 + zlib.crc32(piece.encode()) % (N_VOCAB - 1000) for piece in pieces]
 
     @property
     def n_busy(self) -> int:
@@ -317,13 +310,10 @@ class Engine:
         own = dict(nested) if isinstance(nested, dict) else {}
         own |= {key[12:]: body[key] for key in body if key.startswith("speculative.")}
         if int(own.get("n_max", 0)) > n_max:
-            raise HttpError(
-                400,
-                "invalid_request_error",
-                f"Error: speculative n_max={own['n_max']} exceeds the recurrent speculative "
-                f"startup limit of {n_max}; restart the server with a higher n_max inside the "
-                "configured --spec-type stages to reserve checkpoint capacity",
+            text = (
+                f"n_max={own['n_max']} exceeds the recurrent speculative startup limit of {n_max}"
             )
+            raise HttpError(400, "invalid_request_error", f"Error: speculative {text}")
         return int(own.get("n_max", n_max)), float(own.get("p_min", p_min))
 
     def words(self, n_tokens: int, seed: int) -> list[str]:
@@ -332,25 +322,16 @@ class Engine:
 
     def timings(self, run: Run) -> dict[str, Any]:
         """The `timings` object of this dialect."""
-        n_prompt = run.n_prompt - run.n_cached
-        prompt_ms, predicted_ms = max(run.prompt_ms, 0.001), run.predicted_ms
-        counted = run.n_predicted
-        if self.behaviour.dialect == "main-0x":
-            counted = max(run.n_predicted - 1, 0)
-        found: dict[str, Any] = {} if self.behaviour.is_ik else {"cache_n": run.n_cached}
-        found |= {
-            "prompt_n": n_prompt,
-            "prompt_ms": prompt_ms,
-            "prompt_per_token_ms": prompt_ms / max(n_prompt, 1),
-            "prompt_per_second": 1000 * n_prompt / prompt_ms,
+        found: dict[str, Any] = {
+            "prompt_n": run.n_prompt - run.n_cached,
+            "prompt_ms": max(run.prompt_ms, 0.001),
             "predicted_n": run.n_predicted,
-            "predicted_ms": predicted_ms,
-            "predicted_per_token_ms": predicted_ms / max(counted, 1),
-            "predicted_per_second": 1000 * counted / predicted_ms,
+            "predicted_ms": run.predicted_ms,
         }
         if self.behaviour.is_ik:
-            n_past = run.n_prompt + max(run.n_predicted - 1, 0)
-            found |= {"n_ctx": self.n_ctx, "n_past": n_past}
+            found["n_past"] = run.n_prompt + max(run.n_predicted - 1, 0)
+        else:
+            found["cache_n"] = run.n_cached
         if run.n_drafted:
             found |= {"draft_n": run.n_drafted, "draft_n_accepted": run.n_accepted}
             if self.behaviour.is_ik:
@@ -371,18 +352,18 @@ class Engine:
 
     def log_run(self, slot: Slot, task: int, run: Run) -> None:
         """The engine's own account of a finished request."""
-        times = self.timings(run)
-        n_prompt, prompt_ms = times["prompt_n"], times["prompt_ms"]
+        n_prompt, prompt_ms = run.n_prompt - run.n_cached, max(run.prompt_ms, 0.001)
+        counted = max(run.n_predicted - (self.behaviour.dialect == "main-0x"), 0)
 
-        def row(name: str, ms: float, n_tokens: int, kind: str) -> str:
-            rates = f"{times[kind + '_per_token_ms']:8.2f} ms per token, "
-            rates += f"{times[kind + '_per_second']:8.2f} tokens per second"
+        def row(name: str, ms: float, n_tokens: int, counted: int) -> str:
+            rates = f"{ms / max(counted, 1):8.2f} ms per token, "
+            rates += f"{1000 * counted / ms:8.2f} tokens per second"
             return f"{name} time = {ms:10.2f} ms / {n_tokens:5d} tokens ({rates})"
 
         total = f"{prompt_ms + run.predicted_ms:10.2f} ms / {n_prompt + run.n_predicted:5d} tokens"
         lines = [
-            row("prompt eval", prompt_ms, n_prompt, "prompt"),
-            row("       eval", run.predicted_ms, run.n_predicted, "predicted"),
+            row("prompt eval", prompt_ms, n_prompt, n_prompt),
+            row("       eval", run.predicted_ms, run.n_predicted, counted),
             f"      total time = {total}",
         ]
         if run.n_drafted:
