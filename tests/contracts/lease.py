@@ -141,7 +141,6 @@ class LeaseContract(Contract):
             assert not self.units.state(UNIT).is_active, "its port is taken"
         self.is_back(production)
 
-
     @pytest.mark.parametrize("end", ["the unit is started", "its own is stopped", "time is over"])
     def test_a_lease_ends_with_all_that_is_bound_and_the_unit_is_back(
         self, take: Take, production: UnitState, end: str
@@ -194,4 +193,3 @@ class LeaseContract(Contract):
         assert not self.units.state(unit).is_active
         assert not lease.is_held()
         assert self.units.state(UNIT).is_active
-
