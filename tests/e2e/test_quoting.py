@@ -8,17 +8,18 @@ made from: for a long run set both, as in
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support import needs, nvml_stub
 from tests.support.machine import Machine
+from tests.support.nvml_stub import compiler
 from tests.support.programs import program
 from tunerd.errors import ConfigError
 from tunerd.units.text import (
@@ -51,6 +52,12 @@ int main(void) {
 """
 
 
+_WRITE = """
+import json, sys
+for path, text in json.load(sys.stdin).items():
+    with open(path, "w", newline="") as file:
+        file.write(text)
+"""
 # Arguments, command lines and environment files that try to be misread; the same for one seed.
 NASTY = (
     "", " ", "a b", "\t", "\n", "\r\n", "a\nExecStartPost=/bin/touch /pwned", "\\", "\\\\", "a\\", "\\n",
@@ -62,6 +69,7 @@ NASTY = (
 )  # fmt: skip
 _ALPHABET = "\"'\\%$ {}AB;#=-@:+!|\n\t\r\x01\x7fäé\u2028\U0001f600abfnrtvxuU0s/~*"
 _RAW_ALPHABET = "\"'\\%$ {}AB;#=-@:+!ab041xuUns"
+_FILE_ALPHABET = "\"'\\\n\r #;$`=  ab"
 
 
 def argument_lists(n: int, seed: int) -> list[list[str]]:
@@ -82,19 +90,6 @@ def raw_values(n: int, seed: int) -> list[str]:
     return [text.strip().rstrip("\\") or "x" for text in texts]
 
 
-def environment_texts(n: int, seed: int) -> list[str]:
-    """Environment files, well-formed or not."""
-    chance = random.Random(seed)
-    alphabet = "\"'\\\n\r #;$`=  ab"
-    return [
-        "".join(
-            f"V{number}=" + "".join(chance.choices(alphabet, k=chance.randrange(14))) + "\n"
-            for number in range(6)
-        )
-        for _ in range(n)
-    ]
-
-
 @dataclass(frozen=True)
 class Seen:
     """What a program was started with."""
@@ -106,14 +101,16 @@ class Seen:
 @pytest.fixture
 def dumping(machine: Machine, tmp_path: Path) -> Machine:
     """Its program `DUMP` tells what it was started with."""
-    cc = nvml_stub.compiler()
-    if cc is None:
-        needs.missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
     (tmp_path / "dump.c").write_text(_SOURCE)
-    program(cc, "-O2", tmp_path / "dump.c", "-o", tmp_path / "dump")
+    program(compiler(), "-O2", tmp_path / "dump.c", "-o", tmp_path / "dump")
     machine.write(DUMP, (tmp_path / "dump").read_bytes(), mode=0o755)
     machine.sh("mkdir -p /srv/out")
     return machine
+
+
+def write_all(machine: Machine, files: Mapping[str, str]) -> None:
+    """Files by their paths, as they are."""
+    machine.run("/usr/bin/python3", "-c", _WRITE, stdin=json.dumps(files))
 
 
 def run_lines(
@@ -138,11 +135,7 @@ def run_lines(
         seen += [_seen(line) for line in machine.read(out).splitlines()]
         names = ("Description", "UMask", "ExecStartPost", "ExecStartPre", "LoadState")
         shown = machine.systemctl("show", f"--property={','.join(names)}", unit)
-        assert sorted(shown.splitlines()) == [
-            "Description=untouched",
-            "LoadState=loaded",
-            "UMask=0027",
-        ]
+        assert {*shown.splitlines()} == {"Description=untouched", "LoadState=loaded", "UMask=0027"}
     assert not machine.exists("/pwned")
     return seen
 
@@ -156,40 +149,18 @@ def _seen(line: str) -> Seen:
 
 
 @pytest.mark.both_roots
-def test_every_argument_list_arrives_unchanged(dumping: Machine) -> None:
-    lists = [[DUMP, *words] for words in argument_lists(N_LISTS, SEED)]
+def test_every_argument_list_arrives_unchanged_and_behind_a_colon_without_doubled_dollar_signs(
+    dumping: Machine,
+) -> None:
+    lists = [*argument_lists(N_LISTS, SEED), ["x" * MAX_ARGUMENT_BYTES], ["%" * 50_000] * 10]
+    lines = [" ".join(exec_words([DUMP, *words])) for words in lists]
+    for words in lists:
+        unexpanded = (quote_argument(word, expands=False) for word in words)
+        lines.append(" ".join([f":{quote_program(DUMP)}", *unexpanded]))
 
-    seen = run_lines(dumping, "arguments", [" ".join(exec_words(argv)) for argv in lists])
+    seen = run_lines(dumping, "arguments", lines)
 
-    assert [one.argv for one in seen] == lists
-
-
-def test_behind_a_colon_dollar_signs_are_not_doubled(dumping: Machine) -> None:
-    lists = argument_lists(100, SEED + 1)
-    lines = [
-        " ".join(
-            [
-                f":{quote_program(DUMP)}",
-                *(quote_argument(w, expands=False) for w in ws),
-            ]
-        )
-        for ws in lists
-    ]
-
-    seen = run_lines(dumping, "unexpanded", lines)
-
-    assert [one.argv[1:] for one in seen] == lists
-
-
-def test_long_arguments_and_lines_arrive_unchanged(dumping: Machine) -> None:
-    lists = [
-        [DUMP, "x" * MAX_ARGUMENT_BYTES],
-        [DUMP, *["%" * 50_000] * 10],
-    ]
-
-    seen = run_lines(dumping, "long", [" ".join(exec_words(argv)) for argv in lists])
-
-    assert [one.argv for one in seen] == lists
+    assert [one.argv[1:] for one in seen] == lists * 2
 
 
 @pytest.mark.both_roots
@@ -208,9 +179,7 @@ def test_every_environment_value_arrives_unchanged(dumping: Machine) -> None:
 
     (seen,) = run_lines(dumping, "environment", [DUMP], more=more)
 
-    assert {name: seen.environment.get(name) for name in (f"V{n}" for n in range(len(values)))} == {
-        f"V{number}": value for number, value in enumerate(values)
-    }
+    assert [seen.environment.get(f"V{number}") for number in range(len(values))] == values
     assert len(values) > 200
 
 
@@ -239,11 +208,10 @@ def test_a_hand_written_command_line_is_read_as_systemd_reads_it(dumping: Machin
     ]
     assert wrong == []
 
-    for number, line in enumerate(refused):
-        text = f"[Service]\nType=exec\nExecStart={line}\n"
-        dumping.write(f"/etc/systemd/system/refused-{number}.service", text)
+    head, units = "[Service]\nType=exec\nExecStart=", [f"x{n}.service" for n in range(len(refused))]
+    named = zip(units, refused, strict=True)
+    write_all(dumping, {f"/etc/systemd/system/{unit}": f"{head}{line}\n" for unit, line in named})
     dumping.systemctl("daemon-reload")
-    units = [f"refused-{number}.service" for number in range(len(refused))]
     states = dumping.systemctl("show", "--value", "--property=LoadState", *units).split()
     # Two commands in one line are refused here for being two, and by systemd only without `oneshot`.
     assert dict(zip(refused, states, strict=True)) == dict.fromkeys(refused, "bad-setting")
@@ -253,23 +221,27 @@ def test_a_hand_written_command_line_is_read_as_systemd_reads_it(dumping: Machin
 
 @pytest.mark.both_roots
 def test_an_environment_file_is_read_as_systemd_reads_it(dumping: Machine) -> None:
-    texts = environment_texts(60, SEED)
-    units: list[str] = []
-    for number, text in enumerate(texts):
-        dumping.write(f"/srv/env/{number}", text)
-        dumping.write(
-            f"/etc/systemd/system/env-{number}.service",
-            f"[Service]\nType=oneshot\nEnvironment=DUMP_TO=/srv/out/env-{number}.json\n"
-            f"EnvironmentFile=/srv/env/{number}\nExecStart={DUMP}\n",
+    chance = random.Random(SEED)
+    texts = [
+        "".join(
+            f"V{number}=" + "".join(chance.choices(_FILE_ALPHABET, k=chance.randrange(14))) + "\n"
+            for number in range(6)
         )
-        units.append(f"env-{number}.service")
+        for _ in range(60)
+    ]
+    unit = "/etc/systemd/system/env@.service"
+    reads = f"[Service]\nType=oneshot\nEnvironmentFile=/srv/env-%i\nExecStart={DUMP}\n"
+    files = {f"/srv/env-{number}": text for number, text in enumerate(texts)}
+    write_all(dumping, {unit: f"{reads}Environment=DUMP_TO=/srv/out/env-%i\n", **files})
     dumping.systemctl("daemon-reload")
-    dumping.systemctl("start", *units)
+    dumping.systemctl("start", *(f"env@{number}" for number in range(len(texts))))
+    names = " ".join(f"env-{number}" for number in range(len(texts)))
+    lines = dumping.sh(f"cd /srv/out; cat {names}").stdout.splitlines()
 
     wrong = []
-    for number, text in enumerate(texts):
-        seen = _seen(dumping.read(f"/srv/out/env-{number}.json"))
-        real = {name: value for name, value in seen.environment.items() if name[:1] in "Vab"}
+    for text, line in zip(texts, lines, strict=True):
+        environment = _seen(line).environment
+        real = {name: value for name, value in environment.items() if name[:1] in "Vab"}
         ours = parse_environment_file(text)
         # A comment that ends in a backslash: systemd before 254 skips the next line too.
         differs_by_version = re.search(r"(^|[\n\r])\s*[#;].*\\\n", text)

@@ -1,8 +1,5 @@
 """Builds and steers the stand-in for NVIDIA's libnvidia-ml.so.1 (nvml_stub.c).
 
-`python -m tests.support.nvml_stub FOLDER` builds it there with one card, for use with
-`LD_LIBRARY_PATH=FOLDER`.
-
 The state file holds, before the first card: `driver V`, `cuda 13000`, `session N` (another number
 means that the library must be initialised again), `limits FOLDER` (where limits that were set are kept,
 else beside the library), `fail FUNCTION CODE [INDEX]` (`*`: every
@@ -16,13 +13,13 @@ question about a card). Then for each card a line `gpu` and: `name`, `uuid`,
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.fake_gpu import CUDA_VERSION, DRIVER_VERSION, rtx_4070_super
+from tests.support import needs
+from tests.support.fake_gpu import CUDA_VERSION, DRIVER_VERSION
+from tests.support.programs import program
 from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.machine.gpu import THROTTLING
 from tunerd.words import BYTES_PER_MIB
@@ -38,24 +35,21 @@ LIBRARY_NOT_FOUND = 12
 UNKNOWN = 999
 
 
-def compiler() -> str | None:
-    """The C compiler, if there is one."""
-    return shutil.which("cc")
+def compiler() -> str:
+    """The C compiler; skips where there is none."""
+    found = shutil.which("cc")
+    if found is None:
+        needs.missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
+    return found
 
 
 def build(folder: Path) -> Path:
     """The library in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / SONAME
-    subprocess.run(
-        [
-            *(compiler() or "cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"),
-            # Without a soname: with one, whoever asks this process for NVML later would get the stub.
-            *("-o", str(library), str(_SOURCE)),
-        ],
-        check=True,
-        timeout=300,
-    )
+    # Without a soname: with one, whoever asks this process for NVML later would get the stub.
+    options = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror")
+    program(compiler(), *options, "-o", library, _SOURCE)
     return library
 
 
@@ -158,9 +152,3 @@ class NvmlWorld:
         fresh = self.folder / f"{STATE_NAME}.new"
         fresh.write_text("\n".join([*lines, *self.extra]) + "\n")
         fresh.replace(self.folder / STATE_NAME)
-
-
-if __name__ == "__main__":
-    _folder = Path(sys.argv[1])
-    build(_folder)
-    NvmlWorld(_folder).show(rtx_4070_super())

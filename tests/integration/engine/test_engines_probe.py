@@ -177,7 +177,7 @@ def test_our_own_server_has_not_our_rights_where_a_variable_says_what_it_loads(
         "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void f(void) {"
         f'FILE *o = fopen("{note}", "a"); if (o) {{ fprintf(o, "%d\\n", geteuid()); fclose(o); }} }}\n'
     )
-    subprocess.run([compiler() or "cc", "-shared", "-fPIC", source, "-o", library], check=True)
+    subprocess.run([compiler(), "-shared", "-fPIC", source, "-o", library], check=True)
     unit = Found(own, "unit", environment={"LD_PRELOAD": str(library)}, subcommand=())
     with contextlib.suppress(EngineError):
         prober.run(unit, ("--version",))
@@ -538,7 +538,7 @@ def linked(folder: Path) -> Path:
     shutil.copy(HELP_TEXT, text)
     (folder / "lib.c").write_text("int of_library(void) { return 0; }")
     (folder / "main.c").write_text(LINKED)
-    cc, made = compiler() or "cc", folder / "llama-server"
+    cc, made = compiler(), folder / "llama-server"
     programs.program(cc, "-shared", "-fPIC", folder / "lib.c", "-o", library)
     programs.program(
         cc, f'-DHELP="{text}"', folder / "main.c", f"-L{folder}/lib", "-lllama", "-o", made
