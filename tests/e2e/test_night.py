@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.deployment import place_units
 from tests.support.machine import Machine
-from tests.support.night import SWEEP, Night
+from tests.support.night import SWEEP, Night, starts
 from tests.support.places import PLACES, Place, places
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]
@@ -21,7 +21,7 @@ def test_a_night_finds_deploys_watches_and_takes_back_what_does_worse_in_service
     place_units(machine, "tunerd.service", user=place.user)
     night.box.systemctl("start", "tunerd.service")
     night.box.systemctl("start", SWEEP)
-    night.until(lambda: night.starts() >= 2, "two candidates")
+    night.until(lambda: starts(night.box) >= 2, "two candidates")
     night.until(lambda: night.state() in {"inactive", "failed"}, "the night is over")
     assert night.box.show("Result", SWEEP) == "success"
     found = night.newest()

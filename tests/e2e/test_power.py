@@ -11,9 +11,8 @@ from tests.e2e.test_crash_power import OWN_MW, limit_mw, put_card
 from tests.support.deployment import Deployment, profile
 from tests.support.machine import Machine
 from tests.support.overlay import Root
-from tests.support.sweep_box import SPEED
+from tests.support.sweep_box import SPEED, WORKLOAD
 
-WORKLOAD = '[[classes]]\nname = "ask"\nkind = "code"\nprompt_tokens = 60\nanswer_tokens = 24\n'
 SETTINGS = """
 [engines.eng]
 path = "/srv/eng/llama-server"
@@ -64,9 +63,7 @@ def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
 
     table = done.json["power"]
     first = [one for one in table["rows"] if one["case"] == table["rows"][0]["case"]]
-    assert [(one["limit_w"], one["rounds"]) for one in first] == [(150, 3), (180, 3), (220, 3)], (
-        done
-    )
+    assert [(one["limit_w"], one["rounds"]) for one in first] == [(150, 3), (180, 3), (220, 3)]
     assert all(one["tok_s"] > 0 and one["joules_per_token"] is None for one in first)
     assert limit_mw(machine) == OWN_MW
     assert machine.exists("/run/nvml-limit-0"), "no limit was ever set"

@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.deployment import place_units
 from tests.support.machine import Machine
-from tests.support.roots import PREFIX, SOURCES_INSIDE
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -35,6 +34,7 @@ install -d -m 755 /etc/tunerd
 install -m 600 /dev/null /etc/tunerd/pgpass
 echo '127.0.0.1:*:tunerd:tunerd:{PASSWORD}' >/etc/tunerd/pgpass
 """
+SAMPLES = "select count(*) from entry where kind = $$sample$$"
 SETTINGS = """
 [store]
 url = "postgresql+psycopg://tunerd@127.0.0.1/tunerd?passfile=/etc/tunerd/pgpass"
@@ -63,13 +63,12 @@ def test_the_daemon_hands_in_what_was_measured_and_says_once_that_it_cannot(
     machine.sh(DATABASE)
     place_units(machine, "tunerd.service")
     machine.write("/etc/tunerd/tunerd.toml", SETTINGS)
-    machine.systemctl("start", "tunerd")
-    machine.sh(UNTIL.format(asked="select name from box", is_="gpu1"), limit_s=90)
+    n = machine.python("-c", MEASURE).stdout.strip()
 
-    python = f"cd {SOURCES_INSIDE} && {PREFIX}/bin/python -c '{MEASURE}'"
-    n = machine.sh(python).stdout.strip()
-    asked = "select count(*) from entry where kind = $$sample$$"
-    machine.sh(UNTIL.format(asked=asked, is_=n), limit_s=90)
+    machine.systemctl("start", "tunerd")
+
+    for asked, is_ in (("select name from box", "gpu1"), (SAMPLES, n)):
+        machine.sh(UNTIL.format(asked=asked, is_=is_), limit_s=90)
 
     machine.systemctl("stop", "db")
     machine.systemctl("restart", "tunerd")

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Machines
 from tests.fault.campaign import IS_CAMPAIGN, TIMEOUT_S, chance, faults
 from tests.fault.victim import kill_each, kill_main
 from tests.support.deployment import UNIT, place_units
-from tests.support.night import SWEEP, Night
+from tests.support.night import SWEEP, Night, candidates
 from tests.support.overlay import Root
 from tests.support.sweep_box import SPEED
 
@@ -124,7 +124,7 @@ class SweepVictim:
     def _phase(self) -> str:
         if self.night.state() not in {"active", "activating"}:
             return _OVER
-        found = self.night.candidates()
+        found = candidates(self.night.box)
         if "tunerd-candidate" in found:
             return _CANDIDATE
         return _BETWEEN if "tunerd-lease" in found else _BEFORE
@@ -143,7 +143,7 @@ class SweepVictim:
         done = self.night.box("sweep", "stop", expect=None)
         assert done.code in {0, 2}, done
         if done.code == 0:
-            assert not self.night.candidates(), "stop returned before its candidates were gone"
+            assert not candidates(self.night.box), "stop returned before its candidates were gone"
 
     def check(self) -> None:
         """Production serves a real generation, as deployed; nothing of the sweep is left."""
@@ -157,7 +157,7 @@ class SweepVictim:
             " /run/tunerd/measurement.json", check=False,
         )  # fmt: skip
         assert left.stdout == "", f"left over: {left.stdout}"
-        assert night.candidates() == ""
+        assert candidates(night.box) == ""
         # The daemon may ask a build for its help at this moment.
         night.until(lambda: self._servers() == "1", "production alone runs", limit_s=90.0)
         assert machine.sh("pgrep -f '[s]leep infinity'", check=False).stdout == ""

@@ -8,7 +8,6 @@ from tests.e2e.conftest import Machines
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tests.support.places import PLACES, Place
-from tests.support.roots import PREFIX
 
 _ENABLE = """
 from pathlib import Path
@@ -43,16 +42,14 @@ def test_an_enabled_unit_runs_after_a_power_cut_that_loses_what_was_not_synced(
     machines: Machines, host_root: Root
 ) -> None:
     machine = machines(host_root, disk_mib=300)
-    python = PREFIX / "bin/python"
-
-    machine.run(python, "-c", _ENABLE.replace("CALL", "enable"))
+    machine.python("-c", _ENABLE.replace("CALL", "enable"))
     machine.power_cut()
     machine.boot()
 
     assert machine.show("durable.service", "UnitFileState") == "enabled"
     assert machine.show("durable.service", "ActiveState") == "active"
 
-    machine.run(python, "-c", _ENABLE.replace("CALL", "disable"))
+    machine.python("-c", _ENABLE.replace("CALL", "disable"))
     machine.power_cut()
     machine.boot()
 
@@ -84,7 +81,7 @@ def test_the_last_words_of_a_program_that_ends_at_once_are_read_though_the_journ
         "/etc/systemd/system/quick.service", f"[Service]\nType=oneshot\nExecStart={say}\n"
     )
     machine.systemctl("daemon-reload")
-    said = machine.run(PREFIX / "bin/python", "-c", _LAST_WORDS).stdout
+    said = machine.python("-c", _LAST_WORDS).stdout
     assert said.split()[-1] == "3"
 
 
@@ -104,6 +101,6 @@ def test_what_somebody_else_writes_in_the_name_of_a_life_is_not_of_it(
 
     read = f"print(manager.log('x.service', invocation_id='{life}'))"
     code = _ENABLE.partition("text =")[0] + "manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}))\n" + read  # fmt: skip
-    said = host_machine.run(PREFIX / "bin/python", "-c", code)
+    said = host_machine.python("-c", code)
 
     assert said.stdout == "()\n"

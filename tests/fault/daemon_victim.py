@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tests.fault.victim import KILLER, kill_main
+from tests.fault.victim import KILLS, kill_main
 from tests.support.deployment import UNIT, Deployment, place_units, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX
@@ -65,9 +65,10 @@ PROFILES = {
 }  # fmt: skip
 _TIGHT = [{"when": {"fit-target": "1664"}, "set": {"fail": "oom-weights"}}]
 _EVENTS = """
-import json, sqlite3, sys
-db = sqlite3.connect("file:" + sys.argv[1] + "?mode=ro", uri=True)
-print(json.dumps(db.execute("select kind, level, text from events order by at_s").fetchall()))
+import json, os, sqlite3, sys
+db = os.path.exists(sys.argv[1]) and sqlite3.connect("file:" + sys.argv[1] + "?mode=ro", uri=True)
+asked = "select kind, level, text from events order by at_s"
+print(json.dumps(db.execute(asked).fetchall() if db else []))
 """
 _SOUND = """
 import sqlite3, sys
@@ -155,7 +156,7 @@ class DaemonVictim:
         self.machine.systemctl("stop", DAEMON, "tunerd.socket", "tunerd-daemon.socket")
         words = ["/usr/local/bin/tunerd", "apply", self._other(), "--yes"]
         told = {"argv": words, "watch": RECORD, "after_s": rng.uniform(0.0, 0.3)}
-        machine.run(PREFIX / "bin/python", "-S", "-E", KILLER, json.dumps(told), limit_s=400)
+        machine.run(*KILLS, json.dumps(told))
         machine.systemctl("start", "--no-block", "tunerd.socket", DAEMON)
         time.sleep(rng.uniform(0.0, 2 * self.start_s))
         was = self._kill()
@@ -246,17 +247,11 @@ class DaemonVictim:
         box, machine = self.box, self.machine
         self.box.until(lambda: box.alias() is not None, "production serves")
         box.generate()
-        self.box.until(
-            self._is_quiet, "no unit of tunerd's runs beside the daemon and its web part"
-        )
+        box.until(self._is_quiet, "no unit of tunerd's runs beside the daemon and its web part")
         assert not machine.exists(RECORD)
         look = f"find {box.units} {STATE} -name '*.tmp' -o -name '*.damaged*'"
-        self.box.until(
-            lambda: not machine.sh(look).stdout, lambda: f"gone: {machine.sh(look).stdout}"
-        )
-        python = PREFIX / "bin/python"
-        files = (f"{STATE}/telemetry.db", f"{STATE}/evidence.db")
-        said = machine.run(python, "-S", "-E", "-c", _SOUND, *files).stdout.splitlines()
+        box.until(lambda: not machine.sh(look).stdout, lambda: f"gone: {machine.sh(look).stdout}")
+        said = self._python(_SOUND, f"{STATE}/telemetry.db", f"{STATE}/evidence.db").splitlines()
         assert all(line.endswith(" ok") for line in said), said
         assert any("telemetry" in line for line in said), said
         self.box.until(lambda: box("verify", expect=None).code == 0, "it is as deployed")
@@ -290,13 +285,7 @@ class DaemonVictim:
 
     def events(self) -> list[list[str]]:
         """Everything that was ever told, oldest first: kind, level, text."""
-        if not self.machine.exists(f"{STATE}/telemetry.db"):
-            return []
-        python = PREFIX / "bin/python"
-        path = f"{STATE}/telemetry.db"
-        found: list[list[str]] = json.loads(
-            self.machine.run(python, "-S", "-E", "-c", _EVENTS, path).stdout
-        )
+        found: list[list[str]] = json.loads(self._python(_EVENTS, f"{STATE}/telemetry.db"))
         return found
 
     def told(self, *kinds: str) -> list[list[str]]:
@@ -305,6 +294,9 @@ class DaemonVictim:
         return [row for row in rows if not kinds or row[0] in kinds]
 
     # Means
+
+    def _python(self, code: str, *words: str) -> str:
+        return self.machine.run(PREFIX / "bin/python", "-S", "-E", "-c", code, *words).stdout
 
     def _kill(self) -> str:
         """Kill it now; what it was doing for systemd."""
@@ -315,8 +307,7 @@ class DaemonVictim:
     def _kill_after(self, watch: str, after_s: float) -> Callable[[], str]:
         """Begin to watch these files; the call ends when it was killed, so long after they changed."""
         told = {"unit": DAEMON, "watch": watch, "after_s": after_s, "limit_s": _PATIENCE_S}
-        python = PREFIX / "bin/python"
-        started = self.machine.start(python, "-S", "-E", KILLER, json.dumps(told))
+        started = self.machine.start(*KILLS, json.dumps(told))
         assert started.stdout is not None
         assert started.stdout.readline() == b"ready\n"
 

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
+from tests.support.waiting import until
 
 PROFILES = ("one", "two")
-KILLER = SOURCES_INSIDE / "tests/fault/killer.py"
+KILLS = (PREFIX / "bin/python", "-S", "-E", SOURCES_INSIDE / "tests/fault/killer.py")
 KILL_MEASURE = "pkill -KILL -f '[t]ests.fault.measure' || true"
 _PATIENCE_S = 60.0
 _STRAYS_S = 20.0
@@ -31,11 +32,6 @@ def kill_each(pattern: str) -> str:
     return f"for unit in $({listed}); do {kill_main('$unit')} || :; done"
 
 
-def pids_of(listed: str) -> list[str]:
-    """Of what `pgrep --list-full` prints."""
-    return [row.split()[0] for row in listed.splitlines()]
-
-
 def until_it_answers(machine: Machine, alias: str, *, limit_s: float) -> None:
     """Until a server answers on the usual port, by this name."""
     ask = "curl -sf http://127.0.0.1:8080/v1/models"
@@ -44,12 +40,8 @@ def until_it_answers(machine: Machine, alias: str, *, limit_s: float) -> None:
 
 def start_measuring(machine: Machine, *words: str) -> subprocess.Popen[bytes]:
     """See measure.py; its output is read as it comes."""
-    return machine.start(
-        PREFIX / "bin/python",
-        *("-m", "tests.fault.measure", *words),
-        folder=SOURCES_INSIDE,
-        env={"PYTHONDONTWRITEBYTECODE": "1"},
-    )
+    python = (PREFIX / "bin/python", "-B", "-m", "tests.fault.measure")
+    return machine.start(*python, *words, folder=SOURCES_INSIDE)
 
 
 def rest_of(process: subprocess.Popen[bytes]) -> str:
@@ -156,15 +148,14 @@ class Victim:
     def strike(self, words: list[str], blow: Blow) -> None:
         """Run `tunerd WORDS` and kill it then."""
         told = {"argv": ["/usr/local/bin/tunerd", *words], **asdict(blow)}
-        python = PREFIX / "bin/python"
-        done = self.machine.run(python, "-S", "-E", KILLER, json.dumps(told), limit_s=400)
+        done = self.machine.run(*KILLS, json.dumps(told))
         found = json.loads(done.stdout.splitlines()[-1])
         assert "Traceback" not in found["err"], found["err"]
 
     def cut(self, words: list[str], blow: Blow) -> None:
         """Run `tunerd WORDS` and cut the power at that moment, whether it still runs or not."""
         told = {"argv": ["/usr/local/bin/tunerd", *words], **asdict(blow), "spares": True}
-        process = self.machine.start(PREFIX / "bin/python", "-S", "-E", KILLER, json.dumps(told))
+        process = self.machine.start(*KILLS, json.dumps(told))
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"ready\n", b"now\n"]
         self.machine.power_cut()
@@ -184,42 +175,28 @@ class Victim:
         """A whole unit is live and serves, and nothing is left of any swap; whose it is."""
         name = self.live
         assert self.tunerd.journal_files() == [], "a record is left"
-        self._see_nothing_left()
+        # The daemon may just write what the server that it brought back took.
+        until(lambda: not self._left(), lambda: f"{self._left()} is gone", _STRAYS_S)
         assert self.tunerd.alias() == name, "another one answers"
         assert self.tunerd.generate()["content"], "it says nothing"
         pid = self.tunerd.show("MainPID")
         assert f"--alias\0{name}\0" in self.machine.read(f"/proc/{pid}/cmdline"), "old process"
-        self._see_no_other_server(pid)
-        self._see_no_other_port()
+        # After a boot the daemon looks at engines, which are there and listen for a moment.
+        until(lambda: self._servers() == [pid], f"{pid} runs alone", _STRAYS_S)
+        until(lambda: self._listeners() == {"8080"}, "no other port is open", _PATIENCE_S)
         said = self.tunerd("verify", expect=None)
         assert said.code == 0, f"verify: {said}"
         history = self.tunerd.json("history")["generations"]
         assert all(entry["outcome"] != "running" for entry in history), history[0]
         return name
 
-    def _see_nothing_left(self) -> None:
-        """Soon: the daemon may just write what the server that it brought back took."""
+    def _left(self) -> str:
         look = f"find {self.tunerd.units} {self.tunerd.state} -name '*.tmp' -print"
-        end_s = time.monotonic() + _STRAYS_S
-        while left := self.machine.sh(look).stdout:
-            assert time.monotonic() < end_s, f"left over: {left}"
-            time.sleep(0.1)
+        return self.machine.sh(look).stdout
 
-    def _see_no_other_server(self, pid: str) -> None:
-        """Soon: after a boot the daemon looks at engines, which may be there beside the server for a moment."""
-        look = "pgrep --full --list-full -- '[-]-alias (one|two) ' || true"
-        end_s = time.monotonic() + _STRAYS_S
-        while pids_of(found := self.machine.sh(look).stdout) != [pid]:
-            if time.monotonic() > end_s:
-                raise AssertionError(f"not {pid} alone:\n{found}of\n{self.tunerd.processes()}")
-            time.sleep(0.1)
-
-    def _see_no_other_port(self) -> None:
-        """Soon: after a boot the daemon looks at engines, which listen for a moment before they find no model."""
-        end_s = time.monotonic() + _PATIENCE_S
-        while (found := self._listeners()) != {"8080"}:
-            assert time.monotonic() < end_s, f"other ports are open: {found}"
-            time.sleep(0.1)
+    def _servers(self) -> list[str]:
+        listed = self.machine.sh("pgrep --full -- '[-]-alias (one|two) ' || true").stdout
+        return listed.split()
 
     def _listeners(self) -> set[str]:
         """TCP ports on which anybody listens."""

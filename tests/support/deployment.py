@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,10 +176,9 @@ class Deployment:
         look = self.machine.run("stat", "--format=%F %a %U:%G", path).stdout
         return UnitFile(self.machine.read(path), look)
 
-    def write_unit(self, text: str, *, mode: int = 0o644) -> None:
+    def write_unit(self, text: str) -> None:
         """Write a unit by hand and have it read."""
         self._write(f"{self.units}/{UNIT}", text)
-        self.machine.run("chmod", f"{mode:o}", f"{self.units}/{UNIT}")
         self.systemctl("daemon-reload")
 
     def backups(self) -> list[str]:
@@ -243,31 +241,12 @@ class Deployment:
         found: dict[str, Any] = answer
         return found
 
-    @contextlib.contextmanager
-    def stream(self) -> Iterator[Callable[[], None]]:
-        """A long streamed answer is under way; the call lets its client go away."""
-        body = {"prompt": "a long story", "n_predict": 1900, "stream": True, "ignore_eos": True}
-        words = ("--silent", "--no-buffer", "--data-binary", json.dumps(body))
-        client = self.machine.start("curl", *words, "http://127.0.0.1:8080/completion")
-        assert client.stdout is not None
-        assert client.stdout.readline().startswith(b"data: ")
-        try:
-            yield client.stdout.close
-        finally:
-            client.stdout.close()
-            client.wait(timeout=180)
-
     # The stand-in
 
     def stand_ins(self, **behaviours: Mapping[str, Any]) -> None:
         """Install stand-in engines as /srv/NAME/llama-server."""
         told = {f"/srv/{name}": {"record": None, **how} for name, how in behaviours.items()}
-        python = PREFIX / "bin/python"
-        self.machine.run(
-            *(python, "-c", _INSTALL, json.dumps(told)),
-            env={"PYTHONDONTWRITEBYTECODE": "1"},
-            folder=SOURCES_INSIDE,
-        )
+        self.machine.python("-c", _INSTALL, json.dumps(told))
 
     def behave(self, name: str, **behaviour: Any) -> None:
         """How a stand-in behaves from its next start on; what is not said is as by default."""

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tests.support import overlay, preloaded, run_folder
 from tests.support.container import PATH, Container, MachineError
@@ -212,31 +212,20 @@ class Machine:
         output, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
         return subprocess.CompletedProcess(told, done.returncode, output, errors)
 
-    def sh(
-        self, script: str, *, user: str | None = None, check: bool = True, limit_s: float = 400.0
-    ) -> subprocess.CompletedProcess[str]:
+    def sh(self, script: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a POSIX sh script inside; see `run`."""
-        return self.run("sh", "-c", script, user=user, check=check, limit_s=limit_s)
+        return self.run("sh", "-c", script, **options)
 
-    def start(
-        self,
-        *argv: str | Path,
-        user: str | None = None,
-        env: Mapping[str, str] | None = None,
-        folder: str | Path = "/",
-    ) -> subprocess.Popen[bytes]:
+    def start(self, *argv: str | Path, **options: Any) -> subprocess.Popen[bytes]:
         """Start a program inside and return at once, with its standard streams in pipes.
 
         It ends with the machine at the latest. `Popen.kill` ends only the way into the machine:
         to kill the program itself, use `kill` with its pid in there, or `pkill` with a pattern
-        like `[n]ame`, which does not match the pkill itself.
+        like `[n]ame`, which does not match the pkill itself. Options are those of `command`.
         """
         pipe = subprocess.PIPE
         started = subprocess.Popen(
-            self.command(*argv, user=user, env=env, folder=folder),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
+            self.command(*argv, **options), stdin=pipe, stdout=pipe, stderr=pipe
         )
         self._started.append(started)
         return started
@@ -280,15 +269,16 @@ class Machine:
 
         `TUNERD_TEST_INSIDE` is set in there to the name of the root.
         """
-        inside = {"TUNERD_TEST_INSIDE": self.root.name, "PYTHONDONTWRITEBYTECODE": "1"}
-        return self.run(
-            PREFIX / "bin/python",
-            *("-m", "pytest", "-p", "no:cacheprovider", *arguments),
-            user=user,
-            env={**inside, **(env or {})},
-            folder=SOURCES_INSIDE,
-            limit_s=900.0,
-        )
+        inside = {"TUNERD_TEST_INSIDE": self.root.name, **(env or {})}
+        words = ("-m", "pytest", "-p", "no:cacheprovider", *arguments)
+        return self.python(*words, user=user, env=inside)
+
+    def python(
+        self, *words: str, user: str | None = None, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run Python with all that is installed, amid tunerd's sources; see `run`."""
+        python = (f"{PREFIX}/bin/python", "-B")
+        return self.run(*python, *words, user=user, env=env, folder=SOURCES_INSIDE, limit_s=900.0)
 
     # Files
 

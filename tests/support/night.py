@@ -12,8 +12,7 @@ from typing import Any
 
 from tests.support.deployment import UNIT, Deployment, place_units, profile
 from tests.support.machine import Machine
-from tests.support.roots import PREFIX, SOURCES_INSIDE
-from tests.support.sweep_box import RANGES, SPEED
+from tests.support.sweep_box import RANGES, SPEED, WORKLOAD
 
 SWEEP = "tunerd-sweep.service"
 # What answers of a length that no sweep asks for take in service, without speculation: the planted
@@ -25,13 +24,7 @@ from tests.support.sweep_box import prove
 from tunerd.app import build_context
 prove(build_context())
 """
-_WORKLOAD = """
-[[classes]]
-name = "ask"
-kind = "code"
-prompt_tokens = 100
-answer_tokens = 32
-"""
+
 SETTINGS = """
 [engines.fake]
 path = "/srv/fake/llama-server"
@@ -77,28 +70,19 @@ class Night:
         self, machine: Machine, *, sweep: str = "", user: str | None = None, **behaviour: Any
     ) -> None:
         self.machine = machine
-        self.user = user
         self.box = Deployment(
             machine, user=user, settings=SETTINGS.format(sweep=sweep), stop_timeout_s=3,
             settle_s=0.1,
         )  # fmt: skip
         rules = [{"when": {"speculative": "off"}, "set": _REGRESSION}]
         self.box.stand_ins(fake={**SPEED, "rules": rules, **behaviour})
-        self.box.profile("workloads/small", _WORKLOAD)
+        self.box.profile("workloads/small", WORKLOAD)
         text = profile("fake", speculation__type="mtp", speculation__n_max=4, speculation__p_min=0.0,
                        serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
         self.box.profile("night", text + RANGES)
         place_units(machine, SWEEP, user=user)
-        self._prove()
+        machine.python("-c", _PROVE, user=user)
         self.box.apply("night")
-
-    def _prove(self) -> None:
-        self.machine.run(
-            *(PREFIX / "bin/python", "-c", _PROVE),
-            user=self.user,
-            env={"PYTHONDONTWRITEBYTECODE": "1"},
-            folder=SOURCES_INSIDE,
-        )
 
     def client(self) -> Any:
         """Somebody who asks what no sweep asked."""
@@ -114,12 +98,6 @@ class Night:
         found: Mapping[str, Any] = self.box.json("sweep", "show")
         return found
 
-    def starts(self) -> int:
-        return starts(self.box)
-
-    def candidates(self) -> str:
-        return candidates(self.box)
-
     def speculates(self) -> bool:
         """Whether what serves was started with speculation."""
         return "--spec" in self.box.show("ExecStart")
@@ -128,7 +106,7 @@ class Night:
     def serves(self) -> bool:
         """Whether production, and nothing else, answers."""
         return (
-            not self.candidates()
+            not candidates(self.box)
             and self.box.show("ActiveState", UNIT) == "active"
             and self.box.alias() is not None
         )
