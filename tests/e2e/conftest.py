@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ _MADE = pytest.StashKey[list[Machine]]()
 
 Machines = Callable[..., Machine]
 """Makes a booted machine of a root, which ends with the test; see `Machine` for the options."""
+KeptMachine = Callable[[str], Machine]
+"""Makes a booted machine of the root of this name, which ends with the file."""
 
 ROOTS = {"host": roots.host_root, "sid": roots.sid_root, "trixie": roots.trixie_root}
 
@@ -117,6 +119,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written = write(design(SHAPES["tiny"]), folder / "tiny.gguf")
     written.chmod(0o644)
     return folder
+
+
+@pytest.fixture(scope="module")
+def kept_machine(build_root: Callable[..., Root], model_folder: Path) -> Iterator[KeptMachine]:
+    """Makes machines with tunerd that live for the whole file."""
+    with ExitStack() as stack:
+
+        def make(root: str) -> Machine:
+            made = Machine(build_root(ROOTS[root]), binds={"/srv/models": model_folder})
+            return stack.enter_context(made)
+
+        yield make
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ KILLS = ("SIGKILL",) * 2
 SEED = 20261121
 
 
-@pytest.mark.both_roots
 @pytest.mark.timeout(TIMEOUT_S)
 def test_after_a_kill_of_a_swap_recover_leaves_a_whole_unit_that_serves(machine: Machine) -> None:
     victim = Victim(machine)

@@ -1,4 +1,4 @@
-"""Deaths while a measurement has changed the card's power limit: the limit is back when production serves.
+"""Deaths in the middle of measurements: production serves afterwards, with the card's own power limit, and nothing is left.
 
 The card is NVML's C stub, which keeps what is set in /run as a driver does: until the next boot.
 """
@@ -13,15 +13,12 @@ from tests.e2e.conftest import Machines
 from tests.fault.campaign import IS_CAMPAIGN, TIMEOUT_S, chance, faults
 from tests.fault.lease_victim import Fault, LeaseVictim
 from tests.fault.victim import Victim
-from tests.support import needs, nvml_stub
+from tests.support import nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.machine import Machine
 from tests.support.overlay import Root
-from tests.support.roots import PREFIX, SOURCES_INSIDE
 
 SEED = 20261128
-# Without a limit they are in test_crash_lease.py; a campaign has all of them, here and there.
-FAULTS = (Fault.COMMAND, Fault.LEASE)
 OWN_MW = "220000"
 _LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 _SET = "/run/nvml-limit-0"
@@ -31,8 +28,6 @@ _SPAN_S = (0.0, 4.0)
 
 def put_card(machine: Machine, folder: Path) -> None:
     """From now on there is a card whose limit can be set."""
-    if nvml_stub.compiler() is None:
-        needs.missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
     library = nvml_stub.build(folder)
     nvml_stub.NvmlWorld(folder).show(rtx_4070_super())
     state = (folder / nvml_stub.STATE_NAME).read_text()
@@ -46,6 +41,18 @@ def limit_mw(machine: Machine) -> str:
     return machine.sh(f"cat {_SET} 2>/dev/null || echo {OWN_MW}").stdout.strip()
 
 
+@pytest.mark.whole
+@pytest.mark.timeout(TIMEOUT_S)
+def test_production_serves_again_whatever_befalls_a_measurement(
+    machines: Machines, any_root: Root
+) -> None:
+    victim = LeaseVictim(Victim(machines(any_root, disk_mib=512 if IS_CAMPAIGN else None)))
+    rng = chance(SEED)
+    for fault in faults((Fault.LEASE, Fault.START), Fault):
+        print(fault, victim.befall(fault, rng))
+        victim.check()
+
+
 @pytest.mark.timeout(TIMEOUT_S)
 def test_the_power_limit_is_back_with_production_whatever_befalls_a_measurement(
     machines: Machines, any_root: Root, tmp_path: Path
@@ -55,13 +62,7 @@ def test_the_power_limit_is_back_with_production_whatever_befalls_a_measurement(
     put_card(machine, tmp_path / "nvml")
     lease = LeaseVictim(victim, ("--power", "150", "180", "150", "100", "240"), _SPAN_S, "limited")
     rng, n_changed = chance(SEED), 0
-    whole = machine.run(
-        *(PREFIX / "bin/python", "-m", "tests.fault.measure", "two", "--rounds", "1", "--power", "150"),
-        folder=SOURCES_INSIDE, check=False,
-    )  # fmt: skip
-    assert "limited 150" in whole.stdout, whole.stdout + whole.stderr
-    assert limit_mw(machine) == OWN_MW
-    for fault in faults(FAULTS, Fault):
+    for fault in faults((Fault.COMMAND, Fault.LEASE), Fault):
         case = lease.befall(fault, rng)
         n_changed += "limited" in case.said
         print(fault, case.phase, case.awaited_s, case.said.split()[-2:])

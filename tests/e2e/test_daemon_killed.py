@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import ROOTS
+from tests.e2e.conftest import KeptMachine
 from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.fault.daemon_victim import DAEMON, STATE, DaemonFault, DaemonVictim
 from tests.support.deployment import UNIT
 from tests.support.machine import Machine
-from tests.support.overlay import Root
 from tests.support.places import places
 from tests.support.roots import SOURCES_INSIDE
 from tests.support.webhook import ADDRESS, PORT
@@ -22,12 +20,8 @@ SEED = 20261122
 
 
 @pytest.fixture(scope="module", params=places(of="system"), ids=str)
-def machine(
-    request: pytest.FixtureRequest, build_root: Callable[..., Root], model_folder: Path
-) -> Iterator[Machine]:
-    root = build_root(ROOTS[request.param.root])
-    with Machine(root, binds={"/srv/models": model_folder}) as booted:
-        yield booted
+def machine(request: pytest.FixtureRequest, kept_machine: KeptMachine) -> Machine:
+    return kept_machine(request.param.root)
 
 
 @pytest.fixture

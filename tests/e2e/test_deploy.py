@@ -6,18 +6,18 @@ A machine lives for the whole file; every test starts from what it deploys itsel
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import KeptMachine
 from tests.support.deployment import MODEL, UNIT, Deployment, profile
 from tests.support.designed import read_truth
 from tests.support.machine import Machine
-from tests.support.overlay import Root
 from tunerd.tryout.designed import vocabulary
 
 WORDS = vocabulary()
+CODE = WORDS.region("code").first
 N_PREDICT = 65
 ENGINE_OF = {"host": "embedded", "sid": "mainline"}
 ON_HOST = pytest.mark.parametrize("box", ["host"], indirect=True)
@@ -25,32 +25,20 @@ PLAN_KEYS = {"argv", "unit", "diff", "memory", "warnings"}
 
 
 @pytest.fixture(scope="module", params=["host", "sid"])
-def box(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Deployment]:
+def box(request: pytest.FixtureRequest, kept_machine: KeptMachine) -> Deployment:
     """A machine with profiles `drafting` and `plain`, and its engine's proofs."""
-    root: Root = request.getfixturevalue(f"{request.param}_root")
     engine = ENGINE_OF[request.param]
-    with Machine(root, binds={"/srv/models": model_folder}) as machine:
-        made = Deployment(
-            machine,
-            profiles={
-                "drafting": profile(engine, speculation__type="mtp"),
-                "plain": profile(engine, serving__alias="plain", serving__ctx_size=1024),
-            },
-        )
-        yield made
-
-
-def last_word(region: str) -> tuple[int, str]:
-    token = WORDS.region(region).first
-    return token, WORDS.decode([token])
+    profiles = {
+        "drafting": profile(engine, speculation__type="mtp"),
+        "plain": profile(engine, serving__alias="plain", serving__ctx_size=1024),
+    }
+    return Deployment(kept_machine(request.param), profiles=profiles)
 
 
 def drafted(box: Deployment) -> tuple[int, int]:
     """Drafted and accepted tokens of one completion by the deployed server."""
-    _, prompt = last_word("code")
-    answer = box.generate(prompt, n=N_PREDICT, route="/v1/completions")
-    timings = answer["timings"]
-    return timings["draft_n"], timings["draft_n_accepted"]
+    answer = box.generate(WORDS.decode([CODE]), n=N_PREDICT, route="/v1/completions")
+    return answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"]
 
 
 def test_detect_and_engines_say_what_is_here(box: Deployment) -> None:
@@ -108,6 +96,10 @@ def test_a_plan_explains_every_flag_and_touches_nothing(box: Deployment) -> None
     box("plan", "nosuch", expect=1)
     box("plan", expect=2)
     assert box.tree() == before
+    folders = (box.units, box.config, f"{box.state}/generations", f"{box.state}/journal")
+    stands = box.tree(*folders)
+    assert "--yes" in box("apply", "drafting", expect=2).err, "there is no terminal"
+    assert box.tree(*folders) == stands
 
 
 def test_apply_serves_with_drafts_as_the_model_must_give_them(
@@ -115,10 +107,8 @@ def test_apply_serves_with_drafts_as_the_model_must_give_them(
 ) -> None:
     done = box.apply("drafting")
 
-    token, _ = last_word("code")
-    expected = read_truth(model_folder / "tiny.gguf").speculate(
-        token, N_PREDICT, 3, 0.75, candidates=10
-    )
+    truth = read_truth(model_folder / "tiny.gguf")
+    expected = truth.speculate(CODE, N_PREDICT, 3, 0.75)
     assert drafted(box) == (expected.drafted, expected.accepted)
     assert expected.accepted > 0
     assert done["first_text"]
@@ -198,18 +188,6 @@ def test_another_profile_and_back_and_back_again(box: Deployment) -> None:
     assert "already live" in same.err, str(same)
     for nowhere in ("99999", f"{UNIT}.pre-nothing", "../../etc/passwd"):
         box("rollback", "--to", nowhere, expect=2)
-
-
-@ON_HOST
-def test_without_a_terminal_apply_asks_for_yes(box: Deployment) -> None:
-    box("plan", "drafting")  # remembers what the engine said of itself
-    before = box.tree()
-
-    said = box("apply", "drafting", expect=2)
-
-    assert "--yes" in said.err, str(said)
-    changed = set(box.tree().splitlines()) ^ set(before.splitlines())
-    assert not [line for line in changed if "/cache/" not in line and "/lock" not in line]
 
 
 MOUNT = """\

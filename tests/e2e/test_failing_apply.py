@@ -6,16 +6,14 @@ it left nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Machines
-from tests.support.deployment import UNIT, Deployment, Said, UnitFile, profile
-from tests.support.machine import Machine
+from tests.e2e.conftest import KeptMachine, Machines
+from tests.support.deployment import UNIT, Deployment, UnitFile, profile
 from tests.support.overlay import Root
 
 OLD_ALIAS = "old-and-well"
@@ -32,47 +30,24 @@ PROFILES = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """How the new server fails, and what is said of it."""
-
-    name: str
-    kind: str
-    words: str
-    behaviour: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return self.name
-
-
+# How the new server fails, what kind that is said to be, and the cause.
 # Source of the engines' own words: tests/support/fake_llama/failures.py.
-CASES = [
-    Case("crash-loop", "crash", "signal 6", {"fail": "assert"}),
-    Case("oom-weights", "out of VRAM", "cudaMalloc failed", {"fail": "oom-weights"}),
-    Case("oom-first-request", "out of VRAM", "out of memory", {"fail": "oom-first-request"}),
-    Case("killed-in-its-load", "killed", "signal 9", {"fail": "killed"}),
-    Case("drips", "hang", "no sign of progress", {"drips": True}),
-    Case("hang-at-first-generation", "hang", "no answer within", {"reply": "hang"}),
-    Case("other-model-answers", "another server answers", "stranger", {"alias": "stranger"}),
-    Case(
-        "ends-after-its-first-answer",
-        "unknown",
-        "",
-        {"exit_after_requests": 1, "exit_status": 3},
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "crash-loop": ({"fail": "assert"}, "crash", "signal 6"),
+    "oom-weights": ({"fail": "oom-weights"}, "out of VRAM", "cudaMalloc failed"),
+    "oom-first-request": ({"fail": "oom-first-request"}, "out of VRAM", "out of memory"),
+    "killed-in-its-load": ({"fail": "killed"}, "killed", "signal 9"),
+    "drips": ({"drips": True}, "hang", "no sign of progress"),
+    "hang-at-first-generation": ({"reply": "hang"}, "hang", "no answer within"),
+    "other-model-answers": ({"alias": "stranger"}, "another server answers", "stranger"),
+    "ends-after-its-first-answer": ({"exit_after_requests": 1, "exit_status": 3}, "unknown", ""),
+    "hangs-and-ignores-sigterm": (
+        {"load_never_ends": True, "ignore_sigterm": True}, "hang", "no sign of progress"
     ),
-    Case(
-        "hangs-and-ignores-sigterm",
-        "hang",
-        "no sign of progress",
-        {"load_never_ends": True, "ignore_sigterm": True},
+    "leaves-a-child": (
+        {"leave_child": True, "exit_after_requests": 1, "exit_signal": 11}, "crash", "signal 11"
     ),
-    Case(
-        "leaves-a-child",
-        "crash",
-        "signal 11",
-        {"leave_child": True, "exit_after_requests": 1, "exit_signal": 11},
-    ),
-]  # fmt: skip
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,22 +59,16 @@ class Before:
 
 
 @pytest.fixture(scope="module")
-def tunerd(host_root: Root, model_folder: Path) -> Iterator[Deployment]:
+def tunerd(kept_machine: KeptMachine) -> Deployment:
     """An old server that serves, and an engine `bad` that does as it is told."""
-    with Machine(host_root, binds={"/srv/models": model_folder}) as machine:
-        made = Deployment(
-            machine,
-            settings=ENGINES,
-            profiles=PROFILES,
-            stall_s=1.5,
-            generation_limit_s=1.5,
-            stop_timeout_s=2,
-        )
-        made.stand_ins(good={"time_scale": 0.2}, bad={})
-        made.apply("good")
-        machine.run("chmod", "0640", f"{made.units}/{UNIT}")
-        machine.run("chgrp", "tunerd", f"{made.units}/{UNIT}")
-        yield made
+    made = Deployment(
+        kept_machine("host"), settings=ENGINES, profiles=PROFILES, stall_s=1.5,
+        generation_limit_s=1.5, stop_timeout_s=2,
+    )  # fmt: skip
+    made.stand_ins(good={"time_scale": 0.2}, bad={})
+    made.apply("good")
+    made.machine.sh(f"chmod 0640 {made.units}/{UNIT}; chgrp tunerd {made.units}/{UNIT}")
+    return made
 
 
 @pytest.fixture
@@ -128,48 +97,35 @@ def assert_as_before(tunerd: Deployment, before: Before) -> None:
     assert group.split() == [str(status["pid"])], processes
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES)
 def test_after_any_failure_the_old_server_is_back(
-    tunerd: Deployment, before: Before, case: Case
+    tunerd: Deployment, before: Before, case: str
 ) -> None:
-    tunerd.behave("bad", **case.behaviour)
+    behaviour, kind, words = CASES[case]
+    tunerd.behave("bad", **behaviour)
 
-    said = tunerd.apply("bad", expect=3)
+    error = tunerd.apply("bad", expect=3)["error"]
 
-    error = said["error"]
-    assert case.kind in error["message"], error
-    assert case.words in error["cause"], error
+    assert kind in error["message"], error
+    assert words in error["cause"], error
     assert error["code"] == "rolled_back", error
     assert "previous unit serves again" in error["state"], error
     assert_as_before(tunerd, before)
 
 
-def meanwhile(tunerd: Deployment, words: tuple[str, ...], action: Callable[[], object]) -> Said:
-    """Call tunerd, and do something after it has planned and before it swaps: while it drains."""
-    with tunerd.stream() as go_away:
-        call = tunerd.start(*words, "--yes", env={"TUNERD_SERVICE__DRAIN_S": "20"})
-        assert call.stderr is not None
-        seen = b""
-        while b"waiting for 1 running" not in seen:
-            line = call.stderr.readline()
-            assert line, f"tunerd ended before it drained: {seen.decode()}"
-            seen += line
-        action()
-        go_away()
-        seen += call.stderr.read()  # where lines were read, `communicate` with a limit loses some
-        out, _ = call.communicate()
-    return Said(call.returncode, out.decode(), seen.decode())
+def kill_a_swap(tunerd: Deployment) -> None:
+    """In its middle: its server drips for ever."""
+    tunerd.behave("bad", drips=True)
+    tunerd.start("apply", "bad", "--yes")
+    tunerd.machine.sh(f"until grep -q /srv/bad {tunerd.units}/{UNIT}; do sleep 0.02; done")
+    tunerd.machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
+    assert tunerd.journal_files() != [], "killed in the middle of the swap"
 
 
 def test_recovery_of_a_swap_that_was_killed_ends_though_its_server_drips(
     tunerd: Deployment, before: Before
 ) -> None:
-    tunerd.behave("bad", drips=True)
-    machine = tunerd.machine
-    tunerd.start("apply", "bad", "--yes")
-    machine.sh(f"until grep -q /srv/bad {tunerd.units}/{UNIT}; do sleep 0.02; done")
-    machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
-    assert tunerd.journal_files() != [], "killed in the middle of the swap"
+    kill_a_swap(tunerd)
 
     tunerd("recover")
 
@@ -183,10 +139,7 @@ def test_what_a_person_has_put_back_with_a_key_is_not_started_anew_by_recovery(
     machine, unit = tunerd.machine, f"{tunerd.units}/{UNIT}"
     machine.write("/etc/tunerd/key", "s3cret\n", mode=0o600)
     tunerd.apply("real", "--set", "serving.api_key_file=/etc/tunerd/key")
-    tunerd.behave("bad", drips=True)
-    tunerd.start("apply", "bad", "--yes")
-    machine.sh(f"until grep -q /srv/bad {unit}; do sleep 0.02; done")
-    machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
+    kill_a_swap(tunerd)
     machine.run("cp", f"{tunerd.units}/{tunerd.backups()[-1]}", unit)
     tunerd.systemctl("daemon-reload")
     tunerd.systemctl("restart", UNIT)
@@ -205,14 +158,28 @@ def test_where_even_the_old_server_cannot_come_back_it_is_said_and_mended_later(
     tunerd.behave("bad", fail="oom-weights")
     machine = tunerd.machine
 
-    said = meanwhile(
-        tunerd, ("apply", "bad"), lambda: machine.run("mv", "/srv/good", "/srv/elsewhere")
-    )
+    # It has planned, and waits for a request to end before it swaps.
+    body = {"prompt": "a long story", "n_predict": 1900, "stream": True, "ignore_eos": True}
+    words = ("--silent", "--no-buffer", "--data-binary", json.dumps(body))
+    client = machine.start("curl", *words, "http://127.0.0.1:8080/completion")
+    assert client.stdout is not None
+    assert client.stdout.readline().startswith(b"data: ")
+    call = tunerd.start("apply", "bad", "--yes", env={"TUNERD_SERVICE__DRAIN_S": "20"})
+    assert call.stderr is not None
+    said = ""
+    while "waiting for 1 running" not in said:
+        line = call.stderr.readline().decode()
+        assert line, f"tunerd ended before it drained: {said}"
+        said += line
+    machine.run("mv", "/srv/good", "/srv/elsewhere")
+    client.stdout.close()
+    said += call.stderr.read().decode()
+    call.communicate()
 
-    assert said.code == 4, str(said)
-    assert "out of VRAM" in said.err, str(said)
-    assert "way back: program cannot be started" in said.err, str(said)
-    assert "the previous unit is on disk" in said.err, str(said)
+    assert call.returncode == 4, said
+    assert "out of VRAM" in said, said
+    assert "way back: program cannot be started" in said, said
+    assert "the previous unit is on disk" in said, said
     assert tunerd.unit() == before.unit, "the old unit's text must be back even so"
     assert tunerd.journal_files() == [f"{UNIT}.json"]
     still = tunerd("recover", expect=4)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
+from tests.e2e.conftest import KeptMachine
 from tests.support.deployment import Deployment
-from tests.support.machine import Machine
-from tests.support.overlay import Root
 from tests.support.places import places
 from tests.support.roots import PREFIX
 
@@ -37,12 +33,12 @@ with open("/run/heard", "w", buffering=1) as file:
 
 
 @pytest.fixture(scope="module", params=places(of="system"), ids=str)
-def box(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Deployment]:
-    root: Root = request.getfixturevalue(f"{request.param.root}_root")
-    with Machine(root, binds={"/srv/models": model_folder}) as machine:
-        made = Deployment(machine, settings=f'[engines.foreign]\npath = "{PROGRAM}"\n')
-        made.stand_ins(good={})
-        yield made
+def box(request: pytest.FixtureRequest, kept_machine: KeptMachine) -> Deployment:
+    made = Deployment(
+        kept_machine(request.param.root), settings=f'[engines.foreign]\npath = "{PROGRAM}"\n'
+    )
+    made.stand_ins(good={})
+    return made
 
 
 def install(box: Deployment, text: str) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import KeptMachine
 from tests.fault.daemon_victim import PROFILES, WATCHED
 from tests.support.deployment import UNIT, Deployment, place_units
 from tests.support.machine import Machine
@@ -22,26 +21,19 @@ SETTINGS = f'{WATCHED}[guards]\ndrift = "act"\n'
 
 
 @pytest.fixture(scope="module", params=places(), ids=str)
-def place(request: pytest.FixtureRequest) -> Place:
-    found: Place = request.param
-    return found
-
-
-@pytest.fixture(scope="module")
-def machine(request: pytest.FixtureRequest, place: Place, model_folder: Path) -> Iterator[Machine]:
-    root = request.getfixturevalue(f"{place.root}_root")
-    with Machine(root, binds={"/srv/models": model_folder}) as booted:
-        yield booted
+def machine(request: pytest.FixtureRequest, kept_machine: KeptMachine) -> tuple[Place, Machine]:
+    return request.param, kept_machine(request.param.root)
 
 
 @pytest.fixture
-def box(machine: Machine, place: Place) -> Iterator[Deployment]:
+def box(machine: tuple[Place, Machine]) -> Iterator[Deployment]:
     """tunerd with a stand-in that serves well, and its daemon, which has seen nothing yet."""
+    place, booted = machine
     made = Deployment(
-        machine, user=place.user, settings=SETTINGS, profiles=PROFILES, stop_timeout_s=2
+        booted, user=place.user, settings=SETTINGS, profiles=PROFILES, stop_timeout_s=2
     )
     made.stand_ins(eng={"device": RTX_4070_SUPER, "tg_tok_s": 50.0})
-    place_units(machine, "tunerd.service", user=place.user)
+    place_units(booted, "tunerd.service", user=place.user)
     yield made
     made.systemctl("stop", "tunerd.service", check=False)
     made.systemctl("stop", UNIT, check=False)
@@ -167,13 +159,11 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
     watched(box)
     before = box.show("InvocationID")
 
-    def is_restarted() -> bool:
-        """One more request; a restart may meet one that comes just then."""
-        body = {"prompt": "please go on with code", "n_predict": 600, "temperature": 0}
-        status, _ = box.ask("/completion", body)
-        return status != HTTPStatus.OK or box.show("InvocationID") != before
-
-    box.until(is_restarted, "it was restarted")
+    body = json.dumps({"prompt": "please go on with code", "n_predict": 600, "temperature": 0})
+    ask = f"curl -s -o /dev/null -d '{body}' http://127.0.0.1:8080/completion; sleep 0.5"
+    manager = "systemctl --user" if box.user else "systemctl"
+    life = f'"$({manager} show --value --property=InvocationID {UNIT})"'
+    box.machine.sh(f"while [ {life} = {before} ]; do {ask}; done", user=box.user)
     text = box.until(told(box, "drift-restart"), "it was told")
     assert text == "the server slowed down, and is restarted"
     assert "it slowed down after its start, to " in str(told(box, "drift")())

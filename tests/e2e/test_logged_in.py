@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.support.deployment import MODEL, Deployment, profile
@@ -29,8 +31,13 @@ def tunerd(sid_machine: Machine) -> Deployment:
     return made
 
 
-def test_what_ends_with_a_session_is_said(tunerd: Deployment) -> None:
-    assert "starts when you log in" in tunerd("status").out
+def test_what_ends_with_a_session_is_said_with_commands_for_the_users_manager(
+    tunerd: Deployment,
+) -> None:
+    said = f"{tunerd('status')} {tunerd('plan', 'plain')}"
+    assert "starts when you log in" in said
+    assert "systemctl --user edit llama-server.service" in said
+    assert not re.search(r"(systemctl|journalctl) (?!--user)", said)
     assert (
         "your units end when you log out"
         in tunerd("schedule", "set", "--window", "01:00-06:30", "--on").err

@@ -7,9 +7,7 @@ options cannot bind their port until then. See docs/reliability.md.
 from __future__ import annotations
 
 import itertools
-import subprocess
 import time
-from dataclasses import dataclass
 from enum import StrEnum
 
 import pytest
@@ -24,6 +22,7 @@ PORT = 8080
 MAINLINE, IK = "mainline-2026-08-18", "ik-2026-08"
 SETTINGS = "".join(f'[engines.{name}]\npath = "/srv/engines/{name}"\n' for name in (MAINLINE, IK))
 _PATIENCE_S = 150.0
+_ENDED = f"grep -hE '^ *[0-9]+: [0-9A-F]+:{PORT:04X} [0-9A-F]+:[0-9A-F]+ 06 ' /proc/net/tcp /proc/net/tcp6"
 _STREAMS = 4
 
 
@@ -62,20 +61,6 @@ _SCRIPTS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """What was seen: TIME_WAIT sockets of the port at the end, seconds until production answered.
-
-    `restarts` is how often its manager had to start it again, `code` the command's exit status.
-    """
-
-    time_waits: int
-    away_s: float
-    restarts: int
-    code: int | None
-    said: str
-
-
 class PortVictim:
     """A machine on which mainline serves as one kind of production."""
 
@@ -90,9 +75,9 @@ class PortVictim:
         )
 
     def serve(self, production: Production) -> None:
-        """Put it there, whatever stood before."""
+        """Put it there, whatever stood before, once the kernel has forgotten the connections of the last case."""
         self.machine.systemctl("stop", UNIT, check=False)
-        self.until_free()
+        self.machine.sh(f"while {_ENDED} | grep -q .; do sleep 0.5; done", limit_s=_PATIENCE_S)
         if production is Production.DEPLOYED:
             self.tunerd("apply", "production", "--yes")
             return
@@ -107,13 +92,22 @@ class PortVictim:
         self.machine.systemctl("start", UNIT)
         until_it_answers(self.machine, "production", limit_s=_PATIENCE_S)
 
-    def befall(self, end: End) -> Case:
-        """Measure ik with streams, let the measurement end so, and wait for production."""
-        process = self.measure(
-            rounds=1 if end in {End.DONE, End.CANDIDATE} else 1000,
-            budget_s=12.0 if end is End.TIME_OUT else 600.0,
-        )
-        time_waits = self.time_waits()
+    def befall(self, end: End) -> tuple[int, str]:
+        """Measure ik with streams, let the measurement end so, and wait for production.
+
+        Returns how many ended connections the kernel kept the port of at the end, and what was seen.
+        """
+        rounds = 1 if end in {End.DONE, End.CANDIDATE} else 1000
+        budget_s = 12.0 if end is End.TIME_OUT else 600.0
+        words = ("ik", f"--rounds={rounds}", f"--budget={budget_s}", "--requests=20")
+        process = start_measuring(self.machine, *words)
+        assert process.stdout is not None
+        assert any(line.startswith(b"serving") for line in process.stdout), "no candidate serves"
+        body = '{"prompt": "please go on with code", "n_predict": 16, "stream": true}'
+        stream = f"curl -sfN http://127.0.0.1:{PORT}/completion -d '{body}' > /dev/null"
+        for _ in range(_STREAMS):
+            self.machine.sh(stream, check=False)
+        time_waits = int(self.machine.sh(f"{_ENDED} | wc -l").stdout)
         if end in _SCRIPTS:
             self.machine.sh(_SCRIPTS[end])
         else:
@@ -121,47 +115,7 @@ class PortVictim:
         began_s = time.monotonic()
         until_it_answers(self.machine, "production", limit_s=_PATIENCE_S)
         away_s = time.monotonic() - began_s
-        said = rest_of(process)
-        restarts = int(self.machine.show(UNIT, "NRestarts"))
-        return Case(time_waits, away_s, restarts, process.returncode, said)
-
-    def measure(self, *, rounds: int, budget_s: float) -> subprocess.Popen[bytes]:
-        """A measurement of ik whose first candidate serves and has closed streams from its side."""
-        words = ("ik", "--rounds", str(rounds), "--budget", str(budget_s), "--requests", "20")
-        process = start_measuring(self.machine, *words)
-        self._until_it_serves(process)
-        for _ in range(_STREAMS):
-            self._stream()
-        return process
-
-    def until_free(self) -> None:
-        """Until the kernel has forgotten the connections of the last case."""
-        self.machine.sh(
-            f"while {self._ended()} | grep -q .; do sleep 0.5; done", limit_s=_PATIENCE_S
-        )
-
-    def time_waits(self) -> int:
-        """Ended connections of which the kernel still keeps the port."""
-        return int(self.machine.sh(f"{self._ended()} | wc -l").stdout)
-
-    def _ended(self) -> str:
-        pattern = f"^ *[0-9]+: [0-9A-F]+:{PORT:04X} [0-9A-F]+:[0-9A-F]+ 06 "
-        return f"grep -hE '{pattern}' /proc/net/tcp /proc/net/tcp6"
-
-    def _stream(self) -> None:
-        body = '{"prompt": "please go on with code", "n_predict": 16, "stream": true}'
-        self.machine.sh(
-            f"curl -sfN http://127.0.0.1:{PORT}/completion -d '{body}' > /dev/null", check=False
-        )
-
-    def _until_it_serves(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        said = []
-        while line := process.stdout.readline().decode():
-            said.append(line)
-            if line.startswith("serving"):
-                return
-        raise AssertionError(f"the candidate does not serve: {said}")
+        return time_waits, f"{time_waits} left, away for {away_s:.1f} s: {rest_of(process)}"
 
 
 pytestmark = pytest.mark.engine
@@ -178,12 +132,12 @@ def test_a_unit_is_back_once_its_port_is_free_however_the_measurement_ends(
     for production, end in faults([(BARE, End.COMMAND)], itertools.product(Production, End)):
         victim.serve(production)
 
-        case = victim.befall(end)
+        time_waits, seen = victim.befall(end)
 
-        print(production, end, case)
-        assert case.time_waits > 0, "nothing was left on the port"
+        print(production, end, seen)
+        assert time_waits > 0, "nothing was left on the port"
         if (production, end) == (BARE, End.COMMAND):
-            assert case.restarts == 0, "its first start found the port free"
+            assert machine.show(UNIT, "NRestarts") == "0", "its first start found the port free"
         assert machine.show(UNIT, "Result") == "success"
         left = machine.sh("ls -d /run/tunerd-lease-*", check=False).stdout
         assert left == "", "the lease's folder is gone with it"
