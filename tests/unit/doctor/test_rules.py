@@ -26,7 +26,6 @@ from tests.support.doctor_facts import (
 )
 from tests.support.fake_gpu import a_card
 from tests.support.transcripts import transcript
-from tunerd.doctor import rules
 from tunerd.doctor.facts import Facts, Finding, Locking, Rule, diagnose
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.capabilities import Effect, Proof
