@@ -16,7 +16,6 @@ from tunerd.engine.health import Failure, said_itself
 from tunerd.engine.log import read_requests
 from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
 from tunerd.measure.answer import Sample, Timings
-from tunerd.measure.evidence import number
 from tunerd.measure.trust import of_others, stages_of
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate
@@ -307,12 +306,7 @@ def _usable(samples: Sequence[Sample]) -> list[_Answer]:
 
 
 def _answer(sample: Sample, timings: Timings) -> _Answer:
-    start = timings.cache_n
-    if start is None:
-        # A build that does not report it: the suite that fills the context counts it by itself.
-        total = number(sample.details, "depth") or 0.0
-        start = round(max(0.0, total - (timings.prompt_n or 0)))
-    prompt = timings.prompt_n
+    start, prompt = sample.n_cached or 0, timings.prompt_n
     return _Answer(
         step_ms=timings.step_ms or 0.0,
         steps=sample.steps or 0,

@@ -152,6 +152,13 @@ class Sample:
         return count if type(count) is int else None
 
     @property
+    def n_cached(self) -> int | None:
+        """Prompt tokens that were there already, by the server's timings or by what else it said; None where it says neither."""
+        told = self.timings.cache_n if self.timings is not None else None
+        count = self.details.get("cached") if told is None else told
+        return count if type(count) is int else None
+
+    @property
     def steps(self) -> int | None:
         """Verification passes; None where an answer that drafted ended by itself.
 

@@ -669,8 +669,8 @@ class CandidateLife:
             self._stand.held.check()
             raise pairs.LifeEnded(self._life.target.why_ended() or problem)
         for sample in samples:
-            cached = sample.details.get("cached")
-            if is_warm_class(one) and one.new_tokens and isinstance(cached, int):
+            cached = sample.n_cached
+            if is_warm_class(one) and one.new_tokens and cached is not None:
                 self._facts.wanted_cached += one.cached_tokens
                 self._facts.found_cached += min(cached, one.cached_tokens)
         marks = {str(mark) for sample in samples for mark in sample.marks}

@@ -286,8 +286,8 @@ def _judge(case: str, samples: Sequence[Sample], cold_ms: float | None) -> Reuse
 
 
 def _reused(sample: Sample) -> float | None:
-    cached, timings = sample.details.get("cached"), sample.timings
-    if not isinstance(cached, int):
+    cached, timings = sample.n_cached, sample.timings
+    if cached is None:
         return None
     if timings is not None and timings.prompt_n is not None:
         whole: object = cached + timings.prompt_n

@@ -598,9 +598,8 @@ _OF_NONE = frozenset({*_DRAFTS, "decode_left_ms"})  # not told where there is no
 def _row(asked: Answered) -> dict[str, Any]:
     sample = asked.sample
     timings = sample.timings or Timings()
-    cached = timings.cache_n if timings.cache_n is not None else sample.details.get("cached")
     return {
-        "cache_n": cached,
+        "cache_n": sample.n_cached,
         **{name: getattr(timings, name) for name in _TIMINGS},
         **{name: getattr(timings, name) or 0 for name in _DRAFTS},
         "wall_ms": sample.client.wall_ms if sample.client is not None else None,

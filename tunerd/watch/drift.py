@@ -530,8 +530,7 @@ def depth_of(sample: Sample) -> int:
     timings = sample.timings
     if timings is None:
         return 0
-    cached = timings.cache_n or sample.details.get("cached") or 0
-    return (timings.prompt_n or 0) + int(cached) + (timings.predicted_n or 0)
+    return (timings.prompt_n or 0) + (sample.n_cached or 0) + (timings.predicted_n or 0)
 
 
 def _floor(

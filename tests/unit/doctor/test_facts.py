@@ -120,11 +120,14 @@ def test_the_crossover_of_the_24_gb_write_up() -> None:
     assert [pays(n) for n in (100, 500, 850, 960, 2000)] == [False, False, False, True, True]
 
 
-def at_depth(samples: Iterable[Sample], *, slower: float) -> list[Sample]:
-    """The same answers after 60,000 cached tokens, which slow each token."""
+def at_depth(
+    samples: Iterable[Sample], *, slower: float, cache_n: int | None = 60_000
+) -> list[Sample]:
+    """The same answers after 60,000 cached tokens, which slow each token; ik tells of them otherwise."""
     return [
-        replace(one, timings=replace(one.timings, cache_n=60_000,
-                                     predicted_ms=slower * (one.timings.predicted_ms or 0.0)))
+        replace(one, details={"cached": 60_000},
+                timings=replace(one.timings, cache_n=cache_n,
+                                predicted_ms=slower * (one.timings.predicted_ms or 0.0)))
         for one in samples
         if one.timings is not None
     ]  # fmt: skip
@@ -137,6 +140,7 @@ def test_what_is_not_alike_or_too_little_gives_nothing() -> None:
         (drafting(), [], NOTHING_MEASURED),
         (drafting(), drafting(), NOTHING_MEASURED),  # what drafted is none of the server without
         (drafting(), at_depth(plain(), slower=3.0), NOT_ALIKE),
+        (drafting(), at_depth(plain(), slower=3.0, cache_n=None), NOT_ALIKE),
     ]
     for on, off, why in cases:
         assert break_even(on, off, UBATCH) is None

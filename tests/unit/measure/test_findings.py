@@ -91,7 +91,7 @@ def test_what_has_no_gain_crosses_nowhere_and_what_noise_may_hide_has_no_upper_b
 
 def a_cache_sample(case: str, cached: int | None, prompt_n: int, prompt_ms: float) -> Sample:
     details = {"shared_ratio": 0.95} | ({} if cached is None else {"cached": cached})
-    return sample(suite="cache", case=case, timings=timings(prompt_n=prompt_n, prompt_ms=prompt_ms),
+    return sample(suite="cache", case=case, timings=timings(prompt_n=prompt_n, prompt_ms=prompt_ms, cache_n=cached),
                   details=details)  # fmt: skip
 
 
