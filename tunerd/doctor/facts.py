@@ -18,7 +18,7 @@ from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
 from tunerd.measure.answer import Sample, Timings
 from tunerd.measure.trust import of_others, stages_of
 from tunerd.model.facts import ModelFacts
-from tunerd.model.memory import Device, Estimate
+from tunerd.model.memory import Estimate
 from tunerd.model.verdict import MemoryReport, parse_report
 from tunerd.profile.schema import ProfileFile
 from tunerd.result import Level, Message
@@ -496,7 +496,7 @@ class Facts:
         if report is not None and placed is not None and placed < (report.n_layers_to_place or 0):
             return True
         if server.estimate is not None and card.total_mib is not None:
-            return server.estimate.start_mib(Device.GPU) > card.total_mib - (server.margin_mib or 0)
+            return server.estimate.fit_needed_mib(card.total_mib, server.margin_mib or 0) > 0
         raise Missing("where the weights are: neither the log of a load nor an estimate says")
 
 

@@ -214,7 +214,7 @@ class Estimate:
         return need_mib(self.bytes_of(Device.HOST, WEIGHTS) if self.is_locked else 0)
 
 
-_CELL_STEP = 256
+CELL_STEP = 256
 # Bytes per value of types that only BeeLlama has. Source: its block layouts.
 _FORK_TYPES: Mapping[str, float] = MappingProxyType(
     {
@@ -229,7 +229,7 @@ _FORK_TYPES: Mapping[str, float] = MappingProxyType(
 
 def padded(n: int) -> int:
     """So many cells as engines round them up."""
-    return -(-n // _CELL_STEP) * _CELL_STEP
+    return -(-n // CELL_STEP) * CELL_STEP
 
 
 @dataclass(frozen=True, slots=True)

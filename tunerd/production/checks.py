@@ -25,6 +25,7 @@ from tunerd.engine.flags import (
 from tunerd.engine.importer import FALSE, PREFIX, TRUE, flag_of
 from tunerd.machine.facts import Host
 from tunerd.model.facts import ModelFacts
+from tunerd.model.memory import CELL_STEP
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.profile.schema import ProfileFile
 from tunerd.result import Message, error, note, warning
@@ -133,14 +134,10 @@ def check_mtp_block(profile: ProfileFile, facts: ModelFacts) -> Iterator[Message
         )
 
 
-# Engines round a context up to whole cells of so many tokens.
-_CELLS = 256
-
-
 def check_context(n_ctx_slot: int | None, facts: ModelFacts) -> Iterator[Message]:
-    """Whether a slot has more context than the model can use."""
+    """Whether a slot has more context than the model can use; engines round it up to whole steps."""
     trained = facts.context_length
-    if n_ctx_slot is not None and trained is not None and n_ctx_slot >= trained + _CELLS:
+    if n_ctx_slot is not None and trained is not None and n_ctx_slot >= trained + CELL_STEP:
         yield warning("long-context", f"a slot has {n_ctx_slot} tokens of context, but the model was trained for {trained}",
                       f"tunerd plan PROFILE --set serving.ctx_size={trained}")  # fmt: skip
 

@@ -19,6 +19,7 @@ from tunerd.measure.answer import Sample
 from tunerd.units.manager import LogSpan
 from tunerd.watch.figures import Reading, Served
 from tunerd.watch.guards import IDLE_CORES, Act, Decision, Policy
+from tunerd.words import ratio
 
 DRIFT = "drift"
 # Which of the two looks the same from here: its passes are as quick as ever.
@@ -410,8 +411,8 @@ def _evidence(found: str, last: Sequence[Stretch], confirmed: Confirmed) -> str:
 
 
 def _of_pace(last: Sequence[Stretch], confirmed: Confirmed) -> str:
-    known = [ratio for one in last if (ratio := one.of_pace(confirmed)) is not None]
-    shown = ", ".join(f"{ratio:.2f}" for ratio in known)
+    known = [share for one in last if (share := one.of_pace(confirmed)) is not None]
+    shown = ", ".join(f"{share:.2f}" for share in known)
     return f", passes took {shown} times the longest that was confirmed" if known else ""
 
 
@@ -566,9 +567,7 @@ def _speed(sample: Sample) -> float | None:
 
 def _acceptance(sample: Sample) -> float | None:
     timings = sample.timings
-    if timings is None or not timings.draft_n or timings.draft_n_accepted is None:
-        return None
-    return timings.draft_n_accepted / timings.draft_n
+    return None if timings is None else ratio(timings.draft_n_accepted, timings.draft_n)
 
 
 # In a probation: whether a server that was just deployed does worse than was measured of it

@@ -381,7 +381,7 @@ _FIGURES: Columns[Measured] = {
     "slowest to fastest": lambda m: span(m.found.decode_tok_s.least, m.found.decode_tok_s.most),
     "prompt tok/s": lambda m: figure(m.found.prompt.tok_s, 0),
     "prompt [ms]": lambda m: figure(m.middle("prompt_ms"), 0),
-    "tokens reused": lambda m: figure(m.middle("cache_n"), 0),
+    "tokens reused": lambda m: figure(spread(one.n_cached for one in m.samples).median, 0),
     "TTFT [ms]": lambda m: figure(m.found.ttft_ms.median, 0),
     "TTFT [s]": lambda m: seconds(m.found.ttft_ms.median, 2),
     "wall [ms]": lambda m: figure(m.found.wall_ms.median, 0),
