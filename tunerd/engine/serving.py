@@ -229,6 +229,20 @@ def stands(ctx: Context, generation: Generation) -> bool:
     return sha256(standing_text(ctx)) == generation.unit_sha256
 
 
+def demand_unedited(ctx: Context, generation: Generation, wanted: str) -> None:
+    """Refuse where what serves is not what is wanted, since somebody has edited its unit.
+
+    Raises:
+        DeployError: the unit is not as this generation deployed it.
+    """
+    if not stands(ctx, generation):
+        raise DeployError(
+            f"{ctx.unit} was edited by hand, so what serves is not {wanted}",
+            state="nothing was touched",
+            hint="`tunerd verify` shows the difference; `tunerd apply` puts back what the profile says",
+        )
+
+
 def standing_text(ctx: Context) -> bytes | None:
     """The unit file as it stands; None where there is none, empty where the unit is masked."""
     return b"" if _is_mask(ctx) else ctx.files.read(ctx.unit_path)

@@ -16,7 +16,7 @@ from tunerd.engine import flags
 from tunerd.engine.builds import find_engines
 from tunerd.engine.choice import PlanRequest, request_again
 from tunerd.engine.conditions import FingerprintReader
-from tunerd.engine.serving import environment_with, stands
+from tunerd.engine.serving import demand_unedited, environment_with, stands
 from tunerd.errors import BenchError, Busy, DeployError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.measure import pairs
@@ -114,9 +114,7 @@ def side_of(ctx: Context, word: str, *, base: str | None) -> SideRequest:
         return SideRequest(word, PlanRequest(word, {}))
     number = generation_number(word)
     if number is not None:
-        entry = ctx.generations.read(number)
-        if entry is None:
-            raise UsageError(f"there is no generation {word}", hint="`tunerd history`")
+        entry = ctx.generations.demand(number)
         return _generation_side(f"generation {word}", entry.generation)
     engines = [engine.name for engine in find_engines(ctx)]
     if word in engines:
@@ -184,11 +182,7 @@ def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made:
                 f"{ctx.unit} is being changed right now", state="nothing was touched",
                 hint="try again when `tunerd status` says that it serves",
             )  # fmt: skip
-        raise DeployError(
-            f"{ctx.unit} was edited by hand, so what serves is not what tunerd would measure",
-            state="nothing was touched",
-            hint="`tunerd verify` shows the difference; `tunerd apply` puts back what the profile says",
-        )
+        demand_unedited(ctx, then, "what tunerd would measure")
 
 
 def demand_still(ctx: Context, then: Generation) -> None:

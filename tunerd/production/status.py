@@ -11,7 +11,7 @@ from tunerd.app import Context
 from tunerd.engine import serving
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import LlamaServer
-from tunerd.errors import HostError, NoSupervisor, ServiceError, UsageError
+from tunerd.errors import HostError, NoSupervisor, ServiceError
 from tunerd.machine.files import is_locked
 from tunerd.paths import paths_for
 from tunerd.production.journal import cut_short, others_on_record, read_record
@@ -59,7 +59,7 @@ def show(ctx: Context, number: int) -> ActionResult:
     Raises:
         UsageError: there is no such generation.
     """
-    entry = _entry(ctx, number)
+    entry = ctx.generations.demand(number)
     text = ctx.generations.unit_text(number)
     payload = {
         "generation": asdict(entry.generation),
@@ -77,7 +77,7 @@ def diff(ctx: Context, one: int, other: int) -> ActionResult:
     """
     texts = []
     for number in (one, other):
-        _entry(ctx, number)
+        ctx.generations.demand(number)
         content = ctx.generations.unit_text(number)
         texts.append(None if content is None else content.decode("utf-8", "replace"))
     names = (f"generation {one}", f"generation {other}")
@@ -98,15 +98,6 @@ def _summary_json(entry: HistoryEntry) -> dict[str, Any]:
         or ("no unit file" if generation.replaced_absent else None),
         "from_generation": generation.from_generation,
     }
-
-
-def _entry(ctx: Context, number: int) -> HistoryEntry:
-    entry = ctx.generations.read(number)
-    if entry is None:
-        raise UsageError(
-            f"there is no generation {number}", hint="`tunerd history` lists what there is"
-        )
-    return entry
 
 
 # How often the shared store hears of this box; also how soon it has what it lacks.

@@ -12,7 +12,7 @@ from tunerd.calendar import Deadline
 from tunerd.engine.choice import PlanRequest
 from tunerd.engine.flags import argument_changes, changed_variables, without_secrets
 from tunerd.engine.health import FailureKind
-from tunerd.engine.serving import environment_with, stands
+from tunerd.engine.serving import demand_unedited, environment_with, stands
 from tunerd.errors import (
     BenchError,
     DeployError,
@@ -297,12 +297,7 @@ def _demand_start(ctx: Context, sweep: StoredSweep, now: Generation | None) -> N
             state="nothing was touched",
             hint="`tunerd rollback` to what served then, or find out by `tunerd sweep run` whether it still holds",
         )
-    if not stands(ctx, now):
-        raise DeployError(
-            f"{ctx.unit} was edited by hand, so what serves is not what sweep {sweep.number} began from",
-            state="nothing was touched",
-            hint="`tunerd verify` shows the difference; `tunerd apply` puts back what the profile says",
-        )
+    demand_unedited(ctx, now, f"what sweep {sweep.number} began from")
 
 
 def is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:

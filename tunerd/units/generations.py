@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from tunerd.errors import HostError
+from tunerd.errors import HostError, UsageError
 from tunerd.machine.files import Files, is_gone, stamp_of
 from tunerd.records import Unreadable, plain, read
 from tunerd.words import sha256
@@ -220,6 +220,18 @@ class Generations:
                 hint=f"rename its folder to `{folder.name}.damaged`; backups in the unit's folder "
                 "are not affected",
             ) from error
+
+    def demand(self, number: int) -> HistoryEntry:
+        """One generation.
+
+        Raises:
+            UsageError: there is none of this number.
+            HostError: the record is damaged.
+        """
+        if (entry := self.read(number)) is None:
+            hint = "`tunerd history` lists what there is"
+            raise UsageError(f"there is no generation {number}", hint=hint)
+        return entry
 
     def find(self, number: int) -> HistoryEntry | None:
         """One generation; None also where its record is damaged.
