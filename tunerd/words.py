@@ -94,6 +94,13 @@ class Family(StrEnum):
     UNKNOWN = "unknown"
 
 
+class PortOption(StrEnum):
+    """The option of a server's socket: it binds a port whose ended connections had the same one."""
+
+    REUSE_ADDR = "SO_REUSEADDR"
+    REUSE_PORT = "SO_REUSEPORT"
+
+
 def sha256(text: bytes | None) -> str | None:
     """The hash by which a unit's text is recognised; None for a file that is not there."""
     return None if text is None else hashlib.sha256(text).hexdigest()

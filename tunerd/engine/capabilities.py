@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tunerd.model import memory
 from tunerd.profile.schema import SPEC_WORDS
-from tunerd.words import Family, MiB, all_known
+from tunerd.words import Family, MiB, PortOption, all_known
 
 # The text comes from a program that is not trusted yet. Real builds print up to 60,000 characters,
 # lines of up to 216 and descriptions of up to 993.
@@ -175,6 +175,9 @@ _IK_P_MIN, _IK_P_MIN_TOLD = 0.75, (None, 0.8)
 _SLOTS_OF_AUTO = 4
 # Mainline has it since 2 June 2026, a day after ggml-org/llama.cpp#23861 and #23988 and a day before #23907.
 _SINCE_JUNE_2026 = "--sse-ping-interval"
+# Builds that list it set SO_REUSEADDR in any case, and with it SO_REUSEPORT too. Source: builds of April to August 2026
+# under strace, and ggml-org/llama.cpp#21056, before which cpp-httplib set SO_REUSEPORT, as it does in ik.
+_REUSE_PORT = "--reuse-port"
 
 
 class SpecStyle(StrEnum):
@@ -249,6 +252,13 @@ class Capabilities:
         ggml-org/llama.cpp#23988.
         """
         return self.spec_style is not SpecStyle.STAGE and _SINCE_JUNE_2026 not in self.flags
+
+    @property
+    def port_option(self) -> PortOption | None:
+        """How it binds its port; None for a build of a time that nobody has looked at."""
+        if _REUSE_PORT in self.flags:
+            return PortOption.REUSE_ADDR
+        return PortOption.REUSE_PORT if self.family is Family.IK else None
 
     def first_of(self, *spellings: str) -> str | None:
         """The first of these spellings that the build takes."""
@@ -352,6 +362,11 @@ class Engine(Found):
     proofs: tuple[Proof, ...] = ()
     problem: str | None = None
     is_embedded: bool = False
+
+    @property
+    def port_option(self) -> PortOption | None:
+        """How it binds its port; None where nobody knows."""
+        return None if self.capabilities is None else self.capabilities.port_option
 
     def proof(self, feature: str) -> Proof:
         """The proof of this feature, UNTRIED if there is none."""

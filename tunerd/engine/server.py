@@ -146,10 +146,14 @@ class Address:
     pid: int | None = None
 
     @property
+    def bound_host(self) -> str:
+        """The host on which it binds."""
+        return self.host.split(",")[0].strip() or _ANY_ADDRESS[""]
+
+    @property
     def reachable_host(self) -> str:
         """The host by which it is reached from this machine."""
-        host = self.host.split(",")[0].strip()
-        return _ANY_ADDRESS.get(host, host)
+        return _ANY_ADDRESS.get(self.bound_host, self.bound_host)
 
     @property
     def url(self) -> str:

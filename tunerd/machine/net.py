@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.machine.process import descends_from, family_of, read_fields, read_text
+from tunerd.words import PortOption
 
 _PROC = Path("/proc")
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
@@ -22,8 +23,11 @@ _MAX_TABLE_BYTES = 16 * 1024 * 1024
 _N_FIELDS = 10
 _IPV4 = 4
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _END_OF_DUMP = 4, 20, 0x301, 3
+_DESTROY, _ACKNOWLEDGED = 21, 5  # with the flags of a request that is answered
+_STATES = {"FIN_WAIT2": 5, "TIME_WAIT": 6, "LISTEN": int(_LISTEN, 16)}
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr
-_WANTED = struct.Struct("=BBBBI48x")  # inet_diag_req_v2
+_WANTED = struct.Struct("=BBBBI48s")  # inet_diag_req_v2
+_SOCKET_ID = struct.Struct("!HH16s16s4xII")  # inet_diag_sockid; a cookie of all ones is any
 _ROW = struct.Struct("=4x2s2s16s16s24xII")  # inet_diag_msg: ports, addresses, uid, inode
 _ANSWER_BYTES = 1 << 16
 _LOOPBACK = {4: "127.0.0.1", 6: "::1"}
@@ -214,17 +218,32 @@ def _listeners(process: str) -> list[TcpSocket]:
     """
     with contextlib.suppress(OSError):
         if (_PROC / process / "ns/net").stat().st_ino == (_PROC / "self/ns/net").stat().st_ino:
-            return [*_asked_for(socket.AF_INET), *_asked_for(socket.AF_INET6)]
+            return [*_asked_for("LISTEN")]
     return [one for one in tcp_sockets(process) if one.is_listening]
 
 
-def _asked_for(family: int) -> Iterator[TcpSocket]:
-    """The listening sockets of a family, by sock_diag(7)."""
-    wanted = _WANTED.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << int(_LISTEN, 16))
-    size = 4 if family == socket.AF_INET else 16
+def _asked_for(*states: str) -> Iterator[TcpSocket]:
+    """The sockets in these states, by sock_diag(7)."""
+    yield from _of_family(socket.AF_INET, states)
+    yield from _of_family(socket.AF_INET6, states)
+
+
+@contextlib.contextmanager
+def _kernel() -> Iterator[socket.socket]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
         kernel.connect((0, 0))  # from then on nobody but the kernel is heard
-        kernel.send(_HEADER.pack(_HEADER.size + len(wanted), _BY_FAMILY, _DUMP, 0, 0) + wanted)
+        yield kernel
+
+
+def _message(kind: int, flags: int, family: int, states: int, socket_id: bytes = b"") -> bytes:
+    wanted = _WANTED.pack(family, socket.IPPROTO_TCP, 0, 0, states, socket_id)
+    return _HEADER.pack(_HEADER.size + len(wanted), kind, flags, 0, 0) + wanted
+
+
+def _of_family(family: int, states: Sequence[str]) -> Iterator[TcpSocket]:
+    size = 4 if family == socket.AF_INET else 16
+    with _kernel() as kernel:
+        kernel.send(_message(_BY_FAMILY, _DUMP, family, sum(1 << _STATES[one] for one in states)))
         while True:
             answer = kernel.recv(_ANSWER_BYTES)
             while answer:
@@ -239,7 +258,7 @@ def _asked_for(family: int) -> Iterator[TcpSocket]:
                     (plain_address(ipaddress.ip_address(raw[:size])), int.from_bytes(number))
                     for raw, number in ends
                 )
-                yield TcpSocket(local, remote, True, str(inode), uid)
+                yield TcpSocket(local, remote, "LISTEN" in states, str(inode), uid)
                 answer = answer[(length + 3) & ~3 :]
 
 
@@ -355,31 +374,49 @@ def _lowest_outgoing() -> int:
     return 0
 
 
-def can_bind(host: str, port: int) -> bool:
-    """Whether any program could listen there now, whatever options it sets on its socket.
+def can_bind(host: str, port: int, option: PortOption | None = None) -> bool:
+    """Whether a program whose socket has this option could listen there now; for None, whichever it has.
 
-    False also while the kernel remembers connections that a server there closed (TIME_WAIT, a minute
-    on Linux, which ik leaves after every stream): a server with the same socket options as the one
-    before it may bind then, another one may not.
+    The kernel remembers connections that a server there closed (TIME_WAIT, a minute on Linux, which ik
+    leaves after every stream, and mainline where it is asked while it loads): a server with the same
+    option as the one before it may bind then, another one may not.
     """
-    return _why_not_bound(host, port, shares=False) is None
+    return _why_not_bound(host, port, option) is None
 
 
-def is_in_use(host: str, port: int) -> bool:
-    """Whether a living socket holds the address, listening or only bound.
+def forget_ended(host: str, port: int) -> None:
+    """Have the kernel forget connections of this address that ended, which it would do after a minute.
 
-    Connections that the kernel remembers do not count, and neither does an address that is not one
-    of this machine.
+    Nothing is sent, and a connection whose server may still have something to send stays. For who may not
+    have it done (it takes CAP_NET_ADMIN) and on kernels before 6.0 nothing happens.
     """
-    return _why_not_bound(host, port, shares=True) == errno.EADDRINUSE
+    with contextlib.suppress(OSError), _kernel() as kernel:
+        for one in [*_bound(_asked_for("TIME_WAIT", "FIN_WAIT2"), port, host)]:
+            if one.inode != "0":
+                continue
+            family = socket.AF_INET if one.address.version == _IPV4 else socket.AF_INET6
+            (address, own), (peer, other) = one.local, one.remote
+            ends = address.packed.ljust(16, b"\0"), peer.packed.ljust(16, b"\0")
+            named = _SOCKET_ID.pack(own, other, *ends, 0xFFFFFFFF, 0xFFFFFFFF)
+            kernel.send(_message(_DESTROY, _ACKNOWLEDGED, family, 0xFFF, named))
+            kernel.recv(_ANSWER_BYTES)
 
 
-def _why_not_bound(host: str, port: int, *, shares: bool) -> int | None:
+def is_in_use(host: str, port: int, option: PortOption) -> bool:
+    """Whether others keep such a program from listening there: with a living socket, or with connections of the past.
+
+    An address that is not one of this machine is not in use.
+    """
+    return _why_not_bound(host, port, option) == errno.EADDRINUSE
+
+
+def _why_not_bound(host: str, port: int, option: PortOption | None) -> int | None:
     """The error's number where no socket can be bound there; None where one can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shares)
+            if option is not None:
+                probe.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
             probe.bind((host, port))
     except OSError as error:
         return error.errno or errno.EINVAL

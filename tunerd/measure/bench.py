@@ -462,7 +462,7 @@ class Session:
             self.ctx,
             measuring_s=measuring_s,
             start_after=start_after,
-            programs=[plan.engine.program for plan in plans.values()],
+            engines=[plan.engine for plan in plans.values()],
         )
         demand_storable(self.ctx)
         demand_alone(self.ctx)

@@ -330,7 +330,7 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
         ctx,
         measuring_s=request.limits.budget_s,
         start_after=request.start_after,
-        programs=[plan.engine.program for plan in plans.values()],
+        engines=[plan.engine for plan in plans.values()],
     )
     shape, told = workload_for(ctx, request.workload, plans["A"].resolved)
     workload, cut = fitting(shape, map(context_tokens, plans.values()))

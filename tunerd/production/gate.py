@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, files_of, found_in_unit
+from tunerd.engine.capabilities import Engine
 from tunerd.engine.health import (
     USAGE_LINES,
     Completion,
@@ -49,7 +50,7 @@ from tunerd.result import Progress
 from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.live import LiveUnit
 from tunerd.units.manager import PORT_LIMIT_S, UnitState
-from tunerd.words import counted
+from tunerd.words import PortOption, counted
 
 POLL_S = 0.1
 PROBE_PROMPT = "The quick brown fox jumps over the lazy dog. One, two, three, four,"
@@ -86,7 +87,7 @@ class NotServing:
 
     text: str
     was_stopped: bool
-    says_port_taken: bool
+    is_port_taken: bool
     explain: Callable[[], Failure] = field(repr=False)
 
     @cached_property
@@ -298,22 +299,27 @@ def _not_serving(ctx: Context, unit: str, lost: Lost, address: Address | None = 
     state = ctx.services.state(unit)
     lines = _last_words(ctx, unit, state)
     has_exited = not state.is_active and state.exit_kind == "exited"
-    where = None if address is None or not has_exited else (address.reachable_host, address.port)
+    where = None if address is None or not has_exited else (address.bound_host, address.port)
+    option = None if where is None else _port_option_of(ctx, unit)
     for _ in range(_LOG_READS):
-        if where is None or says_port_taken(lines) or net.can_bind(*where):
+        if where is None or says_port_taken(lines) or net.can_bind(*where, option):
             break
         ctx.clock.sleep(_LOG_LAG_S)
         lines = _last_words(ctx, unit, state)
     # By what its manager says alone: a server may print whatever it likes before it ends.
     has_ended_well = not state.is_active and state.result == "success"
     was_stopped = has_ended_well and ctx.services.was_stopped(unit, state.invocation_id or "")
-    in_use = address if where is not None and net.is_in_use(*where) else None
+    option = option or PortOption.REUSE_ADDR
+    in_use = address if where is not None and net.is_in_use(*where, option) else None
+    # mainline of August 2026 may end before its log thread has written why.
+    is_silent = in_use is not None and failure_of(ctx, state, lines).kind is FailureKind.UNKNOWN
     if was_stopped:
         words = "it was stopped while it was being checked"
         explain = partial(Failure, FailureKind.STOPPED, words, None)
     else:
         explain = partial(_explain, ctx, lost, state, lines, in_use)
-    return NotServing(lost.text, was_stopped, says_port_taken(lines), explain)
+    is_port_taken = says_port_taken(lines) or is_silent
+    return NotServing(lost.text, was_stopped, is_port_taken, explain)
 
 
 def _explain(
@@ -419,8 +425,7 @@ def start_again(
             if now_s >= end_s:
                 return found
             before = ctx.services.state(ctx.unit)
-            ctx.report(Progress("waiting until the port is free again", left_s=end_s - now_s))
-            ctx.clock.sleep(min(_AGAIN_S, end_s - now_s))
+            _wait_to_try_again(ctx, address(), end_s)
             if was_stopped_since(ctx, before):
                 return replace(found, was_stopped=True)
         elif pauses_s and _ended_without_cause(ctx, found):
@@ -492,13 +497,23 @@ def _ended_without_cause(ctx: Context, found: NotServing) -> bool:
 
 def port_will_be_free(found: NotServing, address: Address | None) -> bool:
     """Whether a start failed for a port on which nobody listens, so that only time is missing."""
-    if not found.says_port_taken:
+    if not found.is_port_taken:
         return False
     if address is None:
         return True
     # Builds say the same of an address that is not one of this machine.
     is_ours = net.why_no_listener(address.reachable_host) is None
     return is_ours and not net.is_listened_on(address.port, address.host)
+
+
+def _wait_to_try_again(ctx: Context, address: Address | None, end_s: float) -> None:
+    """Until production can bind its port, but for a few seconds at most: where it is known is a guess."""
+    left_s, option = max(0.0, end_s - ctx.clock.monotonic_s()), _port_option_of(ctx, ctx.unit)
+    ctx.report(Progress("waiting until the port is free again", left_s=left_s))
+    ctx.clock.sleep(min(_RETURN_POLL_S, left_s))
+    for _ in polls(ctx.clock, min(_AGAIN_S, left_s), every_s=_RETURN_POLL_S):
+        if address is not None and _is_free(address, option):
+            return
 
 
 _RETURN_POLL_S = 0.25
@@ -524,8 +539,7 @@ def come_back(ctx: Context) -> Serving | NotServing:
             return found
         if port_will_be_free(found, _address(ctx)):
             before = ctx.services.state(ctx.unit)
-            ctx.say("waiting until the port is free again")
-            ctx.clock.sleep(_AGAIN_S)
+            _wait_to_try_again(ctx, _address(ctx), end_s)
             if was_stopped_since(ctx, before):
                 return replace(found, was_stopped=True)
         elif _is_started_again(ctx.services.state(ctx.unit), n_restarts):
@@ -583,20 +597,29 @@ _PORT_POLL_S = 1.0
 class PortTurns:
     """Whose turn the port was last, `last` being the program; None where it is not known.
 
-    ik closes streams from its side, so that the kernel remembers them for a minute, and then neither
-    it nor mainline binds a port after the other. The same program again binds it at once.
+    A server that closes a connection first leaves the port to the same program, and to builds with the
+    same option (`PortOption`); to others the kernel gives it a minute later.
     """
 
     ctx: Context
     is_held: Callable[[], bool]
     last: Path | None
 
-    def is_productions(self, program: Path | None) -> bool:
-        """Whether this program is the one that production runs, as far as that can be told."""
-        own = program_of_production(self.ctx)
-        return program is not None and own is not None and real_path(program) == real_path(own)
+    @cached_property
+    def option(self) -> PortOption | None:
+        """Production's own; None where it is not known."""
+        return _port_option_of(self.ctx, self.ctx.unit)
 
-    def wait_for(self, program: Path | None, address: Address | None) -> None:
+    def leaves_it_free(self, engine: Engine) -> bool:
+        """Whether production binds at once what this build leaves, as far as that can be told."""
+        own = program_of_production(self.ctx)
+        if own is not None and real_path(engine.program) == real_path(own):
+            return True
+        return engine.port_option is not None and engine.port_option is self.option
+
+    def wait_for(
+        self, program: Path | None, option: PortOption | None, address: Address | None
+    ) -> None:
         """Wait until this program can bind; not where it was the last one, or somebody listens.
 
         Ends early where the lease is gone: its place is taken then, and nothing is to be waited for.
@@ -610,7 +633,7 @@ class PortTurns:
         if is_same or address is None:
             return
         for left_s in polls(self.ctx.clock, PORT_LIMIT_S, every_s=_PORT_POLL_S):
-            if net.can_bind(address.reachable_host, address.port) or not left_s:
+            if _is_free(address, option) or not left_s:
                 return
             if not self.is_held() or net.is_listened_on(address.port, address.host):
                 return
@@ -619,7 +642,7 @@ class PortTurns:
     def wait_for_production(self) -> None:
         """Wait until production can bind its port; where its file cannot be read, do not wait."""
         with contextlib.suppress(TunerdError):
-            self.wait_for(program_of_production(self.ctx), _address(self.ctx))
+            self.wait_for(program_of_production(self.ctx), self.option, _address(self.ctx))
 
 
 def program_of_production(ctx: Context) -> Path | None:
@@ -627,6 +650,25 @@ def program_of_production(ctx: Context) -> Path | None:
     with contextlib.suppress(TunerdError):
         live = read_live_unit(ctx)
         return Path(live.argv[0]) if live.argv else None
+    return None
+
+
+def _is_free(address: Address, option: PortOption | None) -> bool:
+    """Whether a program with this option can bind there, after what its forerunner left was forgotten."""
+    where = (address.bound_host, address.port)
+    if net.can_bind(*where, option):
+        return True
+    if not net.is_listened_on(address.port, address.host):
+        net.forget_ended(*where)
+    return net.can_bind(*where, option)
+
+
+def _port_option_of(ctx: Context, unit: str) -> PortOption | None:
+    """How the program of a unit binds its port; None where that cannot be told."""
+    with contextlib.suppress(TunerdError):
+        live = read_live_unit(ctx, unit)
+        if live.program is not None and not live.is_container:
+            return engine_of(ctx, found_in_unit(live, Path(live.program))).port_option
     return None
 
 

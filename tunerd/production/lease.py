@@ -17,11 +17,11 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of
+from tunerd.engine.capabilities import Engine
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
 from tunerd.engine.serving import environment_with, read_live_unit
@@ -35,7 +35,7 @@ from tunerd.errors import (
     TunerdError,
 )
 from tunerd.machine.facts import Gpu
-from tunerd.machine.files import lock, real_path, stamp_of
+from tunerd.machine.files import lock, stamp_of
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
 from tunerd.model.verdict import lines_of_load
@@ -329,7 +329,8 @@ class Held:
         """
         self.check()
         if not plan.errors:
-            self._turns.wait_for(plan.engine.program, address_of_plan(self._ctx, plan))
+            option, address = plan.engine.port_option, address_of_plan(self._ctx, plan)
+            self._turns.wait_for(plan.engine.program, option, address)
             self.check()
             self._restore_when_free(plan)
         self._n_candidates += 1
@@ -355,9 +356,9 @@ class Held:
     def _restore_when_free(self, plan: Plan) -> None:
         """Should everything end now: after another build production's port may be taken a minute."""
         if self.restores and self._address is not None:
-            is_same = self._turns.is_productions(plan.engine.program)
-            where = (self._address.reachable_host, self._address.port)
-            self._lease.restore_when_free(None if is_same else where)
+            is_free = self._turns.leaves_it_free(plan.engine)
+            where = (self._address.bound_host, self._address.port)
+            self._lease.restore_when_free(None if is_free else where)
 
     def look(self, candidate: Candidate) -> Failure | None:
         """Why the candidate died since it started; None while it runs. For requests that failed.
@@ -785,7 +786,7 @@ def outlook(
     *,
     measuring_s: float,
     start_after: bool = False,
-    programs: Sequence[Path] = (),
+    engines: Sequence[Engine] = (),
 ) -> Outlook:
     """What holding production's place for so long will cost.
 
@@ -793,7 +794,7 @@ def outlook(
         ctx: Where.
         measuring_s: How long the measurement is expected to take, the candidates' loads included.
         start_after: Whether production is started afterwards even if it does not run now.
-        programs: What the candidates run.
+        engines: What the candidates run.
 
     Raises:
         DeployError: as `demand_return`.
@@ -809,15 +810,15 @@ def outlook(
         load_s=_last_load_s(ctx),
         along=_stopped_along(ctx),
     )
-    return beside_others(ctx, ahead, programs)
+    return beside_others(ctx, ahead, engines)
 
 
-def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Outlook:
-    """The outlook where these programs are measured: others than production's leave its port taken."""
-    own = gate.program_of_production(ctx)
-    is_one = own is None or all(real_path(one) == real_path(own) for one in programs)
+def beside_others(ctx: Context, ahead: Outlook, engines: Sequence[Engine]) -> Outlook:
+    """The outlook where these builds are measured: some leave production's port taken."""
+    turns = gate.PortTurns(ctx, lambda: False, gate.program_of_production(ctx))
+    is_free = turns.last is None or all(map(turns.leaves_it_free, engines))
     return (
-        ahead if is_one or not ahead.runs_afterwards else replace(ahead, port_wait_s=PORT_LIMIT_S)
+        ahead if is_free or not ahead.runs_afterwards else replace(ahead, port_wait_s=PORT_LIMIT_S)
     )
 
 

@@ -162,8 +162,8 @@ def _check_handover(
             "port-kept",
             f"{ctx.unit} may be down for a minute longer than it takes to load: closed connections keep "
             f"port {after.port} for a minute, and ik_llama.cpp cannot share it with other builds",
-            f"tunerd retries the start for {PORT_PATIENCE_S:.0f} s; a minute without requests beforehand, or "
-            "another serving.port, avoids the wait",
+            f"root on Linux 6.0 or newer has them forgotten; else tunerd retries the start for {PORT_PATIENCE_S:.0f} s, "
+            "and a minute without requests beforehand, or another serving.port, avoids the wait",
         )
     ]
 

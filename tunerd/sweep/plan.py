@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
@@ -248,13 +247,13 @@ _USELESS = (Effect.NO_EFFECT, Effect.FAILED)
 class Seen:
     """The builds with their facts; those among them that take settings of drafts with a request.
 
-    `programs` are the files that they run.
+    `builds` are they themselves.
     """
 
     engines: tuple[EngineFacts, ...]
     identities: Mapping[str, str | None]
     per_request: frozenset[str]
-    programs: Mapping[str, Path]
+    builds: Mapping[str, Engine]
 
 
 def _plan_with(ctx: Context, request: PlanRequest, changes: Mapping[str, Any]) -> Plan:
@@ -293,7 +292,7 @@ class _Builds:
         own = [engine for engine in installed if engine.name == name] or [self.base.engine]
         others = [engine for engine in installed if engine.name != name]
         listed = self.ranges.get(ENGINE)
-        facts, identities, per_request, programs = [], {}, set(), {}
+        facts, identities, per_request, builds = [], {}, set(), {}
         for engine in (*own, *others):
             is_base = engine.name == name
             if not is_base and listed is not None and engine.name not in listed:
@@ -302,12 +301,12 @@ class _Builds:
             known = self._proved(engine)
             found = self._facts(known, is_base=is_base)
             facts.append(replace(found, placements=placements) if is_base else found)
-            programs[engine.name] = engine.program
+            builds[engine.name] = engine
             identities[engine.name] = None if known.identity is None else known.identity.sha256
             proofs = (known.proof(one).effect for one in ("per-request", "per-request p-min"))
             if all(one is Effect.PROVED for one in proofs):
                 per_request.add(engine.name)
-        return Seen(tuple(facts), identities, frozenset(per_request), programs)
+        return Seen(tuple(facts), identities, frozenset(per_request), builds)
 
     def _proved(self, engine: Engine) -> Engine:
         """The build with its proofs, tried now where speculation could matter and nobody tried it."""
@@ -590,12 +589,12 @@ def _time_for(
 ) -> tuple[Outlook, Deadline | None, float]:
     """What lies ahead of production, when the sweep must have ended, and what a start takes [s]."""
     load_s = ahead.load_s or _START_S + (base_plan.facts.file_bytes or 0) / _DISK_BYTES_S
-    engines, programs = _engines(choice.space), choice.seen.programs
+    engines, seen = _engines(choice.space), choice.seen.builds
     deadline = deadline_of(ctx, request.window, load_s=load_s, changes_program=len(engines) > 1)
     left_s = request.budget_s if deadline is None else deadline.measuring_s(ctx.clock.now_s())
     if left_s < request.budget_s:
         ahead = outlook(ctx, measuring_s=left_s, start_after=request.start_after)
-    used = [programs[name] for name in sorted(engines) if name in programs]
+    used = [seen[name] for name in sorted(engines) if name in seen]
     return beside_others(ctx, ahead, used), deadline, load_s
 
 

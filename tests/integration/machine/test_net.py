@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import needs
+from tests.support.forked import Forked
 from tunerd.machine.net import (
     TABLES,
+    _asked_for,
     can_bind,
+    forget_ended,
     free_port,
     is_in_use,
     listening_pid,
@@ -24,6 +28,7 @@ from tunerd.machine.net import (
     why_no_listener,
 )
 from tunerd.machine.process import Child, run, start
+from tunerd.words import PortOption
 
 LISTEN = (
     "import socket, sys, time; s = socket.socket();"
@@ -120,31 +125,80 @@ def test_whoever_takes_an_address_is_found_and_so_is_its_line_in_the_kernels_tab
 def test_a_port_can_be_bound_while_nobody_listens_on_it() -> None:
     port = free_port()
     assert can_bind("127.0.0.1", port)
-    assert not is_in_use("127.0.0.1", port)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", port))
-        assert is_in_use("127.0.0.1", port), "it is bound, though nobody listens"
-        listener.listen()
-        assert not can_bind("127.0.0.1", port)
-    assert not is_in_use("192.0.2.1", port), "an address of another machine"
+    for option in PortOption:
+        assert not is_in_use("127.0.0.1", port, option)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            assert is_in_use("127.0.0.1", port, option), "it is bound, though nobody listens"
+            listener.listen()
+            assert not can_bind("127.0.0.1", port, option)
+        assert not is_in_use("192.0.2.1", port, option), "an address of another machine"
 
 
-def test_a_port_whose_server_closed_a_connection_first_cannot_be_bound_for_a_while() -> None:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            accepted, _ = listener.accept()
-            accepted.close()  # the server says goodbye first
-            assert client.recv(1) == b""
+@pytest.mark.parametrize("left", PortOption)
+def test_a_port_whose_server_closed_a_connection_first_is_free_for_its_like_alone(
+    left: PortOption,
+) -> None:
+    port = server_that_closed_first(left)
+
     assert not can_bind("127.0.0.1", port)
-    assert not is_in_use("127.0.0.1", port)
+    for option in PortOption:
+        assert can_bind("127.0.0.1", port, option) is (option is left)
+        assert is_in_use("127.0.0.1", port, option) is (option is not left)
     assert len(lines_of("127.0.0.1", port)) == 1, "the end of a lease waits for it"
-    with socket.socket() as again:  # as the same server would, started again
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind(("127.0.0.1", port))
+
+
+def test_connections_by_another_address_keep_the_port_of_all_addresses() -> None:
+    port = server_that_closed_first(PortOption.REUSE_ADDR, "0.0.0.0", "127.0.0.2")  # noqa: S104
+
+    assert can_bind("127.0.0.1", port, PortOption.REUSE_PORT)
+    assert not can_bind("0.0.0.0", port, PortOption.REUSE_PORT)  # noqa: S104
+
+
+@needs.needs_root
+@pytest.mark.parametrize(
+    ("bound", "asked"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.2"), ("::", "127.0.0.3"), ("::1", "::1")],  # noqa: S104
+)
+def test_root_may_have_connections_of_the_past_forgotten_and_those_alone(
+    bound: str, asked: str
+) -> None:
+    port = server_that_closed_first(PortOption.REUSE_PORT, bound, asked)
+    other = server_that_closed_first(PortOption.REUSE_PORT, bound, asked)
+    assert not can_bind(bound, port)
+
+    forget_ended(bound, port)
+
+    assert can_bind(bound, port)
+    assert not can_bind(bound, other), "which is another port's"
+
+
+@needs.needs_root
+def test_whoever_may_not_have_connections_forgotten_waits() -> None:
+    port = server_that_closed_first(PortOption.REUSE_PORT)
+
+    def as_somebody(_tell: object) -> None:
+        os.setuid(65534)
+        forget_ended("127.0.0.1", port)
+
+    assert Forked(as_somebody).end() == (0, "")
+    assert not can_bind("127.0.0.1", port)
+
+
+def server_that_closed_first(
+    option: PortOption, host: str = "127.0.0.1", asked: str = "127.0.0.1"
+) -> int:
+    """The port of a server that is gone, of which the kernel remembers a connection."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+        listener.bind((host, 0))
+        listener.listen()
+        port: int = listener.getsockname()[1]
+        with socket.create_connection((asked, port)) as client:
+            accepted, _ = listener.accept()
+            accepted.close()
+            assert client.recv(1) == b""
+    return port
 
 
 def test_a_host_by_name_may_have_any_connection_of_its_port() -> None:
@@ -160,6 +214,22 @@ def test_a_free_port_is_not_one_that_outgoing_connections_get() -> None:
     if lowest < 2048:
         pytest.skip("all ports are for outgoing connections here")
     assert all(1024 <= free_port() < lowest for _ in range(20))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "::"])
+def test_what_the_kernel_tells_of_listeners_alone_is_what_its_table_of_all_shows(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((host, 0))
+        listener.listen()
+        inode = str(os.fstat(listener.fileno()).st_ino)
+        told, shown = (  # the table, which is read in pieces, may show one twice
+            {one for one in found if one.inode == inode}
+            for found in (_asked_for("LISTEN"), tcp_sockets())
+        )
+
+        assert told == shown
+        assert len(told) == 1
 
 
 def test_why_nothing_can_listen_on_a_host_is_told_without_a_port() -> None:

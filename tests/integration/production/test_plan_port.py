@@ -17,11 +17,13 @@ from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tests.support.sweep_box import for_everybody
 from tests.support.waiting import until
+from tunerd.engine.builds import find_engines
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit
 from tunerd.machine.net import is_listened_on
 from tunerd.production.gate import NotServing, port_will_be_free
+from tunerd.production.lease import outlook
 from tunerd.production.plan import check_port
 from tunerd.production.rollback import preview
 
@@ -79,6 +81,16 @@ def test_a_port_that_what_serves_leaves_to_another_family_only_later_is_told_of(
         assert "port-kept" not in warnings(box, "build", "--set", elsewhere)
         back = preview(box.box.context, None)
         assert "port-kept" in {one.code for one in back.messages}
+
+
+def test_only_a_measurement_of_another_family_is_said_to_keep_the_port(box: BuildBox) -> None:
+    ctx = box.box.context
+    engines = {one.name: one for one in find_engines(ctx)}
+    box.apply("build")
+    kept = {name: outlook(ctx, measuring_s=1.0, engines=[engines[name]]).port_wait_s > 0
+            for name in ("build", "twin", "other")}  # fmt: skip
+    box.apply("other")
+    assert kept == {"build": False, "twin": False, "other": True}
 
 
 def test_a_port_that_somebody_else_took_is_told_before_a_rollback_too(box: BuildBox) -> None:

@@ -18,7 +18,7 @@ from tunerd.engine.capabilities import (
 )
 from tunerd.engine.flags import DEPTH_FLAGS
 from tunerd.profile.schema import SPEC_WORDS
-from tunerd.words import Family
+from tunerd.words import Family, PortOption
 
 
 def text_of(dialect: str) -> str:
@@ -165,6 +165,15 @@ def test_a_hostile_version_or_list_of_devices_is_read_in_no_time() -> None:
 
 
 # Help texts of real builds, and of hostile ones.
+
+
+@pytest.mark.parametrize("dialect", EXPECTED)
+def test_how_a_build_binds_its_port_is_known_of_those_that_were_looked_at(dialect: str) -> None:
+    found, text = capabilities_of(dialect), text_of(dialect)
+    before = read_capabilities(parse_help(text.replace("--reuse-port", "--other")))
+    is_ik = found.family is Family.IK
+    assert found.port_option is (PortOption.REUSE_PORT if is_ik else PortOption.REUSE_ADDR)
+    assert before.port_option is (PortOption.REUSE_PORT if is_ik else None)
 
 
 def test_an_option_of_mainline_is_read_whole() -> None:

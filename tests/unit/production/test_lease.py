@@ -9,7 +9,7 @@ import socket
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from tests.support.fake_gpu import a_card
 from tests.support.fakes import FakeLease, Invocation, Life, Program
 from tests.support.profiles import a_plan_for
 from tunerd.app import Context, data_dir
+from tunerd.engine.capabilities import Engine
 from tunerd.engine.health import Failure, FailureKind, Reason
 from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit
@@ -53,7 +54,7 @@ from tunerd.units.manager import (
     lease_unit,
     run_scope,
 )
-from tunerd.words import MiB
+from tunerd.words import MiB, PortOption
 
 ID = "0123456789ab"
 RECORD = LeaseRecord(ID, UNIT, "bench x", 4711, 1_790_000_000.0, 1_790_000_600.0, restores=True)
@@ -486,6 +487,10 @@ TAKEN = "E srv start: couldn't bind HTTP server socket, hostname: 127.0.0.1, por
 ONE, OTHER = Path("/opt/one/llama-server"), Path("/opt/other/llama-server")
 
 
+def build(program: Path) -> Engine:
+    return Engine(program, "settings", "x")
+
+
 def fails_until(world: World, at_s: float, says: str) -> None:
     """Its next starts end at once, until the clock shows this."""
     serves: Program = world.manager.programs[ENGINE]
@@ -535,11 +540,11 @@ def test_a_unit_that_its_manager_starts_again_is_waited_for(world: World) -> Non
 
 def test_a_port_that_is_known_is_waited_for_and_the_outlook_says_how_long(world: World) -> None:
     ctx = world.context()
-    ahead = outlook(ctx, measuring_s=60, programs=[Path(ENGINE), OTHER])
+    ahead = outlook(ctx, measuring_s=60, engines=[build(Path(ENGINE)), build(OTHER)])
 
     assert ahead.port_wait_s == 75.0
     assert "once it is free again, up to 75 s later" in ahead.text
-    same = outlook(ctx, measuring_s=60, programs=[Path(ENGINE)])
+    same = outlook(ctx, measuring_s=60, engines=[build(Path(ENGINE))])
     assert same.port_wait_s == 0
     assert "free again" not in same.text
     assert outlook(ctx, measuring_s=60).text == same.text
@@ -567,7 +572,7 @@ def test_another_program_waits_until_it_can_bind_but_no_longer_than_the_kernel_r
     for n_words, n_said in ((3, 3), (1000, PORT_LIMIT_S)):
         holder = Holder(n_words)
         ctx = replace(world.context(), progress=holder)
-        PortTurns(ctx, lambda: True, ONE).wait_for(OTHER, holder.address)
+        PortTurns(ctx, lambda: True, ONE).wait_for(OTHER, None, holder.address)
         holder.socket.close()
         assert [round(one.left_s or 0) for one in holder.said[:3]] == [75, 74, 73]
         assert len(holder.said) == n_said
@@ -584,11 +589,46 @@ def test_nobody_waits_for_their_own_port_nor_for_one_that_is_listened_on_nor_wit
     if listens:
         holder.socket.listen()
     turns = PortTurns(replace(world.context(), progress=holder), lambda: is_held, ONE)
-    turns.wait_for(program, holder.address)
+    turns.wait_for(program, None, holder.address)
     holder.socket.close()
 
     assert holder.said == []
     assert turns.last == program, "it is its turn now"
+
+
+def test_a_build_takes_the_port_at_once_where_its_like_left_it(world: World) -> None:
+    said: list[Progress] = []
+    turns = PortTurns(replace(world.context(), progress=said.append), lambda: True, ONE)
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        address = Address("127.0.0.1", server.getsockname()[1])  # as of connections of the past
+        turns.wait_for(OTHER, PortOption.REUSE_ADDR, address)
+        assert said == []
+        turns.wait_for(ONE, PortOption.REUSE_PORT, address)
+        assert len(said) == PORT_LIMIT_S
+
+
+def test_a_port_of_all_addresses_is_waited_for_on_all(world: World) -> None:
+    """Connections by the network kept it, and a candidate that was started by then was called broken."""
+    said: list[Progress] = []
+    turns = PortTurns(replace(world.context(), progress=said.append), lambda: True, ONE)
+    with socket.socket() as server:
+        server.bind(("127.0.0.2", 0))
+        turns.wait_for(OTHER, None, Address("0.0.0.0", server.getsockname()[1]))  # noqa: S104
+    assert len(said) == PORT_LIMIT_S
+
+
+def test_the_end_of_a_lease_waits_for_connections_by_every_address_of_production(
+    world: World,
+) -> None:
+    world.put(world.text("one").replace(b"--host 127.0.0.1", b"--host 0.0.0.0"))
+    ctx = replace(world.context(), data_dir=data_dir())
+    with hold(ctx, purpose="bench x", budget_s=60) as lease:
+        with lease.serve(a_plan_for(ctx, OTHER)) as tried:
+            assert tried.fault is not None, "there is no such program"
+        found = cast("FakeLease", lease._lease).address
+    assert found == ("0.0.0.0", world.port)  # noqa: S104
 
 
 def test_a_measurement_that_waits_for_the_port_at_its_end_still_holds_the_place(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -302,6 +304,27 @@ def test_a_backup_that_somebody_removed_or_changed_during_the_trial_is_not_neede
     look = world.look()
     assert look is not None
     assert look.mode == 0o640
+
+
+def test_a_start_that_ends_without_a_word_on_a_port_of_the_past_is_repeated(world: World) -> None:
+    """mainline's log thread may be slower than its end: a swap from ik was undone for that, after most of its minute."""
+    world.put(world.text("mine"))
+    serve, starts = world.manager.programs[ENGINE], itertools.count(1)
+    holder = socket.socket()
+
+    def start(invocation: Invocation) -> Life:
+        if (number := next(starts)) == 1:
+            holder.bind(("127.0.0.1", world.port))
+        if number <= 3:
+            words = ("srv          init: using 8 threads for HTTP server",)
+            return Life(prints=words, ends_after_s=0.1, ending=Ending(code=1))
+        holder.close()
+        return serve(invocation)
+
+    world.manager.programs[BROKEN] = start
+    deploy(world.context(), world, "new", program=BROKEN)
+
+    assert world.serving_alias() == "new"
 
 
 def test_nobody_else_reads_the_units_in_generations(world: World) -> None:
