@@ -145,7 +145,8 @@ class ServiceSettings(Table):
     """how long its first generation may take"""
     settle_s: Seconds = 3.0
     """how long the new server must stay up before the swap is committed"""
-    stop_timeout_s: Annotated[int, Field(ge=1, le=600)] = 30
+    # Mainline answers nothing once it is told to stop, and waits for whoever asked: that long nobody is served.
+    stop_timeout_s: Annotated[int, Field(ge=1, le=600)] = 10
     """`TimeoutStopSec=` of the unit"""
 
     @property

@@ -51,7 +51,7 @@ def server_of(*values: str, **changes: Any) -> Server:
         "has_gpu": True,
         "folders": {},
         "locks_memory": False,
-        "stop_timeout_s": 30,
+        "stop_timeout_s": 10,
         "load_limit_s": 1800,
     }
     return Server(**{**fields, **changes})

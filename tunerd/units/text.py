@@ -288,7 +288,7 @@ class UnitSpec:
     binds_low: bool = False
     needs_home: bool = False
     restart: str = "on-failure"
-    stop_timeout_s: int = 30
+    stop_timeout_s: int = 10
     mounts: Sequence[str] = ()
     unit_directives: Sequence[tuple[str, str]] = ()
     service_directives: Sequence[tuple[str, str]] = ()
