@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.forked import Forked
+from tests.support.sockets import server_that_closed_first
 from tunerd.machine.net import (
     TABLES,
     _asked_for,
@@ -183,22 +184,6 @@ def test_whoever_may_not_have_connections_forgotten_waits() -> None:
 
     assert Forked(as_somebody).end() == (0, "")
     assert not can_bind("127.0.0.1", port)
-
-
-def server_that_closed_first(
-    option: PortOption, host: str = "127.0.0.1", asked: str = "127.0.0.1"
-) -> int:
-    """The port of a server that is gone, of which the kernel remembers a connection."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
-        listener.bind((host, 0))
-        listener.listen()
-        port: int = listener.getsockname()[1]
-        with socket.create_connection((asked, port)) as client:
-            accepted, _ = listener.accept()
-            accepted.close()
-            assert client.recv(1) == b""
-    return port
 
 
 def test_a_host_by_name_may_have_any_connection_of_its_port() -> None:
