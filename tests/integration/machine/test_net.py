@@ -25,6 +25,7 @@ from tunerd.machine.net import (
     listening_ports,
     n_connections,
     table_pattern,
+    tcp_sockets,
     who_listens,
     why_no_listener,
 )
