@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import HELP_OF, capabilities_of
+from tests.support.folders import DATA
 from tests.support.profiles import PROFILE_DATA, context, profile_of
 from tests.support.transcripts import transcript
 from tunerd.engine.capabilities import parse_help, read_capabilities
@@ -112,93 +113,12 @@ def test_every_word_of_any_command_line_is_placed_or_named(case: tuple[str, list
 # What becomes of lines and variables.
 
 
-def variables(*assigned: str) -> list[str]:
-    return [f"LLAMA_ARG_{one}" for one in assigned]
-
-
-# Variables before flags, by the dialect that reads them, under what is to be seen of them.
-LINES: dict[str, dict[str, Sequence[str]]] = {
-    "A value becomes its key however it is spelt": {
-        "main-0x": ("", "-c 4096", "--ctx_size 4096", "-c 032768", "-n -1", "--temp .5", "--temp 5e-1", "--temp 1",
-                    "-fa 1", "-fa disabled", "--no-warmup", "-nkvo", "-ngl all", "-c 4096 -ngl all", "-ngl auto", "-fitt 512", "-fitt +512",
-                    "--chat-template-kwargs '{\"a\":false}'", "--no-context-shift"),
-        "ik-now": ("--context-shift off",),
-    },
-    "Of two values the last counts, but for lists, which add up": {
-        "main-0x": ("-a one -a two", "LLAMA_ARG_ALIAS=one -a two", "--api-key-file /one --api-key-file /two",
-                    """--chat-template-kwargs '{"a":1,"b":1}' --chat-template-kwargs '{"b":2}'""", "-c 1 -c 2",
-                    "--warmup --no-warmup", "-ot a=CPU,b=CPU -ot c=CPU"),
-        "main-lm": ("LLAMA_ARG_OVERRIDE_TENSOR=a=CPU -ot b=CPU",),
-        "ik-now": ("-a one -a two", "--api-key-file /one --api-key-file /two"),
-    },
-    # Served by the path of its file it was called by that, and clients had no such model any more.
-    "A repository is the name of its model where the line gives none": {
-        "main-lm": ("-hf u/r:q4_k_m", "LLAMA_ARG_HF_REPO=u/r", "-hf u/r -a mine"),
-    },
-    "Load modes are as builds of May and August 2026 served them": {
-        "main-0x": ("-lm mlock", "--mlock"),
-        "main-mid": ("--no-mmap --mlock", "--mlock --no-mmap", "--mlock", "--no-mmap --mmap", "-dio", "--no-mmap -dio",
-                     "--mlock -dio", "LLAMA_ARG_MLOCK=1 --no-mmap"),
-        "main-lm": ("--no-mmap --mlock", "--mlock --no-mmap", "--mlock", "-lm mmap+mlock --no-mmap", "--mlock -ndio",
-                    "LLAMA_ARG_MLOCK=1 --no-mmap", "LLAMA_ARG_NO_MMAP=1 LLAMA_ARG_MLOCK=1"),
-    },
-    "What places the model excludes other ways of it": {
-        "main-0x": ("--fit off", "--fit off --device CUDA0", "-fitt 512,1024", "--fit off -fitt 512",
-                    "-ngl 9 -fitt 512", "-ngl 9", "-ngl 9 --fit on", "-c 4096 --temp .5 -fa 1 -ot a=CPU --fit off"),
-        "ik-now": ("--fit --fit-margin 1664", "--fit", "--fit-margin 1664"),
-    },
-    # Each was seen to draft, and no deeper than that, on a build of its dialect; chains on that of August 2026.
-    "Speculation is what the build was seen to do of it": {
-        "main-0x": ("--spec-type draft-mtp", "--spec-type none", "--spec-type draft-mtp,ngram-mod",
-                    "--spec-type draft-mtp --spec-type ngram-mod", "--spec-type draft-mtp --spec-type none",
-                    "-md /d.gguf", "--spec-draft-n-max 5", "--spec-type ngram-mod --spec-draft-n-max 5",
-                    "--spec-type draft-dflash", "--spec-default"),
-        "main-lm": ("LLAMA_ARG_SPEC_TYPE=ngram-mod --spec-type draft-mtp", "--spec-type draft-mtp -md /mtp.gguf"),
-        "main-mid": ("-md /d.gguf --spec-draft-n-max 5", "--spec-type draft-mtp -md /mtp.gguf"),
-        "main-old": ("-md /d.gguf --draft-max 5", "--spec-type ngram-simple --draft-max 2"),
-        "ik-may": ("-mtp", "-mtp -no-mtp", "--spec-type ngram-simple --draft-max 2", "-gfm 0,512 --dry-base 2"),
-        "ik-now": ("--spec-type mtp:p_min=0.75,n_max=3", "--recurrent-ckpt-mode per-step"),
-    },
-    # A unit from before June 2026, whose engine was upgraded since: what the stage says now is not lost.
-    "Depth and filter in flags of their own go into ik's stage": {
-        "ik-now": ("-mtp --draft-max 3 --draft-p-min 0.75", "--spec-type mtp --draft-max 3", "--draft-max 3"),
-    },
-    "What no profile can say is named": {
-        "main-0x": ("--nope 5 -c 5", "-c", "-c many", "--temp nan", "-t -1", "--port 0", "-a 'a\nb'", "--lora 'a\nb'",
-                    "stray words -c 5"),
-    },
-    "A variable is the option that it stands for": {
-        "main-0x": variables("CTX_SIZE=4096", "ALIAS=x", "FLASH_ATTN=on", "JINJA=1", "JINJA=disabled",
-                             "NO_JINJA=whatever", "ENDPOINT_METRICS=true", "ENDPOINT_SLOTS=0", "SPEC_TYPE=draft-mtp",
-                             "LOAD_MODE=mlock", "MODEL=/m.gguf", "CACHE_TYPE_K=q8_0", "FIT_TARGET=512", "NO_HOST=1",
-                             "API_KEY_FILE=/etc/llama/keys"),
-        "main-mid": ("LLAMA_LOG_VERBOSITY=2 LLAMA_CACHE=/c _X=1",),
-    },
-    "Switches of ik know `1` and `true` alone": {
-        "ik-now": variables("FLASH_ATTN=1", "FLASH_ATTN=on", "ENDPOINT_SLOTS=no", "ENDPOINT_METRICS=true",
-                            "MODEL_ALIAS=x", "MLOCK=1", "MLOCK=on"),
-    },
-    "On mainline the line wins over the environment, on ik the other way round": {
-        "main-0x": ("LLAMA_ARG_CTX_SIZE=2048 -c 1024",),
-        "ik-now": ("LLAMA_ARG_CTX_SIZE=2048 -c 1024",),
-    },
-    "A secret goes into no profile, and each has its way": {
-        "main-0x": ("--api-key hunter2", "--api_key hunter2", "-hft hunter2", "--hf-token hunter2",
-                    *(f"{name}=hunter2 CUDA_VISIBLE_DEVICES=0" for name in
-                      ("LLAMA_API_KEY", "HF_TOKEN", "LLAMA_ARG_API_KEY", "MY_SECRET", "OPENAI_API_KEY"))),
-    },
-    # It went from a file of root's own into the unit, where everybody reads it.
-    "A variable with the key of the line goes into no profile, but for one with the letters of a common word": {
-        "main-lm": (*(f"{name}='--api-key hunter2' GGML_X=1 -m /q.gguf --api-key hunter2"
-                      for name in ("MY_KEY", "LLAMA_ARGS", "PASS")),
-                    "LD_LIBRARY_PATH=/usr/local/lib CUDA_CACHE_PATH=/var/local -m /q.gguf --api-key local"),
-    },
-}  # fmt: skip
 VARIABLE = re.compile(r"[A-Z_]+=")
 
 
-def came_of(line: str, dialect: str) -> list[str]:
-    """What a line brings beside the profile of an empty one."""
+def came_of(dialect: str, line: str) -> list[str]:
+    """What a line brings beside the profile of an empty one; variables come before flags."""
+    line = "" if line == "nothing" else line
     words = shlex.split(line)
     given = list(itertools.takewhile(VARIABLE.match, words))
     environment = dict(one.split("=", 1) for one in given)
@@ -218,15 +138,22 @@ def came_of(line: str, dialect: str) -> list[str]:
 
 
 def test_what_becomes_of_a_line_is_told_as_in_the_golden_text() -> None:
-    """Of one that is empty all is told, of others what they change in that."""
-    transcript(
-        "imported/lines",
-        [
-            (heading, [text for dialect, lines in by_dialect.items() for line in lines
-                       for text in came_of(line, dialect)])
-            for heading, by_dialect in LINES.items()
-        ],
-    )  # fmt: skip
+    """Of one that is empty all is told, of others what they change in that.
+
+    The lines are those of the text itself: whoever adds `DIALECT: LINE` there has what comes of it from
+    `make golden`. Speculation is what the build of its dialect was seen to do, chains what that of August
+    2026 was; a repository names its model since clients had no model of its file's name; depth in flags of
+    their own is of units from before June 2026 whose engine was upgraded since; and a variable with the key
+    of the line went from a file of root's own into the unit, where everybody reads it.
+    """
+    text = (DATA / "golden/imported/lines.txt").read_text(encoding="utf-8").removesuffix("\n")
+    cases: list[tuple[str, list[str]]] = []
+    for heading, *lines in (block.split("\n") for block in text.split("\n\n")):
+        asked = (line[4:].replace(r"\n", "\n").split(": ", 1) for line in lines if line[4] != " ")
+        came = [told for dialect, line in asked for told in came_of(dialect, line)]
+        cases.append((heading.removesuffix(":"), came))
+    assert sum(len(came) for _, came in cases) > 300
+    transcript("imported/lines", cases)
 
 
 @pytest.mark.parametrize(
