@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,20 @@ def transcript(name: str, cases: Iterable[tuple[str, Iterable[str]]]) -> str:
     text = "\n\n".join(parts.values()) + "\n"
     compare(DATA / "golden" / f"{name}.txt", text)
     return text
+
+
+def inputs_of(name: str) -> Iterator[tuple[str, list[str]]]:
+    """The sentences of a transcript that holds its own inputs, and the lines that are put in under each.
+
+    What came of a line stands four blanks further in. Whoever adds an input writes it there, for `make golden`.
+    """
+    text = (DATA / "golden" / f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
+    for heading, *lines in (block.split("\n") for block in text.split("\n\n")):
+        inputs = [line[4:] for line in lines if not line.startswith(" " * 8)]
+        yield (
+            heading.removesuffix(":"),
+            [line.replace(r"\n", "\n").replace(r"\t", "\t") for line in inputs],
+        )
 
 
 def messages_lines(messages: Iterable[Message]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.support.builders import (
 )
 from tests.support.folders import DATA
 from tests.support.profiles import KEYS, PROFILE_DATA, context, profile_of
-from tests.support.transcripts import compare, transcript
+from tests.support.transcripts import compare, inputs_of, transcript
 from tunerd.engine.flags import (
     FLAG_ROWS,
     PLAIN_FLAGS,
@@ -133,37 +134,19 @@ def test_a_key_is_spelled_as_the_build_wants_it(
     assert set(absent.split()).isdisjoint(command.argv)
 
 
-REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "A build has no flag for it": [
-        ("ik-now", {"serving.load_mode": "dio"}), ("ik-now", {**DRAFT, "speculation.ctx_size": 512}),
-        ("ik-now", {"serving.log_verbosity": 3}), ("ik-now", {"memory.n_gpu_layers": "auto"}),
-        *((dialect, {"speculation.type": "mtp"}) for dialect in ("main-old", "bee-01")),
-    ],
-    "Something that it needs is not there": [
-        ("main-0x", {"speculation.type": "dflash"}), ("main-0x", {"serving.threads": "physical"}),
-    ],
-    "An argument of the user's own repeats a key": [
-        *(("main-lm", {"extra_args": words.split()})
-          for words in ("--port 1", "-c 1", "--ctx_size 1", "--mlock", "--spec-type none", "-m x")),
-        ("main-0x", {"extra_args": ["--spec-ngram-mod-n-max", "48"], "speculation.type": "ngram-mod", "speculation.n_max": 64}),
-    ],
-    "An argument of the user's own tells a secret": [
-        ("main-lm", {"extra_args": [flag, "hunter2"]}) for flag in ("--api-key", "--api_key", "--hf-token", "-hft", "--hf-token-draft")
-    ],
-    "An argument of the user's own is none that the build lists": [
-        ("main-0x", {"extra_args": words.split()}) for words in ("--nope", "-zz", "--port=9", "--draft-max", "--verbosity 1")
-    ],
-}  # fmt: skip
-
-
 def test_what_a_build_cannot_serve_is_refused_as_in_the_golden_text() -> None:
-    cases: dict[str, list[str]] = {told: [] for told in REFUSED}
-    for told, asked in REFUSED.items():
-        for dialect, data in asked:
-            result = rendered(dialect, cores=None, **data)
+    cases = []
+    for heading, lines in inputs_of("errors/commandline"):
+        told = []
+        for line in lines:
+            dialect, keys = line.split(": ", 1)
+            result = rendered(dialect, cores=None, **json.loads(keys))
             assert not isinstance(result, CommandLine)
-            cases[told] += [f"{dialect}: {one}" for one in result]
-    assert "hunter2" not in transcript("errors/commandline", cases.items())
+            assert "hunter2" not in str(result)
+            told += [line, *(f"    {one}" for one in result)]
+        cases.append((heading, told))
+    assert sum(len(told) for _, told in cases) >= 50
+    transcript("errors/commandline", cases)
 
 
 def test_a_placement_by_hand_switches_fit_off() -> None:

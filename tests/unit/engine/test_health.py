@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import DATA
-from tests.support.transcripts import transcript
+from tests.support.transcripts import inputs_of, transcript
 from tunerd.engine.health import (
     Completion,
     Expectation,
@@ -192,11 +192,11 @@ def test_a_real_failure_is_told_as_in_the_golden_text_whatever_the_journal_has_a
 
 
 def classified(lines: Iterable[str]) -> Iterator[str]:
-    """What was written until an ending in parentheses, that, and what is told of both in place of what was told."""
+    """What was written until an ending in parentheses, that, and what is told of both."""
     said: list[str] = []
-    for line in (line[4:] for line in lines if not line.startswith(" " * 8)):
+    for line in lines:
         if not line.startswith("("):
-            said.append(line.replace(r"\t", "\t"))
+            said.append(line)
             continue
         ended = () if line == "(ending unknown)" else line[1:-1].split()
         kind, status, result = (*ended, None, None, None)[:3]
@@ -216,9 +216,7 @@ def test_the_most_telling_line_decides_as_in_the_golden_text_and_else_the_ending
     one of memory. A driver that fails is no lack of memory, which a larger margin would help; and much is said to nobody's
     harm right before an end of another kind, memory that was asked for, not given and done without among it.
     """
-    text = (DATA / f"golden/failures/{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
-    blocks = [block.split("\n") for block in text.split("\n\n")]
-    cases = [(heading.removesuffix(":"), list(classified(lines))) for heading, *lines in blocks]
+    cases = [(heading, [*classified(lines)]) for heading, lines in inputs_of(f"failures/{name}")]
     assert sum(line.startswith("(") for _, lines in cases for line in lines) >= least
     transcript(f"failures/{name}", cases)
 

@@ -15,9 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import HELP_OF, capabilities_of
-from tests.support.folders import DATA
 from tests.support.profiles import PROFILE_DATA, context, profile_of
-from tests.support.transcripts import transcript
+from tests.support.transcripts import inputs_of, transcript
 from tunerd.engine.capabilities import parse_help, read_capabilities
 from tunerd.engine.flags import CommandLine, RenderContext, arguments_sha256, render
 from tunerd.engine.importer import Imported, import_command_line, split_flags
@@ -140,18 +139,15 @@ def came_of(dialect: str, line: str) -> list[str]:
 def test_what_becomes_of_a_line_is_told_as_in_the_golden_text() -> None:
     """Of one that is empty all is told, of others what they change in that.
 
-    The lines are those of the text itself: whoever adds `DIALECT: LINE` there has what comes of it from
-    `make golden`. Speculation is what the build of its dialect was seen to do, chains what that of August
-    2026 was; a repository names its model since clients had no model of its file's name; depth in flags of
-    their own is of units from before June 2026 whose engine was upgraded since; and a variable with the key
-    of the line went from a file of root's own into the unit, where everybody reads it.
+    The lines are those of the text itself, as `DIALECT: LINE`. Speculation is what the build of its dialect was seen
+    to do, chains what that of August 2026 did; a repository names its model since clients had no model of its file's
+    name; depth in flags of their own is of units from before June 2026 whose engine was upgraded since; and a variable
+    with the key of the line went from a file of root's own into the unit, where everybody reads it.
     """
-    text = (DATA / "golden/imported/lines.txt").read_text(encoding="utf-8").removesuffix("\n")
-    cases: list[tuple[str, list[str]]] = []
-    for heading, *lines in (block.split("\n") for block in text.split("\n\n")):
-        asked = (line[4:].replace(r"\n", "\n").split(": ", 1) for line in lines if line[4] != " ")
-        came = [told for dialect, line in asked for told in came_of(dialect, line)]
-        cases.append((heading.removesuffix(":"), came))
+    cases = [
+        (heading, [told for line in lines for told in came_of(*line.split(": ", 1))])
+        for heading, lines in inputs_of("imported/lines")
+    ]
     assert sum(len(came) for _, came in cases) > 300
     transcript("imported/lines", cases)
 
