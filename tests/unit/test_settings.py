@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.transcripts import transcript
+from tests.support.transcripts import inputs_of, transcript
 from tunerd.errors import ConfigError
 from tunerd.paths import Paths, paths_for
 from tunerd.settings import (
@@ -81,64 +81,21 @@ def test_a_shared_store_has_an_address_and_a_box_whatever_account_a_directory_gi
     assert load_settings(paths, {}).fleet.boxes == boxes
 
 
-# What is said of settings that are wrong: the file, and the environment.
-SAID: dict[str, tuple[str, dict[str, str]]] = {
-    "All mistakes are reported at once, each with its place": (
-        ("mdoe = 'user'\n[service]\nuint = 'x.service'\ndrain_s = -1\nstop_timeout_s = 'soon'\n"
-        "[engines.mine]\npth = '/x'\n[models]\ndirs = ['relative']"),
-        {"TUNERD_SERVICE__STALL_S": "long", "TUNERD_SERVCE__UNIT": "x.service", "TUNERD_MODELS__DIRS": "/a:/b"},
-    ),
-    "What may stand there is told in words": (
-        ("service = { unit = 'my server', user = 'Root' }\nnotify = { webhook = 'ftp://x' }\npage = { hosts = ['a b'] }\n"
-        "fleet = { boxes = ['-x'] }\nstore = { box = 'a b' }\n"
-        "sweep = { window = '25:00-03:00', days = 'mon,fnd', timezone = 'Europe/Berlni' }"),
-        {},
-    ),
-    **{f"A limit in which nothing can start is refused, {key}": (f"service.{key} = 0", {})
-       for key in ("start_limit_s", "stall_s", "generation_limit_s")},
-    "A night of no time is refused": ("sweep.budget_s = 0", {}),
-    **{f"A unit that can serve nothing is refused, {unit}": (f"service.unit = '{unit}'", {})
-       for unit in ("tunerd.service", "llama@.service")},
-    **{f"A name that is no {kind} is refused, {name!r}": ("", {f"TUNERD_SERVICE__{key}": name})
-       for kind, key, names in (
-           ("unit", "UNIT", ("a.service\nExecStart=x", "../x.service", "a b.service", "x.timer", "")),
-           ("account", "USER", ("root\n", "Root", "a b", "-x", "%i", "")),
-       ) for name in names},
-    **{f"A misspelt variable is caught, {name}": ("", {name: "x.service"})
-       for name in ("TUNERD_SERVICE__UINT", "TUNERD_MODLES__DIRS", "TUNERD_STATE_DRI", "TUNERD_X")},
-    "An engine in the environment has the keys of one":
-        ("", {"TUNERD_ENGINES__MINE__PATH": "/o", "TUNERD_ENGINES__MINE__PTH": "/x"}),
-    **{f"A value of the wrong kind is one problem, {text}": (text, {})
-       for text in ("service = 5", "engines = 5", "engines.a = 5", "models.dirs = 'x'", "backups.keep = -1")},
-}  # fmt: skip
-# A password in an address is refused and not shown, wherever it stands.
-SECRETS = [
-    *(f"{ADDRESS}{rest}" for rest in (
-        "tunerd:hush@db.lan/tunerd", "tunerd:a/hush@db.lan/tunerd", "tunerd:12/hush@db.lan/tunerd",
-        "tunerd:12?hush@db.lan/tunerd", "tunerd#1:hush@db.lan/tunerd", "tunerd@db.lan/tunerd?sslpassword=hush",
-        "tunerd@db.lan/tunerd?sslmode=require&password=hush", "tunerd@db.lan:port/tunerd",
-    )),
-    "postgresql://tunerd:hush@db.lan/tunerd", "sqlite:////srv/hush@x",
-]  # fmt: skip
-
-
 def test_what_is_said_of_wrong_settings_is_the_golden_text(paths: Paths) -> None:
     cases: list[tuple[str, list[str]]] = []
-    addresses = {
-        f"A password in an address is refused and not shown, {url.replace('hush', '...')}{where}": case
-        for url in SECRETS
-        for where, case in (
-            (" in the environment", ("", {"TUNERD_STORE__URL": url})),
-            (" in the file", (f"store.url = '{url}'", {})),
-        )
-    }
-    for heading, (text, environment) in (SAID | addresses).items():
-        write(paths, text)
-        found = problems(paths, environment)
-        whole = "\n".join(found).replace(str(paths.settings_file), "FILE")
-        # which are Python's own words
-        cases.append((heading, [re.sub("allowed: Port .*", "allowed: ...", whole)]))
-    assert "hush" not in transcript("errors/settings", cases)
+    for heading, lines in inputs_of("errors/settings"):
+        told = []
+        for asked in (json.loads(line, strict=False) for line in lines):
+            write(paths, asked.get("FILE", ""))
+            found = problems(paths, {name: asked[name] for name in asked if name != "FILE"})
+            assert "hush" not in str(found), "a password in an address, wherever it stands"
+            said = "\n".join(found).replace(str(paths.settings_file), "FILE")
+            # which are Python's own words
+            said = re.sub("allowed: Port .*", "allowed: ...", said)
+            told += [json.dumps(asked), *(f"    {one}" for one in said.split("\n"))]
+        cases.append((heading, told))
+    assert sum(len(told) for _, told in cases) > 100
+    transcript("errors/settings", cases)
 
 
 def test_only_the_environment_of_the_call_counts(
