@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any, cast
 from tests.support.bench_box import BenchBox
 from tests.support.server_process import ServerEndedError, serving
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.net import listening_pid
 from tunerd.measure.answer import Sample
 from tunerd.measure.life import Texts, prompt_book
 from tunerd.measure.target import open_url
@@ -80,13 +77,6 @@ class RealBox(LeaseBox):
         self.texts.learn(target.server)
         self._warm(arm, cast("Candidate", None), target, stack)
         return Boot(True, self.now() - began_s, n_ctx=target.n_ctx)
-
-    def end_server(self) -> None:
-        """As a crash would."""
-        assert self._process is not None
-        pid = listening_pid(self._process.life.target.server.address.port)
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
 
     def somebody_else_asks(self) -> None:
         """Have the server answer what is not of this sweep."""
