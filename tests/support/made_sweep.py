@@ -76,9 +76,8 @@ def put_night(
     started_s: float,
     *,
     hours: float | None = None,
-    ends: bool = True,
 ) -> int:
-    """Store the simulated night once, by the calls by which a real one is, or all of it but its end; its number."""
+    """Store the simulated night once, by the calls by which a real one is; its number."""
     one, outcome = simulated_night(hours)
     record = RunRecord(
         kind=KIND, suites=("workload",), started_s=started_s, target="a box", seed=1,
@@ -96,8 +95,6 @@ def put_night(
         keeper.event(sample)
     for arm, samples in measured.items():
         keeper.samples(arm, samples)
-    if not ends:
-        return number
     incumbent = one.incumbent
     keeper.result(outcome, incumbent, "coding-agent")
     keeper.end(RunOutcome.DONE, None)

@@ -10,11 +10,12 @@ import pytest
 from tests.support.api_box import ApiBox, serving
 from tests.support.browser import Chromium
 from tests.support.local_box import deployed
-from tests.support.made_sweep import put_night, put_sweep
+from tests.support.made_sweep import put_sweep
 from tests.support.ports import free_port
 from tests.support.readings import a_reading, served, watched_hours
 from tunerd.jobs import folder_of
 from tunerd.machine.files import lock
+from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.operations import JobRequest, Lane
 from tunerd.result import Progress
@@ -172,10 +173,13 @@ def test_a_sweep_can_be_ended_where_one_is_under_way_and_begun_where_none_is(pag
     assert ("Begin a sweep" in busy, "End the sweep" in busy) == (False, True)
 
     ctx = page.box.context  # and one of a terminal is not offered to be ended
-    with EvidenceStore(ctx.paths.evidence) as store:
-        put_night(ctx, store, ctx.clock.now_s() - 60, ends=False)
-    with lock(ctx.paths.sweep_lock, purpose="sweep", since="now"):
+    with (
+        EvidenceStore(ctx.paths.evidence) as store,
+        lock(ctx.paths.sweep_lock, purpose="sweep", since="now"),
+    ):
+        store.reopen_run(1)
         text = page.ask("/sweeps", tcp=True).text
+        store.end_run(1, RunOutcome.DONE, ended_s=ctx.clock.now_s())
     assert "gave the card back" in text
     assert ("End the sweep" in text, "Ctrl-C there ends it" in text) == (False, True)
 
