@@ -1,6 +1,6 @@
-"""Regret of the sweep on simulated boxes: what would serve after 1, 2 and 8 hours.
+"""Regret of the sweep and its peers on simulated boxes: what would serve after 1, 2 and 8 hours.
 
-    python -m benchmarks.search run ROWS.jsonl [--boxes 20] [--best]
+    python -m benchmarks.search run ROWS.jsonl [--boxes 20] [--strategies physics,random] [--best]
     python -m benchmarks.search report ROWS.jsonl
 
 Rows are appended as they come; what is in the file is not run again. `--best` starts every box from
@@ -10,6 +10,7 @@ its best arm: whatever is promoted then is promoted wrongly.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Row, grouped, keep, options, rows_of, say, table
+from benchmarks.search_peers import PEERS, Bench, Over
 from benchmarks.simulator.box import Truth
 from benchmarks.simulator.tasks import Task, best, task
 from tunerd.profile.arm import Arm
@@ -66,15 +68,24 @@ class Judge:
         return arm
 
 
-def night(judge: Judge, one: Task, seed: int, hours: float) -> Row:
+def night(strategy: str, judge: Judge, one: Task, seed: int, hours: float) -> Row:
     """What is found on one box, and when."""
     box, rng = one.box(seed), np.random.default_rng([seed, 17])
     begin = time.process_time()
-    found = tune(box, one.space, one.workload, one.incumbent, hours * 3600, rng)
-    path = [judge.point(at.seconds, at.restarts, at.arm) for at in found.evidence.path]
+    path: list[tuple[float, int, Arm]]
+    if strategy == OURS:
+        outcome = tune(box, one.space, one.workload, one.incumbent, hours * 3600, rng)
+        path = [(at.seconds, at.restarts, at.arm) for at in outcome.evidence.path]
+        verdict, arm = outcome.verdict, outcome.arm
+    else:
+        bench = Bench(one, box, hours * 3600)
+        with contextlib.suppress(Over):
+            PEERS[strategy](one, bench, rng)
+        path, arm = bench.path, bench.path[-1][2]
+        verdict = "keep" if arm == one.incumbent else "promote"
     return {
-        "start": round(judge.regret(one.incumbent), 5), "path": path, "verdict": found.verdict,
-        "served": judge.point(0, 0, found.arm)[2:], "arm": str(found.arm),
+        "start": round(judge.regret(one.incumbent), 5), "path": [judge.point(*at) for at in path],
+        "verdict": verdict, "served": judge.point(0, 0, arm)[2:], "arm": str(arm),
         "restarts": box.n_restarts, "failures": box.n_failures, "box_s": round(box.now()),
         "cpu_s": round(time.process_time() - begin, 1),
     }  # fmt: skip
@@ -93,16 +104,18 @@ def run(given: argparse.Namespace) -> None:
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     known = set(grouped(rows_of(given.rows), *_KEY))
     seeds = range(given.first, given.first + given.boxes)
-    for seed, name in product(seeds, given.sets.split(",")):
-        key = OURS, name, seed, given.best
+    for seed, name, strategy in product(seeds, given.sets.split(","), given.strategies.split(",")):
+        key = strategy, name, seed, given.best
         if key in known:
             continue
         judge = Judge.of(*name.split(), seed)
         one = replace(judge.one, incumbent=judge.spared()) if given.best else judge.one
-        found = night(judge, one, seed, given.hours)
+        found = night(strategy, judge, one, seed, given.hours)
         head = dict(zip(_KEY, key, strict=True))
         keep(given.rows, {**head, "hours": given.hours, "commit": commit, **found})
-        say(f"{name}, box {seed}: {found['served'][0]:.1%} after {found['cpu_s']} s of CPU")
+        say(
+            f"{strategy}, {name}, box {seed}: {found['served'][0]:.1%} after {found['cpu_s']} s of CPU"
+        )
 
 
 # Tables
@@ -191,15 +204,9 @@ def _spread(regrets: list[float]) -> str:
 
 def main() -> None:
     given = options(
-        __doc__,
-        what=("run", "report"),
-        rows=Path,
-        boxes=20,
-        first=1,
-        sets=SETS,
-        hours=8.0,
-        best=False,
-    )
+        __doc__, what=("run", "report"), rows=Path, boxes=20, first=1, sets=SETS,
+        strategies=",".join((OURS, *PEERS)), hours=8.0, best=False,
+    )  # fmt: skip
     (run if given.what == "run" else report)(given)
 
 
