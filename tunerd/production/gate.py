@@ -38,6 +38,7 @@ from tunerd.engine.serving import (
     read_live_unit,
     server_now,
     standing_text,
+    stands,
     with_limit,
 )
 from tunerd.errors import Busy, DeployError, JobCanceled, ServiceError, TunerdError
@@ -730,6 +731,20 @@ def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
         elif _changed_after(path, began_s, ctx.clock.now_s()):
             found.setdefault(what, f"`{path}` was replaced after the server started")
     return found
+
+
+def edited_under(ctx: Context, state: UnitState) -> str | None:
+    """That a unit was edited, in words, after its server started: nobody has seen the next start serve then."""
+    if not state.exists:
+        return "its unit file is gone"
+    if state.needs_reload:
+        return "it was edited, and its manager has not read it since"
+    deployed = ctx.deployed()
+    is_deployed = deployed is not None and stands(ctx, deployed)
+    files = (*state.drop_ins, *(() if is_deployed else (state.fragment_path or ctx.unit_path,)))
+    since_s, now_s = state.active_since_s or ctx.clock.now_s(), ctx.clock.now_s()
+    edited = (path for path in files if _changed_after(path, since_s, now_s))
+    return next((f"`{path}` was edited after the server started" for path in edited), None)
 
 
 def demand_card(ctx: Context, state: UnitState) -> None:

@@ -56,7 +56,7 @@ from tunerd.model.memory import (
     estimate,
 )
 from tunerd.production import checks
-from tunerd.production.gate import PORT_PATIENCE_S, replaced_under
+from tunerd.production.gate import PORT_PATIENCE_S, edited_under, replaced_under
 from tunerd.production.measurement import measuring_pids
 from tunerd.production.own import shipped_unit
 from tunerd.profile.files import read_declined, read_tuned
@@ -193,7 +193,7 @@ def _check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Me
         yield warning(NO_WAY_BACK, f"if the new server fails, what serves now cannot be started again: {why}",
                       "put the old build back first if you can; `tunerd engines keep` keeps copies of builds")  # fmt: skip
         return
-    for text in replaced_under(ctx, state).values():
+    for text in (*replaced_under(ctx, state).values(), *filter(None, [edited_under(ctx, state)])):
         yield warning(OTHER_WAY_BACK, f"if the new server fails, what serves now is started from what is there now: {text}",
                       "deploy something that is sure to start; docs/engines.md says how to upgrade from a kept copy")  # fmt: skip
 

@@ -19,7 +19,7 @@ from tunerd.engine.serving import stands, with_limit
 from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock, stamp_of
 from tunerd.production.apply import Confirm, apply
-from tunerd.production.gate import demand_card, is_given_up, may_be_stopped
+from tunerd.production.gate import demand_card, edited_under, is_given_up, may_be_stopped
 from tunerd.production.journal import read_record, record_path
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import start_own_unit
@@ -344,6 +344,9 @@ class Guarding(Teller):
                 self._say(decision)
         will_start = found.replanned is None or not found.replanned.refusals
         is_due = self._decayed is not None and engine.is_busy is False and will_start
+        ctx = self._ctx
+        if is_due and edited_under(ctx, ctx.services.state(ctx.unit)) is not None:
+            return  # slow is better than what nobody has seen serve
         # Both guards together restart no oftener than the one against hangs may.
         if is_due and self._decayed == engine.life and self._hang.may_restart(reading.at_s):
             self._decayed = None

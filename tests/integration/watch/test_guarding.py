@@ -770,6 +770,19 @@ def test_a_server_that_decays_is_restarted_where_that_is_wanted_and_it_would_com
     assert (world.life != before) is ("drift-restart" in kinds)
 
 
+def test_a_server_that_decays_is_let_serve_where_its_unit_was_edited_meanwhile(
+    counting: Counting,
+) -> None:
+    """What somebody is still writing would have been started in its place."""
+    unit = counting.manager.unit_dir / UNIT
+    unit.write_text(SERVER.replace("/bin/server", "/bin/half"))
+    counting.clock.set_wall(unit.stat().st_ctime - 60.0)  # when it had started
+    counting.clock.advance(120.0)
+    before = counting.life
+    work(counting, 200, *DECAYS)
+    assert (counting.kinds, counting.life) == (["drift"], before)
+
+
 def test_a_decay_whose_requests_its_log_told_too_late_is_acted_on_as_soon_as_it_tells_them(
     counting: Counting,
 ) -> None:

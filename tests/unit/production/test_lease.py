@@ -367,6 +367,34 @@ def test_nothing_is_measured_where_production_is_not_known_to_start_at_boot(
         outlook(world.context(), measuring_s=90)
 
 
+@pytest.mark.parametrize(
+    "what", ["text", "text, reloaded", "drop-in, reloaded", "file gone, reloaded"]
+)
+def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_measurement(
+    world: World, what: str
+) -> None:
+    """It was, and did not come back where what somebody had written does not start."""
+    broken = world.text("one", program=BROKEN)
+    drop_in = world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
+    if what.startswith("drop-in"):
+        drop_in.parent.mkdir()
+        drop_in.write_text("[Service]\nExecStart=\nExecStart=/bin/false\n")
+    elif what.startswith("text"):
+        world.unit_path.write_bytes(broken)
+    else:
+        world.unit_path.unlink()
+    if "reloaded" in what:
+        world.manager.reload()
+    # The real clock's, of which the times of files are.
+    world.clock.set_wall(world.folder.stat().st_ctime - 3600.0)
+    world.clock.advance(7200.0)
+
+    with pytest.raises(DeployError, match="edited while it ran"), held(world):
+        pass
+
+    assert world.serving_alias() == "one"
+
+
 @pytest.mark.parametrize("is_up", [True, False])
 def test_somebody_who_starts_production_while_its_place_is_taken_is_named(
     world: World, is_up: bool
