@@ -15,7 +15,7 @@ from tunerd.engine.serving import (
     drop_ins_in_force,
     standing_text,
 )
-from tunerd.errors import HostError, Stranded, TunerdError
+from tunerd.errors import HostError, ServiceError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.process import boot_id
 from tunerd.production import gate
@@ -382,15 +382,17 @@ def _unseen(ctx: Context, record: SwapRecord, serving: bool | None) -> str:
 
 def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> bool | None:
     try:
-        if (
-            record.boot_id != (boot_id() or "unknown")
-            and record.was_enabled
-            and not record.was_active
-        ):
-            # A boot starts what it finds enabled; what somebody has stopped since stays so.
-            state = ctx.services.state(ctx.unit)
-            record = replace(record, was_active=not gate.was_stopped_since(ctx, state))
-        back = go_back(ctx, record)
+        # What somebody has stopped since stays so; of the start that served before, the swap itself may have done it.
+        state = ctx.services.state(ctx.unit)
+        was_stopped = False
+        with contextlib.suppress(
+            ServiceError
+        ):  # a log that nobody can read keeps nothing from coming back
+            if state.invocation_id != record.old_invocation:
+                was_stopped = gate.was_stopped_since(ctx, state)
+        if record.boot_id != (boot_id() or "unknown") and record.was_enabled:  # which a boot starts
+            record = replace(record, was_active=record.was_active or not was_stopped)
+        back = go_back(ctx, record, starts=not was_stopped)
     except ForeignEditError:
         raise
     except TunerdError as problem:

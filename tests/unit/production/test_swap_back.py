@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step, ctrl_c, full_disk
+from tests.fault.fuse import Life as Process
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, LateClock, OwnPids, World, a_record
 from tests.support.fakes import Invocation, Life
@@ -631,6 +632,25 @@ def test_a_new_server_that_is_started_again_before_its_manager_knows_the_old_tex
     recover(world.context())
 
     assert world.manager.state(UNIT).active_state == "inactive"
+
+
+def test_what_somebody_stops_once_its_swap_was_killed_stays_stopped(world: World) -> None:
+    """The daemon's recovery started the server before it, while what had killed the swap was looked at."""
+    deploy(world.context(), world, "old")
+    process = Process(world.paths.lock)
+
+    def die(progress: Progress) -> None:
+        if progress.text == "waiting for the model":
+            process.die(Step(Kind.UNITS, progress.text))
+
+    process.live(lambda: deploy(replace(world.context(), progress=die), world, "new"))
+    world.manager.stop(UNIT)
+
+    recover(world.context())
+
+    assert world.manager.state(UNIT).active_state == "inactive"
+    assert world.standing == world.text("old")
+    assert world.leftovers() == []
 
 
 @pytest.mark.parametrize(
