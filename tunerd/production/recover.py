@@ -30,6 +30,7 @@ from tunerd.production.journal import (
 )
 from tunerd.production.measurement import clear_dead_measurements, end_measurement
 from tunerd.production.probation import begin_probation, forget_probation, read_probation
+from tunerd.production.probation import record_path as probation_path
 from tunerd.production.swap import ForeignEditError, go_back, settle_tuned
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
@@ -452,7 +453,10 @@ def _clear_leftovers(ctx: Context) -> None:
     paths = ctx.paths
     with contextlib.suppress(HostError):
         ctx.files.remove_temporaries(paths.unit_dir, ctx.unit)
-        for folder in (paths.journal_dir, paths.state_dir, paths.tuned_dir, paths.cache_dir):
+        probations = probation_path(ctx, 0).parent
+        for folder in (
+            paths.journal_dir, paths.state_dir, probations, paths.tuned_dir, paths.cache_dir,
+        ):  # fmt: skip
             ctx.files.remove_temporaries(folder)
         ctx.generations.remove_temporaries()
 
