@@ -144,13 +144,13 @@ class Life:
     def __init__(self, lock: Path) -> None:
         self.died_before: Step | None = None
         self.error: BaseException | None = None
+        self.over = threading.Event()
         self._lock = lock
-        self._over = threading.Event()
 
     def die(self, step: Step) -> None:
         """For a fuse: the process is dead from here on."""
         self.died_before = step
-        self._over.set()
+        self.over.set()
         threading.Event().wait()
 
     def live(self, action: Callable[[], object]) -> None:
@@ -161,15 +161,15 @@ class Life:
                 action()
             except BaseException as error:  # noqa: BLE001 -- told to the test
                 self.error = error
-            self._over.set()
+            self.over.set()
 
         threading.Thread(target=run, daemon=True).start()
-        assert self._over.wait(_PATIENCE_S), "it hangs"
+        assert self.over.wait(_PATIENCE_S), "it hangs"
         if self.died_before is not None:
-            _release(self._lock)
+            let_go(self._lock)
 
 
-def _release(lock: Path) -> None:
+def let_go(lock: Path) -> None:
     """Let go of the lock file, and of what was being written."""
     for link in Path("/proc/self/fd").iterdir():
         try:

@@ -547,6 +547,11 @@ class FakeServiceManager:
 
     # For tests
 
+    def leases(self) -> list[FakeLease]:
+        """Those that are not over."""
+        self._catch_up()
+        return [lease for lease in self._leases if not lease.is_over]
+
     def drop_lease(self, lease: FakeLease) -> None:
         """What happens when the process that holds it dies."""
         self._catch_up()
@@ -583,7 +588,7 @@ class FakeServiceManager:
         for name in unit_names(self._paths):
             if enabled_mark(self._paths, name).exists():
                 found = self._find(name)
-                if found.definition.spec is not None:
+                with contextlib.suppress(ServiceError):
                     self._begin(found, self._clock.monotonic_s())
 
     # Below

@@ -1,0 +1,585 @@
+"""A machine lives through what its owner, tunerd, the daemon, kills and boots do to it, in any order.
+
+Rules are what may happen; `holds` is what its owner relies on after each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.fault.fuse import Fuse, full_disk, let_go
+from tests.fault.fuse import Life as Process
+from tests.fault.world import BROKEN, ENGINE, UNIT, World, in_memory
+from tests.support.fakes import Invocation, Life
+from tunerd.app import Context, data_dir
+from tunerd.errors import DeployError, ServiceError, Stranded, TunerdError
+from tunerd.machine.files import is_locked
+from tunerd.production.journal import read_record
+from tunerd.production.lease import hold
+from tunerd.production.measurement import remove_unit_files
+from tunerd.production.probation import ProbationRecord, read_probation
+from tunerd.production.recover import changing, recover
+from tunerd.production.rollback import rollback
+from tunerd.production.status import status, verify
+from tunerd.production.swap import swap
+from tunerd.tryout.local_service import Ending
+from tunerd.units.generations import Outcome
+from tunerd.units.manager import candidate_unit, is_candidate, lease_of
+from tunerd.units.systemd import Notifier
+from tunerd.watch.daemon import Recovery
+from tunerd.watch.guarding import Guarding
+from tunerd.watch.probation import take_back
+from tunerd.watch.watcher import Watcher
+from tunerd.words import sha256
+
+GONE = "/bin/not-there"
+KINDS = {ENGINE: "", BROKEN: "-dies", GONE: "-gone"}
+OOM = "cudaMalloc failed: out of memory"
+BREAKS = f"[Service]\nExecStart=\nExecStart={BROKEN}\n"
+DOCUMENTED = {1, 2, 3, 4, 75, 130}
+DAY_S = 86400.0
+# Longer than a lease waits for production's port.
+_RETURNS_S = 130.0
+
+
+class Wish(Enum):
+    """What the owner expects of the server; UNKNOWN where either is right, or the owner broke it."""
+
+    SERVES = auto()
+    RESTS = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What befalls a command at one of its effects: it is killed, and `then` follows, or a full disk lets it fail."""
+
+    at: int
+    kills: bool
+    then: tuple[str, ...]
+
+    def fuse(self, process: Process) -> Fuse:
+        return Fuse(self.at, process.die if self.kills else full_disk)
+
+
+THEN = (
+    (),
+    ("stop", "daemon"),
+    ("boot", "stop", "daemon"),
+    ("boot", "daemon"),
+    ("restart", "daemon"),
+)
+CUTS = st.none() | st.builds(
+    Cut, st.integers(0, 90) | st.integers(36, 60), st.booleans(), st.sampled_from(THEN)
+)
+SELDOM = st.none() | st.none() | CUTS
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is about to be deployed."""
+
+    diff: str
+
+
+class Measuring(Process):
+    """A measurement that goes on while other things happen."""
+
+    def __init__(self, world: World, cut: Cut | None, budget_s: float) -> None:
+        super().__init__(world.paths.lock)
+        self.is_over, self._ends, self._world = False, threading.Event(), world
+        self.fuse = Fuse() if cut is None else cut.fuse(self)
+        ctx = world.context(self.fuse, asks=True)
+
+        def measure() -> None:
+            try:
+                with hold(ctx, purpose="bench", budget_s=budget_s):
+                    self.over.set()
+                    self._ends.wait()
+            finally:
+                self.is_over = True
+
+        self.live(measure)
+        if self.died_before is not None:
+            self.kill()
+
+    def end(self) -> None:
+        """Let it end by itself, unless its fuse burns."""
+        self.over.clear()
+        self._ends.set()
+        assert self.over.wait(60.0)
+        if self.died_before is not None:
+            self.kill()
+
+    def kill(self) -> None:
+        """What the kernel and the service manager do at its death."""
+        self.is_over = True
+        let_go(self._world.paths.lock)
+        let_go(self._world.paths.measure_lock)
+        for lease in self._world.manager.leases():
+            self._world.manager.drop_lease(lease)
+        self._world.clock.advance(_RETURNS_S)
+
+
+class Histories(RuleBasedStateMachine):
+    """One machine. `is_cut` from a kill or a full disk on until the daemon's next round, or `recover`, went well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = contextlib.ExitStack()
+        self.world = World(self.all.enter_context(in_memory(Path())))
+        self.all.callback(self.world.close)
+        self.manager = self.world.manager
+        self.manager.programs[sys.executable] = self._own
+        self.serve, self.has_no_card = self.manager.programs[ENGINE], False
+        self.own: list[Invocation] = []
+        self.then: list[str] = []
+        self.wish = Wish.UNKNOWN
+        self.is_cut = self.is_lost = self.has_failed = self.is_packaged = False
+        self.good: set[bytes] = set()
+        self.whole: set[bytes | None] = {None}
+        self.measuring: Measuring | None = None
+        self.daemon: Callable[[], None] | None = None
+        self.newest = self.n_edits = 0
+        self.deployed: bytes | None = None
+        self.replaced: list[bytes | None] | None = []
+
+    def teardown(self) -> None:
+        """Whatever was cut short, the daemon's next round mends it."""
+        with self.all:
+            if not self.has_failed:
+                if self.has_no_card:
+                    self.lose_card()
+                if self.measuring is not None:
+                    self.end_measuring(is_killed=True)
+                self.daemon_looks(None, 60.0)
+                self.holds()
+
+    # How it is
+
+    def text(self, alias: str, program: str = ENGINE) -> bytes:
+        """A unit as tunerd writes it."""
+        made = self.world.text(alias, program=program, service="Restart=on-failure\nRestartSec=5")
+        made = made.replace(b"Sec=300", b"Sec=900").replace(b"Burst=1", b"Burst=5")
+        self.whole.add(made)
+        if program == ENGINE:
+            self.good.add(made)
+        return made
+
+    def _own(self, start: Invocation) -> Life:
+        self.own.append(start)
+        return Life()
+
+    def ctx(self, fuse: Fuse | None = None) -> Context:
+        return replace(self.world.context(fuse, asks=True), data_dir=data_dir())
+
+    @property
+    def drop_in(self) -> Path:
+        return self.world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
+
+    @property
+    def is_laid_over(self) -> bool:
+        return self.drop_in.exists() and self.drop_in.read_text() == BREAKS
+
+    @property
+    def can_start(self) -> bool:
+        """Whether what stands can, as far as its owner did not break it."""
+        stands = self.world.standing
+        return not self.is_laid_over and (
+            self.is_packaged if stands is None else stands in self.good
+        )
+
+    @property
+    def can_go_back(self) -> bool:
+        return self.can_start or (self.world.standing is None and not self.is_laid_over)
+
+    def act(self, action: Callable[[Context], Any], cut: Cut | None) -> Any:
+        """What a command by a process of its own gives, or the error that it ends with; None where it was killed."""
+        process, found = Process(self.world.paths.lock), list[Any]()
+        ctx = self.ctx(Fuse() if cut is None else (fuse := cut.fuse(process)))
+        if cut is None or not cut.kills:
+            try:
+                found.append(action(ctx))
+            except TunerdError as problem:
+                found.append(problem)
+            self.is_cut |= cut is not None and bool(fuse.burnt)
+        else:
+            process.live(lambda: found.append(action(ctx)))
+            if process.died_before is not None:
+                self.is_cut, self.daemon, self.then = True, None, [*cut.then]
+                return None
+            if process.error is not None:
+                found.append(process.error)
+        return self._ended(found[0])
+
+    def _ended(self, found: Any) -> Any:
+        if isinstance(found, BaseException):
+            assert isinstance(found, TunerdError), "a traceback"
+            assert found.exit_code in DOCUMENTED
+            self.is_cut |= isinstance(found, Stranded)
+        return found
+
+    def _has_swapped(self, before: bytes | None, done: Any, *, could_go_back: bool) -> bool:
+        """Note what a swap did; whether it went well."""
+        now, has_failed = self.world.standing, isinstance(done, TunerdError)
+        if (done is None and self.wish is Wish.RESTS) or (done is None and not could_go_back):
+            self.wish = Wish.UNKNOWN
+        if has_failed and not could_go_back and self.wish is Wish.SERVES:
+            self.wish = Wish.UNKNOWN  # the way back led to what its owner had broken
+        if done is None or (self.is_cut and not has_failed):
+            self.replaced = None
+        elif now != before and not has_failed:
+            self.replaced, self.is_lost = [before], False
+        if not has_failed:
+            self.deployed = now
+        return done is not None and not has_failed
+
+    def _way_back(self) -> list[bytes | None] | None:
+        """What served before, if anything; None where that cannot be known."""
+        now = self.world.standing
+        if self.replaced is None or self.is_cut or self.is_lost or self.is_laid_over:
+            return None
+        if self.deployed not in {None, now}:
+            return [self.deployed]
+        return None if self.replaced == [now] else self.replaced
+
+    # tunerd
+
+    @initialize(begins=st.sampled_from(["nothing", "by hand", "stopped", "packaged", "deployed"]))
+    def begin(self, begins: str) -> None:
+        if begins in {"by hand", "stopped"}:
+            self.world.put(self.text("hand"), starts=begins == "by hand")
+        elif begins == "packaged":
+            self.is_packaged = True
+            (self.manager.runtime_unit_dir / UNIT).write_bytes(self.text("packaged"))
+            self.manager.reload()
+            self.manager.enable(UNIT)
+            self.manager.start(UNIT)
+        elif begins == "deployed":
+            self.apply("a", ENGINE, "apply", None)
+        self.wish = Wish.RESTS if begins in {"nothing", "stopped"} else Wish.SERVES
+
+    @rule(alias=st.sampled_from("abc"), program=st.sampled_from([ENGINE, *KINDS]),
+          reason=st.sampled_from(["apply", "promote"]), cut=CUTS)  # fmt: skip
+    def apply(self, alias: str, program: str, reason: str, cut: Cut | None) -> None:
+        alias += KINDS[program]
+        text, before, could_go_back = (
+            self.text(alias, program),
+            self.world.standing,
+            self.can_go_back,
+        )
+
+        def deploy(ctx: Context) -> Any:
+            with changing(
+                ctx,
+                reason,
+                lambda: Shown("x"),
+                ask=lambda _: None,
+                confirm=lambda _: None,
+                by="x",
+                messages=[],
+            ):
+                request = self.world.request(text, alias=alias)
+                made = replace(request.generation, reason=reason)
+                ran = ctx.services.state(UNIT).runs
+                return swap(ctx, replace(request, generation=made, ran=ran, wants_probation=True))  # fmt: skip
+
+        done = self.act(deploy, cut)
+        if self._has_swapped(before, done, could_go_back=could_go_back):
+            assert program == ENGINE or self.is_laid_over
+            self.wish = Wish.SERVES
+
+    @rule(nth=st.none() | st.integers(0, 5), cut=SELDOM)
+    def roll_back(self, nth: int | None, cut: Cut | None) -> None:
+        generations = self.ctx().generations
+        names = [path.name for path in self.world.backups()] + [*map(str, generations.numbers())]
+        to = None if nth is None or not names else names[nth % len(names)]
+        was_cut = self.is_cut
+        may_remove = any(generations.replaced_text(n) is None for n in generations.numbers())
+        before, way_back, could_go_back = self.world.standing, self._way_back(), self.can_go_back
+        done = self.act(lambda ctx: rollback(ctx, to=to, drain=True, ask=lambda _: None), cut)
+        if to is None and way_back is not None and cut is None and not self.has_no_card:
+            leads = bool(way_back) and way_back[0] in {None, *self.good}
+            assert isinstance(done, TunerdError) is not leads, done
+            assert leads or way_back or isinstance(done, DeployError)
+            assert not leads or [self.world.standing] == way_back
+        if self._has_swapped(before, done, could_go_back=could_go_back):
+            assert was_cut or self.world.standing != before
+            self.wish = Wish.SERVES if done.payload["serving"] else Wish.RESTS
+        elif done is None and may_remove:
+            self.wish = Wish.UNKNOWN
+
+    @rule(cut=SELDOM)
+    def recover(self, cut: Cut | None) -> None:
+        if isinstance(done := self.act(recover, cut), TunerdError) or done is None:
+            return
+        self.is_cut = cut is not None
+
+    @rule(cut=SELDOM)
+    def take_back(self, cut: Cut | None) -> None:
+        entry = self.ctx().generations.serving(UNIT)
+        record = entry and read_probation(self.ctx(), entry.generation.number)
+        if isinstance(record, ProbationRecord) and record.is_open:
+            self._take_back(record.generation, "slow", cut)
+
+    def _take_back(self, number: int, reason: str, cut: Cut | None) -> None:
+        before, could_go_back = self.world.standing, self.can_go_back
+        done = self.act(partial(take_back, number=number, reason=reason, sweep=None), cut)
+        has_failed = done is not None and self.world.standing == before
+        self._has_swapped(
+            before, DeployError("") if has_failed else done, could_go_back=could_go_back
+        )
+        if self.world.standing is None and self.wish is Wish.SERVES and not self.is_packaged:
+            self.wish = Wish.UNKNOWN
+
+    @rule(cut=SELDOM, after_s=st.sampled_from([0.0, 60.0, 1800.0]))
+    def daemon_looks(self, cut: Cut | None, after_s: float) -> None:
+        def look(ctx: Context) -> bool:
+            if self.daemon is None:
+                self.daemon = _daemon(ctx)
+            self.daemon()
+            return True
+
+        for _ in range(3):
+            self.daemon = None if cut is not None else self.daemon
+            self.world.clock.advance(after_s / 3)
+            done = self.act(look, cut)
+            while self.own:
+                self._runs(self.own.pop(0))
+        self.daemon = None if cut is not None else self.daemon
+        if any(self.world.paths.journal_dir.glob("*.json")):
+            is_excused = self.has_no_card or not self.can_start or cut is not None
+            assert is_excused or self.wish is not Wish.SERVES, "it is not brought back"
+        elif cut is None and not isinstance(done, TunerdError):
+            self.is_cut = False
+
+    def _runs(self, start: Invocation) -> None:
+        """What the daemon begins in a unit of its own."""
+        words = list(start.argv)
+        if "take-back" in words:
+            reason = words[words.index("--reason") + 1]
+            self._take_back(int(words[words.index("take-back") + 1]), reason, None)
+        self.manager.end_main(start.unit, Ending(code=0))
+
+    # Measurements
+
+    @precondition(lambda self: self.measuring is None)
+    @rule(cut=SELDOM, budget_s=st.sampled_from([60.0, 3600.0]))
+    def measure(self, cut: Cut | None, budget_s: float) -> None:
+        if not self.can_start and not self.manager.state(UNIT).needs_reload:
+            self.wish = (
+                Wish.UNKNOWN
+            )  # what was read anew is seen by times of files, which are the real clock's
+        self.measuring = Measuring(self.world, cut, budget_s)
+        self._look_at_measuring(self.measuring)
+
+    @precondition(lambda self: self.measuring is not None)
+    @rule()
+    def candidate(self) -> None:
+        for lease in self.manager.leases():
+            unit = candidate_unit(lease.spec.id, 1)
+            text = self.world.text("candidate").replace(
+                b"[Unit]", f"[Unit]\nBindsTo={lease.spec.unit}".encode()
+            )
+            (self.manager.runtime_unit_dir / unit).write_bytes(text)
+            self.manager.reload()
+            with contextlib.suppress(ServiceError):
+                self.manager.start_bound(unit)
+
+    @precondition(lambda self: self.measuring is not None)
+    @rule(is_killed=st.booleans())
+    def end_measuring(self, is_killed: bool) -> None:
+        assert self.measuring is not None
+        if is_killed:
+            self.is_cut = True
+            self.measuring.kill()
+        else:
+            for unit in filter(is_candidate, self.manager.service_units()):
+                self.manager.stop(unit)
+                remove_unit_files(self.ctx(), unit)
+            self.manager.reload()
+            self.measuring.end()
+        self._look_at_measuring(self.measuring)
+
+    def _look_at_measuring(self, measuring: Measuring) -> None:
+        self._ended(measuring.error)
+        self.is_cut |= bool(measuring.fuse.burnt) or measuring.died_before is not None
+        self.measuring = None if measuring.is_over else measuring
+
+    # The owner
+
+    @rule(verb=st.sampled_from(["stop", "start", "restart", "enable", "disable", "reset_failed"]))
+    def systemctl(self, verb: str) -> None:
+        before, record, is_done = self.manager.state(UNIT), read_record(self.ctx()), True
+        try:
+            getattr(self.manager, verb)(UNIT)
+        except ServiceError:
+            is_done = False
+        if verb == "stop":
+            may_be_ours = record is not None and record.old_invocation == before.invocation_id
+            is_away = bool(self.manager.leases())
+            self.wish = Wish.UNKNOWN if is_away or may_be_ours else Wish.RESTS
+        elif verb == "restart" or (verb == "start" and not before.is_active):
+            self.world.clock.advance(3.0)
+            self.wish = Wish.SERVES if is_done and self.can_start else Wish.UNKNOWN
+
+    @rule(what=st.sampled_from(["good", "dies", "nonsense", "removed", "laid over", "laid over, breaks", "bare"]),
+          then=st.sampled_from(["", "reload", "restart"]))  # fmt: skip
+    def edit(self, what: str, then: str) -> None:
+        self.n_edits += 1
+        path = self.world.unit_path
+        if what in {"good", "dies"}:
+            path.write_bytes(self.text(f"hand{self.n_edits}", ENGINE if what == "good" else BROKEN))
+        elif what == "nonsense":
+            path.write_bytes(b"[Service\nExecStart\n")
+            self.whole.add(path.read_bytes())
+        elif what == "removed":
+            path.unlink(missing_ok=True)
+        elif what == "bare":
+            self.drop_in.unlink(missing_ok=True)
+        else:
+            self.drop_in.parent.mkdir(exist_ok=True)
+            self.drop_in.write_text(BREAKS if "breaks" in what else "[Service]\nEnvironment=A=1\n")
+        if then:
+            self.manager.reload()
+        if then == "restart":
+            self.systemctl("restart")
+        if self.measuring is not None and not self.can_start:
+            self.wish = Wish.UNKNOWN  # it is what starts afterwards
+
+    @precondition(lambda self: not (self.is_cut and self.is_lost))
+    @rule(what=st.sampled_from(["backups", "newest", "oldest", "all"]))
+    def delete(self, what: str) -> None:
+        numbers = self.ctx().generations.numbers()
+        chosen = {"newest": numbers[:1], "oldest": numbers[-1:], "all": numbers}.get(what, ())
+        for number in chosen:
+            shutil.rmtree(self.world.paths.generations_dir / f"{number:06d}")
+        for path in self.world.backups() if what == "backups" else ():
+            path.unlink()
+        self.is_lost, self.newest = True, 0
+
+    @rule()
+    def boot(self) -> None:
+        is_enabled = self.manager.state(UNIT).is_enabled
+        if self.measuring is not None:
+            self.measuring.kill()
+            self.measuring, self.is_cut = None, True
+        self.world.reboot()
+        shutil.rmtree(self.world.paths.runtime_dir, ignore_errors=True)
+        for path in self.world.paths.state_dir.glob("probation/*.json"):
+            path.write_text(
+                json.dumps(json.loads(path.read_text()) | {"boot_id": "the boot before"})
+            )
+        self.daemon = None
+        self.own.clear()
+        self.world.clock.advance(30.0)
+        is_sure = self.can_start and is_enabled
+        if self.is_cut:
+            self.wish = self.wish if is_sure and self.wish is Wish.SERVES else Wish.UNKNOWN
+        else:
+            self.wish = Wish.SERVES if is_sure else Wish.UNKNOWN if is_enabled else Wish.RESTS
+
+    @rule(days=st.sampled_from([-400.0, -0.1, 0.1, 400.0]))
+    def set_clock(self, days: float) -> None:
+        self.world.clock.set_wall(self.world.clock.now_s() + days * DAY_S)
+
+    @rule(how=st.sampled_from([Ending(code=1), Ending(signal=9), Ending(code=0)]))
+    def server_dies(self, how: Ending) -> None:
+        if not self.manager.state(UNIT).is_active:
+            return
+        self.manager.print_line(UNIT, OOM)
+        self.manager.end_main(UNIT, how)
+        self.world.clock.advance(20.0)
+        if self.has_no_card:
+            return
+        if not self.manager.state(UNIT).runs or not self.can_start:
+            self.wish = Wish.UNKNOWN
+
+    @rule()
+    def lose_card(self) -> None:
+        """No server starts without it; once it is back, what was deployed comes back by itself."""
+        self.has_no_card = not self.has_no_card
+        if self.has_no_card:
+            self.manager.programs[ENGINE] = _dies
+            self.server_dies(Ending(code=1))
+            return
+        self.manager.programs[ENGINE] = self.serve
+        entry = self.ctx().generations.serving(UNIT)
+        is_deployed = entry is not None and entry.generation.unit_sha256 == sha256(
+            self.world.standing
+        )
+        if not (is_deployed and self.manager.state(UNIT).is_enabled):
+            self.wish = Wish.UNKNOWN
+        for _ in range(8):
+            self.daemon_looks(None, 1800.0)
+
+    # What the owner relies on
+
+    @invariant()
+    def holds(self) -> None:
+        self.has_failed = True
+        while self.then:
+            next_ = self.then.pop(0)
+            if next_ == "daemon":
+                self.daemon_looks(None, 60.0)
+            elif next_ == "boot":
+                self.boot()
+            else:
+                self.systemctl(next_)
+        ctx, paths = self.ctx(), self.world.paths
+        shown, checked, newest = status(ctx), verify(ctx), max(ctx.generations.numbers(), default=0)
+        assert (shown.exit_code, checked.exit_code in {0, 1, 6}) == (0, True)
+        assert newest >= self.newest
+        self.newest = newest
+        if self.measuring is None:
+            assert not is_locked(paths.lock)
+            assert not is_locked(paths.measure_lock)
+        if not (self.is_cut or self.has_no_card or self.manager.leases()):
+            alias, standing = self.world.serving_alias(), self.world.standing
+            assert standing in self.whole, f"half a unit stands: {standing!r}"
+            assert self.wish is not Wish.SERVES or alias not in {None, "candidate"}, (
+                self.manager.state(UNIT)
+            )
+            assert self.wish is not Wish.RESTS or alias is None, (
+                f"{alias} serves, which was stopped"
+            )
+            assert (shown.payload["healthy"] is True) is (alias is not None), shown.payload
+            is_as_said = alias is not None and f"# {alias}\n".encode() in (standing or b"")
+            assert checked.exit_code or is_as_said or self.deployed is None, (alias, standing)
+            assert self.world.leftovers() == []
+            assert Outcome.RUNNING not in self.world.outcomes()
+            names = [path.name for path in self.manager.runtime_unit_dir.iterdir()]
+            left = [name for name in names if lease_of(name.removesuffix(".d"))]
+            assert self.measuring is not None or left == []
+        self.has_failed = False
+
+
+def _dies(_start: Invocation) -> Life:
+    return Life(prints=(OOM,), ends_after_s=0.5, ending=Ending(code=1))
+
+
+def _daemon(ctx: Context) -> Callable[[], None]:
+    """A daemon that has just begun, and its next look."""
+    notifier, watcher = Notifier({}), Watcher(ctx)
+    mends = Recovery(ctx, notifier, lambda _: None)
+    guards = Guarding(ctx, notifier, lambda _: None, watcher.server)
+    mends.recover()
+
+    def look() -> None:
+        mends.look()
+        guards.after(watcher.look())
+
+    return look
