@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
@@ -44,7 +44,7 @@ _BATCH_SD = 0.01
 _EXTRA_SD = 0.03
 _PLACEMENT_SD = 0.1
 # Per GiB that the weights do not get, for experts are then read over the bus; per 2,048 tokens of a physical batch, whose
-# buffers take such memory.
+# buffers take more or less of it than is thought.
 _ROOM, _ROOM_SD = 0.07, 0.05
 _WIDTH_SD = 0.04
 _USUAL_THREADS = 8
@@ -66,9 +66,9 @@ class Place:
     ubatch: int
 
 
-def place_of(arm: Arm) -> Place:
-    """Of one arm."""
-    return Place(arm.family, variant_of(arm), laws.room_gib(arm), max(arm.ubatch, 1))
+def place_of(arm: Arm, room_gib: float = 0.0) -> Place:
+    """Of one arm; of the room that its weights do not get where nothing moves them."""
+    return Place(arm.family, variant_of(arm), room_gib, max(arm.ubatch, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +215,18 @@ class FamilyCosts:
 class Rows:
     """What the processes of one family show of steps and prompts."""
 
-    def __init__(self, processes: Sequence[Process], acceptance: laws.Acceptance | None) -> None:
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        acceptance: laws.Acceptance | None,
+        place: Callable[[Arm], Place] = place_of,
+    ) -> None:
         answers = [answer for one in processes for answer in one.answers]
         timed = filter(observations.is_timed, answers)
         self.steps = [observations.step_row(one, acceptance) for one in timed]
         prompts = filter(observations.is_prompt_timed, answers)
         self.prompts = [observations.prompt_row(one) for one in prompts]
-        self.places = {one.name: place_of(one.arm) for one in processes if one.answers}
+        self.places = {one.name: place(one.arm) for one in processes if one.answers}
         self._alone = _single(self.steps), _single(self.prompts)
         self._step_table = laws.StepTable(self._alone[0])
         self._overhead_ms = _overhead_ms(answers)

@@ -266,6 +266,14 @@ def room_gib(arm: Arm) -> float:
     return (arm.fit_mib + _MIB_PER_DRAFT * drafts) / _MIB_PER_GIB
 
 
+def taken_gib(arm: Arm, context: int) -> float:
+    """The same with what its batches and cache take beyond 512 tokens and q8_0, as far as is known before anything ran [GiB]."""
+    if arm.is_placed:
+        return 0.0
+    cache_mib = _FREE_CACHE_MIB * context / _PUBLISHED_CONTEXT * _cache(arm)
+    return room_gib(arm) + (_FREE_BUFFER_MIB * _width(arm) + cache_mib) / _MIB_PER_GIB
+
+
 def by_length(share: Array) -> Array:
     """Shares of steps that draft each position, (..., n) to (..., POSITIONS): the last holds all beyond."""
     found = np.zeros((*share.shape[:-1], POSITIONS))
@@ -601,8 +609,10 @@ _MEMORY_PRIOR = np.array([0.0, 40.0, 100.0, 250.0, 60.0, 0.0, -250.0])
 _SPREAD = np.array([900.0, 40.0, 150.0, 250.0, 120.0, 60.0, 200.0])
 _MEMORY_SPREAD = np.array([250.0, 25.0, 60.0, 120.0, 60.0, 300.0, 40.0])
 # Where the fit makes no room, all that is allocated counts: the whole compute buffer, and the cache, which
-# is 2.5 and 8 GiB as f16 for 131,072 tokens of the published models.
-_FREE_PRIOR = np.array([0.0, 100.0, 600.0, 250.0, 60.0, 4000.0, -250.0])
+# is 2.5 and 8 GiB as f16 for so many tokens of the published models.
+_PUBLISHED_CONTEXT = 131072
+_FREE_BUFFER_MIB, _FREE_CACHE_MIB = 600.0, 4000.0
+_FREE_PRIOR = np.array([0.0, 100.0, _FREE_BUFFER_MIB, 250.0, 60.0, _FREE_CACHE_MIB, -250.0])
 _FREE_SPREAD = np.array([900.0, 60.0, 400.0, 250.0, 120.0, 3000.0, 200.0])
 _CACHE = 5
 # Bytes of a cached value against f16, the scales of its block included.
@@ -781,7 +791,16 @@ def _where_all_fitted(seen: Sequence[Free]) -> Sequence[Free]:
 
 
 def _terms(arm: Arm, share: float) -> Array:
-    width = math.sqrt(max(arm.ubatch, 1) / 512) - 1.0
     drafted, experts = float(arm.n_max if arm.drafts else 0), float(arm.n_cpu_moe or 0)
-    cache = _KV_SIZE.get(arm.kv, 1.0) - _KV_SIZE["q8_0"]
-    return np.array([1.0, drafted, width, share, share * width, cache, experts])
+    width = _width(arm)
+    return np.array([1.0, drafted, width, share, share * width, _cache(arm), experts])
+
+
+def _width(arm: Arm) -> float:
+    """By how much its compute buffer is larger than that of 512 tokens."""
+    return math.sqrt(max(arm.ubatch, 1) / 512) - 1.0
+
+
+def _cache(arm: Arm) -> float:
+    """By how much its cache is larger than one of q8_0, as a share of one of f16."""
+    return _KV_SIZE.get(arm.kv, 1.0) - _KV_SIZE["q8_0"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tunerd.profile.arm import NGRAM, OFF, Arm, Extra, Request, Sample, shape_of
 from tunerd.profile.workload import Workload
 from tunerd.sweep import laws, observations
-from tunerd.sweep.costs import FamilyCosts, FamilyKey, Levels, Relative, Rows, place_of
+from tunerd.sweep.costs import FamilyCosts, FamilyKey, Levels, Place, Relative, Rows, place_of
 from tunerd.sweep.known import ARM_SD, LEVEL_SD, Known, Told
 from tunerd.sweep.space import variant_of
 
@@ -371,14 +371,24 @@ class Learner:
         model = self.models.get(arm.family)
         if model is None or model.costs is None:
             return None
-        return model.costs.at(self._levels.of([place_of(arm)])[0])
+        return model.costs.at(self._levels_of([arm])[0])
+
+    def _levels_of(self, arms: Sequence[Arm]) -> Array:
+        return self._levels.of([self._place(arm) for arm in arms])
+
+    def _place(self, arm: Arm) -> Place:
+        """Of an arm, with the room that its weights do not get where the fit moves them."""
+        model = self.models.get(arm.family)
+        if model is not None and not model.memory.is_binding:
+            return place_of(arm)
+        return place_of(arm, laws.taken_gib(arm, self.n_slots * self.context))
 
     def without_drafts(self, arm: Arm) -> float | None:
         """Log turn time [ms] of an arm that drafts nothing, by the shortest steps of its engine's families that draft.
 
         Their drafter's own time is in it, so that it errs to the slow side. None where none of them is known.
         """
-        levels = self._levels.of([place_of(arm)])
+        levels = self._levels_of([arm])
         workload = self.observations.workload_seen()
         found = [
             float(laws.predict([arm], workload, None, model.costs.shared, levels).log_turn[0])
@@ -393,7 +403,7 @@ class Learner:
         model = self.models.get(family)
         if model is None or model.costs is None:
             return None
-        levels = self._levels.of([place_of(arm) for arm in arms])
+        levels = self._levels_of(arms)
         workload = self.observations.workload_seen()
         return laws.predict(arms, workload, model.acceptance, model.costs.shared, levels)
 
@@ -470,7 +480,8 @@ class Learner:
                 start=before.acceptance,
             )
         self.models[family] = FamilyModel(acceptance, before.costs, memory)
-        return Rows([process for process in processes if not process.has_spilled], acceptance)
+        kept = [process for process in processes if not process.has_spilled]
+        return Rows(kept, acceptance, self._place)
 
     def _acceptance_relative(self, family: tuple[str, str]) -> laws.Acceptance | None:
         if family in self.known and (known := self.known[family].acceptance) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from tunerd.model.memory import Device, EngineLaws, MemorySettings, estimate
 from tunerd.profile.arm import (
     DRAFT,
     DRAFT_MODEL,
+    NGRAM,
     OFF,
     PLACEMENT_KEYS,
     SAME_TEXT_KEYS,
@@ -77,15 +78,15 @@ class FamilyGrid(Family):
         """The centre and all that differ from it in one way.
 
         A cache type by the next size up or down alone: from q4_0 straight to f16 an hour of 24G deep of the second world
-        lost a start to layers that no longer fitted (docs/benchmarks.md).
+        lost a start to layers that no longer fitted (docs/benchmarks.md). Threads the same: half of them say nothing of one less.
         """
         yield centre
-        sizes = sorted({_bits(kv) for kv in (*self.kv, centre.kv)})
-        at = sizes.index(_bits(centre.kv))
-        near = [kv for kv in self.kv if _bits(kv) in sizes[max(at - 1, 0) : at + 2]]
+        near: dict[str, Sequence[Any]] = {
+            "kv": _next_to(centre.kv, self.kv, _bits),
+            "threads": _next_to(centre.threads, self.threads, int),
+        }
         for name in ("kv", "threads", "batch", "extra"):
-            values: Sequence[Any] = near if name == "kv" else getattr(self, name)
-            for value in values:
+            for value in near.get(name, getattr(self, name)):
                 if value != getattr(centre, name):
                     yield replace(centre, **{name: value})
 
@@ -144,12 +145,15 @@ def _grid_family(key: tuple[str, str], given: Family, incumbent: Arm, policy: Po
     extra = _grid_extras(given, incumbent, policy)
     engine, spec = key
     drafts = spec != OFF
+    p_min = values("p_min", incumbent.p_min if drafts else 0.0)
+    if spec in {OFF, NGRAM}:  # what is looked up has no confidence
+        p_min = (incumbent.p_min,) if incumbent.p_min in p_min else p_min[:1]
     n_max = values("n_max", incumbent.n_max)
     return FamilyGrid(
         engine=engine,
         spec=spec,
         n_max=tuple(n for n in n_max if n > 0) or (1,) if drafts else n_max[:1],
-        p_min=values("p_min", incumbent.p_min) if drafts else values("p_min", 0.0)[:1],
+        p_min=p_min,
         fit_mib=values("fit_mib", incumbent.fit_mib),
         kv=kv,
         ubatch=ubatch,
@@ -175,6 +179,13 @@ def _grid_extras(given: Family, incumbent: Arm, policy: Policy) -> tuple[Extra, 
         if policy.may_change_output or wording_of(option) == incumbent.wording
     )
     return tuple(kept) or (incumbent.extra,)
+
+
+def _next_to(centre: Any, values: Sequence[Any], size: Callable[[Any], int]) -> list[Any]:
+    """Values of the centre's size, of the next smaller and of the next larger one."""
+    sizes = sorted({size(value) for value in (*values, centre)})
+    at = sizes.index(size(centre))
+    return [value for value in values if size(value) in sizes[max(at - 1, 0) : at + 2]]
 
 
 def _bits(kv: str) -> int:

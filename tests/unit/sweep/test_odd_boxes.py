@@ -405,6 +405,21 @@ def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has
     assert found.fit_mib == steps[-1][0]
 
 
+@pytest.mark.parametrize(("free_mib", "is_slower"), [(2040.0, True), (9000.0, False)])
+def test_a_larger_cache_is_thought_to_cost_speed_where_weights_make_room_for_it(
+    free_mib: float, is_slower: bool
+) -> None:
+    def starts(_box: Odd, _arm: Arm, boot: Boot) -> Boot:
+        return replace(boot, vram_free_mib=free_mib)
+
+    one = two_arms()
+    search = begun_search(one, Odd(one.card, QUIET, starts=starts))
+    assert search.measure(one.incumbent, "incumbent")
+    arms = [one.incumbent, replace(one.incumbent, kv="f16")]
+    usual, larger = search.learner.predictions(arms)[0].tolist()
+    assert larger - usual > 0.05 if is_slower else larger == pytest.approx(usual, abs=1e-3)
+
+
 def test_a_context_that_is_shared_out_is_full_when_all_slots_are() -> None:
     one = two_arms()
     context = one.card.context // 2

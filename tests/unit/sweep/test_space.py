@@ -157,6 +157,29 @@ def test_a_cache_type_is_left_for_the_next_size_up_or_down(present: str, near: s
     assert {variant.kv for variant in found} == {present, *near}
 
 
+@pytest.mark.parametrize(("present", "near"), [(8, {7, 16}), (4, {6}), (5, {4, 6})])
+def test_threads_are_left_for_the_next_number_up_or_down(present: int, near: set[int]) -> None:
+    """Half of them, once seen to be 30 % slower, made one less look slower too, which was the best."""
+    family = Family((3,), (0.0,), (0, 1024), ("q8_0",), (512,), (2048,), (4, 6, 7, 8, 16))
+    incumbent = Arm("a", "mtp", 3, 0.0, 0, "q8_0", 512, 2048, present)
+    grid = build_grid(Space({("a", "mtp"): family}), incumbent, Policy())
+    centre = variant_of(incumbent)
+    found = {variant.threads for variant in grid.families["a", "mtp"].variants_near(centre)}
+    assert found == {present, *near}
+
+
+@pytest.mark.parametrize(("serves", "kept"), [(0.75, (0.75,)), (0.3, (0.0,))])
+def test_drafts_that_are_looked_up_have_no_confidence_to_search(
+    serves: float, kept: tuple[float, ...]
+) -> None:
+    family = Family((3,), (0.0, 0.5, 0.75), (0,), ("q8_0",), (512,), (2048,), (4,))
+    incumbent = Arm("a", "mtp", 3, serves, 0, "q8_0", 512, 2048, 4)
+    space = Space({("a", "mtp"): family, ("a", "ngram"): family})
+    grid = build_grid(space, incumbent, Policy())
+    assert grid.families["a", "ngram"].p_min == kept
+    assert grid.families["a", "mtp"].p_min == (0.0, 0.5, 0.75)
+
+
 def test_experts_in_ram_are_a_dimension_that_needs_no_consent() -> None:
     ranges = {"memory.n_cpu_moe": (0, 4, 8)}
     facts = EngineFacts("a", KINDS, refused={("memory.n_cpu_moe", 0): "it needs 20 GiB of VRAM"})
