@@ -55,7 +55,7 @@ class _Seen:
         self.knows_memory = False
         self.prompts_ms: dict[Arm, list[float]] = defaultdict(list)
         self.loads: dict[Arm, list[float]] = defaultdict(list)
-        # By how much less was free with the context full than after the same load.
+        # By how much less was free with the context full than after the same load; it does not go with the margin.
         self.growths: dict[Arm, list[float]] = defaultdict(list)
         self.filled: dict[Arm, list[float]] = defaultdict(list)
         self.spilled: set[Arm] = set()
@@ -131,7 +131,7 @@ class _Seen:
         if deep:
             self.filled[need].append(min(deep))
         if deep and loaded is not None:
-            self.growths[need].append(loaded - min(deep))
+            self.growths[without_margin(need)].append(loaded - min(deep))
 
     def _add_failure(self, process: Process, arm: Arm) -> None:
         failure = process.failure or process.died_of
@@ -187,13 +187,12 @@ class Limits:
         return self._learner.headroom_mib / 3.0
 
     def headroom(self, arm: Arm) -> Headroom | None:
-        """Of an arm, from its own filled contexts, else from the law; None if nobody knows."""
+        """Of an arm, by its loads and what contexts took at any margin, else from the law; None if nobody knows."""
         if not self.knows_memory:
             return None
         key = memory_of(arm.canonical())
-        filled, growths, loads = (
-            of.get(key) for of in (self._seen.filled, self._seen.growths, self._seen.loads)
-        )
+        filled, loads = self._seen.filled.get(key), self._seen.loads.get(key)
+        growths = self._seen.growths.get(without_margin(key))
         jitter = self._jitter_mib
         if growths and loads:  # every load of it says how lucky those were that were filled
             of_readings = _READING_SD / math.sqrt(len(growths))

@@ -793,7 +793,8 @@ class Finalist:
 
     def _try(self, arm: Arm) -> MarginStep:
         night = self._night
-        night.require(night.start_s(arm) + night.fill_s(arm))
+        fill_s = 0.0 if self._was_full_with_less(arm) else night.fill_s(arm)
+        night.require(night.start_s(arm) + fill_s)
         try:
             server = self._search.start(arm, "finalist")
             judged, broken = self._limits.own_tool_calls(arm)
@@ -801,7 +802,9 @@ class Finalist:
                 server.tool_calls(self._search.policy.tool_calls - judged)
             if self._limits.breaks_tools(arm) and not self._limits.needs_usual_tools:
                 return MarginStep(arm.fit_mib, None)  # lost already: a fill takes minutes
-            free = self._search.fill(server)
+            room = self._limits.headroom(arm) if self._was_full_with_less(arm) else None
+            is_told = room is not None and room.was_filled
+            free = room.free_mib if room and is_told else self._search.fill(server)
         except CannotStart as failed:
             return MarginStep(arm.fit_mib, None, failed.failure)
         except ServerDied as died:
@@ -809,6 +812,10 @@ class Finalist:
         finally:
             self._search.learner.refresh()
         return MarginStep(arm.fit_mib, free)
+
+    def _was_full_with_less(self, arm: Arm) -> bool:
+        """Whether its context was full with a smaller margin: then a load tells what this one leaves."""
+        return any(step.free_mib is not None and step.fit_mib < arm.fit_mib for step in self.steps)
 
     def _is_broken(self, arm: Arm) -> bool:
         """Whether it breaks tool calls, or has less context; what may change the output has to prove that it does not."""

@@ -403,6 +403,8 @@ def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has
     assert [(step.fit_mib, step.free_mib) for step in finalist.steps] == steps
     assert found is not None
     assert found.fit_mib == steps[-1][0]
+    fills = [sample for sample in search.night.samples if sample.purpose == "fill"]
+    assert len(fills) == 1, "with a smaller margin it was full already"
 
 
 @pytest.mark.parametrize(("free_mib", "is_slower"), [(2040.0, True), (9000.0, False)])
