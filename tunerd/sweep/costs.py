@@ -66,9 +66,9 @@ class Place:
     ubatch: int
 
 
-def place_of(arm: Arm, room_gib: float = 0.0) -> Place:
-    """Of one arm; of the room that its weights do not get where nothing moves them."""
-    return Place(arm.family, variant_of(arm), room_gib, max(arm.ubatch, 1))
+def place_of(arm: Arm) -> Place:
+    """Of one arm."""
+    return Place(arm.family, variant_of(arm), laws.room_gib(arm), max(arm.ubatch, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,11 +377,11 @@ class Learner:
         return self._levels.of([self._place(arm) for arm in arms])
 
     def _place(self, arm: Arm) -> Place:
-        """Of an arm, with the room that its weights do not get where the fit moves them."""
-        model = self.models.get(arm.family)
+        """Of an arm, with what its cache and batches take from weights where the fit moves them."""
+        place, model = place_of(arm), self.models.get(arm.family)
         if model is not None and not model.memory.is_binding:
-            return place_of(arm)
-        return place_of(arm, laws.taken_gib(arm, self.n_slots * self.context))
+            return place
+        return replace(place, room_gib=laws.taken_gib(arm, self.n_slots * self.context))
 
     def without_drafts(self, arm: Arm) -> float | None:
         """Log turn time [ms] of an arm that drafts nothing, by the shortest steps of its engine's families that draft.
