@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunerd.machine.process import descends_from, family_of, read_fields, read_text
@@ -27,8 +27,9 @@ _DESTROY, _ACKNOWLEDGED = 21, 5  # with the flags of a request that is answered
 _STATES = {"FIN_WAIT2": 5, "TIME_WAIT": 6, "LISTEN": int(_LISTEN, 16)}
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _WANTED = struct.Struct("=BBBBI48s")  # inet_diag_req_v2
-_SOCKET_ID = struct.Struct("!HH16s16s4xII")  # inet_diag_sockid; a cookie of all ones is any
-_ROW = struct.Struct("=4x2s2s16s16s24xII")  # inet_diag_msg: ports, addresses, uid, inode
+_ROW = struct.Struct("=4x48s12xII")  # inet_diag_msg: inet_diag_sockid, uid, inode
+_SOCKET_ID = struct.Struct("=2s2s16s16s12x")  # ports, addresses, device, cookie
+_PROBLEM = struct.Struct("=i")  # nlmsgerr
 _ANSWER_BYTES = 1 << 16
 _LOOPBACK = {4: "127.0.0.1", 6: "::1"}
 
@@ -39,13 +40,18 @@ End = tuple[IpAddress, int]
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """A row of the kernel's table; `inode` is `0` for one that its owner has closed."""
+    """A row of the kernel's table; `inode` is `0` for one that its owner has closed.
+
+    `kernel_id` is what the kernel calls it alone, of its `family`; a table does not show it.
+    """
 
     local: End
     remote: End
     is_listening: bool
     inode: str
     uid: int
+    family: int = field(default=socket.AF_UNSPEC, compare=False)
+    kernel_id: bytes = field(default=b"", compare=False)
 
     @property
     def name(self) -> str:
@@ -252,13 +258,15 @@ def _of_family(family: int, states: Sequence[str]) -> Iterator[TcpSocket]:
                     return
                 if kind != _BY_FAMILY:
                     raise OSError(errno.EOPNOTSUPP, "the kernel does not tell of its sockets")
-                port, other, own, peer, uid, inode = _ROW.unpack_from(answer, _HEADER.size)
+                name, uid, inode = _ROW.unpack_from(answer, _HEADER.size)
+                port, other, own, peer = _SOCKET_ID.unpack(name)
                 ends = ((own, port), (peer, other))
                 local, remote = (
                     (plain_address(ipaddress.ip_address(raw[:size])), int.from_bytes(number))
                     for raw, number in ends
                 )
-                yield TcpSocket(local, remote, "LISTEN" in states, str(inode), uid)
+                is_listening = "LISTEN" in states
+                yield TcpSocket(local, remote, is_listening, str(inode), uid, family, name)
                 answer = answer[(length + 3) & ~3 :]
 
 
@@ -384,22 +392,31 @@ def can_bind(host: str, port: int, option: PortOption | None = None) -> bool:
     return _why_not_bound(host, port, option) is None
 
 
-def forget_ended(host: str, port: int) -> None:
-    """Have the kernel forget connections of this address that ended, which it would do after a minute.
+def ended(host: str, port: int) -> list[TcpSocket]:
+    """Connections of this address that ended, and that the kernel remembers; not those whose server may still have something to send.
 
-    Nothing is sent, and a connection whose server may still have something to send stays. For who may not
-    have it done (it takes CAP_NET_ADMIN) and on kernels before 6.0 nothing happens.
+    Raises:
+        OSError: the kernel does not tell.
     """
-    with contextlib.suppress(OSError), _kernel() as kernel:
-        for one in [*_bound(_asked_for("TIME_WAIT", "FIN_WAIT2"), port, host)]:
-            if one.inode != "0":
-                continue
-            family = socket.AF_INET if one.address.version == _IPV4 else socket.AF_INET6
-            (address, own), (peer, other) = one.local, one.remote
-            ends = address.packed.ljust(16, b"\0"), peer.packed.ljust(16, b"\0")
-            named = _SOCKET_ID.pack(own, other, *ends, 0xFFFFFFFF, 0xFFFFFFFF)
-            kernel.send(_message(_DESTROY, _ACKNOWLEDGED, family, 0xFFF, named))
-            kernel.recv(_ANSWER_BYTES)
+    found = _bound(_asked_for("TIME_WAIT", "FIN_WAIT2"), port, host)
+    return [one for one in found if one.inode == "0"]
+
+
+def forget(connections: Iterable[TcpSocket]) -> None:
+    """Have the kernel forget connections that ended, which it would do after a minute. Nothing is sent.
+
+    Each is named as itself: by its addresses alone the kernel would find, in the place of one that it has
+    forgotten by now, the server that listens there.
+
+    Raises:
+        OSError: it may not be done (it takes CAP_NET_ADMIN, and Linux 6.0 or newer).
+    """
+    with _kernel() as kernel:
+        for one in connections:
+            kernel.send(_message(_DESTROY, _ACKNOWLEDGED, one.family, 0, one.kernel_id))
+            (problem,) = _PROBLEM.unpack_from(kernel.recv(_ANSWER_BYTES), _HEADER.size)
+            if problem not in {0, -errno.ENOENT}:
+                raise OSError(-problem, os.strerror(-problem))
 
 
 def is_in_use(host: str, port: int, option: PortOption) -> bool:

@@ -660,7 +660,8 @@ def _is_free(address: Address, option: PortOption | None) -> bool:
     if net.can_bind(*where, option):
         return True
     if not net.is_listened_on(address.port, address.host):
-        net.forget_ended(*where)
+        with contextlib.suppress(OSError):  # who may not have it done waits
+            net.forget(net.ended(*where))
     return net.can_bind(*where, option)
 
 

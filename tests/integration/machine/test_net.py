@@ -18,7 +18,8 @@ from tunerd.machine.net import (
     TABLES,
     _asked_for,
     can_bind,
-    forget_ended,
+    ended,
+    forget,
     free_port,
     is_in_use,
     listening_pid,
@@ -169,10 +170,22 @@ def test_root_may_have_connections_of_the_past_forgotten_and_those_alone(
     other = server_that_closed_first(PortOption.REUSE_PORT, bound, asked)
     assert not can_bind(bound, port)
 
-    forget_ended(bound, port)
+    forget(ended(bound, port))
 
     assert can_bind(bound, port)
     assert not can_bind(bound, other), "which is another port's"
+
+
+@needs.needs_root
+def test_a_server_that_listens_by_now_stays_where_a_connection_was_forgotten_meanwhile() -> None:
+    port = server_that_closed_first(PortOption.REUSE_ADDR)
+    known = ended("127.0.0.1", port)
+    forget(known)
+    with socket.create_server(("127.0.0.1", port)):
+        forget(known)
+
+        assert known
+        assert listening_pid(port) == os.getpid()
 
 
 @needs.needs_root
@@ -181,7 +194,8 @@ def test_whoever_may_not_have_connections_forgotten_waits() -> None:
 
     def as_somebody(_tell: object) -> None:
         os.setuid(65534)
-        forget_ended("127.0.0.1", port)
+        with pytest.raises(PermissionError):
+            forget(ended("127.0.0.1", port))
 
     assert Forked(as_somebody).end() == (0, "")
     assert not can_bind("127.0.0.1", port)
