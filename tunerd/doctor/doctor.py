@@ -141,8 +141,9 @@ def _with_build(
     facts = replace(facts, engine=engine)
     if engine.capabilities is None:
         return replace(facts, settings_problem=engine.problem)
-    foreign, has_gpu = builds.foreign_flags(ctx, found, live, engine.capabilities), False
+    foreign = builds.foreign_flags(ctx, found, live, engine.capabilities)
     facts = replace(facts, foreign_flags=foreign)
+    has_gpu = engine.capabilities.lists_gpu_flags and bool(host.gpus)
     with contextlib.suppress(EngineError):
         variables = {**found.environment, **live.environment}
         devices, has_gpu = devices_of(ctx, engine, host, variables)

@@ -311,9 +311,10 @@ def is_shell(program: str) -> bool:
 def is_same_command(argv: Sequence[str], cmdline: Sequence[str] | None) -> bool | None:
     """Whether a process runs with exactly these arguments; None where its own are not known.
 
-    The program itself may be a script, and stand behind its interpreter.
+    The program itself may be a script, and stand behind its interpreter. What `env` and its like become where
+    that was not understood has fewer.
     """
-    if not cmdline:
+    if not cmdline or _name((*argv, "")[0]) in _BECOMES:
         return None
     arguments = tuple(argv[1:])
     if not arguments:

@@ -164,3 +164,5 @@ def test_a_process_behind_its_interpreter_runs_the_same_command() -> None:
     assert is_same_command(argv, ("/usr/bin/llama-server", "-c", "8192")) is False
     assert is_same_command(argv, ("llama-server", "-c", "4096", "--verbose")) is False
     assert is_same_command(argv, None) is None
+    by_starter = ("/usr/bin/env", "A=1", "my-server", "-c", "4096")
+    assert is_same_command(by_starter, ("my-server", "-c", "4096")) is None
