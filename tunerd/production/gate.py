@@ -511,6 +511,8 @@ def _wait_to_try_again(ctx: Context, address: Address | None, end_s: float) -> N
     """Until production can bind its port, but for a few seconds at most: where it is known is a guess."""
     left_s, option = max(0.0, end_s - ctx.clock.monotonic_s()), _port_option_of(ctx, ctx.unit)
     ctx.report(Progress("waiting until the port is free again", left_s=left_s))
+    if address is not None and net.can_bind(address.bound_host, address.port, option):
+        address = None  # what keeps it from its port is not seen from here
     ctx.clock.sleep(min(_RETURN_POLL_S, left_s))
     for _ in polls(ctx.clock, min(_AGAIN_S, left_s), every_s=_RETURN_POLL_S):
         if address is not None and _is_free(address, option):

@@ -50,8 +50,8 @@ TAKEN = "OSError: [Errno 98] Address already in use"
 
 def _old_that_cannot_bind_for(
     world: World, seconds: float, *, serves_first: bool = True, words: str = TAKEN
-) -> None:
-    """An old server that serves, and once stopped cannot bind its port for so long."""
+) -> list[float]:
+    """An old server that serves, and once stopped cannot bind its port for so long; when it starts."""
     serve = world.manager.programs["/bin/true"]
     first_s: list[float] = [] if serves_first else [0.0]
 
@@ -65,6 +65,7 @@ def _old_that_cannot_bind_for(
     world.manager.programs[OLD] = run
     if serves_first:
         world.put(world.text("old", program=OLD))
+    return first_s
 
 
 def _in_vain(
@@ -160,13 +161,14 @@ def test_what_somebody_stops_on_the_way_back_is_not_started_again(
 
 
 def test_a_port_that_stays_taken_though_nobody_listens_is_given_up(world: World) -> None:
-    _old_that_cannot_bind_for(world, 200.0)
+    starts = _old_that_cannot_bind_for(world, 200.0)
     began_s = world.clock.monotonic_s()
 
     stranded = _in_vain(world, ends=Stranded)
 
     assert "port taken" in (stranded.cause or "")
     assert 60 < world.clock.monotonic_s() - began_s < 90
+    assert len(starts) < 30, "what keeps it from its port is not seen from here"
     world.clock.advance(120.0)
     assert recover(world.context()).payload["serving"] is True
     assert world.serving_alias() == "old"
