@@ -105,7 +105,7 @@ def check_port(ctx: Context, after: Serving, state: UnitState) -> list[Message]:
         ]
     if after.port is None:
         return []
-    port, where = after.port, after.host or "127.0.0.1"
+    port, where = after.port, next(iter(problems), "") or "127.0.0.1"
     # Who listens may be the server itself, started since its unit was read.
     is_taken = _check_listener(ctx, port, where, state)
     return is_taken and _check_listener(ctx, port, where, ctx.services.state(ctx.unit))

@@ -102,6 +102,10 @@ def test_whoever_has_the_usual_port_is_no_neighbour_of_a_server_on_a_socket_of_f
         live = read_live(unit=server.unit, text=text, specifiers={})
         assert read_port(Box(tmp_path).context, server, live) is None
 
+        text = f"[Service]\nExecStart=llama-server --host 127.0.0.2,127.0.0.3 --port {port}\n"
+        live = read_live(unit=server.unit, text=text, specifiers={})
+        assert read_port(Box(tmp_path).context, server, live) == [], "of another address"
+
 
 @pytest.fixture
 def card_box(tmp_path: Path, nvml_library: Path) -> Box:
