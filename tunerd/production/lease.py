@@ -332,7 +332,7 @@ class Held:
             option, address = plan.engine.port_option, address_of_plan(self._ctx, plan)
             self._turns.wait_for(plan.engine.program, option, address)
             self.check()
-            self._restore_when_free(plan)
+            self._restore_when_free(plan, address)
         self._n_candidates += 1
         started = False
         try:
@@ -353,12 +353,13 @@ class Held:
         finally:
             _stop_candidate(self._ctx, self._lease.spec, self._n_candidates)
 
-    def _restore_when_free(self, plan: Plan) -> None:
+    def _restore_when_free(self, plan: Plan, address: Address) -> None:
         """Should everything end now: after another build production's port may be taken a minute."""
-        if self.restores and self._address is not None:
-            is_free = self._turns.leaves_it_free(plan.engine)
-            where = (self._address.bound_host, self._address.port)
-            self._lease.restore_when_free(None if is_free else where)
+        own = self._address
+        if not self.restores or own is None or address.port not in {0, own.port}:
+            return  # whoever has another port changes nothing about what was left on this one
+        is_free = self._turns.leaves_it_free(plan.engine)
+        self._lease.restore_when_free(None if is_free else (own.bound_host, own.port))
 
     def look(self, candidate: Candidate) -> Failure | None:
         """Why the candidate died since it started; None while it runs. For requests that failed.

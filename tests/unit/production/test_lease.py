@@ -9,6 +9,7 @@ import socket
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, SupportsIndex, cast
 
 import pytest
@@ -21,6 +22,7 @@ from tests.support.fakes import FakeLease, Invocation, Life, Program
 from tests.support.profiles import a_plan_for
 from tunerd.app import Context, data_dir
 from tunerd.engine.capabilities import Engine
+from tunerd.engine.flags import Argument
 from tunerd.engine.health import Failure, FailureKind, Reason
 from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit
@@ -40,6 +42,7 @@ from tunerd.production.measurement import (
     written_record,
 )
 from tunerd.production.recover import recover
+from tunerd.profile.layers import Layer, Origin
 from tunerd.records import plain
 from tunerd.result import Progress, error, ignore_progress
 from tunerd.tryout.local_service import Ending
@@ -656,7 +659,14 @@ def test_the_end_of_a_lease_waits_for_connections_by_every_address_of_production
         with lease.serve(a_plan_for(ctx, OTHER)) as tried:
             assert tried.fault is not None, "there is no such program"
         found = cast("FakeLease", lease._lease).address
+        plan, facts = a_plan_for(ctx, Path(ENGINE)), cast("Any", SimpleNamespace(file_bytes=0))
+        port = Argument("--port", "1", "serving.port", Origin(Layer.SET, "--set"))
+        command = replace(plan.command, arguments=(port,))
+        with lease.serve(replace(plan, facts=facts, command=command)):
+            pass
+        after = cast("FakeLease", lease._lease).address
     assert found == ("0.0.0.0", world.port)  # noqa: S104
+    assert after == found, "one that has another port leaves it to them"
 
 
 def test_a_measurement_that_waits_for_the_port_at_its_end_still_holds_the_place(
