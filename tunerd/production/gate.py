@@ -312,14 +312,15 @@ def _not_serving(ctx: Context, unit: str, lost: Lost, address: Address | None = 
     was_stopped = has_ended_well and ctx.services.was_stopped(unit, state.invocation_id or "")
     option = option or PortOption.REUSE_ADDR
     in_use = address if where is not None and net.is_in_use(*where, option) else None
-    # mainline of August 2026 may end before its log thread has written why.
-    is_silent = in_use is not None and failure_of(ctx, state, lines).kind is FailureKind.UNKNOWN
+    is_port_taken = says_port_taken(lines)
     if was_stopped:
         words = "it was stopped while it was being checked"
         explain = partial(Failure, FailureKind.STOPPED, words, None)
     else:
         explain = partial(_explain, ctx, lost, state, lines, in_use)
-    is_port_taken = says_port_taken(lines) or is_silent
+        if in_use is not None and not is_port_taken:
+            # mainline of August 2026 may end before its log thread has written why.
+            is_port_taken = failure_of(ctx, state, lines).kind is FailureKind.UNKNOWN
     return NotServing(lost.text, was_stopped, is_port_taken, explain)
 
 

@@ -174,6 +174,25 @@ def test_a_port_that_stays_taken_though_nobody_listens_is_given_up(world: World)
     assert world.serving_alias() == "old"
 
 
+def test_who_stops_a_server_is_not_taken_for_a_port_that_others_keep(world: World) -> None:
+    deploy(world.context(), world, "old")
+    world.manager.programs[BROKEN] = lambda _: Life(ends_after_s=1000.0)
+    told: list[str] = []
+    holder = socket.socket()
+
+    def stop(progress: Progress) -> None:
+        told.append(progress.text)
+        if world.manager.state(UNIT).is_active and "starting" in progress.text:
+            with contextlib.suppress(OSError):  # it is kept by then
+                holder.bind(("127.0.0.1", world.port))
+            world.manager.stop(UNIT)
+
+    with holder:
+        _in_vain(world, replace(world.context(), progress=stop), ends=TunerdError)
+
+    assert not [text for text in told if "port" in text], told
+
+
 def test_a_port_on_which_somebody_listens_is_not_waited_for(world: World) -> None:
     taken: list[socket.socket] = []
 
