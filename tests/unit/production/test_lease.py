@@ -293,6 +293,19 @@ def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: Wo
     assert world.serving_alias() == "one"
 
 
+def test_what_somebody_stops_while_its_requests_are_waited_for_stays_stopped(world: World) -> None:
+    """It was started at the end of the lease, since it had run when the wait began."""
+
+    def stop(progress: Progress) -> None:
+        if progress.text.startswith("waiting for "):
+            world.manager.stop(UNIT)
+
+    world.servers[-1].behaviour.slots_are_busy = True
+    with hold(replace(world.context(), progress=stop), purpose="sweep x", budget_s=60) as lease:
+        assert not lease.restores
+    assert world.serving_alias() is None
+
+
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_what_somebody_stops_once_a_lease_has_ended_is_not_started_again(
     world: World, comes_back: bool
