@@ -485,6 +485,21 @@ def test_a_stranger_that_has_the_number_of_a_dead_server_by_now_is_left_alone(
         stranger.kill()
 
 
+def test_an_enabled_unit_starts_though_remains_of_it_must_be_ended_first(
+    manager: Local, paths: Paths, toy: str, tmp_path: Path
+) -> None:
+    fled = tmp_path / "fled"
+    shutil.copy(toy, fled)
+    put(manager, "/bin/sh", f"-c 'setsid {fled} & exec {toy}'", "Restart=no")
+    manager.enable(UNIT)
+    manager.start(UNIT)
+    eventually(manager, lambda _: bool(processes_with(str(fled))))
+    kill_supervisor(paths)
+    os.kill(pid_of(manager), signal.SIGKILL)
+
+    eventually(supervised_again(manager), lambda state: state.is_active)
+
+
 def test_a_unit_whose_restart_got_no_process_is_started_by_the_next_supervisor(
     manager: Local, paths: Paths, toy: str
 ) -> None:
@@ -561,6 +576,16 @@ def test_supervisors_killed_at_any_moment_never_leave_two_servers_or_none(
 def restart(manager: Local) -> None:
     with contextlib.suppress(ServiceError):  # the supervisor was killed under it
         manager.restart(UNIT)
+
+
+def test_no_supervisor_starts_in_a_folder_that_others_may_write(paths: Paths) -> None:
+    paths.runtime_dir.mkdir()
+    paths.runtime_dir.chmod(0o777)
+
+    with pytest.raises(ServiceError) as caught:
+        Local(paths, may_start=True).reload()
+
+    assert "not a private folder" in (caught.value.cause or "")
 
 
 def test_a_supervisor_in_the_foreground_that_is_asked_to_end_stops_its_units_first(
