@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -34,17 +35,32 @@ def box() -> Iterator[SweepBox]:
 
 @pytest.fixture(scope="module")
 def found(box: SweepBox) -> dict[str, Any]:
-    """A whole sweep: nothing that is drafted is ever right here, so off is much faster. One before it is old."""
+    """A whole sweep: nothing that is drafted is ever right here, so off is much faster. One before it is old.
+
+    It may deploy by itself, and somebody presses Ctrl-C while the server comes back.
+    """
     with EvidenceStore(box.box.context.paths.evidence) as store:
         put_small_nights(store, KEPT_SWEEPS + 1)
     assert [box.ask(120) for _ in range(4)] == [200] * 4
-    return box.sweep(budget="80s")
+
+    def interrupt(progress: Progress) -> None:
+        if progress.text.startswith("ending the measurement"):
+            signal.raise_signal(signal.SIGINT)
+
+    variables = {**box.box.environment, "TUNERD_SWEEP__PROMOTE": "auto"}
+    ctx = replace(build_context(environment=variables, start_supervisor=True), progress=interrupt)
+    request = SweepRequest(budget_s=80.0, seed=3)
+    done = run_sweep(ctx, request, confirm=lambda _prepared: None)
+    return {**done.payload, "messages": [asdict(one) for one in done.messages]}
 
 
 def test_a_true_winner_is_proved_and_proposed_against_what_serves_exactly(
     box: SweepBox, found: dict[str, Any]
 ) -> None:
     assert found["verdict"] == "promote", found
+    assert "not deployed, because the sweep was ended: ended by Ctrl-C" in str(found["messages"])
+    assert box.newest()["decision"] is None
+    assert box.json("status")["generation"] == 1
     assert found["changes"].startswith("spec mtp -> off")
     shown = box.json("sweep", "show")
     decision = shown["challenges"][-1]["decision"]
