@@ -113,6 +113,13 @@ def test_what_was_meant_to_draft_or_to_be_cached_was_and_what_was_not_was_not(
     assert set(fresh) == {0}
     assert min(warm) > 100
     assert {one["timings"]["predicted_n"] for one in samples} == {40}
+    asked, lives = (
+        {arm: {one[key] for one in samples if one["arm"] == arm} for arm in "AB"}
+        for key in ("prompt_id", "process")
+    )
+    assert len(asked["A"] & asked["B"]) >= 6, "both sides were asked the same texts"
+    assert not lives["A"] & lives["B"]
+    assert len(lives["A"]) >= 3, "each pair in fresh processes"
 
 
 def test_a_template_that_changes_answers_fails_the_gate_whatever_the_speed(
