@@ -9,7 +9,7 @@ import pytest
 
 from tunerd.app import build_context
 from tunerd.errors import ConfigError
-from tunerd.paths import paths_for
+from tunerd.paths import parse_listen, paths_for
 from tunerd.words import Mode
 
 HOME = {"HOME": "/home/me"}
@@ -74,3 +74,17 @@ def test_the_runtime_folder_of_another_account_is_not_taken(tmp_path: Path) -> N
     left_by_su = build_context(mode="local", environment={**home, "XDG_RUNTIME_DIR": str(foreign)})
 
     assert left_by_su.paths == build_context(mode="local", environment=home).paths
+
+
+def test_an_address_to_listen_on_is_read_as_written_or_refused() -> None:
+    for text, host, port, is_loopback in (
+        ("localhost:1", "127.0.0.1", 1, True),
+        ("[::1]:8765", "::1", 8765, True),
+        ("[2001:db8::1]:80", "2001:db8::1", 80, False),
+        ("192.168.1.5:65535", "192.168.1.5", 65535, False),
+    ):
+        found = parse_listen(text)
+        assert (found.host, found.port, found.is_loopback) == (host, port, is_loopback)
+    for text in ("", "8765", "127.0.0.1", "127.0.0.1:0", "box:80", "127.0.0.1:99999", "::1:80:"):
+        with pytest.raises(ValueError, match="ADDRESS:PORT"):
+            parse_listen(text)

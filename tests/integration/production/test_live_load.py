@@ -12,7 +12,7 @@ from tests.support.ports import free_port
 from tunerd.engine.serving import server_now
 from tunerd.model.memory import Device
 from tunerd.model.verdict import parse_report
-from tunerd.production.plan import remember_live_load
+from tunerd.production.plan import KEPT_LOADS, remember_live_load
 
 pytestmark = pytest.mark.llama
 UNIT = "llama-server.service"
@@ -109,8 +109,12 @@ def test_the_load_of_a_rollback_is_used_by_the_next_plan(box: BuildBox) -> None:
     box.apply("two")
     forget(box)
     assert memory(box, "one")["loads"] is None
+    cache = box.box.context.paths.cache_dir
+    for number in range(KEPT_LOADS):  # of years of nights
+        (cache / f"load-{number:032}.json").touch()
 
     box.json("rollback")
 
+    assert len(list(cache.glob("load-*.json"))) == KEPT_LOADS
     assert memory(box, "one")["loads"] == 1
     assert totals(box, "one") == wanted, "as the load of the apply showed"
