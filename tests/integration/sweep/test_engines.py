@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.bench_box import BenchBox
+from tests.support.fake_gpu import a_card
 from tests.support.real_box import N_CTX, NoLease, RealBox, options
 from tests.support.server_process import serving
 from tunerd.engine.server import LlamaServer, Streamed
@@ -20,7 +21,7 @@ from tunerd.measure.answer import Sample as MeasuredSample
 from tunerd.measure.answer import read_answer
 from tunerd.measure.compare import CandidateLife, CandidateStand
 from tunerd.measure.life import Life, Texts, prompt_book
-from tunerd.measure.pairs import Asked
+from tunerd.measure.pairs import Asked, Unusable
 from tunerd.measure.target import Target, count_tokens, open_url
 from tunerd.measure.trust import speculation_of
 from tunerd.production.lease import Held
@@ -164,29 +165,28 @@ def demand_found(target: Target, heard: Sequence[tuple[str, int]]) -> None:
         assert n_read <= whole - known + 64, (n_read, whole, known)
 
 
-def a_side(
-    target: Target, folder: Path, keep: Callable[[Sequence[MeasuredSample]], None]
-) -> CandidateLife:
-    """A process of a comparison, warm."""
-    ctx = BenchBox(folder).context()
+def test_a_comparison_finds_the_prefix_of_every_class_and_counts_no_request_that_was_disturbed(
+    target: Target, tmp_path: Path
+) -> None:
+    (target, heard), box = overheard(target), BenchBox(tmp_path)
+    ctx, kept = box.context(), list[MeasuredSample]()
     stand = CandidateStand(
         ctx, cast("Held", NoLease()), {}, Texts(prompt_book(ctx), 1), lambda _side, _arm: None,
-        lambda _side, found: keep(found),
+        lambda _side, found: kept.extend(found),
     )  # fmt: skip
     stand.texts.learn(target.server)
-    return CandidateLife(stand, "A", target)
-
-
-def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: Path) -> None:
-    target, heard = overheard(target)
-    life = a_side(target, tmp_path, lambda _found: None)
+    life = CandidateLife(stand, "A", target)
     heard.clear()
     for number in range(2):
         for at, one in enumerate(WORKLOAD.classes):
             life.request(Asked(f"1-{number}", at, one))
-    life.close()
     assert len(heard) == 4 * len(WORKLOAD.classes)
     demand_found(target, heard)
+    box.gpu.show(replace(a_card(), throttle_reasons=("software thermal slowdown",)))
+    with pytest.raises(Unusable, match="throttled"):
+        life.request(Asked("1-2", 0, RequestClass(1.0, "code", 0, 400, 16)))
+    life.close()
+    assert [sample.is_usable for sample in kept] == [*[True] * 6, False]
 
 
 N_MAX, P_MIN = 8, 0.5
