@@ -124,12 +124,16 @@ def test_a_file_that_is_no_history_is_named_and_begun_anew_once_it_is_put_aside(
     path = tmp_path / "telemetry.db"
     path.touch()
     TelemetryStore(path, writable=True).close()  # an empty one is begun
-    for content in (b"not a database at all" * 100, b"SQLite format 3\0" + b"x" * 5000):
+    for day, content in enumerate(
+        (b"no database at all" * 100, b"SQLite format 3\0" + b"x" * 5000)
+    ):
         path.write_bytes(content)
         with pytest.raises(DamagedError):
             TelemetryStore(path, writable=True)
-        put_aside(path, "20261122T000000Z")
-        assert not path.exists()
+        put_aside(path, f"2026112{day}T000000Z")
+        assert [one.name for one in tmp_path.iterdir()] == [
+            f"telemetry.db.damaged-2026112{day}T000000Z"
+        ], "the newest stays"
         TelemetryStore(path, writable=True).close()
     path.unlink()
     queried(path, "CREATE TABLE points (a)")  # of another program or version

@@ -35,6 +35,7 @@ from tunerd.production.lease import Held, demand_return, hold, least_free_mib, o
 from tunerd.production.measurement import (
     clear_dead_measurements,
     end_measurement,
+    ended_by,
     has_leftovers,
     measuring,
     read_measurement,
@@ -205,6 +206,7 @@ def test_a_change_ends_a_measurement_and_finds_production_up(tmp_path: Path) -> 
     assert said is not None
     assert "bench x" in said
     assert not lease.is_held()
+    assert ended_by(ctx, lease.spec.id) == "`tunerd apply`", "which whoever measures is told"
     assert world.serving_alias() == "one"
     assert end_measurement(ctx, by="`tunerd apply`") is None
     world.close()
