@@ -290,6 +290,3 @@ def test_what_a_box_knows_now_replaces_what_it_knew_and_arms_of_long_ago_go(
         assert told() == ["arm 1", "law 1", "winner 1"], (
             "another's stay until it tells something itself"
         )
-
-
-# Nothing that is drafted is ever right there, so off is much faster; a sweep needs the processors to itself.

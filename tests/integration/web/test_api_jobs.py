@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +17,12 @@ from tests.support.local_box import Box
 from tunerd.cli.terminal import Remote
 from tunerd.errors import Busy, ConfigError, HostError, UsageError
 from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
-from tunerd.machine.peers import account_text
+from tunerd.machine.peers import Peer, Via, account_text, unix_socket
 from tunerd.operations import JobRequest, Lane
 from tunerd.result import Progress
+from tunerd.web.app import Facts, Front, Gate
+from tunerd.web.part import Answering
+from tunerd.web.routes import Answer
 
 REQUEST = JobRequest("apply", (), Lane.CHANGE, "alice", 1.0)
 
@@ -187,3 +192,30 @@ def test_of_a_job_that_told_very_much_it_is_known_how_it_began_and_ended(tmp_pat
 
     assert [one["event"] for one in told] == ["begun", *["progress"] * 15, "end"]
     assert folder.events(number, offset) == ((), path.stat().st_size)
+
+
+def test_one_accounts_flood_does_not_hold_up_what_another_asks_for(tmp_path: Path) -> None:
+    path, free, said = tmp_path / "daemon.sock", threading.Event(), Answer({"ok": True})
+
+    def answer(line: bytes) -> bytes:
+        assert json.loads(line)["uid"] != 1000 or free.wait(60)
+        return said.to_line()
+
+    gate = Gate(own_uid=0, group=lambda: None)
+    front = Front(path, gate, Facts("llama-server.service", 10.0, None, ()))
+    bob, alice = (Peer(Via.UNIX, uid) for uid in (1000, 1001))
+
+    async def ask() -> list[Answer]:
+        flood = [asyncio.create_task(front.begin("rollback", {}, bob)) for _ in range(60)]
+        assert await asyncio.wait_for(front.begin("rollback", {}, alice), 30) == said
+        free.set()
+        return list(await asyncio.gather(*flood))
+
+    answering = Answering(unix_socket(path, group=None), os.geteuid(), answer)
+    answering.start()
+    try:
+        told = asyncio.run(ask())
+    finally:
+        answering.stop()
+    refused = [one.envelope["error"]["message"] for one in told if one.is_error]
+    assert refused == ["too many of your requests are waiting"] * 26
