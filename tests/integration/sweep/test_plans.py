@@ -16,10 +16,11 @@ from tests.support.folders import ROOT
 from tests.support.local_box import Box
 from tests.support.stand_in import install
 from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept
+from tunerd.errors import LeaseEnded
 from tunerd.fleet.study import class_of, drafts_of, meet
 from tunerd.profile.arm import DRAFT_MODEL, Space
 from tunerd.sweep.known import Study
-from tunerd.sweep.plan import SweepRequest, prepare
+from tunerd.sweep.plan import SweepRequest, plan_arm, prepare
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -57,6 +58,17 @@ def test_what_makes_no_sense_or_finds_nothing_is_refused_before_anything_stops(
     ):
         assert told in box.call("sweep", "run", "--yes", *words.split(), code=2).stderr
     assert len(box.engine.served()) == before
+
+
+def test_no_arm_is_tried_on_a_build_that_was_replaced_since_the_sweep_began(box: SweepBox) -> None:
+    """It went on, and kept what the new build showed as shown by the old one."""
+    ctx = box.box.context
+    prepared = prepare(ctx, SweepRequest(budget_s=600.0, seed=3), proves=False)
+    arm = prepared.base.arm
+    assert plan_arm(ctx, prepared, arm).engine.name == arm.engine
+    before = replace(prepared.seen, identities={arm.engine: "0" * 64})
+    with pytest.raises(LeaseEnded, match="was replaced"):
+        plan_arm(ctx, replace(prepared, seen=before), arm)
 
 
 def test_an_engine_is_tried_by_its_family_too_and_a_word_for_none_is_named(box: SweepBox) -> None:
