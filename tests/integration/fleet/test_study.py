@@ -16,13 +16,15 @@ import pytest
 from tests.integration.fleet.test_hand_in import a_box
 from tests.support.local_box import Box
 from tests.support.postgres import Postgres, name_of, password_file
+from tests.support.sweep_box import swept
 from tests.support.tcp_proxy import Proxy
 from tunerd.fleet.shared import opened
-from tunerd.fleet.study import SharedStudy
-from tunerd.profile.arm import DRAFT_MODEL, Arm
+from tunerd.fleet.study import SharedStudy, meet
+from tunerd.profile.arm import DRAFT_MODEL, OFF, Arm
 from tunerd.records import plain
 from tunerd.sweep.known import Law, Told
 from tunerd.sweep.laws import N_PROMPT_TERMS, N_STEP_TERMS, n_parameters
+from tunerd.sweep.plan import SweepRequest, prepare
 
 SERVES = Arm("mainline", "off", 0, 0.0, 1024, "q8_0", 512, 2048, 8)
 ARM = Arm("mainline", "mtp", 4, 0.5, 1024, "q8_0", 512, 2048, 8)
@@ -290,3 +292,23 @@ def test_what_a_box_knows_now_replaces_what_it_knew_and_arms_of_long_ago_go(
         assert told() == ["arm 1", "law 1", "winner 1"], (
             "another's stay until it tells something itself"
         )
+
+
+@pytest.mark.alone  # a sweep needs the processors to itself
+@pytest.mark.timeout(900)
+def test_another_box_begins_with_what_a_sweep_has_proved(postgres: Postgres) -> None:
+    """Nothing that is drafted is ever right there, so off is much faster."""
+    url = postgres.database()
+    with swept() as box:
+        ctx, settings = box.box.context, box.box.folder / "config/tunerd.toml"
+        settings.write_text(f'{settings.read_text()}[store]\nurl = "{url}"\n')
+        assert box.sweep(budget="80s")["verdict"] == "promote"
+        kinds = postgres.query("select distinct kind from told order by 1", name_of(url))
+        assert kinds == ["arm", "law", "winner"]
+        assert postgres.query("select count(*) from claim", name_of(url)) == ["0"]
+
+        ctx.paths.box.unlink()  # another box
+        ctx = box.box.context
+        prepared = prepare(ctx, SweepRequest(budget_s=600.0), proves=False)
+        with meet(ctx, prepared) as study:
+            assert [arm.spec for arm in study.seeds] == [OFF]
