@@ -205,7 +205,6 @@ def test_ctrl_c_ends_it_and_who_is_behind_the_box_that_stops_it_is_not_asked(two
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.whole
 @pytest.mark.parametrize("victim", faults(["box"], ["operator", "connection", "box"]))
 def test_whatever_is_killed_nothing_is_applied_twice(two: Fleet, victim: str) -> None:
     operator = two.operator()

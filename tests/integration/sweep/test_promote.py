@@ -91,6 +91,8 @@ def test_what_was_proved_under_other_conditions_is_not_promoted_and_these_are_na
         number = put_proposal(box.box.context, **conditions)
         assert told in box.call("promote", str(number), code=1).stderr
     assert serving(box) == 1
+    box.call("decline", str(number), "--why", "not tonight")
+    assert box.newest()["decided"]["text"] == "not tonight"
 
 
 @pytest.mark.parametrize(
