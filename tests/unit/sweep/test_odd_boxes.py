@@ -407,9 +407,9 @@ def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has
     assert len(fills) == 1, "with a smaller margin it was full already"
 
 
-@pytest.mark.parametrize(("free_mib", "is_slower"), [(2040.0, True), (9000.0, False)])
+@pytest.mark.parametrize(("free_mib", "is_slower"), [(2040, True), (9000, False)])
 def test_a_larger_cache_is_thought_to_cost_speed_where_weights_make_room_for_it(
-    free_mib: float, is_slower: bool
+    free_mib: int, is_slower: bool
 ) -> None:
     def starts(_box: Odd, _arm: Arm, boot: Boot) -> Boot:
         return replace(boot, vram_free_mib=free_mib)
