@@ -745,7 +745,9 @@ def edited_under(ctx: Context, state: UnitState) -> str | None:
         return "it was edited, and its manager has not read it since"
     deployed = ctx.deployed()
     is_deployed = deployed is not None and stands(ctx, deployed)
-    files = (*state.drop_ins, *(() if is_deployed else (state.fragment_path or ctx.unit_path,)))
+    # What is laid over every service is of systemd's package, or of a generator that writes it at each reload (LXC's).
+    drop_ins = (path for path in state.drop_ins if path.parent.name != "service.d")
+    files = (*drop_ins, *(() if is_deployed else (state.fragment_path or ctx.unit_path,)))
     since_s, now_s = state.active_since_s or ctx.clock.now_s(), ctx.clock.now_s()
     edited = (path for path in files if _changed_after(path, since_s, now_s))
     return next((f"`{path}` was edited after the server started" for path in edited), None)

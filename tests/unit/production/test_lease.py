@@ -413,6 +413,19 @@ def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_me
     assert world.serving_alias() == "one"
 
 
+def test_a_drop_in_for_all_services_that_was_written_anew_is_no_edit(world: World) -> None:
+    """LXC's generator writes one at each reload, and a package of systemd brings one: nothing was measured any more."""
+    deploy(world.context(), world, "one")
+    path = world.paths.runtime_unit_dir / "service.d/zzz-lxc-service.conf"
+    path.parent.mkdir(parents=True)
+    path.write_text("[Service]\nPrivateNetwork=no\n")
+    world.clock.set_wall(world.folder.stat().st_ctime - 3600.0)
+    world.clock.advance(7200.0)
+    state = world.manager.state(UNIT)
+
+    demand_return(world.context(), replace(state, drop_ins=(path,)))
+
+
 @pytest.mark.parametrize("is_up", [True, False])
 def test_somebody_who_starts_production_while_its_place_is_taken_is_named(
     world: World, is_up: bool
