@@ -527,6 +527,8 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
             state="nothing was changed, and it stays stopped",
             hint=f"{again} starts it",
         )
+    # It may have been started again while requests were waited for.
+    before = replace(before, invocation_id=ctx.services.state(ctx.unit).invocation_id)
     record = begin(ctx, request, old_text, before, interrupts)
     course = _Course()
     try:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.fuse import Fuse, full_disk
+from tests.fault.fuse import Fuse, Step, full_disk
+from tests.fault.fuse import Life as Process
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.fake_gpu import FakeGpuReader, SlowGpuReader
@@ -18,6 +19,8 @@ from tunerd.errors import JobCanceled, LeaseEnded, RolledBack, ServiceError, Str
 from tunerd.machine.files import lock
 from tunerd.production.gate import is_given_up
 from tunerd.production.lease import hold
+from tunerd.production.recover import recover
+from tunerd.production.rollback import rollback
 from tunerd.production.swap import swap
 from tunerd.result import Progress
 from tunerd.tryout.local_service import Ending
@@ -203,6 +206,33 @@ def test_a_swap_does_not_start_what_was_stopped_since_it_was_agreed_to(
         swap(ctx, replace(world.request(text, alias="new"), drain=True, ran=is_before))
     assert not world.manager.state(UNIT).runs
     assert world.standing == world.text("one")
+
+
+def test_a_server_that_was_started_again_while_a_removal_waited_comes_back_after_a_kill(
+    world: World,
+) -> None:
+    """The stop of the removal was taken for one by somebody: it was not of the start that served when it began to wait."""
+    deploy(world.context(), world, "old")
+    world.servers[-1].behaviour.slots_are_busy = True
+    process = Process(world.paths.lock)
+
+    def again() -> None:
+        world.manager.reset_failed(UNIT)
+        world.manager.restart(UNIT)
+
+    def units(step: Step) -> None:
+        if step.text == "disable":
+            process.die(step)
+
+    fuse = Fuse(0, units, until=10**6)
+    ctx = replace(world.context(fuse), progress=once("requests", again))
+    process.live(lambda: rollback(ctx, to=None, drain=True, confirm=lambda _: None))
+    assert process.died_before is not None, process.error
+    assert not world.manager.state(UNIT).runs
+
+    recover(world.context())
+
+    assert world.serving_alias() == "old"
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])
