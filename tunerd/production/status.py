@@ -18,7 +18,7 @@ from tunerd.production.journal import cut_short, others_on_record, read_record
 from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, error, note, warning
-from tunerd.units.generations import Generation, HistoryEntry, changed_model_files
+from tunerd.units.generations import Generation, HistoryEntry, Outcome, changed_model_files
 from tunerd.units.manager import LeaseRecord, UnitState, lacks_manager
 from tunerd.units.text import unified_diff
 from tunerd.words import Mode, counted, sha256
@@ -325,14 +325,14 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
     if record is not None:
         ours |= {record.old_sha256, record.new_sha256}
     stands = sha256(standing)
-    made = (entry.generation for entry in ctx.generations.entries(ctx.unit))
-    of_text = (one for one in made if one.unit_sha256 == stands)
+    made = ctx.generations.entries(ctx.unit)
+    of_text = (one for one in made if one.generation.unit_sha256 == stands)
     known = None if stands in ours else next(of_text, None)
-    if known is not None and known.number > generation.number:
+    if known is not None and known.ending.outcome is Outcome.RUNNING:
         pass  # that it serves could not be written, on a full disk; recovery settles it
     elif known is not None and standing is not None:
         hint = f"`tunerd rollback --to {generation.number}` returns to the newest"
-        text = f"somebody put the unit of generation {known.number} back by hand"
+        text = f"somebody put the unit of generation {known.generation.number} back by hand"
         yield warning("unit-edited", text, hint)
     elif stands not in ours:
         wanted = ctx.generations.unit_text(generation.number)

@@ -13,7 +13,14 @@ from tests.fault.world import BROKEN, UNIT, OwnPids, World, a_generation
 from tests.support.fakes import Life
 from tunerd.engine.builds import why_no_start
 from tunerd.engine.serving import read_live_unit
-from tunerd.errors import ConfigError, DeployError, RolledBack, ServiceError, UsageError
+from tunerd.errors import (
+    ConfigError,
+    DeployError,
+    RolledBack,
+    ServiceError,
+    TunerdError,
+    UsageError,
+)
 from tunerd.machine.files import MAX_READ_BYTES, is_locked
 from tunerd.production.profiles import new_profile
 from tunerd.production.rollback import Target, find_target, list_targets, rollback
@@ -173,6 +180,22 @@ def test_where_no_unit_stood_nothing_is_left_enabled(world: World) -> None:
     deploy(world.context(), world, "old")
     go_back(world.context())
     assert not enabled_mark(world.paths, UNIT).exists()
+
+
+def test_a_unit_file_that_is_gone_is_missed_where_a_rollback_to_none_had_failed(
+    world: World,
+) -> None:
+    """Generation 2 had removed it, and was undone: that counted as what is there."""
+    deploy(world.context(), world, "old")
+    world.manager.errors["stop"] = [ServiceError("refused")]
+    with pytest.raises(TunerdError):
+        go_back(world.context())
+    assert world.serving_alias() == "old"
+    assert world.verify() == 0
+
+    world.unit_path.unlink()
+    world.manager.reload()
+    assert world.verify() == 6
 
 
 def test_an_edit_that_comes_before_a_unit_is_disabled_leaves_it_enabled(world: World) -> None:
