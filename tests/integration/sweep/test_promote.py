@@ -130,10 +130,10 @@ def test_a_unit_that_was_edited_by_hand_is_neither_swept_nor_replaced_by_a_winne
     edited = before.replace("--threads 1", "--threads 2")
     box.box.unit.write_text(edited)
     try:
-        with pytest.raises(DeployError, match="edited by hand"):
+        with pytest.raises(DeployError, match="was edited while it ran"):
             deploy(ctx, number)
         told = box.call("sweep", "run", "--yes", "--budget", "40s", code=1)
-        assert "edited by hand" in told.stderr
+        assert "was edited while it ran" in told.stderr
         assert box.box.unit.read_text() == edited
     finally:
         box.box.unit.write_text(before)
