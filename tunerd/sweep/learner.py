@@ -378,8 +378,8 @@ class Learner:
 
     def _place(self, arm: Arm) -> Place:
         """Of an arm, with what its cache and batches take from weights where the fit moves them."""
-        place, model = place_of(arm), self.models.get(arm.family)
-        if model is not None and not model.memory.is_binding:
+        place = place_of(arm)
+        if arm.is_placed or not self.memory_of(arm).is_binding:
             return place
         return replace(place, room_gib=laws.taken_gib(arm, self.n_slots * self.context))
 

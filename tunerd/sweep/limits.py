@@ -17,6 +17,8 @@ from tunerd.sweep.space import Grid, Left, Variant, variant_of
 
 _SAFE_SDS = 1.64
 _EXTRA_HEADROOM_MIB = 48.0
+# CUDA takes memory in pieces of 2 MiB and more: so little is none, and nobody says how much more there was no room for.
+NEARLY_NONE_MIB = 16.0
 _TRIES = 2
 _FAMILY_TRIES = 3
 _ROOM_SDS = 2.0
@@ -130,7 +132,7 @@ class _Seen:
             self.loads[need].append(loaded)
         if deep:
             self.filled[need].append(min(deep))
-        if deep and loaded is not None:
+        if deep and loaded is not None and not 0.0 <= min(deep) < NEARLY_NONE_MIB:
             self.growths[without_margin(need)].append(loaded - min(deep))
 
     def _add_failure(self, process: Process, arm: Arm) -> None:

@@ -21,7 +21,7 @@ from tunerd.profile.arm import OFF, Arm, Policy, ServerDied, placement_of, simpl
 from tunerd.sweep.known import Study, Told
 from tunerd.sweep.laws import ANSWER_SD, BLOCK_SD, PROCESS_SD
 from tunerd.sweep.learner import Belief, Learner
-from tunerd.sweep.limits import TELLING_CALLS, Limits, without_margin
+from tunerd.sweep.limits import NEARLY_NONE_MIB, TELLING_CALLS, Limits, without_margin
 from tunerd.sweep.night import CannotStart, Night, Server, TimeUp
 from tunerd.sweep.observations import free_mib
 from tunerd.sweep.space import FamilyGrid, Grid, Left, Variant, variant_of
@@ -730,7 +730,6 @@ _STEPS = 4
 # A smaller margin is worth another start if it is predicted to save so much (log ratio).
 _FINALIST_WORTH = 0.003
 _STEP_UP_MIB = 256.0
-_NEARLY_NONE_MIB = 16.0  # CUDA takes memory in pieces of 2 MiB and more: so little is none
 _TRIES = 2
 
 
@@ -854,8 +853,8 @@ class Finalist:
                 middle = family.margin_at_least((arm.fit_mib + good.fit_mib) / 2)
                 return middle if middle is not None and middle < good.fit_mib else None
             short = _STEP_UP_MIB if step.free_mib is None else self._limits.short_mib(arm)
-            if step.free_mib is not None and step.free_mib < _NEARLY_NONE_MIB:
-                short = max(short, _STEP_UP_MIB)  # nobody says how much more there was no room for
+            if step.free_mib is not None and step.free_mib < NEARLY_NONE_MIB:
+                short = max(short, _STEP_UP_MIB)
             larger = family.margin_at_least(arm.fit_mib + max(short, 1.0))
             return max(family.fit_mib[-1], arm.fit_mib) if larger is None else larger
         if step.free_mib is None or not self._search.learner.memory_of(arm).is_binding:

@@ -407,6 +407,24 @@ def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has
     assert len(fills) == 1, "with a smaller margin it was full already"
 
 
+def test_a_context_that_took_all_there_was_is_filled_again_with_a_larger_margin() -> None:
+    """How much more it would have taken nobody saw, so that a load with more margin does not tell what is left."""
+
+    def starts(_box: Odd, arm: Arm, boot: Boot) -> Boot:
+        return replace(boot, vram_free_mib=arm.fit_mib)
+
+    def answers(_box: Odd, life: Life, _: Request, answer: dict[str, Any]) -> dict[str, Any]:
+        return {**answer, "vram_free_min_mib": max(life.arm.fit_mib - 700.0, 0.0)}
+
+    one = two_arms()
+    family = Family((0,), (0.0,), tuple(range(0, 4097, 64)), ("q8_0",), (512,), (2048,), (4, 8))
+    one = replace(one, space=Space({("mainline", "off"): family}))
+    search = begun_search(one, Odd(one.card, QUIET, starts=starts, answers=answers))
+    found = Finalist(search, lambda: 0.0).prepare(replace(faster(one), fit_mib=512))
+    assert found is not None
+    assert found.fit_mib >= 700 + search.limits.headroom_mib
+
+
 @pytest.mark.parametrize(("free_mib", "is_slower"), [(2040, True), (9000, False)])
 def test_a_larger_cache_is_thought_to_cost_speed_where_weights_make_room_for_it(
     free_mib: int, is_slower: bool
@@ -420,6 +438,21 @@ def test_a_larger_cache_is_thought_to_cost_speed_where_weights_make_room_for_it(
     arms = [one.incumbent, replace(one.incumbent, kv="f16")]
     usual, larger = search.learner.predictions(arms)[0].tolist()
     assert larger - usual > 0.05 if is_slower else larger == pytest.approx(usual, abs=1e-3)
+
+
+def test_a_larger_cache_costs_a_family_without_starts_nothing_where_all_fits() -> None:
+    """Where nothing moves for its relatives, nothing moves for what drafts nothing either."""
+
+    def starts(_box: Odd, _arm: Arm, boot: Boot) -> Boot:
+        return replace(boot, vram_free_mib=9000.0)
+
+    one = task("12G", "agent", None)
+    search = begun_search(one, Odd(one.card, QUIET, starts=starts))
+    assert one.incumbent.drafts
+    assert search.measure(one.incumbent, "incumbent")
+    off = replace(OFF, engine=one.incumbent.engine)
+    usual, larger = (search.learner.without_drafts(replace(off, kv=kv)) for kv in ("q8_0", "f16"))
+    assert larger == pytest.approx(usual, abs=1e-3)
 
 
 def test_a_context_that_is_shared_out_is_full_when_all_slots_are() -> None:
