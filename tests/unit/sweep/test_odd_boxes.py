@@ -444,7 +444,7 @@ def test_a_larger_cache_costs_a_family_without_starts_nothing_where_all_fits() -
     """Where nothing moves for its relatives, nothing moves for what drafts nothing either."""
 
     def starts(_box: Odd, _arm: Arm, boot: Boot) -> Boot:
-        return replace(boot, vram_free_mib=9000.0)
+        return replace(boot, vram_free_mib=9000)
 
     one = task("12G", "agent", None)
     search = begun_search(one, Odd(one.card, QUIET, starts=starts))
