@@ -14,7 +14,7 @@ import re
 import shlex
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,29 +47,41 @@ from tunerd.units.manager import (
 from tunerd.units.text import relaxed_words
 from tunerd.words import Mode
 
-STATE_PROPERTIES = (
-    "Id",
-    "LoadState",
-    "ActiveState",
-    "SubState",
-    "Result",
-    "MainPID",
-    "ExecMainCode",
-    "ExecMainStatus",
-    "NRestarts",
-    "InvocationID",
-    "FragmentPath",
-    "DropInPaths",
-    "NeedDaemonReload",
-    "UnitFileState",
-    "ActiveEnterTimestampMonotonic",
-    "Slice",
-    "MemoryMax",
-    "MemoryHigh",
-)
 # waitid(2): si_code of a child, as systemd prints it.
 _EXIT_KINDS = {"1": "exited", "2": "killed", "3": "dumped"}
 _PER_SECOND = 1_000_000
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _text(text: str) -> str | None:
+    return text or None
+
+
+# What `systemctl show` prints, the part of a state that it is, and how that is read.
+_SHOWN: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "Id": ("unit", str),
+    "LoadState": ("load_state", str),
+    "ActiveState": ("active_state", str),
+    "SubState": ("sub_state", str),
+    "Result": ("result", str),
+    "MainPID": ("main_pid", lambda text: _number(text) or None),
+    "ExecMainCode": ("exit_kind", _EXIT_KINDS.get),
+    "ExecMainStatus": ("exit_status", _number),
+    "NRestarts": ("n_restarts", _number),
+    "InvocationID": ("invocation_id", _text),
+    "FragmentPath": ("fragment_path", lambda text: Path(text) if text else None),
+    "DropInPaths": ("drop_ins", lambda text: tuple(map(Path, relaxed_words(text)))),
+    "NeedDaemonReload": ("needs_reload", lambda text: text == "yes"),
+    "UnitFileState": ("unit_file_state", _text),
+    "ActiveEnterTimestampMonotonic": ("active_since_s", _number),
+    "Slice": ("slice", _text),
+    "MemoryMax": ("memory_max_bytes", _number),
+    "MemoryHigh": ("memory_high_bytes", _number),
+}
+STATE_PROPERTIES = tuple(_SHOWN)
 
 
 def to_unit_state(unit: str, shown: Mapping[str, str], *, boot_s: float) -> UnitState:
@@ -80,38 +92,17 @@ def to_unit_state(unit: str, shown: Mapping[str, str], *, boot_s: float) -> Unit
         shown: `STATE_PROPERTIES` as `systemctl show` prints them.
         boot_s: Wall-clock time at which CLOCK_MONOTONIC was 0.
     """
-    pid = _number(shown.get("MainPID"))
-    kind = _EXIT_KINDS.get(shown.get("ExecMainCode", "0"))
-    entered_us = _number(shown.get("ActiveEnterTimestampMonotonic"))
-    fragment = shown.get("FragmentPath")
-    return UnitState(
-        unit=shown.get("Id") or unit,
-        load_state=shown.get("LoadState", ""),
-        active_state=shown.get("ActiveState", ""),
-        sub_state=shown.get("SubState", ""),
-        result=shown.get("Result", ""),
-        main_pid=pid or None,
-        exit_kind=kind,
-        exit_status=_number(shown.get("ExecMainStatus")) if kind is not None else None,
-        n_restarts=_number(shown.get("NRestarts")),
-        invocation_id=shown.get("InvocationID") or None,
-        fragment_path=Path(fragment) if fragment else None,
-        drop_ins=tuple(Path(path) for path in relaxed_words(shown.get("DropInPaths", ""))),
-        needs_reload=shown.get("NeedDaemonReload") == "yes",
-        unit_file_state=shown.get("UnitFileState") or None,
-        active_since_s=boot_s + entered_us / _PER_SECOND if entered_us else None,
-        slice=shown.get("Slice") or None,
-        memory_max_bytes=_number(shown.get("MemoryMax")),
-        memory_high_bytes=_number(shown.get("MemoryHigh")),
-    )
+    found = {part: read(shown.get(name, "")) for name, (part, read) in _SHOWN.items()}
+    found["unit"] = found["unit"] or unit
+    if found["exit_kind"] is None:
+        found["exit_status"] = None
+    entered_us = found["active_since_s"]
+    found["active_since_s"] = boot_s + entered_us / _PER_SECOND if entered_us else None
+    return UnitState(**found)
 
 
 # What a process wrote; what the system's and a user's manager say of a unit.
 INVOCATION_FIELDS = ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID")
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
 
 
 def journal_entries(text: str) -> list[dict[str, Any]]:
@@ -366,7 +357,8 @@ class Systemd:
         self._let_journal_catch_up()
         prefix, manager = self._said_by_manager()
         said = (f"{prefix}UNIT={unit}", f"{prefix}INVOCATION_ID={invocation_id}")
-        return bool(self._journal(1, manager, f"MESSAGE_ID={_STOPPING}", *said))
+        done = self._journal_of(1, manager, f"MESSAGE_ID={_STOPPING}", *said)
+        return bool(journal_entries(done.stdout))
 
     def _let_journal_catch_up(self) -> None:
         """Wait until journald has written what programs have said, even ones that ended since.
@@ -375,9 +367,6 @@ class Systemd:
         """
         if self.mode is Mode.SYSTEM and os.geteuid() == 0:
             self._run("journalctl", "--sync", timeout_s=_CATCH_UP_S)
-
-    def _journal(self, max_lines: int, *wanted: str) -> list[dict[str, Any]]:
-        return journal_entries(self._journal_of(max_lines, *wanted).stdout)
 
     def _journal_of(
         self,
