@@ -69,28 +69,30 @@ class TcpSocket:
         return self.local[1]
 
 
-def listening_pid(port: int, host: str = "127.0.0.1", *, likely: int | None = None) -> int | None:
-    """The process that would answer a connection to this address.
+def who_listens(port: int, host: str = "127.0.0.1", own: int | None = None) -> int | None:
+    """The process that would answer a connection to this address; somebody else's where it shares the port with `own`.
 
     A socket bound to that very address wins over one bound to all. Where several processes share
-    the socket it is the lowest pid, or `likely` if it is one of them or has started one of them.
+    the socket it is the lowest pid, or `own` if it is one of them or has started one of them: a script that
+    starts the server and waits for it is the unit's process as well.
+
+    ik_llama.cpp shares its port (SO_REUSEPORT): two of its servers listen at once, and the kernel
+    spreads clients over both.
 
     Returns:
         None where nobody listens, or the listener belongs to somebody whose processes cannot be
         looked into from here.
     """
-    matches = _takers(port, host)
-    exact = [listener for listener in matches if listener.address == _address(host)]
-    inodes = {listener.name for listener in exact or matches}
-    if not inodes:
-        return None
-    if likely is not None and inodes & _sockets(likely):
-        return likely
-    pids = _owners(inodes)
-    # A script that starts the server and waits for it is the unit's process as well.
-    if likely is not None and any(descends_from(pid, likely) for pid in pids):
-        return likely
-    return next(iter(pids), None)
+    takers, wanted = _takers(port, host), _address(host)
+    exact = [listener for listener in takers if listener.address == wanted]
+    answering = {listener.name for listener in exact or takers}
+    if own is None:
+        return next(iter(_owners(answering)), None)
+    mine = _sockets(own)
+    others = _owners({listener.name for listener in takers} - mine)
+    stranger = next((pid for pid in others if not descends_from(pid, own)), None)
+    is_own = answering & mine or _owners(answering)  # of which there are no strangers then
+    return stranger or (own if is_own else None)
 
 
 def is_listened_on(port: int, host: str = "127.0.0.1") -> bool:
@@ -105,22 +107,6 @@ def n_connections(port: int, host: str = "127.0.0.1") -> int:
     """
     host = "::" if address_in(host) is None else host
     return sum(not one.is_listening for one in _bound(tcp_sockets(), port, host))
-
-
-def _other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
-    """Processes beside `own` and those that it started that connections to this address may reach.
-
-    ik_llama.cpp shares its port (SO_REUSEPORT): two of its servers listen at once, and the kernel
-    spreads clients over both. Processes that cannot be looked into from here are not seen.
-    """
-    inodes = {listener.name for listener in _takers(port, host)} - _sockets(own)
-    return tuple(pid for pid in _owners(inodes) if not descends_from(pid, own))
-
-
-def who_listens(port: int, host: str, own: int | None) -> int | None:
-    """The process that answers there; somebody else's where it shares the port with `own`."""
-    others = () if own is None else _other_listeners(port, host, own)
-    return next(iter(others), None) or listening_pid(port, host, likely=own)
 
 
 def table_pattern(host: str, port: int) -> str:

@@ -22,7 +22,6 @@ from tunerd.machine.net import (
     forget,
     free_port,
     is_in_use,
-    listening_pid,
     listening_ports,
     n_connections,
     table_pattern,
@@ -53,11 +52,11 @@ def other() -> Iterator[tuple[Child, int]]:
 def test_the_listener_is_found(other: tuple[Child, int]) -> None:
     child, port = other
 
-    assert listening_pid(port) == child.pid
-    assert listening_pid(port, likely=child.pid) == child.pid
-    assert listening_pid(port, likely=os.getpid()) == os.getpid(), "it has started the listener"
+    assert who_listens(port) == child.pid
+    assert who_listens(port, own=child.pid) == child.pid
+    assert who_listens(port, own=os.getpid()) == os.getpid(), "it has started the listener"
     with start([sys.executable, "-c", LISTEN, "127.0.0.1"]) as stranger:
-        assert listening_pid(port, likely=stranger.pid) == child.pid
+        assert who_listens(port, own=stranger.pid) == child.pid
     assert listening_ports(child.pid) == frozenset({port})
 
 
@@ -68,9 +67,9 @@ def test_a_stranger_who_shares_the_port_of_a_server_is_told_before_it(
     with start([sys.executable, "-c", LISTEN, "127.0.0.1", str(port)]) as stranger:
         while not stranger.log_tail():
             time.sleep(0.01)
-        assert who_listens(port, "127.0.0.1", child.pid) == stranger.pid
-        assert who_listens(port, "127.0.0.1", stranger.pid) == child.pid
-    assert who_listens(port, "127.0.0.1", child.pid) == child.pid
+        assert who_listens(port, own=child.pid) == stranger.pid
+        assert who_listens(port, own=stranger.pid) == child.pid
+    assert who_listens(port, own=child.pid) == child.pid
 
 
 def test_a_process_that_listens_on_nothing_has_the_ports_of_what_it_started() -> None:
@@ -88,7 +87,7 @@ def test_a_socket_for_one_address_wins_over_one_for_all(other: tuple[Child, int]
         listener.bind(("0.0.0.0", port))  # noqa: S104
         listener.listen()
 
-        assert listening_pid(port) == child.pid
+        assert who_listens(port) == child.pid
 
 
 def lines_of(host: str, port: int) -> list[str]:
@@ -120,7 +119,7 @@ def test_whoever_takes_an_address_is_found_and_so_is_its_line_in_the_kernels_tab
         listener.listen()
         port = listener.getsockname()[1]
 
-        assert listening_pid(port, asked) == (os.getpid() if is_found else None)
+        assert who_listens(port, asked) == (os.getpid() if is_found else None)
         assert bool(lines_of(asked, port)) is is_found
     assert lines_of(asked, port) == []
 
@@ -185,7 +184,7 @@ def test_a_server_that_listens_by_now_stays_where_a_connection_was_forgotten_mea
         forget(known)
 
         assert known
-        assert listening_pid(port) == os.getpid()
+        assert who_listens(port) == os.getpid()
 
 
 @needs.needs_root
