@@ -30,7 +30,7 @@ class GpuWorld(Protocol):
 
 def assert_plausible(reading: GpuReading) -> None:
     """What holds for every reading of every machine."""
-    assert reading.gpus is not None or reading.problem
+    assert reading.gpus is not None or reading.gpu_problem
     for gpu in reading.gpus or ():
         assert gpu.name
         assert gpu.name.isprintable()
@@ -68,7 +68,7 @@ class GpuReaderContract:
 
             reading = world.reader.read()
 
-            assert (reading.gpus, reading.problem) == ((card,), None)
+            assert (reading.gpus, reading.gpu_problem) == ((card,), None)
             assert (reading.driver_version, reading.cuda_version) == (DRIVER_VERSION, CUDA_VERSION)
             assert_plausible(reading)
 
@@ -77,7 +77,7 @@ class GpuReaderContract:
 
         reading = world.reader.read()
 
-        assert (reading.gpus, reading.problem) == ((), None)
+        assert (reading.gpus, reading.gpu_problem) == ((), None)
 
     def test_a_missing_driver_is_unknown_and_not_none_until_it_comes_back(
         self, world: GpuWorld
@@ -89,7 +89,7 @@ class GpuReaderContract:
         reading = world.reader.read()
 
         assert reading.gpus is None
-        assert reading.problem
+        assert reading.gpu_problem
         assert reading.driver_version is None
 
         world.show(rtx_4070_super())
@@ -105,8 +105,8 @@ class GpuReaderContract:
         reading = world.reader.read()
 
         assert reading.gpus == (rtx_3090_ti(index=1),)
-        assert "GPU 0" in (reading.problem or "")
-        assert "lost" in (reading.problem or "")
+        assert "GPU 0" in (reading.gpu_problem or "")
+        assert "lost" in (reading.gpu_problem or "")
 
         world.show(rtx_4070_super())
         assert world.reader.read().gpus == (rtx_4070_super(),)

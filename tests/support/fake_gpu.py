@@ -100,13 +100,13 @@ class FakeGpuReader:
     def hide(self, problem: str) -> None:
         """From now on nothing can be told, for this reason."""
         self._reading = GpuReading(
-            gpus=None, problem=problem, driver_version=None, cuda_version=None
+            gpus=None, gpu_problem=problem, driver_version=None, cuda_version=None
         )
 
     def update_driver(self) -> None:
         """The driver is updated; who has loaded the library before still reads the cards."""
         why = f"the loaded kernel module is {DRIVER_VERSION}, the driver's library 581.1"
-        self._reading = replace(self._reading, problem=why, awaits_reboot=why)
+        self._reading = replace(self._reading, gpu_problem=why, awaits_reboot=why)
 
     def lose(self, index: int) -> None:
         """From now on this card is lost; the others stay readable."""
@@ -146,5 +146,8 @@ class SlowGpuReader:
 
 def _found(gpus: Sequence[Gpu], problem: str | None = None) -> GpuReading:
     return GpuReading(
-        gpus=tuple(gpus), problem=problem, driver_version=DRIVER_VERSION, cuda_version=CUDA_VERSION
+        gpus=tuple(gpus),
+        gpu_problem=problem,
+        driver_version=DRIVER_VERSION,
+        cuda_version=CUDA_VERSION,
     )

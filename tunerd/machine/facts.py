@@ -142,22 +142,29 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """One machine at one moment.
+class GpuReading:
+    """All GPUs at one moment.
 
     `gpus` is None when it could not be told whether there are any (`gpu_problem` says why), and
-    empty when there are certainly none that NVML knows. `awaits_reboot` is that of `GpuReading`.
+    empty when there are certainly none that NVML knows. `awaits_reboot` says how the loaded driver differs from the installed one: what runs goes on, and what
+    starts finds no card.
     """
 
     gpus: tuple[Gpu, ...] | None
-    gpu_problem: str | None
-    driver_version: str | None
-    cuda_version: str | None
+    gpu_problem: str | None = None
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    awaits_reboot: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host(GpuReading):
+    """One machine at one moment."""
+
     cpu: Cpu
     memory: HostMemory
     kernel: str | None
     hostname: str | None
-    awaits_reboot: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +195,6 @@ class DriverFiles:
     pci_addresses: tuple[str, ...] | None
     has_other_graphics: bool | None
     is_wsl: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """All GPUs at one moment; `gpus` is None when it could not be told (`problem` says why).
-
-    `awaits_reboot` says how the loaded driver differs from the installed one: what runs goes on, and what
-    starts finds no card.
-    """
-
-    gpus: tuple[Gpu, ...] | None
-    problem: str | None = None
-    driver_version: str | None = None
-    cuda_version: str | None = None
-    awaits_reboot: str | None = None
 
 
 class GpuReader(Protocol):

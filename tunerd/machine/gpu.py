@@ -1,7 +1,7 @@
 """GPUs as NVIDIA's management library (NVML) tells them: the only file that uses `pynvml`.
 
 No reading raises. A value that the driver does not give is None; a GPU that does not answer at
-all is left out and named in the reading's `problem`.
+all is left out and named in the reading's `gpu_problem`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class NvmlReader:
             why = reading.awaits_reboot
             if module is not None and library is not None:  # this process may have an older library
                 why = _awaits_reboot(module, library, self.root)
-            return replace(reading, problem=reading.problem or why, awaits_reboot=why)
+            return replace(reading, gpu_problem=reading.gpu_problem or why, awaits_reboot=why)
 
     def _read_once(self) -> tuple[GpuReading, bool]:
         """A reading, and whether the library should be started anew before the next one."""
@@ -131,7 +131,7 @@ class NvmlReader:
             return self._nothing(error), True
         reading = GpuReading(
             gpus=None if problems and not gpus else tuple(gpus),
-            problem="; ".join(problems) or None,
+            gpu_problem="; ".join(problems) or None,
             driver_version=driver_version,
             cuda_version=cuda_version,
         )

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -169,15 +169,11 @@ def read_host(gpu_reader: GpuReader, *, root: Path = Path("/")) -> Host:
     """One reading of the whole machine."""
     reading = gpu_reader.read()
     return Host(
-        gpus=reading.gpus,
-        gpu_problem=reading.problem,
-        driver_version=reading.driver_version,
-        cuda_version=reading.cuda_version,
+        **{one.name: getattr(reading, one.name) for one in fields(reading)},
         cpu=read_cpu(root),
         memory=read_memory(root),
         kernel=read_line(root / "proc/sys/kernel/osrelease"),
         hostname=read_line(root / "proc/sys/kernel/hostname"),
-        awaits_reboot=reading.awaits_reboot,
     )
 
 

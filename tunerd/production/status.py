@@ -144,6 +144,7 @@ def status(ctx: Context) -> ActionResult:
     under_way = was_under_way or is_locked(ctx.paths.lock)
     measurement = read_measurement(ctx)
     gpus = ctx.gpu.read()
+    problem = gpus.gpu_problem
     payload: dict[str, Any] = {
         "unit": ctx.unit,
         "mode": str(ctx.mode),
@@ -173,11 +174,11 @@ def status(ctx: Context) -> ActionResult:
         "vram": None
         if gpus.gpus is None
         else [{name: getattr(gpu, name) for name in _OF_CARD} for gpu in gpus.gpus],
-        "gpu_problem": gpus.problem,
+        "gpu_problem": problem,
         "drift": _rows(drifts),
     }
     messages = _messages(
-        ctx, state, measurement, gpus.problem, is_under_way=under_way, was_deployed=last is not None
+        ctx, state, measurement, problem, is_under_way=under_way, was_deployed=last is not None
     )
     way = live.serving.asked_otherwise
     if state.is_active and way is not None:

@@ -185,7 +185,7 @@ class House:
             why = reading.awaits_reboot if self.limits_w else None
             for uuid, watts in self.limits_w.items():
                 if uuid not in now_w:
-                    why = why or f"a card is gone: {reading.problem or uuid}"
+                    why = why or f"a card is gone: {reading.gpu_problem or uuid}"
                 elif (now := now_w[uuid]) is not None and watts is not None and now != watts:
                     why = f"a card's power limit is {now:g} W, and was {watts:g} W when the sweep began"
             if why is None or is_again:

@@ -88,7 +88,7 @@ class Watcher:
         return Reading(
             at_s=at_s,
             gpus=None if gpu.gpus is None else _gpus(gpu.gpus, pid),
-            gpu_problem=gpu.problem,
+            gpu_problem=gpu.gpu_problem,
             driver_version=gpu.driver_version,
             host=self._host(),
             engine=_engine(ctx.unit, state, asked, is_expected=self._is_expected(state)),

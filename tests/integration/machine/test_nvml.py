@@ -56,7 +56,7 @@ def test_without_a_library_there_is_no_card_or_nothing_is_known(
     found = NvmlReader(root=tmp_path).read()
 
     words = "the NVIDIA driver's library libnvidia-ml.so.1 was not found"
-    assert (found.problem, found.gpus) == ((None, ()) if has_bus else (words, None))
+    assert (found.gpu_problem, found.gpus) == ((None, ()) if has_bus else (words, None))
 
 
 def test_a_card_on_the_bus_without_a_driver_is_named(world: StubWorld) -> None:
@@ -65,7 +65,7 @@ def test_a_card_on_the_bus_without_a_driver_is_named(world: StubWorld) -> None:
     reading = world.reader.read()
 
     assert reading.gpus is None
-    assert reading.problem == (
+    assert reading.gpu_problem == (
         "the NVIDIA kernel driver is not loaded, "
         "but an NVIDIA GPU is on the PCI bus at 0000:01:00.0"
     )
@@ -90,7 +90,7 @@ def test_a_driver_that_refuses_is_explained(
     reading = world.reader.read()
 
     assert reading.gpus is None
-    assert words in (reading.problem or "")
+    assert words in (reading.gpu_problem or "")
 
 
 def test_a_driver_that_was_updated_under_who_reads_it_awaits_a_reboot(world: StubWorld) -> None:
@@ -107,17 +107,17 @@ def test_a_driver_that_was_updated_under_who_reads_it_awaits_a_reboot(world: Stu
         assert reading.gpus == (rtx_4070_super(),)
         is_updated = version == "581.1"
         why = "the loaded kernel module is 580.95.05, the driver's library 581.1"
-        assert reading.awaits_reboot == reading.problem == (why if is_updated else None)
+        assert reading.awaits_reboot == reading.gpu_problem == (why if is_updated else None)
 
     world.nvml.fail("nvmlInitWithFlags", nvml_stub.LIB_RM_VERSION_MISMATCH)
     assert NvmlReader(root=world.root).read().awaits_reboot == why
     (loaded / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  581.1  x")
     late = NvmlReader(root=world.root).read()
     assert late.awaits_reboot is None, "of a process that has loaded the library before the module"
-    assert "have different versions" in str(late.problem)
+    assert "have different versions" in str(late.gpu_problem)
     (loaded / "version").unlink()
     blind = NvmlReader(root=world.root).read()
-    assert (blind.gpus, blind.awaits_reboot) == (None, blind.problem)
+    assert (blind.gpus, blind.awaits_reboot) == (None, blind.gpu_problem)
 
 
 def test_a_card_that_is_lost_between_two_questions_is_not_half_read(world: StubWorld) -> None:
@@ -127,7 +127,7 @@ def test_a_card_that_is_lost_between_two_questions_is_not_half_read(world: StubW
     reading = world.reader.read()
 
     assert reading.gpus == (rtx_4070_super(index=0),)
-    assert reading.problem == "GPU 1: the GPU is lost: it has fallen off the bus"
+    assert reading.gpu_problem == "GPU 1: the GPU is lost: it has fallen off the bus"
 
 
 ALL_FUNCTIONS = sorted(
@@ -242,7 +242,7 @@ def test_a_real_card_reads_plausibly() -> None:
 
     first, second = reader.read(), reader.read()
 
-    assert first.gpus, first.problem
+    assert first.gpus, first.gpu_problem
     assert_plausible(first)
     assert [gpu.uuid for gpu in first.gpus] == [gpu.uuid for gpu in second.gpus or ()]
     assert all(gpu.total_mib and gpu.compute_capability for gpu in first.gpus)
