@@ -95,11 +95,10 @@ class Sandbox:
         Raises:
             HostError: It could not be started.
         """
+        with self._prepared(argv, env, limits, timeout_s) as (words, setting):
+            done = run(words, setting, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
         if self.manager is None:
-            setting = self._setting(env, limits)
-            return run(argv, setting, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
-        with self._unit(self.manager, argv, env, limits, timeout_s) as words:
-            done = run(words, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
+            return done
         if done.returncode in _NOT_EXECUTED or (
             done.returncode == 1 and not done.stdout and done.stderr.startswith("Failed to ")
         ):
@@ -117,18 +116,11 @@ class Sandbox:
         Raises:
             HostError: It could not be started.
         """
-        if self.manager is None:
-            with start(argv, self._setting(env, limits)) as child:
-                yield child
-            return
         with (
-            self._unit(self.manager, argv, env, limits, at_most_s) as words,
-            start(words) as child,
+            self._prepared(argv, env, limits, at_most_s) as (words, setting),
+            start(words, setting) as child,
         ):
             yield child
-
-    def _setting(self, env: Mapping[str, str], limits: Limits) -> Setting:
-        return Setting(env, Path("/"), self.account, limits, keeps_together=True)
 
     @contextlib.contextmanager
     def lent(self, file: Path) -> Iterator[Path]:
@@ -146,15 +138,13 @@ class Sandbox:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _unit(
-        self,
-        manager: Systemd,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        limits: Limits,
-        at_most_s: float,
-    ) -> Iterator[list[str]]:
-        """The command that runs a program as a unit and ends as that does; the unit ends with the block."""
+    def _prepared(
+        self, argv: Sequence[str], env: Mapping[str, str], limits: Limits, at_most_s: float
+    ) -> Iterator[tuple[Sequence[str], Setting | None]]:
+        """The command that runs a program and ends as that does, and what surrounds it; its unit ends with the block."""
+        if self.manager is None:
+            yield argv, Setting(env, Path("/"), self.account, limits, keeps_together=True)
+            return
         unit = f"tunerd-probe-{secrets.token_hex(4)}.service"
         properties = [
             *_PROPERTIES,
@@ -165,11 +155,11 @@ class Sandbox:
         options = ["--pipe", "--wait", "--collect"]
         options += [f"--setenv={name}={value}" for name, value in env.items()]
         try:
-            yield manager.transient(unit, argv, properties, *options)
+            yield self.manager.transient(unit, argv, properties, *options), None
         finally:
             # One that has ended is no more; a failure here is left to RuntimeMaxSec=.
             with contextlib.suppress(ServiceError):
-                manager.stop(unit)
+                self.manager.stop(unit)
 
     def _account(self, program: Path) -> Iterator[tuple[str, str]]:
         reader = self.reader(program)
