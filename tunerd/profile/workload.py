@@ -217,40 +217,31 @@ _ALLOWED = (
 )
 _PERCENTILE = re.compile(r"p([1-9]\d?)")
 _MOST_TOKENS = 10_000_000
-_SPAN = {"min", "max"}
 _MEAN = "mean"
 UNKNOWN = "unknown"
 
 
-def _tokens(value: Any) -> Tokens:
-    found = value if isinstance(value, Tokens) else parse_tokens(value)
-    if found is None:
+def parse_tokens(value: Any) -> Tokens:
+    """A length as a file gives it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, Tokens) or _is_count(value):
+        return value if isinstance(value, Tokens) else Tokens.fixed(value)
+    given = dict(value) if isinstance(value, Mapping) else {}
+    mean = given.pop(_MEAN, None)
+    shares = {"min": 0.0, "max": 1.0}
+    if given.keys() != shares.keys():
+        found = ((name, _PERCENTILE.fullmatch(str(name))) for name in given)
+        shares = {name: int(match[1]) / 100 for name, match in found if match}
+    elif mean is not None:
+        shares = {}
+    is_right = given.keys() == shares.keys() and all(map(_is_count, given.values()))
+    points = sorted((shares[name], given[name]) for name in given) if is_right else []
+    is_rising = all(before <= after for (_, before), (_, after) in pairwise(points))
+    if not points or not is_rising or not (mean is None or _is_mean(mean)):
         raise ValueError(_ALLOWED)
-    return found
-
-
-def parse_tokens(value: Any) -> Tokens | None:
-    """A length as a file gives it; None if it is none."""
-    if _is_count(value):
-        return Tokens.fixed(value)
-    if not isinstance(value, Mapping) or not value:
-        return None
-    mean = None
-    if _MEAN in value:
-        mean, value = value[_MEAN], {name: one for name, one in value.items() if name != _MEAN}
-        if not _is_mean(mean) or not value or set(value) == _SPAN:
-            return None
-    if not all(_is_count(count) for count in value.values()):
-        return None
-    if set(value) == _SPAN:
-        points = [(0.0, value["min"]), (1.0, value["max"])]
-    else:
-        found = [(_PERCENTILE.fullmatch(str(name)), count) for name, count in value.items()]
-        points = sorted((int(match[1]) / 100, count) for match, count in found if match)
-        if len(points) < len(found):
-            return None
-    if any(before > after for (_, before), (_, after) in pairwise(points)):
-        return None
     return Tokens(tuple(points), mean)
 
 
@@ -263,7 +254,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _thoughts(value: Any) -> Tokens | None:
-    return None if value in (None, UNKNOWN) else _tokens(value)
+    return None if value in (None, UNKNOWN) else parse_tokens(value)
 
 
 def _kind(value: Any) -> Any:
@@ -299,7 +290,7 @@ class ClassShape(Table):
     kind: Annotated[str, PlainValidator(_kind)] = Field(
         MIXED, description=f"kind of text: {', '.join(KINDS)}, or {MIXED} for texts of all kinds"
     )
-    prompt_tokens: Annotated[Tokens, PlainValidator(_tokens), _IN_A_FILE] = Field(
+    prompt_tokens: Annotated[Tokens, PlainValidator(parse_tokens), _IN_A_FILE] = Field(
         description="the whole prompt: tokens, percentiles ({ p50 = 400, p90 = 3000 }) or { min, max }"
     )
     cached_share: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -310,7 +301,7 @@ class ClassShape(Table):
         validate_default=True,
         description='tokens of thinking before the answer; "unknown" if they are counted as part of it',
     )
-    answer_tokens: Annotated[Tokens, PlainValidator(_tokens), _IN_A_FILE] = Field(
+    answer_tokens: Annotated[Tokens, PlainValidator(parse_tokens), _IN_A_FILE] = Field(
         description="tokens of the answer"
     )
     concurrency: Annotated[int, Field(ge=1, le=64)] = Field(
