@@ -358,11 +358,30 @@ def _try(
     unseen = None if has_gpu or host.awaits_reboot else next(iter(host.gpus or ()), None)
     if unseen is not None and resolved.profile.match.gpu not in {None, "none"}:
         return f"it sees no device to offload to, but {unseen.name} is here (`tunerd doctor` may say why)"
-    context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)
+    context = RenderContext(
+        program=str(engine.program),
+        model_path=str(model_path),
+        has_gpu=has_gpu,
+        physical_cores=host.cpu.physical_cores,
+        paths=dict(_paths(ctx, resolved)),
+        subcommand=engine.subcommand,
+    )
     command = render(resolved, engine.capabilities, context)
     if not isinstance(command, CommandLine):
         return "; ".join(str(refusal) for refusal in command)
     return Choice(engine, resolved, command, model_path, devices or (), has_gpu, ())
+
+
+def _paths(ctx: Context, resolved: Resolved) -> Iterator[tuple[str, str]]:
+    """The files that keys name, as the server will find them."""
+    model, speculation = resolved.profile.model, resolved.profile.speculation
+    named = {"model.mmproj": model.mmproj, "model.chat_template_file": model.chat_template_file}
+    yield from ((key, str(at_home(path))) for key, path in named.items() if path is not None)
+    draft, repo = speculation.draft_model, speculation.draft_hf_repo
+    if draft is not None and speculation.kinds & KINDS_WITH_DRAFT_FILE:
+        yield "speculation.draft_model", str(locate(ctx, draft, resolved, repo))
+    if resolved.profile.serving.api_key_file is not None and ctx.mode is not Mode.LOCAL:
+        yield "serving.api_key_file", CREDENTIAL_PATH
 
 
 def _laid_over(ctx: Context) -> dict[str, str]:
@@ -394,33 +413,6 @@ def devices_of(
         None,
         capabilities.lists_gpu_flags and host.gpus != (),
     )  # None: a card that cannot be read
-
-
-def _render_context(
-    ctx: Context,
-    engine: Engine,
-    resolved: Resolved,
-    host: Host,
-    model_path: Path,
-    *,
-    has_gpu: bool,
-) -> RenderContext:
-    model, speculation = resolved.profile.model, resolved.profile.speculation
-    named = {"model.mmproj": model.mmproj, "model.chat_template_file": model.chat_template_file}
-    paths = {key: str(at_home(path)) for key, path in named.items() if path is not None}
-    if speculation.draft_model is not None and speculation.kinds & KINDS_WITH_DRAFT_FILE:
-        draft, repo = speculation.draft_model, speculation.draft_hf_repo
-        paths["speculation.draft_model"] = str(locate(ctx, draft, resolved, repo))
-    if resolved.profile.serving.api_key_file is not None and ctx.mode is not Mode.LOCAL:
-        paths["serving.api_key_file"] = CREDENTIAL_PATH
-    return RenderContext(
-        program=str(engine.program),
-        model_path=str(model_path),
-        has_gpu=has_gpu,
-        physical_cores=host.cpu.physical_cores,
-        paths=paths,
-        subcommand=engine.subcommand,
-    )
 
 
 def draft_facts(ctx: Context, resolved: Resolved, command: CommandLine) -> ModelFacts | None:
