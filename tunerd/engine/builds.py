@@ -204,8 +204,6 @@ def _name(engine: Engine, family: Family) -> str:
 def engine_json(engine: Engine) -> dict[str, Any]:
     """An engine as scripts read it."""
     identity, capabilities = engine.identity, engine.capabilities
-    components = () if identity is None else identity.components
-    hashes = [{"path": str(part.path), "sha256": part.sha256} for part in components]
     return {
         "name": engine.name,
         "path": str(engine.program),
@@ -213,7 +211,9 @@ def engine_json(engine: Engine) -> dict[str, Any]:
         "problem": engine.problem,
         "version": None if engine.version is None else engine.version.text,
         "identity": None if identity is None else identity.sha256,
-        "components": None if identity is None else hashes,
+        "components": None
+        if identity is None
+        else [{"path": str(one.path), "sha256": one.sha256} for one in identity.components],
         "family": None if capabilities is None else str(capabilities.family),
         "dialect": None if capabilities is None else capabilities.dialect,
         "capabilities": None if capabilities is None else _capabilities_json(capabilities),

@@ -116,15 +116,8 @@ def changes(then: Fingerprint, now: Fingerprint) -> tuple[Change, ...]:
         if name == "unit_limits" and not (before or after):
             continue
         old, new = _shown(name, before), _shown(name, after)
-        if before is None and after is None:
-            text = f"{part}: unknown then, unknown now"
-        elif after is None:
-            text = f"{part}: {old} then, unknown now"
-        elif before is None:
-            text = f"{part}: unknown then, {new} now"
-        else:
-            text = f"{part} changed: {old} -> {new}"
         is_known = before is not None and after is not None
+        text = f"{part} changed: {old} -> {new}" if is_known else f"{part}: {old} then, {new} now"
         found.append(Change(text, is_known, name in _REMARKS))
     return tuple(found)
 
@@ -154,7 +147,7 @@ def _value(fingerprint: Fingerprint, name: str) -> Any:
 
 def _shown(name: str, value: Any) -> str:
     if not value:
-        return "none"
+        return "unknown" if value is None else "none"
     if name == "power_limits_w":
         return ", ".join(f"{watt:g} W" for watt in value)
     if name in {"gpu_names", "unit_limits"}:

@@ -209,16 +209,14 @@ class _Reader:
         task = self.tasks.get(self.timed) if self.timed is not None else None
         if task is None:
             return
-        if found := _PROMPT.search(line):
-            if task.prompt is not None or task.generated is not None:
+        is_prompt = (found := _PROMPT.search(line)) is not None
+        if found := found or _EVAL.search(line):
+            if task.generated is not None or is_prompt is not (task.prompt is None):
                 self.timed = None
-                return
-            task.prompt = float(found[1]), int(found[2])
-        elif found := _EVAL.search(line):
-            if task.prompt is None or task.generated is not None:
-                self.timed = None
-                return
-            task.generated = float(found[1]), int(found[2])
+            elif is_prompt:
+                task.prompt = float(found[1]), int(found[2])
+            else:
+                task.generated = float(found[1]), int(found[2])
         elif found := _DRAFT.search(line):
             task.drafts = int(found[1]), int(found[2])
 

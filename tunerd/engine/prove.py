@@ -80,11 +80,9 @@ def judge_trials(trials: Mapping[str, Completion], expected_text: str) -> tuple[
             if name in trials
         ]
         if NATIVE in trials:
-            counts = Proof("counts", Effect.PROVED, "the native route counts drafts")
-            if not trials[NATIVE].n_drafted:
-                text = "only the OpenAI routes count drafts"
-                counts = Proof("counts", Effect.NO_EFFECT, text)
-            proofs.append(counts)
+            yes = Effect.PROVED, "the native route counts drafts"
+            no = Effect.NO_EFFECT, "only the OpenAI routes count drafts"
+            proofs.append(Proof("counts", *(yes if trials[NATIVE].n_drafted else no)))
     return tuple(proofs)
 
 

@@ -260,18 +260,16 @@ def other_drop_ins(ctx: Context, drop_ins: Iterable[str], ending: Ending) -> Ite
 
 def drop_ins_in_force(ctx: Context) -> tuple[str, ...] | None:
     """The paths of the unit's drop-ins; None where the service manager does not say."""
-    try:
+    with contextlib.suppress(ServiceError):
         return tuple(str(path) for path in ctx.services.state(ctx.unit).drop_ins)
-    except ServiceError:
-        return None
+    return None
 
 
 def limits_in_force(ctx: Context) -> tuple[str, ...] | None:
     """What the unit's drop-ins leave its server of processors and memory; None where that cannot be told."""
-    try:
+    with contextlib.suppress(HostError, ServiceError):
         return limits_of(unit_with(ctx, ""))
-    except (HostError, ServiceError):
-        return None
+    return None
 
 
 def check_manager(ctx: Context) -> None:

@@ -285,11 +285,6 @@ class ModelFacts:
         return bool(self.n_expert)
 
     @property
-    def quant(self) -> str:
-        """The type that most bytes have."""
-        return self.tensor_types[0][0] if self.tensor_types else "none"
-
-    @property
     def trunk(self) -> tuple[Block, ...]:
         """The blocks that every token passes."""
         return tuple(block for block in self.blocks if not block.is_mtp)

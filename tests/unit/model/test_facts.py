@@ -43,7 +43,7 @@ def test_a_hybrid_model_says_which_layers_attend_and_which_draft() -> None:
     assert facts.blocks[64].has_attention
     assert facts.has_mtp
     assert facts.is_gated_attention
-    assert (facts.n_vocab, facts.quant) == (248320, "q8_0")
+    assert (facts.n_vocab, facts.tensor_types[0][0]) == (248320, "q8_0")
 
 
 def test_experts_are_counted_apart_and_every_byte_has_one_place() -> None:
