@@ -52,13 +52,8 @@ def sandbox(ctx: Context) -> Sandbox:
 def find_programs(ctx: Context) -> tuple[Found, ...]:
     """Programs that may be engines, from the operator's settings to common build folders."""
     named = [
-        Found(
-            program=settings.path,
-            found_by=f"settings engines.{name}",
-            name=name,
-            environment=dict(sorted(settings.environment.items())),
-        )
-        for name, settings in ctx.settings.engines.items()
+        Found(one.path, f"settings engines.{name}", name, dict(sorted(one.environment.items())))
+        for name, one in ctx.settings.engines.items()
     ]
     embedded = probe.own_server()
     own = () if embedded is None else (Found(embedded, "installed with tunerd"),)

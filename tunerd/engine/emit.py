@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,7 @@ def emit(
                 raise _refuse(target, flag, "it is not UTF-8")
     named = [replace(one, names=_own_names(one, servers)) for one in servers]
     carried, lost = zip(*(_carried(target, one) for one in named), strict=True)
-    told = tuple(
-        dict.fromkeys(
-            (*(line for lines in lost for line in lines), *_lost_to_the_first(target, named))
-        )
-    )
+    told = tuple(dict.fromkeys(chain(*lost, _lost_to_the_first(target, named))))
     head = [*(one.title for one in named), *(f"not carried over: {line}" for line in told)]
     values = {"head": list(map(_remark, head)), "servers": carried, "together": together}
     if target in MANY:

@@ -1041,9 +1041,8 @@ class _Renderer:
         flags, takes_value = self.capabilities.flags, self.capabilities.value_flags
         words = () if setting is None else setting.value
         for before, word in itertools.pairwise(("", *words)):
-            owner = None
-            if word.startswith("-"):
-                owner = owner_of(word, flags) or owners.get(word)
+            known = owner_of(word, flags) or owners.get(word)
+            owner = known if word.startswith("-") else None
             if owner == _TYPE and self.setting(_TYPE) is None:
                 owner = None
             is_unlisted = (

@@ -93,14 +93,9 @@ def split_flags(arguments: Sequence[str], capabilities: Capabilities) -> Iterato
 
 def unlisted_flags(arguments: Sequence[str], capabilities: Capabilities) -> tuple[str, ...]:
     """The flags among arguments that a build does not list as working, each once, as typed."""
-    words = (flag.word for flag in split_flags(arguments, capabilities))
-    return tuple(
-        dict.fromkeys(
-            word
-            for word in words
-            if is_flag(word) and capabilities.flags.isdisjoint((word, with_dashes(word)))
-        )
-    )
+    words = dict.fromkeys(flag.word for flag in split_flags(arguments, capabilities))
+    flags = filter(is_flag, words)
+    return tuple(one for one in flags if capabilities.flags.isdisjoint((one, with_dashes(one))))
 
 
 def _option(word: str, capabilities: Capabilities) -> Option | None:

@@ -172,11 +172,13 @@ class _Reader:
             self.flush()
             self.lives += 1
             return
-        task = _task_of(line)
+        named = _TASK.search(line)
+        task = None if named is None else int(named[1] or named[2])
         if task is not None:
             self.timed = task if _TIMING.search(line) else None
             if _START.search(line):
-                self._start(task, _slot_of(line) or f"of {task}")
+                slot = _SLOT.search(line)
+                self._start(task, f"of {task}" if slot is None else slot[1] or slot[2])
             elif task in self.tasks:
                 self._take_snapshot(self.tasks[task], line)
         elif found := _ALIKE.search(line):
@@ -257,16 +259,6 @@ def without_newest(lines: Sequence[str], n: int) -> Sequence[str]:
     if not n:
         return lines
     return lines[: ends[-n]] if n <= len(ends) else ()
-
-
-def _task_of(line: str) -> int | None:
-    found = _TASK.search(line)
-    return None if found is None else int(found[1] or found[2])
-
-
-def _slot_of(line: str) -> str | None:
-    found = _SLOT.search(line)
-    return None if found is None else found[1] or found[2]
 
 
 def _end_of(line: str) -> tuple[int, bool] | None:

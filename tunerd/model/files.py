@@ -339,17 +339,16 @@ def ollama_layers(store: Path, name: str, files: Files) -> dict[str, Path]:
         return {}
     host, user, model, tag = found.groups()
     folder = store / "manifests" / (host or "registry.ollama.ai") / (user or "library")
+    kinds: dict[str, Path] = {}
     with suppress(HostError, RecursionError):
         manifest = files.read_json(folder / model / (tag or "latest"))
         layers = manifest.get("layers") if isinstance(manifest, dict) else None
-        kinds: dict[str, Path] = {}
         for layer in layers if isinstance(layers, list) else ():
             told = layer if isinstance(layer, dict) else {}
             if (digest := _DIGEST.fullmatch(str(told.get("digest")))) is not None:
                 kind = str(told.get("mediaType")).rpartition(".")[2]
                 kinds.setdefault(kind, store / "blobs" / f"sha256-{digest[1]}")
-        return kinds
-    return {}
+    return kinds
 
 
 @dataclass(slots=True)

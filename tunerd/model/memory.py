@@ -929,8 +929,7 @@ def estimate(facts: ModelFacts, settings: MemorySettings) -> Estimate:
         *growing(server),
     ]
     cells = server.cells
-    n_ctx = cells.total if cells is not None else None
-    n_ctx_slot = cells.per_stream if cells is not None else None
+    n_ctx, n_ctx_slot = (cells.total, cells.per_stream) if cells else (None, None)
     return Estimate(
         parts=tuple(part for part in parts if part.n_bytes != 0),
         n_ctx=n_ctx,

@@ -96,49 +96,6 @@ def device_of(label: str) -> Device:
     return Device.HOST if _HOST_LABEL.match(label) else Device.GPU
 
 
-class _Reader:
-    """Goes through a log once."""
-
-    def __init__(self) -> None:
-        self.buffers: list[Buffer] = []
-        self.numbers: dict[str, int] = {}
-        self._context = 0
-        self._in_models = False
-
-    def read(self, line: str) -> None:
-        """Take in one line."""
-        if _CONTEXT_BEGINS.search(line):
-            self._context += 1
-        buffer = _BUFFER.search(line)
-        if buffer is not None:
-            self._buffer(buffer)
-            return
-        for pattern in (_OFFLOADED, _N_CTX):
-            found = pattern.search(line)
-            if found is not None:
-                self.numbers.update({name: int(text) for name, text in found.groupdict().items()})
-
-    def _buffer(self, found: re.Match[str]) -> None:
-        """A buffer; a new model's first one forgets an earlier load that was a dry run.
-
-        A context that plans its compute buffer again replaces the earlier plan.
-        """
-        kind = _REPORTED_KINDS[found["kind"] or found["cache"]]
-        label, mib = found["label"], float(found["mib"])
-        if kind is PartKind.WEIGHTS and not self._in_models:
-            loaded = (one.mib for one in self.buffers if one.kind is PartKind.WEIGHTS)
-            if not any(loaded):
-                self.buffers.clear()
-                self._context = 0
-        self._in_models = kind is PartKind.WEIGHTS
-        context = 0 if self._in_models else max(1, self._context)
-        if kind is PartKind.COMPUTE:
-            same = (kind, label, context)
-            known = self.buffers
-            self.buffers = [one for one in known if (one.kind, one.label, one.context) != same]
-        self.buffers.append(Buffer(kind, label, mib, context))
-
-
 def lines_of_load(newest: Sequence[str], most: int) -> Sequence[str]:
     """What of a log its engine alone has written: all before it answers; nothing where the `most` newest lines are not all."""
     if len(newest) >= most:
@@ -148,18 +105,38 @@ def lines_of_load(newest: Sequence[str], most: int) -> Sequence[str]:
 
 
 def parse_report(lines: Iterable[str]) -> MemoryReport:
-    """What a log says about memory; lines that say nothing of it are passed over."""
-    reader = _Reader()
+    """What a log says about memory; lines that say nothing of it are passed over.
+
+    A new model's first buffer forgets an earlier load that was a dry run. A context that plans its compute
+    buffer again replaces the earlier plan.
+    """
+    buffers: list[Buffer] = []
+    numbers: dict[str, int] = {}
+    context, in_models = 0, False
     for line in lines:
-        reader.read(line)
-    if not any(buffer.mib for buffer in reader.buffers if buffer.kind is PartKind.WEIGHTS):
-        reader.buffers = []
+        context += _CONTEXT_BEGINS.search(line) is not None
+        if found := _BUFFER.search(line):
+            kind, label = _REPORTED_KINDS[found["kind"] or found["cache"]], found["label"]
+            if kind is PartKind.WEIGHTS and not in_models and not _is_loaded(buffers):
+                buffers, context = [], 0
+            in_models = kind is PartKind.WEIGHTS
+            buffer = Buffer(kind, label, float(found["mib"]), 0 if in_models else max(1, context))
+            if kind is PartKind.COMPUTE:
+                buffers = [one for one in buffers if replace(one, mib=buffer.mib) != buffer]
+            buffers.append(buffer)
+        elif found := _OFFLOADED.search(line) or _N_CTX.search(line):
+            numbers.update({name: int(text) for name, text in found.groupdict().items()})
     return MemoryReport(
-        buffers=tuple(reader.buffers),
-        n_ctx=reader.numbers.get("n_ctx"),
-        n_layers_on_gpu=reader.numbers.get("on_gpu"),
-        n_layers_to_place=reader.numbers.get("all"),
+        buffers=tuple(buffers) if _is_loaded(buffers) else (),
+        n_ctx=numbers.get("n_ctx"),
+        n_layers_on_gpu=numbers.get("on_gpu"),
+        n_layers_to_place=numbers.get("all"),
     )
+
+
+def _is_loaded(buffers: Iterable[Buffer]) -> bool:
+    """Whether a model was really loaded: a dry run has buffers of nothing."""
+    return any(one.mib for one in buffers if one.kind is PartKind.WEIGHTS)
 
 
 # An engine reports one buffer for each of these purposes, where an estimate has finer parts.
