@@ -28,7 +28,6 @@ from tunerd.model.memory import (
     MAINLINE_NOW,
     MAINLINE_SPRING_2026,
     MAINLINE_SUMMER_2026,
-    Backend,
     Device,
     EngineLaws,
     MemorySettings,
@@ -92,7 +91,7 @@ def _case(
         "draft_cache_type_k": draft_kv,
         "draft_cache_type_v": draft_kv,
         "speculation": "draft" if draft else "mtp" if n_max else "off",
-        "backend": Backend.VULKAN,
+        "is_cuda": False,
         **settings,
     }
     return MemoryCase(name, shape, MemorySettings(**values), draft)  # type: ignore[arg-type] # a table

@@ -342,13 +342,6 @@ class Placement:
 _DRAFTING = frozenset({"mtp", "draft", "eagle3", "dflash", "dspark"})
 
 
-class Backend(StrEnum):
-    """What runs the GPU, where that changes sizes."""
-
-    CUDA = "cuda"
-    VULKAN = "vulkan"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
     """What of a server's flags decides over memory, with mainline's defaults.
@@ -365,6 +358,7 @@ class MemorySettings:
         draft_n_ubatch: None as the target's.
         n_gpu_layers: None for all.
         has_gpu: False leaves everything in RAM whatever the flags say.
+        is_cuda: Whether CUDA runs the GPU, where that changes sizes; else Vulkan.
         load_mode: As `--load-mode`; `auto` maps the file.
         ctx_checkpoints: Most context checkpoints per slot.
         cache_ram_mib: Prompt cache; -1 has no limit.
@@ -397,7 +391,7 @@ class MemorySettings:
     n_cpu_ffn: int = 0
     kv_offload: bool = True
     has_gpu: bool = True
-    backend: Backend = Backend.CUDA
+    is_cuda: bool = True
     load_mode: str = "auto"
     ctx_checkpoints: int = 32
     cache_ram_mib: int = 8192
@@ -870,7 +864,7 @@ def _converted(server: Server) -> int:
     """
     settings = server.settings
     is_quantised = not {settings.cache_type_k, settings.cache_type_v} <= UNQUANTISED
-    is_reserved = settings.backend is Backend.CUDA and server.laws.reserves_converted_kv
+    is_reserved = settings.is_cuda and server.laws.reserves_converted_kv
     if server.cells is None or not (is_quantised and is_reserved and settings.flash_attn):
         return 0
     on_gpu = [block for block in server.facts.trunk if server.kv_device(block) is Device.GPU]
@@ -1032,5 +1026,5 @@ def _notes(server: Server) -> Iterator[str]:
         yield "the projector's compute buffer is that of Qwen3.6's; others may take more"
     if facts.architecture == "unknown":
         yield "the file names no architecture: these numbers are a guess"
-    if settings.has_gpu and settings.backend is Backend.CUDA:
+    if settings.has_gpu and settings.is_cuda:
         yield "the CUDA driver takes a few hundred MiB of the GPU for itself, beside these numbers"

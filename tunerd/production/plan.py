@@ -49,7 +49,6 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import (
     LEAST_CONTEXT,
     LOCKING,
-    Backend,
     Device,
     MemorySettings,
     context_that_fits,
@@ -525,7 +524,7 @@ def settings_of(
         **given,
         draft=draft,
         has_gpu=has_gpu,
-        backend=Backend.CUDA if host.gpus else Backend.VULKAN,
+        is_cuda=bool(host.gpus),
     )
 
 

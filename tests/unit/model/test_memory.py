@@ -29,7 +29,6 @@ from tunerd.model.memory import (
     MAINLINE_SPRING_2026,
     MAINLINE_SUMMER_2026,
     WEIGHTS,
-    Backend,
     Device,
     EngineLaws,
     Estimate,
@@ -190,11 +189,11 @@ def test_without_flash_attention_scores_and_wide_masks_come_on_top() -> None:
 
 
 def test_a_quantised_cache_is_converted_on_cuda_alone() -> None:
-    def compute(kind: str, backend: Backend = Backend.CUDA) -> int:
-        asked = MemorySettings(ctx_size=CTX, cache_type_k=kind, cache_type_v=kind, backend=backend)
+    def compute(kind: str, *, is_cuda: bool = True) -> int:
+        asked = MemorySettings(ctx_size=CTX, cache_type_k=kind, cache_type_v=kind, is_cuda=is_cuda)
         return part(estimate(LARGE, asked), PartKind.COMPUTE)
 
-    vulkan = compute("q8_0", Backend.VULKAN)
+    vulkan = compute("q8_0", is_cuda=False)
     assert (compute("q8_0") - vulkan) // MIB == 512
     assert vulkan == compute("f16")
 
@@ -418,7 +417,7 @@ _settings = st.builds(
     n_cpu_moe=st.integers(0, 12),
     cpu_moe=st.booleans(),
     has_gpu=st.booleans(),
-    backend=st.sampled_from(list(Backend)),
+    is_cuda=st.booleans(),
     laws=st.sampled_from([MAINLINE_NOW, MAINLINE_SUMMER_2026, MAINLINE_SPRING_2026, IK]),
 )
 _often = settings(max_examples=50, deadline=None)
@@ -449,7 +448,7 @@ def test_every_weight_is_in_one_place_and_every_part_has_a_number(
     [
         ({}, lambda one: {"ctx_size": one.ctx_size + 77_777}),
         ({"speculation": "mtp"}, lambda one: {"n_max": one.n_max + 1}),
-        ({"cache_type_k": "q8_0", "cache_type_v": "q8_0", "backend": Backend.VULKAN},
+        ({"cache_type_k": "q8_0", "cache_type_v": "q8_0", "is_cuda": False},
          lambda _: {"cache_type_k": "f16", "cache_type_v": "f16"}),
     ],
     ids=["a larger context", "a deeper draft", "a wider cache"],
