@@ -39,7 +39,7 @@ from tunerd.engine.health import last_words
 from tunerd.errors import EngineError, HostError, ServiceError
 from tunerd.machine.files import Files, is_gone, looked_at, real_path
 from tunerd.machine.net import free_port
-from tunerd.machine.process import Completed, Limits, User, is_alone_in, may_read_open
+from tunerd.machine.process import Completed, User, is_alone_in, may_read_open
 from tunerd.units.live import is_shell
 from tunerd.units.sandbox import Sandbox
 
@@ -246,7 +246,7 @@ _PROBE_SCHEMA = 2
 BARE_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent"}
 _PROBE_TIMEOUT_S = 60.0
 # All threads of the account count, so a server that runs as it must fit in beside the probe.
-_PROBE_LIMITS = Limits(cpu_s=60, data_bytes=8 << 30, file_bytes=64 << 20, n_files=256, n_procs=4096)
+_PROBE_LIMITS = {"CPU": 60, "DATA": 8 << 30, "FSIZE": 64 << 20, "NOFILE": 256, "NPROC": 4096}
 # What a program says that it maps is hashed; of a build with CUDA that is some 3 GiB.
 _MAX_HASHED_BYTES = 16 * 1024**3
 _MAX_COMPONENTS = 200

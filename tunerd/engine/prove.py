@@ -18,7 +18,7 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import HostError, ServiceError
 from tunerd.machine.clock import polls
 from tunerd.machine.net import free_port
-from tunerd.machine.process import Child, Limits
+from tunerd.machine.process import Child
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
 from tunerd.profile.schema import nest
 from tunerd.result import ActionResult, Message, note
@@ -120,7 +120,7 @@ _START_S = 60.0
 _ANSWER_S = 60.0
 _POLL_S = 0.05
 _LONGEST_TRIAL_S = _START_S + 4 * _ANSWER_S
-_LIMITS = Limits(cpu_s=300, data_bytes=8 << 30, file_bytes=64 << 20, n_files=1024)
+_LIMITS = {"CPU": 300, "DATA": 8 << 30, "FSIZE": 64 << 20, "NOFILE": 1024}
 # Trials must not take VRAM from the server that runs.
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeAlias
 
 from tunerd.errors import HostError, TunerdError
 from tunerd.machine.clock import SystemClock
@@ -291,34 +291,12 @@ class User:
         return cls(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, entry.pw_dir)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a program may use; None leaves a limit as it is, UNLIMITED lifts it as far as allowed.
+Limits: TypeAlias = Mapping[str, int]
+"""What a program may use, by the name behind `RLIMIT_`; UNLIMITED lifts one as far as allowed. Of core dumps there are none.
 
-    `data_bytes` is RLIMIT_DATA: private writable memory. RLIMIT_AS would also count the address space
-    that CUDA reserves (hundreds of GiB) and never uses. `file_bytes` bounds each file that is written,
-    `n_procs` counts all threads of the account, not only the program's own. Core dumps are off.
-    """
-
-    cpu_s: int | None = None
-    data_bytes: int | None = None
-    file_bytes: int | None = None
-    n_files: int | None = None
-    n_procs: int | None = None
-    memlock_bytes: int | None = None
-
-    def to_rlimits(self) -> dict[str, int]:
-        """Values by the name behind `RLIMIT_`."""
-        values = {
-            "CPU": self.cpu_s,
-            "DATA": self.data_bytes,
-            "FSIZE": self.file_bytes,
-            "NOFILE": self.n_files,
-            "NPROC": self.n_procs,
-            "MEMLOCK": self.memlock_bytes,
-            "CORE": 0,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+DATA is private writable memory: AS would also count the address space that CUDA reserves (hundreds of GiB)
+and never uses. NPROC counts all threads of the account, not only the program's own.
+"""
 
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -643,7 +621,7 @@ def _confined(
         words += ["/bin/sh", "-c", _WAITS, "sh"]
     if setting.keeps_together:
         words += [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid())]
-    words += [_tool("prlimit"), *_limit_options(setting.limits or Limits()), "--"]
+    words += [_tool("prlimit"), *_limit_options(setting.limits or {}), "--"]
     taken_on = []
     if setting.no_new_privs or (setting.no_new_privs is None and user is not None):
         taken_on.append("--no-new-privs")
@@ -679,7 +657,7 @@ def _inherits_deafness() -> bool:
 def _limit_options(limits: Limits) -> list[str]:
     """For prlimit; what only root may raise stays as it is."""
     options = []
-    for name, wanted in limits.to_rlimits().items():
+    for name, wanted in {**limits, "CORE": 0}.items():
         number = getattr(resource, f"RLIMIT_{name}")
         soft, hard = resource.getrlimit(number)
         value = wanted

@@ -32,7 +32,7 @@ _CREDENTIALS = "\x00credentials"
 class ServiceSpec:
     """What the supervisor needs of a unit.
 
-    Times are in seconds, possibly infinite; limits are None where the unit names none. `bound_to` is
+    Times are in seconds, possibly infinite; `limits` are those that the unit names. `bound_to` is
     the unit without which it must not run.
     """
 
@@ -46,8 +46,7 @@ class ServiceSpec:
     start_limit_interval_s: float
     start_limit_burst: int
     timeout_stop_s: float
-    n_files: int | None
-    memlock_bytes: int | None
+    limits: Mapping[str, int]
     umask: int
     no_new_privileges: bool
     bound_to: str | None
@@ -80,6 +79,8 @@ def read_service(unit: str, file: UnitFile) -> ServiceSpec:
         text = of(name, section=section)
         return int(text) if _NUMBER.fullmatch(text) else None
 
+    memlock = -1 if of("LimitMEMLOCK") == "infinity" else None
+    limits = {"NOFILE": number("LimitNOFILE"), "MEMLOCK": memlock}
     burst, umask = number("StartLimitBurst", "Unit"), of("UMask")
     return ServiceSpec(
         program=command.path,
@@ -92,8 +93,7 @@ def read_service(unit: str, file: UnitFile) -> ServiceSpec:
         start_limit_interval_s=seconds("StartLimitIntervalSec", 10.0, "Unit"),
         start_limit_burst=5 if burst is None else burst,
         timeout_stop_s=seconds("TimeoutStopSec", 90.0),
-        n_files=number("LimitNOFILE"),
-        memlock_bytes=-1 if of("LimitMEMLOCK") == "infinity" else None,
+        limits={name: one for name, one in limits.items() if one is not None},
         umask=int(umask, 8) if re.fullmatch("[0-7]{1,4}", umask) else 0o022,
         no_new_privileges=of("NoNewPrivileges") == "yes",
         bound_to=of("BindsTo", section="Unit") or None,

@@ -287,7 +287,7 @@ class LocalUnit:
             env=environment,
             cwd=folder if folder.is_dir() else Path("/"),
             user=user,
-            limits=process.Limits(n_files=spec.n_files, memlock_bytes=spec.memlock_bytes),
+            limits=spec.limits,
             umask=spec.umask,
             no_new_privs=spec.no_new_privileges,
             on_spawn=self._spawned,

@@ -150,7 +150,7 @@ class Sandbox:
             *_PROPERTIES,
             ("RuntimeMaxSec", f"{at_most_s + _SPARE_S:.0f}"),
             *self._account(Path(argv[0])),
-            *((f"Limit{name}", str(value)) for name, value in limits.to_rlimits().items()),
+            *((f"Limit{name}", str(value)) for name, value in {**limits, "CORE": 0}.items()),
         ]
         options = ["--pipe", "--wait", "--collect"]
         options += [f"--setenv={name}={value}" for name, value in env.items()]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tunerd.errors import HostError
-from tunerd.machine.process import Completed, Limits, User, account
+from tunerd.machine.process import Completed, User, account
 from tunerd.paths import paths_for
 from tunerd.units.sandbox import Sandbox
 from tunerd.units.systemd import Systemd
@@ -28,7 +28,7 @@ def sandbox() -> Sandbox:
 
 
 def run(sandbox: Sandbox, *argv: str, timeout_s: float = 30.0) -> Completed:
-    limits = Limits(n_files=99)
+    limits = {"NOFILE": 99}
     return sandbox.run(
         argv, env=ENVIRONMENT, limits=limits, timeout_s=timeout_s, max_output_bytes=100_000
     )

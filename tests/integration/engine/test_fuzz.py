@@ -22,7 +22,7 @@ from tunerd.engine.health import HttpState, classify
 from tunerd.engine.log import learn, read_requests
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.process import Limits, Setting, run
+from tunerd.machine.process import Setting, run
 from tunerd.measure.answer import Counters, read_counters
 from tunerd.model.verdict import parse_report
 from tunerd.watch.figures import served_between
@@ -230,7 +230,7 @@ for first, then in {pieces!r}:
 @pytest.mark.parametrize("reader", READERS)
 def test_no_line_is_slow_to_read(reader: str) -> None:
     script = SCRIPT.format(reader=READERS[reader], pieces=PIECES, n_chars=N_CHARS)
-    done = run([sys.executable, "-c", script], Setting(limits=Limits(cpu_s=CPU_S)), timeout_s=120)
+    done = run([sys.executable, "-c", script], Setting(limits={"CPU": CPU_S}), timeout_s=120)
 
     assert done.is_ok, done.stderr or f"signal {done.signal}, after {CPU_S} s of processor time"
 
@@ -240,6 +240,6 @@ def test_a_unit_of_many_continued_lines_is_read_once() -> None:
         "from tunerd.units.text import parse_unit\n"
         "parse_unit('[Service]\\nA=' + 'x' * 20 + '\\\\\\n' + ('x' * 20 + '\\\\\\n') * 200_000)"
     )
-    done = run([sys.executable, "-c", script], Setting(limits=Limits(cpu_s=CPU_S)), timeout_s=120)
+    done = run([sys.executable, "-c", script], Setting(limits={"CPU": CPU_S}), timeout_s=120)
 
     assert done.is_ok, done.stderr or f"signal {done.signal}"

@@ -22,7 +22,6 @@ from tunerd.errors import HostError
 from tunerd.machine.host import process_facts
 from tunerd.machine.process import (
     MINIMAL_ENVIRONMENT,
-    Limits,
     Setting,
     User,
     all_processes,
@@ -151,9 +150,7 @@ def test_a_child_left_behind_with_the_output_open_delays_nothing(stray: list[int
 
 
 def test_limits_hold_and_signals_are_as_by_default() -> None:
-    limits = Limits(
-        cpu_s=7, data_bytes=512 << 20, file_bytes=1 << 20, n_files=50, memlock_bytes=65536
-    )
+    limits = {"CPU": 7, "DATA": 512 << 20, "FSIZE": 1 << 20, "NOFILE": 50, "MEMLOCK": 65536}
 
     facts = json.loads(run([PYTHON, "-c", FACTS], Setting(limits=limits), timeout_s=20).stdout)
 

@@ -33,7 +33,7 @@ def test_a_unit_without_settings_has_systemds_defaults() -> None:
     assert (spec.program, spec.argv, spec.work_dir) == ("/bin/true", ("/bin/true",), "/")
     assert (spec.restart, spec.restart_s, spec.timeout_stop_s) == ("no", 0.1, 90)
     assert (spec.start_limit_interval_s, spec.start_limit_burst) == (10, 5)
-    assert (spec.n_files, spec.memlock_bytes, spec.umask) == (None, None, 0o022)
+    assert (spec.limits, spec.umask) == ({}, 0o022)
     assert not spec.no_new_privileges
     assert not spec.can_be_enabled
     assert spec.bound_to is None
@@ -42,7 +42,7 @@ def test_a_unit_without_settings_has_systemds_defaults() -> None:
 def test_a_number_that_no_kernel_takes_is_systemds_default() -> None:
     text = service(f"LimitNOFILE={'9' * 20}\n[Unit]\nStartLimitBurst={'9' * 5000}")
     spec = read_service(UNIT, parse_unit(text))
-    assert (spec.n_files, spec.start_limit_burst) == (None, 5)
+    assert (spec.limits, spec.start_limit_burst) == ({}, 5)
 
 
 def test_what_tunerd_writes_is_what_is_run() -> None:
@@ -72,7 +72,7 @@ def test_what_tunerd_writes_is_what_is_run() -> None:
     assert (spec.work_dir, spec.user, spec.bound_to) == ("/var/log/5%", "llama", "lease.service")
     assert (spec.start_limit_interval_s, spec.start_limit_burst) == (900, 16)
     assert (spec.restart, spec.restart_s, spec.timeout_stop_s) == ("on-failure", 5, 40)
-    assert (spec.n_files, spec.memlock_bytes, spec.umask) == (65536, -1, 0o077)
+    assert (spec.limits, spec.umask) == ({"NOFILE": 65536, "MEMLOCK": -1}, 0o077)
     assert spec.no_new_privileges
     assert spec.can_be_enabled
 
