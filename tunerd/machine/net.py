@@ -351,7 +351,9 @@ def free_port() -> int:
     If possible it is one that the kernel gives to no outgoing connection: such a connection of any
     program would keep a server from binding.
     """
-    lowest = _lowest_outgoing()
+    lowest = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lowest = int(_OUTGOING.read_text().split()[0])
     below = range(max(1024, lowest - _N_BELOW), lowest)
     for port in random.sample(below, min(_N_TRIES, len(below))):
         if can_bind("127.0.0.1", port):
@@ -360,12 +362,6 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         given: int = listener.getsockname()[1]
         return given
-
-
-def _lowest_outgoing() -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(_OUTGOING.read_text().split()[0])
-    return 0
 
 
 def can_bind(host: str, port: int, option: PortOption | None = None) -> bool:

@@ -100,11 +100,6 @@ class Keys:
         value = self.metadata.get(key)
         return value if _is_count(value) else None
 
-    def length(self, key: str) -> int | None:
-        """The length of an array."""
-        value = self.metadata.get(key)
-        return value.length if isinstance(value, ArrayValue) else None
-
     def own(self, key: str) -> int | None:
         """A number below the architecture's own prefix."""
         return self.number(f"{self.architecture}.{key}")
@@ -586,9 +581,9 @@ def _is_gated(keys: Keys, key_length: int | None, tensors: Sequence[TensorInfo])
 
 
 def _n_vocab(keys: Keys, tensors: Mapping[str, TensorInfo]) -> int | None:
-    length = keys.length("tokenizer.ggml.tokens")
-    if length is not None:
-        return length
+    tokens = keys.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, ArrayValue):
+        return tokens.length
     size, table = keys.own("vocab_size"), tensors.get(_EMBEDDING)
     if size is not None or table is None:
         return size

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 import tomlkit
 from pydantic import (
@@ -87,7 +87,7 @@ class Workload:
 
 # A class whose kind nobody knows is measured with texts of all of these, in turn.
 KINDS = ("code", "chat", "tool", "summary", "math", "creative")
-MIXED = "mixed"
+MIXED: Final = "mixed"
 _LEAST_PROMPT_TOKENS = 16
 _LEAST_PREDICTED = 2
 # Beyond the last percentile lengths widen no faster than this (p90 of 13 medians): contexts end.
@@ -257,12 +257,6 @@ def _thoughts(value: Any) -> Tokens | None:
     return None if value in (None, UNKNOWN) else parse_tokens(value)
 
 
-def _kind(value: Any) -> Any:
-    if value not in (*KINDS, MIXED):
-        raise ValueError(", ".join((*KINDS, MIXED)))
-    return value
-
-
 Text = Annotated[
     str,
     StringConstraints(min_length=1, max_length=4096),
@@ -287,7 +281,7 @@ class ClassShape(Table):
     weight: Annotated[float, Field(gt=0)] = Field(
         1.0, description="share of requests; weights need not add up to 1"
     )
-    kind: Annotated[str, PlainValidator(_kind)] = Field(
+    kind: Literal["code", "chat", "tool", "summary", "math", "creative", "mixed"] = Field(
         MIXED, description=f"kind of text: {', '.join(KINDS)}, or {MIXED} for texts of all kinds"
     )
     prompt_tokens: Annotated[Tokens, PlainValidator(parse_tokens), _IN_A_FILE] = Field(
