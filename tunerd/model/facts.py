@@ -224,11 +224,10 @@ class Block:
 class ModelFacts:
     """Everything that placement and memory need to know of a model; None is unknown.
 
-    `n_layer_all` counts all blocks and `n_nextn` the multi-token-prediction blocks that the
-    metadata claims, `n_layer` the rest, the trunk. `input_bytes` are the embedding tables, which
-    stay on the CPU; `output_bytes` the head and its norm; `head_bytes` and `head_type` the head
-    alone, which is the token embedding where the model has none of its own (`is_tied`).
-    `tensor_types` are bytes by type, the most first, `mtp_types` those of the MTP blocks alone.
+    `n_nextn` counts the multi-token-prediction blocks that the metadata claims. `input_bytes` are the
+    embedding tables, which stay on the CPU; `output_bytes` the head and its norm; `head_bytes` and
+    `head_type` the head alone, which is the token embedding where the model has none of its own
+    (`is_tied`). `mtp_types` are the bytes of the MTP blocks by type, the most first.
     `no_model` is why no text can be generated with the file alone. `has_index`: attention chooses by
     an index what it looks at.
     """
@@ -236,8 +235,6 @@ class ModelFacts:
     identity: ModelIdentity
     architecture: str
     name: str | None
-    tensor_types: tuple[tuple[str, int], ...]
-    n_layer_all: int | None
     n_nextn: int
     mtp_problem: str | None
     no_model: str | None
@@ -263,11 +260,6 @@ class ModelFacts:
     is_tied: bool
     mtp_types: tuple[tuple[str, int], ...] = ()
     has_index: bool = False
-
-    @property
-    def n_layer(self) -> int | None:
-        """Blocks of the trunk."""
-        return None if self.n_layer_all is None else self.n_layer_all - self.n_nextn
 
     @property
     def has_mtp(self) -> bool:
@@ -317,8 +309,6 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
         identity=identity,
         architecture=(keys.architecture or "unknown")[:_MOST_LETTERS],
         name=None if name_told is None else name_told[:_MOST_LETTERS],
-        tensor_types=_by_type(tensors),
-        n_layer_all=keys.own("block_count"),
         n_nextn=n_nextn,
         mtp_problem=_mtp_problem(n_blocks, n_nextn, by_name),
         no_model=_why_no_model(keys, n_nextn, by_name),

@@ -11,14 +11,15 @@ from tests.support.gguf_bytes import MemorySource, gguf, number, pair, tensor, t
 from tests.support.model_headers import (
     QWEN36_27B,
     QWEN36_35B_A3B,
+    HollowSource,
     facts_of_bytes,
     facts_of_shape,
     small,
 )
-from tests.support.shapes import PlainShape
+from tests.support.shapes import PlainShape, hollow_bytes
 from tunerd.errors import ModelFileError
 from tunerd.model.facts import why_apart
-from tunerd.model.gguf import ValueType
+from tunerd.model.gguf import ValueType, read_header
 
 MTP = "blk.2.nextn.eh_proj.weight"
 
@@ -34,7 +35,7 @@ def part(no: int, count: int, *blocks: int, tensors: int | None = None) -> bytes
 def test_a_hybrid_model_says_which_layers_attend_and_which_draft() -> None:
     facts = facts_of_shape(QWEN36_27B)
 
-    assert (facts.n_layer_all, facts.n_nextn, facts.n_layer) == (65, 1, 64)
+    assert (len(facts.blocks), facts.n_nextn, len(facts.trunk)) == (65, 1, 64)
     assert sum(block.is_recurrent for block in facts.blocks) == 48
     attending = [block.index for block in facts.trunk if block.has_attention]
     assert attending == list(range(3, 64, 4))
@@ -43,7 +44,7 @@ def test_a_hybrid_model_says_which_layers_attend_and_which_draft() -> None:
     assert facts.blocks[64].has_attention
     assert facts.has_mtp
     assert facts.is_gated_attention
-    assert (facts.n_vocab, facts.tensor_types[0][0]) == (248320, "q8_0")
+    assert (facts.n_vocab, facts.mtp_types[0][0]) == (248320, "q8_0")
 
 
 def test_experts_are_counted_apart_and_every_byte_has_one_place() -> None:
@@ -55,7 +56,8 @@ def test_experts_are_counted_apart_and_every_byte_has_one_place() -> None:
     assert (facts.n_expert, facts.n_expert_used, facts.n_ff_expert) == (256, 8, 512)
     blocks = sum(block.n_bytes for block in facts.blocks)
     placed = blocks + facts.input_bytes + facts.output_bytes + facts.other_bytes
-    assert placed == sum(n_bytes for _, n_bytes in facts.tensor_types) <= facts.file_bytes
+    header = read_header(HollowSource(*hollow_bytes(QWEN36_35B_A3B)))
+    assert placed == sum(one.n_bytes for one in header.tensors) <= facts.file_bytes
 
 
 def test_a_head_of_its_own_is_no_tie() -> None:
@@ -105,7 +107,7 @@ def test_an_unknown_architecture_still_has_facts() -> None:
     facts = facts_of_bytes(small("martian", {"context_length": 100}, tensors))
 
     assert (facts.architecture, facts.context_length, facts.n_vocab) == ("martian", 100, 50)
-    assert (facts.n_layer, facts.n_embd) == (None, None)
+    assert facts.n_embd is None
     assert [(block.k_values, block.dense_bytes) for block in facts.blocks] == [
         (None, 0),
         (None, 32),

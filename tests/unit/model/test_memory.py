@@ -59,7 +59,8 @@ WINDOWED = facts_of_shape(
 
 
 def weights_of(facts: ModelFacts) -> int:
-    return sum(n_bytes for _, n_bytes in facts.tensor_types)
+    blocks = sum(block.n_bytes for block in facts.blocks)
+    return blocks + facts.input_bytes + facts.output_bytes + facts.other_bytes
 
 
 def part(need: Estimate, kind: PartKind, device: Device = GPU) -> int:
