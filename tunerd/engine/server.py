@@ -34,7 +34,6 @@ class Streamed:
     only a part of one.
     """
 
-    status: int | None
     events: tuple[tuple[float, dict[str, Any]], ...]
     wall_ms: float
     is_whole: bool
@@ -399,7 +398,7 @@ class LlamaServer:
         if status is not None and problem is None:
             return _streamed(status, arrivals, elapsed_ms(), is_events=is_events)
         events = read_events(arrivals)[0] if is_events else ()
-        return Streamed(status, events, elapsed_ms(), False, problem, timed_out)
+        return Streamed(events, elapsed_ms(), False, problem, timed_out)
 
     def hang_up(self) -> None:
         """End the requests that other threads have under way."""
@@ -450,14 +449,14 @@ def _streamed(
         events, problem = read_events(arrivals)
         # Some servers close a while after the last byte, which nobody waits for.
         wall_ms = arrivals.pieces[-1][0] if arrivals.pieces else wall_ms
-        return Streamed(status, events, wall_ms, problem is None, problem)
+        return Streamed(events, wall_ms, problem is None, problem)
     event = _object(arrivals.body)
     if event is None:
-        return Streamed(status, (), wall_ms, False, f"status {status} without valid JSON")
+        return Streamed((), wall_ms, False, f"status {status} without valid JSON")
     if "error" in event or status != _OK:
         told = f": {_told(event)}" if "error" in event else ""
-        return Streamed(status, (), wall_ms, False, f"status {status}{told}")
-    return Streamed(status, ((wall_ms, event),), wall_ms, True)
+        return Streamed((), wall_ms, False, f"status {status}{told}")
+    return Streamed(((wall_ms, event),), wall_ms, True)
 
 
 def _composed(

@@ -26,7 +26,6 @@ from tunerd.tryout.local_service import ServiceSpec, complaints_about, read_serv
 from tunerd.units.manager import LeaseSpec, LogSpan, UnitState, log_lines, log_span, mark
 from tunerd.units.systemd import STATE_PROPERTIES, to_unit_state
 from tunerd.units.text import parse_unit, transient_text
-from tunerd.words import Mode
 
 VERSION = 1
 """Of the protocol: one JSON object in a line, and one answer.
@@ -355,8 +354,6 @@ class Local:
         NoSupervisor: From calls that change something: there is none, and none may be started.
         ServiceError: The supervisor refused, or did not answer in time.
     """
-
-    mode = Mode.LOCAL
 
     def __init__(
         self,

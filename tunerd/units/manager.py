@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tunerd.result import Message, warning
-from tunerd.words import MiB, Mode, format_mib
+from tunerd.words import MiB, format_mib
 
 # States of a unit whose command has not ended.
 UP = frozenset({"active", "activating", "deactivating"})
@@ -334,7 +334,6 @@ class ServiceManager(Protocol):
     health of the program it started.
     """
 
-    mode: Mode
     unit_dir: Path
     """Where a unit file must stand to be the live definition."""
     runtime_unit_dir: Path
