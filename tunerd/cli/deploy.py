@@ -10,7 +10,7 @@ import click
 
 from tunerd.cli.output import columns, finish, line, names_of, table_lines
 from tunerd.operations import HASH, IMAGE, LINE, NUMBER, PROFILE, SETTING, TARGET, Call, operation
-from tunerd.result import ActionResult, Message
+from tunerd.result import ActionResult
 from tunerd.web import view
 from tunerd.words import counted, format_duration, format_mib
 
@@ -260,16 +260,9 @@ def rollback_command(
         what = {"diff": target.diff, "to": target.name}
         call.ask(f"Go back to {target.name} now?", target.messages, what)
 
-    def settle(left: str | None, reached: str | None) -> tuple[Message, ...]:
-        if not ctx.paths.tuned_dir.exists():
-            return ()
-        from tunerd.sweep.record import after_rollback  # brings SQLAlchemy
-
-        return after_rollback(ctx, left, reached)
-
     return rollback(
-        ctx, to=to, drain=not now, confirm=as_shown(shown), ask=None if call.yes else ask, settle=settle
-    )  # fmt: skip
+        ctx, to=to, drain=not now, confirm=as_shown(shown), ask=None if call.yes else ask
+    )
 
 
 def render_rollback(payload: Mapping[str, Any]) -> Iterator[str]:

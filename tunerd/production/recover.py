@@ -31,7 +31,8 @@ from tunerd.production.journal import (
 from tunerd.production.measurement import clear_dead_measurements, end_measurement
 from tunerd.production.probation import begin_probation, forget_probation, read_probation
 from tunerd.production.probation import record_path as probation_path
-from tunerd.production.swap import ForeignEditError, go_back, settle_tuned
+from tunerd.production.swap import ForeignEditError, go_back
+from tunerd.production.tuned import settle_tuned
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome
@@ -43,7 +44,7 @@ from tunerd.words import sha256
 class Recovered:
     """What recovery found and did; `found` is None where there was nothing to recover.
 
-    `remarks` are what a person should know of the probation of what it finished.
+    `remarks` are what a person should know of the probation and the tuned layer of what it finished.
     """
 
     found: Recovery | None
@@ -345,10 +346,10 @@ def _judge(ctx: Context, record: SwapRecord) -> Recovered:
 
 def _watch(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
     """Begin the probation that the record asks for, unless it is begun, and settle the tuned layer; while the record stands."""
-    settle_tuned(ctx, record)
+    told = settle_tuned(ctx, record)
     if not record.wants_probation or read_probation(ctx, record.generation) is not None:
-        return ()
-    return begin_probation(ctx, record.generation, record.sweep)
+        return told
+    return (*told, *begin_probation(ctx, record.generation, record.sweep))
 
 
 def _see_that_it_starts_at_boot(ctx: Context, record: SwapRecord) -> None:

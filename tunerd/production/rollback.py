@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tunerd.profile.files import TunedRecord
 
 Confirm = Callable[["Target"], None]
-Settle = Callable[[str | None, str | None], tuple[Message, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,6 @@ def rollback(
     ask: Confirm | None = None,
     reason: str = "rollback",
     tuned: TunedRecord | None = None,
-    settle: Settle = lambda _left, _reached: (),
 ) -> ActionResult:
     """Make an earlier unit live again.
 
@@ -73,8 +71,6 @@ def rollback(
         ask: Shows the target and asks a person, without the lock; raises to stop.
         reason: Why, for the backup's name and the history.
         tuned: Of what is taken back, to be out of force then; None for none.
-        settle: What follows once it is done, still under the lock: takes the hashes of the unit that was left
-            and of the one that serves, gives what a person should hear.
 
     Raises:
         Busy: another change is under way.
@@ -95,12 +91,10 @@ def rollback(
         by=f"`tunerd {reason}`",
         messages=messages,
     ) as target:
-        left = sha256(standing_text(ctx))
         request = _request(ctx, target, drain=drain, reason=reason)
         done = swap(ctx, replace(request, tuned=plain(tuned)))
-        settled = settle(left, sha256(target.text))
         loaded = remember_live_load(ctx)
-    messages += [*target.messages, *settled, *loaded]
+    messages += [*target.messages, *done.watched, *loaded]
     messages += [note("swap", text) for text in done.notes]
     is_unseen = done.serving is not None and done.serving.first_text is None
     payload = {

@@ -51,7 +51,8 @@ from tunerd.production.journal import (
     record_path,
 )
 from tunerd.production.probation import begin_probation, forget_probation
-from tunerd.records import Unreadable, plain, read_or_none
+from tunerd.production.tuned import settle_tuned
+from tunerd.records import plain
 from tunerd.result import Message, Progress
 from tunerd.units.generations import Ending, Generation, Outcome
 from tunerd.units.live import LiveUnit, is_same_command
@@ -463,7 +464,7 @@ def _started_as_it_stands(ctx: Context, state: UnitState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SwapDone:
-    """A committed swap; `watched` is what a person should know of its probation."""
+    """A committed swap; `watched` is what a person should know of its probation and its tuned layer."""
 
     generation: int
     backup: str | None
@@ -649,7 +650,7 @@ def _commit(
     The probation begins in between: until then the record says that it is wanted.
 
     Returns:
-        What a person should know, of the probation and else.
+        What a person should know, of probation and tuned layer, and else.
 
     Raises:
         ForeignEditError: somebody edited the new unit meanwhile.
@@ -669,7 +670,7 @@ def _commit(
     watched = (
         begin_probation(ctx, record.generation, record.sweep) if record.wants_probation else ()
     )
-    settle_tuned(ctx, record)
+    watched += settle_tuned(ctx, record)
     try:
         ctx.files.remove(record_path(ctx))
     except TunerdError as error:
@@ -682,25 +683,6 @@ def _commit(
         notes.append(f"old backups could not be removed: {error.words}")
     _set_reserve_aside(ctx)
     return watched, tuple(notes)
-
-
-def settle_tuned(ctx: Context, record: SwapRecord) -> None:
-    """Bring the tuned layer into line with what a committed swap asks of it, while its record stands.
-
-    Where that fails, as on a damaged file, whoever asked tries again and says so: it undoes no swap that serves.
-    """
-    if record.tuned is None:
-        return
-    from tunerd.profile import files  # brings the schema
-    from tunerd.profile.arm import Arm
-
-    tuned = read_or_none(files.TunedRecord, record.tuned)
-    with contextlib.suppress(TunerdError, Unreadable):
-        if tuned is not None and record.reason == "promote":
-            files.write_tuned(ctx, replace(tuned, generation=record.generation))
-        elif tuned is not None and (arm := read_or_none(Arm, tuned.arm)) is not None:
-            why = "it was taken back"
-            files.take_back_tuned(ctx, tuned.profile, tuned.sweep, arm, tuned.engine_sha256, why)
 
 
 class _UnhealthyError(DeployError):

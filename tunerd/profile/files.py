@@ -255,15 +255,17 @@ def take_out_tuned(ctx: Context, record: TunedRecord, *, by_hand: bool) -> None:
     Raises:
         HostError: it cannot be written.
     """
+    if by_hand:
+        _write(ctx, record, "declined")
     before = _read(ctx, record.profile, "previous")
-    if before is not None:
-        write_tuned(ctx, before)
+    if before is not None and before.sweep != record.sweep:
+        # The layer before its record: who is killed in between still finds which one is to be taken away.
+        ctx.files.write(_tuned_path(ctx, record.profile), _toml(before).encode())
+        _write(ctx, before, "evidence")
     else:
         ctx.files.remove(_tuned_path(ctx, record.profile))
         ctx.files.remove(_beside(ctx, record.profile, "evidence"))
     ctx.files.remove(_beside(ctx, record.profile, "previous"))
-    if by_hand:
-        _write(ctx, record, "declined")
 
 
 def take_back_tuned(
@@ -296,6 +298,12 @@ def failed_arms(
         if arm.engine in identities and identities[arm.engine] == failed.engine_sha256:
             by_hand = failed.sweep is not None
             yield arm, failed.reason if by_hand else f"it failed in service: {failed.reason}"
+
+
+def failure_of(ctx: Context, profile: str, arm: Arm) -> FailedArm | None:
+    """What is kept of an arm that failed in service, or that a person took back."""
+    wanted = records.plain(arm.canonical())
+    return next((one for one in _failures(ctx, profile) if one.arm == wanted), None)
 
 
 def forget_failure(ctx: Context, profile: str, arm: Arm) -> None:

@@ -42,13 +42,20 @@ from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, expected_turns, measure_live
 from tunerd.sweep.context import LUCK
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
-from tunerd.sweep.record import TAKEN_BACK, StoredSweep, after_failure, find_sweep, keep_decision
+from tunerd.sweep.record import (
+    PROMOTED,
+    TAKEN_BACK,
+    StoredSweep,
+    after_failure,
+    find_sweep,
+    keep_decision,
+)
 from tunerd.sweep.space import changed, changes
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UnitState
 
 Confirm = Callable[[Plan], None]
-PROMOTED, DECLINED = "promoted", "declined"
+DECLINED = "declined"
 _NOT_ITS_FAULT = {
     FailureKind.STOPPED,
     FailureKind.EDITED,
@@ -97,7 +104,7 @@ def promote(
     # One whose decision could not be kept would serve without its last measurement.
     demand_storable(ctx)
     with reading(ctx) as store:
-        sweep = find_sweep(store, number)
+        sweep = find_sweep(ctx, store, number)
     proposal = _proposal(ctx, sweep)
     request = _request_of(proposal)
 
@@ -164,7 +171,7 @@ def preview(ctx: Context, number: int | None) -> ActionResult:
     """What `promote` would deploy; exit code 1, and `nothing` in the payload, where nothing is to be promoted."""
     try:
         with reading(ctx) as store:
-            proposal = _proposal(ctx, find_sweep(store, number))
+            proposal = _proposal(ctx, find_sweep(ctx, store, number))
     except UsageError as none:
         told = note("nothing", none.words, none.hint)
         return ActionResult("promote", {"nothing": none.words, "diff": ""}, (told,), 1)
@@ -183,7 +190,7 @@ def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResul
         UsageError: there is nothing to decline.
     """
     with reading(ctx) as store:
-        sweep = find_sweep(store, number)
+        sweep = find_sweep(ctx, store, number)
     _demand_open(sweep)
     text = why or "declined by hand"
     keep_decision(ctx, sweep.number, {"what": DECLINED, "text": text})

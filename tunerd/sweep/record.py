@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tunerd.app import Context
-from tunerd.errors import Busy, HostError, TunerdError, UsageError
+from tunerd.errors import TunerdError, UsageError
 from tunerd.measure.answer import Sample, Seconds
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -24,19 +25,9 @@ from tunerd.measure.store import EvidenceStore, reading
 from tunerd.production.measurement import read_measurement
 from tunerd.production.status import HandedIn
 from tunerd.profile.arm import Arm
-from tunerd.profile.files import (
-    TunedRecord,
-    forget_failure,
-    read_declined,
-    read_tuned,
-    remember_failure,
-    take_back_tuned,
-    take_out_tuned,
-    write_tuned,
-)
-from tunerd.records import plain, read
-from tunerd.result import ActionResult, Message, note, warning
-from tunerd.units.generations import Generation
+from tunerd.profile.files import failure_of, read_tuned, take_back_tuned
+from tunerd.records import Unreadable, plain, read, read_or_none
+from tunerd.result import ActionResult, note
 from tunerd.words import counted, local_time
 
 if TYPE_CHECKING:
@@ -181,15 +172,15 @@ def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
 
 
 def sweeps(
-    store: EvidenceStore, *, limit: int | None = None, in_full: bool = False
+    ctx: Context, store: EvidenceStore, *, limit: int | None = None, in_full: bool = False
 ) -> tuple[StoredSweep, ...]:
     """Sweeps, newest first, with plan, verdict and decision: the evidence of a night is a megabyte."""
     names = _IN_FULL if in_full else (PLAN, _DECISION)
     found = store.runs(limit=limit, kind=KIND, with_arms=False)
-    return tuple(_stored(store, run, names) for run in found)
+    return tuple(_stored(ctx, store, run, names) for run in found)
 
 
-def find_sweep(store: EvidenceStore | None, number: int | None) -> StoredSweep:
+def find_sweep(ctx: Context, store: EvidenceStore | None, number: int | None) -> StoredSweep:
     """One sweep; the newest without a number.
 
     Raises:
@@ -199,7 +190,7 @@ def find_sweep(store: EvidenceStore | None, number: int | None) -> StoredSweep:
         newest = store.runs(limit=1, kind=KIND) if number is None else (store.run(number),)
         for run in newest:
             if run is not None and run.record.kind == KIND:
-                return _stored(store, run)
+                return _stored(ctx, store, run)
     said = "there has been no sweep yet" if number is None else f"there is no sweep {number}"
     raise UsageError(said, hint="`tunerd sweep list`, or `tunerd sweep run`")
 
@@ -210,30 +201,7 @@ def keep_decision(ctx: Context, number: int, decision: Mapping[str, Any]) -> Non
         store.add_summary(number, SummaryRecord(KIND, _DECISION, None, dict(decision)))
 
 
-ROLLED_BACK, AGAIN, TAKEN_BACK = "rolled back", "promoted", "taken back"
-
-
-def after_rollback(ctx: Context, left: str | None, reached: str | None) -> tuple[Message, ...]:
-    """Bring the tuned layers into line with a rollback by hand; it is done, so trouble is only told.
-
-    Args:
-        ctx: Where; the caller holds the lock of changes.
-        left: Hash of the unit that was gone back from.
-        reached: Hash of the unit that serves now.
-    """
-    known = {entry.generation.number: entry.generation for entry in ctx.generations.entries()}
-    found: list[Message] = []
-    try:
-        for profile in {one.profile: None for one in known.values() if one.profile is not None}:
-            record, declined = read_tuned(ctx, profile), read_declined(ctx, profile)
-            if record is not None and _went(known, record, left, reached):
-                found.append(_decline(ctx, record))
-            elif declined is not None and _went(known, declined, reached, left):
-                found.append(_take_again(ctx, declined))
-    except (Busy, HostError) as error:
-        found.append(warning("tuned", f"the tuned layer may still be in force: {error.message}",
-                             "`tunerd apply --untuned` leaves it out"))  # fmt: skip
-    return tuple(found)
+PROMOTED, ROLLED_BACK, TAKEN_BACK = "promoted", "rolled back", "taken back"
 
 
 def after_failure(
@@ -246,47 +214,6 @@ def after_failure(
     """
     take_back_tuned(ctx, profile, sweep, arm, engine_sha256, reason)
     keep_decision(ctx, sweep, {"what": TAKEN_BACK, "text": f"failed in service: {reason}"})
-
-
-def _went(
-    known: dict[int, Generation], record: TunedRecord, on: str | None, off: str | None
-) -> bool:
-    """Whether the first of two units rests on this layer, and the second does not."""
-    return _rests_on(known, record, on) and not _rests_on(known, record, off)
-
-
-def _rests_on(known: dict[int, Generation], record: TunedRecord, sha256: str | None) -> bool:
-    """Whether a unit is the promoted one, or was first made after it."""
-    promoted = known.get(record.generation) if record.generation is not None else None
-    if promoted is None or sha256 is None:
-        return False
-    makers = [one for one in known.values() if one.unit_sha256 == sha256]
-    if not makers or all(one.profile not in {record.profile, None} for one in makers):
-        return False
-    return sha256 == promoted.unit_sha256 or min(one.number for one in makers) > promoted.number
-
-
-def _decline(ctx: Context, record: TunedRecord) -> Message:
-    take_out_tuned(ctx, record, by_hand=True)
-    if record.arm is not None:
-        arm = read(Arm, record.arm)
-        remember_failure(ctx, record.profile, arm, record.engine_sha256, "it was rolled back by hand",
-                         sweep=record.sweep)  # fmt: skip
-    keep_decision(ctx, record.sweep, {"what": ROLLED_BACK, "text": "rolled back by hand"})
-    return note(
-        "tuned-declined",
-        f"what sweep {record.sweep} found is left out of the next `tunerd apply`, and not proposed again",
-        f"`tunerd promote {record.sweep}` deploys it again, as does a rollback to it",
-    )
-
-
-def _take_again(ctx: Context, record: TunedRecord) -> Message:
-    write_tuned(ctx, record)
-    if record.arm is not None:
-        forget_failure(ctx, record.profile, read(Arm, record.arm))
-    decision = {"what": AGAIN, "generation": record.generation, "text": "by hand"}
-    keep_decision(ctx, record.sweep, decision)
-    return note("tuned", f"what sweep {record.sweep} found is in force again")
 
 
 def beyond_keeping(
@@ -382,22 +309,49 @@ def _last(
     return {one.name: one.figures for one in found if one.suite == KIND}
 
 
-def _stored(store: EvidenceStore, run: StoredRun, names: Collection[str] = _IN_FULL) -> StoredSweep:
+def _stored(
+    ctx: Context, store: EvidenceStore, run: StoredRun, names: Collection[str] = _IN_FULL
+) -> StoredSweep:
     last, verdicts = _last(store, run.number, names), store.verdicts(run.number)
+    verdict = verdicts[-1] if verdicts else None
     return StoredSweep(
         run=run,
         plan=last.get(PLAN, {}),
         evidence=last.get(EVIDENCE),
-        verdict=verdicts[-1] if verdicts else None,
-        decision=last.get(_DECISION),
+        verdict=verdict,
+        decision=_decision(ctx, run, verdict, last.get(_DECISION)),
         power=last.get(_POWER),
     )
+
+
+def _decision(
+    ctx: Context, run: StoredRun, verdict: VerdictRecord | None, kept: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """What became of a proposal: as it was kept, or what its tuned layer tells of later.
+
+    The layer is settled with each swap, also of one that was killed before it could say so here.
+    """
+    profile, what = run.record.profile, (kept or {}).get("what")
+    arm = None if verdict is None else read_or_none(Arm, verdict.details.get("arm"))
+    if arm is None or profile is None or not ctx.paths.tuned_dir.exists():
+        return kept
+    with contextlib.suppress(TunerdError, Unreadable):
+        layer, failed = read_tuned(ctx, profile), failure_of(ctx, profile, arm)
+        if layer is not None and layer.sweep == run.number:
+            text = layer.measured_again.get("text", "")
+            now = {"what": PROMOTED, "generation": layer.generation, "text": text}
+            return kept if what == PROMOTED else now
+        if failed is not None and failed.sweep == run.number and what in {None, PROMOTED}:
+            return {"what": ROLLED_BACK, "text": failed.reason}
+        if failed is not None and failed.sweep is None and what == PROMOTED:
+            return {"what": TAKEN_BACK, "text": f"failed in service: {failed.reason}"}
+    return kept
 
 
 def unfinished(ctx: Context, request: SweepRequest) -> StoredSweep | None:
     """The newest sweep, if it asked for the same and did not come to its end."""
     with reading(ctx) as store:
-        found = sweeps(store, limit=1) if store is not None else ()
+        found = sweeps(ctx, store, limit=1) if store is not None else ()
     if not found or found[0].run.outcome is RunOutcome.DONE:
         return None
     return found[0] if found[0].plan.get("request") == plain(request) else None
@@ -409,7 +363,7 @@ _NOTHING = note("no-sweep", "there has been no sweep yet", "`tunerd sweep run --
 def list_sweeps(ctx: Context) -> ActionResult:
     """All of them, newest first."""
     with reading(ctx) as store:
-        found = () if store is None else sweeps(store)
+        found = () if store is None else sweeps(ctx, store)
     rows = [_row(ctx, one) for one in found]
     return ActionResult("sweep list", {"sweeps": rows}, () if rows else (_NOTHING,))
 
@@ -421,7 +375,7 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
         UsageError: there is none.
     """
     with reading(ctx) as store:
-        sweep = find_sweep(store, number)
+        sweep = find_sweep(ctx, store, number)
         assert store is not None  # noqa: S101 -- it was found there
         page = _last(store, sweep.number, (PAGE,)).get(PAGE)  # there is none before its end
         page = page or page_of(store.sweep_events(sweep.number), sweep.evidence or {})

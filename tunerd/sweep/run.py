@@ -144,7 +144,7 @@ def predicted_best(ctx: Context, generation: Generation) -> Best | None:
         TunerdError: the store, the profile or its workload cannot be read.
     """
     with reading(ctx) as store:
-        found = () if store is None else sweeps(store, limit=1, in_full=True)
+        found = () if store is None else sweeps(ctx, store, limit=1, in_full=True)
     sweep = next(iter(found), None)
     verdict = None if sweep is None else sweep.verdict
     arm = None if sweep is None else _serves_now(sweep, generation)
@@ -350,7 +350,7 @@ def resume_sweep(
     house = House(ctx)
     house.settle()
     with EvidenceStore(ctx.paths.evidence) as store:
-        sweep = find_sweep(store, number)
+        sweep = find_sweep(ctx, store, number)
         if sweep.verdict is not None and sweep.run.outcome is RunOutcome.DONE:
             raise UsageError(
                 f"sweep {sweep.number} is finished: {sweep.verdict.sentence}",
@@ -813,7 +813,7 @@ def sweep_status(ctx: Context) -> ActionResult:
     number, job = running_sweep(ctx), sweeping_job(ctx)
     record = None if number is None else read_measurement(ctx)
     with reading(ctx) as store:
-        newest = sweeps(store, limit=1) if store is not None else ()
+        newest = sweeps(ctx, store, limit=1) if store is not None else ()
         events = store.sweep_events(newest[0].number) if store is not None and newest else ()
     # Between two leases of one sweep nothing is measured.
     is_open = any(one.run.outcome is None for one in newest) and bool(events)

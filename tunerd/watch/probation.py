@@ -432,7 +432,7 @@ def _remember(ctx: Context, generation: Generation, sweep: int, reason: str) -> 
     from tunerd.sweep.record import after_failure, find_sweep
 
     with reading(ctx) as store:
-        found = find_sweep(store, sweep)
+        found = find_sweep(ctx, store, sweep)
     if found.verdict is None or generation.profile is None:
         return
     arm = read(Arm, found.verdict.details["arm"])

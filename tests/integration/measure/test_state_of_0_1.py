@@ -92,7 +92,7 @@ def test_its_evidence_is_taken_over_once_and_is_what_it_was(box: Box) -> None:
         assert first.client is not None
         assert first.client.wall_ms == pytest.approx(484.2046969999956, abs=0)
         assert second.details == json.loads(details)
-        found = find_sweep(store, 2)
+        found = find_sweep(box.context, store, 2)
         assert found.verdict is not None
         assert found.verdict.outcome == "promote"
         assert found.decision is not None

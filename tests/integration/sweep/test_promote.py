@@ -379,6 +379,7 @@ def test_one_that_is_killed_before_it_wrote_of_the_tuned_layer_has_it_written_by
     assert box.json("plan", "night")["diff"] == "", "the next apply changes nothing"
     failed = (ctx.paths.tuned_dir / "night.failed.json").exists()
     assert failed is not is_kept, "and the next night leaves out what was taken back alone"
+    assert box.newest()["decision"] == ("promoted" if is_kept else "taken back")
     if is_kept:
         box.json("rollback", "--yes")
 

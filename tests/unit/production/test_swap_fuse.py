@@ -15,13 +15,15 @@ import pytest
 
 from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.fuse import Burn, Fuse, Kind, Life, Step, ctrl_c, full_disk
-from tests.fault.scenarios import SCENARIOS, Scenario, deploy, locked_swap
+from tests.fault.scenarios import SCENARIOS, Scenario, locked_swap
 from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
 from tests.support.ports import free_port
+from tunerd.app import Context
 from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
 from tunerd.production.recover import recover
+from tunerd.production.swap import SwapRequest
 from tunerd.profile.arm import Arm
-from tunerd.profile.files import TunedRecord, read_tuned, write_tuned
+from tunerd.profile.files import TunedRecord, read_declined, read_tuned, write_tuned
 from tunerd.records import plain
 from tunerd.units.generations import Outcome
 
@@ -198,33 +200,51 @@ TUNED = TunedRecord(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("reason", ["promote", "guard"])
+@pytest.mark.parametrize("before", [None, 6])
+@pytest.mark.parametrize("reason", ["promote", "guard", "rollback"])
 def test_after_a_kill_at_each_effect_the_tuned_layer_is_in_force_just_where_what_it_is_of_serves(
-    folder: Path, reason: str
+    folder: Path, reason: str, before: int | None
 ) -> None:
     """The layer was written, or taken away, after the swap: a kill in between was never mended."""
-    old, new, seen = "tuned", "before", set[bool]()
-    if reason == "promote":
-        old, new = new, old
+    old, new, seen = (
+        ("old", "tuned", set[bool]()) if reason == "promote" else ("tuned", "old", set())
+    )
     for number in range(0, MOST, 1 if IS_CAMPAIGN else 2):
         with a_world(folder / f"{number}") as world:
-            world.port = PORT
-            deploy(world.context(), world, old)
-            if reason == "guard":
-                write_tuned(world.context(), TUNED)
-            request = world.request(world.text(new), alias=new)
+            world.port, ctx = PORT, world.context()
+            _deploy_of_profile(ctx, world, "first")
+            if before is not None:
+                write_tuned(ctx, replace(TUNED, sweep=before, generation=1))
+            _deploy_of_profile(ctx, world, "old")
+            if old == "tuned":
+                _deploy_of_profile(ctx, world, "tuned")
+                write_tuned(ctx, replace(TUNED, generation=3))
+            request = _of_profile(world, new)
             request = replace(request, generation=replace(request.generation, reason=reason),
-                              tuned=plain(TUNED))  # fmt: skip
+                              tuned=None if reason == "rollback" else plain(TUNED))  # fmt: skip
             life = Life(world.paths.lock)
             life.live(partial(locked_swap, world.context(Fuse(number, life.die)), request))
             if life.died_before is None:
                 break
             world.recover()
             serves_tuned = world.serving_alias() == "tuned"
-            in_force = read_tuned(world.context(), "night") is not None
-            assert in_force is serves_tuned, f"killed before {number} ({life.died_before.text})"
+            where = f"killed before {number} ({life.died_before.text})"
+            layer = read_tuned(ctx, "night")
+            assert (layer and layer.sweep) == (TUNED.sweep if serves_tuned else before), where
+            if reason == "rollback":
+                declined = read_declined(ctx, "night")
+                assert (declined is None) is serves_tuned, where
             seen.add(serves_tuned)
     assert seen == {False, True}
+
+
+def _of_profile(world: World, alias: str) -> SwapRequest:
+    request = world.request(world.text(alias), alias=alias)
+    return replace(request, generation=replace(request.generation, profile="night"))
+
+
+def _deploy_of_profile(ctx: Context, world: World, alias: str) -> None:
+    locked_swap(ctx, _of_profile(world, alias))
 
 
 def test_after_a_kill_and_a_reboot_recovery_leaves_one_whole_unit(case: Case) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from tests.fault.world import World
+from tunerd.app import Context
 from tunerd.machine.files import lock
-from tunerd.measure.evidence import Dropped, RunRecord, StoredRun
+from tunerd.measure.evidence import Dropped, RunRecord, StoredRun, VerdictRecord
+from tunerd.measure.store import EvidenceStore
 from tunerd.production.rollback import rollback
 from tunerd.production.swap import swap
 from tunerd.profile.arm import Arm
-from tunerd.profile.files import TunedRecord, read_tuned, write_tuned
+from tunerd.profile.files import TunedRecord, take_back_tuned, write_tuned
 from tunerd.records import plain
-from tunerd.sweep.record import KEPT_SWEEPS, after_rollback, beyond_keeping, page_of
+from tunerd.sweep.record import KEPT_SWEEPS, beyond_keeping, find_sweep, keep_decision, page_of
 
 
 def _deploy(world: World, alias: str) -> None:
@@ -26,24 +28,61 @@ def _deploy(world: World, alias: str) -> None:
         swap(ctx, request)
 
 
-def test_a_rollback_is_done_though_nothing_can_be_kept_of_it(world: World) -> None:
+ARM = Arm("mine", "off", 0, 0.0, 0, "f16", 512, 2048, 2)
+
+
+def _promoted(world: World, sweep: int = 1) -> Context:
+    """What a sweep found serves, in the place of another."""
     _deploy(world, "old")
     _deploy(world, "tuned")
     ctx = world.context()
     number = next(iter(ctx.generations.entries())).generation.number
     tuned = TunedRecord(
-        profile="night", values={}, sweep=1, promoted_s=0.0, sentence="", engine="mine",
-        engine_sha256=None, model_sha256=None, driver_version=None, generation=number,
+        profile="night", values={}, sweep=sweep, promoted_s=0.0, sentence="", engine="mine",
+        engine_sha256=None, model_sha256=None, driver_version=None, generation=number, arm=plain(ARM),
     )  # fmt: skip
     write_tuned(ctx, tuned)
-    ctx.paths.evidence.write_bytes(b"damaged" * 1000)
+    return ctx
 
-    done = rollback(ctx, to=None, drain=False, settle=lambda *a: after_rollback(ctx, *a))
+
+def test_a_rollback_is_done_though_nothing_can_be_kept_of_it(world: World) -> None:
+    ctx = _promoted(world)
+    (ctx.paths.tuned_dir / "night.failed.json").write_bytes(b"damaged" * 1000)
+
+    done = rollback(ctx, to=None, drain=False)
 
     assert world.serving_alias() == "old"
-    assert read_tuned(ctx, "night") is None
+    assert ctx.deployed() is not None
     (told,) = (one.text for one in done.messages if one.code == "tuned")
     assert "may still be in force" in told
+
+
+def test_what_became_of_a_proposal_is_known_though_nobody_lived_to_keep_it(world: World) -> None:
+    """One that serves was offered again, and could be declined; one that was rolled back could not be promoted again."""
+    world.paths.evidence.parent.mkdir(parents=True, exist_ok=True)
+    with EvidenceStore(world.paths.evidence) as store:
+        number = store.add_run(replace(_sweep(1).record, profile="night"))
+        verdict = VerdictRecord(
+            outcome="promote", sentence="", arm_a="", details={"arm": plain(ARM)}
+        )
+        store.add_verdict(number, verdict)
+
+    ctx = _promoted(world, number)
+    assert _decided(ctx) == ("promoted", 2)
+    keep_decision(ctx, number, {"what": "promoted", "generation": 2, "text": ""})
+
+    rollback(ctx, to=None, drain=False)
+    assert _decided(ctx) == ("rolled back", None)
+    rollback(ctx, to=None, drain=False)
+    assert _decided(ctx) == ("promoted", 2)
+    take_back_tuned(ctx, "night", number, ARM, None, "it died")
+    assert _decided(ctx) == ("taken back", None)
+
+
+def _decided(ctx: Context) -> tuple[str, int | None]:
+    with EvidenceStore(ctx.paths.evidence) as store:
+        decision = find_sweep(ctx, store, None).decision or {}
+    return decision["what"], decision.get("generation")
 
 
 def test_a_fill_whose_length_was_found_by_asking_is_no_failure_of_its_arm() -> None:
