@@ -48,7 +48,7 @@ from tunerd.machine.files import holder_of, is_gone, is_locked, lock, real_path,
 from tunerd.machine.host import process_facts
 from tunerd.machine.process import may_use_nvidia, process_stat
 from tunerd.result import Progress
-from tunerd.units.generations import Generation, model_stamps
+from tunerd.units.generations import Generation, Outcome, model_stamps
 from tunerd.units.live import LiveUnit
 from tunerd.units.manager import PORT_LIMIT_S, UnitState
 from tunerd.words import PortOption, counted
@@ -737,20 +737,32 @@ def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
     return found
 
 
+UNIT_GONE = "its unit file is gone"
+
+
 def edited_under(ctx: Context, state: UnitState) -> str | None:
     """That a unit was edited, in words, after its server started: nobody has seen the next start serve then."""
-    if not state.exists:
-        return "its unit file is gone"
+    if not state.exists or is_gone(state.fragment_path or ctx.unit_path):
+        return UNIT_GONE
     if state.needs_reload:
         return "it was edited, and its manager has not read it since"
-    deployed = ctx.deployed()
-    is_deployed = deployed is not None and stands(ctx, deployed)
+    deployed, since_s = ctx.deployed(), state.active_since_s or ctx.clock.now_s()
+    is_known = (deployed is not None and stands(ctx, deployed)) or _was_put_back(ctx, since_s)
     # What is laid over every service is of systemd's package, or of a generator that writes it at each reload (LXC's).
     drop_ins = (path for path in state.drop_ins if path.parent.name != "service.d")
-    files = (*drop_ins, *(() if is_deployed else (state.fragment_path or ctx.unit_path,)))
-    since_s, now_s = state.active_since_s or ctx.clock.now_s(), ctx.clock.now_s()
-    edited = (path for path in files if _changed_after(path, since_s, now_s))
+    files = (*drop_ins, *(() if is_known else (state.fragment_path or ctx.unit_path,)))
+    edited = (path for path in files if _changed_after(path, since_s, ctx.clock.now_s()))
     return next((f"`{path}` was edited after the server started" for path in edited), None)
+
+
+def _was_put_back(ctx: Context, since_s: float) -> bool:
+    """Whether what stands is what the server was started with, written anew by the way back of a swap that did not stop it."""
+    newest = next(ctx.generations.entries(ctx.unit), None)
+    if newest is None or newest.ending.outcome is not Outcome.ROLLED_BACK:
+        return False
+    one = newest.generation
+    is_same = ctx.generations.replaced_text(one.number) == standing_text(ctx)
+    return is_same and one.was_edited is False and since_s <= one.created_s
 
 
 def demand_card(ctx: Context, state: UnitState) -> None:

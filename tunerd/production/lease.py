@@ -624,11 +624,14 @@ def demand_return(ctx: Context, before: UnitState) -> None:
     gate.demand_card(ctx, before)
     edited = gate.edited_under(ctx, before) if before.runs else None
     if edited is not None:
+        way = f"`{ctx.systemctl} daemon-reload`, `{ctx.systemctl} restart {ctx.unit}`, or `tunerd apply PROFILE`"
+        if edited == gate.UNIT_GONE:
+            way = "put it back (`tunerd verify` says how)"
         raise DeployError(
             f"{ctx.unit} was edited while it ran, so it is not stopped for a measurement",
             cause=f"{edited}\nit was never seen to start as it stands now",
             state="nothing was touched",
-            hint=f"`{ctx.systemctl} daemon-reload`, `{ctx.systemctl} restart {ctx.unit}`, or `tunerd apply PROFILE`, then try again",
+            hint=f"{way}, then try again",
         )
     replaced = gate.replaced_under(ctx, before) if before.is_active else {}
     if replaced:

@@ -157,6 +157,7 @@ def _begin(
             replaced_absent=old_text is None,
             was_active=before.is_active,
             was_enabled=before.is_enabled,
+            was_edited=gate.edited_under(ctx, before) is not None,
             requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
         )
         ctx.generations.create(generation, request.text, old_text)

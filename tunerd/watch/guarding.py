@@ -89,6 +89,7 @@ class Guarding(Teller):
         self._drift = Drift(server_log(ctx))
         self._hang = guards.Hang("off", 0.0, 0)
         self._decayed: str | None = None
+        self._held: tuple[str | None, str] | None = None
         self.take_over(ctx)
         self._notifier = notifier
         self._server = server
@@ -345,8 +346,13 @@ class Guarding(Teller):
         will_start = found.replanned is None or not found.replanned.refusals
         is_due = self._decayed is not None and engine.is_busy is False and will_start
         ctx = self._ctx
-        if is_due and edited_under(ctx, ctx.services.state(ctx.unit)) is not None:
-            return  # slow is better than what nobody has seen serve
+        edited = edited_under(ctx, ctx.services.state(ctx.unit)) if is_due else None
+        if edited is not None:  # slow is better than what nobody has seen serve
+            if self._held != (engine.life, edited):
+                self._held = (engine.life, edited)
+                hint = "`tunerd verify` says what differs from what was deployed, and what puts that back"
+                self._event("guard-failed", "note", f"nothing was restarted: {edited}", hint)
+            return
         # Both guards together restart no oftener than the one against hangs may.
         if is_due and self._decayed == engine.life and self._hang.may_restart(reading.at_s):
             self._decayed = None

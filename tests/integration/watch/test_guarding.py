@@ -779,8 +779,10 @@ def test_a_server_that_decays_is_let_serve_where_its_unit_was_edited_meanwhile(
     counting.clock.set_wall(unit.stat().st_ctime - 60.0)  # when it had started
     counting.clock.advance(120.0)
     before = counting.life
-    work(counting, 200, *DECAYS)
-    assert (counting.kinds, counting.life) == (["drift"], before)
+    work(counting, 200, *DECAYS, *DECAYS[-2:])
+    assert (counting.kinds, counting.life) == (["drift", "guard-failed"], before)
+    assert "was edited after the server started" in counting.told[-1].text
+    assert "restart" not in (counting.told[-1].hint or "")
 
 
 def test_a_decay_whose_requests_its_log_told_too_late_is_acted_on_as_soon_as_it_tells_them(

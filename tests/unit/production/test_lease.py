@@ -8,18 +8,21 @@ import signal
 import socket
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, SupportsIndex, cast
 
 import pytest
 
-from tests.fault.fuse import Fuse, Step, fused_services
+from tests.fault.fuse import Fuse, Kind, Step, fused_services
+from tests.fault.fuse import Life as Victim
 from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, LateClock, World, a_world
 from tests.support.fake_gpu import a_card
 from tests.support.fakes import FakeLease, Invocation, Life, Program
 from tests.support.profiles import a_plan_for
+from tests.support.waiting import until
 from tunerd.app import Context, data_dir
 from tunerd.engine.capabilities import Engine
 from tunerd.engine.flags import Argument
@@ -386,10 +389,17 @@ def test_nothing_is_measured_where_production_is_not_known_to_start_at_boot(
 
 
 @pytest.mark.parametrize(
-    "what", ["text", "text, reloaded", "drop-in, reloaded", "file gone, reloaded"]
+    ("what", "way"),
+    [
+        ("text", "daemon-reload"),
+        ("text, reloaded", "restart"),
+        ("drop-in, reloaded", "restart"),
+        ("file gone", "put it back"),
+        ("file gone, reloaded", "put it back"),
+    ],
 )
 def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_measurement(
-    world: World, what: str
+    world: World, what: str, way: str
 ) -> None:
     """It was, and did not come back where what somebody had written does not start."""
     broken = world.text("one", program=BROKEN)
@@ -407,10 +417,44 @@ def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_me
     world.clock.set_wall(world.folder.stat().st_ctime - 3600.0)
     world.clock.advance(7200.0)
 
-    with pytest.raises(DeployError, match="edited while it ran"), held(world):
+    with pytest.raises(DeployError, match="edited while it ran") as told, held(world):
         pass
 
+    assert way in (told.value.hint or "")
     assert world.serving_alias() == "one"
+
+
+@pytest.mark.parametrize("was_edited", [False, True])
+def test_a_unit_that_was_written_anew_by_the_way_back_of_a_killed_swap_is_edited_just_where_it_was_before(
+    world: World, *, was_edited: bool
+) -> None:
+    """Nothing was measured, until a person restarted a server that nobody had touched."""
+    # By the real clock, of which the times of files are, it was started right after its file was written.
+    began_s = world.unit_path.stat().st_ctime + 0.01
+    later_s = began_s - (world.manager.state(UNIT).active_since_s or 0.0)
+    world.clock.set_wall(world.clock.now_s() + later_s)
+    world.clock.advance(3600.0)
+    until(lambda: _written_now_s(world.folder / "touched") > began_s, "a file is newer")
+    if was_edited:
+        world.unit_path.write_bytes(world.text("one", words="--verbose"))
+        world.manager.reload()
+    for _ in range(2):
+        victim = Victim(world.paths.lock)
+        fuse = Fuse(0, victim.die, of=Kind.UNITS)
+        victim.live(partial(deploy, world.context(fuse), world, "two"))
+        assert victim.died_before == Step(Kind.UNITS, "reload")
+        world.recover()
+    refuses = pytest.raises(DeployError, match="edited while it ran")
+
+    with refuses if was_edited else contextlib.nullcontext():
+        demand_return(world.context(), world.manager.state(UNIT))
+
+    assert world.serving_alias() == "one"
+
+
+def _written_now_s(path: Path) -> float:
+    path.write_bytes(b"")
+    return path.stat().st_ctime
 
 
 def test_a_drop_in_for_all_services_that_was_written_anew_is_no_edit(world: World) -> None:
