@@ -9,6 +9,8 @@ from typing import Any
 from tunerd.engine.log import LoggedRequest
 from tunerd.measure.answer import ClientTimes, Sample, Timings
 from tunerd.measure.request import PromptBook, Request, Suite, read_prompts
+from tunerd.profile.arm import BOOT, Arm
+from tunerd.profile.arm import Sample as SweepSample
 
 PROMPTS = Path(__file__).parents[2] / "tunerd/data/prompts.toml"
 
@@ -89,3 +91,12 @@ def logged(
         accepted_n=accepted_n,
         concurrency=concurrency,
     )
+
+
+def sweep_event(process: str, pair: tuple[int, int] | None = None) -> dict[str, Any]:
+    """A start of a sweep, as it is stored."""
+    arm = Arm("mine", "off", 0, 0.0, 0, "f16", 512, 2048, 2)
+    made = SweepSample(
+        event=BOOT, process=process, arm=arm, purpose="", at_s=0.0, seconds=1.0, pair=pair
+    )
+    return made.to_json()

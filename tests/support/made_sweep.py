@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulator.tasks import Task, task
+from tests.support.bench_samples import sweep_event
 from tests.support.local_box import Box as LocalBox
 from tunerd.app import Context
 from tunerd.engine.conditions import FingerprintReader
@@ -120,8 +121,8 @@ def put_small_nights(store: EvidenceStore, n: int) -> None:
         number = store.add_run(record)
         plan = {"basis": "same", "generation": 0}
         store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, plan))
-        for pair in (None, [night + 1, 1], None):
-            store.add_sweep_event(number, {"process": "p", "pair": pair})
+        for pair in (None, (night + 1, 1), None):
+            store.add_sweep_event(number, sweep_event("p", pair))
         store.add_samples(number, [made] * N_SAMPLES)
         if night % 2:
             store.add_verdict(number, VerdictRecord(outcome="keep", sentence="what serves stays"))

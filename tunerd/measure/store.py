@@ -42,6 +42,7 @@ from tunerd.measure.evidence import (
     VerdictRecord,
     without_text,
 )
+from tunerd.profile.arm import Sample as SweepSample
 from tunerd.records import Unreadable, plain, read
 
 _RETRY_S = 0.05
@@ -727,7 +728,7 @@ class EvidenceStore:
     def readable_events(self, number: int) -> tuple[tuple[dict[str, Any], ...], int]:
         """What can be read of what a sweep did, in order, and how many events are damaged."""
         rows = [row["body"] for row in self._entries([number], _EVENT)]
-        events = tuple(row for row in rows if isinstance(row, dict))
+        events = tuple(row for row in rows if _is_event(row))
         return events, len(rows) - len(events)
 
     # Below
@@ -785,6 +786,15 @@ class EvidenceStore:
         except Unreadable as error:
             self._damaged[what, row] = (of, str(error))
             return None
+
+
+def _is_event(row: Any) -> bool:
+    """Whether it is a start or a request of a sweep, and its answer one, as whoever goes on from it reads them."""
+    try:
+        _ = read(SweepSample, row).reading
+    except (ValueError, TypeError, OverflowError):
+        return False
+    return isinstance(row, dict)
 
 
 def open_to_read(path: Path, *, wait_s: float = BUSY_TIMEOUT_S) -> EvidenceStore | None:

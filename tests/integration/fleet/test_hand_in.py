@@ -16,6 +16,7 @@ from tests.fault.campaign import TIMEOUT_S
 from tests.integration.measure.test_store import ARM, RUN, SAMPLE
 from tests.integration.measure.test_store_rows_damaged import damage
 from tests.support import nvml_stub
+from tests.support.bench_samples import sweep_event
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.fakes import AheadClock
 from tests.support.forked import Forked
@@ -148,7 +149,7 @@ def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: s
     with EvidenceStore(box.context.paths.evidence) as store:
         for made in made_runs():
             made.put(store)
-        store.add_sweep_event(1, {"process": "p1", "pair": [1, 1]})
+        store.add_sweep_event(1, sweep_event("p1", (1, 1)))
         here = {run.record.started_s: store.evidence(run) for run in store.runs()}
         events = store.sweep_events(1)
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.bench_samples import sample
+from tests.support.bench_samples import sample, sweep_event
 from tests.support.forked import Forked
 from tests.support.postgres import Postgres
 from tests.support.stores import open_store
@@ -182,8 +182,8 @@ def put_sweep(
     plan = {"basis": basis, "generation": generation}
     store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, plan))
     for one in challenges:
-        pair = None if one is None else [one, 1]
-        store.add_sweep_event(number, {"process": f"p{number}", "pair": pair})
+        pair = None if one is None else (one, 1)
+        store.add_sweep_event(number, sweep_event(f"p{number}", pair))
     return number
 
 
@@ -223,15 +223,21 @@ def test_what_a_challenge_spent_is_remembered_however_much_was_measured_since(
     assert [one["pair"] for one in found.samples] == [[1, 1], None, None, None]
 
 
+@pytest.mark.parametrize(
+    "body",
+    ["[1", {"pair": [1, 1]}, {**sweep_event("p"), "answer": {"predicted_n": []}}],
+    ids=["text", "without its arm", "with an answer that is none"],
+)
 def test_a_damaged_event_is_held_for_another_challenge_and_stops_no_night(
-    store: EvidenceStore,
+    store: EvidenceStore, body: object
 ) -> None:
+    """Of one that was JSON the next sweep ended in a traceback."""
     put_sweep(store, 4, "other", 1, 2)
     number = put_sweep(store, 4, "same", 1, 2)
     with store._file.writing() as connection:
         last = sa.select(sa.func.max(entry.c.id)).group_by(entry.c.run_id, entry.c.kind)
         spoilt = sa.update(entry).where(entry.c.kind == "event", entry.c.id.in_(last))
-        connection.execute(spoilt.values(body="[1"))
+        connection.execute(spoilt.values(body=body))
     found = history_of(store, "same", 4)
     assert (found.samples, found.n_challenges) == ([], 3)
     with pytest.raises(HostError, match="damaged event"):

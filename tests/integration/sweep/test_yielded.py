@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.bench_samples import sweep_event
 from tests.support.fake_gpu import FakeGpuReader, SlowGpuReader, rtx_4070_super
 from tests.support.faked import set_to
 from tests.support.fakes import AheadClock
@@ -322,7 +323,7 @@ def test_a_sweep_that_went_on_while_somebody_was_asked_about_it_is_not_continued
 
     def go_on(_prepared: object) -> None:
         with EvidenceStore(ctx.paths.evidence) as store:
-            store.add_sweep_event(number, {"event": "request", "seconds": 1.0})
+            store.add_sweep_event(number, sweep_event("p"))
             store.end_run(number, RunOutcome.DONE, ended_s=ctx.clock.now_s())
 
     with pytest.raises(Busy, match=f"sweep {number} was continued meanwhile"):
@@ -346,5 +347,5 @@ def test_challenges_of_a_sweep_that_goes_on_after_a_rollback_are_of_what_serves_
     now = ctx.deployed()
     assert now is not None
     with EvidenceStore(ctx.paths.evidence) as store:
-        store.add_sweep_event(number, {"pair": [1, 1], "process": "p"})
+        store.add_sweep_event(number, sweep_event("p", (1, 1)))
         assert history_of(store, "", now.number).n_challenges == 1
