@@ -90,7 +90,7 @@ _PATTERNS = tuple(
         ),
         (
             FailureKind.BAD_ARGUMENT,
-            r"error: invalid argument|error: unknown argument|error while handling argument",
+            r"(?<!CUDA )(?<!ROCm )(?<!MUSA )error: invalid argument|error: unknown argument|error while handling argument",
             r"error while handling environment variable|invalid parameter for argument",
             r"legacy speculative option|unknown speculative|expected value for argument",
             r"Unsupported cache type|Invalid cache type|requires (flash_attn|Flash Attention)",

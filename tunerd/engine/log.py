@@ -163,7 +163,6 @@ class _Reader:
     by_slot: dict[str, _Task] = field(default_factory=dict)
     timed: int | None = None
     alike: float = 0.0
-    order: list[int] = field(default_factory=list)
     found: list[LoggedRequest] = field(default_factory=list)
     lives: int = 0
 
@@ -191,11 +190,10 @@ class _Reader:
         self.by_slot.pop(slot, None)
         others = list(self.by_slot.values())
         if task in self.tasks:  # which no server begins twice: somebody else wrote one of both
-            others.append(self.tasks[task])
+            others.append(self.tasks.pop(task))
         busy = sum(not one.has_ended and one.generated is None for one in others)
         self.tasks[task] = self.by_slot[slot] = _Task(concurrency=busy + 1, alike=self.alike)
         self.alike = 0.0
-        self.order.append(task)
 
     def _take_snapshot(self, task: _Task, line: str) -> None:
         """What its prompt shares with what the slot held, and that nothing lay there to go on from."""
@@ -232,9 +230,9 @@ class _Reader:
 
     def flush(self) -> None:
         """A server's life is over: its task numbers begin anew."""
-        requests = (self.tasks[number].request() for number in self.order)
+        requests = (task.request() for task in self.tasks.values())
         self.found += [request for request in requests if request is not None]
-        self.tasks, self.by_slot, self.order, self.timed = {}, {}, [], None
+        self.tasks, self.by_slot, self.timed = {}, {}, None
 
 
 def read_requests(lines: Iterable[str]) -> RequestLog:

@@ -61,6 +61,16 @@ def test_task_numbers_begin_anew_with_every_start_of_the_server() -> None:
     assert log.lives == 2
 
 
+@pytest.mark.parametrize("name", [*MAINLINE, *IK])
+def test_a_task_number_that_comes_again_though_no_start_was_logged_is_one_request(
+    name: str,
+) -> None:
+    """One of the second life stood for that of the first as well, so the workload that was learned had it twice."""
+    life = [line for line in lines_of(name) if "listening" not in line]
+    once = [NUMBERS(one) for one in read_requests(life).requests]
+    assert [NUMBERS(one) for one in read_requests(life * 2).requests] == once
+
+
 def test_requests_under_way_together_are_counted() -> None:
     begun = "slot launch_slot_: id  {0} | task {0} | processing task, is_child = 0"
     lines = [begun.format(task) for task in (1, 2)]
