@@ -299,6 +299,22 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
+# Control characters, marks that turn the direction of writing or end a line, bytes that are no UTF-8.
+OBEYED = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+"""A class of characters beyond ASCII that a terminal or a browser obeys."""
+_UNSAFE = re.compile(f"[\x00-\x08\n-\x1f{OBEYED}]")
+
+
+def harmless(text: str, *, keep: str = "") -> str:
+    """The text with everything that a terminal or a browser would obey shown as Python writes it.
+
+    Args:
+        text: From anywhere.
+        keep: Characters to leave as they are.
+    """
+    return _UNSAFE.sub(lambda c: c[0] if c[0] in keep else ascii(c[0])[1:-1], text)
+
+
 UNKNOWN = "unknown"
 """Stands wherever people look for a figure that there is not."""
 MiB = NewType("MiB", int)

@@ -59,6 +59,9 @@ def apply_(
       tunerd fleet apply rtx-3090-ti-24gb --box gpu1 --box gpu2
       tunerd fleet apply rtx-3090-ti-24gb --inventory hosts.ini --yes
     """  # noqa: D301
+    from tunerd.profile.files import parse_options
+
+    parse_options(options)  # what is none is refused before any box is asked
     words = (*(f"--set={one}" for one in options), *("--untuned",) * untuned, "--", profile)
     return _roll_out(call, "apply", words, **where)
 

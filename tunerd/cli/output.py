@@ -34,7 +34,7 @@ from tunerd.result import (
     error_json,
     ignore_progress,
 )
-from tunerd.words import UNKNOWN, format_duration
+from tunerd.words import OBEYED, UNKNOWN, format_duration, harmless
 
 if TYPE_CHECKING:
     from tunerd.app import Context
@@ -53,10 +53,7 @@ _LEAST_WIDTH = 24
 _LONGEST = 4000
 _CODE = re.compile("`[^`]*`")
 _GLUE = "\x00"
-# Control characters, marks that turn the direction of writing or end a line, bytes that are no UTF-8.
-_HIGH = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_UNSAFE = re.compile(f"[\x00-\x08\n-\x1f{_HIGH}]")
-_UNSAFE_IN_JSON = re.compile(f"[{_HIGH}]")  # which escapes the others itself
+_UNSAFE_IN_JSON = re.compile(f"[{OBEYED}]")  # which escapes what ASCII has itself
 
 
 def line(form: str) -> Render:
@@ -151,20 +148,10 @@ def harmless_lines(payload: Mapping[str, Any], render: Render) -> list[str]:
     return [line.replace("\n", "\\n") for line in render(_harmless_payload(payload))]
 
 
-def harmless(text: str, *, keep: str = "") -> str:
-    """The text with everything that a terminal would obey shown as Python writes it.
-
-    Args:
-        text: From anywhere.
-        keep: Characters to leave as they are.
-    """
-    return _UNSAFE.sub(lambda c: c[0] if c[0] in keep else ascii(c[0])[1:-1], text)
-
-
 def _harmless_payload(value: Any) -> Any:
     """Every text in a payload made harmless but for ends of lines, at which texts are split."""
     if isinstance(value, str):
-        return harmless(value, keep="\n") if _UNSAFE.search(value) else value
+        return harmless(value, keep="\n")
     if isinstance(value, Mapping):
         return {_harmless_payload(key): _harmless_payload(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.shell_completion import get_completion_class
 
 from tunerd.cli.deploy import set_option, yes_option
 from tunerd.cli.output import as_written, changed, columns, line, names_of, or_unknown
+from tunerd.errors import UsageError
 from tunerd.operations import PROFILE, SEED, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_mib, need_mib
@@ -502,12 +504,23 @@ def show_settings(call: Call) -> ActionResult:
     return show(call.context())
 
 
+def _alone(call: click.Context, _parameter: click.Parameter, key: str) -> str:
+    """The key, refused where it has its value behind a `=`, as `--set` takes it."""
+    name, equals, value = (key or "").partition("=")
+    if equals and not call.resilient_parsing:
+        raise UsageError(
+            f"`{key}` is not the name of a setting", state="nothing was changed",
+            hint=f"`tunerd settings set {name} {shlex.quote(value) if value else 'VALUE'}`",
+        )  # fmt: skip
+    return key
+
+
 @settings_command.command(
     name="set",
     short_help="Write one into tunerd.toml.",
     context_settings={"ignore_unknown_options": True},  # `-3` is a value, if a wrong one
 )
-@click.argument("key", shell_complete=names_of("settings"))
+@click.argument("key", shell_complete=names_of("settings"), callback=_alone)
 @click.argument("words", metavar="VALUE...", nargs=-1, required=True)
 @operation(changed)
 def set_settings(call: Call, key: str, words: tuple[str, ...]) -> ActionResult:

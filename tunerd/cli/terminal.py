@@ -27,7 +27,7 @@ from tunerd.result import (
     ignore_progress,
     result_from_json,
 )
-from tunerd.words import Mode, is_profile_file
+from tunerd.words import Mode, harmless, is_profile_file
 
 if TYPE_CHECKING:
     import click
@@ -234,7 +234,7 @@ class Typed(Call):
         """Show what would be done and ask, unless the answer was given; then what is asked is told."""
         output.end_line(self.sink)
         if self.yes:
-            print(output.harmless(question.removesuffix(" Go on?"), keep="\n"), file=sys.stderr)
+            print(harmless(question.removesuffix(" Go on?"), keep="\n"), file=sys.stderr)
         else:
             _preview(self.operation, shown, messages)
             output.confirm(question, yes=False)
@@ -269,4 +269,4 @@ def _preview(made: Operation, shown: Mapping[str, Any] | None, messages: Sequenc
 
 
 def _print_line(progress: Progress) -> None:
-    print(output.harmless(progress.text), flush=True)
+    print(harmless(progress.text), flush=True)

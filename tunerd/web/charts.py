@@ -12,7 +12,7 @@ from math import ceil, floor, log10
 from markupsafe import Markup
 
 from tunerd.web.view import NO_BREAK, Bar, Bars, Line, Lines, Plot, Point, joined, percent
-from tunerd.words import UNKNOWN, local_time
+from tunerd.words import UNKNOWN, harmless, local_time
 
 # Engines that have a colour of their own; static/report.css has all colours.
 FAMILIES = frozenset({"mainline", "ik", "bee"})
@@ -373,4 +373,4 @@ def _shortened(text: str) -> str:
 
 
 def _said(text: str) -> str:
-    return escape(text, quote=True)
+    return escape(harmless(text), quote=True)

@@ -10,9 +10,10 @@ from typing import Any
 import click
 import pytest
 
-from tunerd.cli.output import columns, finish, harmless, print_error, print_message, show
+from tunerd.cli.output import columns, finish, print_error, print_message, show
 from tunerd.errors import EngineError
 from tunerd.result import ActionResult, warning
+from tunerd.words import harmless
 
 EVIL = "a\n\x1b[31mEVIL\x9b2J\u202e\r\udcff\x07"
 SHOWN = r"a\n\x1b[31mEVIL\x9b2J\u202e\r\udcff\x07"

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from xml.etree import ElementTree as ET
 
+from markupsafe import Markup
+
 from tunerd.web.charts import draw, in_words
+from tunerd.web.html import environment
 from tunerd.web.view import Bar, Bars, Line, Lines, Part, Plot, Point
 
 HOSTILE = "</title><script>alert(1)</script>\"'&"
@@ -55,6 +58,20 @@ def test_names_are_text_and_never_markup() -> None:
     for plot in plots:
         assert not [one for one in parts(plot, HOSTILE).iter() if one.tag == "script"]
         assert any(text.startswith("</title>") for text in texts(plot))
+
+
+def test_no_name_turns_around_what_stands_behind_it() -> None:
+    """`\u202e` in a model's name had the rest of its line read from the right."""
+    turned = "a\u202eb\u2066"
+    bars = Bars(((turned, (Bar("on", (Part("on", "ik", 1.0),), 1.0),)),), "tok/s")
+    page = environment().from_string("{{ name }}\n{{ plot | drawn(name) }}{{ lines }}")
+
+    shown = page.render(name=turned, plot=bars, lines=Markup("<b>\n</b>"))
+
+    assert not {"\u202e", "\u2066"} & {*shown}
+    assert shown.count(r"a\u202eb\u2066") >= 2
+    assert "<svg" in shown
+    assert "<b>\n</b>" in shown
 
 
 def test_a_gap_parts_a_line_and_each_figure_is_told_by_its_dot() -> None:
