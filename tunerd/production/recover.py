@@ -30,7 +30,6 @@ from tunerd.production.journal import (
 )
 from tunerd.production.measurement import clear_dead_measurements, end_measurement
 from tunerd.production.probation import begin_probation, forget_probation, read_probation
-from tunerd.production.probation import record_path as probation_path
 from tunerd.production.swap import ForeignEditError, go_back
 from tunerd.production.tuned import settle_tuned
 from tunerd.records import plain
@@ -449,16 +448,21 @@ def _outcome_of(ctx: Context, generation: Generation) -> Outcome:
 def _clear_leftovers(ctx: Context) -> None:
     """Temporary files of writes that were cut short; where they cannot be removed they do no harm.
 
-    The cache is written without the lock: who loses such a file here finds its content out again.
+    Most are of files that are written without the lock: one that somebody is writing now stays.
     """
     paths = ctx.paths
-    with contextlib.suppress(HostError):
-        ctx.files.remove_temporaries(paths.unit_dir, ctx.unit)
-        probations = probation_path(ctx, 0).parent
+    places = [(paths.unit_dir, ctx.unit), (paths.config_dir, paths.settings_file.name)]
+    places += [
+        (folder, "")
         for folder in (
-            paths.journal_dir, paths.state_dir, probations, paths.tuned_dir, paths.cache_dir,
-        ):  # fmt: skip
-            ctx.files.remove_temporaries(folder)
+            *(paths.state_dir, *paths.state_dir.glob("*/"), paths.state_dir / "fleet/rollouts"),
+            *(paths.runtime_dir, paths.site_profiles),
+        )
+    ]
+    for folder, name in places:
+        with contextlib.suppress(HostError):
+            ctx.files.remove_temporaries(folder, name)
+    with contextlib.suppress(HostError):
         ctx.generations.remove_temporaries()
 
 

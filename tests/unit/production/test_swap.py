@@ -25,6 +25,7 @@ from tunerd.errors import DeployError, HostError, NoSupervisor, RolledBack
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.files import lock
 from tunerd.production.gate import drain as drain_of
+from tunerd.production.recover import recover
 from tunerd.production.rollback import rollback
 from tunerd.production.status import status, verify
 from tunerd.production.swap import swap
@@ -573,3 +574,27 @@ def test_going_back_to_nothing_needs_no_supervisor(world: World) -> None:
     assert world.standing is None
     assert world.leftovers() == []
     assert world.recover() is None
+
+
+def test_what_a_kill_left_of_any_write_is_cleared_and_what_others_keep_beside_it_stays(
+    world: World,
+) -> None:
+    """Only folders of swaps and of the cache were cleared: a rollout, an import, a profile, and the settings kept theirs."""
+    paths = world.paths
+    deploy(world.context(), world, "old")
+    names = ("journal/x.json", "tuned/x.toml", "workloads/x.toml", "imported/x.json", "jobs.json",
+             "fleet/rollouts/1.json", "cache/x.json", "probation/2.json", "notices/x.json")  # fmt: skip
+    written = [
+        *(paths.state_dir / name for name in names),
+        *(paths.settings_file, paths.site_profiles / "mine.toml", paths.measurement),
+    ]
+    cut = [path.with_name(f".{path.name}.1a2b.tmp") for path in written]
+    others = [paths.config_dir / ".notes.tmp", paths.unit_dir / ".other.service.1a2b.tmp"]
+    for path in (*cut, *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    recover(world.context())
+
+    assert [path for path in cut if path.exists()] == []
+    assert all(path.exists() for path in others)

@@ -137,13 +137,6 @@ def test_its_clock_stands_still_while_something_is_measured(world: World) -> Non
     assert world.clock.monotonic_s() - begun_s >= 4 * WATCH_S - EVERY_S
 
 
-def test_what_a_kill_left_of_its_record_is_cleared(world: World) -> None:
-    begin_probation(shipped(world), 2)
-    (world.paths.state_dir / "probation/.2.json.1a2b.tmp").touch()
-    recover(world.context())
-    assert world.leftovers() == []
-
-
 def test_it_does_not_pass_on_fewer_looks_than_a_rule_needs(world: World) -> None:
     begun(world, boot_id=boot_id(), left_s=1.0)
     found = Daemon(world).judged()
