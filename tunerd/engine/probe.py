@@ -305,6 +305,14 @@ class EngineProber:
     tell: Callable[[str], object] = lambda _text: None
     patience_s: float = 5.0
 
+    def known(self, found: Found) -> ProbeResult | None:
+        """What was found of the program as it is; None where it would have to be run.
+
+        Raises:
+            EngineError: it cannot be read.
+        """
+        return self._remembered(self._quick_key(by_own_path(found)))
+
     def probe(self, found: Found) -> ProbeResult:
         """What the program accepts.
 

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from tunerd.app import Context
-from tunerd.engine.builds import engine_of, files_of, found_in_unit
+from tunerd.engine.builds import engine_of, files_of, found_in_unit, prober
 from tunerd.engine.capabilities import Engine
 from tunerd.engine.health import (
     USAGE_LINES,
@@ -669,11 +669,15 @@ def _is_free(address: Address, option: PortOption | None) -> bool:
 
 
 def _port_option_of(ctx: Context, unit: str) -> PortOption | None:
-    """How the program of a unit binds its port; None where that cannot be told."""
+    """How the program of a unit binds its port, by what was found of it before; None where that is not known.
+
+    It is not run for this, which may take minutes: nothing serves meanwhile.
+    """
     with contextlib.suppress(TunerdError):
         live = read_live_unit(ctx, unit)
         if live.program is not None and not live.is_container:
-            return engine_of(ctx, found_in_unit(live, Path(live.program))).port_option
+            known = prober(ctx).known(found_in_unit(live, Path(live.program)))
+            return None if known is None else known.capabilities.port_option
     return None
 
 

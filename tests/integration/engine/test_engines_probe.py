@@ -19,7 +19,14 @@ from tests.support import programs
 from tests.support.builders import HELP, HELP_OF, capabilities_of
 from tests.support.local_box import Box
 from tests.support.nvml_stub import compiler
-from tunerd.engine.builds import engine_of, find_engines, keep, keep_program, refusal
+from tunerd.engine.builds import (
+    engine_of,
+    find_engines,
+    found_in_unit,
+    keep,
+    keep_program,
+    refusal,
+)
 from tunerd.engine.capabilities import Found
 from tunerd.engine.probe import (
     EMBEDDED_PROGRAM,
@@ -33,12 +40,14 @@ from tunerd.engine.probe import (
     writable_by_others,
 )
 from tunerd.engine.prove import prove_engine
+from tunerd.engine.serving import read_live_unit
 from tunerd.errors import EngineError
 from tunerd.machine.files import Files
 from tunerd.machine.process import User
+from tunerd.production.gate import PortTurns
 from tunerd.settings import EngineSettings, Settings
 from tunerd.units.sandbox import Sandbox
-from tunerd.words import Family, Mode
+from tunerd.words import Family, Mode, PortOption
 
 IS_ROOT = os.geteuid() == 0
 NOBODY = User.named("nobody") if IS_ROOT else None
@@ -611,6 +620,25 @@ def test_what_was_tried_of_a_build_that_was_replaced_meanwhile_is_not_kept(
     assert prove_engine(ctx, engine).proofs == ()
     assert read_proofs(ctx.paths.cache_dir, ctx.files, engine.identity) == ()
     assert prove_engine(ctx, engine_of(ctx, found)).proofs != ()
+
+
+def test_how_productions_program_binds_its_port_is_not_asked_of_it_while_nothing_serves(
+    folder: Path, tmp_path: Path
+) -> None:
+    """One that hangs kept the server away for a minute more, at each try to bring it back."""
+    box, note = Box(tmp_path), folder / "note"
+    server = good(folder, note=note).program
+    found = script(folder, f'exec {server} "$@"', "start")
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text(f"[Service]\nExecStart={found.program} --port 1\n")
+
+    def option() -> PortOption | None:
+        return PortTurns(box.context, lambda: True, None).option
+
+    assert (option(), note.read_text()) == (None, "")
+    engine_of(box.context, found_in_unit(read_live_unit(box.context), found.program))
+    asked = note.read_text()
+    assert (option(), note.read_text()) == (PortOption.REUSE_ADDR, asked)
 
 
 def test_whoever_waits_for_a_program_that_hangs_is_told_which(folder: Path, tmp_path: Path) -> None:
