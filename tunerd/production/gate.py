@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -41,17 +41,17 @@ from tunerd.engine.serving import (
     stands,
     with_limit,
 )
-from tunerd.errors import Busy, DeployError, JobCanceled, ServiceError, TunerdError
+from tunerd.errors import Busy, DeployError, HostError, JobCanceled, ServiceError, TunerdError
 from tunerd.machine import net
 from tunerd.machine.clock import polls, process_began_s
 from tunerd.machine.files import holder_of, is_gone, is_locked, lock, real_path, stamp_of
 from tunerd.machine.host import process_facts
 from tunerd.machine.process import may_use_nvidia, process_stat
 from tunerd.result import Progress
-from tunerd.units.generations import Generation, Outcome, model_stamps
+from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.live import LiveUnit
 from tunerd.units.manager import PORT_LIMIT_S, UnitState
-from tunerd.words import PortOption, counted
+from tunerd.words import PortOption, counted, sha256
 
 POLL_S = 0.1
 PROBE_PROMPT = "The quick brown fox jumps over the lazy dog. One, two, three, four,"
@@ -744,29 +744,48 @@ def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
 UNIT_GONE = "its unit file is gone"
 
 
+@dataclass(frozen=True, slots=True)
+class _StartedWith:
+    """Hashes of a unit's file and drop-ins, as the server of this invocation was started with them."""
+
+    invocation: str
+    files: Mapping[str, str | None]
+
+
 def edited_under(ctx: Context, state: UnitState) -> str | None:
-    """That a unit was edited, in words, after its server started: nobody has seen the next start serve then."""
+    """That a unit was edited, in words, after its server started: nobody has seen the next start serve then.
+
+    What it was started with is remembered each time that nothing was: files that are younger and say the same, as
+    where a rebuild of NixOS has made their links anew, or a swap has put them back, are no edit.
+    """
     if not state.exists or is_gone(state.fragment_path or ctx.unit_path):
         return UNIT_GONE
     if state.needs_reload:
         return "it was edited, and its manager has not read it since"
-    deployed, since_s = ctx.deployed(), state.active_since_s or ctx.clock.now_s()
-    is_known = (deployed is not None and stands(ctx, deployed)) or _was_put_back(ctx, since_s)
+    deployed = ctx.deployed()
+    is_deployed = deployed is not None and stands(ctx, deployed)
     # What is laid over every service is of systemd's package, or of a generator that writes it at each reload (LXC's).
-    drop_ins = (path for path in state.drop_ins if path.parent.name != "service.d")
-    files = (*drop_ins, *(() if is_known else (state.fragment_path or ctx.unit_path,)))
-    edited = (path for path in files if _changed_after(path, since_s, ctx.clock.now_s()))
-    return next((f"`{path}` was edited after the server started" for path in edited), None)
+    files = {str(path): path for path in state.drop_ins if path.parent.name != "service.d"}
+    if not is_deployed:  # by its name: the manager may say where its link leads
+        files[state.unit] = state.fragment_path or ctx.unit_path
+    now = {name: _hash_of(ctx, path) for name, path in files.items()}
+    kept = ctx.paths.cache_dir / "started-with.json"
+    known = ctx.files.recall(_StartedWith, kept)
+    then = known.files if known is not None and known.invocation == state.invocation_id else {}
+    since_s, now_s = state.active_since_s or ctx.clock.now_s(), ctx.clock.now_s()
+    for name, path in files.items():
+        is_same = now[name] is not None and now[name] == then.get(name)
+        if not is_same and _changed_after(path, since_s, now_s):
+            return f"`{path}` was edited after the server started"
+    if state.runs and state.invocation_id is not None and not now.items() <= then.items():
+        ctx.files.remember(kept, _StartedWith(state.invocation_id, {**then, **now}))
+    return None
 
 
-def _was_put_back(ctx: Context, since_s: float) -> bool:
-    """Whether what stands is what the server was started with, written anew by the way back of a swap that did not stop it."""
-    newest = next(ctx.generations.entries(ctx.unit), None)
-    if newest is None or newest.ending.outcome is not Outcome.ROLLED_BACK:
-        return False
-    one = newest.generation
-    is_same = ctx.generations.replaced_text(one.number) == standing_text(ctx)
-    return is_same and one.was_edited is False and since_s <= one.created_s
+def _hash_of(ctx: Context, path: Path) -> str | None:
+    with contextlib.suppress(HostError):
+        return sha256(ctx.files.read(path))
+    return None
 
 
 def demand_card(ctx: Context, state: UnitState) -> None:

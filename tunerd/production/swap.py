@@ -145,6 +145,10 @@ def _begin(
     try:
         ctx.say("backing up the current unit", step=1, steps=STEPS)
         was_healthy = _answers(ctx, before)
+        with contextlib.suppress(
+            TunerdError
+        ):  # remembers what it was started with, which may be put back
+            gate.edited_under(ctx, before)
         ctx.files.make_folder(ctx.paths.unit_dir)
         name = new_backup_name(ctx, request.generation.reason) if old_text is not None else None
         number = ctx.generations.next_number()
@@ -157,7 +161,6 @@ def _begin(
             replaced_absent=old_text is None,
             was_active=before.is_active,
             was_enabled=before.is_enabled,
-            was_edited=gate.edited_under(ctx, before) is not None,
             requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
         )
         ctx.generations.create(generation, request.text, old_text)

@@ -49,8 +49,8 @@ class Generation:
     `replaced_backup` names the backup of what stood before; None with `replaced_absent` where
     nothing did. `unit_text` is None for a swap that removed the unit file. `with_tuned` says whether the
     tuned layer took part, `enable` whether it is to start at boot; records from before these were kept
-    say yes. `was_edited` is whether what stood before was another unit by then than its server was started with;
-    None where that is not known. Whoever asks for a swap leaves the number, the moment, the old state and who asked to it.
+    say yes. Whoever asks for a swap leaves
+    the number, the moment, the old state and who asked to it.
     """
 
     number: int = 0
@@ -71,7 +71,6 @@ class Generation:
     replaced_absent: bool = False
     was_active: bool = False
     was_enabled: bool | None = None
-    was_edited: bool | None = None
     enable: bool = True
     from_generation: int | None = None
     host: Mapping[str, Any] = field(default_factory=dict)

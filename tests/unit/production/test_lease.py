@@ -429,12 +429,7 @@ def test_a_unit_that_was_written_anew_by_the_way_back_of_a_killed_swap_is_edited
     world: World, *, was_edited: bool
 ) -> None:
     """Nothing was measured, until a person restarted a server that nobody had touched."""
-    # By the real clock, of which the times of files are, it was started right after its file was written.
-    began_s = world.unit_path.stat().st_ctime + 0.01
-    later_s = began_s - (world.manager.state(UNIT).active_since_s or 0.0)
-    world.clock.set_wall(world.clock.now_s() + later_s)
-    world.clock.advance(3600.0)
-    until(lambda: _written_now_s(world.folder / "touched") > began_s, "a file is newer")
+    _was_started_right_after_its_file_was_written(world)
     if was_edited:
         world.unit_path.write_bytes(world.text("one", words="--verbose"))
         world.manager.reload()
@@ -450,6 +445,39 @@ def test_a_unit_that_was_written_anew_by_the_way_back_of_a_killed_swap_is_edited
         demand_return(world.context(), world.manager.state(UNIT))
 
     assert world.serving_alias() == "one"
+
+
+def test_a_unit_whose_link_was_made_anew_is_edited_just_where_its_text_is_another(
+    world: World,
+) -> None:
+    """Each rebuild of NixOS makes the links anew: nothing was measured from then on, and `plan` warned."""
+
+    def lead_to(number: int, text: bytes) -> None:
+        store = world.folder / f"store-{number}"
+        store.mkdir()
+        (store / UNIT).write_bytes(text)
+        world.unit_path.unlink()
+        world.unit_path.symlink_to(store / UNIT)
+        world.manager.reload()
+
+    lead_to(1, world.text("one"))
+    _was_started_right_after_its_file_was_written(world)
+    demand_return(world.context(), world.manager.state(UNIT))
+
+    lead_to(2, world.text("one"))
+    demand_return(world.context(), world.manager.state(UNIT))
+    lead_to(3, world.text("other"))
+    with pytest.raises(DeployError, match="edited while it ran"):
+        demand_return(world.context(), world.manager.state(UNIT))
+
+
+def _was_started_right_after_its_file_was_written(world: World) -> None:
+    """By the real clock, of which the times of files are; what is written from now on is younger."""
+    began_s = world.unit_path.stat().st_ctime + 0.01
+    later_s = began_s - (world.manager.state(UNIT).active_since_s or 0.0)
+    world.clock.set_wall(world.clock.now_s() + later_s)
+    world.clock.advance(3600.0)
+    until(lambda: _written_now_s(world.folder / "touched") > began_s, "a file is newer")
 
 
 def _written_now_s(path: Path) -> float:
