@@ -708,14 +708,15 @@ def work(
     forged: int = 0,
     is_busy: bool = False,
     is_late: bool = False,
+    begins: int = 0,
     drafts: tuple[int, int] | None = None,
 ) -> None:
     """Requests one after the other, each logged and counted at the look after it.
 
     At each look somebody has written the lines of so many more, and with `is_busy` has asked again. What
-    `is_late` is logged after the look. Of `drafts`, so many right of so many, no counter tells.
+    `is_late` is logged after the look. Tasks are counted on from `begins`. Of `drafts`, so many right of so many, no counter tells.
     """
-    for task, tok_s in enumerate(speeds):
+    for task, tok_s in enumerate(speeds, begins):
         head = f"slot print_timing: id  0 | task {task} | "
         lines = (
             f"slot launch_slot_: id  0 | task {task} | processing task, is_child = 0",
@@ -791,11 +792,11 @@ def test_a_decay_whose_requests_its_log_told_too_late_is_acted_on_as_soon_as_it_
     """It was told of once, and from then on never looked at."""
     before = counting.life
     work(counting, 200, *DECAYS[:-1])
-    work(counting, 200, DECAYS[-1], is_late=True)
+    work(counting, 200, DECAYS[-1], is_late=True, begins=10)
     assert (counting.kinds, counting.life) == (["drift"], before)
-    work(counting, 200, DECAYS[-1], is_late=True)
+    work(counting, 200, DECAYS[-1], is_late=True, begins=11)
     assert counting.kinds == ["drift"], "which is told once"
-    work(counting, 200, DECAYS[-1])
+    work(counting, 200, DECAYS[-1], begins=12)
     assert counting.kinds == ["drift", "drift", "drift-restart"]
     assert "no deeper than measured: 29.9 tok/s" in counting.told[1].text
     assert counting.life != before
