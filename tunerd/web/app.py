@@ -25,7 +25,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tunerd.errors import Busy, HostError
@@ -403,7 +403,7 @@ class Front:
 
 
 def build_app(
-    front: Front, pages: Sequence[Route], page_error: Callable[[Request, int, str], Response]
+    front: Front, pages: Sequence[BaseRoute], page_error: Callable[[Request, int, str], Response]
 ) -> GateMiddleware:
     """The application, behind its gate; `page_error` shows a status and its words to a browser."""
 

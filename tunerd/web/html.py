@@ -14,6 +14,7 @@ from tunerd.web.view import NOT_ASKED
 from tunerd.words import UNKNOWN, harmless
 
 _HERE = Path(__file__).parent
+STATIC = _HERE / "static"
 
 
 def _harmless(value: Any) -> Any:
@@ -37,12 +38,6 @@ def environment() -> Environment:
     return found
 
 
-@cache
 def static_text(name: str) -> str:
     """One of our own files."""
-    return (_HERE / "static" / name).read_text(encoding="utf-8")
-
-
-def style(*names: str) -> str:
-    """These sheets as one."""
-    return "".join(static_text(name) for name in names)
+    return (STATIC / name).read_text(encoding="utf-8")

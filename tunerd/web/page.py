@@ -14,8 +14,9 @@ from urllib.parse import parse_qsl
 import structlog
 from jinja2 import Environment
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from tunerd import __version__
 from tunerd.errors import ConfigError, TunerdError
@@ -25,7 +26,7 @@ from tunerd.operations import JobState
 from tunerd.paths import FROM_ELSEWHERE, parse_listen, paths_for
 from tunerd.units.text import shown_hash
 from tunerd.web import app, view
-from tunerd.web.html import environment, static_text, style
+from tunerd.web.html import STATIC, environment
 from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
     Chart,
@@ -90,25 +91,6 @@ def values_of(kind: str, fields: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-_KEPT = "public, max-age=31536000, immutable"  # the address names the version
-_STYLE = "text/css; charset=utf-8"
-_SCRIPT = "text/javascript; charset=utf-8"
-
-
-async def _static_file(request: Request) -> Response:
-    """One of a closed list of files."""
-    name = request.path_params["name"]
-    if name == "page.css":
-        return _kept(style("report.css", "page.css"), _STYLE)
-    if name in {"page.js", "live.js", "report.js"}:
-        return _kept(static_text(name), _SCRIPT)
-    return PlainTextResponse("there is no such file", 404)
-
-
-def _kept(text: str, kind: str) -> Response:
-    return Response(text, media_type=kind, headers={"cache-control": _KEPT})
-
-
 PLACES = (("/", "Overview"), ("/generations", "Generations"), ("/deploy", "Deploy"),
           ("/sweeps", "Sweeps"), ("/workloads", "Workload"), ("/doctor", "Doctor"), ("/jobs", "Jobs"))  # fmt: skip
 _SPANS = ((1, "1 hour"), (24, "1 day"), (168, "1 week"), (720, "1 month"))
@@ -160,7 +142,7 @@ def build_site(front: app.Front) -> app.GateMiddleware:
     return app.build_app(front, _page_routes(pages), page_error)
 
 
-def _page_routes(pages: Pages) -> list[Route]:
+def _page_routes(pages: Pages) -> list[BaseRoute]:
     """Every route of the page."""
     shown: dict[str, Page] = {
         **{path: partial(_look, place) for path, place in _LOOKS.items()},
@@ -176,7 +158,7 @@ def _page_routes(pages: Pages) -> list[Route]:
             Route(f"/do/{name}", partial(pages.answer, partial(_do, kind)), methods=["POST"])
             for name, kind in FORMS.items()
         ),
-        Route("/static/{name}", _static_file),
+        Mount("/static", StaticFiles(directory=STATIC)),
     ]
 
 

@@ -42,7 +42,7 @@ from tunerd.records import read
 from tunerd.result import ActionResult, Message, warning
 from tunerd.sweep.record import EVIDENCE, PAGE, PLAN
 from tunerd.web.charts import colour_of
-from tunerd.web.html import environment, static_text, style
+from tunerd.web.html import environment, static_text
 from tunerd.web.view import (
     NOT_ASKED,
     Bar,
@@ -1052,7 +1052,7 @@ def render_report(evidence: Runs, validities: Validities, made_s: float) -> str:
             made=when(made_s),
             sections=sections_of(evidence, validities),
             version=__version__,
-            style=style("report.css"),
+            style=static_text("report.css"),
             script=static_text("report.js"),
         )
     )
