@@ -31,6 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tunerd.errors import Busy, HostError
 from tunerd.machine.peers import Peer, Via, peer_of
 from tunerd.operations import WrongError, argv_of
+from tunerd.result import error_from_json
 from tunerd.web.routes import (
     BEGINS,
     LOOK_PATHS,
@@ -158,7 +159,6 @@ class Gate:
 
 
 PEER = "tunerd.peer"
-VISITOR = "tunerd.visitor"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -177,7 +177,7 @@ _HEADERS = {
 
 
 class GateMiddleware:
-    """The outermost layer; a scope without a peer comes from nobody, and is refused."""
+    """The outermost layer; who asks stands in the scope of each request, as the kernel says."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -185,31 +185,13 @@ class GateMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, as ASGI has it."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
         if scope["type"] != "http":
             return
-        sender = _with_headers(send, scope["path"])
-        refused = self._refuse(scope)
-        if refused is not None:
-            await refused(scope, receive, sender)
-            return
-        await self._app(scope, receive, sender)
-
-    def _refuse(self, scope: Scope) -> Response | None:
-        """The answer to whoever may not go on; the visitor is noted in the scope of who may."""
-        peer: Peer | None = scope.get(PEER)
-        headers = Headers(scope=scope)
-        path: str = scope["path"]
-        if peer is None:
-            return _answer(refused(403, "the other end is not known"), path)
+        path, headers = scope["path"], Headers(scope=scope)
         refusal = self._gate.check_origin(scope["method"], path, headers)
-        refusal = refusal or self._gate.enter(peer, headers)
-        if refusal is not None:
-            return _answer(refusal, path)
-        scope[VISITOR] = peer
-        return None
+        refusal = refusal or self._gate.enter(scope[PEER], headers)
+        answers = self._app if refusal is None else _answer(refusal, path)
+        await answers(scope, receive, _with_headers(send, path))
 
 
 class Json(JSONResponse):
@@ -222,10 +204,10 @@ class Json(JSONResponse):
 
 def _answer(refusal: Answer, path: str) -> Response:
     if path.startswith(("/api/", "/metrics")):
-        return Json(refusal.envelope, refusal.status or 403)
+        return _respond(refusal)
     error = refusal.envelope["error"]
     text = "\n\n".join(filter(None, (error["message"], error["hint"])))
-    return PlainTextResponse(text, refusal.status or 403)
+    return PlainTextResponse(text, status_of(refusal))
 
 
 def _with_headers(send: Send, path: str) -> Send:
@@ -242,6 +224,15 @@ def _with_headers(send: Send, path: str) -> Send:
 
 
 # The routes
+
+
+class RefusedError(Exception):
+    """What was asked for is not done, or cannot be shown; the answer says why."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
 
 EXIT_CODE = "x-tunerd-exit-code"
 _BY_CODE = {
@@ -282,10 +273,9 @@ def read_facts(path: Path) -> Facts:
     Raises:
         HostError: it does not answer.
     """
-    answer = _asked(path, {"uid": 0, "look": "facts"})
-    found = answer.envelope
-    if answer.is_error:
-        raise HostError("tunerd's daemon does not answer", cause=found["error"]["message"])
+    found, *_ = json.loads(ask(path, json.dumps({"uid": 0, "look": "facts"}).encode()))
+    if "error" in found:
+        raise error_from_json(found)
     return Facts(found["unit"], found["every_s"], found["listen"], tuple(found["hosts"]))
 
 
@@ -295,6 +285,7 @@ def ask(path: Path, question: bytes) -> bytes:
     Raises:
         HostError: nobody answers.
     """
+    why = "no whole line came"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as channel:
             channel.settimeout(_LIMIT_S)
@@ -302,15 +293,11 @@ def ask(path: Path, question: bytes) -> bytes:
             channel.sendall(question + b"\n")
             with channel.makefile("rb") as told:
                 line = told.readline(_MAX_ANSWER_BYTES)
+        if line.endswith(b"\n"):
+            return line[:-1]
     except OSError as error:
-        raise _silent(path, error.strerror or str(error)) from error
-    if not line.endswith(b"\n"):
-        raise _silent(path, "no whole line came")
-    return line[:-1]
-
-
-def _silent(path: Path, why: str) -> HostError:
-    return HostError(
+        why = error.strerror or str(error)
+    raise HostError(
         "tunerd's daemon does not answer",
         cause=f"`{path}`: {why}",
         hint="`systemctl status tunerd` says more",
@@ -403,16 +390,19 @@ class Front:
 
 
 def build_app(
-    front: Front, pages: Sequence[BaseRoute], page_error: Callable[[Request, int, str], Response]
+    front: Front, pages: Sequence[BaseRoute], page_error: Callable[[Request, Answer], Response]
 ) -> GateMiddleware:
-    """The application, behind its gate; `page_error` shows a status and its words to a browser."""
+    """The application, behind its gate; `page_error` shows a browser what went wrong."""
 
     async def failed(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        text = _ERRORS.get(status, "it cannot be done")
         is_api = request.url.path.startswith("/api/")
-        refusal = _respond(refused(status, text, "/api/openapi.json"))
-        response: Response = refusal if is_api else page_error(request, status, text)
+        if isinstance(error, RefusedError):
+            answer = error.answer
+        else:
+            status = error.status_code if isinstance(error, HTTPException) else 500
+            hint = "/api/openapi.json" if is_api else None
+            answer = refused(status, _ERRORS.get(status, "it cannot be done"), hint)
+        response: Response = _respond(answer) if is_api else page_error(request, answer)
         if isinstance(error, HTTPException):
             response.headers.update(error.headers or {})
         return response
@@ -425,7 +415,8 @@ def build_app(
         Route("/metrics", partial(_metrics, front), methods=["GET"]),
         *pages,
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
+    kinds: tuple[type[Exception], ...] = (RefusedError, HTTPException, Exception)
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, failed))
     app.router.redirect_slashes = False
     return GateMiddleware(app, front.gate)
 
@@ -438,24 +429,19 @@ async def _read(front: Front, path: str, request: Request) -> Response:
 
 
 async def _begin(front: Front, kind: str, request: Request) -> Response:
-    body = await _body(request)
-    if isinstance(body, Response):
-        return body
-    return _begun(await front.begin(kind, body, visitor_of(request)))
+    return _begun(await front.begin(kind, await _body(request), visitor_of(request)))
 
 
 async def _run(front: Front, request: Request) -> Response:
     body = await _body(request)
-    if isinstance(body, Response):
-        return body
     argv = body.get("argv")
-    if set(body) != {"argv"} or not isinstance(argv, list) or not all(map(_is_word, argv)):
-        return _respond(bad_request("the body is wrong", "argv: is not a list of texts"))
+    if (
+        set(body) != {"argv"}
+        or not isinstance(argv, list)
+        or not all(isinstance(word, str) and word.isprintable() for word in argv)
+    ):
+        raise RefusedError(bad_request("the body is wrong", "argv: is not a list of texts"))
     return _begun(await front.run(argv, visitor_of(request)))
-
-
-def _is_word(word: object) -> bool:
-    return isinstance(word, str) and word.isprintable()
 
 
 def _begun(answer: Answer) -> Response:
@@ -477,8 +463,8 @@ async def _openapi(_request: Request) -> Response:
 
 
 def visitor_of(request: Request) -> Peer:
-    """Who asks, as the gate has noted."""
-    found: Peer = request.scope[VISITOR]
+    """Who asks: nobody comes here whom the gate refuses."""
+    found: Peer = request.scope[PEER]
     return found
 
 
@@ -493,37 +479,40 @@ def _respond(answer: Answer) -> Json:
     return Json(dict(answer.envelope), status, {EXIT_CODE: str(answer.exit_code)})
 
 
-async def _body(request: Request) -> dict[str, Any] | Response:
+async def _body(request: Request) -> dict[str, Any]:
     if request.url.query:
-        return _respond(bad_request("there are no parameters here"))
+        raise RefusedError(bad_request("there are no parameters here"))
     content = await read_body(request, "application/json")
-    if isinstance(content, Answer):
-        return _respond(content)
     try:
         body = json.loads(content.decode())
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        return _respond(bad_request("the body is wrong", "it is not a JSON object"))
+        raise RefusedError(bad_request("the body is wrong", "it is not a JSON object"))
     return body
 
 
-async def read_body(request: Request, wanted: str) -> bytes | Answer:
-    """The whole body, if it is of this kind, comes in time and is not too large, whatever its head says."""
+async def read_body(request: Request, wanted: str) -> bytes:
+    """The whole body.
+
+    Raises:
+        RefusedError: it is of another kind, does not come in time, or is too large, whatever its head says.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != wanted:
-        return refused(415, f"the body is not {wanted}")
+        raise RefusedError(refused(415, f"the body is not {wanted}"))
     content = bytearray()
     try:
         with anyio.fail_after(_BODY_S):
             async for piece in request.stream():
                 content += piece
                 if len(content) > MAX_BODY_BYTES:
-                    return refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-    except TimeoutError:
-        return refused(408, "the body did not arrive")
-    except ClientDisconnect:
-        return refused(400, "the client went away")
+                    text = f"the body is larger than {MAX_BODY_BYTES} bytes"
+                    raise RefusedError(refused(413, text))
+    except TimeoutError as error:
+        raise RefusedError(refused(408, "the body did not arrive")) from error
+    except ClientDisconnect as error:
+        raise RefusedError(refused(400, "the client went away")) from error
     return bytes(content)
 
 

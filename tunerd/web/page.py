@@ -26,6 +26,7 @@ from tunerd.operations import JobState
 from tunerd.paths import FROM_ELSEWHERE, parse_listen, paths_for
 from tunerd.units.text import shown_hash
 from tunerd.web import app, view
+from tunerd.web.app import RefusedError
 from tunerd.web.html import STATIC, environment
 from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
@@ -48,28 +49,17 @@ from tunerd.words import UNKNOWN, Mode, format_duration, ratio, when
 _MOST_FIELDS = 20
 
 
-class NotShownError(Exception):
-    """What was asked for cannot be shown; the page shows why, under the status of the answer or this one."""
-
-    def __init__(self, answer: Answer, status: int = 409) -> None:
-        self.error = answer.envelope["error"]
-        super().__init__(self.error["message"])
-        self.status = answer.status or status
-
-
 async def _form_of(request: Request) -> dict[str, str]:
     """The fields of a form; empty where the body is none.
 
     Raises:
-        NotShownError: it is too large, or did not come.
+        RefusedError: it is too large, or did not come.
     """
     content = await app.read_body(request, "application/x-www-form-urlencoded")
-    if isinstance(content, Answer):
-        raise NotShownError(content)
     try:
         return dict(parse_qsl(content.decode(), max_num_fields=_MOST_FIELDS))
     except ValueError as problem:
-        raise NotShownError(refused(400, "the form cannot be read")) from problem
+        raise RefusedError(refused(400, "the form cannot be read")) from problem
 
 
 # What a browser may have done by a form of its own, at /do/NAME.
@@ -83,11 +73,11 @@ def values_of(kind: str, fields: Mapping[str, str]) -> dict[str, str]:
     """What a form asks for, by the names of the API; what was left empty is not said.
 
     Raises:
-        NotShownError: nobody said that they are sure, where that is asked.
+        RefusedError: nobody said that they are sure, where that is asked.
     """
     values = {name: text for name, text in fields.items() if text and name != "token"}
     if kind == "sweep start" and values.pop("sure", None) is None:
-        raise NotShownError(refused(400, "confirm that you are sure"))
+        raise RefusedError(refused(400, "confirm that you are sure"))
     return values
 
 
@@ -127,17 +117,16 @@ _LOOKS: Mapping[str, _Look] = {
 LIVE_PARTS = ("health", "now", "serves", "days")
 _LEAST_LIVE_S = 2.0
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING})
-Page = Callable[["Pages", Request, peers.Peer], Awaitable[Response]]
+Page = Callable[["Pages", Request], Awaitable[Response]]
 
 
 def build_site(front: app.Front) -> app.GateMiddleware:
     """The API and the page, behind the gate."""
     pages = Pages(front)
 
-    def page_error(request: Request, status: int, text: str) -> Response:
-        visitor = request.scope.get(app.VISITOR)
-        error = refused(status, text).envelope["error"]
-        return pages.show("error", visitor, "", status, error=error)
+    def page_error(request: Request, answer: Answer) -> Response:
+        status, error = app.status_of(answer), answer.envelope["error"]
+        return pages.show("error", request, "", status, error=error)
 
     return app.build_app(front, _page_routes(pages), page_error)
 
@@ -153,9 +142,9 @@ def _page_routes(pages: Pages) -> list[BaseRoute]:
         "/sweeps/{sweep}/decline": _declining,
     }
     return [
-        *(Route(path, partial(pages.answer, page)) for path, page in shown.items()),
+        *(Route(path, partial(page, pages)) for path, page in shown.items()),
         *(
-            Route(f"/do/{name}", partial(pages.answer, partial(_do, kind)), methods=["POST"])
+            Route(f"/do/{name}", partial(_do, kind, pages), methods=["POST"])
             for name, kind in FORMS.items()
         ),
         Mount("/static", StaticFiles(directory=STATIC)),
@@ -168,37 +157,30 @@ class Pages:
 
     front: app.Front
 
-    async def answer(self, page: Page, request: Request) -> Response:
-        """The page with its errors shown."""
-        visitor = app.visitor_of(request)
-        try:
-            return await page(self, request, visitor)
-        except NotShownError as problem:
-            return self.show("error", visitor, "", problem.status, error=problem.error)
-
-    async def ask(self, path: str, visitor: peers.Peer, query: Mapping[str, str] | None = None,
+    async def ask(self, path: str, request: Request, query: Mapping[str, str] | None = None,
                   **parts: Any) -> dict[str, Any]:  # fmt: skip
         """The envelope of a reading route.
 
         Raises:
-            NotShownError: it is an error, or the query is wrong.
+            RefusedError: it is an error, or the query is wrong.
         """
         place = {name: str(value) for name, value in parts.items()}
-        answer = await self.front.read(path, visitor, place, query)
+        answer = await self.front.read(path, app.visitor_of(request), place, query)
         if answer.is_error:
-            raise NotShownError(answer, app.status_of(answer))
+            raise RefusedError(answer)
         return dict(answer.envelope)
 
-    def show(self, template: str, visitor: peers.Peer | None, here: str, code: int = 200, /,
+    def show(self, template: str, request: Request, here: str, code: int = 200, /,
              **values: Any) -> Response:  # fmt: skip
         """A page from its template."""
+        visitor = app.visitor_of(request)
         text = self.fill(
             template,
             **values,
             version=__version__,
             unit=self.front.facts.unit,
-            visitor=visitor.text if visitor is not None else None,
-            token=self.front.gate.form_token(visitor) if visitor is not None else "",
+            visitor=visitor.text,
+            token=self.front.gate.form_token(visitor),
             places=PLACES,
             here=here,
         )
@@ -231,41 +213,41 @@ def typed(argv: Sequence[str]) -> str:
 # Looking
 
 
-async def _look(look: _Look, pages: Pages, request: Request, visitor: peers.Peer) -> Response:
+async def _look(look: _Look, pages: Pages, request: Request) -> Response:
     found: dict[str, Any] = {}
     told = request.query_params
     given = {name: told[name] for name in look.passes if told.get(name)}
     for name, asked in look.asks.items():
         path, _, query = asked.partition("?")
         parts = {key: text for key, text in request.path_params.items() if f"{{{key}}}" in path}
-        found[name] = await pages.ask(path, visitor, {**dict(parse_qsl(query)), **given}, **parts)
-    return pages.show(look.template, visitor, look.here, query=told, **found)
+        found[name] = await pages.ask(path, request, {**dict(parse_qsl(query)), **given}, **parts)
+    return pages.show(look.template, request, look.here, query=told, **found)
 
 
-async def _overview(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
-    values = await _watched(pages, request, visitor)
+async def _overview(pages: Pages, request: Request) -> Response:
+    values = await _watched(pages, request)
     every_s = max(_LEAST_LIVE_S, pages.front.facts.every_s)
-    return pages.show("overview", visitor, "/", **values, spans=_SPANS, every_s=every_s)
+    return pages.show("overview", request, "/", **values, spans=_SPANS, every_s=every_s)
 
 
-async def _live(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
+async def _live(pages: Pages, request: Request) -> Response:
     """The parts of the overview that change, for a script that puts them in their places."""
-    values = await _watched(pages, request, visitor)
+    values = await _watched(pages, request)
     parts = {name: pages.fill(f"live_{name}", **values) for name in LIVE_PARTS}
     title = values["view"]["health"].sentence
     return app.Json({"title": title, "at": values["at"], "parts": parts})
 
 
-async def _watched(pages: Pages, request: Request, visitor: peers.Peer) -> dict[str, Any]:
+async def _watched(pages: Pages, request: Request) -> dict[str, Any]:
     """What the parts of the overview that change are filled with."""
     hours = request.query_params.get("hours", "24")
-    status = await pages.ask("/api/status", visitor)
-    top = await pages.ask("/api/top", visitor)
-    telemetry = await pages.ask("/api/telemetry", visitor, {"hours": hours})
-    jobs = await pages.ask("/api/jobs", visitor)
+    status = await pages.ask("/api/status", request)
+    top = await pages.ask("/api/top", request)
+    telemetry = await pages.ask("/api/telemetry", request, {"hours": hours})
+    jobs = await pages.ask("/api/jobs", request)
     flags = None
     if status["generation"] is not None:
-        kept = await pages.ask("/api/history/{number}", visitor, number=status["generation"])
+        kept = await pages.ask("/api/history/{number}", request, number=status["generation"])
         flags = flags_table(kept["generation"]["origins"])
     now_s = SystemClock().now_s()
     since_s = now_s - float(hours) * 3600
@@ -275,47 +257,48 @@ async def _watched(pages: Pages, request: Request, visitor: peers.Peer) -> dict[
     return {"view": made, "hours": float(hours), "at": when(now_s), "job": job, "flags": flags}
 
 
-async def _generation(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
+async def _generation(pages: Pages, request: Request) -> Response:
     number = request.path_params["number"]
-    kept = await pages.ask("/api/history/{number}", visitor, number=number)
-    status = await pages.ask("/api/status", visitor)
+    kept = await pages.ask("/api/history/{number}", request, number=number)
+    status = await pages.ask("/api/status", request)
     one, diff = kept["generation"]["number"] - 1, None
-    with suppress(NotShownError):  # the one before was damaged, or is not kept any more
-        found = await pages.ask("/api/history/{one}/diff/{other}", visitor, one=one, other=number)
+    with suppress(RefusedError):  # the one before was damaged, or is not kept any more
+        found = await pages.ask("/api/history/{one}/diff/{other}", request, one=one, other=number)
         diff = found["diff"]
-    return pages.show("generation", visitor, "/generations", kept=kept, status=status, diff=diff)
+    return pages.show("generation", request, "/generations", kept=kept, status=status, diff=diff)
 
 
-async def _promotion(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
+async def _promotion(pages: Pages, request: Request) -> Response:
     """What promoting would change, and whether to."""
-    sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
-    answer = await pages.front.wait(["promote", str(sweep["sweep"])], visitor)
+    sweep = await pages.ask("/api/sweeps/{sweep}", request, sweep=request.path_params["sweep"])
+    words = ["promote", str(sweep["sweep"])]
+    answer = await pages.front.wait(words, app.visitor_of(request))
     if answer.is_error:
-        raise NotShownError(answer)
-    return pages.show("promotion", visitor, "/sweeps", sweep=sweep, plan=answer.envelope)
+        raise RefusedError(answer)
+    return pages.show("promotion", request, "/sweeps", sweep=sweep, plan=answer.envelope)
 
 
-async def _declining(pages: Pages, request: Request, visitor: peers.Peer) -> Response:
-    sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
+async def _declining(pages: Pages, request: Request) -> Response:
+    sweep = await pages.ask("/api/sweeps/{sweep}", request, sweep=request.path_params["sweep"])
     if sweep["verdict"] != "promote" or sweep["decision"] is not None:
-        raise NotShownError(refused(409, "this sweep proposes nothing, or was already decided"))
-    return pages.show("declining", visitor, "/sweeps", sweep=sweep)
+        raise RefusedError(refused(409, "this sweep proposes nothing, or was already decided"))
+    return pages.show("declining", request, "/sweeps", sweep=sweep)
 
 
 # Changing
 
 
-async def _do(kind: str, pages: Pages, request: Request, visitor: peers.Peer) -> Response:
+async def _do(kind: str, pages: Pages, request: Request) -> Response:
     """A form that begins a job, and leads to it."""
-    fields = await _form_of(request)
+    fields, visitor = await _form_of(request), app.visitor_of(request)
     if not pages.front.gate.is_form_token(visitor, fields.get("token", "")):
         text = "the form is not from this page, or from before a restart"
-        raise NotShownError(refused(403, text))
+        raise RefusedError(refused(403, text))
     answer = await pages.front.begin(kind, values_of(kind, fields), visitor, is_text=True)
     if answer.is_error:
         if answer.status is not None:
-            raise NotShownError(refused(answer.status, "a field of the form is wrong"))
-        raise NotShownError(answer)
+            answer = refused(answer.status, "a field of the form is wrong")
+        raise RefusedError(answer)
     return RedirectResponse(f"/jobs/{answer.envelope['job']['job']}", 303)
 
 
