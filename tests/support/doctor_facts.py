@@ -130,7 +130,7 @@ def a_server(**changes: Any) -> ServerFacts:
         model=model(),
         estimate=estimated(),
         n_slots=1,
-        locking=Locking(is_unlimited=True, limit_mib=None, locked_mib=MiB(2000)),
+        locking=Locking(limit_mib=None, locked_mib=MiB(2000)),
         swapped_mib=MiB(0),
         log=LOG,
     )

@@ -26,7 +26,6 @@ from tunerd.doctor.facts import (
     ServerFacts,
     break_even,
     diagnose,
-    lacking,
     read_server_log,
     with_stages,
 )
@@ -41,6 +40,7 @@ from tunerd.machine.facts import Host
 from tunerd.machine.files import is_locked, real_path
 from tunerd.machine.gpu import read_driver_files
 from tunerd.machine.host import (
+    ProcessMemory,
     memlock_limit_of,
     memory_of,
     read_cpu_frequency,
@@ -112,7 +112,7 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
         argv=server.argv or (),
         environment=server.environment,
         n_slots=None if was_edited else _slots(ctx, live, state),
-        locking=None if was_edited else _locking(pid),
+        locking=None if was_edited or pid is None else _locking(pid, memory),
         swapped_mib=memory.swapped_mib if memory is not None else None,
         log=None if was_edited else log,
         is_silent=log is None and bool(lines),
@@ -190,12 +190,10 @@ def _slots(ctx: Context, live: LiveUnit, state: UnitState) -> int | None:
     return None if props is None else props.n_slots
 
 
-def _locking(pid: int | None) -> Locking | None:
-    limit = memlock_limit_of(pid) if pid is not None else None
-    if pid is None or limit is None:
-        return None
-    memory = memory_of(pid)
-    return Locking(limit.is_unlimited, limit.mib, memory.locked_mib if memory is not None else None)
+def _locking(pid: int, memory: ProcessMemory | None) -> Locking | None:
+    limit = memlock_limit_of(pid)
+    locked_mib = memory.locked_mib if memory is not None else None
+    return None if limit is None else Locking(limit.mib, locked_mib)
 
 
 def read_port(
@@ -262,7 +260,6 @@ def _of_what_serves(
     return replace(
         _newest(check, runs, now),
         break_even=break_even(drafting, plainly, n_ubatch or DEFAULT_UBATCH),
-        no_break_even=lacking(drafting, plainly),
     )
 
 

@@ -202,7 +202,7 @@ class BreakEven:
 
 def break_even(
     drafting: Sequence[Sample], plain: Sequence[Sample], n_ubatch: int = DEFAULT_UBATCH
-) -> BreakEven | None:
+) -> BreakEven | str:
     """What samples of one command line with speculation and without show.
 
     Args:
@@ -211,16 +211,18 @@ def break_even(
         n_ubatch: Physical batch of both.
 
     Returns:
-        None where there is no depth at which either side has three samples that count.
+        What would have to be measured first, where there is no depth at which either side has three samples that count.
     """
     import numpy as np
 
     from tunerd.sweep.laws import fit_line
 
-    all_on, all_off = _sides(drafting, plain)
+    all_on = [one for one in _usable(drafting) if one.drafted]
+    all_off = [one for one in _usable(plain) if not one.drafted]
     depth = _common_depth(all_on, all_off)
     if depth is None:
-        return None
+        is_measured = min(len(all_on), len(all_off)) >= MIN_SAMPLES
+        return NOT_ALIKE if is_measured else NOTHING_MEASURED
     on, off = ([one for one in side if _alike(one.depth, depth)] for side in (all_on, all_off))
     steps = np.array([(one.step_ms, one.steps, one.drafted / one.steps) for one in on])
     on_prompts, off_prompts = _like_prompts(all_on, all_off), _like_prompts(all_off, all_on)
@@ -234,13 +236,6 @@ def break_even(
     )
 
 
-def lacking(drafting: Sequence[Sample], plain: Sequence[Sample]) -> str:
-    """What would have to be measured for a break-even, where there is none."""
-    on, off = _sides(drafting, plain)
-    is_measured = len(on) >= MIN_SAMPLES and len(off) >= MIN_SAMPLES
-    return NOT_ALIKE if is_measured else NOTHING_MEASURED
-
-
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """One answer of a single stream; `depth` is its mean context, None where the log cannot tell."""
@@ -252,13 +247,6 @@ class _Answer:
     start: float
     prompt_n: int | None
     prompt_ms: float | None
-
-
-def _sides(
-    drafting: Sequence[Sample], plain: Sequence[Sample]
-) -> tuple[list[_Answer], list[_Answer]]:
-    on = [one for one in _usable(drafting) if one.drafted]
-    return on, [one for one in _usable(plain) if not one.drafted]
 
 
 def _alike(depth: float | None, other: float | None) -> bool:
@@ -334,7 +322,6 @@ def _prompt_law(answers: Sequence[_Answer], n_ubatch: int) -> tuple[float, float
 class Locking:
     """How much a process may lock, and has locked; `limit_mib` is None when unlimited."""
 
-    is_unlimited: bool
     limit_mib: MiB | None
     locked_mib: MiB | None
 
@@ -392,14 +379,14 @@ class EvidenceFacts:
     """What is stored of measurements.
 
     `holds` tells whether the newest run of the command line that serves still counts; `changes` say
-    what changed since. `newest_run` is its number, None where what serves was never measured.
+    what changed since. `newest_run` is its number, None where what serves was never measured. `break_even` says
+    what would have to be measured where it is not known.
     """
 
     newest_run: int | None = None
     holds: bool | None = None
     changes: tuple[str, ...] = ()
-    break_even: BreakEven | None = None
-    no_break_even: str = NOTHING_MEASURED
+    break_even: BreakEven | str = NOTHING_MEASURED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -709,16 +709,12 @@ def _memlock(facts: Facts) -> Iterator[Message | Missing]:
     if locking is None and not was_refused:
         yield Missing("the memory lock limit of the running server")
         return
-    is_bounded = locking is not None and not locking.is_unlimited
-    limit = format_mib(locking.limit_mib) if locking and is_bounded else "unlimited"
-    has_none = locking is not None and locking.locked_mib == 0
-    wanted = server.estimate.locked_mib if server.estimate is not None else None
-    is_short = (
-        locking is not None
-        and locking.limit_mib is not None
-        and wanted is not None
-        and max(locking.limit_mib, locking.locked_mib or 0) < wanted
-    )
+    limit_mib = locking.limit_mib if locking is not None else None
+    limit = "unlimited" if limit_mib is None else format_mib(limit_mib)
+    locked_mib = locking.locked_mib if locking is not None else None
+    has_none = locked_mib == 0
+    wanted = server.estimate.locked_mib if server.estimate is not None else 0
+    is_short = limit_mib is not None and max(limit_mib, locked_mib or 0) < wanted
     if was_refused or has_none or is_short:
         seen = "nothing is locked" if has_none else "not everything could be locked"
         yield _warns(
@@ -817,7 +813,9 @@ def _acceptance(facts: Facts, traffic: Traffic) -> tuple[float, float, BreakEven
     if traffic.n_drafted < _ENOUGH_DRAFTS:
         raise Missing(f"more traffic: {traffic.n_drafted} drafted tokens are too few to judge")
     evidence = need(facts.evidence, "stored measurements")
-    cost = need(evidence.break_even, evidence.no_break_even)
+    cost = evidence.break_even
+    if isinstance(cost, str):
+        raise Missing(cost)
     wanted = need(cost.acceptance_ratio(traffic), "drafts in the traffic")
     return traffic.n_accepted / traffic.n_drafted, wanted, cost
 

@@ -22,7 +22,6 @@ from tunerd.doctor.facts import (
     Traffic,
     break_even,
     diagnose,
-    lacking,
     read_server_log,
     with_stages,
 )
@@ -65,7 +64,7 @@ def plain(n: int = 12, *, token_ms: float = 18.0) -> list[Sample]:
 
 def found_of(on: Iterable[Sample], off: Iterable[Sample]) -> BreakEven:
     found = break_even(list(on), list(off), UBATCH)
-    assert found is not None
+    assert isinstance(found, BreakEven)
     return found
 
 
@@ -109,7 +108,7 @@ def test_the_crossover_of_the_24_gb_write_up() -> None:
 
     on, off = measured(49_000, 46, drafts=True), measured(37_500, 29, drafts=False)
     found = break_even(on, off, 256)
-    assert found is not None
+    assert isinstance(found, BreakEven)
 
     def pays(n: int) -> bool:
         seen = Traffic(10, 432_410, 10 * (n + 1), round(5 * n), round(4 * n))
@@ -143,8 +142,7 @@ def test_what_is_not_alike_or_too_little_gives_nothing() -> None:
         (drafting(), at_depth(plain(), slower=3.0, cache_n=None), NOT_ALIKE),
     ]
     for on, off, why in cases:
-        assert break_even(on, off, UBATCH) is None
-        assert lacking(on, off) == why
+        assert break_even(on, off, UBATCH) == why
 
 
 def test_deep_answers_of_one_side_do_not_move_the_break_even() -> None:

@@ -26,7 +26,7 @@ from tests.support.doctor_facts import (
 )
 from tests.support.fake_gpu import a_card
 from tests.support.transcripts import transcript
-from tunerd.doctor.facts import Facts, Finding, Locking, Rule, diagnose
+from tunerd.doctor.facts import NOTHING_MEASURED, Facts, Finding, Locking, Rule, diagnose
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.capabilities import Effect, Proof
 from tunerd.engine.health import Failure, FailureKind
@@ -37,7 +37,7 @@ from tunerd.result import error, note, warning
 from tunerd.words import MiB
 
 BY_CODE = {rule.code: rule for rule in ALL_RULES}
-UNMEASURED = replace(EVIDENCE, break_even=None)
+UNMEASURED = replace(EVIDENCE, break_even=NOTHING_MEASURED)
 SMALL_CARD = with_card(total_mib=MiB(12282), used_mib=MiB(9000), processes=())
 PLAIN: dict[str, Any] = {"serving__cache_type_k": "f16", "serving__cache_type_v": "f16"}
 NEWER_PAIRS = frozenset({"q4_0-q4_0", "q8_0-q8_0", "f16-f16", "bf16-bf16"})
@@ -155,8 +155,8 @@ FIRES = [
     ("prompts-read-anew", "prompts that the slot held",
      with_log(traffic=replace(TRAFFIC, n_lost=20_000))),
     ("memlock", "a log in which locking was refused", with_log(mlock_refused=True)),
-    ("memlock", "a low limit and nothing locked", with_server(locking=Locking(False, MiB(8), MiB(0)))),
-    ("memlock", "a low limit and not everything locked", with_server(locking=Locking(False, MiB(100), MiB(90)))),
+    ("memlock", "a low limit and nothing locked", with_server(locking=Locking(MiB(8), MiB(0)))),
+    ("memlock", "a low limit and not everything locked", with_server(locking=Locking(MiB(100), MiB(90)))),
     ("swap", "a server in swap", with_server(swapped_mib=MiB(900))),
     ("swap", "swap in use by others", with_host(a_box(), memory=replace(HOST.memory, swap_used_mib=MiB(500)))),
     ("mapped-experts", "experts in a mapped file", with_settings(serving__load_mode="mmap", **CPU_MOE)),
