@@ -522,10 +522,9 @@ def asked(argv: Sequence[str], *, is_member: bool = True) -> Asked:
     rest = list(argv[len(path) :])
     try:
         ctx = command.make_context(path[-1], rest, parent=parent, help_option_names=[])
-    except click.ClickException as error:
-        raise UsageError(error.format_message(), state="nothing was touched") from error
-    except ValueError as error:
-        raise UsageError(str(error), state="nothing was touched") from error
+    except (click.ClickException, ValueError) as error:
+        told = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise UsageError(told, state="nothing was touched") from error
     params = dict(ctx.params)
     given = {one.name for one in _given(ctx)}
     kind = kind_of(ctx)
@@ -549,12 +548,15 @@ def kind_of(ctx: click.Context) -> str:
     path = ctx.command_path.partition(" ")[2]
     path = "detect" if path == "overview" else path  # shown in short
     options = {word for one in _given(ctx) for word in one.opts}
-    made = [
-        key
-        for key in (*MAY, *ONLY_ROOT)
-        if key.partition(" --")[0] == path and set(key.split()[len(path.split()) :]) <= options
-    ]
-    return max(made, key=lambda key: (key in ONLY_ROOT, len(key)), default=path)
+    made = [kind for kind, more in _kinds_of(path) if more <= options]
+    return max(made, key=lambda kind: (kind in ONLY_ROOT, len(kind)), default=path)
+
+
+def _kinds_of(path: str) -> Iterator[tuple[str, set[str]]]:
+    """The operations of a command, each with the options that make it that one."""
+    for kind in (*MAY, *ONLY_ROOT):
+        if kind.partition(" --")[0] == path:
+            yield kind, {word for word in kind.split() if word.startswith("-")}
 
 
 def _given(ctx: click.Context) -> Iterator[click.Parameter]:
@@ -604,18 +606,10 @@ def command_of(kind: str) -> click.Command:
 
 def takes(kind: str) -> dict[str, click.Parameter]:
     """What an operation takes from a member, by its name in the API."""
-    command = command_of(kind)
-    path = kind.partition(" --")[0]
-    makes_another = {
-        word
-        for key in (*MAY, *ONLY_ROOT)
-        if key.partition(" --")[0] == path
-        for word in key.split()
-        if word.startswith("-")
-    }
+    makes_another = {word for _, more in _kinds_of(kind.partition(" --")[0]) for word in more}
     return {
         _api_name(one): one
-        for one in command.params
+        for one in command_of(kind).params
         if one.name not in _OF_TERMINALS and not makes_another & set(one.opts)
     }
 
@@ -628,8 +622,8 @@ def _api_name(param: click.Parameter) -> str:
 
 
 def has_question(kind: str) -> bool:
-    """Whether an operation may ask something before it goes on."""
-    return any(one.name == "yes" for one in command_of(kind).params)
+    """Whether a job of this operation may ask something before it goes on."""
+    return MAY[kind].is_job and any(one.name == "yes" for one in command_of(kind).params)
 
 
 class WrongError(ValueError):
@@ -649,7 +643,7 @@ def argv_of(kind: str, given: Mapping[str, Any], *, is_text: bool = False) -> li
     """
     values = dict(given)
     said = kind
-    if MAY[kind].is_job and has_question(kind):
+    if has_question(kind):
         asks = values.pop("ask", "false" if is_text else False)
         only_asks = _value("ask", _BOOLEAN, asks, is_text=is_text)
         if only_asks is None:  # what is not said would be done at once

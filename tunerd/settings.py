@@ -415,10 +415,14 @@ def load_settings(paths: Paths, environment: Mapping[str, str] = os.environ) -> 
     """
     variables = _variables(environment)
     problems = [*_unknown_variables(variables), *_wrong_log_level(environment)]
-    unreadable = {name: why for name in variables if (why := _unreadable(name, variables[name]))}
-    problems += unreadable.values()
-    readable = {name: text for name, text in variables.items() if name not in unreadable}
-    data = _over(_read(paths.settings_file), _from_variables(readable))
+    data, readable = _read(paths.settings_file), []
+    for name in sorted(filter(_is_known, variables)):  # a table of its own before a key of it
+        try:
+            data = _over(data, _from_variable(name, variables[name]))
+            readable.append(name)
+        except SettingsError:
+            found = shown(variables[name])
+            problems.append(f'{name}: found {found}; allowed: JSON, such as ["/models"]')
     try:
         settings = Settings(**data)
     except ValidationError as error:
@@ -503,14 +507,14 @@ def _place_in(data: Any, location: Iterable[Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def check_settings(text: str, path: Path) -> None:
-    """Whether a text may be the settings file.
+def check_settings(content: bytes, path: Path) -> None:
+    """Whether this may be the settings file.
 
     Raises:
         ConfigError: it cannot be parsed, or holds what is not allowed; all problems at once.
     """
     try:
-        Settings(**_parsed(text, path))
+        Settings(**_parsed(content, path))
     except ValidationError as error:
         problems = "\n".join(_described((), path, error))
         raise ConfigError("the settings would be wrong", cause=problems) from error
@@ -552,15 +556,14 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _from_variables(variables: Mapping[str, str]) -> dict[str, Any]:
-    """What pydantic-settings makes of variables: nested tables, JSON where a list is wanted.
+def _from_variable(name: str, text: str) -> dict[str, Any]:
+    """What pydantic-settings makes of a variable: nested tables, JSON where a list is wanted.
 
     Raises:
-        SettingsError: a value is no JSON where it must be.
+        SettingsError: the value is no JSON where it must be.
     """
     source = EnvSettingsSource(Settings)
-    known = (name for name in variables if _is_known(name))
-    source.env_vars = {name.lower(): variables[name] for name in known}
+    source.env_vars = {name.lower(): text}
     return source()
 
 
@@ -574,14 +577,6 @@ def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
-
-
-def _unreadable(variable: str, text: str) -> str | None:
-    try:
-        _from_variables({variable: text})
-    except SettingsError:
-        return f'{variable}: found {shown(text)}; allowed: JSON, such as ["/models"]'
-    return None
 
 
 def _is_known(variable: str) -> bool:
@@ -598,27 +593,19 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read `{path}`", cause=error.strerror) from error
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(f"settings file is larger than {_MAX_FILE_BYTES} bytes: `{path}`")
-    try:
-        text = content.decode("utf-8-sig")
-    except ValueError as error:
-        raise _no_toml(path, error) from error
-    return _parsed(text, path)
+    return _parsed(content, path)
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
+def _parsed(content: bytes, path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
-        raise _no_toml(path, error) from error
-
-
-def _no_toml(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"not valid TOML: `{path}`",
-        cause=str(error),
-        state="nothing was touched",
-        hint=f"correct `{path}`",
-    )
+        raise ConfigError(
+            f"not valid TOML: `{path}`",
+            cause=str(error),
+            state="nothing was touched",
+            hint=f"correct `{path}`",
+        ) from error
 
 
 def _unknown_variables(variables: Mapping[str, str]) -> list[str]:

@@ -65,7 +65,7 @@ def _set_keys(
     refused, state = "this value cannot be set", "nothing was changed"
     try:  # a wrong file would keep every command, and the daemon's next start, from working
         content = text.encode()
-        check_settings(text, path)
+        check_settings(content, path)
     except ConfigError as problem:
         raise UsageError(refused, cause=problem.cause, state=state) from problem
     except UnicodeEncodeError as problem:  # a file's name of another time, say

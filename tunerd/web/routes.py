@@ -164,7 +164,7 @@ def _beginning(path: str, kind: str) -> Schema:
         "properties": {name: schema_of(one) for name, one in known.items()},
         "required": [name for name, one in known.items() if one.required],
     }
-    if MAY[kind].is_job and has_question(kind):
+    if has_question(kind):
         body["properties"]["ask"] = {"type": "boolean", "description": _ASK}
     return _posting(_name(path, "post"), _summary(kind), body, {})
 
