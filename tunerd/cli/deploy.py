@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunerd.cli.output import columns, finish, line, names_of, table_lines
+from tunerd.errors import UsageError
 from tunerd.operations import HASH, IMAGE, LINE, NUMBER, PROFILE, SETTING, TARGET, Call, operation
 from tunerd.result import ActionResult
 from tunerd.web import view
-from tunerd.words import counted, format_duration, format_mib
+from tunerd.words import MiB, counted, format_duration, format_mib
 
 if TYPE_CHECKING:
     from tunerd.engine.choice import PlanRequest
@@ -574,7 +575,6 @@ def emit_command(
       tunerd emit shell rtx-5060-ti-16gb --set speculation.n_max=3
     """  # noqa: D301
     from tunerd.engine.emit import Target
-    from tunerd.errors import UsageError
     from tunerd.production.emit import write_down
 
     del output, force  # where it is typed
@@ -627,7 +627,6 @@ def fits_command(call: Call, profile: tuple[str, ...], budget_mib: int | None) -
       tunerd fits coder chat --budget-mib 20000
     """  # noqa: D301
     from tunerd.production.emit import fits
-    from tunerd.words import MiB
 
     requests = [request_of(one, ()) for one in profile]
     budget = None if budget_mib is None else MiB(budget_mib)

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from tunerd import __version__
-from tunerd.errors import TunerdError, UsageError
+from tunerd.errors import Interrupted, TunerdError, UsageError
 
 # Name: module of this package, and the line that `tunerd --help` shows.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -216,7 +216,6 @@ def _main() -> int:
 def _ended_by_hand(end: BaseException, code: int, *, as_json: bool) -> int:
     """The exit code of what a person, or a signal, ended; its notes say how the machine is."""
     from tunerd.cli.output import Declined
-    from tunerd.errors import Interrupted
 
     error = Interrupted.by(end.__cause__ or end)  # click makes an exception of its own of Ctrl-C
     if isinstance(end, Declined):

@@ -23,6 +23,7 @@ from tunerd.cli.output import (
     sections_lines,
     table_lines,
 )
+from tunerd.errors import UsageError
 from tunerd.operations import (
     NUMBER,
     PROFILE,
@@ -37,7 +38,7 @@ from tunerd.operations import (
 )
 from tunerd.result import ActionResult
 from tunerd.web.view import figure, workload_section
-from tunerd.words import counted, format_duration, when
+from tunerd.words import check_name, counted, format_duration, when
 
 SUITES = ("mtp", "lengths", "cache", "deep", "quality", "workload")
 
@@ -309,7 +310,6 @@ def learn_command(
       tunerd workload learn --unit my-llama.service --name office --dry-run
     """  # noqa: D301
     from tunerd.measure.learn import learn_workload
-    from tunerd.words import check_name
 
     check_name(name, of="a workload")
     ctx = call.context(tells=True)
@@ -423,7 +423,6 @@ def import_command(call: Call, file: tuple[Path, ...], shipped: bool) -> ActionR
       tunerd results import --shipped
       tunerd results import from-a-friend.json
     """  # noqa: D301
-    from tunerd.errors import UsageError
     from tunerd.measure.results import here_now, import_bundles
 
     if not file and not shipped:

@@ -34,11 +34,11 @@ from tunerd.result import (
     error_json,
     ignore_progress,
 )
+from tunerd.web.view import Bars, Section, Table
 from tunerd.words import OBEYED, UNKNOWN, format_duration, harmless
 
 if TYPE_CHECKING:
     from tunerd.app import Context
-    from tunerd.web.view import Section, Table
 
 Render = Callable[[Mapping[str, Any]], Iterable[str]]
 
@@ -254,7 +254,6 @@ def table_lines(table: Table) -> Iterable[str]:
 def section_lines(section: Section) -> Iterable[str]:
     """A section of a view: bars of several parts are drawn, all else that is drawn has its table."""
     from tunerd.web.charts import legend, total_words
-    from tunerd.web.view import Bars
 
     if section.text:
         yield section.text

@@ -28,6 +28,7 @@ from tunerd.operations import (
     operation,
 )
 from tunerd.result import ActionResult
+from tunerd.web.view import figure, sweep_facts, sweep_section
 from tunerd.words import UNKNOWN, counted, format_duration
 
 if TYPE_CHECKING:
@@ -339,8 +340,6 @@ def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     """What a sweep came to, and why."""
-    from tunerd.web.view import sweep_facts, sweep_section
-
     yield from columns((("sweep", str(payload["sweep"])), *sweep_facts(payload)))
     yield f"starts from: {payload['plan'].get('incumbent_text', UNKNOWN)}"
     yield payload["sentence"] or f"no verdict: {payload['reason'] or 'it has not finished'}"
@@ -359,8 +358,6 @@ def render_power(table: Mapping[str, Any] | None) -> Iterator[str]:
     """Speed and energy at each power limit."""
     if table is None:
         return
-    from tunerd.web.view import figure
-
     yield ""
     rows = (
         (f"{one['case']}, {one['limit_w']:g} W", one["rounds"], f"{one['turn_s']:.2f}",

@@ -21,16 +21,16 @@ from tunerd.cli.output import (
     progress_sink,
     takes_controls,
 )
-from tunerd.operations import Call, Decimal, Question, asked, json_option, operation
-from tunerd.result import ActionResult
+from tunerd.errors import TunerdError
+from tunerd.operations import Call, Decimal, JobRequest, Question, asked, json_option, operation
+from tunerd.paths import paths_for
+from tunerd.result import ActionResult, ProgressSink, error_json
 from tunerd.web import view
-from tunerd.words import UNKNOWN, format_duration, format_mib, when
+from tunerd.words import UNKNOWN, Mode, format_duration, format_mib, when
 
 if TYPE_CHECKING:
     from tunerd.app import Context
     from tunerd.cli.terminal import Terminal
-    from tunerd.operations import JobRequest
-    from tunerd.result import ProgressSink
 
 
 _EVERY_S = 5.0
@@ -413,8 +413,6 @@ def look_command(terminal: Terminal, argv: tuple[str, ...]) -> None:
     """Print what an operator is told by these words, as JSON."""
     from tunerd.app import build_context
     from tunerd.cli.main import named
-    from tunerd.errors import TunerdError
-    from tunerd.result import error_json
 
     try:
         words = asked(argv)
@@ -474,9 +472,7 @@ def supervise_command() -> None:
     Example:
       tunerd --local supervise
     """  # noqa: D301
-    from tunerd.paths import paths_for
     from tunerd.tryout.supervisor import supervise
-    from tunerd.words import Mode
 
     supervise(paths_for(Mode.LOCAL, os.environ), os.environ)
 

@@ -252,7 +252,6 @@ _BODY_S = 20.0
 # Longer than two that look for something take, one after the other.
 _LIMIT_S = 600.0
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
-_SLOW_AT_ONCE = 2
 _OF_ONE_AT_ONCE = 2
 _MOST_WAITING = 32
 
@@ -319,7 +318,6 @@ class Front:
     gate: Gate
     facts: Facts
     _shares: dict[int | None, anyio.CapacityLimiter] = field(default_factory=dict)
-    _slow: anyio.CapacityLimiter | None = None
 
     async def read(
         self,
@@ -328,7 +326,7 @@ class Front:
         parts: Mapping[str, str] | None = None,
         query: Mapping[str, str | list[str]] | None = None,
     ) -> Answer:
-        """What a path of the API says; slow ones wait for each other, and hold up nobody else."""
+        """What a path of the API says; slow ones wait for others of the same account."""
         given = {**(query or {}), **(parts or {})}
         if path in LOOK_PATHS:
             return await self.look(LOOK_PATHS[path], visitor, given)
@@ -349,12 +347,11 @@ class Front:
 
     async def wait(self, argv: Sequence[str], visitor: Peer) -> Answer:
         """What a slow look comes to."""
-        self._slow = self._slow or anyio.CapacityLimiter(_SLOW_AT_ONCE)
-        return await self._in_turn(visitor, self._slow, argv=list(argv), waits=True)
+        return await self._in_turn(visitor, argv=list(argv), waits=True)
 
     async def run(self, argv: Sequence[str], visitor: Peer) -> Answer:
         """What these words come to: a job that was begun, or what was read."""
-        return await self._in_turn(visitor, None, argv=list(argv))
+        return await self._in_turn(visitor, argv=list(argv))
 
     async def begin(
         self, kind: str, given: Mapping[str, Any], visitor: Peer, *, is_text: bool = False
@@ -366,9 +363,7 @@ class Front:
             return bad_request("the body is wrong", str(error))
         return await self.run(argv, visitor)
 
-    async def _in_turn(
-        self, visitor: Peer, limiter: anyio.CapacityLimiter | None, **what: Any
-    ) -> Answer:
+    async def _in_turn(self, visitor: Peer, **what: Any) -> Answer:
         """Ask; what one account asks for waits for each other, and not what others ask for."""
         share = self._shares.setdefault(visitor.uid, anyio.CapacityLimiter(_OF_ONE_AT_ONCE))
         if share.statistics().tasks_waiting >= _MOST_WAITING:
@@ -380,13 +375,10 @@ class Front:
             )
             return Answer.failed(problem)
         async with share:
-            return await self._ask(visitor, limiter, **what)
+            return await self._ask(visitor, **what)
 
-    async def _ask(
-        self, visitor: Peer, limiter: anyio.CapacityLimiter | None = None, **what: Any
-    ) -> Answer:
-        question = {"uid": visitor.uid, **what}
-        return await anyio.to_thread.run_sync(_asked, self.path, question, limiter=limiter)
+    async def _ask(self, visitor: Peer, **what: Any) -> Answer:
+        return await anyio.to_thread.run_sync(_asked, self.path, {"uid": visitor.uid, **what})
 
 
 def build_app(
