@@ -287,12 +287,12 @@ PARTS = (
 
 
 def _kept(evidence: Runs, kind: type[_Kept]) -> Iterator[tuple[int, _Kept]]:
-    """The records of a kind, each with the number of its run."""
-    for run in evidence:
-        for record in run.summaries:
-            found = kind.from_record(record)
-            if found is not None:
-                yield run.run.number, found
+    """The records of a kind, each with the number of its run; what the nine kinds of text came to stands first."""
+    rows = ((run.run.number, record) for run in evidence for record in run.summaries)
+    for run, record in sorted(rows, key=lambda row: row[1].suite != "mtp"):
+        found = kind.from_record(record)
+        if found is not None:
+            yield run, found
 
 
 def turn_times(series: Sequence[Series], evidence: Runs) -> Section | None:
@@ -531,15 +531,8 @@ def _shares_of(one: Series, evidence: Runs) -> tuple[float, ...] | None:
     by_request = summarise(asked).acceptance_by_position
     if by_request:
         return by_request
-    kept = [
-        (record.suite, acceptance.ratios)
-        for run in evidence
-        for record in run.summaries
-        if (acceptance := AcceptanceByPosition.from_record(record)) is not None
-        and one.has_name(run.run.number, acceptance.arm)
-    ]
-    kept.sort(key=lambda found: found[0] != "mtp")
-    return kept[0][1] if kept else None
+    kept = _kept(evidence, AcceptanceByPosition)
+    return next((found.ratios for run, found in kept if one.has_name(run, found.arm)), None)
 
 
 def crossover(series: Sequence[Series], evidence: Runs) -> Section | None:
