@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -32,7 +32,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from tunerd.calendar import parse_window
+from tunerd.calendar import parse_window, zone_named
 from tunerd.errors import ConfigError
 from tunerd.paths import Paths, parse_listen
 from tunerd.words import (
@@ -93,19 +93,19 @@ def _whole_path(path: Path) -> Path:
 WholePath = Annotated[Path, AfterValidator(_whole_path)]
 
 
-def _of_a_window(part: str) -> AfterValidator:
-    """Refuses what cannot be this part of a window."""
+def _read_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Refuses a text of which nothing can be made, and keeps it as a text."""
 
     def check(text: str) -> str:
-        parse_window(**{"text": "00:00-12:00", "days": "daily", "zone": "UTC", part: text})
+        parse(text)
         return text
 
     return AfterValidator(check)
 
 
-WindowText = Annotated[str, _of_a_window("text")]
-DaysText = Annotated[str, _of_a_window("days")]
-ZoneText = Annotated[str, _of_a_window("zone")]
+WindowText = Annotated[str, _read_by(lambda text: parse_window(text, "daily", "UTC"))]
+DaysText = Annotated[str, _read_by(lambda days: parse_window("00:00-12:00", days, "UTC"))]
+ZoneText = Annotated[str, _read_by(zone_named)]
 # Told to ssh as it is: no option of it, and nothing that a shell obeys.
 BOX_PATTERN = r"([A-Za-z_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,199}"
 BOX_WORDS = "a name that ssh knows, or user@name; letters, digits, `.`, `_`, `-` and `:`"
@@ -248,15 +248,10 @@ class DaemonSettings(Table):
     """longest time between two readings while it is busy"""
 
 
-def _listen(text: str) -> str:
-    parse_listen(text)
-    return text
-
-
 class PageSettings(Table):
     """The page and the API on a port, beside the socket; off without `listen`."""
 
-    listen: Annotated[str, AfterValidator(_listen)] | None = None
+    listen: Annotated[str, _read_by(parse_listen)] | None = None
     """loopback address and port of the page, such as `127.0.0.1:8765`"""
     token_file: str | None = None
     """not used: the page has no tokens; to reach it from another machine use `ssh -L`, or a proxy with a

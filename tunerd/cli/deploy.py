@@ -441,15 +441,13 @@ def show(call: Call) -> ActionResult:
     return show_probation(call.context())
 
 
-@probation_command.command(
-    name="take-back", short_help="Go back from a generation that does worse."
-)
+@probation_command.command(name="take-back")
 @click.argument("generation", type=int)
 @click.option("--reason", required=True, help="What was wrong with it; kept with the record.")
 @click.option("--sweep", type=int, help="The sweep that proved it.")
 @operation(line("generation {generation}: {state}: {reason}"), needs_settings=False)
 def take_back_(call: Call, generation: int, reason: str, sweep: int | None) -> ActionResult:
-    """Go back to what served before, if the generation still serves. The daemon runs this in a unit.
+    """Go back from a generation, if it still serves. The daemon runs this in a unit.
 
     \b
     Example:

@@ -466,7 +466,7 @@ def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
         (row["run"], when(row["started_s"]), row["kind"], ", ".join(row["suites"]) or "-",
          row["profile"] or row["target"], _arms(row["arm_names"]), row["samples"],
          row["left_out"], ", ".join(dict.fromkeys(_HOLDS[one["holds"]] for one in row["arms"])) or "-",
-         _ending(row))
+         ": ".join(filter(None, (row["outcome"], row["reason"]))) or "not yet, or interrupted")
         for row in payload["results"]
     ]  # fmt: skip
     heads = ("run", "when", "kind", "suites", "of", "arms", "samples", "left out", "holds", "ended")
@@ -521,19 +521,8 @@ def _flat(sample: Mapping[str, Any]) -> dict[str, Any]:
     row |= sample["timings"] or {}
     row |= sample["client"] or {}
     row |= {f"detail {key}": value for key, value in sample["details"].items()}
-    return {key: _cell(value) for key, value in row.items()}
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return " | ".join(str(one) for one in value)
-    return "" if value is None else value
-
-
-def _ending(run: Mapping[str, Any]) -> str:
-    if run["outcome"] is None:
-        return "not yet, or interrupted"
-    return f"{run['outcome']}: {run['reason']}" if run["reason"] else str(run["outcome"])
+    lists = {key: value for key, value in row.items() if isinstance(value, list | tuple)}
+    return row | {key: " | ".join(map(str, value)) for key, value in lists.items()}
 
 
 @click.command(name="report")

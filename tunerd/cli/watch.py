@@ -115,8 +115,9 @@ def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     speed = or_unknown(speeds["decode_tok_s"], "tok/s", 1)
     prompts = or_unknown(speeds["prompt_tok_s"], "tok/s", 1)
     yield "speed", f"{speed}, prompts {prompts} ({speeds['since']})"
-    yield "drafts", f"{_percent(speeds['acceptance_ratio'])} accepted"
-    yield "reused", f"{_percent(speeds['reused_ratio'])} of the prompt tokens"
+    accepted, reused = (speeds[f"{one}_ratio"] for one in ("acceptance", "reused"))
+    yield "drafts", f"{view.percent(accepted, 0) or UNKNOWN} accepted"
+    yield "reused", f"{view.percent(reused, 0) or UNKNOWN} of the prompt tokens"
 
 
 def _cards(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -145,21 +146,15 @@ def _host(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "CPU", f"{host['cpu_percent']:.0f} % of all cores"
 
 
-def _percent(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"{100 * ratio:.0f} %"
-
-
 @click.group(name="guard")
 def guard_command() -> None:
     """Guards check every reading of the daemon; each has its own switch in [guards]."""
 
 
-@guard_command.command(
-    name="show", short_help="Show each guard: its switch, its evidence, what it last said."
-)
+@guard_command.command(name="show")
 @operation("render_guard")
 def show(call: Call) -> ActionResult:
-    """Show each guard: what it may do, what it goes by, and what it last said.
+    """Show what each guard may do, goes by, and last said.
 
     \b
     Example:

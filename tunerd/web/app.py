@@ -55,22 +55,6 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:\[]*)(:[0-9]{1,5})?")
 
 
-def may_act(peer: Peer, *, own_uid: int, group: int | None) -> bool:
-    """Whether this peer may use the API.
-
-    Root counts on the socket alone: on a port its uid is that of whoever speaks through a forwarder or a
-    container of root's.
-
-    Args:
-        peer: Who asks.
-        own_uid: Of this process; 0 in system mode.
-        group: Number of the group `tunerd`; None where there is none, or in user mode.
-    """
-    if peer.uid is None or (peer.uid == 0 and peer.via is Via.TCP):
-        return False
-    return peer.uid in {0, own_uid} or (group is not None and group in peer.groups)
-
-
 def host_is_ours(host: str | None, names: Iterable[str]) -> bool:
     """Whether a Host header names this machine; any port, for tunnels have their own.
 
@@ -105,7 +89,8 @@ MAX_BODY_BYTES = 64 * 1024
 class Gate:
     """Decides about every request; safe to ask from several threads.
 
-    `group` gives the number of the group each time, for it may be made after the start.
+    `own_uid` is that of this process, 0 in system mode. `group` gives the number of the group `tunerd` each time,
+    for it may be made after the start; None where there is none, or in user mode.
     """
 
     own_uid: int
@@ -135,8 +120,15 @@ class Gate:
         return None
 
     def knows(self, peer: Peer) -> bool:
-        """Whether this peer may come in, as far as the kernel says."""
-        return may_act(peer, own_uid=self.own_uid, group=self.group())
+        """Whether this peer may come in, as far as the kernel says.
+
+        Root counts on the socket alone: on a port its uid is that of whoever speaks through a forwarder or a
+        container of root's.
+        """
+        if peer.uid is None or (peer.uid == 0 and peer.via is Via.TCP):
+            return False
+        group = self.group()
+        return peer.uid in {0, self.own_uid} or (group is not None and group in peer.groups)
 
     def enter(self, peer: Peer, headers: Headers) -> Answer | None:
         """Why this peer may not act; None where they may."""

@@ -6,7 +6,7 @@ One view of some runs for all three: sections, which are lines in a terminal and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -58,6 +58,7 @@ from tunerd.web.view import (
     Section,
     Table,
     figure,
+    flags_table,
     heads,
     joined,
     percent,
@@ -197,6 +198,11 @@ class Series:
         mine = self.of(suite)
         return [self.part(name, [one for one in mine if getattr(one, key) == value])
                 for value, name in values.items()]  # fmt: skip
+
+    def by_depth(self) -> list[tuple[float, Measured]]:
+        """Each sample of the deep suite, with the depth of the context in which it was made."""
+        found = ((number(one.details, "depth"), one) for one in self.of("deep"))
+        return [(at, self.part(f"{at:,.0f}", [one])) for at, one in found if at is not None]
 
     def has_name(self, run: int, name: str | None) -> bool:
         """Whether this is what a run called by this name."""
@@ -364,6 +370,11 @@ class Measured:
         """Decode rates by the client's clock, which are known of every engine [tok/s]."""
         return spread(one.client_tok_s for one in self.samples)
 
+    @property
+    def free_mib(self) -> float | None:
+        """The least VRAM that was free during any of them [MiB]."""
+        return spread(one.vram_free_min_mib for one in self.samples).least
+
     def middle(self, name: str) -> float | None:
         """The median of a figure of the server's own."""
         return spread(getattr(sample.timings, name, None) for sample in self.samples).median
@@ -378,6 +389,7 @@ _FIGURES: Columns[Measured] = {
     "accepted": lambda m: m.of_drafts(figure(m.found.n_accepted, 0)),
     "rate": lambda m: m.of_drafts(percent(m.found.acceptance_ratio)),
     "tok/s": lambda m: figure(m.found.decode.tok_s),
+    "tok/s, client's clock": lambda m: figure(m.by_client.median),
     "slowest to fastest": lambda m: span(m.found.decode_tok_s.least, m.found.decode_tok_s.most),
     "prompt tok/s": lambda m: figure(m.found.prompt.tok_s, 0),
     "prompt [ms]": lambda m: figure(m.middle("prompt_ms"), 0),
@@ -387,6 +399,7 @@ _FIGURES: Columns[Measured] = {
     "wall [ms]": lambda m: figure(m.found.wall_ms.median, 0),
     "wall [s]": lambda m: seconds(m.found.wall_ms.median, 2),
     "fastest to slowest [s]": lambda m: span(m.found.wall_ms.least, m.found.wall_ms.most, per=1000),
+    "free VRAM [MiB]": lambda m: figure(m.free_mib, 0),
     JOULES: lambda m: figure(m.found.joules_per_token),
 }
 
@@ -430,24 +443,15 @@ def _speed_by_kind(series: Sequence[Series]) -> Section | None:
         plot=Bars(groups, "tok/s"),
         note="Bars: all tokens of a kind over all their time." + (_WHISKERS if has_spread else ""),
     )
-    titles = ("requests", "predicted", "drafted", "accepted", "rate", "tok/s",
-              "slowest to fastest", "wall [s]")  # fmt: skip
-    tables = [
-        _figures(f"{total.one.label}: by kind of text", _KIND, titles, of, [total])
-        for of, total in zip(found, whole, strict=True)
-    ]
+    tables = []
+    for of, total in zip(found, whole, strict=True):
+        caption, titles = f"{total.one.label}: by kind of text", _BY_KIND
+        if not total.found.decode.tok_s:
+            caption, titles = f"{caption}; the server reports no speed", _BY_CLIENT
+        tables.append(_figures(caption, _KIND, titles, of, [total]))
     if len(mine) > 1:
         title = "Side by side, a request of any kind"
         tables.insert(0, _figures(title, _BESIDE, ("wall [s]",), whole))
-    tables += [
-        table_of(
-            f"{total.one.label}: by the client's clock, since the server reports no speed",
-            of,
-            _NO_SPEED,
-        )
-        for of, total in zip(found, whole, strict=True)
-        if not total.found.decode.tok_s
-    ]
     return Section(
         name="speed",
         title="Speed by kind of text",
@@ -464,19 +468,17 @@ def _rate_bar(of: Measured) -> Bar:
 
 
 _KIND: Columns[Measured] = {"~kind of text": lambda m: m.name}
+_BY_KIND: Sequence[str] = ("requests", "predicted", "drafted", "accepted", "rate", "tok/s",
+                           "slowest to fastest", "wall [s]")  # fmt: skip
+_BY_CLIENT = ("requests", "predicted", "tok/s, client's clock", "TTFT [ms]", "wall [s]")
 # By the one clock that all have: an engine may report no speed.
 _BESIDE: Columns[Measured] = {
     "~configuration": lambda m: m.one.label,
-    "tok/s, client's clock": lambda m: figure(m.by_client.median),
+    "tok/s, client's clock": _FIGURES["tok/s, client's clock"],
     "slowest to fastest": lambda m: span(m.by_client.least, m.by_client.most),
     "tok/s, server's own": _FIGURES["tok/s"],
     "accepted": _FIGURES["rate"],
     "TTFT [ms]": lambda m: figure(m.found.ttft_ms.median),
-}
-_NO_SPEED: Columns[Measured] = {
-    **_KIND,
-    "tok/s": lambda m: figure(m.by_client.median),
-    "TTFT [ms]": _BESIDE["TTFT [ms]"],
 }
 
 
@@ -571,7 +573,8 @@ def crossover(series: Sequence[Series], evidence: Runs) -> Section | None:
         text=" ".join(said for said, _ in crossings) or text,
         charts=(Chart("crossover", title, plot, note),),
         tables=tuple(
-            table_of(f"{of[0].one.label}: by length of the answer", of, _LENGTH) for of in found
+            _figures(f"{of[0].one.label}: by length of the answer", _LENGTH, _WAITS, of)
+            for of in found
         ),
     )
 
@@ -593,63 +596,43 @@ def _crossings(evidence: Runs, series: Sequence[Series]) -> Iterator[tuple[str, 
                         f"tokens on ({shown})"]), found  # fmt: skip
 
 
-_LENGTH: Columns[Measured] = {"~tokens": lambda m: m.name} | {
-    title: _FIGURES[title]
-    for title in (
-        "requests",
-        "wall [s]",
-        "fastest to slowest [s]",
-        "TTFT [s]",
-        "tok/s",
-        "prompt tok/s",
-    )
-}
+_LENGTH: Columns[Measured] = {"~tokens": lambda m: m.name}
+_WAITS = ("requests", "wall [s]", "fastest to slowest [s]", "TTFT [s]", "tok/s", "prompt tok/s")
 
 
 def _as_context_fills(series: Sequence[Series], evidence: Runs) -> Section | None:
     """Free VRAM and speed by depth of the context."""
-    found = ((one, [row for s in one.of("deep") if (row := _at_depth(s))]) for one in series)
-    shown = [(one, rows) for one, rows in found if rows]
+    shown = [(one, rows) for one in series if (rows := one.by_depth())]
     if not shown:
         return None
     charts = []
-    for at, name, title, unit in (
-        (1, "vram-by-depth", "Least free VRAM", "MiB"),
-        (2, "speed-by-depth", "Decode speed", "tok/s"),
-    ):
+    drawn: Sequence[tuple[str, str, str, Callable[[Measured], float | None]]] = (
+        ("vram-by-depth", "Least free VRAM", "MiB", lambda m: m.free_mib),
+        ("speed-by-depth", "Decode speed", "tok/s", lambda m: m.found.decode.tok_s),
+    )
+    for name, title, unit, take in drawn:
         lines = tuple(
-            one.line(Point(row[0] or 0, row[at]) for row in rows if row[at] is not None)
+            one.line(Point(depth, y) for depth, m in rows if (y := take(m)) is not None)
             for one, rows in shown
         )
         if any(line.points for line in lines):
             plot = Lines(lines, unit=unit, x_title="tokens of context")
             charts.append(Chart(name, f"{title} by depth of the context", plot))
-    columns = heads("~tokens of context", "free VRAM [MiB]", "tok/s", "prompt tok/s")
-    tables = tuple(
-        Table(f"{one.label}: by depth of the context", columns, tuple(
-            (figure(depth, 0), figure(free, 0), figure(rate), figure(prompt, 0))
-            for depth, free, rate, prompt in rows
-        ))
-        for one, rows in shown
-    )  # fmt: skip
+    titles = ("free VRAM [MiB]", "tok/s", "prompt tok/s")
     text = "Memory and speed at each depth of the context."
     return Section(
         name="depth",
         title="As the context fills",
         text=" ".join((text, *_depth_sentences(series, evidence))),
         charts=tuple(charts),
-        tables=tables,
+        tables=tuple(
+            _figures(f"{one.label}: by depth of the context", _DEPTH, titles, [m for _, m in rows])
+            for one, rows in shown
+        ),
     )
 
 
-def _at_depth(sample: Sample) -> tuple[float | None, ...]:
-    """Depth, free VRAM and speeds; nothing of a sample without a depth."""
-    depth, free, timings = number(sample.details, "depth"), sample.vram_free_min_mib, sample.timings
-    if depth is None:
-        return ()
-    if timings is None:
-        return depth, free, None, None
-    return depth, free, timings.decode_tok_s, timings.prompt_tok_s
+_DEPTH: Columns[Measured] = {"~tokens of context": lambda m: m.name}
 
 
 def _depth_sentences(series: Sequence[Series], evidence: Runs) -> Iterator[str]:
@@ -922,10 +905,10 @@ def conditions(
         tables=(Table("How configurations differ", columns, rows),) if differing else (),
     )
     flags = tuple(
-        Table(f"{one.label}: flags and who set them", heads("~flag", "~key", "~set by"),
-              tuple(one.arm.origins))
-        for one in series if one.arm.origins
-    )  # fmt: skip
+        replace(flags_table(one.arm.origins), caption=f"{one.label}: flags and who set them")
+        for one in series
+        if one.arm.origins
+    )
     commands = tuple(
         (one.label, join(without_secrets(one.arm.argv)))
         for one in series

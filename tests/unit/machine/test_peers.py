@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunerd.machine.peers import Peer, Via
-from tunerd.web.app import host_is_ours, may_act, origin_is_ours
+from tunerd.web.app import Gate, host_is_ours, origin_is_ours
 
 GROUP = 900
 
@@ -21,14 +21,15 @@ MAY_ACT = {
 
 
 def test_root_and_the_group_may_act_and_nobody_else() -> None:
-    assert {peer: may_act(peer, own_uid=0, group=GROUP) for peer in MAY_ACT} == MAY_ACT
+    of_group = Gate(own_uid=0, group=lambda: GROUP)
+    assert {peer: of_group.knows(peer) for peer in MAY_ACT} == MAY_ACT
 
 
 def test_without_a_group_only_root_and_the_owner_may_act() -> None:
     member = Peer(Via.UNIX, 1000, frozenset({1000}))
 
-    assert not may_act(member, own_uid=0, group=None)
-    assert may_act(member, own_uid=1000, group=None)
+    assert not Gate(own_uid=0, group=lambda: None).knows(member)
+    assert Gate(own_uid=1000, group=lambda: None).knows(member)
 
 
 HOSTS = {
