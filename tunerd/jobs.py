@@ -245,7 +245,9 @@ def start_job(ctx: Context, request: JobRequest) -> int:
     """
     folder = folder_of(ctx)
     number = folder.create(request)
-    _make_room(folder)
+    for looks in (True, False):  # what only looked takes no room from what changed something
+        for old in folder.of_lanes(looks=looks)[_MOST_KEPT:]:
+            folder.forget(old)
     words = ["job", str(number)]
     if ctx.mode is Mode.LOCAL:
         _start_process(ctx, folder, number, words)
@@ -254,13 +256,6 @@ def start_job(ctx: Context, request: JobRequest) -> int:
         like = NOTIFY if request.kind == "notify test" else SWEEP
         start_own_unit(ctx, job_unit(number), what, words, like=like, is_told=True)
     return number
-
-
-def _make_room(folder: JobFolder) -> None:
-    """Forget the oldest; what only looked takes no room from what changed something."""
-    for looks in (True, False):
-        for old in folder.of_lanes(looks=looks)[_MOST_KEPT:]:
-            folder.forget(old)
 
 
 def _start_process(ctx: Context, folder: JobFolder, number: int, words: list[str]) -> None:

@@ -413,7 +413,9 @@ def load_settings(paths: Paths, environment: Mapping[str, str] = os.environ) -> 
     data, readable = _read(paths.settings_file), []
     for name in sorted(filter(_is_known, variables)):  # a table of its own before a key of it
         try:
-            data = _over(data, _from_variable(name, variables[name]))
+            source = EnvSettingsSource(Settings)  # nested tables, JSON where a list is wanted
+            source.env_vars = {name.lower(): variables[name]}
+            data = _over(data, source())
             readable.append(name)
         except SettingsError:
             found = shown(variables[name])
@@ -549,17 +551,6 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
         and not name.startswith(_TEST_PREFIX)
         and (name.removeprefix(PREFIX) not in _ELSEWHERE or _key(name) in _known())
     }
-
-
-def _from_variable(name: str, text: str) -> dict[str, Any]:
-    """What pydantic-settings makes of a variable: nested tables, JSON where a list is wanted.
-
-    Raises:
-        SettingsError: the value is no JSON where it must be.
-    """
-    source = EnvSettingsSource(Settings)
-    source.env_vars = {name.lower(): text}
-    return source()
 
 
 def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

@@ -343,12 +343,12 @@ def progress_sink(*, as_json: bool = False) -> ProgressSink:
     """Where progress goes: one changing line on a terminal, one line a step elsewhere."""
     if as_json:
         return ignore_progress
-    return _TerminalProgress() if takes_controls(sys.stderr) else _LineProgress()
+    return _Progress(is_in_place=takes_controls(sys.stderr))
 
 
 def end_line(sink: ProgressSink) -> None:
     """Let what is printed next begin on a line of its own."""
-    if isinstance(sink, _TerminalProgress):
+    if isinstance(sink, _Progress):
         sink.end()
 
 
@@ -365,32 +365,24 @@ def progress_text(progress: Progress) -> str:
     return harmless(" ".join(parts))
 
 
-class _LineProgress:
-    """A line for each new step; figures alone make no new line."""
+class _Progress:
+    """Steps as they come; one that changes in place stays when the next begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_in_place: bool) -> None:
+        self._is_in_place = is_in_place
         self._last = ""
 
     def __call__(self, progress: Progress) -> None:
-        if progress.text != self._last:
-            self._last = progress.text
+        last, self._last = self._last, progress.text
+        if self._is_in_place:
+            end = "\n" if last and progress.text != last else ""
+            _tell(f"{end}\r\x1b[K{progress_text(progress)}")
+        elif progress.text != last:  # figures alone make no new line
             _tell(f"{progress_text(Progress(progress.text, progress.step, progress.steps))}\n")
-
-
-class _TerminalProgress:
-    """One line that changes in place; each step stays when the next begins."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def __call__(self, progress: Progress) -> None:
-        end = "\n" if self._last and progress.text != self._last else ""
-        self._last = progress.text
-        _tell(f"{end}\r\x1b[K{progress_text(progress)}")
 
     def end(self) -> None:
         """The next step, if there is one, begins a new line."""
-        if self._last:
+        if self._is_in_place and self._last:
             self._last = ""
             _tell("\n")
 

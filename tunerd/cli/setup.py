@@ -92,13 +92,14 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
     cpu, memory = payload["cpu"], payload["memory"]
     physical, logical = _shown(cpu["physical_cores"]), _shown(cpu["logical_cores"])
     locked = "unlimited" if memory["memlock_unlimited"] else format_mib(memory["memlock_mib"])
+    lingers = {True: ", lingering on", False: ", lingering off", None: ""}[payload["lingers"]]
     yield from columns([
         *_gpus(payload),
         ("processor", f"{_shown(cpu['model'])}, {physical} physical cores, {logical} logical"),
         ("RAM", f"{format_mib(memory['available_mib'])} free of {format_mib(memory['total_mib'])}"),
         ("swap", f"{format_mib(memory['swap_used_mib'])} used of {format_mib(memory['swap_total_mib'])}"),
         ("memory lock limit", locked),
-        ("service manager", _manager(payload)),
+        ("service manager", f"{_MANAGERS[payload['mode']]}{lingers}"),
         ("kernel", payload["kernel"]),
     ])  # fmt: skip
     yield ""
@@ -163,10 +164,7 @@ def _engines(engines: list[Mapping[str, Any]]) -> Iterator[str]:
     yield from columns(rows) if rows else ["  none"]
 
 
-def _manager(payload: Mapping[str, Any]) -> str:
-    text = {"system": "systemd (system)", "user": "systemd (user)", "local": "none (tunerd's own)"}
-    lingers = {True: ", lingering on", False: ", lingering off", None: ""}[payload["lingers"]]
-    return text[payload["mode"]] + lingers
+_MANAGERS = {"system": "systemd (system)", "user": "systemd (user)", "local": "none (tunerd's own)"}
 
 
 def _shown(value: object) -> str:
@@ -440,18 +438,14 @@ def render_doctor(payload: Mapping[str, Any]) -> Iterator[str]:
         found = [one for one in payload["findings"] if one["severity"] == severity]
         if found:
             yield f"{head} ({len(found)})"
-        for finding in found:
-            yield from _finding(finding)
+        for one in found:
+            yield from columns([(f"  {one['code']}:", one["seen"])])
+            yield from columns((f"    {name}", one[name]) for name in ("why", "do", "source"))
+            yield ""
     if not payload["findings"]:
         yield "nothing was found"
     yield from _not_checked(payload["not_checked"])
     yield from columns([("passed:", ", ".join(payload["passed"]) or "none")])
-
-
-def _finding(finding: Mapping[str, Any]) -> Iterator[str]:
-    yield from columns([(f"  {finding['code']}:", finding["seen"])])
-    yield from columns((f"    {name}", finding[name]) for name in ("why", "do", "source"))
-    yield ""
 
 
 def _not_checked(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -626,10 +620,7 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     found = get_completion_class(shell)
     if found is None:
         raise click.UsageError(f"no completion for {shell}")
-    print(_without_space(found(root.command, {}, "tunerd", "_TUNERD_COMPLETE").source()))
-
-
-def _without_space(script: str) -> str:
-    """The script with no space put behind `KEY=`, where a value follows; bash alone needs to be told."""
+    script = found(root.command, {}, "tunerd", "_TUNERD_COMPLETE").source()
+    # No space is put behind `KEY=`, where a value follows; bash alone needs to be told.
     stay = "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace 2> /dev/null\n"
-    return script.replace("    return 0\n", f"{stay}    return 0\n")
+    print(script.replace("    return 0\n", f"{stay}    return 0\n"))

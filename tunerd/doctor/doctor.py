@@ -39,13 +39,7 @@ from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_locked, real_path
 from tunerd.machine.gpu import read_driver_files
-from tunerd.machine.host import (
-    ProcessMemory,
-    memlock_limit_of,
-    memory_of,
-    read_cpu_frequency,
-    read_host,
-)
+from tunerd.machine.host import memlock_limit_of, memory_of, read_cpu_frequency, read_host
 from tunerd.machine.process import account_homes
 from tunerd.measure.answer import Timings
 from tunerd.measure.evidence import ArmRecord, StoredRun
@@ -90,11 +84,13 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
     state = ctx.services.state(ctx.unit)
     pid = state.main_pid if state.is_active else None
     memory = memory_of(pid) if pid is not None else None
+    locked_mib = memory.locked_mib if memory is not None else None
     server = serving.as_it_runs(ctx, live)
     # A shell in between has words of its own.
     is_told = server is None and not is_shell(live.program or "")
     was_edited = is_told and serving.runs_with(live.argv, pid) is False
     server = server or live
+    limit = memlock_limit_of(pid) if pid is not None and not was_edited else None
     lines: tuple[str, ...] = ()  # of its present life, or of the one that ended last
     if (life := state.invocation_id) is not None:
         lines = ctx.services.log(ctx.unit, invocation_id=life, max_lines=_LOG_LINES)
@@ -112,7 +108,7 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
         argv=server.argv or (),
         environment=server.environment,
         n_slots=None if was_edited else _slots(ctx, live, state),
-        locking=None if was_edited or pid is None else _locking(pid, memory),
+        locking=None if limit is None else Locking(limit.mib, locked_mib),
         swapped_mib=memory.swapped_mib if memory is not None else None,
         log=None if was_edited else log,
         is_silent=log is None and bool(lines),
@@ -188,12 +184,6 @@ def _slots(ctx: Context, live: LiveUnit, state: UnitState) -> int | None:
         return None
     props = LlamaServer(address, ctx.clock).props(timeout_s=_HTTP_S)
     return None if props is None else props.n_slots
-
-
-def _locking(pid: int, memory: ProcessMemory | None) -> Locking | None:
-    limit = memlock_limit_of(pid)
-    locked_mib = memory.locked_mib if memory is not None else None
-    return None if limit is None else Locking(limit.mib, locked_mib)
 
 
 def read_port(

@@ -800,9 +800,15 @@ def _does_not_pay(facts: Facts) -> Iterator[Message | Missing]:
         return
     ratio, wanted, cost = _acceptance(facts, traffic)
     if ratio < wanted:
+        needs = f"speculation pays from {wanted:.0%} on"
+        if wanted > 1:
+            needs = "speculation would not pay even if all of them were"
+        basis = f"measured at about {cost.depth_tokens} tokens of context"
+        if cost.tax_ms(1) is None:
+            basis += "; without its cost to prompts, which no run measured"
         yield _warns(
-            f"{ratio:.0%} of {traffic.n_drafted} drafted tokens were accepted; on this box, with "
-            f"this traffic, {_needs(wanted)}{_measured_at(cost)}",
+            f"{ratio:.0%} of {traffic.n_drafted} drafted tokens were accepted; on this box, with this traffic, "
+            f"{needs} ({basis})",
             "turn it off (tunerd plan PROFILE --set speculation.type=off), raise speculation.p_min or "
             "lower speculation.n_max",
         )
@@ -818,19 +824,6 @@ def _acceptance(facts: Facts, traffic: Traffic) -> tuple[float, float, BreakEven
         raise Missing(cost)
     wanted = need(cost.acceptance_ratio(traffic), "drafts in the traffic")
     return traffic.n_accepted / traffic.n_drafted, wanted, cost
-
-
-def _needs(wanted: float) -> str:
-    if wanted > 1:
-        return "speculation would not pay even if all of them were"
-    return f"speculation pays from {wanted:.0%} on"
-
-
-def _measured_at(cost: BreakEven) -> str:
-    """What the figure is of: the depth of context, and whether the cost to prompts is in it."""
-    depth = f"measured at about {cost.depth_tokens} tokens of context"
-    is_taxed = cost.tax_ms(1) is not None
-    return f" ({depth}{'' if is_taxed else '; without its cost to prompts, which no run measured'})"
 
 
 @_rule(

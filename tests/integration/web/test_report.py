@@ -90,7 +90,7 @@ def test_what_is_missing_is_said_and_never_zero(tmp_path: Path) -> None:
 
     figures = row(table(shown, "only: by kind"), "translation")
 
-    assert figures["tok/s"] is None
+    assert figures["tok/s, client's clock"] is None
     assert figures["wall [s]"] is None
     chart = chart_of(shown, "speed-by-kind")
     assert ">unknown<" in draw(chart.plot, chart.title), (
