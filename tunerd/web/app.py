@@ -395,7 +395,7 @@ def build_app(
         *(Route(at, partial(_read, front, at), methods=["GET"]) for at in (*READS, *LOOK_PATHS)),
         *(Route(at, partial(_begin, front, kind), methods=["POST"]) for at, kind in BEGINS.items()),
         Route(RUN, partial(_run, front), methods=["POST"]),
-        Route("/api/openapi.json", _openapi, methods=["GET"]),
+        Route("/api/openapi.json", lambda _request: Json(describe_api()), methods=["GET"]),
         Route("/metrics", partial(_metrics, front), methods=["GET"]),
         *pages,
     ]
@@ -440,10 +440,6 @@ async def _metrics(front: Front, request: Request) -> Response:
     if answer.is_error:
         return _respond(answer)
     return Response(answer.envelope["text"], media_type=_METRICS_KIND)
-
-
-async def _openapi(_request: Request) -> Response:
-    return Json(describe_api())
 
 
 def visitor_of(request: Request) -> Peer:

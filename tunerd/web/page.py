@@ -32,7 +32,6 @@ from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
     Chart,
     Columns,
-    KeyFigure,
     Line,
     Lines,
     Point,
@@ -322,20 +321,19 @@ def _rows_of(telemetry: Mapping[str, Any]) -> list[_Row]:
 # Now
 
 
-def _key_figures(status: Mapping[str, Any], speeds: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
-    """Speed, acceptance and VRAM at this moment."""
+def _key_figures(
+    status: Mapping[str, Any], speeds: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Speed, acceptance and VRAM at this moment: what each is, its value and its unit."""
     accepted = percent(speeds.get("acceptance_ratio"))
-    rows = [
-        KeyFigure(figure(speeds.get("decode_tok_s")) or "not seen", "tok/s", "Generation, recent"),
-        KeyFigure(accepted or "not seen", "", "Drafts accepted, recent"),
-    ]
+    yield "Generation, recent", figure(speeds.get("decode_tok_s")) or "not seen", "tok/s"
+    yield "Drafts accepted, recent", accepted or "not seen", ""
     for gpu in status["vram"] or ():
         used, total = gpu["used_mib"], gpu["total_mib"]
         of = "GiB" if total is None else f"of {_gib(total)} GiB"
-        rows.append(KeyFigure(_gib(used) or UNKNOWN, of, f"VRAM in use, {gpu['name']}"))
+        yield f"VRAM in use, {gpu['name']}", _gib(used) or UNKNOWN, of
     if not status["vram"]:
-        rows.append(KeyFigure("no GPU" if status["vram"] == [] else UNKNOWN, "", "VRAM in use"))
-    return tuple(rows)
+        yield "VRAM in use", "no GPU" if status["vram"] == [] else UNKNOWN, ""
 
 
 def _of_all(part: str | None, whole: str | None) -> str | None:
@@ -459,7 +457,7 @@ def overview(
     seen = _rows_of(telemetry)
     return {
         "health": health_of(status),
-        "figures": _key_figures(status, top["speeds"] or {}),
+        "figures": tuple(_key_figures(status, top["speeds"] or {})),
         "cards": table_of("Cards now", top["gpus"], _CARD) if top["gpus"] else None,
         "facts": status_facts(status),
         "remarks": remarks,

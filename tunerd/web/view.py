@@ -156,15 +156,6 @@ class Section:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFigure:
-    """A number worth reading first."""
-
-    value: str
-    unit: str
-    label: str
-
-
 NO_BREAK = "\u00a0"
 NOT_ASKED = "n/a"
 """Where a figure cannot be: nothing is missing."""

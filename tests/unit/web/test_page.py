@@ -50,7 +50,7 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
     card = {"index": 0, "name": "RTX 3090", "used_mib": None, "total_mib": 24576}
     made = overview(WELL | {"vram": [card], "since_s": None}, NOTHING, history())
 
-    assert [figure.value for figure in made["figures"]] == ["not seen", "not seen", "unknown"]
+    assert [value for _, value, _ in made["figures"]] == ["not seen", "not seen", "unknown"]
     assert "since" not in (dict(made["facts"])["unit"] or "")
     assert made["charts"] == []
 
