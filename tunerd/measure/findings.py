@@ -31,7 +31,7 @@ from tunerd.measure.request import (
     Suite,
 )
 from tunerd.profile.schema import Published
-from tunerd.profile.workload import WorkloadShape
+from tunerd.profile.workload import Rates, WorkloadShape
 from tunerd.words import all_known
 
 # The table of the community's mtp-bench, and how this box stands beside published ones.
@@ -334,6 +334,18 @@ def turn_times(arm: str, samples: Sequence[Sample], shape: WorkloadShape) -> lis
         for number in range(len(shape.classes))
     ]
     return turns_of(arm, shape, found)
+
+
+def turns_at(shape: WorkloadShape, rates: Rates) -> list[TurnTime]:
+    """A turn of each class at these rates, and of the mix; nothing of them is known without both."""
+    if not rates.prompt_tok_s or not rates.decode_tok_s:
+        return turns_of("", shape, [None] * len(shape.classes))
+    found = []
+    for one in shape.plain().classes:
+        prefill_s = one.new_tokens / rates.prompt_tok_s
+        generation_s = one.n_predict / rates.decode_tok_s
+        found.append(Parts(prefill_s + generation_s, prefill_s, generation_s))
+    return turns_of("", shape, found)
 
 
 def turns_of(arm: str, shape: WorkloadShape, found: Sequence[Parts | None]) -> list[TurnTime]:

@@ -24,6 +24,7 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UnknownName, UsageError
 from tunerd.measure.answer import Timings, read_counters
+from tunerd.measure.evidence import TurnTime
 from tunerd.measure.store import reading
 from tunerd.measure.trust import of_others
 from tunerd.profile import workload
@@ -246,9 +247,11 @@ def _own_table(ctx: Context, profile: str) -> workload.WorkloadShape | None:
 
 def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
     """As scripts read it; times are None where the server's speed is not known."""
+    from tunerd.measure.findings import turns_at  # which takes numpy
+
     shape = file.shape
-    parts = workload.expected_parts(shape, rates)
-    rows = zip(shape.classes, shape.plain().classes, shape.shares, strict=True)
+    *turns, mix = map(_turn_json, turns_at(shape, rates))
+    rows = zip(shape.classes, shape.plain().classes, shape.shares, turns, strict=True)
     classes = [
         {
             **one.to_json(),
@@ -262,9 +265,9 @@ def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
                 else round(thoughts.mean),
                 "answer_tokens": round(one.answer_tokens.mean),
             },
-            "turn": None if parts is None else workload.parts_json(parts[index]),
+            "turn": turn,
         }
-        for index, (one, plain, share) in enumerate(rows)
+        for one, plain, share, turn in rows
     ]
     return {
         "name": shape.name,
@@ -275,9 +278,14 @@ def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
         "sha256": shape.sha256,
         "classes": classes,
         "rates": asdict(rates),
-        "turn": None if parts is None else workload.parts_json(workload.mean_parts(shape, parts)),
+        "turn": mix,
         "learned": None if file.learned is None else dict(file.learned),
     }
+
+
+def _turn_json(turn: TurnTime) -> dict[str, float | None] | None:
+    names = ("prefill_s", "reasoning_s", "decode_s", "total_s")
+    return None if turn.whole_s is None else {name: getattr(turn, name) for name in names}
 
 
 def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:

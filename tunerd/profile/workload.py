@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Annotated, Any, Final, Literal
@@ -398,53 +398,6 @@ class Rates:
 
 USUAL_RATES = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
 _WARM_UP_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a turn is made of [s]; `reasoning_s` is None where thoughts cannot be told apart."""
-
-    prefill_s: float
-    reasoning_s: float | None
-    decode_s: float
-
-    @property
-    def total_s(self) -> float:
-        """The whole turn."""
-        return self.prefill_s + (self.reasoning_s or 0.0) + self.decode_s
-
-
-def expected_parts(shape: WorkloadShape, rates: Rates) -> tuple[Parts, ...] | None:
-    """A turn of each class at these rates; None where a rate is not known."""
-    if not rates.prompt_tok_s or not rates.decode_tok_s:
-        return None
-    found = []
-    for one in shape.classes:
-        plain, share = one.plain(), one.reasoning_share
-        generation_s = plain.n_predict / rates.decode_tok_s
-        prefill_s = plain.new_tokens / rates.prompt_tok_s
-        reasoning_s = None if share is None else share * generation_s
-        found.append(Parts(prefill_s, reasoning_s, (1.0 - (share or 0.0)) * generation_s))
-    return tuple(found)
-
-
-def mean_parts(shape: WorkloadShape, parts: tuple[Parts, ...]) -> Parts:
-    """The expected turn of the whole mix; thoughts count as part of the answer if any class hides them."""
-    shares = shape.shares
-    pairs = list(zip(shares, parts, strict=True))
-    hides = any(one.reasoning_s is None for one in parts)
-    reasoning = sum(share * (one.reasoning_s or 0.0) for share, one in pairs)
-    decode = sum(share * one.decode_s for share, one in pairs)
-    return Parts(
-        prefill_s=sum(share * one.prefill_s for share, one in pairs),
-        reasoning_s=None if hides else reasoning,
-        decode_s=decode + reasoning if hides else decode,
-    )
-
-
-def parts_json(parts: Parts) -> Mapping[str, float | None]:
-    """As scripts read it."""
-    return {**asdict(parts), "total_s": parts.total_s}
 
 
 def to_toml(shape: WorkloadShape, learned: Mapping[str, Any]) -> str:

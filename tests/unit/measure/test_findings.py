@@ -22,6 +22,7 @@ from tunerd.measure.findings import (
     mtp_table,
     pair,
     turn_times,
+    turns_at,
 )
 from tunerd.measure.request import (
     CHANGED_TAIL,
@@ -35,7 +36,7 @@ from tunerd.measure.request import (
     Suite,
 )
 from tunerd.profile.schema import Published
-from tunerd.profile.workload import ClassShape, Tokens, WorkloadShape
+from tunerd.profile.workload import ClassShape, Rates, Tokens, WorkloadShape
 
 # "Three months of speed-up experiments on a 3090 Ti": prefill at 43k tokens [ms], and tok/s by length.
 PLAIN_PREFILL_MS, MTP_PREFILL_MS = 37_500.0, 49_000.0
@@ -291,6 +292,25 @@ def test_four_clients_of_one_slot_wait_and_the_turn_says_so() -> None:
     assert shown == pytest.approx([1.0, 0.1, 0.3, 0.6])
     shown = [alone.total_s, alone.decode_s, alone.waiting_s]
     assert shown == pytest.approx([0.39, 0.29, 0.0]), "parts come to no more than the whole"
+
+
+def test_a_turn_is_its_parts_at_the_speed_of_the_server() -> None:
+    # The write-up's cold turn without speculation: 37.5 s of prefill, about 80 % of the wall clock.
+    long, answer = Tokens.fixed(43_241), Tokens.fixed(270)
+    cold = a_class("cold", reasoning=0).model_copy(
+        update={"prompt_tokens": long, "answer_tokens": answer}
+    )
+    shape = WorkloadShape(name="x", classes=(a_class(reasoning=25, weight=3.0), cold))
+
+    thinks, cold_turn, mix = turns_at(shape, Rates(1153.0, 29.0))
+
+    assert cold_turn.prefill_s == pytest.approx(37.5, rel=0.01)
+    assert cold_turn.total_s == pytest.approx(37.5 / 0.8, rel=0.01)
+    assert [thinks.reasoning_s, thinks.decode_s] == pytest.approx([25 / 29, 75 / 29])
+    assert mix.total_s == pytest.approx(
+        0.75 * (thinks.total_s or 0) + 0.25 * (cold_turn.total_s or 0)
+    )
+    assert {one.total_s for one in turns_at(shape, Rates(None, 29.0))} == {None}
 
 
 def test_without_times_of_the_server_the_wall_is_split_at_the_first_token() -> None:

@@ -14,14 +14,11 @@ from tests.support.bench_samples import logged
 from tests.support.folders import ROOT
 from tunerd.engine.log import LEAST_REQUESTS, learn
 from tunerd.profile.workload import (
-    Rates,
     RequestClass,
     Workload,
     WorkloadShape,
     WorkloadTable,
-    expected_parts,
     fitted,
-    mean_parts,
     parse_tokens,
     shape_of,
     to_toml,
@@ -89,20 +86,6 @@ def test_the_hash_is_of_what_is_measured() -> None:
     renamed = WorkloadShape(name="other", classes=shape.classes, description="other words")
     assert renamed.sha256 == shape.sha256
     assert shipped("chat").sha256 != shape.sha256
-
-
-def test_a_turn_is_its_parts_at_the_speed_of_the_server() -> None:
-    shape = shipped("coding-agent")
-    parts = expected_parts(shape, Rates(1153.0, 29.0))
-    assert parts is not None
-    cold = parts[2]
-    # The write-up's cold turn without speculation: 37.5 s of prefill, about 80 % of the wall clock.
-    assert cold.prefill_s == pytest.approx(37.5, rel=0.01)
-    assert cold.prefill_s / cold.total_s == pytest.approx(0.8, abs=0.01)
-    assert mean_parts(shape, parts).total_s == pytest.approx(
-        sum(share * one.total_s for share, one in zip(shape.shares, parts, strict=True))
-    )
-    assert expected_parts(shape, Rates(None, 29.0)) is None
 
 
 @given(
