@@ -27,7 +27,7 @@ from benchmarks.simulator.tasks import CHAT
 from tunerd.measure.pairs import (
     SIDES,
     Asked,
-    Comparing,
+    Comparison,
     Limits,
     Standing,
     Step,
@@ -48,7 +48,7 @@ def compared(task: tuple[Scene, int]) -> tuple[Standing, bool, int, float]:
     """What a comparison comes to, whether its interval has the true gain in it, pairs and hours."""
     scene, seed = task
     stand = SimulatedStand(scene, seed)
-    found = Comparing(stand, CHAT, LIMITS, random.Random(seed)).run()  # noqa: S311
+    found = Comparison(stand, CHAT, LIMITS, random.Random(seed)).run()  # noqa: S311
     low, high = (found.gain.lower, found.gain.upper) if found.gain else (None, None)
     holds = low is not None and high is not None and low <= scene.gain <= high
     return found.standing, holds, len(found.pairs), stand.clock_s / 3600

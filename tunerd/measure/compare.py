@@ -427,7 +427,7 @@ def _measure(
             keeper.answers(quality)
         limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
         with sink.muted():
-            found = pairs.Comparing(stand, prepared.workload, limits, rng, on_pair).run()
+            found = pairs.Comparison(stand, prepared.workload, limits, rng, on_pair).run()
         # Kept before production comes back: should that fail, the result is not lost.
         keeper.result(found)
     notes = tuple(note("lease", text) for text in held.notes)

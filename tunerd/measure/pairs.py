@@ -539,18 +539,78 @@ class Part:
     b_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Everything behind a verdict; `problem` says what failed, of which side, `failures` what did on the way."""
+def _times(failures: Sequence[Exception]) -> str:
+    return "once" if len(failures) == 1 else f"{len(failures)} times"
 
+
+def fails_more(n_starts: int, n_deaths: int) -> bool:
+    """Whether one side fails where the other does not, by how much more often it did.
+
+    One start may fail for reasons of the machine; a death in the middle of a request is an outage.
+    """
+    return n_deaths > 0 or n_starts > STARTS_FORGIVEN
+
+
+class _Failed(Exception):
+    """A side cannot be measured."""
+
+
+class _TimeUp(Exception):
+    """The time ended within a pair."""
+
+
+@dataclass
+class Comparison:
+    """Measures until the pairs have decided, or time or pairs run out, and holds everything behind a verdict.
+
+    `problem` says what failed, of which side, `failures` what did on the way.
+
+    Attributes:
+        stand: Where both sides are started.
+        workload: What they are asked.
+        limits: When it ends.
+        rng: Order of classes within a round; the order of sides is fixed.
+        on_pair: Called after each pair with what it decides and the seconds it may still take.
+    """
+
+    stand: Stand
     workload: Workload
-    pairs: tuple[Pair, ...]
-    decision: Decision | None
-    end: End
-    elapsed_s: float
-    n_unusable: int
+    limits: Limits
+    rng: random.Random
+    on_pair: Callable[[Pair, Decision, float], object] | None = None
+    pairs: list[Pair] = field(default_factory=list)
+    decision: Decision | None = None
+    n_rounds: int | None = None
+    n_unusable: int = 0
+    last_unusable: str = ""
+    failures: dict[Side, list[BootFailed | LifeEnded]] = field(
+        default_factory=lambda: {A: [], B: []}
+    )
+    end: End = End.TIME
     problem: str | None = None
-    failures: Mapping[Side, Sequence[BootFailed | LifeEnded]] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+    begin_s: float = 0.0
+    pair_begin_s: float = 0.0
+    longest_s: float = 0.0
+
+    def run(self) -> Comparison:
+        """Measure; this, with everything behind a verdict."""
+        self.begin_s = self.stand.now_s()
+        try:
+            is_timely = run_pairs(
+                self.workload, self.pairs,
+                goes_on=self._goes_on, has_time=self._has_time, measure=self._pair,
+            )  # fmt: skip
+            if is_timely:
+                self.end = End.DECIDED if self._is_decided else End.PAIRS
+        except _TimeUp as up:
+            self.problem = str(up)
+        except _Failed as failed:
+            self.end, self.problem = End.FAILED, str(failed)
+        self.elapsed_s = self.stand.now_s() - self.begin_s
+        return self
+
+    # What it came to
 
     @property
     def unreliable(self) -> str | None:
@@ -606,80 +666,7 @@ class Comparison:
         a_s, b_s = (sum(times) / len(times) for times in both)
         return Part(name, class_index, gain, a_s, b_s)
 
-
-def _times(failures: Sequence[Exception]) -> str:
-    return "once" if len(failures) == 1 else f"{len(failures)} times"
-
-
-def fails_more(n_starts: int, n_deaths: int) -> bool:
-    """Whether one side fails where the other does not, by how much more often it did.
-
-    One start may fail for reasons of the machine; a death in the middle of a request is an outage.
-    """
-    return n_deaths > 0 or n_starts > STARTS_FORGIVEN
-
-
-class _Failed(Exception):
-    """A side cannot be measured."""
-
-
-class _TimeUp(Exception):
-    """The time ended within a pair."""
-
-
-@dataclass
-class Comparing:
-    """Measures until the pairs have decided, or time or pairs run out.
-
-    Attributes:
-        stand: Where both sides are started.
-        workload: What they are asked.
-        limits: When it ends.
-        rng: Order of classes within a round; the order of sides is fixed.
-        on_pair: Called after each pair with what it decides and the seconds it may still take.
-    """
-
-    stand: Stand
-    workload: Workload
-    limits: Limits
-    rng: random.Random
-    on_pair: Callable[[Pair, Decision, float], object] | None = None
-    pairs: list[Pair] = field(default_factory=list)
-    decision: Decision | None = None
-    n_rounds: int | None = None
-    n_unusable: int = 0
-    last_unusable: str = ""
-    failures: dict[Side, list[BootFailed | LifeEnded]] = field(
-        default_factory=lambda: {A: [], B: []}
-    )
-    begin_s: float = 0.0
-    pair_begin_s: float = 0.0
-    longest_s: float = 0.0
-
-    def run(self) -> Comparison:
-        """Everything behind a verdict."""
-        self.begin_s = self.stand.now_s()
-        problem = None
-        try:
-            is_timely = run_pairs(
-                self.workload, self.pairs,
-                goes_on=self._goes_on, has_time=self._has_time, measure=self._pair,
-            )  # fmt: skip
-            end = End.DECIDED if self._is_decided else End.PAIRS if is_timely else End.TIME
-        except _TimeUp as up:
-            end, problem = End.TIME, str(up)
-        except _Failed as failed:
-            end, problem = End.FAILED, str(failed)
-        return Comparison(
-            workload=self.workload,
-            pairs=tuple(self.pairs),
-            decision=self.decision,
-            end=end,
-            elapsed_s=self.stand.now_s() - self.begin_s,
-            n_unusable=self.n_unusable,
-            problem=problem,
-            failures=self.failures,
-        )
+    # Pair by pair
 
     def _goes_on(self) -> bool:
         """Whether the pairs have neither decided nor run out; tells of the newest."""

@@ -20,7 +20,6 @@ from tunerd.measure.pairs import (
     EFFECTS,
     NOT_RECOMMENDED,
     Asked,
-    Comparing,
     Comparison,
     End,
     Gain,
@@ -48,7 +47,7 @@ LIMITS = Limits(budget_s=1e9, max_pairs=40)
 def run(
     scene: Scene, seed: int = 1, *, limits: Limits = LIMITS, stand: SimulatedStand | None = None
 ) -> Comparison:
-    return Comparing(stand or SimulatedStand(scene, seed), CHAT, limits, random.Random(seed)).run()
+    return Comparison(stand or SimulatedStand(scene, seed), CHAT, limits, random.Random(seed)).run()
 
 
 def bounds(gain: Gain | None) -> tuple[float, float]:
@@ -200,7 +199,7 @@ def test_nothing_more_is_begun_once_the_time_is_up_though_no_pair_is_whole(
 ) -> None:
     stand = Recording(SCENES[0], 1, disturbed=disturbed, spoiled=spoiled)
     found = run(SCENES[0], limits=replace(LIMITS, budget_s=budget_s), stand=stand)
-    assert (found.end, found.pairs, stand.open_lives) == (End.TIME, (), 0)
+    assert (found.end, found.pairs, stand.open_lives) == (End.TIME, [], 0)
     # What had begun is all that came after the end.
     assert stand.clock_s < budget_s + stand.load_s[1] + 3.0
     assert found.problem is not None
@@ -254,7 +253,7 @@ def test_a_pair_in_which_somebody_else_was_served_is_measured_again() -> None:
 
 def test_a_side_that_does_not_start_is_named_with_its_reason() -> None:
     found = run(SCENES[0], stand=SimulatedStand(SCENES[0], 1, fails={"B": 99}))
-    assert (found.end, found.pairs, found.gain) == (End.FAILED, (), None)
+    assert (found.end, found.pairs, found.gain) == (End.FAILED, [], None)
     assert found.problem == "B: out of memory"
     assert "out of memory" in sentence(found, "A", "B", "chat")
     assert list(reasons(found)) == ["B: out of memory"]
