@@ -146,34 +146,28 @@ def plan_side(ctx: Context, side: SideRequest) -> Plan:
             state="nothing was touched",
             hint=next((message.hint for message in errors if message.hint), None),
         )
-    if side.generation is not None and side.generation.argv != made.command.argv:
-        then, now = side.generation.argv, made.command.argv
-        program = [f"program {then[0]} -> {now[0]}"] if then[:1] != now[:1] else []
-        changed = [*program, *flags.argument_changes(then, now)]
-        profile = side.generation.profile
-        deploys = f"`tunerd plan {profile}` shows it; `tunerd apply {profile}` deploys it"
-        raise DeployError(
-            f"`{side.name}` cannot be measured: its profile now gives another command line",
-            cause="; ".join(changed) or "only the order of arguments differs",
-            state="nothing was touched",
-            hint=deploys if side.name == LIVE else f"compare profile `{profile}` instead",
-        )
     if side.generation is not None:
         _demand_as_deployed(ctx, side, side.generation, made)
     return made
 
 
 def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made: Plan) -> None:
-    """The variables are those of then too, and what serves now is what was deployed."""
-    text = ctx.generations.unit_text(then.number)
-    old = environment_with(ctx, (text or b"").decode(errors="replace"))
-    names = flags.changed_variables(old, environment_with(ctx, made.unit_text))
-    if text is not None and names:
+    """Arguments and variables are those of then too, and what serves now is what was deployed."""
+    now, text = made.command.argv, ctx.generations.unit_text(then.number)
+    changed = [f"program {then.argv[0]} -> {now[0]}"] if then.argv[:1] != now[:1] else []
+    changed += flags.argument_changes(then.argv, now)
+    if text is not None:
+        old = environment_with(ctx, text.decode(errors="replace"))
+        names = flags.changed_variables(old, environment_with(ctx, made.unit_text))
+        changed += [f"variable {name}" for name in names]
+    if changed or then.argv != now:
+        profile = then.profile
+        deploys = f"`tunerd plan {profile}` shows it; `tunerd apply {profile}` deploys it"
         raise DeployError(
-            f"`{side.name}` cannot be measured: its profile now gives other environment variables",
-            cause=", ".join(names),
+            f"`{side.name}` cannot be measured: its profile now gives another command line or environment",
+            cause="; ".join(changed) or "only the order of arguments differs",
             state="nothing was touched",
-            hint=f"`tunerd plan {then.profile}` shows it; `tunerd apply` deploys it",
+            hint=deploys if side.name == LIVE else f"compare profile `{profile}` instead",
         )
     if side.name == LIVE and not stands(ctx, then):
         # What stands is being replaced, or was while it was looked at.
@@ -379,7 +373,8 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
         keeper = Keeper(ctx, store, prepared)
         with ending(ctx, store, lambda: keeper.number) as problems:
             found, quality, held, told = _measure(ctx, prepared, keeper)
-            verdict = keeper.verdict(found, quality)
+            verdict = _verdict(prepared, found, quality)
+            store.add_verdict(keeper.number, verdict)
             joules = store.joules_per_token(keeper.number)
             if found.end is pairs.End.FAILED or not found.pairs:
                 problems.append(found.problem or str(found.end))
@@ -424,7 +419,8 @@ def _measure(
         quality = None  # where nothing may change them, answers are not asked for
         if prepared.changes:
             quality = _judge_answers(stand, prepared.changes, budget_s=limits.budget_s)
-            keeper.answers(quality)
+            if all(facts.arm is not None for facts in stand.facts.values()):
+                keeper.answers(quality)
         limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
         with sink.muted():
             found = pairs.Comparison(stand, prepared.workload, limits, rng, on_pair).run()
@@ -760,7 +756,6 @@ class Keeper:
     def __init__(self, ctx: Context, store: EvidenceStore, prepared: Prepared) -> None:
         self._store = store
         self._prepared = prepared
-        self._served = set[pairs.Side]()
         plan = prepared.plans["A"]
         self.number = store.add_run(
             RunRecord(
@@ -776,11 +771,10 @@ class Keeper:
             )
         )
 
-    def arm(self, side: pairs.Side, arm: ArmRecord) -> None:
-        """A side has served for the first time."""
-        arm = arm.under(workload_sha256=self._prepared.shape.sha256)
-        self._store.add_arm(self.number, replace(arm, name=side))
-        self._served.add(side)
+    def arm(self, _side: pairs.Side, arm: ArmRecord) -> None:
+        """A side, by whose name it goes, has served for the first time."""
+        sha256 = self._prepared.shape.sha256
+        self._store.add_arm(self.number, arm.under(workload_sha256=sha256))
 
     def samples(self, side: pairs.Side, samples: Sequence[Sample]) -> None:
         """What one process was asked."""
@@ -797,14 +791,7 @@ class Keeper:
 
     def answers(self, quality: Quality) -> None:
         """B's answers held against A's; why there are none of a side that has not served is the verdict's."""
-        if len(self._served) == len(pairs.SIDES):
-            self._store.add_summary(self.number, quality.to_record("B", "A"))
-
-    def verdict(self, found: pairs.Comparison, quality: Quality | None) -> VerdictRecord:
-        """The verdict, stored."""
-        record = _verdict(self._prepared, found, quality)
-        self._store.add_verdict(self.number, record)
-        return record
+        self._store.add_summary(self.number, quality.to_record("B", "A"))
 
 
 def _verdict(prepared: Prepared, found: pairs.Comparison, quality: Quality | None) -> VerdictRecord:

@@ -619,7 +619,7 @@ class Comparison:
         if faster is None:
             return None
         slower = A if faster == B else B
-        here, there = (self.failures.get(side, ()) for side in (faster, slower))
+        here, there = (self.failures[side] for side in (faster, slower))
         deaths, other_deaths = (sum(isinstance(f, LifeEnded) for f in of) for of in (here, there))
         n_starts = len(here) - deaths - (len(there) - other_deaths)
         if not fails_more(n_starts, deaths - other_deaths):

@@ -41,27 +41,28 @@ _NOTHING = note("nothing-measured", "nothing was measured yet", "tunerd bench")
 
 def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
     """Runs, newest first, and whether they still hold on this machine; `limit` None for all of them."""
+    bundles = dict(_kept(ctx))
+    imported = [
+        {"bundle": name, "entries": len(one.entries),
+         "sources": sorted({entry.source for entry in one.entries})}
+        for name, one in bundles.items() if isinstance(one, Bundle)
+    ]  # fmt: skip
+    unreadable = [
+        warning("damaged-bundle", f"the imported bundle {name} is left out: {one.cause or one.message}",
+                f"`tunerd results forget {name}`, and import it again")
+        for name, one in bundles.items() if isinstance(one, TunerdError)
+    ]  # fmt: skip
     with reading(ctx) as store:
         if store is None:
-            nothing = {"results": [], "total": 0, "imported": _imported(ctx)}
-            return ActionResult("results list", nothing, (_NOTHING, *_unreadable(ctx)))
+            nothing = {"results": [], "total": 0, "imported": imported}
+            return ActionResult("results list", nothing, (_NOTHING, *unreadable))
         check = StalenessCheck(ctx)
         rows = [{**_run_json(run), "arms": check.rows(run)} for run in store.runs(limit=limit)]
         n_damaged = sum(one.n_rows for one in store.damage if one.table == "runs")
         total = store.count_runs() - n_damaged
-        payload = {"results": rows, "total": total, "imported": _imported(ctx)}
-        told = (*damage_messages(store), *check.messages, *_unreadable(ctx))
+        payload = {"results": rows, "total": total, "imported": imported}
+        told = (*damage_messages(store), *check.messages, *unreadable)
         return ActionResult("results list", payload, told)
-
-
-def _imported(ctx: Context) -> list[dict[str, Any]]:
-    if not ctx.paths.imported_dir.is_dir():
-        return []
-    found = {name: one.entries for name, one in imported(ctx).items()}
-    return [
-        {"bundle": name, "entries": len(of), "sources": sorted({entry.source for entry in of})}
-        for name, of in found.items()
-    ]
 
 
 def show(ctx: Context, number: int) -> ActionResult:
@@ -640,15 +641,6 @@ def _kept(ctx: Context) -> Iterator[tuple[str, Bundle | TunerdError]]:
             yield path.stem, read_bundle(ctx.files.read(path) or b"", str(path))
         except (ConfigError, HostError) as problem:
             yield path.stem, problem
-
-
-def _unreadable(ctx: Context) -> tuple[Message, ...]:
-    """A warning for each that counts no more."""
-    return tuple(
-        warning("damaged-bundle", f"the imported bundle {name} is left out: {one.cause or one.message}",
-                f"`tunerd results forget {name}`, and import it again")
-        for name, one in _kept(ctx) if isinstance(one, TunerdError)
-    )  # fmt: skip
 
 
 def import_bundles(ctx: Context, files: Sequence[Path], here: Here | None) -> ActionResult:

@@ -676,9 +676,9 @@ class EvidenceStore:
 
     def arm_samples(self, number: int) -> Iterator[tuple[str, Sample]]:
         """The samples of a run in order, each with the name of its arm; none of a damaged arm."""
-        names = {arm.name for arm in self._records(ArmRecord, number, _ARM)}
+        names = {arm.name for arm in self._records(ArmRecord, number)}
         for row in self._entries([number], _SAMPLE):
-            sample = self._take(_SAMPLE, Sample, row) if row["name"] in names else None
+            sample = self._take(Sample, row) if row["name"] in names else None
             if sample is not None:
                 yield row["name"], sample
 
@@ -707,11 +707,11 @@ class EvidenceStore:
         self, number: int, *, names: Collection[str] | None = None
     ) -> tuple[SummaryRecord, ...]:
         """The figures of a run, in the order in which they were stored; only of these names if given."""
-        return tuple(self._records(SummaryRecord, number, _SUMMARY, names))
+        return tuple(self._records(SummaryRecord, number, names))
 
     def verdicts(self, number: int) -> tuple[VerdictRecord, ...]:
         """The verdicts of a run, in the order in which they were reached."""
-        return tuple(self._records(VerdictRecord, number, _VERDICT))
+        return tuple(self._records(VerdictRecord, number))
 
     def sweep_events(self, number: int) -> tuple[dict[str, Any], ...]:
         """What a sweep did, in order.
@@ -742,7 +742,7 @@ class EvidenceStore:
             counts = _counts(connection, numbers)
         arms: dict[int, list[ArmRecord]] = {}
         for row in self._entries(numbers, _ARM) if with_arms else ():
-            arm = self._take(_ARM, ArmRecord, row)
+            arm = self._take(ArmRecord, row)
             if arm is not None:
                 arms.setdefault(row["run_id"], []).append(arm)
         found = []
@@ -760,9 +760,10 @@ class EvidenceStore:
         return tuple(found)
 
     def _records(
-        self, kind: type[T], number: int, what: EntryKind, names: Collection[str] | None = None
+        self, kind: type[T], number: int, names: Collection[str] | None = None
     ) -> Iterator[T]:
-        taken = (self._take(what, kind, row) for row in self._entries([number], what, names))
+        rows = self._entries([number], _KINDS[kind][0], names)
+        taken = (self._take(kind, row) for row in rows)
         return (one for one in taken if one is not None)
 
     def _entries(
@@ -776,8 +777,8 @@ class EvidenceStore:
             streamed = connection.execution_options(yield_per=_FETCH)
             yield from streamed.execute(chosen.order_by(entry.c.id)).mappings()
 
-    def _take(self, what: EntryKind, kind: type[T], row: Mapping[Any, Any]) -> T | None:
-        return self._understood(_NAMES[what], kind, row["body"], row["run_id"], row["id"])
+    def _take(self, kind: type[T], row: Mapping[Any, Any]) -> T | None:
+        return self._understood(_KINDS[kind][1], kind, row["body"], row["run_id"], row["id"])
 
     def _understood(self, what: str, kind: type[T], data: Any, of: int, row: int) -> T | None:
         """What a document says; None where it is damaged, which is kept for `damage`."""
@@ -842,9 +843,13 @@ def reading(ctx: Context) -> Iterator[EvidenceStore | None]:
         yield store
 
 
-_NAMES: Mapping[StrEnum, str] = {
-    _ARM: "arms", _SAMPLE: "samples", _SUMMARY: "summaries", _VERDICT: "verdicts",
-}  # fmt: skip
+# The records among entries, with what several of one kind are called.
+_KINDS: Mapping[type[Any], tuple[EntryKind, str]] = {
+    ArmRecord: (_ARM, "arms"),
+    Sample: (_SAMPLE, "samples"),
+    SummaryRecord: (_SUMMARY, "summaries"),
+    VerdictRecord: (_VERDICT, "verdicts"),
+}
 
 
 def _head(record: RunRecord) -> dict[str, Any]:
@@ -907,12 +912,7 @@ def _counts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, tupl
 _CHUNK = 1000
 _JSON = {"suites", "argv", "environment", "origins", "parts", "accepted_by_position", "marks",
          "details", "figures", "reasons", "event"}  # fmt: skip
-_KINDS: Mapping[EntryKind, type[Any]] = {
-    _ARM: ArmRecord,
-    _SAMPLE: Sample,
-    _SUMMARY: SummaryRecord,
-    _VERDICT: VerdictRecord,
-}
+_RECORDS = {what: kind for kind, (what, _) in _KINDS.items()}
 # Children first. Version 1 lacked the last three.
 _TABLES = ("verdicts", "summaries", "samples", "arms", "runs", "memory_observations",
            "memory_loads", "sweep_events", "fingerprints")  # fmt: skip
@@ -985,7 +985,7 @@ def _entry(kind: EntryKind, row: _Values) -> _Values:
         "kind": kind,
         "name": None if name is None else str(name),
         "is_usable": bool(row.get("is_usable", True)),
-        "body": row["event"] if kind is _EVENT else _only(_KINDS[kind], _named(kind, row)),
+        "body": row["event"] if kind is _EVENT else _only(_RECORDS[kind], _named(kind, row)),
     }
 
 

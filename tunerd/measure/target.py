@@ -382,9 +382,7 @@ def letters_per_token(server: LlamaServer, book: PromptBook) -> float:
 def _life(ctx: Context, unit: str) -> str | None:
     """The name of the life that a unit's server has now; None while it has none."""
     state = ctx.services.state(unit)
-    if not state.is_active or state.main_pid is None:
-        return None
-    return state.invocation_id or f"process {state.main_pid}"
+    return state.life if state.is_active and state.main_pid is not None else None
 
 
 def _why_ended(ctx: Context, unit: str, pid: int) -> str | None:

@@ -58,6 +58,11 @@ class UnitState:
         return self.active_state == "active"
 
     @property
+    def life(self) -> str | None:
+        """What names this run of its process; None while nothing runs."""
+        return self.invocation_id or (None if self.main_pid is None else str(self.main_pid))
+
+    @property
     def runs(self) -> bool:
         """Whether its main process runs, or it is being started."""
         return self.active_state in {"active", "activating"}

@@ -40,7 +40,7 @@ from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch.figures import Event, next_look_s
 from tunerd.watch.guarding import CutShortError, Guarding
-from tunerd.watch.history import HistoryKeeper, Telemetry, history
+from tunerd.watch.history import HistoryKeeper, Telemetry, history, newest_told
 from tunerd.watch.notices import Teller, forget_old_notices, leave_notice, send_left_notices
 from tunerd.watch.probation import BY_GUARD, is_raise
 from tunerd.watch.watcher import Watcher
@@ -432,8 +432,7 @@ class Nights(Teller):
 
     def _was_begun(self) -> bool:
         """Whether a daemon before this one told of a night, and none of its end."""
-        clock, told = self._ctx.clock, history(self._ctx, 0.0, 0.0).events
-        newest = next((one for one in told if one.kind in _OF_A_NIGHT), None)
+        clock, newest = self._ctx.clock, newest_told(self._ctx, *_OF_A_NIGHT)
         is_own = newest is not None and newest.kind == _OF_A_NIGHT[0] and SWEEP_UNIT in newest.text
         if newest is None or not is_own:
             return False

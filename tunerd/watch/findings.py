@@ -27,7 +27,6 @@ from tunerd.units.generations import Generation
 from tunerd.units.live import LiveUnit
 from tunerd.watch import drift
 from tunerd.watch.guards import Replanned
-from tunerd.watch.watcher import life_of
 
 _LOOK_BACK = 200
 
@@ -81,7 +80,7 @@ def check(ctx: Context) -> ActionResult:
         now = FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
     found = Findings(
         generation=None if generation is None else generation.number,
-        life=life_of(ctx.services.state(ctx.unit)),
+        life=ctx.services.state(ctx.unit).life,
         basis=None if generation is None else _basis(ctx, generation, now),
         confirmed=_confirmed(ctx, now),
         replanned=_replanned(ctx, live, generation, now.engine_sha256, driver),

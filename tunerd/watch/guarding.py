@@ -36,10 +36,10 @@ from tunerd.watch import guards
 from tunerd.watch.drift import Basis, Drift
 from tunerd.watch.figures import UNKNOWN, EngineNow, Event, Reading, restarts_between
 from tunerd.watch.findings import Findings, read_findings
-from tunerd.watch.history import history
+from tunerd.watch.history import history, newest_told
 from tunerd.watch.notices import Teller
 from tunerd.watch.probation import BY_GUARD, MARGIN_KEY, Probation, is_raise
-from tunerd.watch.watcher import life_of, server_log
+from tunerd.watch.watcher import server_log
 
 _ACT_UNIT = "tunerd-guard.service"
 CHECK_UNIT = "tunerd-guard-check.service"
@@ -167,9 +167,8 @@ class Guarding(Teller):
         told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
         self._hang.recall(told, self._ctx.clock.now_s())
         self._deaths = guards.deaths_recalled(told)
-        card = next((event for event in told if event.kind in (_GPU, _GPU_BACK)), None)
+        card, newest = newest_told(self._ctx, _GPU, _GPU_BACK), newest_told(self._ctx, *_OF_A_RAISE)
         self._gpu_problem = card.text if card is not None and card.kind == _GPU else None
-        newest = next((event for event in told if event.kind in _OF_A_RAISE), None)
         if newest is not None and newest.kind == "oom" and self._has_raised_since(newest.at_s):
             self._raises = True
 
@@ -267,9 +266,7 @@ class Guarding(Teller):
             log.warning("guard.not_started", unit=self._ctx.unit, problem=problem.message)
 
     def _tell_of_start(self) -> None:
-        told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
-        kinds = {guards.FAILED, guards.BACK, guards.AGAIN}
-        newest = next((one for one in told if one.kind in kinds), None)
+        newest = newest_told(self._ctx, guards.FAILED, guards.BACK, guards.AGAIN)
         # Also where the guard against out-of-memory told of its end.
         self._deaths.said = guards.FAILED
         if newest is None or newest.kind != guards.AGAIN:
@@ -434,8 +431,7 @@ class Guarding(Teller):
         since_s = 0.0 if serving is None else serving.created_s
         if since_s > self._ctx.clock.now_s():  # a clock that was ahead deployed it
             since_s = 0.0
-        told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
-        newest = next((event for event in told if event.kind in kinds), None)
+        newest = newest_told(self._ctx, *kinds)
         return newest is not None and newest.text.startswith(text) and newest.at_s >= since_s
 
     # What is done
@@ -536,7 +532,7 @@ def restart_server(ctx: Context, life: str | None) -> None:
             raise Busy("a measurement is under way", state="nothing was restarted")
         demand_card(ctx, ctx.services.state(ctx.unit))
         state = ctx.services.state(ctx.unit)  # last: cards take a while to look at
-        if not state.is_active or life_of(state) != life:
+        if not state.is_active or state.life != life:
             text = "the server was stopped or restarted meanwhile"
             raise Busy(text, state="nothing was restarted")
         ctx.services.reset_failed(ctx.unit)

@@ -290,6 +290,7 @@ def _folded(kind: type, step_s: int) -> tuple[str, str]:
     return ", ".join(shown), f"begin_s / {int(step_s)}{', card' if 'index' in names else ''}"
 
 
+_TOLD = 200
 _RETRY_S = 300.0
 # History goes only by a clock by which a day was watched, or that nobody has set for a day.
 _HELD_S = 86400.0
@@ -339,6 +340,12 @@ def history(
             )
     except (HostError, DamagedError) as problem:
         return History(problem=str(problem))
+
+
+def newest_told(ctx: Context, *kinds: str) -> Event | None:
+    """The newest event of these kinds, by whatever daemon; None where there is none among those that are looked through."""
+    told = history(ctx, 0.0, 0.0, events=_TOLD).events
+    return next((event for event in told if event.kind in kinds), None)
 
 
 class HistoryKeeper(Teller):

@@ -145,7 +145,7 @@ class Watcher:
 
     def _rests(self, state: UnitState) -> bool:
         """Whether the process has computed no more since the look before than that look cost it."""
-        life, cpu_s = life_of(state), None
+        life, cpu_s = state.life, None
         if state.main_pid is not None:
             cpu_s = process_cpu_s(state.main_pid)
         before, self._worked = self._worked, None if cpu_s is None else (life, cpu_s)
@@ -169,7 +169,7 @@ class Watcher:
     def _counted(self, state: UnitState) -> Counters | None:
         """The counters of this life, as they were seen last."""
         seen = self._scrape
-        return seen.counters if seen is not None and seen.life == life_of(state) else None
+        return seen.counters if seen is not None and seen.life == state.life else None
 
     def _count(
         self, server: LlamaServer, state: UnitState, *, spare: bool
@@ -178,7 +178,7 @@ class Watcher:
 
         With `spare` it is asked only where it worked when it was asked last, or never was.
         """
-        clock, life = self._ctx.clock, life_of(state)
+        clock, life = self._ctx.clock, state.life
         counted, before = self._counted(state), self._scrape
         if counted is not None and before is not None:
             is_known = spare and not counted.n_at_work
@@ -218,7 +218,7 @@ def _engine(unit: str, state: UnitState | None, asked: Answers, *, is_expected: 
         sub_state=state.sub_state,
         result=state.result,
         n_restarts=state.n_restarts,
-        life=life_of(state),
+        life=state.life,
         since_s=state.active_since_s,
         pid=pid,
         rss_mib=None if memory is None else memory.rss_mib,
@@ -226,11 +226,6 @@ def _engine(unit: str, state: UnitState | None, asked: Answers, *, is_expected: 
         is_expected=is_expected,
         anonymous_mib=None if memory is None else memory.anonymous_mib,
     )
-
-
-def life_of(state: UnitState) -> str | None:
-    """What names this run of its process; None while nothing runs."""
-    return state.invocation_id or (None if state.main_pid is None else str(state.main_pid))
 
 
 def server_log(ctx: Context) -> Callable[[float], LogSpan]:

@@ -23,7 +23,6 @@ from tunerd.production.plan import make_plan
 from tunerd.production.rollback import rollback
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.watch.guarding import restart_server
-from tunerd.watch.watcher import life_of
 
 OLD, NEW = "mainline-2026-04-26", "mainline-2026-08-18"
 
@@ -275,7 +274,7 @@ def test_a_server_whose_driver_was_updated_under_it_is_not_stopped_before_a_rebo
 
         changes: tuple[Callable[[], object], ...] = (
             lambda: rollback(ctx, to=None, drain=False),
-            lambda: restart_server(ctx, life_of(ctx.services.state(ctx.unit))),
+            lambda: restart_server(ctx, ctx.services.state(ctx.unit).life),
             lambda: demand_return(ctx, ctx.services.state(ctx.unit)),
         )
         for change in changes:

@@ -98,7 +98,7 @@ def test_what_was_proved_under_other_conditions_is_not_promoted_and_these_are_na
 @pytest.mark.parametrize(
     ("added", "refused"),
     [
-        ('[environment]\nGGML_CUDA_FORCE_MMQ = "1"', "now gives other environment variables"),
+        ('[environment]\nGGML_CUDA_FORCE_MMQ = "1"', "another command line or environment"),
         ('[pin]\nspeculation.type = "mtp"', "no longer holds here"),
     ],
 )
