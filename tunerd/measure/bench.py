@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from tunerd.app import Context
 from tunerd.engine.choice import PlanRequest
@@ -78,27 +78,6 @@ class _Item:
     n_tries: int = 0
 
 
-@dataclass
-class _Pending:
-    """A step that was taken, or a warm-up, until it is known whether somebody else was served meanwhile."""
-
-    item: _Item | None
-    target: Target
-    asked: list[Answered]
-
-    def mark(self, mark: Mark) -> None:
-        """Something speaks against all of it."""
-        self.asked = [one.marked(mark) for one in self.asked]
-
-    @property
-    def is_to_be_repeated(self) -> bool:
-        """Whether it has an answer that does not count, and may have one that does."""
-        if self.item is None or self.item.n_tries >= _REPEATS_OF_MARKED:
-            return False
-        is_refused = any(map(_is_refused, self.asked))
-        return not is_refused and not all(one.sample.is_usable for one in self.asked)
-
-
 class BenchRun:
     """Measures the arms that one server life can play, usually one; `life` is that one."""
 
@@ -111,7 +90,8 @@ class BenchRun:
         self._keep = keep
         self._n_failed = 0
         self._n_mute = 0
-        self._pending: list[_Pending] = []
+        # What was asked since the last look at the counters: a step, None for a warm-up, of an arm, in so many requests.
+        self._taken: list[tuple[_Item | None, Target, int]] = []
         self._was_busy = False
         self._n_busy = 0
         self.measured: dict[str, ArmData] = {}
@@ -144,7 +124,7 @@ class BenchRun:
             )
             self._take_all(queue)
         finally:
-            self._put_aside()
+            self._put_aside(self.life.asked)
 
     def _is_busy(self) -> bool:
         """Whether somebody else is served, however long it was waited for.
@@ -200,8 +180,7 @@ class BenchRun:
             told = f"{target.name}: {error.message}"
             raise BenchError(told, cause=error.cause, hint=error.hint) from error
         finally:
-            asked = [one for one in life.asked[n_before:] if one.sample.problem is None]
-            self._pending.append(_Pending(None, target, asked))
+            self._taken.append((None, target, len(life.asked) - n_before))
         if drafts is None and target.is_llama:
             # Nobody said what it is meant to do: what it does now is what it must go on doing.
             return replace(target, speculation=Speculation(has_drafted))
@@ -222,9 +201,9 @@ class BenchRun:
                 asked += self.life.ask_with_room(request, prompt, target=target)
                 if asked[-1].sample.problem is not None:
                     break
-        self._pending.append(_Pending(item, target, asked))
+        self._taken.append((item, target, len(asked)))
         if self._was_busy:
-            self._pending[-1].mark(Mark.FOREIGN_TRAFFIC)
+            self.life.mark(len(asked), Mark.FOREIGN_TRAFFIC)
         failed = next((one for one in asked if one.sample.problem is not None), None)
         for one in asked:
             self._n_mute = self._n_mute + 1 if one.is_mute else 0
@@ -238,7 +217,7 @@ class BenchRun:
         if failed.request.suite is Suite.DEEP:
             if why is not None:
                 dead = replace(failed, sample=replace(failed.sample, problem=why))
-                self._pending[-1].asked[-1] = dead
+                self.life.asked[-1] = dead
             return False
         self._demand_life(target)
         if _is_refused(failed):
@@ -262,31 +241,26 @@ class BenchRun:
 
     def _settle(self) -> list[_Item]:
         """Judge what is pending, keep it, and say which steps are to be taken again."""
-        if not self._pending:
+        if not self._taken:
             return []
-        _, traffic = self.life.settle()
-        accepted = self.life.accepted
+        asked, traffic = self.life.settle()
+        if traffic.is_foreign is False and self.life.accepted is not None:
+            self._count(asked, self.life.accepted)
+        by_step = self._put_aside(asked)
         if traffic.is_foreign:
             self._ctx.say(f"somebody else was served: {traffic.text}")
-            for one in self._pending:
-                one.mark(Mark.FOREIGN_TRAFFIC)
             self._was_busy = True
-        elif traffic.is_foreign is False and accepted is not None:
-            self._count(accepted)
-        again = [self._again(one.item) for one in self._pending
-                 if one.item is not None and one.is_to_be_repeated]  # fmt: skip
-        self._put_aside()
-        return again
+        return [self._again(item) for item, found in by_step
+                if item is not None and _is_to_be_repeated(item, found)]  # fmt: skip
 
-    def _count(self, accepted: tuple[int, ...]) -> None:
+    def _count(self, asked: Sequence[Answered], accepted: tuple[int, ...]) -> None:
         """Drafts by position, where one arm alone was asked since the last look."""
-        names = {pending.target.name for pending in self._pending}
-        steps = [one.sample.steps for pending in self._pending for one in pending.asked
-                 if one.sample.timings is not None]  # fmt: skip
+        names = {target.name for _, target, _ in self._taken}
+        steps = [one.sample.steps for one in asked if one.sample.timings is not None]
         if len(names) != 1 or None in steps:
             return
         measured = self.measured[names.pop()]
-        if all(pending.item is None for pending in self._pending):
+        if all(item is None for item, _, _ in self._taken):
             return
         both = zip_longest(measured.accepted, accepted, fillvalue=0)
         measured.accepted = [one + other for one, other in both]
@@ -298,18 +272,27 @@ class BenchRun:
         step = replace(item.step, requests=tuple(one.held for one in item.step.requests))
         return replace(item, step=step, prompts=prompts, n_tries=item.n_tries + 1)
 
-    def _put_aside(self) -> None:
-        """Keep what is pending."""
-        pending, self._pending = self._pending, []
-        for one in pending:
-            measured = self.measured[one.target.name]
-            samples = [asked.sample for asked in one.asked if asked.request.is_measured]
+    def _put_aside(self, asked: Sequence[Answered]) -> list[tuple[_Item | None, list[Answered]]]:
+        """Keep what was asked; by step."""
+        left, taken, self._taken = iter(asked), self._taken, []
+        by_step = [(item, target.name, list(islice(left, n))) for item, target, n in taken]
+        for item, name, found in by_step:
+            measured = self.measured[name]
+            samples = [one.sample for one in found if one.request.is_measured
+                       and (item is not None or one.sample.problem is None)]  # fmt: skip
             measured.samples += samples
-            self._keep(one.target.name, samples)
-            if one.item is None:
-                continue
-            answers = measured.answers.setdefault(one.item.number, {})
-            answers |= {asked.prompt.prompt_id: asked.answer for asked in one.asked}
+            self._keep(name, samples)
+            if item is not None:
+                answers = measured.answers.setdefault(item.number, {})
+                answers |= {one.prompt.prompt_id: one.answer for one in found}
+        return [(item, found) for item, _, found in by_step]
+
+
+def _is_to_be_repeated(item: _Item, asked: Sequence[Answered]) -> bool:
+    """Whether a step has an answer that does not count, and may have one that does."""
+    if item.n_tries >= _REPEATS_OF_MARKED or any(map(_is_refused, asked)):
+        return False
+    return not all(one.sample.is_usable for one in asked)
 
 
 def _is_refused(asked: Answered) -> bool:

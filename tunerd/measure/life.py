@@ -458,14 +458,19 @@ class Life:
         self.traffic.open()
         return before
 
+    def mark(self, n_last: int, mark: Mark) -> None:
+        """Something speaks against the last requests."""
+        begin = len(self.asked) - n_last
+        self.asked[begin:] = [one.marked(mark) for one in self.asked[begin:]]
+
     def settle(self, *, was_busy: bool = False) -> tuple[list[Answered], trust.Traffic]:
         """What was asked since the last look at the counters, marked where others were served meanwhile.
 
         Args:
             was_busy: Somebody else was seen to be served, whatever the counters say.
         """
-        asked, self.asked = self.asked, []
-        traffic, self.accepted = self.traffic.close([one.sample.timings for one in asked])
+        traffic, self.accepted = self.traffic.close([one.sample.timings for one in self.asked])
+        asked, self.asked = self.asked, []  # after that, which takes seconds and may be cut short
         if traffic.is_foreign or was_busy:
             asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
         return asked, traffic
