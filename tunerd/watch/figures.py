@@ -381,37 +381,6 @@ _CARD = ("used_mib", "free_mib", "server_mib", "others_mib", "utilisation_percen
          "sm_clock_mhz", "temperature_c")  # fmt: skip
 
 
-class Bucket:
-    """Gathers the readings of one minute after the other."""
-
-    def __init__(self) -> None:
-        self._readings: list[Reading] = []
-        self._before: Reading | None = None
-
-    def add(self, reading: Reading) -> tuple[Point, tuple[GpuPoint, ...]] | None:
-        """Take a reading; what the stretch before came to, when this one begins the next."""
-        done = None
-        if self._readings and _minute_of(self._readings[0]) != _minute_of(reading):
-            done = self.close()
-        self._readings.append(reading)
-        return done
-
-    def close(self) -> tuple[Point, tuple[GpuPoint, ...]] | None:
-        """What was gathered; None if that is nothing."""
-        if not self._readings:
-            return None
-        readings, self._readings = self._readings, []
-        begin_s = _minute_of(readings[0])
-        done = summarise(readings, begin_s=begin_s, seconds=MINUTE_S, before=self._before)
-        self._before = readings[-1]
-        return done
-
-
-def _minute_of(reading: Reading) -> int:
-    """When that began [s since the epoch]."""
-    return int(reading.at_s // MINUTE_S) * MINUTE_S
-
-
 def summarise(
     readings: Sequence[Reading], *, begin_s: int, seconds: int, before: Reading | None = None
 ) -> tuple[Point, tuple[GpuPoint, ...]]:

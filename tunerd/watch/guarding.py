@@ -94,7 +94,6 @@ class Guarding(Teller):
         self._notifier = notifier
         self._server = server
         self._before: Reading | None = None
-        self._last: Reading | None = None
         self._oom = guards.Deaths()
         self._seen = guards.Seen()
         self._engine: guards.EngineSeen | None = None
@@ -138,12 +137,12 @@ class Guarding(Teller):
             return
         if reading.engine.active_state == UNKNOWN:
             return  # the service manager does not answer: what was seen before still holds
-        self._look_for_deaths(reading)
-        self._before = reading
+        before, self._before = self._before, reading
+        self._look_for_deaths(before, reading)
         if self._raises:
             return
         self._start_again(reading)
-        self._look_for_hang(reading)
+        self._look_for_hang(before, reading)
         self._look_for_drift(reading)
         self._freshen(reading)
 
@@ -214,7 +213,7 @@ class Guarding(Teller):
 
     # Out of memory
 
-    def _look_for_deaths(self, reading: Reading) -> None:
+    def _look_for_deaths(self, before: Reading | None, reading: Reading) -> None:
         is_ready = reading.engine.is_ready is True
         back = guards.look_for_deaths(self._deaths, reading.at_s, is_ready=is_ready)
         if back is not None:
@@ -222,7 +221,7 @@ class Guarding(Teller):
         engine, seen = reading.engine, self._seen
         if engine.is_active:
             self._seen = seen.then(engine.life, reading.free_mib, is_ready=is_ready)
-        n, life = _deaths(self._before, reading)
+        n, life = _deaths(before, reading)
         if not n:
             return
         kind, words = self._cause(life)
@@ -297,8 +296,8 @@ class Guarding(Teller):
 
     # Hang
 
-    def _look_for_hang(self, reading: Reading) -> None:
-        is_due = self._hang.look(reading, self._cores(reading))
+    def _look_for_hang(self, before: Reading | None, reading: Reading) -> None:
+        is_due = self._hang.look(reading, _cores(before, reading))
         server = self._server() if is_due else None
         if server is None:
             return
@@ -316,16 +315,6 @@ class Guarding(Teller):
         decision = self._hang.unanswered(now_s, answer.problem or "it has no tokens")
         if decision is not None:
             self._decided(decision, reading.engine)
-
-    def _cores(self, reading: Reading) -> float | None:
-        """Processors that the server kept busy since the look before."""
-        before = self._last
-        self._last = reading
-        if before is None or before.engine.pid != reading.engine.pid:
-            return None
-        then, now = before.engine.cpu_s, reading.engine.cpu_s
-        seconds = reading.at_s - before.at_s
-        return None if then is None or now is None or seconds <= 0 else (now - then) / seconds
 
     # Drift
 
@@ -506,6 +495,15 @@ def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:
         n += 1
     is_dead = has_failed or engine.sub_state.startswith("auto-restart")
     return n, engine.life if is_dead else earlier.life
+
+
+def _cores(before: Reading | None, now: Reading) -> float | None:
+    """Processors that the server kept busy since the look before."""
+    if before is None or before.engine.pid != now.engine.pid:
+        return None
+    then_s, now_s = before.engine.cpu_s, now.engine.cpu_s
+    seconds = now.at_s - before.at_s
+    return None if then_s is None or now_s is None or seconds <= 0 else (now_s - then_s) / seconds
 
 
 def _engine_seen(ctx: Context, driver_version: str | None) -> guards.EngineSeen:

@@ -15,7 +15,7 @@ from tunerd.app import Context
 from tunerd.errors import HostError
 from tunerd.machine.clock import Steps
 from tunerd.machine.files import make_private
-from tunerd.watch.figures import FOLD, MINUTE_S, Bucket, Event, GpuPoint, Point, Reading
+from tunerd.watch.figures import FOLD, MINUTE_S, Event, GpuPoint, Point, Reading, summarise
 from tunerd.watch.notices import Teller
 
 # Rows of a minute are kept for two weeks, rows of ten minutes for somewhat over a year.
@@ -348,6 +348,11 @@ def newest_told(ctx: Context, *kinds: str) -> Event | None:
     return next((event for event in told if event.kind in kinds), None)
 
 
+def _minute_of(reading: Reading) -> int:
+    """When that began [s since the epoch]."""
+    return int(reading.at_s // MINUTE_S) * MINUTE_S
+
+
 class HistoryKeeper(Teller):
     """Writes the history; a file that cannot be written costs rows, never the daemon.
 
@@ -356,7 +361,8 @@ class HistoryKeeper(Teller):
 
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
         super().__init__(ctx, tell)
-        self._bucket = Bucket()
+        self._minute: list[Reading] = []
+        self._before: Reading | None = None
         self._store: TelemetryStore | None = None
         self._not_before_s = 0.0
         self.newest_s: float | None = None
@@ -373,9 +379,18 @@ class HistoryKeeper(Teller):
 
     def add(self, reading: Reading) -> None:
         """Take a reading; a whole minute is written when the next begins."""
-        done = self._bucket.add(reading)
-        if done is not None:
-            self._write(lambda store: store.add(*done))
+        if self._minute and _minute_of(self._minute[0]) != _minute_of(reading):
+            self._write_minute()
+        self._minute.append(reading)
+
+    def _write_minute(self) -> None:
+        if not self._minute:
+            return
+        readings, self._minute = self._minute, []
+        begin_s, before = _minute_of(readings[0]), self._before
+        done = summarise(readings, begin_s=begin_s, seconds=MINUTE_S, before=before)
+        self._before = readings[-1]
+        self._write(lambda store: store.add(*done))
 
     def add_event(self, event: Event) -> None:
         """Keep something that happened."""
@@ -398,9 +413,7 @@ class HistoryKeeper(Teller):
 
     def close(self) -> None:
         """Write what was gathered, and let go of the file."""
-        done = self._bucket.close()
-        if done is not None:
-            self._write(lambda store: store.add(*done))
+        self._write_minute()
         self._let_go()
 
     def _write(self, act: Callable[[TelemetryStore], object]) -> None:

@@ -13,11 +13,12 @@ from tests.support.local_box import Box
 from tests.support.readings import a_reading, served
 from tests.support.stores import queried
 from tunerd.app import Context
-from tunerd.watch.figures import MINUTE_S, Bucket, Event, GpuPoint, Point, summarise
+from tunerd.watch.figures import MINUTE_S, Event, GpuPoint, Point, summarise
 from tunerd.watch.history import (
     COARSE_S,
     KEEP_MINUTES_S,
     DamagedError,
+    History,
     HistoryKeeper,
     TelemetryStore,
     history,
@@ -155,19 +156,25 @@ def test_a_page_that_rotted_is_found_and_room_that_became_free_is_given_back(
         TelemetryStore(store.path, writable=True).check()
 
 
-def test_readings_of_a_minute_become_one_row_when_the_next_begins() -> None:
-    bucket = Bucket()
+def test_readings_of_a_minute_become_one_row_when_the_next_begins(tmp_path: Path) -> None:
+    ctx = Box(tmp_path).context
+    keeper = begun(ctx)
+
+    def kept() -> History:
+        return history(ctx, BEGIN_S, BEGIN_S + 600)
+
     for n, restarts in enumerate((0, 0, 2)):
-        assert bucket.add(a_reading(BEGIN_S + 20 * n, n_restarts=restarts)) is None
-    done = bucket.add(a_reading(BEGIN_S + 61, n_restarts=3))
-    assert done is not None
-    point, (gpu,) = done
+        keeper.add(a_reading(BEGIN_S + 20 * n, n_restarts=restarts))
+    assert kept().points == ()
+    keeper.add(a_reading(BEGIN_S + 61, n_restarts=3))
+    (point,), (gpu,) = kept().points, kept().gpus
     assert (point.begin_s, point.n, point.n_ready, point.restarts) == (BEGIN_S, 3, 3, 2)
     assert (gpu.n, gpu.n_throttled) == (3, 0)
-    last = bucket.close()
-    assert last is not None
-    assert last[0].restarts == 1, "told from the last reading of the minute before"
-    assert bucket.close() is None
+    keeper.close()
+    keeper.close()
+    first, second = kept().points
+    assert second.restarts == 1, "told from the last reading of the minute before"
+    assert first == point
 
 
 def test_half_of_a_character_that_a_server_said_is_kept_as_it_is_written(
