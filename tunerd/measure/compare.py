@@ -370,17 +370,17 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
         if side.name == LIVE and side.generation is not None:
             demand_still(ctx, side.generation)
     with EvidenceStore(ctx.paths.evidence, check=False) as store:
-        keeper = Keeper(ctx, store, prepared)
-        with ending(ctx, store, lambda: keeper.number) as problems:
-            found, quality, held, told = _measure(ctx, prepared, keeper)
+        number = store.add_run(_record(ctx, prepared))
+        with ending(ctx, store, lambda: number) as problems:
+            found, quality, held, told = _measure(ctx, prepared, store, number)
             verdict = _verdict(prepared, found, quality)
-            store.add_verdict(keeper.number, verdict)
-            joules = store.joules_per_token(keeper.number)
+            store.add_verdict(number, verdict)
+            joules = store.joules_per_token(number)
             if found.end is pairs.End.FAILED or not found.pairs:
                 problems.append(found.problem or str(found.end))
     payload = {
         **payload_of(prepared, found, verdict, quality),
-        "run": keeper.number,
+        "run": number,
         "joules_per_token": {side: joules.get(side) for side in pairs.SIDES},
         "without_service_s": held.without_service_s,
     }
@@ -389,9 +389,15 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
 
 
 def _measure(
-    ctx: Context, prepared: Prepared, keeper: Keeper
+    ctx: Context, prepared: Prepared, store: EvidenceStore, number: int
 ) -> tuple[pairs.Comparison, Quality | None, Held, tuple[Message, ...]]:
-    limits = prepared.request.limits
+    limits, sha256 = prepared.request.limits, prepared.shape.sha256
+
+    def on_arm(arm: ArmRecord) -> None:
+        store.add_arm(number, arm.under(workload_sha256=sha256))
+
+    def on_samples(side: pairs.Side, samples: Sequence[Sample]) -> None:
+        store.add_samples(number, samples, arm=side)
 
     def on_pair(pair: pairs.Pair, decision: pairs.Decision, left_s: float) -> None:
         text = f"pair {pair.number}: {decision.standing}"
@@ -411,21 +417,23 @@ def _measure(
             held=held,
             plans=prepared.plans,
             texts=Texts(prompt_book(ctx), prepared.seed),
-            on_arm=keeper.arm,
-            on_samples=keeper.samples,
+            on_arm=on_arm,
+            on_samples=on_samples,
         )
         rng = random.Random(prepared.seed)  # noqa: S311 -- no secret
         began_s = stand.now_s()
         quality = None  # where nothing may change them, answers are not asked for
         if prepared.changes:
             quality = _judge_answers(stand, prepared.changes, budget_s=limits.budget_s)
-            if all(facts.arm is not None for facts in stand.facts.values()):
-                keeper.answers(quality)
+            # Why there are none of a side that has not served is the verdict's to say.
+            if all(facts.has_served for facts in stand.facts.values()):
+                store.add_summary(number, quality.to_record("B", "A"))
         limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
         with sink.muted():
             found = pairs.Comparison(stand, prepared.workload, limits, rng, on_pair).run()
         # Kept before production comes back: should that fail, the result is not lost.
-        keeper.result(found)
+        for record in _effects(prepared.shape, found):
+            store.add_summary(number, record)
     notes = tuple(note("lease", text) for text in held.notes)
     return found, quality, held, (*notes, *stand.told())
 
@@ -500,7 +508,7 @@ _WARM_SHARE = 0.5
 class SideFacts:
     """What was seen of a side over all of its processes."""
 
-    arm: ArmRecord | None = None
+    has_served: bool = False
     wanted_cached: int = 0
     found_cached: int = 0
     is_proved: bool = False
@@ -511,7 +519,7 @@ class SideFacts:
 class CandidateStand:
     """Boots either plan as a candidate of the lease that is held.
 
-    `on_arm` is called once for each side when it first serves, `on_samples` with what each of its
+    `on_arm` is called once for each side, by whose name it goes, when it first serves, `on_samples` with what each of its
     processes was asked.
     """
 
@@ -519,7 +527,7 @@ class CandidateStand:
     held: Held
     plans: Mapping[pairs.Side, Plan]
     texts: Texts
-    on_arm: Callable[[pairs.Side, ArmRecord], None]
+    on_arm: Callable[[ArmRecord], None]
     on_samples: Callable[[pairs.Side, Sequence[Sample]], None]
     facts: dict[pairs.Side, SideFacts] = field(
         default_factory=lambda: {"A": SideFacts(), "B": SideFacts()}
@@ -544,9 +552,9 @@ class CandidateStand:
                 self._reader = self._reader or FingerprintReader(self.ctx)
                 target = open_candidate(self.ctx, candidate, side, reader=self._reader)
                 facts.messages |= {one.text: one for one in target.messages}
-                if facts.arm is None:
-                    facts.arm = target.arm
-                    self.on_arm(side, target.arm)
+                if not facts.has_served:
+                    facts.has_served = True
+                    self.on_arm(target.arm)
                 self.texts.learn(target.server)
                 life = CandidateLife(self, side, target)
                 life.process = stack.pop_all()  # once nothing can fail any more
@@ -750,48 +758,28 @@ def _ask(
 SUITE = "workload"
 
 
-class Keeper:
-    """Stores a comparison as it comes."""
+def _record(ctx: Context, prepared: Prepared) -> RunRecord:
+    plan = prepared.plans["A"]
+    return RunRecord(
+        kind="compare",
+        suites=(SUITE, str(Suite.QUALITY)) if prepared.changes else (SUITE,),
+        started_s=ctx.clock.now_s(),
+        target=f"A: {prepared.sides['A'].name}; B: {prepared.sides['B'].name}",
+        seed=prepared.seed,
+        unit=ctx.unit,
+        profile=plan.resolved.name,
+        model_name=plan.facts.name,
+        workload=prepared.shape.name,
+    )
 
-    def __init__(self, ctx: Context, store: EvidenceStore, prepared: Prepared) -> None:
-        self._store = store
-        self._prepared = prepared
-        plan = prepared.plans["A"]
-        self.number = store.add_run(
-            RunRecord(
-                kind="compare",
-                suites=(SUITE, str(Suite.QUALITY)) if prepared.changes else (SUITE,),
-                started_s=ctx.clock.now_s(),
-                target=f"A: {prepared.sides['A'].name}; B: {prepared.sides['B'].name}",
-                seed=prepared.seed,
-                unit=ctx.unit,
-                profile=plan.resolved.name,
-                model_name=plan.facts.name,
-                workload=prepared.shape.name,
-            )
-        )
 
-    def arm(self, _side: pairs.Side, arm: ArmRecord) -> None:
-        """A side, by whose name it goes, has served for the first time."""
-        sha256 = self._prepared.shape.sha256
-        self._store.add_arm(self.number, arm.under(workload_sha256=sha256))
-
-    def samples(self, side: pairs.Side, samples: Sequence[Sample]) -> None:
-        """What one process was asked."""
-        self._store.add_samples(self.number, samples, arm=side)
-
-    def result(self, found: pairs.Comparison) -> None:
-        """Turn times of both sides, whole and by class."""
-        for part in found.parts():
-            what = part.name if part.class_index is None else f"class {part.class_index + 1}"
-            effect = {"what": what, **_gain_json(part.gain), "a_s": part.a_s, "b_s": part.b_s}
-            self._store.add_summary(self.number, SummaryRecord(SUITE, "effect", None, effect))
-        for one in turn_times(self._prepared.shape, found):
-            self._store.add_summary(self.number, one.to_record(SUITE))
-
-    def answers(self, quality: Quality) -> None:
-        """B's answers held against A's; why there are none of a side that has not served is the verdict's."""
-        self._store.add_summary(self.number, quality.to_record("B", "A"))
+def _effects(shape: WorkloadShape, found: pairs.Comparison) -> Iterator[SummaryRecord]:
+    """Turn times of both sides, whole and by class."""
+    for part in found.parts():
+        what = part.name if part.class_index is None else f"class {part.class_index + 1}"
+        effect = {"what": what, **_gain_json(part.gain), "a_s": part.a_s, "b_s": part.b_s}
+        yield SummaryRecord(SUITE, "effect", None, effect)
+    yield from (one.to_record(SUITE) for one in turn_times(shape, found))
 
 
 def _verdict(prepared: Prepared, found: pairs.Comparison, quality: Quality | None) -> VerdictRecord:

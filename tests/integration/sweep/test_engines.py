@@ -171,7 +171,7 @@ def test_a_comparison_finds_the_prefix_of_every_class_and_counts_no_request_that
     (target, heard), box = overheard(target), BenchBox(tmp_path)
     ctx, kept = box.context(), list[MeasuredSample]()
     stand = CandidateStand(
-        ctx, cast("Held", NoLease()), {}, Texts(prompt_book(ctx), 1), lambda _side, _arm: None,
+        ctx, cast("Held", NoLease()), {}, Texts(prompt_book(ctx), 1), lambda _arm: None,
         lambda _side, found: kept.extend(found),
     )  # fmt: skip
     stand.texts.learn(target.server)
