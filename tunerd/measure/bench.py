@@ -95,8 +95,6 @@ class BenchRun:
         self._was_busy = False
         self._n_busy = 0
         self.measured: dict[str, ArmData] = {}
-        if targets[0].life() is None:
-            raise BenchError("the server does not run")
         self.life = Life(ctx, targets[0])
         self._watch = self.life.traffic
 

@@ -336,12 +336,10 @@ class StoreFile:
                 state="what was stored before is intact, and nothing of this was stored",
                 hint=f"free some space on the file system of {self.path.parent}",
             )
-        if code in _FORBIDDEN:
-            hint = "run it as the owner, or as root"
-            if not self.writable and any(self._side(side).exists() for side in _SIDES):
-                hint += ": the program that wrote it last was interrupted"
-            return HostError(f"cannot {verb} {name}", cause=cause, state=_AS_BEFORE, hint=hint)
-        return HostError(f"cannot {verb} {name}", cause=cause, state=_AS_BEFORE)
+        hint = "run it as the owner, or as root" if code in _FORBIDDEN else None
+        if hint and not self.writable and any(self._side(side).exists() for side in _SIDES):
+            hint += ": the program that wrote it last was interrupted"
+        return HostError(f"cannot {verb} {name}", cause=cause, state=_AS_BEFORE, hint=hint)
 
     def _is_disk_full(self) -> bool:
         try:

@@ -156,7 +156,7 @@ def open_live(ctx: Context) -> Target:
     if is_same is None:
         problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)
     profile = generation.profile if generation is not None else None
-    found = _of_unit(ctx, live.unit, state.main_pid, server, live.argv, profile, arm, problems)
+    found = _of_unit(ctx, live.unit, state.main_pid, server, profile, arm, problems)
     return _with_lengths_told(found)
 
 
@@ -217,7 +217,7 @@ def open_candidate(
     arm = replace(arm, origins=explain(plan.command, plan.resolved))
     if runs_with(argv, pid) is False:
         raise BenchError(f"{candidate.unit} runs with other arguments than planned")
-    target = _of_unit(ctx, candidate.unit, pid, server, argv, plan.resolved.name, arm, problems)
+    target = _of_unit(ctx, candidate.unit, pid, server, plan.resolved.name, arm, problems)
     return replace(target, scrape_s=0.0)
 
 
@@ -226,7 +226,6 @@ def _of_unit(
     unit: str,
     pid: int,
     server: LlamaServer,
-    argv: Sequence[str],
     profile: str | None,
     arm: ArmRecord,
     problems: Sequence[str],
@@ -238,7 +237,7 @@ def _of_unit(
         life=lambda: _life(ctx, unit),
         why_ended=lambda: _why_ended(ctx, unit, pid),
         pids=(pid,),
-        speculation=trust.speculation_of(argv),
+        speculation=trust.speculation_of(arm.argv or ()),
         messages=tuple(warning("cannot-tell", problem) for problem in problems),
         unit=ctx.unit,
         profile=profile,

@@ -52,7 +52,6 @@ _START_AGAIN_S = 900.0
 _DAY_S = 86400.0
 # The end of a life, with room for a backtrace: what was said before is no cause of its death.
 _LAST_LINES = 100
-_MOST_DEATHS = 5
 _GUARD_EVENTS = 200
 _GPU, _GPU_BACK = "gpu", "gpu-back"
 _BEST = "best"
@@ -101,7 +100,6 @@ class Guarding(Teller):
         self._found_at: object = None
         self._checked: object = None
         self._checked_s: float | None = None
-        self._upgrade_said = ""
         self._raises = False
         self._waits = False
         self._raise_failed: int | None = None
@@ -227,26 +225,24 @@ class Guarding(Teller):
         kind, words = self._cause(life)
         has_given_up = engine.active_state == "failed"
         seen = seen if seen.life == life else guards.Seen(life)
-        death = guards.Death(reading.at_s, kind, words, has_given_up, seen)
+        death = guards.Death(reading.at_s, kind, words, has_given_up, seen, n)
         log.warning("server.died", times=n, cause=str(kind), words=words)
         if self._probation.is_watching():
             return  # which takes back what dies
         policy, most = self._settings.oom, self._settings.oom_steps
-        for _ in range(min(n, _MOST_DEATHS)):
-            decision = guards.look_at_oom(self._oom, death, self._margin(), policy, most)
-            if decision is not None:
-                self._decided(decision, engine)
-                return
+        decision = guards.look_at_oom(self._oom, death, self._margin(), policy, most)
+        if decision is not None:
+            self._decided(decision, engine)
+            return
         is_told = kind is FailureKind.OUT_OF_VRAM and self._oom.said and not death.has_given_up
         # So ends a stop that was not obeyed, of which nobody wants to be told, and a start that took too long.
         is_late = engine.result == "timeout"
         if is_told or (is_late and may_be_stopped(self._ctx, life, engine.result)):
             return
         was_deployed = self._generation() is not None
-        for _ in range(min(n, _MOST_DEATHS)):
-            decision = guards.look_at_deaths(self._deaths, death, was_deployed=was_deployed)
-            if decision is not None:
-                self._say(decision)
+        decision = guards.look_at_deaths(self._deaths, death, was_deployed=was_deployed)
+        if decision is not None:
+            self._say(decision)
 
     def _start_again(self, reading: Reading) -> None:
         """Every quarter of an hour where the service manager gave it up: what it died of may be over."""
@@ -392,11 +388,8 @@ class Guarding(Teller):
             self._settings.upgrade,
             has_nights=settings.schedule.enabled and settings.sweep.window is not None,
         )
-        text = "" if decision is None else f"{decision.text} ({decision.evidence})"
-        is_new = text != self._upgrade_said
-        if decision is not None and is_new and not self._was_said(_UPGRADES, text):
+        if decision is not None and not self._was_said(_UPGRADES, _told(decision)):
             self._say(decision)
-        self._upgrade_said = text
 
     def _look_at_best(self, best: Best) -> None:
         """Ask for a sweep where other settings would be faster by now; once for each that would."""
@@ -477,8 +470,11 @@ class Guarding(Teller):
         return True
 
     def _say(self, decision: guards.Decision) -> None:
-        text = f"{decision.text} ({decision.evidence})"
-        self._event(decision.kind, decision.level, text, decision.hint)
+        self._event(decision.kind, decision.level, _told(decision), decision.hint)
+
+
+def _told(decision: guards.Decision) -> str:
+    return f"{decision.text} ({decision.evidence})"
 
 
 def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:

@@ -182,6 +182,7 @@ _STEPS_MIB = (1664, 1792, 2048)
 _STEP_BEYOND_MIB = 256
 _STEP_MIB = 128
 _LEAST_DEATHS = 2
+_MOST_DEATHS = 5
 # Deaths that are further apart are not one loop; as long without one, and it is over.
 _WINDOW_S = 1800.0
 # What a fit leaves free is seldom less than its margin, for it goes by whole layers.
@@ -207,7 +208,7 @@ class Seen:
 class Death:
     """A life of the server that ended by itself, and what the end of its log says of that.
 
-    `has_given_up`: the service manager does not start it any more.
+    `has_given_up`: the service manager does not start it any more. `n` lives ended since the look before.
     """
 
     at_s: float
@@ -215,6 +216,7 @@ class Death:
     words: str
     has_given_up: bool
     seen: Seen = Seen()
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +252,10 @@ class Deaths:
     deaths_s: tuple[float, ...] = ()
     said: str = ""
 
-    def count(self, at_s: float) -> int:
-        """With one more; those that are further apart are not one loop."""
-        recent = (one for one in self.deaths_s if 0 <= at_s - one <= _WINDOW_S)
-        self.deaths_s = (*recent, at_s)
+    def count(self, death: Death) -> int:
+        """With these; those that are further apart are not one loop."""
+        recent = (one for one in self.deaths_s if 0 <= death.at_s - one <= _WINDOW_S)
+        self.deaths_s = (*recent, *[death.at_s] * min(death.n, _MOST_DEATHS))
         return len(self.deaths_s)
 
     def forget(self) -> None:
@@ -275,7 +277,7 @@ def look_at_oom(
     """
     if policy == "off" or death.kind is not FailureKind.OUT_OF_VRAM:
         return None
-    n_deaths = state.count(death.at_s)
+    n_deaths = state.count(death)
     if n_deaths < _LEAST_DEATHS and not death.has_given_up:
         return None
     decision = _decide(n_deaths, death, margin, policy, max_steps)
@@ -349,7 +351,7 @@ def deaths_recalled(told: Iterable[Event]) -> Deaths:
 
 def look_at_deaths(state: Deaths, death: Death, *, was_deployed: bool = True) -> Decision | None:
     """Take a death into account; one goes back from what tunerd has deployed alone."""
-    n_deaths = state.count(death.at_s)
+    n_deaths = state.count(death)
     evidence = f"{death.kind}: {death.words}" if death.words else str(death.kind)
     back = "; `tunerd rollback` goes back to what served before" if was_deployed else ""
     hint = f"`tunerd doctor`{back}"

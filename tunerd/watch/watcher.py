@@ -197,12 +197,11 @@ class Watcher:
 
 def _gpus(gpus: Sequence[Gpu], server_pid: int | None) -> tuple[GpuNow, ...]:
     """The cards, with what the server and its children hold told apart."""
-
-    def is_its_own(pid: int) -> bool:
-        return server_pid is not None and descends_from(pid, server_pid)
-
-    mine = ([one.pid for one in gpu.processes or () if is_its_own(one.pid)] for gpu in gpus)
-    return tuple(map(gpu_now, gpus, mine))
+    return tuple(
+        gpu_now(gpu, [one.pid for one in gpu.processes or ()
+                      if server_pid is not None and descends_from(one.pid, server_pid)])
+        for gpu in gpus
+    )  # fmt: skip
 
 
 def _engine(unit: str, state: UnitState | None, asked: Answers, *, is_expected: bool) -> EngineNow:
