@@ -63,7 +63,6 @@ _MOST_WAITS = 2
 # How problems begin that a second try cannot heal.
 _REFUSED = "status 4"
 _REPEATED = 3  # what happened so often in the same way has one cause
-Keep = Callable[[str, Sequence[Sample]], None]
 Texts = Sequence[tuple[Prompt, ...]]
 
 
@@ -79,22 +78,20 @@ class _Item:
 
 
 class BenchRun:
-    """Measures the arms that one server life can play, usually one; `life` is that one."""
+    """Measures the arms that one server life can play, usually one, for a session; `life` is that one."""
 
-    def __init__(
-        self, ctx: Context, targets: Sequence[Target], composer: Composer, keep: Keep
-    ) -> None:
-        self._ctx = ctx
+    def __init__(self, session: Session, targets: Sequence[Target], composer: Composer) -> None:
+        self._ctx = ctx = session.ctx
         self._targets = list(targets)
         self._composer = composer
-        self._keep = keep
+        self._keep = session.keep
         self._n_failed = 0
         self._n_mute = 0
         # What was asked since the last look at the counters: a step, None for a warm-up, of an arm, in so many requests.
         self._taken: list[tuple[_Item | None, Target, int]] = []
         self._was_busy = False
         self._n_busy = 0
-        self.measured: dict[str, ArmData] = {}
+        self.measured = session.measured
         self.life = Life(ctx, targets[0])
         self._watch = self.life.traffic
 
@@ -587,18 +584,16 @@ class Session:
             texts[one.name] = texts[target.name] if texts and plan.suite is Suite.QUALITY else [
                 tuple(map(composer.compose, step.requests)) for step in self.plan.steps
             ]  # fmt: skip
-        running = BenchRun(self.ctx, targets, composer, self._keep)
-        try:
-            running.run(self.plan, texts)
-        finally:
-            self.measured |= running.measured
+        running = BenchRun(self, targets, composer)
+        running.run(self.plan, texts)
         self.messages += [one for one in running.life.crowded() if one not in self.messages]
         if composer.stock.repeated_kinds:
             kinds = ", ".join(sorted(composer.stock.repeated_kinds))
             text = f"this server has seen all texts of {kinds}: they were used again with another number"
             self.messages.append(warning("texts-used-up", text, "restart it for fresh ones"))
 
-    def _keep(self, arm: str, samples: Sequence[Sample]) -> None:
+    def keep(self, arm: str, samples: Sequence[Sample]) -> None:
+        """What an arm was asked."""
         if self.run is not None:
             self.store.add_samples(self.run, samples, arm=arm)
 
