@@ -15,7 +15,7 @@ from tunerd.engine.choice import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, TunerdError, UsageError
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems
-from tunerd.measure.compare import answering, context_tokens, plan_side, side_of
+from tunerd.measure.compare import SideRequest, answering, context_tokens, plan_side, side_of
 from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.findings import SERVING, ArmData, beside_published, figures, findings, mtp_table
 from tunerd.measure.learn import workload_for
@@ -48,7 +48,6 @@ from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device
 from tunerd.production.lease import Candidate, demand_alone, hold, outlook
 from tunerd.production.plan import Plan as DeployPlan
-from tunerd.production.plan import make_plan
 from tunerd.production.unattended import demand_root_for_plan
 from tunerd.profile.files import load_profile
 from tunerd.profile.schema import Published
@@ -695,22 +694,16 @@ def bench_profile(
 
     Raises:
         BenchError: it cannot be measured.
+        DeployError: it would be refused.
         LeaseEnded: somebody started the live unit, or the time ran out.
         Stranded: the live unit does not serve afterwards.
     """
-    made = make_plan(ctx, request)
+    made = plan_side(ctx, SideRequest(request.profile, request))
     plans = {request.profile: made}
     if asked.suite in BOTH_ARMS and made.resolved.profile.speculation.type not in {None, "off"}:
         without = replace(request, options={**request.options, "speculation.type": "off"})
-        plans = {ON: made, OFF: make_plan(ctx, without)}
-    first = next((message for one in plans.values() for message in one.errors), None)
-    if first is not None:
-        raise BenchError(
-            "the profile cannot be deployed, so it is not measured",
-            cause=first.text,
-            state="nothing was touched",
-            hint=first.hint or "`tunerd plan PROFILE`",
-        )
+        side = SideRequest(f"{request.profile} with speculation off", without)
+        plans = {ON: made, OFF: plan_side(ctx, side)}
     published = _published(ctx, asked, made.resolved.name)
     serving, output, messages = _beside_serving(ctx, made, asked.suite)
     if asked.suite is Suite.QUALITY and output and serving is not None:

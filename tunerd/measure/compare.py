@@ -144,7 +144,7 @@ def plan_side(ctx: Context, side: SideRequest) -> Plan:
             f"`{side.name}` would be refused",
             cause="\n".join(message.text for message in errors),
             state="nothing was touched",
-            hint=next((message.hint for message in errors if message.hint), None),
+            hint=next((one.hint for one in errors if one.hint), "`tunerd plan PROFILE` shows it"),
         )
     if side.generation is not None:
         _demand_as_deployed(ctx, side, side.generation, made)

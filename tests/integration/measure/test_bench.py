@@ -177,6 +177,28 @@ def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box:
     assert serving_pid(box) == before
 
 
+@pytest.mark.parametrize("words", [("bench",), ("compare", "live")])
+def test_what_would_be_refused_is_not_measured_and_all_that_speaks_against_it_is_told(
+    box: Box, words: tuple[str, ...]
+) -> None:
+    before = serving_pid(box)
+    odd = (
+        "--set",
+        "serving.host=203.0.113.7",
+        "--set",
+        "serving.n_ubatch=9999",
+        "--set",
+        "serving.n_batch=512",
+    )
+    given = (*words, "cpu-embedded", *settings(box), *odd, "--yes")
+    error = box.json(*given, code=1)["error"]
+    assert error["code"] == "deploy"
+    assert error["message"].startswith("`cpu-embedded")
+    assert "203.0.113.7" in error["cause"]
+    assert "serving.n_ubatch = 9999 is more than" in error["cause"]
+    assert (error["state"], serving_pid(box)) == ("nothing was touched", before)
+
+
 def test_answers_that_nothing_could_be_held_against_are_not_asked_for(box: Box) -> None:
     before = serving_pid(box)
     words = settings(box, speculation__type="off")
