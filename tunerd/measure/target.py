@@ -35,7 +35,6 @@ _MOST_CONTEXT = 1 << 24
 _SAID = "what-a-user-says"
 _MOST_FRAME = 1 << 16  # letters; a template that says more is none
 _LETTERS_PER_TOKEN = (0.5, 50.0)
-_OK = 200
 _UNKNOWN = trust.Speculation(None)
 # Each look at the counters is work for the server, and resets gauges that others may read.
 _SCRAPE_S = 5.0
@@ -265,7 +264,8 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
             state="nothing was measured",
             hint="start the server there, or give the address that it listens on",
         )
-    is_llama = _is_llama(server)
+    props = server.props(timeout_s=_ASK_S)  # of which a proxy before one may have nothing
+    is_llama = props is not None and props.n_slots is not None
     listed = listed_models(models)
     name = wanted or next(iter(listed), None)
     called = label or name or "server"
@@ -316,12 +316,6 @@ def _address_of_url(url: str, api_key: str | None) -> Address:
         hint = "use http://HOST:PORT, with or without /v1; a key is taken from OPENAI_API_KEY"
         raise UsageError(f"not the address of a plain HTTP server: `{url}`", hint=hint)
     return Address(str(parts.hostname), port, api_key)
-
-
-def _is_llama(server: LlamaServer) -> bool:
-    """Whether it has llama-server's own routes; a proxy before one may have none of them."""
-    props = server.get("/props", timeout_s=_ASK_S)
-    return props.status == _OK and isinstance(props.body, dict) and "total_slots" in props.body
 
 
 def _asked(server: LlamaServer) -> dict[str, Any]:
