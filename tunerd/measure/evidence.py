@@ -5,7 +5,6 @@ No text of prompts or answers is among it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -264,15 +263,13 @@ def number(figures: Mapping[str, Any], key: str) -> float | None:
 
 
 def without_text(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Details of a sample as they may be kept: no long text, and no number that is none."""
+    """Details of a sample as they may be kept: no long text."""
     return {key: _short(value) for key, value in details.items()}
 
 
 def _short(value: Any) -> Any:
     if isinstance(value, str) and len(value) > MAX_DETAIL_LETTERS:
         return f"[{len(value)} letters left out]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     if isinstance(value, Mapping):
         return without_text(value)
     if isinstance(value, list | tuple):

@@ -142,8 +142,7 @@ def open_live(ctx: Context) -> Target:
             f"{live.unit} is a router: it starts a server for each model that it is asked for",
             hint=f"`tunerd bench --url {address.url}#MODEL` measures one of them",
         )
-    entry = ctx.generations.serving(live.unit)
-    generation = entry.generation if entry is not None else None
+    generation = ctx.deployed()
     if generation is not None and tuple(generation.argv) != tuple(live.argv):
         generation = None
     reader = FingerprintReader(ctx)
