@@ -123,7 +123,7 @@ def put_small_nights(store: EvidenceStore, n: int) -> None:
         store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, plan))
         for pair in (None, (night + 1, 1), None):
             store.add_sweep_event(number, sweep_event("p", pair))
-        store.add_samples(number, [made] * N_SAMPLES)
+        store.add_samples(number, [made] * N_SAMPLES, arm="live")
         if night % 2:
             store.add_verdict(number, VerdictRecord(outcome="keep", sentence="what serves stays"))
         outcome = RunOutcome.DONE if night % 2 else RunOutcome.STOPPED

@@ -559,24 +559,18 @@ class EvidenceStore:
         with self._file.writing() as connection:
             connection.execute(run.update().where(run.c.id == number), values)
 
-    def add_samples(
-        self, number: int, measured: Sequence[Sample], *, arm: str | None = None
-    ) -> None:
-        """Store samples in the order in which they were measured.
-
-        Args:
-            number: Of their run.
-            measured: The samples.
-            arm: Which arm they are of; None where the run has only one.
+    def add_samples(self, number: int, measured: Sequence[Sample], *, arm: str) -> None:
+        """Store samples of an arm of a run, in the order in which they were measured.
 
         Raises:
-            ValueError: the run has no such arm, or several and none was named.
+            ValueError: the run has no such arm.
         """
         if not measured:
             return
         kept = [plain(replace(one, details=without_text(one.details))) for one in measured]
         with self._file.writing() as connection:
-            row = {"run_id": number, "kind": _SAMPLE, "name": _arm_name(connection, number, arm)}
+            _demand_arm(connection, number, arm)
+            row = {"run_id": number, "kind": _SAMPLE, "name": arm}
             rows = [{**row, "is_usable": one.is_usable, "body": body}
                     for one, body in zip(measured, kept, strict=True)]  # fmt: skip
             connection.execute(entry.insert(), rows)
@@ -590,7 +584,7 @@ class EvidenceStore:
         kept = replace(summary, figures=without_text(summary.figures))
         with self._file.writing() as connection:
             if summary.arm is not None:
-                _arm_name(connection, number, summary.arm)
+                _demand_arm(connection, number, summary.arm)
             _add(connection, number, _SUMMARY, summary.name, plain(kept))
 
     def add_verdict(self, number: int, verdict: VerdictRecord) -> None:
@@ -884,13 +878,9 @@ def _arm_names(connection: sa.Connection, number: int) -> list[str]:
     return list(connection.scalars(chosen))
 
 
-def _arm_name(connection: sa.Connection, number: int, name: str | None) -> str:
-    """The name of this arm, or of the only one."""
-    found = [known for known in _arm_names(connection, number) if name in {None, known}]
-    if len(found) != 1:
-        wanted = f"arm `{name}`" if name is not None else "single arm"
-        raise ValueError(f"run {number} has no {wanted}")
-    return found[0]
+def _demand_arm(connection: sa.Connection, number: int, name: str) -> None:
+    if name not in _arm_names(connection, number):
+        raise ValueError(f"run {number} has no arm `{name}`")
 
 
 def _counts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, tuple[int, int]]:

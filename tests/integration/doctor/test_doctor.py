@@ -202,7 +202,7 @@ def test_evidence_holds_until_another_build_serves(box: Box) -> None:
         record, (arm,) = run.record, run.record.arms
         other = replace(arm, fingerprint=replace(arm.fingerprint, engine_sha256="0" * 64))
         number = store.add_run(replace(record, arms=(other,), started_s=record.started_s + 1))
-        store.add_samples(number, store.samples(run.number)[:1])
+        store.add_samples(number, store.samples(run.number)[:1], arm=arm.name)
         store.end_run(number, RunOutcome.DONE, ended_s=record.started_s + 2)
 
     stale = finding(doctor(box), "evidence-stale")

@@ -210,7 +210,7 @@ def test_a_full_disk_there_is_said_and_everything_is_handed_in_when_there_is_spa
                 store.add_samples(run, [
                     replace(SAMPLE, prompt_id=f"p{at + one}", details={"filler": list(range(300))})
                     for one in range(500)
-                ])  # fmt: skip
+                ], arm="live")  # fmt: skip
         with pytest.raises(HostError, match="its disk is full"):
             hand_in(box.context)
         there = postgres.query("select count(*) from entry where kind = 'sample'", "tiny")

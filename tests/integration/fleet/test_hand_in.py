@@ -58,7 +58,9 @@ def measure(box: Box, n: int, *, first: int = 0) -> int:
         for at in range(first, first + n, 40):
             names = range(at, min(at + 40, first + n))
             store.add_samples(
-                run, [replace(SAMPLE, prompt_id=f"{box.folder.name}-{name}") for name in names]
+                run,
+                [replace(SAMPLE, prompt_id=f"{box.folder.name}-{name}") for name in names],
+                arm="live",
             )
         store.end_run(run, RunOutcome.DONE, ended_s=RUN.started_s + 1)
     return run
@@ -173,7 +175,7 @@ def test_what_was_handed_in_is_not_handed_in_again_and_what_came_since_is(
 
     with EvidenceStore(box.context.paths.evidence) as store:
         store.reopen_run(run)
-        store.add_samples(run, [replace(SAMPLE, prompt_id="later")])
+        store.add_samples(run, [replace(SAMPLE, prompt_id="later")], arm="live")
 
     again = hand_in(box.context).payload
     assert (again["runs"], again["entries"]) == (1, 1)
@@ -211,7 +213,7 @@ def test_a_file_that_is_begun_anew_is_not_taken_for_the_one_before(
     box.context.paths.evidence.unlink()
     with EvidenceStore(box.context.paths.evidence) as store:
         run = store.add_run(replace(RUN, started_s=RUN.started_s + 0.5, arms=(ARM,)))
-        store.add_samples(run, [replace(SAMPLE, prompt_id="new")])
+        store.add_samples(run, [replace(SAMPLE, prompt_id="new")], arm="live")
     hand_in(box.context)
     assert samples_in(postgres, url) == (11, 11)
 

@@ -68,7 +68,7 @@ def test_samples_come_back_as_they_were_measured(
     store: EvidenceStore, measured: list[Sample]
 ) -> None:
     run = store.add_run(RUN)
-    store.add_samples(run, measured)
+    store.add_samples(run, measured, arm="live")
     assert list(store.samples(run)) == measured
 
 
@@ -95,7 +95,7 @@ def test_a_number_that_is_none_is_missing(store: EvidenceStore) -> None:
     run = store.add_run(RUN)
     odd = replace(SAMPLE, timings=Timings(prompt_ms=float("nan"), predicted_ms=float("inf")),
                   details={"ratio": float("nan")})  # fmt: skip
-    store.add_samples(run, [odd])
+    store.add_samples(run, [odd], arm="live")
     (back,) = store.samples(run)
     assert back.timings == Timings()
     assert back.details == {"ratio": None}
@@ -104,7 +104,7 @@ def test_a_number_that_is_none_is_missing(store: EvidenceStore) -> None:
 def test_no_long_text_is_kept(store: EvidenceStore) -> None:
     secret = "the answer of the model, word for word. " * 10
     run = store.add_run(RUN)
-    store.add_samples(run, [replace(SAMPLE, details={"answer": secret, "tool": "ls"})])
+    store.add_samples(run, [replace(SAMPLE, details={"answer": secret, "tool": "ls"})], arm="live")
     store.add_summary(run, SummaryRecord("quality", "prose", None, {"texts": [secret]}))
     (back,) = store.samples(run)
     assert back.details == {"answer": f"[{len(secret)} letters left out]", "tool": "ls"}
@@ -142,13 +142,11 @@ def test_runs_are_listed_newest_first_with_their_counts(store: EvidenceStore) ->
 
 def test_arms_may_be_added_to_a_run_and_samples_need_one(store: EvidenceStore) -> None:
     number = store.add_run(replace(RUN, arms=()))
-    with pytest.raises(ValueError, match="no single arm"):
-        store.add_samples(number, [SAMPLE])
+    with pytest.raises(ValueError, match="no arm `live`"):
+        store.add_samples(number, [SAMPLE], arm="live")
     store.add_arm(number, ARM)
-    store.add_samples(number, [SAMPLE])
+    store.add_samples(number, [SAMPLE], arm="live")
     store.add_arm(number, replace(ARM, name="other"))
-    with pytest.raises(ValueError, match="no single arm"):
-        store.add_samples(number, [SAMPLE])
     store.add_samples(number, [SAMPLE, SAMPLE], arm="other")
     assert [name for name, _ in store.arm_samples(number)].count("other") == 2
     assert len(store.samples(number)) == 3
@@ -249,7 +247,7 @@ def test_several_processes_make_and_fill_one_store(place: str) -> None:
         with open_store(place) as store:
             run = store.add_run(RUN)
             for _ in range(25):
-                store.add_samples(run, [SAMPLE])
+                store.add_samples(run, [SAMPLE], arm="live")
         tell(run)
 
     ends = [writer.end() for writer in [Forked(write) for _ in range(4)]]

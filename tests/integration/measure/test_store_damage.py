@@ -38,7 +38,7 @@ def _start_writer(place: str | Path) -> Forked:
             run, n = store.add_run(RUN), 0
             tell(f"{run} {n}")
             for batch in (1, 7, 1, 40):
-                store.add_samples(run, [SAMPLE] * batch)
+                store.add_samples(run, [SAMPLE] * batch, arm="live")
                 n += batch
                 tell(f"{run} {n}")
 
@@ -77,7 +77,7 @@ def test_a_full_disk_is_said_and_what_was_stored_can_still_be_read(tmp_path: Pat
         run = store.add_run(RUN)
         with pytest.raises(HostError) as caught:  # noqa: PT012  which call it is, is open
             for _ in range(100):
-                store.add_samples(run, [SAMPLE] * 40)
+                store.add_samples(run, [SAMPLE] * 40, arm="live")
                 n += 40
         assert "the disk is full" in caught.value.message
         assert caught.value.hint is not None

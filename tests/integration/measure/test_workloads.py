@@ -123,7 +123,7 @@ def keep(
         run = store.add_run(
             RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live", arms=(arm,))
         )
-        store.add_samples(run, [sample(timings=one) for one in measured])
+        store.add_samples(run, [sample(timings=one) for one in measured], arm="live")
         if ended_s is not None:
             store.end_run(run, RunOutcome.DONE, ended_s=ended_s)
 

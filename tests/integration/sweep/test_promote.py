@@ -147,7 +147,9 @@ def test_a_winner_is_not_deployed_where_it_could_not_be_kept_what_becomes_of_it(
     ctx = box.box.context
     path, filler = ctx.paths.evidence, list(range(3000))
     with EvidenceStore(path) as store:
-        store.add_samples(store.add_run(RUN), [replace(SAMPLE, details={"filler": filler})])
+        store.add_samples(
+            store.add_run(RUN), [replace(SAMPLE, details={"filler": filler})], arm="live"
+        )
     number = put_proposal(ctx)
     before = path.read_bytes()
     at = before.index(b" 1500, 1501") // 4096 * 4096
