@@ -223,26 +223,13 @@ def workload_sha256_now(ctx: Context, name: str | None, then: str | None) -> str
     try:
         if name in workload_files(ctx):
             found.append(find_workload(ctx, name).shape.sha256)
-        own = _own_table(ctx, name)
+        if name in load_sources(ctx).names:
+            own = load_profile(ctx, name, options={}).profile.workload
+            if isinstance(own, workload.WorkloadTable):
+                found.append(workload.shape_of(name, own).sha256)
     except TunerdError:
         return then if then in found else None
-    if own is not None:
-        found.append(own.sha256)
-    if then in found:
-        return then
-    return found[0] if found else NO_WORKLOAD
-
-
-def _own_table(ctx: Context, profile: str) -> workload.WorkloadShape | None:
-    """The workload that a profile of this name describes by itself.
-
-    Raises:
-        ConfigError: one of its layers is wrong.
-    """
-    if profile not in load_sources(ctx).names:
-        return None
-    own = load_profile(ctx, profile, options={}).profile.workload
-    return workload.shape_of(profile, own) if isinstance(own, workload.WorkloadTable) else None
+    return then if then in found else next(iter(found), NO_WORKLOAD)
 
 
 def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
