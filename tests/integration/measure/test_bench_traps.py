@@ -29,8 +29,17 @@ from tests.support.stand_in import StandIn
 from tunerd.errors import BenchError
 from tunerd.machine.facts import GpuProcess
 from tunerd.measure.answer import Mark
+from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.life import Answered, Life, Texts, TrafficWatch, prompt_book
-from tunerd.measure.request import WARM_UP_TOKENS, Prompt, Request, Suite
+from tunerd.measure.request import (
+    CHANGED_TAIL,
+    COLD,
+    IDENTICAL,
+    WARM_UP_TOKENS,
+    Prompt,
+    Request,
+    Suite,
+)
 from tunerd.measure.target import open_url
 from tunerd.profile.workload import RequestClass
 from tunerd.result import ActionResult
@@ -366,6 +375,29 @@ def test_a_server_that_says_it_is_always_busy_is_not_waited_for_without_end(tmp_
     ):
         BenchBox(tmp_path).bench(server.url, Suite.CACHE)
     assert "reported work during all" in str(ended.value.cause)
+
+
+class Impatient(HurriedClock):
+    """A person interrupts the first wait of some seconds."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if seconds > 1.0:
+            raise KeyboardInterrupt
+
+
+def test_what_was_asked_is_kept_where_the_wait_for_the_last_counters_is_interrupted(
+    tmp_path: Path, serve: Serve
+) -> None:
+    server, _ = serve()
+    box = BenchBox(tmp_path, clock=Impatient())
+    with pytest.raises(KeyboardInterrupt):
+        box.bench(server.url, Suite.CACHE)
+    with box.store() as store:
+        (run,) = store.runs()
+        cases = [one.case for one in store.samples(run.number)]
+    assert run.outcome is RunOutcome.STOPPED
+    assert cases[-3:] == [COLD, IDENTICAL, CHANGED_TAIL]
 
 
 def test_a_context_that_no_server_can_have_is_not_filled(tmp_path: Path) -> None:

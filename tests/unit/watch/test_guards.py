@@ -74,6 +74,16 @@ def test_deaths_that_are_far_apart_are_no_loop_nor_is_one_of_a_clock_that_was_se
     assert deaths(*times_s) == []
 
 
+def test_deaths_between_two_looks_count_each_and_no_more_than_a_few() -> None:
+    death = Death(0.0, FailureKind.OUT_OF_VRAM, "out of memory", False, NEVER_SERVED, n=3)
+    raised = look_at_oom(Deaths(), death, MARGIN, "act", 2)
+    dies = look_at_deaths(Deaths(), replace(death, n=900))
+    assert raised is not None
+    assert dies is not None
+    assert "it died 3 times" in raised.evidence
+    assert "died 5 times within half an hour" in dies.text
+
+
 def test_another_cause_raises_nothing() -> None:
     for kind in set(FailureKind) - {FailureKind.OUT_OF_VRAM}:
         assert deaths(0.0, 1.0, 2.0, kind=kind, gave_up=True) == []
