@@ -729,8 +729,7 @@ class Comparison:
                     raise _Failed(f"{side}: {error}") from error
                 return None
             except Unusable as unusable:
-                self.n_unusable += 1
-                self.last_unusable = str(unusable)
+                self._note(unusable)
                 return None
         return found
 
@@ -765,19 +764,21 @@ class Comparison:
         The second side gets the text that the first one answered, and no other: with another one the
         pair would not be alike, so it is begun anew.
         """
-        if (block, at) in texts:
-            self._check_time()
-            return life.request(Asked(block, at, self.workload.classes[at], texts[block, at]))
-        why = ""
-        for attempt in range(_ATTEMPTS):
+        is_second, attempt = (block, at) in texts, texts.get((block, at), 0)
+        while True:
             self._check_time()
             texts[block, at] = attempt
             try:
                 return life.request(Asked(block, at, self.workload.classes[at], attempt))
             except Unusable as unusable:
-                self.n_unusable += 1
-                why = self.last_unusable = str(unusable)
-        raise Unusable(why)  # too often: the whole pair is begun anew
+                attempt += 1
+                if is_second or attempt == _ATTEMPTS:
+                    raise  # the whole pair is begun anew
+                self._note(unusable)
+
+    def _note(self, unusable: Unusable) -> None:
+        self.n_unusable += 1
+        self.last_unusable = str(unusable)
 
 
 # The verdict in words

@@ -65,6 +65,7 @@ class Recording(SimulatedStand):
     asked: dict[Side, list[Asked]] = field(default_factory=lambda: {"A": [], "B": []})
     open_lives: int = 0
     spoiled: set[tuple[str, Side]] = field(default_factory=set)
+    n_spoiled: int = 1
 
     def boot(self, side: Side) -> SimulatedLife:
         self.boots.append(side)
@@ -80,7 +81,7 @@ class Recorded(SimulatedLife):
         stand = self.stand
         assert isinstance(stand, Recording)
         stand.asked[self.side].append(asked)
-        if asked.attempt == 0 and (asked.block, self.side) in stand.spoiled:
+        if asked.attempt < stand.n_spoiled and (asked.block, self.side) in stand.spoiled:
             raise Unusable("throttled")
         return super().request(asked)
 
@@ -124,6 +125,13 @@ def test_an_answer_that_must_not_count_is_asked_anew_with_another_text_on_both_s
     assert {one.attempt for one in kept} == {1}
     assert found.n_unusable == len(CHAT.classes)
     assert any("did not count" in text for text in reasons(found))
+
+
+def test_each_answer_that_did_not_count_is_counted_once_where_the_pair_is_begun_anew() -> None:
+    stand = Recording(SCENES[0], 1, spoiled={("1-0", "A")}, n_spoiled=99)
+    found = run(SCENES[0], limits=replace(LIMITS, max_pairs=1), stand=stand)
+    asked = [one for one in stand.asked["A"] if one.block == "1-0"]
+    assert (len(found.pairs), len(asked), found.n_unusable) == (1, 4, 4)
 
 
 def test_a_pair_whose_second_side_has_no_answer_to_the_same_text_does_not_count() -> None:
