@@ -344,6 +344,7 @@ MOST_BYTES = 1024 * 1024
 MOST_CANDIDATES = 3
 _SAME_CARD = 0.1  # of its memory: drivers and write-ups round it
 
+_TYPE, _CACHE_TYPE = "speculation.type", "serving.cache_type_k"
 Words = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:,;()'+-]{0,199}$")]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Word = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.,-]{0,39}$")]
@@ -382,11 +383,11 @@ class Model(Part):
 class Values(Part):
     """The settings that a sweep tries, by their keys in a profile; what is missing was not told."""
 
-    spec: Annotated[Word | None, Field(alias="speculation.type")] = None
+    spec: Annotated[Word | None, Field(alias=_TYPE)] = None
     n_max: Annotated[int | None, Field(alias="speculation.n_max", ge=0, le=1000)] = None
     p_min: Annotated[float | None, Field(alias="speculation.p_min", ge=0, le=1)] = None
     fit_mib: Annotated[int | None, Field(alias="memory.fit_mib", ge=0, le=10**6)] = None
-    kv: Annotated[Word | None, Field(alias="serving.cache_type_k")] = None
+    kv: Annotated[Word | None, Field(alias=_CACHE_TYPE)] = None
     ubatch: Annotated[int | None, Field(alias="serving.n_ubatch", ge=1, le=10**6)] = None
     batch: Annotated[int | None, Field(alias="serving.n_batch", ge=1, le=10**6)] = None
     threads: Annotated[int | None, Field(alias="serving.threads", ge=1, le=10**4)] = None
@@ -505,41 +506,27 @@ def _values(origins: Sequence[tuple[str, str, str]]) -> Values | None:
     """What the flags of an arm set of the keys that travel; None where they are not known."""
     if not origins:
         return None
-    keys = {field.alias: name for name, field in Values.model_fields.items()}
-    found: dict[str, Any] = {"spec": OFF}
+    keys = {field.alias for field in Values.model_fields.values()}
+    found: dict[str, Any] = {_TYPE: OFF}
     for text, key, _who in origins:
-        name = keys.get(key)
         flag, _, value = text.partition(" ")
         if not flag.startswith("-"):
             continue
-        if key == DRAFT_MODEL and found["spec"] == OFF:  # older builds draft where one is named
-            found["spec"] = DRAFT
-        if name is None:
-            continue
-        if name == "spec":
+        if key == DRAFT_MODEL and found[_TYPE] == OFF:  # older builds draft where one is named
+            found[_TYPE] = DRAFT
+        elif key == _TYPE:
             stage, _, inside = value.partition(":")
-            found["spec"] = own_kinds(stage) or "mtp"
-            found |= {part: _number(said) for part, _, said in (one.partition("=") for one in inside.split(",")) if part in {"n_max", "p_min"}}  # fmt: skip
-        else:
-            found[name] = value if name == "kv" else _number(value)
+            found[_TYPE] = own_kinds(stage) or "mtp"
+            found |= {f"speculation.{part}": said for part, _, said in (one.partition("=") for one in inside.split(",")) if part in {"n_max", "p_min"}}  # fmt: skip
+        elif key in keys:
+            found[key] = value
     of_v = (text.partition(" ")[2] for text, key, _ in origins if key == "serving.cache_type_v")
-    if found.get("kv") != next(of_v, None):  # one word tells of both
-        found.pop("kv", None)
+    if found.get(_CACHE_TYPE) != next(of_v, None):  # one word tells of both
+        found.pop(_CACHE_TYPE, None)
     try:
-        if "p_min" in found:
-            found["p_min"] = float(found["p_min"])
-        return Values(**found)
+        return Values.model_validate(found, strict=False)  # its numbers are words of a command line
     except ValueError:
         return None
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 # What of a bundle fits here
