@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import sqrt
 from statistics import fmean, linear_regression, stdev
 
@@ -715,12 +715,7 @@ def _sick(looks: Sequence[Look]) -> str | None:
 
 
 def _count_back(looks: Sequence[Look], holds: Callable[[Look], bool]) -> int:
-    n = 0
-    for one in reversed(looks):
-        if not holds(one):
-            break
-        n += 1
-    return n
+    return sum(1 for _ in takewhile(holds, reversed(looks)))
 
 
 def _leaks(looks: Sequence[Look], basis: Basis) -> str | None:

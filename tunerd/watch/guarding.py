@@ -580,13 +580,11 @@ def show_guards(ctx: Context) -> ActionResult:
           "next night compares a kept copy of the old build with the new one")),
     ]  # fmt: skip
     _, findings = read_findings(ctx, None)
-    shown = []
-    for name, policy, kinds, evidence, may in rows:
-        last = next((event for event in kept.events if event.kind in kinds), None)
-        shown.append(
-            {"name": name, "policy": policy, "evidence": evidence, "may": may,
-             "last": None if last is None else asdict(last)}
-        )  # fmt: skip
+    shown = [
+        {"name": name, "policy": policy, "evidence": evidence, "may": may,
+         "last": next((asdict(event) for event in kept.events if event.kind in kinds), None)}
+        for name, policy, kinds, evidence, may in rows
+    ]  # fmt: skip
     confirmed = findings.confirmed if findings is not None else None
     payload = {
         "guards": shown,
