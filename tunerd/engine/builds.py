@@ -17,7 +17,7 @@ from tunerd.engine.capabilities import Capabilities, Engine, EngineIdentity, Fou
 from tunerd.engine.flags import PLAIN_FLAGS, named_files, normal_spelling
 from tunerd.engine.health import argument_error, last_words
 from tunerd.engine.importer import unlisted_flags
-from tunerd.engine.serving import read_live_unit
+from tunerd.engine.serving import missing_to_start, read_live_unit
 from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_gone, lock, real_path, sync_folder
 from tunerd.machine.net import free_port
@@ -443,6 +443,8 @@ def why_no_start(ctx: Context, live: LiveUnit, *, is_tried: bool = False) -> str
 
     With `is_tried` its build is asked what it says of its words, whatever flags it lists.
     """
+    if (why := missing_to_start(ctx, live)) is not None:
+        return why
     if live.program is None or live.argv is None or live.is_container or live.has_own_root:
         return None
     program, named = Path(live.program), named_files(live.argv)

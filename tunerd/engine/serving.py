@@ -14,7 +14,7 @@ from tunerd.app import Context
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import DeployError, HostError, ServiceError, TunerdError
-from tunerd.machine.files import stamp_of
+from tunerd.machine.files import is_gone, stamp_of
 from tunerd.machine.net import listening_ports
 from tunerd.machine.process import SEARCH_PATH, account
 from tunerd.units.generations import Ending, Generation
@@ -89,10 +89,45 @@ def file_environment_of(
     Raises:
         HostError: one of them cannot be read.
     """
-    patterns = environment_files_of(unit, specifiers)
-    names = (n for one in patterns for n in sorted(glob.glob(one)) or [one])  # noqa: PTH207
-    texts = (_text(ctx, Path(name)) or "" for name in names)
+    texts = (_text(ctx, path) or "" for path, _ in _environment_files(unit, specifiers))
     return {name: value for text in texts for name, value in parse_environment_file(text).items()}
+
+
+def _environment_files(
+    unit: UnitFile, specifiers: Mapping[str, str]
+) -> Iterator[tuple[Path, bool]]:
+    """Each of them, with whether it must be there."""
+    for one in environment_files_of(unit, specifiers):
+        pattern = one.removeprefix("-")
+        for name in sorted(glob.glob(pattern)) or [pattern]:  # noqa: PTH207
+            yield Path(name), pattern == one
+
+
+def files_of_start(ctx: Context, live: LiveUnit) -> Iterator[tuple[Path, bool]]:
+    """The files beside itself that a unit's manager reads to start it, each with whether it must be there.
+
+    Raises:
+        HostError: a drop-in cannot be read.
+    """
+    unit = unit_with(ctx, live.text or "", live)
+    yield from _environment_files(unit, specifiers_of(ctx, live.unit))
+    yield from ((Path(path), True) for path in live.credentials.values() if path.startswith("/"))
+
+
+def missing_to_start(ctx: Context, live: LiveUnit) -> str | None:
+    """What a unit's manager needs to start it, and does not find; its server is not asked.
+
+    Raises:
+        HostError: a drop-in cannot be read.
+    """
+    gone = (path for path, is_needed in files_of_start(ctx, live) if is_needed and is_gone(path))
+    for path in gone:
+        return f"gone: `{path}`, which its manager reads to start it"
+    if ctx.mode is not Mode.SYSTEM or live.user is None or account(live.user) is not None:
+        return None
+    if unit_with(ctx, live.text or "", live).value("Service", "DynamicUser"):  # made at each start
+        return None
+    return f"there is no user `{live.user}`, as whom it is to run"
 
 
 def hides_words(live: LiveUnit) -> bool:

@@ -22,7 +22,7 @@ from tunerd.measure import trust
 from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.request import USUAL_LETTERS_PER_TOKEN, Frame, PromptBook, PromptStock, Route
 from tunerd.production.checks import explain
-from tunerd.production.gate import ENGINE, replaced_under, why_it_ended
+from tunerd.production.gate import ENGINE, edited_under, replaced_under, why_it_ended
 from tunerd.production.lease import Candidate
 from tunerd.result import Message, note, warning
 from tunerd.units.generations import Generation
@@ -151,6 +151,12 @@ def open_live(ctx: Context) -> Target:
         part = _PARTS.get(what, "model_sha256")
         arm, part = arm.under(**{part: None}), part.removesuffix("_sha256")
         problems = (f"the {part} that is measured is not the one on disk now: {text}", *problems)
+    if (edited := edited_under(ctx, state)) is not None:
+        arm = arm.under(arguments_sha256=None)
+        problems = (
+            f"what is measured was started before its unit was changed: {edited}",
+            *problems,
+        )
     if is_same is None:
         problems = (f"the arguments of process {state.main_pid} cannot be read", *problems)
     profile = generation.profile if generation is not None else None

@@ -35,6 +35,8 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import (
     address_now,
     address_of,
+    files_of_start,
+    missing_to_start,
     read_live_unit,
     server_now,
     standing_text,
@@ -755,8 +757,9 @@ class _StartedWith:
 def edited_under(ctx: Context, state: UnitState) -> str | None:
     """That a unit was edited, in words, after its server started: nobody has seen the next start serve then.
 
-    What it was started with is remembered each time that nothing was: files that are younger and say the same, as
-    where a rebuild of NixOS has made their links anew, or a swap has put them back, are no edit.
+    What its manager reads beside it counts as the unit does. What it was started with is remembered each time that
+    nothing was: files that are younger and say the same, as where a rebuild of NixOS has made their links anew, or a
+    swap has put them back, are no edit.
     """
     if not state.exists or is_gone(state.fragment_path or ctx.unit_path):
         return UNIT_GONE
@@ -768,13 +771,18 @@ def edited_under(ctx: Context, state: UnitState) -> str | None:
     files = {str(path): path for path in state.drop_ins if path.parent.name != "service.d"}
     if not is_deployed:  # by its name: the manager may say where its link leads
         files[state.unit] = state.fragment_path or ctx.unit_path
+    live = read_live_unit(ctx, state.unit, state)
+    if (missing := missing_to_start(ctx, live)) is not None:
+        return missing
     now = {name: _hash_of(ctx, path) for name, path in files.items()}
     kept = ctx.paths.cache_dir / "started-with.json"
     known = ctx.files.recall(_StartedWith, kept)
     then = known.files if known is not None and known.invocation == state.invocation_id else {}
+    # Of these, which may hold secrets, no hash is kept.
+    beside = {str(path): path for path, _ in files_of_start(ctx, live)}
     since_s, now_s = state.active_since_s or ctx.clock.now_s(), ctx.clock.now_s()
-    for name, path in files.items():
-        is_same = now[name] is not None and now[name] == then.get(name)
+    for name, path in {**beside, **files}.items():
+        is_same = now.get(name) is not None and now[name] == then.get(name)
         if not is_same and _changed_after(path, since_s, now_s):
             return f"`{path}` was edited after the server started"
     if state.runs and state.invocation_id is not None and not now.items() <= then.items():

@@ -262,7 +262,9 @@ def read_live(
         search_path=search_path,
         work_dir=None if work_dir is None else work_dir.removeprefix("-"),
         own_environment=environment_of(own, specifiers),
-        own_environment_files=environment_files_of(own, specifiers),
+        own_environment_files=tuple(
+            name.removeprefix("-") for name in environment_files_of(own, specifiers)
+        ),
         file_environment=file_environment,
         drop_in_exec=tuple(path for path, drop_in in drop_ins if _sets_command(drop_in)),
         problem=problem,

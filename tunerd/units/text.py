@@ -665,11 +665,14 @@ def environment_of(unit: UnitFile, specifiers: Mapping[str, str]) -> dict[str, s
 
 
 def environment_files_of(unit: UnitFile, specifiers: Mapping[str, str]) -> tuple[str, ...]:
-    """The files that a unit reads its environment from, in order; a path may be a glob pattern."""
+    """The files that a unit reads its environment from, in order, behind a `-` those that may be missing.
+
+    A path may be a glob pattern.
+    """
     files: list[str] = []
     for directive in unit.values("Service", "EnvironmentFile"):
         with contextlib.suppress(ConfigError):  # systemd ignores it too
-            files.append(expand_specifiers(directive.value, specifiers).removeprefix("-"))
+            files.append(expand_specifiers(directive.value, specifiers))
     return tuple(files)
 
 

@@ -129,6 +129,24 @@ def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_othe
         demand_return(ctx, ctx.services.state(ctx.unit))
 
 
+def test_what_a_server_does_is_no_evidence_of_variables_that_its_unit_got_since() -> None:
+    """A bench kept it as of the new ones: of the command line alone it was seen that it is what runs."""
+    with a_box() as (box, _):
+        box.profile("serves")
+        box.apply("serves")
+        ctx, unit = box.box.context, box.box.unit
+        then = open_live(ctx)
+        assert then.arm.fingerprint.arguments_sha256 is not None
+
+        more = "[Service]\nEnvironment=LLAMA_ARG_DRAFT_MAX=3\n"
+        unit.write_text(unit.read_text().replace("[Service]\n", more, 1))
+        ctx.services.reload()
+
+        target = open_live(ctx)
+        assert target.arm.fingerprint.arguments_sha256 is None
+        assert "was edited after the server started" in target.messages[0].text
+
+
 def test_files_that_are_replaced_are_told_are_no_evidence_of_what_stands_and_end_a_measurement() -> (
     None
 ):

@@ -17,13 +17,14 @@ import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step, fused_services
 from tests.fault.fuse import Life as Victim
-from tests.fault.scenarios import deploy
+from tests.fault.scenarios import deploy, locked_swap
 from tests.fault.world import BROKEN, ENGINE, UNIT, LateClock, World, a_world
 from tests.support.fake_gpu import a_card
 from tests.support.fakes import FakeLease, Invocation, Life, Program
 from tests.support.profiles import a_plan_for
 from tests.support.waiting import until
 from tunerd.app import Context, data_dir
+from tunerd.engine.builds import why_no_start
 from tunerd.engine.capabilities import Engine
 from tunerd.engine.flags import Argument
 from tunerd.engine.health import Failure, FailureKind, Reason
@@ -445,6 +446,41 @@ def test_a_unit_that_was_written_anew_by_the_way_back_of_a_killed_swap_is_edited
         demand_return(world.context(), world.manager.state(UNIT))
 
     assert world.serving_alias() == "one"
+
+
+@pytest.mark.parametrize("what", ["variables gone", "variables edited", "account gone"])
+def test_a_server_that_its_manager_could_not_start_again_is_not_stopped_for_a_measurement(
+    world: World, what: str
+) -> None:
+    """A bench took away one whose file of variables was deleted since, and it never came back."""
+    variables = world.folder / "my.env"
+    variables.write_text("MINE=1\n")
+    account = "no-such-account" if what == "account gone" else "root"
+    lines = f"EnvironmentFile={variables}\nUser={account}"
+    ctx = world.context()
+    locked_swap(ctx, world.request(world.text("one", service=lines), alias="one"))
+    if what == "variables gone":
+        variables.unlink()
+    if what == "variables edited":  # the real clock's, of which the times of files are
+        world.clock.set_wall(variables.stat().st_ctime - 3600.0)
+        world.clock.advance(7200.0)
+    else:
+        why = why_no_start(ctx, read_live_unit(ctx))
+        assert (account if what == "account gone" else "my.env") in (why or "")
+
+    with pytest.raises(DeployError, match="edited while it ran"), held(world):
+        pass
+
+    assert world.serving_alias() == "one"
+
+
+def test_variables_that_may_be_missing_keep_no_measurement_away(world: World) -> None:
+    world.put(
+        world.text(
+            "one", service="EnvironmentFile=-/no/my.env\nDynamicUser=yes\nUser=none", starts=2
+        )
+    )
+    demand_return(world.context(), world.manager.state(UNIT))
 
 
 def test_a_unit_whose_link_was_made_anew_is_edited_just_where_its_text_is_another(

@@ -148,7 +148,7 @@ def test_a_units_assignments_replace_each_other_and_its_files_are_named_in_order
                       "EnvironmentFile=-/etc/a\nEnvironmentFile=%h/b\n")  # fmt: skip
 
     assert environment_of(unit, {}) == {"A": "3", "B": "2"}
-    assert environment_files_of(unit, {"h": "/home/a"}) == ("/etc/a", "/home/a/b")
+    assert environment_files_of(unit, {"h": "/home/a"}) == ("-/etc/a", "/home/a/b")
 
 
 VALUES = {
