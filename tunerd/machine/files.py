@@ -27,6 +27,8 @@ from tunerd.records import plain, read_or_none
 T = TypeVar("T")
 MAX_READ_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.1
+# What a lock that somebody else holds is told by.
+_HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN})
 _UNCHANGED = "nothing was changed by this call"
 
 
@@ -415,7 +417,7 @@ def _take(descriptor: int, path: Path) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in {errno.EWOULDBLOCK, errno.EAGAIN}:
+            if error.errno not in _HELD:
                 raise _cannot("lock", path, error, state=_UNCHANGED) from error
             if clock.monotonic_s() > end_s:
                 raise _busy(descriptor) from error
@@ -485,8 +487,8 @@ def is_locked(path: Path) -> bool:
     ):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno in _HELD  # else nobody can lock it, which whoever tries will say
     return False
 
 
@@ -525,6 +527,11 @@ def _cannot(verb: str, path: Path, error: OSError, *, state: str | None = None) 
         hint = f"{shown} shows an `i` for what is immutable; `chattr -i` makes it changeable"
     elif error.errno in {errno.EACCES, errno.EPERM}:
         hint = "run the command as the owner, or as root"
+    elif error.errno in {errno.ENOLCK, errno.EOPNOTSUPP}:
+        hint = (
+            "files cannot be locked on its file system, as on some network mounts: have `TUNERD_STATE_DIR` and "
+            "`TUNERD_CONFIG_DIR` name folders on a local disk"
+        )
     cause = error.strerror or str(error)
     return HostError(f"cannot {verb} `{path}`", cause=cause, state=state, hint=hint)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
 import os
+import platform
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import ROOT
+from tests.support.forked import Forked
 from tests.support.lossy_disk import tiny_disk
 from tests.support.needs import needs_root
 from tests.support.programs import ProgramFailed, program
@@ -364,6 +369,41 @@ def test_a_second_caller_is_told_who_holds_the_lock_which_ends_with_its_process_
         assert not is_locked(path)
     with lock(path, purpose="third", since="now"):
         assert json.loads(path.read_text())["purpose"] == "third"
+
+
+def lose_locks() -> None:
+    """The kernel has no locks for this process from now on, as on a mount of another machine's disk."""
+    number = {"x86_64": 73, "aarch64": 32}[platform.machine()]  # of flock
+    load, jump, give = 0x20, 0x15, 0x06
+    refused, allowed = 0x00050000 | errno.ENOLCK, 0x7FFF0000
+    lines = [(load, 0, 0, 0), (jump, 0, 1, number), (give, 0, 0, refused), (give, 0, 0, allowed)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+    whole = struct.pack("HxxxxxxQ", len(lines), ctypes.addressof(code))
+    libc, wanted = ctypes.CDLL(None), ctypes.create_string_buffer(whole)
+    libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, ctypes.addressof(wanted), 0, 0) == 0  # PR_SET_SECCOMP, a filter
+
+
+def test_where_nothing_can_be_locked_nobody_is_said_to_hold_it(tmp_path: Path) -> None:
+    """`status` told of a change under way for ever, and for that the daemon recovered and guarded nothing."""
+    path = tmp_path / "lock"
+    path.touch()
+
+    def try_it(tell: Callable[[object], None]) -> None:
+        lose_locks()
+        tell(is_locked(path))
+        try:
+            with lock(path, purpose="apply", since="now"):
+                raise AssertionError
+        except HostError as problem:
+            tell(f"{problem.message}: {problem.cause}; {problem.hint}")
+
+    code, told = Forked(try_it).end()
+    assert code == 0, told
+    locked, refused = told.splitlines()
+    assert locked == "False"
+    assert "No locks available; files cannot be locked on its file system" in refused
 
 
 def test_a_program_that_was_started_under_the_lock_does_not_hold_it(tmp_path: Path) -> None:
