@@ -284,8 +284,8 @@ class Guarding(Teller):
     def _margin(self) -> guards.Margin:
         try:
             margin = margin_now(self._ctx)
-        except TunerdError:
-            return guards.Margin(None, 0, is_pinned=False)
+        except TunerdError as problem:
+            return guards.Margin(None, 0, is_pinned=False, left_alone=problem.message)
         if self._raise_failed is not None and self._generation() == self._raise_failed:
             return replace(margin, left_alone="raising it failed")
         return margin

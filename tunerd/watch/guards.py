@@ -296,7 +296,8 @@ def _decide(
     begin = "the server runs out of VRAM again and again"
     target_mib = margin.next_mib
     if target_mib is None:
-        text = f"{begin}, and there is no fit margin that could be raised"
+        why = f": {margin.left_alone}" if margin.left_alone else ""
+        text = f"{begin}, and there is no fit margin that could be raised{why}"
         return _advice(text, evidence, "lower serving.ctx_size, or set memory.fit_mib; where the "
                        "model is placed by hand, raise memory.n_cpu_moe")  # fmt: skip
     hint = f"tunerd apply PROFILE --set memory.fit_mib={target_mib}"

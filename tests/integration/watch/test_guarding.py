@@ -631,6 +631,7 @@ def test_one_that_a_game_took_the_memory_of_is_told_of_once_and_that_it_is_back(
     world.look_for(1000)
     assert world.is_up
     assert world.kinds == ["oom", "server-again", "server-back"]
+    assert "raised: nothing that serves here was deployed from a profile" in world.told[0].text
 
 
 def measured(world: GivenUp) -> None:

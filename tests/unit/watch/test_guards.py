@@ -94,6 +94,9 @@ LEFT_ALONE: dict[str, dict[str, Any]] = {
     "a person pinned it": {"margin": replace(MARGIN, is_pinned=True)},
     "it was edited": {"margin": replace(MARGIN, left_alone="it was edited")},
     "there is none": {"margin": Margin(None, 0, is_pinned=False)},
+    "its profile was removed": {
+        "margin": Margin(None, 0, is_pinned=False, left_alone="there is no profile `mine`")
+    },
     "nothing is done by itself": {"policy": "advise"},
     # Whoever may ask it something may write lines of that.
     "no look saw VRAM run short": {"seen": SERVED},
