@@ -24,7 +24,7 @@ from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome, changed_model_files
 from tunerd.units.live import LiveUnit
-from tunerd.units.text import parse_unit, unified_diff
+from tunerd.units.text import is_ours, parse_unit, unified_diff
 from tunerd.words import generation_number, sha256
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ def list_targets(ctx: Context) -> ActionResult:
                 "changed_s": backup.changed_s,
                 "made_by_generation": made_by.number if made_by is not None else None,
                 "profile": made_by.profile if made_by is not None else None,
+                "is_ours": is_ours((text or b"").decode("utf-8", "replace")),
                 "is_live": text is not None and sha256(text) == live,
             }
         )

@@ -12,7 +12,7 @@ from tunerd.engine import serving
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import LlamaServer
 from tunerd.errors import HostError, NoSupervisor, ServiceError
-from tunerd.machine.files import is_locked
+from tunerd.machine.files import demand_writable, is_locked
 from tunerd.paths import paths_for
 from tunerd.production.journal import cut_short, others_on_record, read_record
 from tunerd.production.measurement import measuring, read_measurement
@@ -212,12 +212,23 @@ def _messages(
         messages.append(warning("not-handed-in", text, "tunerd fleet hand-in"))
     if ctx.lacks_manager:
         messages.append(lacks_manager())
-    messages += filter(None, (unsupervised(ctx), _not_let_in(ctx)))
+    messages += filter(None, (unsupervised(ctx), _not_let_in(ctx), _not_recorded(ctx)))
     if measurement is not None:
         messages.append(measuring(ctx, measurement))
     if gpu_problem is not None:
         messages.append(warning("gpu", gpu_problem, "`tunerd doctor`"))
     return messages
+
+
+def _not_recorded(ctx: Context) -> Message | None:
+    """That STATE takes no changes, as after an error of its disk: no swap begins, and the daemon keeps and sends no word."""
+    try:
+        if ctx.paths.state_dir.exists():
+            demand_writable(ctx.paths.lock)
+    except HostError as problem:
+        text = f"nothing can be deployed or recorded: {problem.message} ({problem.cause})"
+        return warning("read-only", text, problem.hint)
+    return None
 
 
 def _not_let_in(ctx: Context) -> Message | None:

@@ -297,8 +297,8 @@ def backups_table(backups: Sequence[Mapping[str, Any]]) -> Table:
     return table_of("What was replaced, as files beside the unit", backups, {
         "~backup": lambda one: one["name"],
         "~kept": lambda one: when(one["changed_s"]),
-        "~before generation": lambda one: "by hand" if one["generation"] is None else str(one["generation"]),
-        "~profile": lambda one: one["profile"] or "not by tunerd",
+        "~before generation": lambda one: str(one["generation"] or "not on record"),
+        "~profile": lambda one: one["profile"] or ("by tunerd" if one["is_ours"] else "not by tunerd"),
         "~": lambda one: "is live" if one["is_live"] else "",
     }, link=lambda one: None if one["is_live"] else f"/rollback?to={one['name']}")  # fmt: skip
 

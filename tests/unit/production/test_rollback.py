@@ -28,7 +28,8 @@ from tunerd.result import Progress
 from tunerd.tryout.local import enabled_mark
 from tunerd.units.generations import Ending, Outcome
 from tunerd.units.manager import UnitState
-from tunerd.units.text import demand_as_shown, shown_hash
+from tunerd.units.text import MARK, demand_as_shown, shown_hash
+from tunerd.web.view import backups_table
 from tunerd.words import sha256
 
 
@@ -107,6 +108,21 @@ def test_a_backup_that_cannot_be_read_keeps_nobody_from_going_back(world: World)
 
     assert [one["is_live"] for one in listed] == [False] * len(listed)
     assert _target(world) == world.text("old")
+
+
+def test_a_backup_whose_record_is_lost_is_known_as_tunerds_by_its_text(world: World) -> None:
+    """Of those without a record all were called "not by tunerd", by which a person finds their own unit again."""
+    world.put(world.text("one"))
+    for name, mark in (("20260101T000000Z-apply", f"# {MARK}".encode()), ("mine", b"")):
+        (world.paths.unit_dir / f"{UNIT}.pre-{name}").write_bytes(mark + world.text(name))
+
+    table = backups_table(list_targets(world.context()).payload["backups"])
+
+    told = {str(row[0]).rpartition("-")[2]: row[2:4] for row in table.rows}
+    assert told == {
+        "apply": ("not on record", "by tunerd"),
+        "mine": ("not on record", "not by tunerd"),
+    }
 
 
 def test_what_another_unit_replaced_is_never_offered(world: World) -> None:
