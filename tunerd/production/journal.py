@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from tunerd.records import Unreadable, read
 from tunerd.words import sha256
 
 SCHEMA = 1
+_STAMPED = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +184,22 @@ def backups(ctx: Context) -> tuple[Backup, ...]:
     return tuple(order)
 
 
+def unrecorded_since(ctx: Context, moment_s: float) -> str | None:
+    """The newest backup of a swap since then that no record knows: STATE is older than the unit then."""
+    begin = f"{ctx.unit}.pre-"
+    names = (one.name for one in backups(ctx) if one.generation is None)
+    swaps = (name for name in names if _STAMPED.match(name.removeprefix(begin)))
+    return max((name for name in swaps if name > begin + _stamp(moment_s)), default=None)
+
+
+def _stamp(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
 def new_backup_name(ctx: Context, reason: str) -> str:
     """The name of a backup made now, counted within a second; none that systemd would load."""
     taken = {path.name for path in _made(ctx)}
-    stamp = datetime.fromtimestamp(ctx.clock.now_s(), UTC).strftime("%Y%m%dT%H%M%SZ")
+    stamp = _stamp(ctx.clock.now_s())
     counted = itertools.chain([""], (f".{nth}" for nth in itertools.count(1)))
     names = (f"{ctx.unit}.pre-{stamp}{nth}-{reason}" for nth in counted)
     return next(name for name in names if name not in taken)

@@ -14,13 +14,13 @@ from tunerd.engine.server import LlamaServer
 from tunerd.errors import HostError, NoSupervisor, ServiceError
 from tunerd.machine.files import demand_writable, is_locked
 from tunerd.paths import paths_for
-from tunerd.production.journal import cut_short, others_on_record, read_record
+from tunerd.production.journal import cut_short, others_on_record, read_record, unrecorded_since
 from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.generations import Generation, HistoryEntry, Outcome, changed_model_files
 from tunerd.units.manager import LeaseRecord, UnitState, lacks_manager
-from tunerd.units.text import unified_diff
+from tunerd.units.text import is_ours, unified_diff
 from tunerd.words import Mode, counted, sha256
 
 DEFAULT_LIMIT = 20
@@ -274,6 +274,8 @@ def verify(ctx: Context) -> ActionResult:
     entry = ctx.generations.serving(ctx.unit)
     if entry is None:
         text = f"tunerd has deployed nothing as {ctx.unit} yet"
+        if is_ours((serving.standing_text(ctx) or b"").decode("utf-8", "replace")):
+            text = f"there is no record of {ctx.unit}, though tunerd wrote it: its STATE was lost, or is another one"
         return _result(None, [], (warning("nothing-deployed", text, "tunerd apply PROFILE"),), 1)
     was_under_way = is_locked(ctx.paths.lock)
     try:
@@ -348,6 +350,7 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
         yield warning("unit-edited", text, hint)
     elif stands not in ours:
         wanted = ctx.generations.unit_text(generation.number)
+        hint = f"`tunerd apply` or `tunerd rollback --to {generation.number}` puts back what was deployed"
         if standing is None:
             text = f"the unit file is gone: `{ctx.unit_path}`"
         elif not standing:
@@ -361,9 +364,13 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
                 wanted.decode(errors="replace"), standing.decode(errors="replace"), ctx.unit
             )
             changed = [line for line in difference.splitlines()[2:] if line[:1] in {"+", "-"}]
-            text = f"the unit was edited by hand: {masked('; '.join(changed[:6]))}"
-        yield warning("unit-edited", text, "`tunerd apply` or `tunerd rollback --to "
-                      f"{generation.number}` puts back what was deployed")  # fmt: skip
+            newer = unrecorded_since(ctx, generation.created_s)
+            who = "the unit was edited by hand"
+            if newer is not None:
+                who = f"the unit is newer than the records, which do not know `{newer}`: STATE may be an older copy"
+                hint = f"`tunerd apply PROFILE` begins anew with what stands; `tunerd rollback --to {generation.number}` goes back to the older"
+            text = f"{who}: {masked('; '.join(changed[:6]))}"
+        yield warning("unit-edited", text, hint)
     yield from filter(None, (interrupted(ctx),))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step, full_disk, fused_services
-from tests.fault.scenarios import deploy, go_back
+from tests.fault.scenarios import deploy, go_back, locked_swap
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.faked import set_to
 from tests.support.fakes import Invocation, Life
@@ -33,6 +34,7 @@ from tunerd.result import Progress
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import ServiceManager, UnitState
+from tunerd.units.text import MARK
 from tunerd.words import sha256
 
 OTHER_ENGINE = "/bin/cat"
@@ -378,6 +380,28 @@ def test_a_unit_of_another_generation_is_told_as_that(world: World) -> None:
     world.unit_path.write_bytes(world.text("mine"))
     world.manager.reload()
     assert "edited by hand" in verify(world.context()).messages[0].text
+
+
+def test_records_that_are_older_than_the_unit_are_told_as_that(world: World) -> None:
+    """With a STATE from a backup the unit was "edited by hand"; without one tunerd had deployed nothing."""
+    ctx, copy = world.context(), world.folder / "copy"
+    deploy(ctx, world, "old")
+    shutil.copytree(world.paths.state_dir, copy)
+    world.clock.advance(86400.0)
+    text = f"# {MARK}\n".encode() + world.text("new")
+    for alias, new in (("newer", world.text("newer")), ("new", text)):
+        locked_swap(ctx, world.request(new, alias=alias))
+        world.clock.advance(60.0)
+
+    shutil.rmtree(world.paths.state_dir)
+    assert (
+        "no record of llama-server.service, though tunerd wrote it" in verify(ctx).messages[0].text
+    )
+    copy.rename(world.paths.state_dir)
+
+    (told,) = verify(ctx).messages
+    assert told.text.startswith("the unit is newer than the records, which do not know `llama")
+    assert "rollback --to 1` goes back to the older" in str(told.hint)
 
 
 def test_a_server_that_its_manager_starts_again_is_no_failure_to_roll_back_from(
