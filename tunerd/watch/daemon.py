@@ -257,11 +257,14 @@ class Swaps(Teller):
         Raises:
             HostError: the generations cannot be read.
         """
-        if self._known is None:
-            self._begin()
-            return
         generations = self._ctx.generations
         numbers = generations.numbers()
+        if self._known and max(numbers, default=0) < max(self._known):
+            self._known = None  # STATE is an older copy, or away: what comes back was told
+        if self._known is None:
+            if numbers:
+                self._begin()
+            return
         for number in sorted(set(numbers) - self._known):
             entry = generations.find(number)
             # The newest may be about to be written, or under way.

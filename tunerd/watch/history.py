@@ -63,9 +63,15 @@ class TelemetryStore:
         try:
             with self._translated("open"):
                 self._open(writable=writable)
+            self._file = _file_of(path)
         except BaseException:
             self._db.close()
             raise
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its file still stands where it was opened: STATE may be restored, or its disk mounted, since."""
+        return _file_of(self.path) == self._file
 
     def close(self) -> None:
         """Let go of the file."""
@@ -251,6 +257,14 @@ class TelemetryStore:
             raise HostError(f"cannot {verb} `{self.path}`", cause=str(error)) from error
 
 
+def _file_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def put_aside(path: Path, stamp: str) -> Path:
     """Move a history out of the way, with what SQLite keeps beside it, in place of one before; where it is now.
 
@@ -433,6 +447,8 @@ class HistoryKeeper(Teller):
             self._said.clear()
 
     def _opened(self) -> TelemetryStore:
+        if self._store is not None and not self._store.is_there:
+            self._let_go()
         if self._store is None:
             self._ctx.files.make_folder(self._ctx.paths.state_dir)
             self._store = TelemetryStore(self._ctx.paths.telemetry, writable=True)

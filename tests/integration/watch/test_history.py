@@ -256,3 +256,26 @@ def test_a_clock_that_is_years_ahead_at_each_boot_drops_nothing(tmp_path: Path) 
     kept = history(ctx, BEGIN_S, clock.now_s())
     assert len(kept.points) == 3 * 5
     assert len(kept.events) == 3 * 2
+
+
+def test_a_history_that_was_removed_or_replaced_under_the_daemon_is_gone_on_with_where_it_stands(
+    tmp_path: Path,
+) -> None:
+    """As where STATE is restored or its disk mounted late: all that was seen until the daemon's end went into no file."""
+    ctx = replace(Box(tmp_path).context, clock=FakeClock(BEGIN_S))
+    keeper, path = begun(ctx), ctx.paths.telemetry
+
+    def tell(text: str) -> list[str]:
+        keeper.add_event(Event(ctx.clock.now_s(), "swap", "note", text, None))
+        return [one.text for one in history(ctx, 0.0, 0.0).events]
+
+    assert tell("one") == ["one"]
+    ctx.paths.state_dir.rename(tmp_path / "before")
+    assert tell("two") == ["two"]
+    for side in path.parent.glob(f"{path.name}*"):
+        side.unlink()
+    (tmp_path / "before" / path.name).rename(path)
+    for side in (tmp_path / "before").glob(f"{path.name}-*"):
+        side.rename(path.parent / side.name)
+    assert tell("three") == ["three", "one"]
+    keeper.close()

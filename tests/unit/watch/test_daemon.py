@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tests.fault.fuse import Fuse, Kind, Life
@@ -51,6 +53,29 @@ def test_each_swap_is_told_once(world: World) -> None:
         swaps.look()
     assert [(one.kind, one.level) for one in told] == [("swap", "note")] * 2
     assert "generation 2 (apply) serves" in told[1].text
+
+
+def test_after_a_state_that_was_restored_what_is_new_is_told_and_nothing_again(
+    world: World,
+) -> None:
+    """Its numbers had been seen: no swap was told until there were as many as before."""
+    deploy(world.context(), world, "old")
+    kept = world.paths.generations_dir
+    shutil.copytree(kept, world.folder / "copy")
+    deploy(world.context(), world, "new", "newer")
+    swaps, told = watching(world)
+    kept.rename(world.folder / "away")
+    for stands in (None, "away", "copy"):
+        if stands is not None:
+            shutil.rmtree(kept, ignore_errors=True)
+            (world.folder / stands).rename(kept)
+        swaps.look()
+    assert told == []
+
+    deploy(world.context(), world, "newest")
+    swaps.look()
+
+    assert [one.text for one in told] == ["generation 2 (apply) serves"]
 
 
 def test_a_swap_that_led_back_is_told_with_its_cause(world: World) -> None:
