@@ -1035,7 +1035,7 @@ def _basis(
             "laid_over": _laid_over(ctx, plan),
             "engines": dict(choice.seen.identities),
             "model": plan.facts.identity.sha256,
-            "gpus": [(gpu.name, gpu.own_limit_w) for gpu in plan.host.gpus or ()],
+            "gpus": [(gpu.name, gpu.total_mib, gpu.own_limit_w) for gpu in plan.host.gpus or ()],
             "driver": plan.host.driver_version,
             "cpu": plan.host.cpu.model,
             "workload": shape.sha256,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fake_gpu import FakeGpuReader, a_card
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
 from tests.support.stand_in import install
@@ -69,6 +70,17 @@ def test_no_arm_is_tried_on_a_build_that_was_replaced_since_the_sweep_began(box:
     before = replace(prepared.seen, identities={arm.engine: "0" * 64})
     with pytest.raises(LeaseEnded, match="was replaced"):
         plan_arm(ctx, replace(prepared, seen=before), arm)
+
+
+def test_what_a_smaller_card_of_the_same_name_showed_counts_no_more(box: SweepBox) -> None:
+    """An RTX 5060 Ti has 8 or 16 GiB: the night after one was put in for the other went on with what the other did."""
+
+    def basis(total_mib: int) -> str:
+        card = a_card("NVIDIA GeForce RTX 5060 Ti", total_mib=total_mib)
+        ctx = replace(box.box.context, gpu=FakeGpuReader(card))
+        return prepare(ctx, SweepRequest(budget_s=600.0), proves=False).basis
+
+    assert basis(8151) == basis(8151) != basis(16311)
 
 
 def test_an_engine_is_tried_by_its_family_too_and_a_word_for_none_is_named(box: SweepBox) -> None:
