@@ -21,8 +21,10 @@ from tests.fault.scenarios import deploy, go_back, locked_swap
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.faked import set_to
 from tests.support.fakes import Invocation, Life
+from tests.support.waiting import until
 from tunerd.cli.deploy import render_status
 from tunerd.errors import DeployError, HostError, NoSupervisor, RolledBack
+from tunerd.machine import net
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.files import lock
 from tunerd.production.gate import drain as drain_of
@@ -317,6 +319,8 @@ def test_a_start_that_ends_without_a_word_on_a_port_of_the_past_is_repeated(worl
 
     def start(invocation: Invocation) -> Life:
         if (number := next(starts)) == 1:
+            # What ended just now may keep it for a moment.
+            until(lambda: net.can_bind("127.0.0.1", world.port, None), "the port is free")
             holder.bind(("127.0.0.1", world.port))
         if number <= 3:
             words = ("srv          init: using 8 threads for HTTP server",)
