@@ -349,7 +349,7 @@ class _Overtaken(Exception):
 def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> ActionResult:
     """`tunerd probation take-back`: back to what served before a generation that does worse.
 
-    The arm is remembered where a sweep proved it.
+    The arm is remembered where a sweep proved it, once it was taken back.
 
     Raises:
         UsageError: there is no such generation.
@@ -395,7 +395,9 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
         state, exit_code = "worse", 1
         told = f"{reason}; it could not be taken back: {error.message}"
     ended = _closed(ctx, record, state, told, exit_code)
-    if sweep is not None:  # last: a full disk, or a store that is locked, may end it here
+    if (
+        sweep is not None and state == _TAKEN_BACK
+    ):  # last: a full disk, or a locked store, may end it here
         _remember(ctx, entry.generation, sweep, reason)
     return ended
 

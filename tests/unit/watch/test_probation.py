@@ -380,6 +380,14 @@ def test_it_is_closed_though_nobody_can_tell_the_sweep_that_proved_it(world: Wor
     assert (record.state, record.reason) == ("taken back", "it died")
 
 
+def test_nothing_is_told_of_a_sweep_whose_winner_could_not_be_taken_back(world: World) -> None:
+    """It was said to be taken back, and its layer was gone, though it was still what stood."""
+    begun(world, boot_id=boot_id())
+    world.manager.stop(UNIT)
+    done = take_back(world.context(), 2, "it died", sweep=7)  # of which there is none
+    assert (done.exit_code, done.payload["state"]) == (1, "worse")
+
+
 def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so(
     world: World,
 ) -> None:
