@@ -6,12 +6,13 @@ Every effect of a swap is announced: those on the disk by `Files(before=...)`, t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -76,6 +77,11 @@ class Fuse:
         self._burn = burn
         self._of = of
         self._count = 0
+
+    def burns_in(self, n: int, burn: Burn) -> None:
+        """Burn once more, after so many effects from now on."""
+        self._at = self._until = self._count + n
+        self._burn = burn
 
     def disk(self, text: str) -> None:
         """For `Files(before=...)`."""
@@ -146,6 +152,7 @@ class Life:
         self.error: BaseException | None = None
         self.over = threading.Event()
         self._lock = lock
+        self._others = {fd for fd, path in open_files().items() if _is_let_go(path, lock)}
 
     def die(self, step: Step) -> None:
         """For a fuse: the process is dead from here on."""
@@ -166,17 +173,37 @@ class Life:
         threading.Thread(target=run, daemon=True).start()
         assert self.over.wait(_PATIENCE_S), "it hangs"
         if self.died_before is not None:
-            let_go(self._lock)
+            let_go(self._lock, but=self._others)
 
 
-def let_go(lock: Path) -> None:
-    """Let go of the lock file, and of what was being written."""
+def open_files() -> dict[int, Path]:
+    """Of this process, by descriptor."""
+    found = {}
     for link in Path("/proc/self/fd").iterdir():
-        try:
-            path = link.readlink()
-            if path == lock:
-                os.close(int(link.name))
-            elif path.suffix == ".tmp":
-                fcntl.flock(int(link.name), fcntl.LOCK_UN)
-        except FileNotFoundError:
+        with contextlib.suppress(FileNotFoundError):
+            found[int(link.name)] = link.readlink()
+    return found
+
+
+def let_go(*locks: Path, but: Collection[int] = ()) -> None:
+    """Let go of the lock files, and of what was being written, but for descriptors of others."""
+    for descriptor, path in open_files().items():
+        if descriptor in but or not _is_let_go(path, *locks):
             continue
+        if path in locks:
+            os.close(descriptor)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _is_let_go(path: Path, *locks: Path) -> bool:
+    return path in locks or path.suffix == ".tmp"
+
+
+def let_go_of_names(begin: str) -> None:
+    """Let go of names of this machine, which are abstract sockets."""
+    rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()]
+    held = {f"socket:[{row[6]}]" for row in rows if row[7:] and row[7].startswith(f"@{begin}")}
+    for descriptor, path in open_files().items():
+        if str(path) in held:
+            os.close(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -15,18 +16,20 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.fault.fuse import Fuse, full_disk, let_go
+from tests.fault.fuse import Fuse, Step, full_disk, let_go, let_go_of_names
 from tests.fault.fuse import Life as Process
 from tests.fault.world import BROKEN, ENGINE, UNIT, World, in_memory
 from tests.support.fakes import Invocation, Life
 from tunerd.app import Context, data_dir
 from tunerd.errors import DeployError, ServiceError, Stranded, TunerdError
 from tunerd.machine.files import is_locked
+from tunerd.machine.process import Interrupts
 from tunerd.production.journal import read_record
 from tunerd.production.lease import hold
 from tunerd.production.measurement import remove_unit_files
@@ -35,11 +38,12 @@ from tunerd.production.recover import changing, recover
 from tunerd.production.rollback import rollback
 from tunerd.production.status import status, verify
 from tunerd.production.swap import swap
+from tunerd.sweep.record import after_rollback
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import candidate_unit, is_candidate, lease_of
 from tunerd.units.systemd import Notifier
-from tunerd.watch.daemon import Recovery
+from tunerd.watch.daemon import Nights, Recovery
 from tunerd.watch.guarding import Guarding
 from tunerd.watch.probation import take_back
 from tunerd.watch.watcher import Watcher
@@ -53,6 +57,7 @@ DOCUMENTED = {1, 2, 3, 4, 75, 130}
 DAY_S = 86400.0
 # Longer than a lease waits for production's port.
 _RETURNS_S = 130.0
+_PATIENCE_S = 120.0
 
 
 class Wish(Enum):
@@ -95,43 +100,68 @@ class Shown:
     diff: str
 
 
-class Measuring(Process):
-    """A measurement that goes on while other things happen."""
+class Job(Process):
+    """A command that takes long: it stands still where it is told to while other things happen."""
 
-    def __init__(self, world: World, cut: Cut | None, budget_s: float) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__(world.paths.lock)
-        self.is_over, self._ends, self._world = False, threading.Event(), world
-        self.fuse = Fuse() if cut is None else cut.fuse(self)
-        ctx = world.context(self.fuse, asks=True)
+        self.fuse, self.is_over, self.found = Fuse(), False, None
+        self._goes_on, self._world, self._is_interrupted = threading.Event(), world, False
 
-        def measure() -> None:
+    def begin(self, act: Callable[[], Any]) -> None:
+        """Until it stands still, ends or dies."""
+
+        def run() -> None:
             try:
-                with hold(ctx, purpose="bench", budget_s=budget_s):
-                    self.over.set()
-                    self._ends.wait()
+                self.found = act()
             finally:
                 self.is_over = True
 
-        self.live(measure)
+        self.live(run)
         if self.died_before is not None:
             self.kill()
 
-    def end(self) -> None:
-        """Let it end by itself, unless its fuse burns."""
+    def stand(self, _step: Step | None = None) -> None:
+        """Stand still; for the command itself, or its fuse."""
+        self.fuse.burnt.clear()
+        self.over.set()
+        self._goes_on.wait()
+        self._goes_on.clear()
+        if self._is_interrupted:
+            self._is_interrupted = False
+            interrupt(sys._getframe())
+
+    def interrupt(self) -> None:
+        """Somebody has pressed Ctrl-C since it stands still."""
+        self._is_interrupted = True
+
+    def go_on(self) -> None:
+        """Until it stands still again, ends or dies."""
         self.over.clear()
-        self._ends.set()
-        assert self.over.wait(60.0)
+        self._goes_on.set()
+        assert self.over.wait(_PATIENCE_S), "it hangs"
         if self.died_before is not None:
             self.kill()
 
     def kill(self) -> None:
         """What the kernel and the service manager do at its death."""
-        self.is_over = True
-        let_go(self._world.paths.lock)
-        let_go(self._world.paths.measure_lock)
+        self.is_over, paths = True, self._world.paths
+        let_go(paths.lock, paths.measure_lock, paths.sweep_lock, paths.schedule_lock)
+        let_go_of_names("tunerd-card-")
         for lease in self._world.manager.leases():
             self._world.manager.drop_lease(lease)
         self._world.clock.advance(_RETURNS_S)
+
+
+def interrupt(frame: FrameType | None) -> None:
+    """What Ctrl-C does in the main thread, which a thread of a test is not: whoever holds it back has it later."""
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, Interrupts):
+                value._on_signal(signal.SIGINT, None)
+                return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 class Histories(RuleBasedStateMachine):
@@ -144,14 +174,14 @@ class Histories(RuleBasedStateMachine):
         self.all.callback(self.world.close)
         self.manager = self.world.manager
         self.manager.programs[sys.executable] = self._own
-        self.serve, self.has_no_card = self.manager.programs[ENGINE], False
+        self.serve, self.has_no_card = {ENGINE: self.manager.programs[ENGINE]}, False
         self.own: list[Invocation] = []
         self.then: list[str] = []
         self.wish = Wish.UNKNOWN
         self.is_cut = self.is_lost = self.has_failed = self.is_packaged = False
         self.good: set[bytes] = set()
         self.whole: set[bytes | None] = {None}
-        self.measuring: Measuring | None = None
+        self.measuring: Job | None = None
         self.daemon: Callable[[], None] | None = None
         self.newest = self.n_edits = 0
         self.deployed: bytes | None = None
@@ -167,6 +197,8 @@ class Histories(RuleBasedStateMachine):
                     self.end_measuring(is_killed=True)
                 self.daemon_looks(None, 60.0)
                 self.holds()
+            if self.measuring is not None:
+                self.measuring.kill()
 
     # How it is
 
@@ -185,6 +217,10 @@ class Histories(RuleBasedStateMachine):
 
     def ctx(self, fuse: Fuse | None = None) -> Context:
         return replace(self.world.context(fuse, asks=True), data_dir=data_dir())
+
+    def says(self, alias: str) -> bool:
+        """Whether what stands starts a server of this name."""
+        return f"# {alias}\n".encode() in (self.world.standing or b"")
 
     @property
     def drop_in(self) -> Path:
@@ -310,7 +346,12 @@ class Histories(RuleBasedStateMachine):
         was_cut = self.is_cut
         may_remove = any(generations.replaced_text(n) is None for n in generations.numbers())
         before, way_back, could_go_back = self.world.standing, self._way_back(), self.can_go_back
-        done = self.act(lambda ctx: rollback(ctx, to=to, drain=True, ask=lambda _: None), cut)
+
+        def go_back(ctx: Context) -> Any:
+            settle = partial(after_rollback, ctx)
+            return rollback(ctx, to=to, drain=True, ask=lambda _: None, settle=settle)
+
+        done = self.act(go_back, cut)
         if to is None and way_back is not None and cut is None and not self.has_no_card:
             leads = bool(way_back) and way_back[0] in {None, *self.good}
             assert isinstance(done, TunerdError) is not leads, done
@@ -383,8 +424,16 @@ class Histories(RuleBasedStateMachine):
             self.wish = (
                 Wish.UNKNOWN
             )  # what was read anew is seen by times of files, which are the real clock's
-        self.measuring = Measuring(self.world, cut, budget_s)
-        self._look_at_measuring(self.measuring)
+        job = self.measuring = Job(self.world)
+        job.fuse = Fuse() if cut is None else cut.fuse(job)
+        ctx = self.ctx(job.fuse)
+
+        def hold_it() -> None:
+            with hold(ctx, purpose="bench", budget_s=budget_s):
+                job.stand()
+
+        job.begin(hold_it)
+        self._look_at_measuring(job)
 
     @precondition(lambda self: self.measuring is not None)
     @rule()
@@ -411,11 +460,12 @@ class Histories(RuleBasedStateMachine):
                 self.manager.stop(unit)
                 remove_unit_files(self.ctx(), unit)
             self.manager.reload()
-            self.measuring.end()
+            self.measuring.go_on()
         self._look_at_measuring(self.measuring)
 
-    def _look_at_measuring(self, measuring: Measuring) -> None:
-        self._ended(measuring.error)
+    def _look_at_measuring(self, measuring: Job) -> None:
+        if not isinstance(measuring.error, KeyboardInterrupt):
+            self._ended(measuring.error)
         self.is_cut |= bool(measuring.fuse.burnt) or measuring.died_before is not None
         self.measuring = None if measuring.is_over else measuring
 
@@ -431,7 +481,9 @@ class Histories(RuleBasedStateMachine):
         if verb == "stop":
             may_be_ours = record is not None and record.old_invocation == before.invocation_id
             is_away = bool(self.manager.leases())
-            self.wish = Wish.UNKNOWN if is_away or may_be_ours else Wish.RESTS
+            says_nothing = self.is_cut and not before.runs  # to who brings it back
+            is_open = is_away or may_be_ours or says_nothing
+            self.wish = Wish.UNKNOWN if is_open else Wish.RESTS
         elif verb == "restart" or (verb == "start" and not before.is_active):
             self.world.clock.advance(3.0)
             self.wish = Wish.SERVES if is_done and self.can_start else Wish.UNKNOWN
@@ -513,10 +565,10 @@ class Histories(RuleBasedStateMachine):
         """No server starts without it; once it is back, what was deployed comes back by itself."""
         self.has_no_card = not self.has_no_card
         if self.has_no_card:
-            self.manager.programs[ENGINE] = _dies
+            self.manager.programs |= dict.fromkeys(self.serve, _dies)
             self.server_dies(Ending(code=1))
             return
-        self.manager.programs[ENGINE] = self.serve
+        self.manager.programs |= self.serve
         entry = self.ctx().generations.serving(UNIT)
         is_deployed = entry is not None and entry.generation.unit_sha256 == sha256(
             self.world.standing
@@ -547,7 +599,8 @@ class Histories(RuleBasedStateMachine):
         if self.measuring is None:
             assert not is_locked(paths.lock)
             assert not is_locked(paths.measure_lock)
-        if not (self.is_cut or self.has_no_card or self.manager.leases()):
+        is_amid = self.measuring is not None and is_locked(paths.lock)
+        if not (self.is_cut or self.has_no_card or is_amid or self.manager.leases()):
             alias, standing = self.world.serving_alias(), self.world.standing
             assert standing in self.whole, f"half a unit stands: {standing!r}"
             assert self.wish is not Wish.SERVES or alias not in {None, "candidate"}, (
@@ -557,7 +610,7 @@ class Histories(RuleBasedStateMachine):
                 f"{alias} serves, which was stopped"
             )
             assert (shown.payload["healthy"] is True) is (alias is not None), shown.payload
-            is_as_said = alias is not None and f"# {alias}\n".encode() in (standing or b"")
+            is_as_said = alias is not None and self.says(alias)
             may_be_gone = standing is None and self.replaced is None  # its last swap was killed
             assert checked.exit_code or is_as_said or self.deployed is None or may_be_gone, (
                 alias,
@@ -580,10 +633,12 @@ def _daemon(ctx: Context) -> Callable[[], None]:
     notifier, watcher = Notifier({}), Watcher(ctx)
     mends = Recovery(ctx, notifier, lambda _: None)
     guards = Guarding(ctx, notifier, lambda _: None, watcher.server)
+    nights = Nights(ctx, lambda _: None)
     mends.recover()
 
     def look() -> None:
         mends.look()
         guards.after(watcher.look())
+        nights.look()
 
     return look

@@ -7,8 +7,10 @@ process's pid.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,12 +59,14 @@ class _Quiet(Log):
 class Server:
     """The stand-in engine's routes on a port of this process."""
 
-    def __init__(self, argv: Sequence[str], record: Path | None = None) -> None:
-        self.behaviour = behaviour = Behaviour(needs_model=False)
+    def __init__(
+        self, argv: Sequence[str], record: Path | None = None, behaviour: Behaviour | None = None
+    ) -> None:
+        self.behaviour = behaviour = behaviour or Behaviour(needs_model=False)
         arguments = Arguments(list(argv[1:]), behaviour)
         record_path = None if record is None else str(record)
-        engine = Engine(behaviour, arguments, _Quiet(behaviour), Record(record_path))
-        self.api = api = Api(engine, _nothing_fails)
+        self.engine = Engine(behaviour, arguments, _Quiet(behaviour), Record(record_path))
+        self.api = api = Api(self.engine, _nothing_fails)
         api.is_loaded = True
         self._listener = listen("127.0.0.1", arguments.whole("port", 0))
         accept(self._listener, api)
@@ -71,18 +75,53 @@ class Server:
         stop(self._listener)
 
 
+@functools.cache
+def _full_pipe() -> int:
+    """Whoever writes there stands still."""
+    _, end = os.pipe()
+    os.set_blocking(end, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(end, bytes(4096))
+    os.set_blocking(end, True)
+    return end
+
+
+class Process(Server):
+    """A server with a process of its own, which has its words and its port, and does nothing (coreutils' `echo`, held up)."""
+
+    def __init__(self, argv: Sequence[str], behaviour: Behaviour) -> None:
+        super().__init__(argv, behaviour=behaviour)
+        self._process = subprocess.Popen(
+            argv, executable="/bin/echo", stdout=_full_pipe(), pass_fds=(self._listener.fileno(),)
+        )
+        self.pid = self._process.pid
+
+    def close(self) -> None:
+        super().close()
+        self._process.kill()
+        self._process.wait()
+
+
 def _nothing_fails(failure: object) -> NoReturn:
     raise AssertionError(f"nothing is to fail here: {failure}")
 
 
 class OwnPids(FakeServiceManager):
-    """Its processes have the pid of the process that answers for them."""
+    """Its processes have the pid of the process that answers for them: this one, or what `pids` says of a unit."""
 
     pid = os.getpid()
 
-    def _begin(self, unit: object, at_s: float) -> None:
+    def __init__(self, *told: Any) -> None:
+        super().__init__(*told)
+        self.pids: dict[str, int] = {}
+
+    def _begin(self, unit: Any, at_s: float) -> None:
         self._next_pid = self.pid - 1
-        super()._begin(unit, at_s)  # type: ignore[arg-type]
+        super()._begin(unit, at_s)
+        name = unit.definition.unit
+        if unit.process is not None and name in self.pids:
+            unit.process = replace(unit.process, pid=self.pids.pop(name))
 
     # The real ones see to it that starting at boot survives a power cut.
 
@@ -136,6 +175,14 @@ class World:
 
     def _serve(self, invocation: Invocation) -> Life:
         server = Server(invocation.argv, self.record)
+        self.servers.append(server)
+        return Life(on_end=server.close)
+
+    def serve_in_a_process(self, behaviour: Behaviour, invocation: Invocation) -> Life:
+        """As a program whose own words and port are looked at; its time is that of this clock."""
+        server = Process(invocation.argv, behaviour)
+        server.engine.passes = self.clock.advance
+        self.manager.pids[invocation.unit] = server.pid
         self.servers.append(server)
         return Life(on_end=server.close)
 

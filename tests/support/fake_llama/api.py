@@ -274,6 +274,7 @@ class Work:
 
     def _spend(self, simulated_ms: float) -> None:
         """Let what was planned pass; a sleep that took longer is made up for by the next ones."""
+        self._engine.passes(simulated_ms / 1000)
         start_s = time.monotonic() if self._due_s is None else self._due_s
         self._due_s = start_s + simulated_ms / 1000 * self._engine.behaviour.time_scale
         self._pause_until(self._due_s)

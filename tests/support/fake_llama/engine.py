@@ -170,6 +170,7 @@ class Engine:
         self.n_completions = 0
         self.n_waiting = 0
         self.is_stopping = False
+        self.passes: Callable[[float], object] = lambda _seconds: None
         self.asked_s = time.monotonic()
         self._turn = threading.Condition()
         self._queue: list[int] = []
