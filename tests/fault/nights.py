@@ -543,7 +543,14 @@ class Nights(Histories):
             assert (entry.generation.reason, entry.ending.outcome) == ("promote", Outcome.SERVING)
         now = standing, self._files(), tuned, deployed.number
         is_unchanged = self.files.get(standing) == self._files() and not self.is_laid_over
-        if is_unchanged and self.planned != now and deployed.profile == "night":
+        guards = (one for one in ctx.generations.entries(UNIT) if one.generation.reason == "guard")
+        taken = {ctx.generations.replaced_text(one.generation.number) for one in guards}
+        if (
+            is_unchanged
+            and standing not in taken
+            and self.planned != now
+            and deployed.profile == "night"
+        ):
             plan = make_plan(ctx, request_again(deployed))
             assert plan.unit_text.encode() == standing, plan.diff
             self.planned = now
