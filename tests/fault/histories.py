@@ -38,7 +38,6 @@ from tunerd.production.recover import changing, recover
 from tunerd.production.rollback import rollback
 from tunerd.production.status import status, verify
 from tunerd.production.swap import swap
-from tunerd.sweep.record import after_rollback
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import candidate_unit, is_candidate, lease_of
@@ -348,8 +347,7 @@ class Histories(RuleBasedStateMachine):
         before, way_back, could_go_back = self.world.standing, self._way_back(), self.can_go_back
 
         def go_back(ctx: Context) -> Any:
-            settle = partial(after_rollback, ctx)
-            return rollback(ctx, to=to, drain=True, ask=lambda _: None, settle=settle)
+            return rollback(ctx, to=to, drain=True, ask=lambda _: None)
 
         done = self.act(go_back, cut)
         if to is None and way_back is not None and cut is None and not self.has_no_card:
