@@ -233,12 +233,11 @@ _TOKEN, _TOKEN_SPREAD = 0.2, 0.3
 _STEP_PRIOR = np.array([0.1, 0.003])
 _STEP_SPREAD = np.array([0.1, 0.004])
 N_STEP_TERMS = 1 + POSITIONS + len(_STEP_PRIOR)
-# Prior of a prompt's terms, as shares of the mean time per token: a batch (times its usual size), a token, and a token
-# per 1,000 tokens of depth.
+# Prior of a prompt's terms, as shares of the mean time per token: a batch (times the size of those seen: weights that are
+# read once a batch take as large a share of large ones), a token, and a token per 1,000 tokens of depth.
 _PROMPT_PRIOR = np.array([0.25, 0.70, 0.004])
 _PROMPT_SPREAD = np.array([0.35, 0.40, 0.008])
 N_PROMPT_TERMS = len(_PROMPT_PRIOR)
-_TYPICAL_UBATCH = 512
 # How far a coefficient may be from that of a family which is like this one: of itself, and of a step or prompt.
 _RELATIVE_SHARE, _RELATIVE_PART = 0.25, 0.04
 _NOISE = 0.035
@@ -443,8 +442,8 @@ def fit_prompts(
         return None
     times = np.array([row.ms for row in rows]) * scales
     terms = np.array([row.terms for row in rows])
-    per_token = float(times.sum() / terms[:, 1].sum())
-    scale = np.array([_TYPICAL_UBATCH, 1.0, 1.0]) * per_token
+    n_batches, n_tokens, _ = terms.sum(axis=0)
+    scale = np.array([n_tokens / n_batches, 1.0, 1.0]) * float(times.sum() / n_tokens)
     rows_of_prior = np.diag(1.0 / (scale * _PROMPT_SPREAD))
     noise = times * _NOISE + _PROMPT_NOISE_MS
     prior = rows_of_prior, _PROMPT_PRIOR / _PROMPT_SPREAD

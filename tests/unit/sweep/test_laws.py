@@ -13,7 +13,7 @@ from scipy.special import expit
 from benchmarks.simulator.box import Truth
 from benchmarks.simulator.cards import CARDS
 from tunerd.profile.arm import Arm
-from tunerd.sweep.laws import Counts, Free, fit_acceptance, fit_memory
+from tunerd.sweep.laws import Counts, Free, PromptRow, fit_acceptance, fit_memory, fit_prompts
 from tunerd.sweep.search import expected_improvement
 
 ARM = Arm("ik", "mtp", 4, 0.75, 1024, "q8_0", 512, 2048, 8)
@@ -56,6 +56,19 @@ def test_engines_that_draft_the_first_token_whatever_its_confidence_are_told_fro
     law = fit_acceptance([drafter(*one, drafts_first=drafts_first) for one in seen], 1)
     (drafted,) = law.drafts(1, 0.9).drafted.sum(axis=1)
     assert drafted > 0.95 if drafts_first else drafted < 0.5
+
+
+def test_what_a_batch_costs_is_known_where_only_large_ones_were_seen() -> None:
+    """Experts in RAM are read over the bus once a batch, however large: half of the time of one of 2048."""
+
+    def prompt(n_tokens: int, depth_k: float, ubatch: int) -> PromptRow:
+        ms = 1000.0 * math.ceil(n_tokens / ubatch) + n_tokens * (0.4 + 0.003 * depth_k)
+        return PromptRow("a", ms, n_tokens, ubatch, depth_k)
+
+    seen = [prompt(42_000, 21.0, 2048), *(prompt(1200, 42.6, 2048) for _ in range(4))]
+    law, half = fit_prompts(seen), prompt(42_000, 21.0, 1024)
+    assert law is not None
+    assert float(half.terms @ law.mean) == pytest.approx(half.ms, rel=0.15)
 
 
 def test_the_margin_law_learns_what_drafts_and_depth_cost() -> None:
