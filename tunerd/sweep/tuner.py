@@ -211,6 +211,8 @@ _MOST_RESERVED, _MOST_PROVING = 0.6, 0.85
 _FINALIST_STARTS = 1.25
 # Of a pair, beyond the least: a whole one left 16G deep of the second world 16.1 instead of 7.6 % behind (1 h, mean, boxes 13 to 24).
 _LEAST_SPARE = 0.25
+# A gain (log ratio) of which each pair counts in full, be its luck two spreads bad: betting clips what is above 15 %.
+_BEYOND_LUCK = 0.25
 _PAIRS_SLACK = 1.25
 _SPARE_PAIRS, _SPARE_SHARE = 3, 0.05
 _TOOL_CALL_S = 1.5
@@ -558,6 +560,8 @@ class _Sweep:
         gain, policy = self._gain(), self.policy
         if gain < policy.min_gain:
             gain = _UNKNOWN_GAIN
+        if math.log1p(gain) - math.log1p(policy.min_gain) > _BEYOND_LUCK:
+            return (LEAST_NAMED + _LEAST_SPARE) * self._pair_s(candidate)
         alpha = challenge_alpha(policy.alpha, self._next_challenge)
         needed = pairs_needed(gain, _PAIR_SD, margin=policy.min_gain, alpha=alpha)
         needed, pair_s = min(max(needed, LEAST_NAMED), policy.max_pairs), self._pair_s(candidate)
