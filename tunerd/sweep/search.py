@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
@@ -198,6 +198,9 @@ _TELLING_P_MIN = 0.4
 # of the second world promoted 7 instead of 10 of 13 boxes in 1 h.
 _PROBING_SHARE = 0.2
 _LOOKUPS = ("ngram",)
+# A lookup costs next to nothing where it finds nothing, and saves some percent of what writes again what it has read: it is looked at
+# where its engine without drafts is no further behind (log ratio), on top of what leads.
+_LOOKUP_SAVES = 0.1
 # Positions that a family was seen to draft, and filters seen at work, before predictions are trusted.
 _SEEN_DRAFT = 6
 _SEEN_FILTER = 0.5
@@ -273,7 +276,7 @@ class Search:
             self._probe_families(_PROBING_SHARE * self.night.budget_s)
             self._measure_seeds()
             while self._has_time():
-                if self._probe_plain() or self._improve():
+                if self._probe_hopeful() or self._improve():
                     continue
                 if self._probe_families():
                     continue
@@ -338,21 +341,38 @@ class Search:
 
     # Steps
 
-    def _probe_plain(self) -> bool:
-        """A process without speculation, where an engine's own steps say that it may lead like that; whether there was any."""
+    def _probe_hopeful(self) -> bool:
+        """A process of a kind that may lead by what its engine's other kinds say of passes without drafts; whether there was any.
+
+        One lookup says what they find, and those of other engines are tried where it leads.
+        """
         leader = self.leader()
         if leader is None:
             return False
-        best = leader.arm
-        hopeful = [
-            family
+        is_told = any(
+            self.learner.is_known(key) for key in self.grid.families if key[1] in _LOOKUPS
+        )
+        near = {OFF: _NEAR_LEADER}
+        if not is_told or leader.arm.spec in _LOOKUPS:
+            near |= dict.fromkeys(_LOOKUPS, _NEAR_LEADER if is_told else _LOOKUP_SAVES)
+        behind = {
+            family.key: self._plain(family.engine, leader.arm) - leader.mean
             for family in self.grid.families.values()
-            if family.spec == OFF and not self.learner.is_known(family.key)
-            for arm in [family.arm(0, 0.0, best.ubatch, best.fit_mib, variant_of(best))]
-            if (turn := self.learner.without_drafts(arm)) is not None
-            if turn < leader.mean + _NEAR_LEADER
+            if family.spec in near and not self.learner.is_known(family.key)
+        }
+        hopeful = [
+            key for key in sorted(behind, key=behind.__getitem__) if behind[key] < near[key[1]]
         ]
-        return self._probe_families(families=hopeful)
+        return self._probe_families(families=[self.grid.families[key] for key in hopeful[:1]])
+
+    def _plain(self, engine: str, leader: Arm) -> float:
+        """Log turn time [ms] of an engine without drafts, set as the leader is; infinite where nothing tells."""
+        arm = replace(leader, engine=engine, spec=OFF, n_max=0, p_min=0.0)
+        if not self.learner.is_known(arm.family):
+            turn = self.learner.without_drafts(arm)
+            return math.inf if turn is None else turn
+        (belief,) = self.learner.beliefs([arm])
+        return math.inf if belief is None else belief.mean
 
     def _probe_families(
         self, until_s: float = math.inf, families: Sequence[FamilyGrid] | None = None
@@ -364,6 +384,8 @@ class Search:
                 key = family.key, n_max, p_min
                 if self.night.elapsed_s >= until_s or key in self._probed:
                     continue
+                if math.isfinite(until_s) and not self._is_first(family):
+                    continue
                 put_off = Left(", ".join(family.key), _NO_TIME)
                 if not self._has_time():  # there may be some after a challenge
                     self.left_out.append(put_off)
@@ -374,6 +396,12 @@ class Search:
                 is_any = True
         return is_any
 
+    def _is_first(self, family: FamilyGrid) -> bool:
+        """Whether a first look has it: kinds with a drafter, and what leads without one; the others come where they are hopeful."""
+        leader = self.leader()
+        is_leading = leader is None or family.engine == leader.arm.engine
+        return family.spec not in _LOOKUPS and (family.spec != OFF or is_leading)
+
     def _unseen_drafts(self, family: FamilyGrid) -> list[tuple[int, float]]:
         """Settings of the draft without which a family's plane is a guess; one if it drafts nothing.
 
@@ -381,7 +409,13 @@ class Search:
         0.7 % behind on boxes 1 and 3.
         """
         most = max((n for n in family.n_max if n <= _PROBE_N_MAX), default=family.n_max[0])
-        measured = [arm for arm in self.learner.measured() if arm.family == family.key]
+        # What another engine showed of a kind's drafts counts for one that is known: its steps are learned where they promise something.
+        is_known = self.learner.is_known(family.key)
+        measured = [
+            arm
+            for arm in self.learner.measured()
+            if arm.family == family.key or (is_known and arm.spec == family.spec)
+        ]
         if family.spec == OFF:
             return [] if measured else [(most, family.p_min[0])]
         found = []
@@ -401,13 +435,14 @@ class Search:
         return found
 
     def _by_cost(self) -> list[FamilyGrid]:
-        """Families, those most like the incumbent first: what is learned there helps the others."""
+        """Families, those that are not known first, of them those most like the incumbent: what is learned there helps the others."""
 
-        def distance(family: FamilyGrid) -> tuple[bool, bool, bool, bool]:
+        def distance(family: FamilyGrid) -> tuple[bool, bool, bool, bool, bool]:
             same_engine = family.engine == self.incumbent.engine
-            same_spec = family.spec == self.incumbent.spec
             is_lookup = family.spec in _LOOKUPS
-            return not (same_engine and same_spec), is_lookup, family.spec == OFF, not same_engine
+            same_spec = family.spec == self.incumbent.spec
+            is_known = self.learner.is_known(family.key)
+            return is_lookup, family.spec == OFF, is_known, not same_spec, not same_engine
 
         return sorted(self.grid.families.values(), key=distance)
 
@@ -573,14 +608,26 @@ class Search:
             self.study.tell(Told(server.arm.canonical(), self.serves.canonical(), ratio))
 
     def learn_usual_tools(self) -> None:
-        """Asks what serves as many tool calls as a winner, once an arm has broken one.
+        """Asks what serves as many tool calls as a winner, once an arm that may lead has broken one.
 
         Raises:
             TimeUp: There is no time for it.
         """
-        if not self._has_asked_usual_tools and self.limits.needs_usual_tools:
-            self._has_asked_usual_tools = True
-            self.ask_all_tools(self.serves)
+        if (
+            self._has_asked_usual_tools
+            or not self.limits.needs_usual_tools
+            or not self._may_lead_if_excused()
+        ):
+            return
+        self._has_asked_usual_tools = True
+        self.ask_all_tools(self.serves)
+
+    def _may_lead_if_excused(self) -> bool:
+        """Whether what broke tool calls may lead, should what serves break as many; or nobody could judge any call."""
+        leader = self.leader()
+        broken = [arm for arm in self.learner.measured() if self.limits.breaks_tools(arm)]
+        found = [one.mean for one in self.learner.beliefs(broken) if one is not None]
+        return leader is None or not found or min(found) < leader.mean + _NEAR_LEADER
 
     def ask_all_tools(self, arm: Arm) -> None:
         """The rest of the tool calls that a winner is asked, on a process of its own.
