@@ -409,12 +409,12 @@ class Search:
         0.7 % behind on boxes 1 and 3.
         """
         most = max((n for n in family.n_max if n <= _PROBE_N_MAX), default=family.n_max[0])
-        # What another engine showed of a kind's drafts counts for one that is known: its steps are learned where they promise something.
-        is_known = self.learner.is_known(family.key)
+        # Where looks are dear, another engine's counts for what is known of this one: more is tried of it where that promises something.
+        is_told = self._reads_much and self.learner.is_known(family.key)
         measured = [
             arm
             for arm in self.learner.measured()
-            if arm.family == family.key or (is_known and arm.spec == family.spec)
+            if arm.family == family.key or (is_told and arm.spec == family.spec)
         ]
         if family.spec == OFF:
             return [] if measured else [(most, family.p_min[0])]
