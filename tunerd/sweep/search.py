@@ -360,10 +360,9 @@ class Search:
             for family in self.grid.families.values()
             if family.spec in near and not self.learner.is_known(family.key)
         }
-        hopeful = [
-            key for key in sorted(behind, key=behind.__getitem__) if behind[key] < near[key[1]]
-        ]
-        return self._probe_families(families=[self.grid.families[key] for key in hopeful[:1]])
+        hopeful = sorted(key for key, log_ratio in behind.items() if log_ratio < near[key[1]])
+        hopeful.sort(key=behind.__getitem__)
+        return any(self._probe_families(families=[self.grid.families[key]]) for key in hopeful)
 
     def _plain(self, engine: str, leader: Arm) -> float:
         """Log turn time [ms] of an engine without drafts, set as the leader is; infinite where nothing tells."""
@@ -442,7 +441,7 @@ class Search:
             is_lookup = family.spec in _LOOKUPS
             same_spec = family.spec == self.incumbent.spec
             is_known = self.learner.is_known(family.key)
-            return is_lookup, family.spec == OFF, is_known, not same_spec, not same_engine
+            return is_lookup, is_known, family.spec == OFF, not same_spec, not same_engine
 
         return sorted(self.grid.families.values(), key=distance)
 
