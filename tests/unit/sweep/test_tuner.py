@@ -47,6 +47,16 @@ def test_a_night_finds_most_of_what_there_is_and_serves_nothing_that_would_not_r
     assert box.now() <= HOUR_S
 
 
+def test_a_first_look_has_the_drafters_and_what_leads_without_one_alone(
+    night: tuple[Task, SimulatedBox, Outcome],
+) -> None:
+    """What serves drafts as the other build does, and lookups come where its engine without drafts is near what leads."""
+    _, _, outcome = night
+    starts = [one for one in outcome.evidence.samples if one.event == "boot"]
+    looks = {one.arm.family for one in starts if one.purpose == "probe"}
+    assert looks == {("ik", "mtp"), (outcome.arm.engine, "off")}
+
+
 def test_a_winner_was_seen_with_its_context_full_however_the_length_of_texts_is_misjudged(
     night: tuple[Task, SimulatedBox, Outcome],
 ) -> None:
