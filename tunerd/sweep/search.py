@@ -211,9 +211,9 @@ _PROBE_MARGIN_STEPS = 3
 # ended 74 / 97 % behind (median / p95) instead of 8 / 31; 24G deep the same. Chat reads for 40 % of a start, the others for 52 to 87.
 _PROBE_UBATCH, _MUCH_READING = 2048, 0.5
 _OOM_STEP_MIB = 512
-# An expected improvement (log ratio) below which an arm is not worth a process: what is no nearer counts as equal (`_TIE`). Starts
-# that promised 0.03 to 0.2 % left the leader where it was (2 h of 16G chat of the second world, boxes 1 to 44).
-_STOP = 0.002
+# An expected improvement (log ratio) below which an arm is not worth a process. Starts that promised 0.03 to 0.15 % each left the
+# leader where it was (2 h of 16G chat of the second world, boxes 1 to 12); an end at 0.2 % costs (docs/benchmarks.md).
+_STOP = 0.0015
 _NO_TIME = "no time was left to try it"
 _RACE = "race"
 _RACE_ROUNDS = 6
