@@ -572,7 +572,7 @@ class Nights(Histories):
             found = (
                 []
                 if store is None
-                else [find_sweep(store, one.number) for one in store.runs(kind=KIND)]
+                else [find_sweep(ctx, store, one.number) for one in store.runs(kind=KIND)]
             )
         for one in found:
             if one.verdict is None or one.verdict.outcome != "promote":
