@@ -59,8 +59,8 @@ from tunerd.records import read
 from tunerd.result import Progress
 from tunerd.settings import load_settings
 from tunerd.sweep.plan import SweepRequest
-from tunerd.sweep.promote import PROMOTED, decline, promote
-from tunerd.sweep.record import KIND, find_sweep, list_sweeps, show_sweep
+from tunerd.sweep.promote import decline, promote
+from tunerd.sweep.record import KIND, PROMOTED, find_sweep, list_sweeps, show_sweep
 from tunerd.sweep.run import run_night, run_sweep, sweep_status
 from tunerd.sweep.schedule import read_memory, skip_tonight
 from tunerd.tryout.designed import SHAPES, design, write
