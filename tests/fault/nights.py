@@ -305,9 +305,9 @@ class Nights(Histories):
             self._beside(act)
 
     def _beside(self, act: Callable[[Context], Any]) -> Any:
-        """Another measurement, which is refused unless the one that stands still has only just begun."""
-        paths, before, could_go_back = self.world.paths, self.world.standing, self.can_go_back
-        is_held = is_locked(paths.measure_lock) or is_locked(paths.sweep_lock)
+        """Another measurement, which is refused unless the one that stands still has only just begun, or is over."""
+        before, could_go_back = self.world.standing, self.can_go_back
+        is_held = is_locked(self.world.paths.measure_lock)
         done = self.act(act, None)
         assert not is_held or isinstance(done, TunerdError), "two at once"
         self._noted(before, done, could_go_back)
