@@ -124,10 +124,7 @@ def _account() -> str:
 
 
 class Nights(Histories):
-    """`decided` is what its owner had stand since the measurement under way began.
-
-    `is_gap` where what became of a sweep may be unknown: from a kill on until the next `apply`.
-    """
+    """`decided` is what its owner had stand since the measurement under way began."""
 
     # What only bare units are for.
     candidate = delete = lose_card = None  # type: ignore[assignment]
@@ -154,7 +151,6 @@ class Nights(Histories):
         self.skipped_s: float | None = None
         self.begun = set[float | None]()
         self.until_s = inf
-        self.is_gap = False
         self.files: dict[bytes, tuple[str, int]] = {}
         self.proved: set[int] = set()
         self.planned: object = None
@@ -191,7 +187,6 @@ class Nights(Histories):
             return super().act(action, cut)
         finally:
             self.stops_at = stops
-            self.is_gap |= self.is_cut  # what becomes of a sweep is kept after the swap
             self._learn()
 
     def _learn(self) -> None:
@@ -251,7 +246,6 @@ class Nights(Histories):
         done = self.act(lambda ctx: apply(ctx, request, drain=True), cut)
         if self._has_swapped(before, done, could_go_back=could_go_back):
             self.wish = Wish.SERVES
-            self.is_gap = False
             self._decides(before)
 
     @rule(nth=st.none() | st.integers(0, 5), cut=SELDOM)
@@ -343,7 +337,6 @@ class Nights(Histories):
             self.deployed = now if self.replaced else None
             self.is_lost = False
         burnt = bool(job.fuse.burnt) or job.died_before is not None
-        self.is_gap |= burnt or (job.is_over and job.error is not None)
         assert now == before or before not in self.decided, "what its owner decided was undone"
         if job.error is not None and not could_go_back and self.wish is Wish.SERVES:
             self.wish = Wish.UNKNOWN
@@ -534,7 +527,7 @@ class Nights(Histories):
         if deployed.reason == "promote":
             assert tuned is not None
             assert tuned.generation == deployed.number
-            if not (self.has_no_store or self.is_gap or self.measuring):
+            if not (self.has_no_store or self.measuring):
                 decided = show_sweep(ctx, tuned.sweep).payload["decided"] or {}
                 told = decided.get("what"), decided.get("generation")
                 assert told == (PROMOTED, deployed.number)
@@ -543,14 +536,7 @@ class Nights(Histories):
             assert (entry.generation.reason, entry.ending.outcome) == ("promote", Outcome.SERVING)
         now = standing, self._files(), tuned, deployed.number
         is_unchanged = self.files.get(standing) == self._files() and not self.is_laid_over
-        guards = (one for one in ctx.generations.entries(UNIT) if one.generation.reason == "guard")
-        taken = {ctx.generations.replaced_text(one.generation.number) for one in guards}
-        if (
-            is_unchanged
-            and standing not in taken
-            and self.planned != now
-            and deployed.profile == "night"
-        ):
+        if is_unchanged and self.planned != now and deployed.profile == "night":
             plan = make_plan(ctx, request_again(deployed))
             assert plan.unit_text.encode() == standing, plan.diff
             self.planned = now
