@@ -103,6 +103,8 @@ class Guarding(Teller):
         self._raises = False
         self._waits = False
         self._raise_failed: int | None = None
+        # What was told last of some kinds, and of which generation, where the history cannot be kept.
+        self._told_last: dict[tuple[str, ...], tuple[int | None, str]] = {}
         self._deaths = guards.Deaths()
         self._has_recalled = False
         self._failed_s: float | None = None
@@ -135,8 +137,11 @@ class Guarding(Teller):
             return
         if reading.engine.active_state == UNKNOWN:
             return  # the service manager does not answer: what was seen before still holds
-        before, self._before = self._before, reading
+        before = self._before
         self._look_for_deaths(before, reading)
+        self._before = (
+            reading  # not before: what could not be looked into is looked into the next time
+        )
         if self._raises:
             return
         self._start_again(reading)
@@ -229,17 +234,18 @@ class Guarding(Teller):
         log.warning("server.died", times=n, cause=str(kind), words=words)
         if self._probation.is_watching():
             return  # which takes back what dies
+        # So ends a stop that was not obeyed, of which nobody wants to be told, and a start that took too long.
+        is_late = engine.result == "timeout"
+        is_stop = is_late and may_be_stopped(self._ctx, life, engine.result)
+        was_deployed, margin = self._generation() is not None, self._margin()
         policy, most = self._settings.oom, self._settings.oom_steps
-        decision = guards.look_at_oom(self._oom, death, self._margin(), policy, most)
+        decision = guards.look_at_oom(self._oom, death, margin, policy, most)  # counts it
         if decision is not None:
             self._decided(decision, engine)
             return
         is_told = kind is FailureKind.OUT_OF_VRAM and self._oom.said and not death.has_given_up
-        # So ends a stop that was not obeyed, of which nobody wants to be told, and a start that took too long.
-        is_late = engine.result == "timeout"
-        if is_told or (is_late and may_be_stopped(self._ctx, life, engine.result)):
+        if is_told or is_stop:
             return
-        was_deployed = self._generation() is not None
         decision = guards.look_at_deaths(self._deaths, death, was_deployed=was_deployed)
         if decision is not None:
             self._say(decision)
@@ -410,11 +416,15 @@ class Guarding(Teller):
     def _was_said(self, kinds: tuple[str, ...], text: str) -> bool:
         """Whether the same was told of the generation that serves, by whatever daemon."""
         serving = self._ctx.deployed()
+        told = None if serving is None else serving.number, text
+        before, self._told_last[kinds] = self._told_last.get(kinds), told
         since_s = 0.0 if serving is None else serving.created_s
         if since_s > self._ctx.clock.now_s():  # a clock that was ahead deployed it
             since_s = 0.0
         newest = newest_told(self._ctx, *kinds)
-        return newest is not None and newest.text.startswith(text) and newest.at_s >= since_s
+        if newest is None:
+            return before == told
+        return newest.text.startswith(text) and newest.at_s >= since_s
 
     # What is done
 

@@ -23,7 +23,7 @@ from tests.support.readings import a_reading, an_engine, served
 from tests.support.receiver import receiving
 from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
-from tunerd.errors import Busy
+from tunerd.errors import Busy, HostError
 from tunerd.machine.files import lock
 from tunerd.measure.answer import Counters
 from tunerd.production.journal import SCHEMA, record_path
@@ -137,6 +137,25 @@ def test_a_server_that_dies_of_something_else_is_no_business_of_the_margin(
         world.die(*words)
         world.look()
     assert world.kinds == ["server-dies"]
+
+
+@pytest.mark.parametrize(
+    ("words", "n_deaths", "kinds"),
+    [(ASSERTS, 2, ["server-dies"]), ([OOM], 1, []), ([OOM], 2, ["oom"])],
+)
+def test_a_death_counts_once_though_nobody_could_tell_what_was_deployed_when_it_was_seen(
+    world: World, words: list[str], n_deaths: int, kinds: list[str]
+) -> None:
+    folder = world.ctx.paths.generations_dir
+    world.look()
+    for _ in range(n_deaths):
+        world.die(*words)
+        folder.write_text("no folder, as on a broken disk")
+        with pytest.raises(HostError):
+            world.look()
+        folder.unlink()
+        world.look()
+    assert world.kinds == kinds
 
 
 def test_a_server_that_does_not_understand_its_arguments_is_told_with_its_words(
@@ -301,6 +320,16 @@ def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_da
             world.look()
     assert world.kinds == ["upgrade-refused"]
     assert "--mlock" in world.told[0].text
+
+
+def test_what_the_next_start_will_refuse_is_told_once_where_no_history_can_be_kept(
+    world: World,
+) -> None:
+    world.ctx.paths.telemetry.mkdir()
+    for life in (world.life, None, world.life):  # three checks
+        world.find(life=life, replanned=REFUSED)
+        world.look()
+    assert world.kinds.count("upgrade-refused") == 1
 
 
 def test_what_a_server_that_was_replaced_would_refuse_is_not_told_of_the_one_that_serves(
