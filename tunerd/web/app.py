@@ -208,8 +208,8 @@ def _with_headers(send: Send, path: str) -> Send:
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
-            if not path.startswith("/static/"):
-                headers["cache-control"] = "no-store"
+            is_file = path.startswith("/static/") and message["status"] < 400  # noqa: PLR2004
+            headers["cache-control"] = "no-cache" if is_file else "no-store"
         await send(message)
 
     return sender

@@ -146,7 +146,8 @@ def _page_routes(pages: Pages) -> list[BaseRoute]:
             Route(f"/do/{name}", partial(_do, kind, pages), methods=["POST"])
             for name, kind in FORMS.items()
         ),
-        Mount("/static", StaticFiles(directory=STATIC)),
+        # An installer may have put links in the place of files.
+        Mount("/static", StaticFiles(directory=STATIC, follow_symlink=True)),
     ]
 
 

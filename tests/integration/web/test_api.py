@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import tunerd
 from tests.support.api_box import GROUP, MEMBER, STRANGER, ApiBox, serving
 from tests.support.needs import needs_root
 from tests.support.readings import a_reading, served
@@ -143,6 +145,45 @@ def test_every_answer_forbids_frames_sniffing_and_foreign_scripts(api: ApiBox) -
 
 
 # Who
+
+
+STATIC = ("page.css", "report.css", "page.js", "live.js", "report.js")
+
+
+def test_a_browser_asks_whether_its_copy_of_a_file_of_the_page_still_holds(api: ApiBox) -> None:
+    for name in STATIC:
+        said = api.ask(f"/static/{name}")
+        assert said.headers["cache-control"] == "no-cache"
+        assert "nosniff" in said.headers["x-content-type-options"]
+        held = {"If-None-Match": said.headers["etag"]}
+        assert (said.status, api.ask(f"/static/{name}", headers=held).status) == (200, 304)
+
+
+@pytest.mark.parametrize(
+    "path", ["none.js", "", "../html.py", "..%2fhtml.py", "/etc/passwd", "a%00b", "x" * 5000, "%ff"]
+)
+def test_beside_the_files_of_the_page_is_nothing_and_nobody_keeps_what_says_so(
+    api: ApiBox, path: str
+) -> None:
+    said = api.ask(f"/static/{path}")
+    assert (said.status, said.headers["cache-control"]) == (404, "no-store")
+
+
+def test_the_files_of_the_page_are_there_where_an_installer_put_links(tmp_path: Path) -> None:
+    """As uv does with `--link-mode symlink`: each file is a link into its cache."""
+    package = Path(tunerd.__file__).parent
+    shutil.copytree(package, tmp_path / "tunerd", copy_function=os.symlink)
+    script = f"""
+from tests.support.api_box import serving
+with serving() as api:
+    print([api.ask("/static/" + name).status for name in {STATIC!r}])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{package.parent}"},
+        capture_output=True, text=True, check=True, timeout=100,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [200] * len(STATIC)
 
 
 @needs_root
