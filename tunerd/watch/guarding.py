@@ -372,7 +372,8 @@ class Guarding(Teller):
         if ctx.services.state(CHECK_UNIT).active_state in UP or record_path(ctx).exists():
             return  # a unit that is on trial is not looked at; nor may its record's end be all that changes then
         self._checked, self._checked_s = basis, now_s
-        edited_under(ctx, ctx.services.state(ctx.unit))  # remembers what it was started with
+        with contextlib.suppress(TunerdError):
+            edited_under(ctx, ctx.services.state(ctx.unit))  # remembers what it was started with
         self._begin(CHECK_UNIT, "finds out what the guards judge by", ["guard", "check"])
 
     def _read_findings(self) -> None:

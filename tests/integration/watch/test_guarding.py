@@ -213,6 +213,21 @@ def test_what_the_guards_judge_by_is_found_out_once_for_each_life(world: World) 
     assert began[0] is not None
 
 
+def test_what_the_guards_judge_by_is_found_out_though_a_file_of_variables_cannot_be_read_for_a_moment(
+    world: World,
+) -> None:
+    variables, unit = world.manager.unit_dir / "server.env", world.manager.unit_dir / UNIT
+    unit.write_text(f"{SERVER}EnvironmentFile={variables}\n")
+    world.manager.reload()
+    variables.mkdir()
+    with contextlib.suppress(HostError):
+        world.look()
+    variables.rmdir()
+    variables.write_text("A=1\n")
+    world.look()
+    assert world.manager.state(CHECK_UNIT).invocation_id is not None
+
+
 def test_what_a_cut_short_swap_kept_from_being_found_out_is_found_out_once_its_record_is_gone(
     world: World,
 ) -> None:
