@@ -248,6 +248,7 @@ class Swaps(Teller):
         # Those that need not be told any more.
         self._known: set[int] | None = None
         self._worse: tuple[int, str] | None = None
+        self._began_s = ctx.clock.now_s()
         with contextlib.suppress(HostError):
             self._begin()
 
@@ -261,7 +262,7 @@ class Swaps(Teller):
         numbers = generations.numbers()
         if self._known and max(numbers, default=0) < max(self._known):
             self._known = None  # STATE is an older copy, or away: what comes back was told
-        if self._known is None:
+        if self._known is None or (len(numbers) > 1 > len(self._known) and self._is_old(numbers)):
             if numbers:
                 self._begin()
             return
@@ -294,6 +295,12 @@ class Swaps(Teller):
             name in event.text for event in history(self._ctx, 0.0, 0.0).events
         ):
             self._say(newest)
+
+    def _is_old(self, numbers: Sequence[int]) -> bool:
+        """Whether what stands there now, where nothing did, is of a STATE that was mounted since."""
+        oldest = self._ctx.generations.find(numbers[-1])
+        ended_s = oldest.ending.ended_s if oldest is not None else None
+        return ended_s is not None and ended_s < self._began_s
 
     def _begin(self) -> None:
         """What stands there is known; the newest may be under way."""

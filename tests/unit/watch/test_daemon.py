@@ -78,6 +78,24 @@ def test_after_a_state_that_was_restored_what_is_new_is_told_and_nothing_again(
     assert [one.text for one in told] == ["generation 2 (apply) serves"]
 
 
+def test_of_a_state_that_is_mounted_after_the_daemon_began_nothing_is_told_again(
+    world: World,
+) -> None:
+    deploy(world.context(), world, "old", "new", "newer")
+    kept = world.paths.generations_dir
+    kept.rename(world.folder / "away")
+    swaps, told = watching(world)
+    swaps.look()
+    (world.folder / "away").rename(kept)
+    swaps.look()
+    assert told == []
+
+    deploy(world.context(), world, "newest")
+    swaps.look()
+
+    assert [one.text for one in told] == ["generation 4 (apply) serves"]
+
+
 def test_a_swap_that_led_back_is_told_with_its_cause(world: World) -> None:
     deploy(world.context(), world, "old")
     swaps, told = watching(world)
