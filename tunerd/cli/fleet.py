@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tunerd.cli.deploy import probation_option, set_option, untuned_option, yes_option
 from tunerd.cli.output import columns, names_of
-from tunerd.fleet.rollout import boxes_of, payload_of, read_rollout, resume, roll_back, roll_out
-from tunerd.fleet.steps import Rollout
 from tunerd.operations import NUMBER, PROFILE, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import counted, format_duration, format_mib, when
+
+if TYPE_CHECKING:
+    from tunerd.fleet.steps import Rollout
 
 
 def _boxes(command: Any) -> Any:
@@ -84,6 +85,8 @@ def _roll_out(
     call: Call, what: str, words: tuple[str, ...], *, boxes: tuple[str, ...],
     inventory: Path | None, probation: bool,
 ) -> ActionResult:  # fmt: skip
+    from tunerd.fleet.rollout import boxes_of, roll_out
+
     ctx, agree = call.context(tells=True), _asks(call, "Deploy on {n}, {first} first?")
     names = boxes_of(ctx, boxes, inventory)
     return roll_out(ctx, what, words, names, agree=agree, probation=probation)
@@ -93,6 +96,8 @@ def _asks(call: Call, question: str) -> Callable[[Rollout], None]:
     """Shows a rollout, and asks whether to go on."""
 
     def agree(rollout: Rollout) -> None:
+        from tunerd.fleet.rollout import payload_of
+
         ones = rollout.to_do() or rollout.to_return()
         n = counted(len(ones), "box", "boxes")
         text = question.format(n=n, first=ones[0].box, number=rollout.number)
@@ -114,6 +119,8 @@ def resume_(call: Call, past: bool) -> ActionResult:
     Example:
       tunerd fleet resume
     """  # noqa: D301
+    from tunerd.fleet.rollout import resume
+
     agree = _asks(call, "Continue with {n}, {first} first?")
     return resume(call.context(tells=True), agree=agree, past=past)
 
@@ -131,6 +138,8 @@ def rollback_(call: Call, number: int | None) -> ActionResult:
     Example:
       tunerd fleet rollback
     """  # noqa: D301
+    from tunerd.fleet.rollout import roll_back
+
     agree = _asks(call, "Undo what rollout {number} changed on {n}?")
     return roll_back(call.context(tells=True), number, agree=agree)
 
@@ -145,6 +154,8 @@ def show_(call: Call, number: int | None) -> ActionResult:
     Example:
       tunerd fleet show
     """  # noqa: D301
+    from tunerd.fleet.rollout import payload_of, read_rollout
+
     return ActionResult("fleet show", payload_of(read_rollout(call.context(), number)))
 
 
