@@ -96,7 +96,7 @@ def _take_again(ctx: Context, layer: TunedRecord) -> Message:
     from tunerd.profile.arm import Arm
     from tunerd.profile.files import forget_failure, write_tuned
 
-    write_tuned(ctx, layer)
-    if layer.arm is not None:
+    if layer.arm is not None:  # before the layer, by which whoever tries again knows what is left
         forget_failure(ctx, layer.profile, read(Arm, layer.arm))
+    write_tuned(ctx, layer)
     return note("tuned", f"what sweep {layer.sweep} found is in force again")

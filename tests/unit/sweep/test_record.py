@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fault.world import World
+from tests.fault.campaign import IS_CAMPAIGN
+from tests.fault.fuse import Fuse, Life
+from tests.fault.world import World, a_world, in_memory
 from tunerd.app import Context
 from tunerd.machine.files import lock
 from tunerd.measure.evidence import Dropped, RunRecord, StoredRun, VerdictRecord
@@ -15,7 +19,7 @@ from tunerd.measure.store import EvidenceStore
 from tunerd.production.rollback import rollback
 from tunerd.production.swap import swap
 from tunerd.profile.arm import Arm
-from tunerd.profile.files import TunedRecord, take_back_tuned, write_tuned
+from tunerd.profile.files import TunedRecord, failure_of, take_back_tuned, write_tuned
 from tunerd.records import plain
 from tunerd.sweep.record import KEPT_SWEEPS, beyond_keeping, find_sweep, keep_decision, page_of
 
@@ -77,6 +81,26 @@ def test_what_became_of_a_proposal_is_known_though_nobody_lived_to_keep_it(world
     assert _decided(ctx) == ("promoted", 2)
     take_back_tuned(ctx, "night", number, ARM, None, "it died")
     assert _decided(ctx) == ("taken back", None)
+
+
+def test_after_a_kill_at_each_effect_an_arm_that_is_in_force_again_is_left_out_of_no_sweep(
+    tmp_path: Path,
+) -> None:
+    seen = set[bool]()
+    for number in range(1, 100, 1 if IS_CAMPAIGN else 3):
+        with in_memory(tmp_path) as folder, a_world(folder / f"{number}") as world:
+            ctx = _promoted(world)
+            rollback(ctx, to=None, drain=False)
+            life = Life(world.paths.lock)
+            forward = partial(rollback, world.context(Fuse(number, life.die)), to=None, drain=False)
+            life.live(forward)
+            if life.died_before is None:
+                break
+            world.recover()
+            serves_tuned = world.serving_alias() == "tuned"
+            assert (failure_of(ctx, "night", ARM) is None) is serves_tuned, life.died_before.text
+            seen.add(serves_tuned)
+    assert seen == {False, True}
 
 
 def _decided(ctx: Context) -> tuple[str, int | None]:
