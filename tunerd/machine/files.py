@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shlex
 import stat
 import tempfile
@@ -29,6 +30,8 @@ MAX_READ_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.1
 # What a lock that somebody else holds is told by.
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN})
+# How `write` and `link` end the names of what they put beside a file; people have files there too.
+_TEMPORARY = re.compile(r"\.([a-z0-9_]{8}|link)\.tmp\Z")
 _UNCHANGED = "nothing was changed by this call"
 
 
@@ -326,7 +329,9 @@ class Files:
         prefix = f".{name}." if name else "."
         with _told("read", folder):
             found = list(folder.iterdir()) if folder.is_dir() else []
-        names = (one for one in found if one.name.startswith(prefix) and one.suffix == ".tmp")
+        names = (
+            one for one in found if one.name.startswith(prefix) and _TEMPORARY.search(one.name)
+        )
         left = [one for one in names if one.is_file() and not is_locked(one)]
         if left:  # one that was made this moment is locked in the next
             SystemClock().sleep(_LOOK_S / 2)

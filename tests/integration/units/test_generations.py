@@ -148,7 +148,7 @@ def test_what_cut_short_writes_left_is_removed_back_to_the_last_good_one(
         make(generations, SERVING)
     make(generations)
     for name in ("000001", "000002", "000003"):
-        (tmp_path / "generations" / name / ".outcome.json.x.tmp").touch()
+        (tmp_path / "generations" / name / ".outcome.json.1a2b3c4d.tmp").touch()
     generations.remove_temporaries()
     left = [path.parent.name for path in (tmp_path / "generations").rglob("*.tmp")]
     assert left == ["000001"]

@@ -188,7 +188,7 @@ def test_a_notice_that_nobody_is_at_is_sent_anew_and_one_under_way_is_not(tmp_pa
     other = leave_notice(ctx, EVENT)
     unit = f"tunerd-notify-{name}.service"
     assert not ctx.services.state(unit).is_active
-    half = ctx.paths.state_dir / "notices" / f".{name}.json.x1.tmp"
+    half = ctx.paths.state_dir / "notices" / f".{name}.json.1a2b3c4d.tmp"
     half.write_text("{")
 
     assert send_left_notices(ctx) == (name,)

@@ -148,7 +148,7 @@ def test_what_a_killed_measurement_left_is_cleared_by_recover(world: World) -> N
     ctx, lease = world.context(), begun(world)
     unit = put_candidate(world, lease.spec.id)
     world.manager.start_bound(unit)
-    (world.manager.runtime_unit_dir / f".{candidate_unit(ID, 1)}.abc.tmp").write_text("")
+    (world.manager.runtime_unit_dir / f".{candidate_unit(ID, 1)}.1a2b3c4d.tmp").write_text("")
     assert world.serving_alias() == "two"
     assert read_measurement(ctx) is not None
     world.manager.drop_lease(lease)

@@ -616,8 +616,9 @@ def test_what_a_kill_left_of_any_write_is_cleared_and_what_others_keep_beside_it
         *(paths.state_dir / name for name in names),
         *(paths.settings_file, paths.site_profiles / "mine.toml", paths.measurement),
     ]
-    cut = [path.with_name(f".{path.name}.1a2b.tmp") for path in written]
-    others = [paths.config_dir / ".notes.tmp", paths.unit_dir / ".other.service.1a2b.tmp"]
+    cut = [path.with_name(f".{path.name}.1a2b3c4d.tmp") for path in written]
+    others = [paths.config_dir / ".notes.tmp", paths.unit_dir / ".other.service.1a2b3c4d.tmp",
+              paths.site_profiles / ".mine.toml.tmp", paths.site_profiles / ".notes.tmp"]  # fmt: skip
     for path in (*cut, *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
