@@ -29,6 +29,7 @@ from tunerd.units.live import (
 )
 from tunerd.units.manager import MemoryLimit, UnitState
 from tunerd.units.text import (
+    TRUE,
     UnitFile,
     environment_files_of,
     environment_of,
@@ -111,7 +112,15 @@ def files_of_start(ctx: Context, live: LiveUnit) -> Iterator[tuple[Path, bool]]:
     """
     unit = unit_with(ctx, live.text or "", live)
     yield from _environment_files(unit, specifiers_of(ctx, live.unit))
-    yield from ((Path(path), True) for path in live.credentials.values() if path.startswith("/"))
+    # What the unit itself sets holds where the file is missing.
+    own = (
+        *unit.values("Service", "SetCredential"),
+        *unit.values("Service", "SetCredentialEncrypted"),
+    )
+    names = {one.value.partition(":")[0] for one in own}
+    for name, path in live.credentials.items():
+        if path.startswith("/"):
+            yield Path(path), name not in names
 
 
 def missing_to_start(ctx: Context, live: LiveUnit) -> str | None:
@@ -120,14 +129,17 @@ def missing_to_start(ctx: Context, live: LiveUnit) -> str | None:
     Raises:
         HostError: a drop-in cannot be read.
     """
-    gone = (path for path, is_needed in files_of_start(ctx, live) if is_needed and is_gone(path))
-    for path in gone:
-        return f"gone: `{path}`, which its manager reads to start it"
-    if ctx.mode is not Mode.SYSTEM or live.user is None or account(live.user) is not None:
+    for path, is_needed in files_of_start(ctx, live):
+        # Where a specifier is left only its manager knows the name.
+        if is_needed and "%" not in str(path) and is_gone(path):
+            return f"gone: `{path}`, which its manager reads to start it"
+    user = live.user if ctx.mode is Mode.SYSTEM else None
+    if user is None or "%" in user or account(user) is not None:
         return None
-    if unit_with(ctx, live.text or "", live).value("Service", "DynamicUser"):  # made at each start
+    unit = unit_with(ctx, live.text or "", live)
+    if (unit.value("Service", "DynamicUser") or "").lower() in TRUE:  # made at each start
         return None
-    return f"there is no user `{live.user}`, as whom it is to run"
+    return f"there is no user `{user}`, as whom it is to run"
 
 
 def hides_words(live: LiveUnit) -> bool:

@@ -771,15 +771,17 @@ def edited_under(ctx: Context, state: UnitState) -> str | None:
     files = {str(path): path for path in state.drop_ins if path.parent.name != "service.d"}
     if not is_deployed:  # by its name: the manager may say where its link leads
         files[state.unit] = state.fragment_path or ctx.unit_path
-    live = read_live_unit(ctx, state.unit, state)
-    if (missing := missing_to_start(ctx, live)) is not None:
-        return missing
+    beside: dict[str, Path] = {}
+    with contextlib.suppress(HostError):  # which may not read what another account's alone is
+        live = read_live_unit(ctx, state.unit, state)
+        if (missing := missing_to_start(ctx, live)) is not None:
+            return missing
+        # Of these, which may hold secrets, no hash is kept.
+        beside = {str(path): path for path, _ in files_of_start(ctx, live)}
     now = {name: _hash_of(ctx, path) for name, path in files.items()}
     kept = ctx.paths.cache_dir / "started-with.json"
     known = ctx.files.recall(_StartedWith, kept)
     then = known.files if known is not None and known.invocation == state.invocation_id else {}
-    # Of these, which may hold secrets, no hash is kept.
-    beside = {str(path): path for path, _ in files_of_start(ctx, live)}
     since_s, now_s = state.active_since_s or ctx.clock.now_s(), ctx.clock.now_s()
     for name, path in {**beside, **files}.items():
         is_same = now.get(name) is not None and now[name] == then.get(name)

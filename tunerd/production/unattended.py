@@ -20,7 +20,7 @@ from tunerd.errors import ConfigError, DeployError
 from tunerd.machine.files import is_gone
 from tunerd.machine.process import account
 from tunerd.units.live import is_shell
-from tunerd.units.text import UnitFile, environment_of, expand_specifiers, parse_exec
+from tunerd.units.text import TRUE, UnitFile, environment_of, expand_specifiers, parse_exec
 from tunerd.words import Mode
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _ROOT = frozenset({"", "root", "0"})
-_TRUE = frozenset({"1", "yes", "y", "true", "t", "on"})
 # What gives a service more than its account has.
 _PRIVILEGES = frozenset({"Group", "SupplementaryGroups", "AmbientCapabilities", "PAMName"})
 # What the service manager opens for it as root, through links too (systemd.exec(5)).
@@ -97,7 +96,7 @@ def named_by(
     given = [*opened, *(one for one in kept if one.name in _PRIVILEGES)]
     # Its temporary folders are its own then (systemd.exec(5)), and nobody else can put anything there.
     has_own = any(
-        (unit.value("Service", name) or "").lower() in {*_TRUE, "disconnected"}
+        (unit.value("Service", name) or "").lower() in {*TRUE, "disconnected"}
         for name in ("PrivateTmp", "DynamicUser")
     )
     found = dict.fromkeys(path for text in texts for path in _paths(text))
@@ -129,7 +128,7 @@ def why_root_must(meant: Named, present: Named | None, changeable: Sequence[str]
 
 def _account(unit: UnitFile) -> str | None:
     name = unit.value("Service", "User") or ""
-    if (unit.value("Service", "DynamicUser") or "").lower() in _TRUE and name not in {"root", "0"}:
+    if (unit.value("Service", "DynamicUser") or "").lower() in TRUE and name not in {"root", "0"}:
         return name or "a dynamic user"
     return None if name in _ROOT or "%" in name else name
 

@@ -238,11 +238,14 @@ def read_live(
         prefix = tuple(word for word in before if word not in sets)
         prefix = () if len(prefix) == 1 and _name(prefix[0]) == "env" else prefix
 
+    def filled(value: str) -> str:
+        with contextlib.suppress(ConfigError):  # which systemd would ignore
+            return expand_specifiers(value, specifiers)
+        return value
+
     def said(name: str) -> str | None:
         value = merged.value("Service", name)
-        with contextlib.suppress(ConfigError):  # which systemd would ignore
-            value = None if value is None else expand_specifiers(value, specifiers)
-        return value
+        return None if value is None else filled(value)
 
     work_dir = said("WorkingDirectory")
     loaded = (one.value.partition(":") for one in merged.values("Service", "LoadCredential"))
@@ -257,7 +260,7 @@ def read_live(
         environment=environment,
         user=said("User"),
         group=said("Group"),
-        credentials={name: file.replace("%%", "%") for name, _, file in loaded if file},
+        credentials={filled(name): filled(file) for name, _, file in loaded if file},
         prefix=prefix,
         search_path=search_path,
         work_dir=None if work_dir is None else work_dir.removeprefix("-"),

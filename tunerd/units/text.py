@@ -36,6 +36,8 @@ _OF_UNIT = {
     "After",
 }
 _MAX_SHOWN = 60
+# What is a yes to systemd, in letters of either case.
+TRUE = frozenset({"1", "yes", "y", "true", "t", "on"})
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
 
@@ -673,7 +675,8 @@ def environment_files_of(unit: UnitFile, specifiers: Mapping[str, str]) -> tuple
     for directive in unit.values("Service", "EnvironmentFile"):
         with contextlib.suppress(ConfigError):  # systemd ignores it too
             files.append(expand_specifiers(directive.value, specifiers))
-    return tuple(files)
+    # As it does what is no absolute path.
+    return tuple(one for one in files if one.removeprefix("-").startswith("/"))
 
 
 def parse_environment_file(text: str) -> dict[str, str]:

@@ -29,12 +29,12 @@ from tunerd.engine.capabilities import Engine
 from tunerd.engine.flags import Argument
 from tunerd.engine.health import Failure, FailureKind, Reason
 from tunerd.engine.server import Address
-from tunerd.engine.serving import read_live_unit
+from tunerd.engine.serving import missing_to_start, read_live_unit
 from tunerd.errors import Busy, DeployError, JobCanceled, LeaseEnded, ServiceError, Stranded
 from tunerd.machine.facts import GpuProcess
 from tunerd.machine.files import lock
 from tunerd.machine.process import words_of
-from tunerd.production.gate import PortTurns
+from tunerd.production.gate import PortTurns, edited_under
 from tunerd.production.lease import Held, demand_return, hold, least_free_mib, outlook
 from tunerd.production.measurement import (
     clear_dead_measurements,
@@ -468,19 +468,56 @@ def test_a_server_that_its_manager_could_not_start_again_is_not_stopped_for_a_me
         why = why_no_start(ctx, read_live_unit(ctx))
         assert (account if what == "account gone" else "my.env") in (why or "")
 
-    with pytest.raises(DeployError, match="edited while it ran"), held(world):
+    with pytest.raises(DeployError, match="edited while it ran") as told, held(world):
         pass
 
+    # A restart would end what serves, and start nothing.
+    assert ("systemctl restart" in (told.value.hint or "")) is (what == "variables edited")
     assert world.serving_alias() == "one"
 
 
-def test_variables_that_may_be_missing_keep_no_measurement_away(world: World) -> None:
-    world.put(
-        world.text(
-            "one", service="EnvironmentFile=-/no/my.env\nDynamicUser=yes\nUser=none", starts=2
-        )
-    )
-    demand_return(world.context(), world.manager.state(UNIT))
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "EnvironmentFile=-/no/my.env\nDynamicUser=yes\nUser=none",
+        "EnvironmentFile=no/my.env",  # which is not absolute: systemd ignores it
+        "EnvironmentFile=/no/my.env\nEnvironmentFile=\nUser=none\nUser=",
+        "EnvironmentFile=/no/%H.env\nUser=%H",  # its manager knows where and who
+        "LoadCredential=key:/%I/key",
+        "LoadCredential=key:/no/key\nSetCredential=key:given here",
+        "LoadCredential=key:name-of-a-credential",
+    ],
+)
+def test_what_may_be_missing_keeps_no_measurement_away(world: World, lines: str) -> None:
+    world.put(world.text("one", service=lines, starts=2))
+    ctx = world.context()
+    demand_return(ctx, world.manager.state(UNIT))
+    assert missing_to_start(ctx, read_live_unit(ctx)) is None
+
+
+def test_a_credential_is_looked_for_where_its_manager_does(world: World) -> None:
+    (world.folder / f"{UNIT}.key").write_text("key")
+    world.put(world.text("one", service=f"LoadCredential=%N:{world.folder}/%n.key", starts=2))
+    ctx = world.context()
+    credentials = read_live_unit(ctx).credentials
+
+    assert credentials == {UNIT.removesuffix(".service"): f"{world.folder}/{UNIT}.key"}
+    demand_return(ctx, world.manager.state(UNIT))
+
+
+def test_a_user_who_is_made_at_no_start_must_be_there(world: World) -> None:
+    world.put(world.text("one", service="DynamicUser=no\nUser=none", starts=2))
+    ctx = world.context()
+    assert "no user `none`" in (missing_to_start(ctx, read_live_unit(ctx)) or "")
+
+
+def test_variables_that_cannot_be_read_here_hide_no_edit_of_the_unit(world: World) -> None:
+    """The daemon has none of root's powers: with variables of another account no guard found anything out any more."""
+    world.put(world.text("one", service=f"EnvironmentFile=-{world.folder}", starts=2))
+    ctx = world.context()
+    assert edited_under(ctx, world.manager.state(UNIT)) is None
+    world.unit_path.unlink()
+    assert edited_under(ctx, world.manager.state(UNIT)) is not None
 
 
 def test_a_unit_whose_link_was_made_anew_is_edited_just_where_its_text_is_another(
