@@ -452,13 +452,11 @@ def _clear_leftovers(ctx: Context) -> None:
     """
     paths = ctx.paths
     places = [(paths.unit_dir, ctx.unit), (paths.config_dir, paths.settings_file.name)]
-    places += [
-        (folder, "")
-        for folder in (
-            *(paths.state_dir, *paths.state_dir.glob("*/"), paths.state_dir / "fleet/rollouts"),
-            *(paths.runtime_dir, paths.site_profiles),
-        )
-    ]
+    state = paths.state_dir
+    folders = [state, state / "fleet/rollouts", paths.runtime_dir, paths.site_profiles]
+    with contextlib.suppress(OSError):  # of a failing disk, which keeps no server from coming back
+        folders += state.glob("*/")
+    places += [(folder, "") for folder in folders]
     for folder, name in places:
         with contextlib.suppress(HostError):
             ctx.files.remove_temporaries(folder, name)

@@ -145,9 +145,7 @@ def _begin(
     try:
         ctx.say("backing up the current unit", step=1, steps=STEPS)
         was_healthy = _answers(ctx, before)
-        with contextlib.suppress(
-            TunerdError
-        ):  # remembers what it was started with, which may be put back
+        with contextlib.suppress(TunerdError):  # it remembers what may be put back
             gate.edited_under(ctx, before)
         ctx.files.make_folder(ctx.paths.unit_dir)
         name = new_backup_name(ctx, request.generation.reason) if old_text is not None else None

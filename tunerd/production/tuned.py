@@ -24,10 +24,11 @@ def settle_tuned(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
     So recovery does it again where it was cut short. Where it fails, as on a damaged file, that is told, or whoever
     asked tries again and says so: it undoes no swap that serves.
     """
-    if record.reason == "rollback" and ctx.paths.tuned_dir.exists():
+    if record.reason == "rollback":
         try:
-            return tuple(_by_hand(ctx, record.old_sha256, record.new_sha256))
-        except (HostError, Unreadable) as error:
+            is_any = ctx.paths.tuned_dir.exists()
+            return tuple(_by_hand(ctx, record.old_sha256, record.new_sha256)) if is_any else ()
+        except (HostError, Unreadable, OSError) as error:
             return (warning("tuned", f"the tuned layer may still be in force: {error}",
                             "`tunerd apply --untuned` leaves it out"),)  # fmt: skip
     if record.tuned is None:
