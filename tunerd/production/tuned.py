@@ -39,7 +39,7 @@ def settle_tuned(ctx: Context, record: SwapRecord) -> tuple[Message, ...]:
     tuned = read_or_none(files.TunedRecord, record.tuned)
     with contextlib.suppress(TunerdError, Unreadable):
         if tuned is not None and record.reason == "promote":
-            files.write_tuned(ctx, replace(tuned, generation=record.generation))
+            _put_in_force(ctx, replace(tuned, generation=record.generation))
         elif tuned is not None and (arm := read_or_none(Arm, tuned.arm)) is not None:
             why = "it was taken back"
             files.take_back_tuned(ctx, tuned.profile, tuned.sweep, arm, tuned.engine_sha256, why)
@@ -94,10 +94,17 @@ def _decline(ctx: Context, layer: TunedRecord) -> Message:
 
 
 def _take_again(ctx: Context, layer: TunedRecord) -> Message:
+    _put_in_force(ctx, layer)
+    return note("tuned", f"what sweep {layer.sweep} found is in force again")
+
+
+def _put_in_force(ctx: Context, layer: TunedRecord) -> None:
+    """Its arm takes part in sweeps before the layer is there, by which whoever tries again knows what is left to do."""
     from tunerd.profile.arm import Arm
     from tunerd.profile.files import forget_failure, write_tuned
 
-    if layer.arm is not None:  # before the layer, by which whoever tries again knows what is left
-        forget_failure(ctx, layer.profile, read(Arm, layer.arm))
-    write_tuned(ctx, layer)
-    return note("tuned", f"what sweep {layer.sweep} found is in force again")
+    try:
+        if layer.arm is not None:
+            forget_failure(ctx, layer.profile, read(Arm, layer.arm))
+    finally:
+        write_tuned(ctx, layer)

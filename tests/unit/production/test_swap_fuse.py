@@ -23,7 +23,14 @@ from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
 from tunerd.production.recover import recover
 from tunerd.production.swap import SwapRequest
 from tunerd.profile.arm import Arm
-from tunerd.profile.files import TunedRecord, read_declined, read_tuned, write_tuned
+from tunerd.profile.files import (
+    TunedRecord,
+    failure_of,
+    read_declined,
+    read_tuned,
+    remember_failure,
+    write_tuned,
+)
 from tunerd.records import plain
 from tunerd.units.generations import Outcome
 
@@ -194,9 +201,10 @@ def _keeps_what_it_kept(case: Case, ends: list[bool]) -> None:
         assert ends == sorted(ends), "once the new unit is kept, it is kept from then on"
 
 
+ARM = Arm("mine", "off", 0, 0.0, 0, "f16", 512, 2048, 2)
 TUNED = TunedRecord(
     profile="night", values={}, sweep=7, promoted_s=0.0, sentence="", engine="mine", engine_sha256=None,
-    model_sha256=None, driver_version=None, arm=plain(Arm("mine", "off", 0, 0.0, 0, "f16", 512, 2048, 2)),
+    model_sha256=None, driver_version=None, arm=plain(ARM),
 )  # fmt: skip
 
 
@@ -219,6 +227,8 @@ def test_after_a_kill_at_each_effect_the_tuned_layer_is_in_force_just_where_what
             if old == "tuned":
                 _deploy_of_profile(ctx, world, "tuned")
                 write_tuned(ctx, replace(TUNED, generation=3))
+            else:  # a person took it back once
+                remember_failure(ctx, "night", ARM, None, "rolled back", sweep=TUNED.sweep)
             request = _of_profile(world, new)
             request = replace(request, generation=replace(request.generation, reason=reason),
                               tuned=None if reason == "rollback" else plain(TUNED))  # fmt: skip
@@ -231,6 +241,7 @@ def test_after_a_kill_at_each_effect_the_tuned_layer_is_in_force_just_where_what
             where = f"killed before {number} ({life.died_before.text})"
             layer = read_tuned(ctx, "night")
             assert (layer and layer.sweep) == (TUNED.sweep if serves_tuned else before), where
+            assert (failure_of(ctx, "night", ARM) is None) is serves_tuned, where
             if reason == "rollback":
                 declined = read_declined(ctx, "night")
                 assert (declined is None) is serves_tuned, where
