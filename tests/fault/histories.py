@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,6 +38,7 @@ from tunerd.production.recover import changing, recover
 from tunerd.production.rollback import rollback
 from tunerd.production.status import status, verify
 from tunerd.production.swap import swap
+from tunerd.result import ActionResult, Progress
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import candidate_unit, is_candidate, lease_of
@@ -69,25 +70,21 @@ class Wish(Enum):
 
 @dataclass(frozen=True)
 class Cut:
-    """What befalls a command at one of its effects: it is killed, and `then` follows, or a full disk lets it fail."""
+    """After so many effects, or when it tells this, a command `dies`, and `then` follows, or the disk is `full`.
 
-    at: int
-    kills: bool
-    then: tuple[str, ...]
+    Or it stands still there.
+    """
 
-    def fuse(self, process: Process) -> Fuse:
-        return Fuse(self.at, process.die if self.kills else full_disk)
+    at: int | str
+    how: str = ""
+    then: tuple[str, ...] = ()
 
 
-THEN = (
-    (),
-    ("stop", "daemon"),
-    ("boot", "stop", "daemon"),
-    ("boot", "daemon"),
-    ("restart", "daemon"),
-)
+THEN = st.sampled_from([
+    (), ("stop", "daemon"), ("boot", "stop", "daemon"), ("boot", "daemon"), ("restart", "daemon"),
+])  # fmt: skip
 CUTS = st.none() | st.builds(
-    Cut, st.integers(0, 90) | st.integers(36, 60), st.booleans(), st.sampled_from(THEN)
+    Cut, st.integers(0, 90) | st.integers(36, 60), st.sampled_from(["dies", "full"]), THEN
 )
 SELDOM = st.none() | st.none() | CUTS
 
@@ -104,8 +101,14 @@ class Job(Process):
 
     def __init__(self, world: World) -> None:
         super().__init__(world.paths.lock)
-        self.fuse, self.is_over, self.found = Fuse(), False, None
-        self._goes_on, self._world, self._is_interrupted = threading.Event(), world, False
+        self.fuse, self.is_over, self.found, self.is_interrupted = Fuse(), False, None, False
+        self._goes_on, self._world, self._stops_at = threading.Event(), world, ""
+
+    def stops(self, cut: Cut | None) -> None:
+        """Where it is cut from now on, if anywhere."""
+        at, how = (-1, "") if cut is None else (cut.at, cut.how)
+        self._stops_at, n = (at, -1) if isinstance(at, str) else ("", at)
+        self.fuse.burns_in(n, {"dies": self.die, "full": full_disk}.get(how, self.stand))
 
     def begin(self, act: Callable[[], Any]) -> None:
         """Until it stands still, ends or dies."""
@@ -117,8 +120,6 @@ class Job(Process):
                 self.is_over = True
 
         self.live(run)
-        if self.died_before is not None:
-            self.kill()
 
     def stand(self, _step: Step | None = None) -> None:
         """Stand still; for the command itself, or its fuse."""
@@ -126,21 +127,21 @@ class Job(Process):
         self.over.set()
         self._goes_on.wait()
         self._goes_on.clear()
-        if self._is_interrupted:
-            self._is_interrupted = False
+        if self.is_interrupted:
+            self.is_interrupted = False
             interrupt(sys._getframe())
 
-    def interrupt(self) -> None:
-        """Somebody has pressed Ctrl-C since it stands still."""
-        self._is_interrupted = True
+    def hears(self, told: Progress) -> None:
+        """What the command tells of its progress."""
+        if self._stops_at and told.text.startswith(self._stops_at):
+            self._stops_at = ""
+            self.stand()
 
     def go_on(self) -> None:
         """Until it stands still again, ends or dies."""
         self.over.clear()
         self._goes_on.set()
         assert self.over.wait(_PATIENCE_S), "it hangs"
-        if self.died_before is not None:
-            self.kill()
 
     def kill(self) -> None:
         """What the kernel and the service manager do at its death."""
@@ -163,6 +164,14 @@ def interrupt(frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def went_well(done: Any) -> bool:
+    """Whether a command was neither killed nor failed."""
+    return done is not None and not isinstance(done, TunerdError)
+
+
+is_measuring = precondition(lambda self: self.measuring is not None)
+
+
 class Histories(RuleBasedStateMachine):
     """One machine. `is_cut` from a kill or a full disk on until the daemon's next round, or `recover`, went well."""
 
@@ -174,17 +183,16 @@ class Histories(RuleBasedStateMachine):
         self.manager = self.world.manager
         self.manager.programs[sys.executable] = self._own
         self.serve, self.has_no_card = {ENGINE: self.manager.programs[ENGINE]}, False
-        self.own: list[Invocation] = []
-        self.then: list[str] = []
+        self.own, self.then = list[Invocation](), list[str]()
         self.wish = Wish.UNKNOWN
-        self.is_cut = self.is_lost = self.has_failed = self.is_packaged = False
-        self.good: set[bytes] = set()
-        self.whole: set[bytes | None] = {None}
+        self.is_cut = self.is_lost = self.has_failed = False
+        self.good, self.bad = set[bytes | None](), set[bytes | None]()
         self.measuring: Job | None = None
         self.daemon: Callable[[], None] | None = None
         self.newest = self.n_edits = 0
         self.deployed: bytes | None = None
         self.replaced: list[bytes | None] | None = []
+        self.drop_in = self.world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
 
     def teardown(self) -> None:
         """Whatever was cut short, the daemon's next round mends it."""
@@ -205,25 +213,23 @@ class Histories(RuleBasedStateMachine):
         """A unit as tunerd writes it."""
         made = self.world.text(alias, program=program, service="Restart=on-failure\nRestartSec=5")
         made = made.replace(b"Sec=300", b"Sec=900").replace(b"Burst=1", b"Burst=5")
-        self.whole.add(made)
-        if program == ENGINE:
-            self.good.add(made)
+        (self.good if program == ENGINE else self.bad).add(made)
         return made
 
     def _own(self, start: Invocation) -> Life:
         self.own.append(start)
         return Life()
 
+    def dies(self, _start: Invocation) -> Life:
+        return Life(prints=(OOM,), ends_after_s=0.5, ending=Ending(code=1))
+
     def ctx(self, fuse: Fuse | None = None) -> Context:
         return replace(self.world.context(fuse, asks=True), data_dir=data_dir())
 
     def says(self, alias: str) -> bool:
         """Whether what stands starts a server of this name."""
-        return f"# {alias}\n".encode() in (self.world.standing or b"")
-
-    @property
-    def drop_in(self) -> Path:
-        return self.world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
+        words = (self.world.standing or b"").decode().split()
+        return ("--alias", alias) in pairwise(words)
 
     @property
     def is_laid_over(self) -> bool:
@@ -232,60 +238,64 @@ class Histories(RuleBasedStateMachine):
     @property
     def can_start(self) -> bool:
         """Whether what stands can, as far as its owner did not break it."""
-        stands = self.world.standing
-        return not self.is_laid_over and (
-            self.is_packaged if stands is None else stands in self.good
-        )
+        return not self.is_laid_over and self.world.standing in self.good
 
     @property
     def can_go_back(self) -> bool:
-        return self.can_start or (self.world.standing is None and not self.is_laid_over)
+        return not self.is_laid_over and self.world.standing in {None, *self.good}
 
     def act(self, action: Callable[[Context], Any], cut: Cut | None) -> Any:
         """What a command by a process of its own gives, or the error that it ends with; None where it was killed."""
-        process, found = Process(self.world.paths.lock), list[Any]()
-        ctx = self.ctx(Fuse() if cut is None else (fuse := cut.fuse(process)))
-        if cut is None or not cut.kills:
-            try:
-                found.append(action(ctx))
-            except TunerdError as problem:
-                found.append(problem)
-            self.is_cut |= cut is not None and bool(fuse.burnt)
-        else:
-            process.live(lambda: found.append(action(ctx)))
-            if process.died_before is not None:
-                self.is_cut, self.daemon, self.then = True, None, [*cut.then]
-                return None
-            if process.error is not None:
-                found.append(process.error)
-        return self._ended(found[0])
+        job = Job(self.world)
+        job.stops(cut)
+        job.begin(lambda: action(self.ctx(job.fuse)))
+        self.is_cut |= bool(job.fuse.burnt)
+        if job.died_before is not None:
+            self._died(cut)
+            return None
+        self._is_documented(job.error)
+        return job.error or job.found
 
-    def _ended(self, found: Any) -> Any:
-        if isinstance(found, BaseException):
-            assert isinstance(found, TunerdError), "a traceback"
-            assert found.exit_code in DOCUMENTED
-            self.is_cut |= isinstance(found, Stranded)
-        return found
+    def _died(self, cut: Cut | None) -> None:
+        self.daemon, self.then = None, [] if cut is None else [*cut.then]
 
-    def _has_swapped(self, before: bytes | None, done: Any, *, could_go_back: bool) -> bool:
-        """Note what a swap did; whether it went well."""
+    def _is_documented(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, TunerdError):
+            raise error
+        assert error is None or error.exit_code in DOCUMENTED
+        self.is_cut |= isinstance(error, Stranded)
+
+    def swaps(self, action: Callable[[Context], Any], cut: Cut | None) -> Any:
+        """As `act`; what it did to the server is noted."""
+        before, could_go_back = self.world.standing, self.can_go_back
+        done = self.act(action, cut)
         now, has_failed = self.world.standing, isinstance(done, TunerdError)
-        if (done is None and self.wish is Wish.RESTS) or (done is None and not could_go_back):
+        if done is None and (self.wish is Wish.RESTS or not could_go_back):
             self.wish = Wish.UNKNOWN
-        if has_failed and not could_go_back and self.wish is Wish.SERVES:
-            self.wish = Wish.UNKNOWN  # the way back led to what its owner had broken
+        if has_failed:
+            self._may_be_down(could_go_back)
         if done is None or (self.is_cut and not has_failed):
             self.replaced = None
         elif now != before and not has_failed:
             self.replaced, self.is_lost = [before], False
         if not has_failed:
             self.deployed = now
-        return done is not None and not has_failed
+        return done
+
+    def decides(self, before: bytes | None) -> None:
+        """The owner may have had something else stand than before; of use to nights."""
+
+    def _may_be_down(self, could_go_back: bool) -> None:
+        """A swap has failed: the way back may have led to what its owner had broken."""
+        if not could_go_back and self.wish is Wish.SERVES:
+            self.wish = Wish.UNKNOWN
 
     def _way_back(self) -> list[bytes | None] | None:
         """What served before, if anything; None where that cannot be known."""
         now = self.world.standing
         if self.replaced is None or self.is_cut or self.is_lost or self.is_laid_over:
+            return None
+        if is_locked(self.world.paths.lock):
             return None
         if self.deployed not in {None, now}:
             return [self.deployed]
@@ -298,7 +308,7 @@ class Histories(RuleBasedStateMachine):
         if begins in {"by hand", "stopped"}:
             self.world.put(self.text("hand"), starts=begins == "by hand")
         elif begins == "packaged":
-            self.is_packaged = True
+            self.good.add(None)
             (self.manager.runtime_unit_dir / UNIT).write_bytes(self.text("packaged"))
             self.manager.reload()
             self.manager.enable(UNIT)
@@ -311,29 +321,17 @@ class Histories(RuleBasedStateMachine):
           reason=st.sampled_from(["apply", "promote"]), cut=CUTS)  # fmt: skip
     def apply(self, alias: str, program: str, reason: str, cut: Cut | None) -> None:
         alias += KINDS[program]
-        text, before, could_go_back = (
-            self.text(alias, program),
-            self.world.standing,
-            self.can_go_back,
-        )
+        text = self.text(alias, program)
 
         def deploy(ctx: Context) -> Any:
-            with changing(
-                ctx,
-                reason,
-                lambda: Shown("x"),
-                ask=lambda _: None,
-                confirm=lambda _: None,
-                by="x",
-                messages=[],
-            ):
+            with changing(ctx, reason, lambda: Shown("x"), ask=lambda _: None,
+                          confirm=lambda _: None, by="x", messages=[]):  # fmt: skip
                 request = self.world.request(text, alias=alias)
                 made = replace(request.generation, reason=reason)
                 ran = ctx.services.state(UNIT).runs
-                return swap(ctx, replace(request, generation=made, ran=ran, wants_probation=True))  # fmt: skip
+                return swap(ctx, replace(request, generation=made, ran=ran, wants_probation=True))
 
-        done = self.act(deploy, cut)
-        if self._has_swapped(before, done, could_go_back=could_go_back):
+        if went_well(self.swaps(deploy, cut)):
             assert program == ENGINE or self.is_laid_over
             self.wish = Wish.SERVES
 
@@ -342,30 +340,25 @@ class Histories(RuleBasedStateMachine):
         generations = self.ctx().generations
         names = [path.name for path in self.world.backups()] + [*map(str, generations.numbers())]
         to = None if nth is None or not names else names[nth % len(names)]
-        was_cut = self.is_cut
+        was_cut, before, way_back = self.is_cut, self.world.standing, self._way_back()
         may_remove = any(generations.replaced_text(n) is None for n in generations.numbers())
-        before, way_back, could_go_back = self.world.standing, self._way_back(), self.can_go_back
-
-        def go_back(ctx: Context) -> Any:
-            return rollback(ctx, to=to, drain=True, ask=lambda _: None)
-
-        done = self.act(go_back, cut)
+        done = self.swaps(lambda ctx: rollback(ctx, to=to, drain=True, ask=lambda _: None), cut)
         if to is None and way_back is not None and cut is None and not self.has_no_card:
             leads = bool(way_back) and way_back[0] in {None, *self.good}
-            assert isinstance(done, TunerdError) is not leads, done
+            assert went_well(done) is leads, done
             assert leads or way_back or isinstance(done, DeployError)
             assert not leads or [self.world.standing] == way_back
-        if self._has_swapped(before, done, could_go_back=could_go_back):
+        if went_well(done):
             assert was_cut or self.world.standing != before
             self.wish = Wish.SERVES if done.payload["serving"] else Wish.RESTS
         elif done is None and may_remove:
             self.wish = Wish.UNKNOWN
+        self.decides(before)
 
     @rule(cut=SELDOM)
     def recover(self, cut: Cut | None) -> None:
-        if isinstance(done := self.act(recover, cut), TunerdError) or done is None:
-            return
-        self.is_cut = cut is not None
+        if went_well(self.act(recover, cut)):
+            self.is_cut = cut is not None
 
     @rule(cut=SELDOM)
     def take_back(self, cut: Cut | None) -> None:
@@ -375,34 +368,39 @@ class Histories(RuleBasedStateMachine):
             self._take_back(record.generation, "slow", cut)
 
     def _take_back(self, number: int, reason: str, cut: Cut | None) -> None:
-        before, could_go_back = self.world.standing, self.can_go_back
-        done = self.act(partial(take_back, number=number, reason=reason, sweep=None), cut)
-        has_failed = done is not None and self.world.standing == before
-        self._has_swapped(
-            before, DeployError("") if has_failed else done, could_go_back=could_go_back
-        )
-        if self.world.standing is None and self.wish is Wish.SERVES and not self.is_packaged:
+        before = self.world.standing
+
+        def go_back(ctx: Context) -> Any:
+            done = take_back(ctx, number, reason, sweep=None)
+            if self.world.standing == before:
+                raise DeployError("it stands")
+            return done
+
+        self.swaps(go_back, cut)
+        if self.world.standing is None and self.wish is Wish.SERVES and None not in self.good:
             self.wish = Wish.UNKNOWN
 
     @rule(cut=SELDOM, after_s=st.sampled_from([0.0, 60.0, 1800.0]))
     def daemon_looks(self, cut: Cut | None, after_s: float) -> None:
+        if cut is not None:
+            self.daemon = None
+
         def look(ctx: Context) -> bool:
-            if self.daemon is None:
-                self.daemon = _daemon(ctx)
-            self.daemon()
+            looks = self.daemon or _daemon(ctx)
+            if cut is None:
+                self.daemon = looks
+            looks()
             return True
 
         for _ in range(3):
-            self.daemon = None if cut is not None else self.daemon
             self.world.clock.advance(after_s / 3)
             done = self.act(look, cut)
             while self.own:
                 self._runs(self.own.pop(0))
-        self.daemon = None if cut is not None else self.daemon
         if any(self.world.paths.journal_dir.glob("*.json")):
             is_excused = self.has_no_card or not self.can_start or cut is not None
             assert is_excused or self.wish is not Wish.SERVES, "it is not brought back"
-        elif cut is None and not isinstance(done, TunerdError):
+        elif cut is None and went_well(done):
             self.is_cut = False
 
     def _runs(self, start: Invocation) -> None:
@@ -418,54 +416,56 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.measuring is None)
     @rule(cut=SELDOM, budget_s=st.sampled_from([60.0, 3600.0]))
     def measure(self, cut: Cut | None, budget_s: float) -> None:
-        if not self.can_start and not self.manager.state(UNIT).needs_reload:
-            self.wish = (
-                Wish.UNKNOWN
-            )  # what was read anew is seen by times of files, which are the real clock's
-        job = self.measuring = Job(self.world)
-        job.fuse = Fuse() if cut is None else cut.fuse(job)
-        ctx = self.ctx(job.fuse)
-
-        def hold_it() -> None:
+        def hold_it(ctx: Context) -> None:
+            assert self.measuring is not None
             with hold(ctx, purpose="bench", budget_s=budget_s):
-                job.stand()
+                self.measuring.stand()
+                for unit in filter(is_candidate, self.manager.service_units()):
+                    self.manager.stop(unit)
+                    remove_unit_files(self.ctx(), unit)
+                self.manager.reload()
 
-        job.begin(hold_it)
-        self._look_at_measuring(job)
+        self._begins(hold_it, cut)
 
-    @precondition(lambda self: self.measuring is not None)
+    def _begins(self, act: Callable[[Context], Any], cut: Cut | None) -> None:
+        if not self.can_start and not self.manager.state(UNIT).needs_reload:
+            # what was read anew is seen by times of files, which are the real clock's
+            self.wish = Wish.UNKNOWN
+        job = self.measuring = Job(self.world)
+        ctx = replace(self.ctx(job.fuse), progress=job.hears)
+        self._goes(job, lambda: job.begin(lambda: act(ctx)), cut)
+
+    def _goes(self, job: Job, go: Callable[[], None], cut: Cut | None = None) -> None:
+        """The measurement begins, goes on or is killed, until it stops."""
+        job.stops(cut)
+        go()
+        if job.died_before is not None:
+            job.kill()
+            self._died(cut)
+        if not isinstance(job.error, KeyboardInterrupt):
+            self._is_documented(job.error)
+        self.is_cut |= bool(job.fuse.burnt) or job.died_before is not None
+        self.measuring = None if job.is_over else job
+
+    @is_measuring
     @rule()
     def candidate(self) -> None:
         for lease in self.manager.leases():
             unit = candidate_unit(lease.spec.id, 1)
-            text = self.world.text("candidate").replace(
-                b"[Unit]", f"[Unit]\nBindsTo={lease.spec.unit}".encode()
-            )
+            bound = f"[Unit]\nBindsTo={lease.spec.unit}".encode()
+            text = self.world.text("candidate").replace(b"[Unit]", bound)
             (self.manager.runtime_unit_dir / unit).write_bytes(text)
             self.manager.reload()
             with contextlib.suppress(ServiceError):
                 self.manager.start_bound(unit)
 
-    @precondition(lambda self: self.measuring is not None)
+    @is_measuring
     @rule(is_killed=st.booleans())
     def end_measuring(self, is_killed: bool) -> None:
-        assert self.measuring is not None
-        if is_killed:
-            self.is_cut = True
-            self.measuring.kill()
-        else:
-            for unit in filter(is_candidate, self.manager.service_units()):
-                self.manager.stop(unit)
-                remove_unit_files(self.ctx(), unit)
-            self.manager.reload()
-            self.measuring.go_on()
-        self._look_at_measuring(self.measuring)
-
-    def _look_at_measuring(self, measuring: Job) -> None:
-        if not isinstance(measuring.error, KeyboardInterrupt):
-            self._ended(measuring.error)
-        self.is_cut |= bool(measuring.fuse.burnt) or measuring.died_before is not None
-        self.measuring = None if measuring.is_over else measuring
+        job = self.measuring
+        assert job is not None
+        self.is_cut |= is_killed
+        self._goes(job, job.kill if is_killed else job.go_on)
 
     # The owner
 
@@ -478,9 +478,8 @@ class Histories(RuleBasedStateMachine):
             is_done = False
         if verb == "stop":
             may_be_ours = record is not None and record.old_invocation == before.invocation_id
-            is_away = bool(self.manager.leases())
             says_nothing = self.is_cut and not before.runs  # to who brings it back
-            is_open = is_away or may_be_ours or says_nothing
+            is_open = may_be_ours or says_nothing or bool(self.manager.leases())
             self.wish = Wish.UNKNOWN if is_open else Wish.RESTS
         elif verb == "restart" or (verb == "start" and not before.is_active):
             self.world.clock.advance(3.0)
@@ -490,12 +489,12 @@ class Histories(RuleBasedStateMachine):
           then=st.sampled_from(["", "reload", "restart"]))  # fmt: skip
     def edit(self, what: str, then: str) -> None:
         self.n_edits += 1
-        path = self.world.unit_path
+        path, before = self.world.unit_path, self.world.standing
         if what in {"good", "dies"}:
             path.write_bytes(self.text(f"hand{self.n_edits}", ENGINE if what == "good" else BROKEN))
         elif what == "nonsense":
             path.write_bytes(b"[Service\nExecStart\n")
-            self.whole.add(path.read_bytes())
+            self.bad.add(path.read_bytes())
         elif what == "removed":
             path.unlink(missing_ok=True)
         elif what == "bare":
@@ -509,6 +508,7 @@ class Histories(RuleBasedStateMachine):
             self.systemctl("restart")
         if self.measuring is not None and not self.can_start:
             self.wish = Wish.UNKNOWN  # it is what starts afterwards
+        self.decides(before)
 
     @precondition(lambda self: not (self.is_cut and self.is_lost))
     @rule(what=st.sampled_from(["backups", "newest", "oldest", "all"]))
@@ -530,17 +530,16 @@ class Histories(RuleBasedStateMachine):
         self.world.reboot()
         shutil.rmtree(self.world.paths.runtime_dir, ignore_errors=True)
         for path in self.world.paths.state_dir.glob("probation/*.json"):
-            path.write_text(
-                json.dumps(json.loads(path.read_text()) | {"boot_id": "the boot before"})
-            )
+            record = json.loads(path.read_text()) | {"boot_id": "the boot before"}
+            path.write_text(json.dumps(record))
         self.daemon = None
         self.own.clear()
         self.world.clock.advance(30.0)
         is_sure = self.can_start and is_enabled
-        if self.is_cut:
-            self.wish = self.wish if is_sure and self.wish is Wish.SERVES else Wish.UNKNOWN
+        if is_sure and (self.wish is Wish.SERVES or not self.is_cut):
+            self.wish = Wish.SERVES
         else:
-            self.wish = Wish.SERVES if is_sure else Wish.UNKNOWN if is_enabled else Wish.RESTS
+            self.wish = Wish.UNKNOWN if self.is_cut or is_enabled else Wish.RESTS
 
     @rule(days=st.sampled_from([-400.0, -0.1, 0.1, 400.0]))
     def set_clock(self, days: float) -> None:
@@ -553,9 +552,7 @@ class Histories(RuleBasedStateMachine):
         self.manager.print_line(UNIT, OOM)
         self.manager.end_main(UNIT, how)
         self.world.clock.advance(20.0)
-        if self.has_no_card:
-            return
-        if not self.manager.state(UNIT).runs or not self.can_start:
+        if not (self.has_no_card or (self.manager.state(UNIT).runs and self.can_start)):
             self.wish = Wish.UNKNOWN
 
     @rule()
@@ -563,14 +560,12 @@ class Histories(RuleBasedStateMachine):
         """No server starts without it; once it is back, what was deployed comes back by itself."""
         self.has_no_card = not self.has_no_card
         if self.has_no_card:
-            self.manager.programs |= dict.fromkeys(self.serve, _dies)
+            self.manager.programs |= dict.fromkeys(self.serve, self.dies)
             self.server_dies(Ending(code=1))
             return
         self.manager.programs |= self.serve
-        entry = self.ctx().generations.serving(UNIT)
-        is_deployed = entry is not None and entry.generation.unit_sha256 == sha256(
-            self.world.standing
-        )
+        entry, standing = self.ctx().generations.serving(UNIT), sha256(self.world.standing)
+        is_deployed = entry is not None and entry.generation.unit_sha256 == standing
         if not (is_deployed and self.manager.state(UNIT).is_enabled):
             self.wish = Wish.UNKNOWN
         for _ in range(8):
@@ -582,48 +577,40 @@ class Histories(RuleBasedStateMachine):
     def holds(self) -> None:
         self.has_failed = True
         while self.then:
-            next_ = self.then.pop(0)
-            if next_ == "daemon":
+            if (then := self.then.pop(0)) == "daemon":
                 self.daemon_looks(None, 60.0)
-            elif next_ == "boot":
+            elif then == "boot":
                 self.boot()
             else:
-                self.systemctl(next_)
+                self.systemctl(then)
         ctx, paths = self.ctx(), self.world.paths
         shown, checked, newest = status(ctx), verify(ctx), max(ctx.generations.numbers(), default=0)
         assert (shown.exit_code, checked.exit_code in {0, 1, 6}) == (0, True)
         assert newest >= self.newest
         self.newest = newest
-        if self.measuring is None:
-            assert not is_locked(paths.lock)
-            assert not is_locked(paths.measure_lock)
-        is_amid = self.measuring is not None and is_locked(paths.lock)
+        is_amid = is_locked(paths.lock)
+        assert self.measuring or not (is_amid or is_locked(paths.measure_lock))
         if not (self.is_cut or self.has_no_card or is_amid or self.manager.leases()):
-            alias, standing = self.world.serving_alias(), self.world.standing
-            assert standing in self.whole, f"half a unit stands: {standing!r}"
-            assert self.wish is not Wish.SERVES or alias not in {None, "candidate"}, (
-                self.manager.state(UNIT)
-            )
-            assert self.wish is not Wish.RESTS or alias is None, (
-                f"{alias} serves, which was stopped"
-            )
-            assert (shown.payload["healthy"] is True) is (alias is not None), shown.payload
-            is_as_said = alias is not None and self.says(alias)
-            may_be_gone = standing is None and self.replaced is None  # its last swap was killed
-            assert checked.exit_code or is_as_said or self.deployed is None or may_be_gone, (
-                alias,
-                standing,
-            )
+            self._is_as_wished(shown, checked)
             assert self.world.leftovers() == []
             assert Outcome.RUNNING not in self.world.outcomes()
             names = [path.name for path in self.manager.runtime_unit_dir.iterdir()]
             left = [name for name in names if lease_of(name.removesuffix(".d"))]
-            assert self.measuring is not None or left == []
+            assert self.measuring or left == []
         self.has_failed = False
 
-
-def _dies(_start: Invocation) -> Life:
-    return Life(prints=(OOM,), ends_after_s=0.5, ending=Ending(code=1))
+    def _is_as_wished(self, shown: ActionResult, checked: ActionResult) -> None:
+        """What `status` and `verify` say of the server is so too."""
+        alias, standing = self.world.serving_alias(), self.world.standing
+        assert standing in {None, *self.good, *self.bad}, f"half a unit stands: {standing!r}"
+        state = self.manager.state(UNIT)
+        assert self.wish is not Wish.SERVES or alias not in {None, "candidate"}, state
+        assert self.wish is not Wish.RESTS or alias is None, f"{alias} serves, which was stopped"
+        assert (shown.payload["healthy"] is True) is (alias is not None), shown.payload
+        is_as_said = alias is not None and self.says(alias)
+        may_be_gone = standing is None and self.replaced is None  # its last swap was killed
+        is_right = is_as_said or self.deployed is None or may_be_gone
+        assert checked.exit_code or is_right, (alias, standing)
 
 
 def _daemon(ctx: Context) -> Callable[[], None]:

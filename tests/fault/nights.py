@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -22,16 +21,17 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from tests.fault.fuse import Burn, Fuse, full_disk
+from tests.fault.fuse import Fuse
 from tests.fault.histories import (
     CUTS,
-    OOM,
     SELDOM,
     THEN,
     Cut,
     Histories,
     Job,
     Wish,
+    is_measuring,
+    went_well,
 )
 from tests.fault.world import UNIT
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
@@ -56,7 +56,6 @@ from tunerd.production.power import PowerRecord
 from tunerd.profile.arm import Arm
 from tunerd.profile.files import read_tuned
 from tunerd.records import read
-from tunerd.result import Progress
 from tunerd.settings import load_settings
 from tunerd.sweep.plan import SweepRequest
 from tunerd.sweep.promote import decline, promote
@@ -96,10 +95,14 @@ EDITS = {
     "broken": ("[serving]", "[serving"),
 }
 # A night without a winner has some 400 effects, its promotion 150 more.
-STOPS = st.integers(0, 600) | st.sampled_from(
+WHERE = st.integers(0, 600) | st.sampled_from(
     ["starting the first", "ending the measurement", "the sweep yielded", "writing the intent", "measuring once more"]
 )  # fmt: skip
+STOPS = st.builds(Cut, WHERE)
+STANDS_FALLS = st.builds(Cut, WHERE, st.sampled_from(["", "", "", "dies", "full", "ctrl-c"]), THEN)
 POWER = "tunerd.production.power"
+# Who serves; never root.
+USER = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
 _DAY_S, _CLOSES_S = 86400.0, 15 * 3600.0
 
 
@@ -116,11 +119,6 @@ def _installed() -> Path:
     quick = 'case "$*" in *--model*) echo no such model >&2; exit 1;; esac\nexec'
     engine.program.write_text(text.replace("\nexec", f"\n{quick}", 1))
     return folder
-
-
-def _account() -> str:
-    """Who serves; never root."""
-    return pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
 
 
 class Nights(Histories):
@@ -145,21 +143,18 @@ class Nights(Histories):
         self.serve[str(self.program)] = self._serve
         self.manager.programs |= self.serve
         self.behaviour = {**SPEED, "time_scale": 0.0, "flags": flags_of("main-0x")}
-        self.stops_at = ""
         self.decided: list[bytes | None] = []
         self.fails = self.regresses = self.has_no_store = False
         self.skipped_s: float | None = None
-        self.begun = set[float | None]()
-        self.until_s = inf
+        self.begun, self.proved, self.until_s = set[float | None](), set[int](), inf
         self.files: dict[bytes, tuple[str, int]] = {}
-        self.proved: set[int] = set()
         self.planned: object = None
 
     def _serve(self, start: Invocation) -> Life:
         is_own = start.unit == UNIT
         if not is_own and self.fails:
             self.fails = False
-            return Life(prints=(OOM,), ends_after_s=0.5, ending=Ending(code=1))
+            return self.dies(start)
         told = dict(self.behaviour)
         if is_own and self.regresses and "--spec-draft-n-max" not in start.argv:
             told["tg_tok_s"] = 40.0
@@ -168,49 +163,28 @@ class Nights(Histories):
     # How it is
 
     def ctx(self, fuse: Fuse | None = None) -> Context:
-        return replace(
-            super().ctx(fuse), settings=self.settings, gpu=self.gpu, progress=self._hears,
-            environment={"PATH": os.environ["PATH"]},
-        )  # fmt: skip
-
-    def _hears(self, told: Progress) -> None:
-        job = self.measuring
-        is_its_own = threading.current_thread() is not threading.main_thread()
-        is_there = bool(self.stops_at) and told.text.startswith(self.stops_at)
-        if job is not None and is_its_own and is_there:
-            self.stops_at = ""
-            job.stand()
+        made = replace(super().ctx(fuse), settings=self.settings, gpu=self.gpu)
+        return replace(made, environment={"PATH": os.environ["PATH"]})
 
     def act(self, action: Callable[[Context], Any], cut: Cut | None) -> Any:
-        stops, self.stops_at = self.stops_at, ""
-        try:
-            return super().act(action, cut)
-        finally:
-            self.stops_at = stops
-            self._learn()
+        done = super().act(action, cut)
+        self._learn()
+        return done
 
     def _learn(self) -> None:
         """Whole units are also those of a profile."""
         generations = self.ctx().generations
         for number in generations.numbers():
             text = generations.unit_text(number)
-            if text is None or str(self.program).encode() not in text:
-                continue
-            self.files.setdefault(text, self._files())
-            self.whole.add(text)
-            self.good.add(text)
+            if text is not None and str(self.program).encode() in text:
+                self.files.setdefault(text, self._files())
+                self.good.add(text)
 
     def _files(self) -> tuple[str, int]:
         """What a plan goes by, and its owner may change."""
         return self.profile.read_text(), self.model.stat().st_ino
 
-    def says(self, alias: str) -> bool:
-        return super().says(alias) or f"--alias {alias}".encode() in (self.world.standing or b"")
-
-    def _way_back(self) -> list[bytes | None] | None:
-        return None if is_locked(self.world.paths.lock) else super()._way_back()
-
-    def _decides(self, before: bytes | None) -> None:
+    def decides(self, before: bytes | None) -> None:
         """A sweep that has not begun to measure begins from it."""
         if self.world.standing != before and is_locked(self.world.paths.sweep_lock):
             self.decided = [self.world.standing]
@@ -219,9 +193,9 @@ class Nights(Histories):
 
     @initialize(begins=st.sampled_from([*["deployed"] * 6, "by hand", "nothing"]),
                 policy=st.sampled_from(["auto", "auto", "ask"]), stop=STOPS)  # fmt: skip
-    def begin(self, begins: str, policy: str, stop: int | str) -> None:
+    def begin(self, begins: str, policy: str, stop: Cut) -> None:
         config = self.world.paths.config_dir
-        text = SETTINGS.format(program=self.program, promote=policy, user=_account())
+        text = SETTINGS.format(program=self.program, promote=policy, user=USER)
         (config / "tunerd.toml").write_text(text)
         self.settings = load_settings(self.world.paths, {})
         cache, ctx = _installed() / "cache", self.ctx()
@@ -241,47 +215,33 @@ class Nights(Histories):
     @rule(options=st.sampled_from([{}, {}, {"serving.alias": "b"}, {"speculation.type": "off"}]),
           with_tuned=st.booleans(), cut=CUTS)  # fmt: skip
     def apply(self, options: dict[str, Any], with_tuned: bool, cut: Cut | None) -> None:
-        before, could_go_back = self.world.standing, self.can_go_back
-        request = PlanRequest("night", options, with_tuned=with_tuned)
-        done = self.act(lambda ctx: apply(ctx, request, drain=True), cut)
-        if self._has_swapped(before, done, could_go_back=could_go_back):
+        before, request = self.world.standing, PlanRequest("night", options, with_tuned=with_tuned)
+        if went_well(self.swaps(lambda ctx: apply(ctx, request, drain=True), cut)):
             self.wish = Wish.SERVES
-            self._decides(before)
-
-    @rule(nth=st.none() | st.integers(0, 5), cut=SELDOM)
-    def roll_back(self, nth: int | None, cut: Cut | None) -> None:
-        before = self.world.standing
-        super().roll_back(nth, cut)
-        self._decides(before)
-
-    @rule(what=st.sampled_from(["good", "dies", "nonsense", "removed", "laid over", "laid over, breaks", "bare"]),
-          then=st.sampled_from(["", "reload", "restart"]))  # fmt: skip
-    def edit(self, what: str, then: str) -> None:
-        before = self.world.standing
-        super().edit(what, then)
-        self._decides(before)
+            self.decides(before)
 
     @rule(cut=SELDOM, wants=st.booleans())
     def decide(self, cut: Cut | None, wants: bool) -> None:
         """What the newest sweep proposes."""
-        before, could_go_back = self.world.standing, self.can_go_back
-        if not wants:
+        before = self.world.standing
+        if wants:
+            self._promotes(lambda ctx: promote(ctx, None, drain=False), cut)
+            self.decides(before)
+        else:
             self.act(lambda ctx: decline(ctx, None, why=None), cut)
-            return
-        done = self.act(lambda ctx: promote(ctx, None, drain=False), cut)
-        self._noted(before, done, could_go_back)
-        self._decides(before)
 
-    def _noted(self, before: bytes | None, done: Any, could_go_back: bool) -> None:
-        """A promotion may have swapped twice, and have failed after it."""
-        self._has_swapped(before, done, could_go_back=could_go_back)
+    def _promotes(self, action: Callable[[Context], Any], cut: Cut | None) -> Any:
+        """It may have swapped twice, and have failed after it."""
+        before = self.world.standing
+        done = self.swaps(action, cut)
         if self.world.standing != before:
             self.replaced, self.deployed = None, None
+        return done
 
     # Nights
 
     @rule(what=st.sampled_from(["sweep", "sweep", "in window", "power", "compare"]), stop=STOPS)
-    def measure(self, what: str, stop: int | str) -> None:
+    def measure(self, what: str, stop: Cut) -> None:
         """By hand."""
         window = self.settings.sweep.window if what == "in window" else None
         space = ("gpu.power_limit_w=150",) if what == "power" else ()
@@ -300,79 +260,44 @@ class Nights(Histories):
 
     def _beside(self, act: Callable[[Context], Any]) -> Any:
         """Another measurement, which is refused unless the one that stands still has only just begun, or is over."""
-        before, could_go_back = self.world.standing, self.can_go_back
         is_held = is_locked(self.world.paths.measure_lock)
-        done = self.act(act, None)
+        done = self._promotes(act, None)
         assert not is_held or isinstance(done, TunerdError), "two at once"
-        self._noted(before, done, could_go_back)
         return done
 
-    def _begin(self, act: Callable[[Context], Any], stop: int | str, *, in_window: bool) -> None:
-        if not self.can_start and not self.manager.state(UNIT).needs_reload:
-            self.wish = Wish.UNKNOWN
-        job = self.measuring = Job(self.world)
-        ctx = self.ctx(job.fuse)
-        self.decided = []
-        clock = self.world.clock
+    def _begin(self, act: Callable[[Context], Any], stop: Cut, *, in_window: bool) -> None:
+        clock, self.decided = self.world.clock, []
         left_s = _CLOSES_S - clock.now_s() % _DAY_S
         self.until_s = clock.monotonic_s() + left_s if in_window and left_s > 0 else inf
-        self._until(job, stop, lambda: job.begin(lambda: act(ctx)))
+        self._begins(act, stop)
 
-    def _until(
-        self, job: Job, stop: int | str | None, go: Callable[[], None], burn: Burn | None = None
-    ) -> None:
+    def _goes(self, job: Job, go: Callable[[], None], cut: Cut | None = None) -> None:
         before, could_go_back = self.world.standing, self.can_go_back
-        newest = self.ctx().generations.next_number()
-        job.fuse.burns_in(stop if isinstance(stop, int) else -1, burn or job.stand)
-        self.stops_at = stop if isinstance(stop, str) else ""
-        go()
-        self.stops_at = ""
+        number = self.ctx().generations.next_number()
+        super()._goes(job, go, cut)
         self._learn()
-        now = self.world.standing
+        now, is_cut = self.world.standing, bool(job.fuse.burnt) or job.died_before is not None
         if now != before:
-            is_one = self.ctx().generations.next_number() == newest + 1
-            self.replaced = (
-                [before] if is_one and job.died_before is None and not job.fuse.burnt else None
-            )
-            self.deployed = now if self.replaced else None
+            is_one = self.ctx().generations.next_number() == number + 1 and not is_cut
+            self.replaced, self.deployed = ([before], now) if is_one else (None, None)
             self.is_lost = False
-        burnt = bool(job.fuse.burnt) or job.died_before is not None
         assert now == before or before not in self.decided, "what its owner decided was undone"
-        if job.error is not None and not could_go_back and self.wish is Wish.SERVES:
-            self.wish = Wish.UNKNOWN
-        self._look_at_measuring(job)
-        number = None if job.found is None else job.found.payload.get("sweep")
-        if number is not None and not (burnt or self.has_no_store):
-            assert show_sweep(self.ctx(), number).payload["state"] in {"done", "stopped"}
-        if self.measuring is None and self.manager.state(SWEEP_UNIT).is_active:
+        if job.error is not None:
+            self._may_be_down(could_go_back)
+        sweep = None if job.found is None else job.found.payload.get("sweep")
+        if sweep is not None and not (is_cut or self.has_no_store):
+            assert show_sweep(self.ctx(), sweep).payload["state"] in {"done", "stopped"}
+        if job.is_over and self.manager.state(SWEEP_UNIT).is_active:
             code = 0 if job.found is not None and not job.found.exit_code else 1
             self.manager.end_main(SWEEP_UNIT, Ending(code=code))
 
-    @rule(
-        how=st.sampled_from(["", "", "", "dies", "full", "ctrl-c"]),
-        stop=STOPS,
-        then=st.sampled_from(THEN),
-    )
-    def go_on(self, how: str, stop: int | str, then: tuple[str, ...]) -> None:
+    @is_measuring
+    @rule(cut=STANDS_FALLS)
+    def go_on(self, cut: Cut) -> None:
         job = self.measuring
-        if job is None:
-            return
-        if how == "ctrl-c":
-            job.interrupt()
-        self._until(job, stop, job.go_on, {"dies": job.die, "full": full_disk}.get(how))
-        if job.died_before is not None:
-            self.daemon, self.then = None, [*then]
-
-    @rule(is_killed=st.booleans())
-    def end_measuring(self, is_killed: bool) -> None:
-        job = self.measuring
-        if job is None:
-            return
-        if is_killed:
-            self.is_cut = True
-            self._until(job, None, job.kill)
-        else:
-            self._until(job, None, job.go_on)
+        assert job is not None
+        job.is_interrupted = cut.how == "ctrl-c"
+        self._goes(job, job.go_on, cut)
 
     def _runs(self, start: Invocation) -> None:
         if "night" not in start.argv:
@@ -381,20 +306,19 @@ class Nights(Histories):
         begin_s = read_memory(self.ctx()).last_begin_s
         assert begin_s not in {self.skipped_s, *self.begun}, "it was to be skipped, or has been"
         self.begun.add(begin_s)
-        if self.measuring is not None:
-            done = self._beside(lambda ctx: run_night(ctx, confirm=lambda _: None))
+
+        def night(ctx: Context) -> Any:
+            return run_night(replace(ctx, own_unit=start.unit), confirm=lambda _: None)
+
+        if self.measuring is None:
+            self._begin(night, Cut("starting the first"), in_window=True)
+        else:
+            done = self._beside(night)
             self.manager.end_main(start.unit, Ending(code=done.exit_code))
-            return
-        self._begin(
-            lambda ctx: run_night(replace(ctx, own_unit=start.unit), confirm=lambda _: None),
-            "starting the first",
-            in_window=True,
-        )
 
     @rule(undo=st.booleans())
     def skip(self, undo: bool) -> None:
-        done = self.act(lambda ctx: skip_tonight(ctx, undo=undo), None)
-        if not isinstance(done, TunerdError):
+        if went_well(done := self.act(lambda ctx: skip_tonight(ctx, undo=undo), None)):
             self.skipped_s = None if undo else done.payload["skipped"]["begin_s"]
 
     # What happens
@@ -420,26 +344,24 @@ class Nights(Histories):
         self.gpu.show(replace(card, **changed))
 
     def _own(self, start: Invocation) -> Life:
+        """The program that sets the power limit does so here, where its driver is not."""
         if POWER not in start.argv:
             return super()._own(start)
-        return self._sets_power(start.argv[-2], Path(start.argv[-1]))
+        verb, path = start.argv[-2], Path(start.argv[-1])
 
-    def _sets_power(self, verb: str, path: Path) -> Life:
-        """As the program does, of which the driver is not here."""
-        record = Files().recall(PowerRecord, path)
-        if record is not None and verb == "set":
-            self._show(power_limit_w=record.given_w)
-            return Life(on_end=lambda: self._power_goes_back(path))
-        self._power_goes_back(path)
-        return Life(ends_after_s=0.0)
+        def gives(*, back: bool) -> None:
+            if (record := Files().recall(PowerRecord, path)) is None:
+                return
+            (card,) = self.gpu.read().gpus or ()
+            if not back:
+                self._show(power_limit_w=record.given_w)
+            elif card.power_limit_w == record.given_w:
+                self._show(power_limit_w=record.before_w)
+            if back:
+                Files().remove(path)
 
-    def _power_goes_back(self, path: Path) -> None:
-        record, (card,) = Files().recall(PowerRecord, path), self.gpu.read().gpus or ()
-        if record is None:
-            return
-        if card.power_limit_w == record.given_w:
-            self._show(power_limit_w=record.before_w)
-        Files().remove(path)
+        gives(back=verb != "set")
+        return Life(on_end=lambda: gives(back=True)) if verb == "set" else Life(ends_after_s=0.0)
 
     @rule(how=st.sampled_from(["gone", "garbage", "back", "back"]))
     def store(self, how: str) -> None:
@@ -465,10 +387,7 @@ class Nights(Histories):
     @rule(is_other=st.booleans())
     def replace_model(self, is_other: bool) -> None:
         fresh = self.model.with_suffix(".new")
-        shutil.copy(_installed() / "tiny.gguf", fresh)
-        if is_other:
-            with fresh.open("ab") as file:
-                file.write(bytes(64))
+        fresh.write_bytes((_installed() / "tiny.gguf").read_bytes() + bytes(64 * is_other))
         fresh.replace(self.model)
 
     @rule(by_s=st.sampled_from([10.0, 600.0, 5000.0]))
@@ -488,19 +407,15 @@ class Nights(Histories):
             assert [gpu.power_limit_w for gpu in self.gpu.read().gpus or ()] == [220.0]
             assert not paths.power.exists()
         if self.measuring is None and not self.is_cut:
-            names = sorted(path.name for path in self.manager.runtime_unit_dir.iterdir())
-            left = [
-                name
-                for name in names
-                if name.startswith("tunerd-") and self.manager.state(name).is_active
-            ]
-            assert left == []
+            names = sorted(path.name for path in self.manager.runtime_unit_dir.glob("tunerd-*"))
+            assert [name for name in names if self.manager.state(name).is_active] == []
             assert not self.manager.leases()
             assert not any(map(is_locked, (paths.sweep_lock, paths.schedule_lock)))
             record = written_record(ctx)  # one that is owed waits for the unit to be mended
             assert record is None or record.is_owed
         if not self.is_cut and not is_locked(paths.lock):
-            self._promotions(ctx)
+            self._are_proved(ctx)
+            self._is_planned(ctx)
         self.has_failed = False
 
     def _is_told(self, ctx: Context) -> None:
@@ -516,11 +431,9 @@ class Nights(Histories):
         if self.measuring is None and not self.is_cut:
             assert (shown["sweep"], shown["waits"]) == (None, None)
 
-    def _promotions(self, ctx: Context) -> None:
-        """Of what serves, why, and whether `plan` says the same."""
+    def _is_planned(self, ctx: Context) -> None:
+        """What serves is there for the reason that it says, and `plan` says the same."""
         standing, deployed = self.world.standing, ctx.deployed()
-        for made in self._new_promotions(ctx):
-            assert self.has_no_store or self._is_proved(ctx, made), f"{made.number} was not proved"
         if standing is None or deployed is None or deployed.unit_sha256 != sha256(standing):
             return
         tuned = read_tuned(ctx, "night")
@@ -541,25 +454,20 @@ class Nights(Histories):
             assert plan.unit_text.encode() == standing, plan.diff
             self.planned = now
 
-    def _new_promotions(self, ctx: Context) -> list[Generation]:
-        found = [
-            one.generation
-            for one in ctx.generations.entries(UNIT)
-            if one.generation.reason == "promote"
-        ]
-        new = [one for one in found if one.number not in self.proved]
-        self.proved |= {one.number for one in new}
-        return new
+    def _are_proved(self, ctx: Context) -> None:
+        """Whatever was promoted since."""
+        for entry in ctx.generations.entries(UNIT):
+            made = entry.generation
+            if made.reason == "promote" and made.number not in self.proved:
+                assert self.has_no_store or self._is_proved(ctx, made), made.number
+                self.proved.add(made.number)
 
     def _is_proved(self, ctx: Context, made: Generation) -> bool:
         """Whether a sweep of what it replaced found its flags faster, by the same build and model."""
         replaced = sha256(ctx.generations.replaced_text(made.number))
         with reading(ctx) as store:
-            found = (
-                []
-                if store is None
-                else [find_sweep(ctx, store, one.number) for one in store.runs(kind=KIND)]
-            )
+            kept = () if store is None else store.runs(kind=KIND)
+            found = [find_sweep(ctx, store, one.number) for one in kept]
         for one in found:
             if one.verdict is None or one.verdict.outcome != "promote":
                 continue
