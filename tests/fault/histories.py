@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -26,6 +27,7 @@ from tests.fault.fuse import Fuse, Step, full_disk, let_go, let_go_of_names
 from tests.fault.fuse import Life as Process
 from tests.fault.world import BROKEN, ENGINE, UNIT, World, in_memory
 from tests.support.fakes import Invocation, Life
+from tests.support.fuzz import is_asked_for, often
 from tunerd.app import Context, data_dir
 from tunerd.errors import DeployError, ServiceError, Stranded, TunerdError
 from tunerd.machine.files import is_locked
@@ -433,10 +435,12 @@ class Histories(RuleBasedStateMachine):
             self.wish = Wish.UNKNOWN
         job = self.measuring = Job(self.world)
         ctx = replace(self.ctx(job.fuse), progress=job.hears)
-        self._goes(job, lambda: job.begin(lambda: act(ctx)), cut)
+        self._goes(lambda: job.begin(lambda: act(ctx)), cut)
 
-    def _goes(self, job: Job, go: Callable[[], None], cut: Cut | None = None) -> None:
-        """The measurement begins, goes on or is killed, until it stops."""
+    def _goes(self, go: Callable[[], None], cut: Cut | None) -> None:
+        """The measurement begins, goes on or is killed, until it stands still, ends or dies."""
+        job = self.measuring
+        assert job is not None
         job.stops(cut)
         go()
         if job.died_before is not None:
@@ -465,7 +469,7 @@ class Histories(RuleBasedStateMachine):
         job = self.measuring
         assert job is not None
         self.is_cut |= is_killed
-        self._goes(job, job.kill if is_killed else job.go_on)
+        self._goes(job.kill if is_killed else job.go_on, None)
 
     # The owner
 
@@ -611,6 +615,15 @@ class Histories(RuleBasedStateMachine):
         may_be_gone = standing is None and self.replaced is None  # its last swap was killed
         is_right = is_as_said or self.deployed is None or may_be_gone
         assert checked.exit_code or is_right, (alias, standing)
+
+
+def lives(sample: int, *, steps: int) -> settings:
+    """So many histories of so many events, or as many as are asked for.
+
+    Of a sample one that fails is shown as it was found: shortening it takes minutes.
+    """
+    phases = [Phase.generate, Phase.shrink] if is_asked_for() else [Phase.generate]
+    return settings(often(sample), stateful_step_count=steps, phases=phases)
 
 
 def _daemon(ctx: Context) -> Callable[[], None]:

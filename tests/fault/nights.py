@@ -22,17 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from tests.fault.fuse import Fuse
-from tests.fault.histories import (
-    CUTS,
-    SELDOM,
-    THEN,
-    Cut,
-    Histories,
-    Job,
-    Wish,
-    is_measuring,
-    went_well,
-)
+from tests.fault.histories import CUTS, SELDOM, THEN, Cut, Histories, Wish, is_measuring, went_well
 from tests.fault.world import UNIT
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.fake_llama.behaviour import Behaviour
@@ -271,10 +261,11 @@ class Nights(Histories):
         self.until_s = clock.monotonic_s() + left_s if in_window and left_s > 0 else inf
         self._begins(act, stop)
 
-    def _goes(self, job: Job, go: Callable[[], None], cut: Cut | None = None) -> None:
-        before, could_go_back = self.world.standing, self.can_go_back
+    def _goes(self, go: Callable[[], None], cut: Cut | None) -> None:
+        job, before, could_go_back = self.measuring, self.world.standing, self.can_go_back
         number = self.ctx().generations.next_number()
-        super()._goes(job, go, cut)
+        super()._goes(go, cut)
+        assert job is not None
         self._learn()
         now, is_cut = self.world.standing, bool(job.fuse.burnt) or job.died_before is not None
         if now != before:
@@ -297,7 +288,7 @@ class Nights(Histories):
         job = self.measuring
         assert job is not None
         job.is_interrupted = cut.how == "ctrl-c"
-        self._goes(job, job.go_on, cut)
+        self._goes(job.go_on, cut)
 
     def _runs(self, start: Invocation) -> None:
         if "night" not in start.argv:

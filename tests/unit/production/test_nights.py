@@ -5,16 +5,11 @@
 
 from __future__ import annotations
 
-from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.fault.histories import lives
 from tests.fault.nights import Nights
-from tests.support.fuzz import is_asked_for, often
-
-STEPS = 12
 
 
 def test_nights_leave_what_their_owner_relies_on_whatever_comes_between() -> None:
-    phases = [Phase.generate, Phase.shrink] if is_asked_for() else [Phase.generate]
-    how = settings(often(3), stateful_step_count=STEPS, phases=phases)
-    run_state_machine_as_test(Nights, settings=how)
+    run_state_machine_as_test(Nights, settings=lives(3, steps=12))
