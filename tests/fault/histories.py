@@ -72,9 +72,9 @@ class Wish(Enum):
 
 @dataclass(frozen=True)
 class Cut:
-    """After so many effects, or when it tells this, a command `dies`, and `then` follows, or the disk is `full`.
+    """After so many effects, or when it tells this, a command `dies` and `then` follows, or the disk is `full`.
 
-    Or it stands still there.
+    By any other `how` it stands still there.
     """
 
     at: int | str
