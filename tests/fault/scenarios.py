@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tests.fault.world import BROKEN, UNIT, World
+from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tunerd.app import Context
 from tunerd.machine.files import lock
 from tunerd.production.rollback import rollback
 from tunerd.production.swap import SwapRequest, swap
+from tunerd.profile.arm import Arm
+from tunerd.profile.files import TunedRecord
+from tunerd.records import plain
+
+ARM = Arm("mine", "off", 0, 0.0, 0, "f16", 512, 2048, 2)
+TUNED = TunedRecord(
+    profile="night", values={}, sweep=7, promoted_s=0.0, sentence="", engine="mine", engine_sha256=None,
+    model_sha256=None, driver_version=None, arm=plain(ARM),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,11 +34,13 @@ class Scenario:
         return self.name
 
 
-def deploy(ctx: Context, world: World, *aliases: str, program: str | None = None) -> None:
+def deploy(
+    ctx: Context, world: World, *aliases: str, program: str = ENGINE, profile: str | None = None
+) -> None:
     """What `apply` does once its plan is made, one after the other."""
     for alias in aliases:
-        text = world.text(alias) if program is None else world.text(alias, program=program)
-        locked_swap(ctx, world.request(text, alias=alias))
+        request = world.request(world.text(alias, program=program), alias=alias)
+        locked_swap(ctx, replace(request, generation=replace(request.generation, profile=profile)))
 
 
 def locked_swap(ctx: Context, request: SwapRequest) -> None:

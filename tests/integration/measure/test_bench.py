@@ -182,15 +182,8 @@ def test_what_would_be_refused_is_not_measured_and_all_that_speaks_against_it_is
     box: Box, words: tuple[str, ...]
 ) -> None:
     before = serving_pid(box)
-    odd = (
-        "--set",
-        "serving.host=203.0.113.7",
-        "--set",
-        "serving.n_ubatch=9999",
-        "--set",
-        "serving.n_batch=512",
-    )
-    given = (*words, "cpu-embedded", *settings(box), *odd, "--yes")
+    odd = {"serving__host": "203.0.113.7", "serving__n_ubatch": 9999, "serving__n_batch": 512}
+    given = (*words, "cpu-embedded", *settings(box, **odd), "--yes")
     error = box.json(*given, code=1)["error"]
     assert error["code"] == "deploy"
     assert error["message"].startswith("`cpu-embedded")

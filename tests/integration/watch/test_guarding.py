@@ -325,26 +325,20 @@ REFUSED = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
            "driver_before": None, "driver_now": None}  # fmt: skip
 
 
-def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_daemon(
-    world: World,
+@pytest.mark.parametrize("is_kept", [True, False], ids=["with a history", "where none can be kept"])
+def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_daemon_or_its_history(
+    world: World, *, is_kept: bool
 ) -> None:
-    world.find(replanned=REFUSED)
-    for _ in range(3):
-        world.watch()
-        for _ in range(3):
-            world.look()
-    assert world.kinds == ["upgrade-refused"]
-    assert "--mlock" in world.told[0].text
-
-
-def test_what_the_next_start_will_refuse_is_told_once_where_no_history_can_be_kept(
-    world: World,
-) -> None:
-    world.ctx.paths.telemetry.mkdir()
+    if not is_kept:
+        world.ctx.paths.telemetry.mkdir()
     for life in (world.life, None, world.life):  # three checks
         world.find(life=life, replanned=REFUSED)
-        world.look()
-    assert world.kinds.count("upgrade-refused") == 1
+        if is_kept:
+            world.watch()
+        for _ in range(3):
+            world.look()
+    (told,) = (one for one in world.told if one.kind == "upgrade-refused")
+    assert "--mlock" in told.text
 
 
 def test_what_a_server_that_was_replaced_would_refuse_is_not_told_of_the_one_that_serves(

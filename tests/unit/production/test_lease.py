@@ -17,14 +17,13 @@ import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step, fused_services
 from tests.fault.fuse import Life as Victim
-from tests.fault.scenarios import deploy, locked_swap
+from tests.fault.scenarios import deploy
 from tests.fault.world import BROKEN, ENGINE, UNIT, LateClock, World, a_world
 from tests.support.fake_gpu import a_card
 from tests.support.fakes import FakeLease, Invocation, Life, Program
 from tests.support.profiles import a_plan_for
 from tests.support.waiting import until
 from tunerd.app import Context, data_dir
-from tunerd.engine.builds import why_no_start
 from tunerd.engine.capabilities import Engine
 from tunerd.engine.flags import Argument
 from tunerd.engine.health import Failure, FailureKind, Reason
@@ -389,28 +388,45 @@ def test_nothing_is_measured_where_production_is_not_known_to_start_at_boot(
         outlook(world.context(), measuring_s=90)
 
 
+BESIDE = {
+    "my.env": "EnvironmentFile={folder}/my.env",
+    "no user `none`": "DynamicUser=no\nUser=none",
+}
+
+
 @pytest.mark.parametrize(
     ("what", "way"),
     [
         ("text", "daemon-reload"),
-        ("text, reloaded", "restart"),
-        ("drop-in, reloaded", "restart"),
-        ("file gone", "put it back"),
-        ("file gone, reloaded", "put it back"),
+        ("text, reloaded", "systemctl restart"),
+        ("drop-in, reloaded", "systemctl restart"),
+        ("file gone", "put it back (`"),
+        ("file gone, reloaded", "put it back (`"),
+        ("my.env", "systemctl restart"),
+        # A restart would end what serves, and start nothing.
+        ("my.env, gone", "put it back, or take it out"),
+        ("no user `none`", "put it back, or take it out"),
     ],
 )
 def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_measurement(
     world: World, what: str, way: str
 ) -> None:
-    """It was, and did not come back where what somebody had written does not start."""
-    broken = world.text("one", program=BROKEN)
+    """It was, and did not come back where what somebody had written does not start, or its file of variables was deleted."""
+    broken, variables = world.text("one", program=BROKEN), world.folder / "my.env"
     drop_in = world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
-    if what.startswith("drop-in"):
+    variables.write_text("MINE=1\n")
+    beside = what.partition(",")[0]
+    if beside in BESIDE:
+        lines = BESIDE[beside].format(folder=world.folder)
+        world.put(world.text("one", service=lines, starts=2))
+    if what == "my.env, gone":
+        variables.unlink()
+    elif beside == "drop-in":
         drop_in.parent.mkdir()
         drop_in.write_text("[Service]\nExecStart=\nExecStart=/bin/false\n")
-    elif what.startswith("text"):
+    elif beside == "text":
         world.unit_path.write_bytes(broken)
-    else:
+    elif beside == "file gone":
         world.unit_path.unlink()
     if "reloaded" in what:
         world.manager.reload()
@@ -421,6 +437,7 @@ def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_me
     with pytest.raises(DeployError, match="edited while it ran") as told, held(world):
         pass
 
+    assert beside not in BESIDE or beside in (told.value.cause or "")
     assert way in (told.value.hint or "")
     assert world.serving_alias() == "one"
 
@@ -448,34 +465,6 @@ def test_a_unit_that_was_written_anew_by_the_way_back_of_a_killed_swap_is_edited
     assert world.serving_alias() == "one"
 
 
-@pytest.mark.parametrize("what", ["variables gone", "variables edited", "account gone"])
-def test_a_server_that_its_manager_could_not_start_again_is_not_stopped_for_a_measurement(
-    world: World, what: str
-) -> None:
-    """A bench took away one whose file of variables was deleted since, and it never came back."""
-    variables = world.folder / "my.env"
-    variables.write_text("MINE=1\n")
-    account = "no-such-account" if what == "account gone" else "root"
-    lines = f"EnvironmentFile={variables}\nUser={account}"
-    ctx = world.context()
-    locked_swap(ctx, world.request(world.text("one", service=lines), alias="one"))
-    if what == "variables gone":
-        variables.unlink()
-    if what == "variables edited":  # the real clock's, of which the times of files are
-        world.clock.set_wall(variables.stat().st_ctime - 3600.0)
-        world.clock.advance(7200.0)
-    else:
-        why = why_no_start(ctx, read_live_unit(ctx))
-        assert (account if what == "account gone" else "my.env") in (why or "")
-
-    with pytest.raises(DeployError, match="edited while it ran") as told, held(world):
-        pass
-
-    # A restart would end what serves, and start nothing.
-    assert ("systemctl restart" in (told.value.hint or "")) is (what == "variables edited")
-    assert world.serving_alias() == "one"
-
-
 @pytest.mark.parametrize(
     "lines",
     [
@@ -496,19 +485,10 @@ def test_what_may_be_missing_keeps_no_measurement_away(world: World, lines: str)
 
 
 def test_a_credential_is_looked_for_where_its_manager_does(world: World) -> None:
-    (world.folder / f"{UNIT}.key").write_text("key")
     world.put(world.text("one", service=f"LoadCredential=%N:{world.folder}/%n.key", starts=2))
-    ctx = world.context()
-    credentials = read_live_unit(ctx).credentials
-
-    assert credentials == {UNIT.removesuffix(".service"): f"{world.folder}/{UNIT}.key"}
-    demand_return(ctx, world.manager.state(UNIT))
-
-
-def test_a_user_who_is_made_at_no_start_must_be_there(world: World) -> None:
-    world.put(world.text("one", service="DynamicUser=no\nUser=none", starts=2))
-    ctx = world.context()
-    assert "no user `none`" in (missing_to_start(ctx, read_live_unit(ctx)) or "")
+    live, key = read_live_unit(world.context()), f"{world.folder}/{UNIT}.key"
+    assert live.credentials == {UNIT.removesuffix(".service"): key}
+    assert key in (missing_to_start(world.context(), live) or "")
 
 
 def test_variables_that_cannot_be_read_here_hide_no_edit_of_the_unit(world: World) -> None:

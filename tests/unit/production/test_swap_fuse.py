@@ -15,16 +15,12 @@ import pytest
 
 from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.fuse import Burn, Fuse, Kind, Life, Step, ctrl_c, full_disk
-from tests.fault.scenarios import SCENARIOS, Scenario, locked_swap
+from tests.fault.scenarios import ARM, SCENARIOS, TUNED, Scenario, deploy, go_back, locked_swap
 from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
 from tests.support.ports import free_port
-from tunerd.app import Context
 from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
 from tunerd.production.recover import recover
-from tunerd.production.swap import SwapRequest
-from tunerd.profile.arm import Arm
 from tunerd.profile.files import (
-    TunedRecord,
     failure_of,
     read_declined,
     read_tuned,
@@ -201,37 +197,34 @@ def _keeps_what_it_kept(case: Case, ends: list[bool]) -> None:
         assert ends == sorted(ends), "once the new unit is kept, it is kept from then on"
 
 
-ARM = Arm("mine", "off", 0, 0.0, 0, "f16", 512, 2048, 2)
-TUNED = TunedRecord(
-    profile="night", values={}, sweep=7, promoted_s=0.0, sentence="", engine="mine", engine_sha256=None,
-    model_sha256=None, driver_version=None, arm=plain(ARM),
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("before", [None, 6])
-@pytest.mark.parametrize("reason", ["promote", "guard", "rollback"])
+@pytest.mark.parametrize(
+    ("reason", "new"),
+    [("promote", "tuned"), ("guard", "old"), ("rollback", "old"), ("rollback", "tuned")],
+)
 def test_after_a_kill_at_each_effect_the_tuned_layer_is_in_force_just_where_what_it_is_of_serves(
-    folder: Path, reason: str, before: int | None
+    folder: Path, reason: str, new: str, before: int | None
 ) -> None:
     """The layer was written, or taken away, after the swap: a kill in between was never mended."""
-    old, new, seen = (
-        ("old", "tuned", set[bool]()) if reason == "promote" else ("tuned", "old", set())
-    )
+    seen = set[bool]()
     for number in range(0, MOST, 1 if IS_CAMPAIGN else 2):
         with a_world(folder / f"{number}") as world:
             world.port, ctx = PORT, world.context()
-            _deploy_of_profile(ctx, world, "first")
+            deploy(ctx, world, "first", profile="night")
             if before is not None:
                 write_tuned(ctx, replace(TUNED, sweep=before, generation=1))
-            _deploy_of_profile(ctx, world, "old")
-            if old == "tuned":
-                _deploy_of_profile(ctx, world, "tuned")
-                write_tuned(ctx, replace(TUNED, generation=3))
-            else:  # a person took it back once
+            deploy(ctx, world, "old", profile="night")
+            if reason == "promote":  # a person took it back once
                 remember_failure(ctx, "night", ARM, None, "rolled back", sweep=TUNED.sweep)
-            request = _of_profile(world, new)
-            request = replace(request, generation=replace(request.generation, reason=reason),
-                              tuned=None if reason == "rollback" else plain(TUNED))  # fmt: skip
+            else:
+                deploy(ctx, world, "tuned", profile="night")
+                write_tuned(ctx, replace(TUNED, generation=3))
+            if (reason, new) == ("rollback", "tuned"):
+                go_back(ctx)
+            request = world.request(world.text(new), alias=new)
+            made = replace(request.generation, profile="night", reason=reason)
+            tuned = None if reason == "rollback" else plain(TUNED)
+            request = replace(request, generation=made, tuned=tuned)
             life = Life(world.paths.lock)
             life.live(partial(locked_swap, world.context(Fuse(number, life.die)), request))
             if life.died_before is None:
@@ -243,19 +236,9 @@ def test_after_a_kill_at_each_effect_the_tuned_layer_is_in_force_just_where_what
             assert (layer and layer.sweep) == (TUNED.sweep if serves_tuned else before), where
             assert (failure_of(ctx, "night", ARM) is None) is serves_tuned, where
             if reason == "rollback":
-                declined = read_declined(ctx, "night")
-                assert (declined is None) is serves_tuned, where
+                assert (read_declined(ctx, "night") is None) is serves_tuned, where
             seen.add(serves_tuned)
     assert seen == {False, True}
-
-
-def _of_profile(world: World, alias: str) -> SwapRequest:
-    request = world.request(world.text(alias), alias=alias)
-    return replace(request, generation=replace(request.generation, profile="night"))
-
-
-def _deploy_of_profile(ctx: Context, world: World, alias: str) -> None:
-    locked_swap(ctx, _of_profile(world, alias))
 
 
 def test_after_a_kill_and_a_reboot_recovery_leaves_one_whole_unit(case: Case) -> None:

@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fault.campaign import IS_CAMPAIGN
-from tests.fault.fuse import Fuse, Life
-from tests.fault.world import World, a_world, in_memory
+from tests.fault.scenarios import ARM, TUNED, deploy
+from tests.fault.world import World
 from tunerd.app import Context
-from tunerd.machine.files import lock
 from tunerd.measure.evidence import Dropped, RunRecord, StoredRun, VerdictRecord
 from tunerd.measure.store import EvidenceStore
 from tunerd.production.rollback import rollback
-from tunerd.production.swap import swap
-from tunerd.profile.arm import Arm
-from tunerd.profile.files import TunedRecord, failure_of, take_back_tuned, write_tuned
+from tunerd.profile.files import take_back_tuned, write_tuned
 from tunerd.records import plain
 from tunerd.sweep.record import KEPT_SWEEPS, beyond_keeping, find_sweep, keep_decision, page_of
 
 
-def _deploy(world: World, alias: str) -> None:
-    ctx, text = world.context(), world.text(alias)
-    request = world.request(text, alias=alias)
-    request = replace(request, generation=replace(request.generation, profile="night"))
-    with lock(ctx.paths.lock, purpose="apply", since=ctx.now_text()):
-        swap(ctx, request)
-
-
-ARM = Arm("mine", "off", 0, 0.0, 0, "f16", 512, 2048, 2)
-
-
 def _promoted(world: World, sweep: int = 1) -> Context:
     """What a sweep found serves, in the place of another."""
-    _deploy(world, "old")
-    _deploy(world, "tuned")
     ctx = world.context()
-    number = next(iter(ctx.generations.entries())).generation.number
-    tuned = TunedRecord(
-        profile="night", values={}, sweep=sweep, promoted_s=0.0, sentence="", engine="mine",
-        engine_sha256=None, model_sha256=None, driver_version=None, generation=number, arm=plain(ARM),
-    )  # fmt: skip
-    write_tuned(ctx, tuned)
+    deploy(ctx, world, "old", "tuned", profile="night")
+    write_tuned(ctx, replace(TUNED, sweep=sweep, generation=2))
     return ctx
 
 
@@ -83,26 +60,6 @@ def test_what_became_of_a_proposal_is_known_though_nobody_lived_to_keep_it(world
     assert _decided(ctx) == ("taken back", None)
 
 
-def test_after_a_kill_at_each_effect_an_arm_that_is_in_force_again_is_left_out_of_no_sweep(
-    tmp_path: Path,
-) -> None:
-    seen = set[bool]()
-    for number in range(1, 100, 1 if IS_CAMPAIGN else 3):
-        with in_memory(tmp_path) as folder, a_world(folder / f"{number}") as world:
-            ctx = _promoted(world)
-            rollback(ctx, to=None, drain=False)
-            life = Life(world.paths.lock)
-            forward = partial(rollback, world.context(Fuse(number, life.die)), to=None, drain=False)
-            life.live(forward)
-            if life.died_before is None:
-                break
-            world.recover()
-            serves_tuned = world.serving_alias() == "tuned"
-            assert (failure_of(ctx, "night", ARM) is None) is serves_tuned, life.died_before.text
-            seen.add(serves_tuned)
-    assert seen == {False, True}
-
-
 def _decided(ctx: Context) -> tuple[str, int | None]:
     with EvidenceStore(ctx.paths.evidence) as store:
         decision = find_sweep(ctx, store, None).decision or {}
@@ -110,9 +67,8 @@ def _decided(ctx: Context) -> tuple[str, int | None]:
 
 
 def test_a_fill_whose_length_was_found_by_asking_is_no_failure_of_its_arm() -> None:
-    arm = plain(Arm("ik", "off", 0, 0.0, 0, "f16", 512, 2048, 2))
     told = [
-        {"event": "request", "arm": arm, "purpose": purpose, "failure": failure}
+        {"event": "request", "arm": plain(ARM), "purpose": purpose, "failure": failure}
         for purpose, failure in (("fill", "refused"), ("fill", "oom"), ("block", "refused"))
     ]
     page = page_of(told, {})

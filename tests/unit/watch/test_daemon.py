@@ -55,7 +55,7 @@ def test_each_swap_is_told_once(world: World) -> None:
     assert "generation 2 (apply) serves" in told[1].text
 
 
-def test_after_a_state_that_was_restored_what_is_new_is_told_and_nothing_again(
+def test_of_a_state_that_is_mounted_late_or_restored_what_is_new_is_told_and_nothing_again(
     world: World,
 ) -> None:
     """Its numbers had been seen: no swap was told until there were as many as before."""
@@ -65,35 +65,27 @@ def test_after_a_state_that_was_restored_what_is_new_is_told_and_nothing_again(
     deploy(world.context(), world, "new", "newer")
     swaps, told = watching(world)
     kept.rename(world.folder / "away")
-    for stands in (None, "away", "copy"):
-        if stands is not None:
-            shutil.rmtree(kept, ignore_errors=True)
-            (world.folder / stands).rename(kept)
+    late, told_late = watching(world)  # a daemon that began before it was mounted
+
+    def looked() -> list[str]:
         swaps.look()
-    assert told == []
+        late.look()
+        texts = [one.text for one in told]
+        assert texts == [one.text for one in told_late]
+        return texts
 
-    deploy(world.context(), world, "newest")
-    swaps.look()
-
-    assert [one.text for one in told] == ["generation 2 (apply) serves"]
-
-
-def test_of_a_state_that_is_mounted_after_the_daemon_began_nothing_is_told_again(
-    world: World,
-) -> None:
-    deploy(world.context(), world, "old", "new", "newer")
-    kept = world.paths.generations_dir
-    kept.rename(world.folder / "away")
-    swaps, told = watching(world)
-    swaps.look()
+    assert looked() == []
     (world.folder / "away").rename(kept)
-    swaps.look()
-    assert told == []
-
+    assert looked() == []
     deploy(world.context(), world, "newest")
-    swaps.look()
+    seen = ["generation 4 (apply) serves"]
+    assert looked() == seen
 
-    assert [one.text for one in told] == ["generation 4 (apply) serves"]
+    shutil.rmtree(kept)
+    (world.folder / "copy").rename(kept)
+    assert looked() == seen
+    deploy(world.context(), world, "other")
+    assert looked() == [*seen, "generation 2 (apply) serves"]
 
 
 def test_a_swap_that_led_back_is_told_with_its_cause(world: World) -> None:
