@@ -433,8 +433,12 @@ def test_only_what_root_alone_may_change_is_safe_with_the_folders_above_and_behi
     assert "access control list" in str(said())
     program.chmod(0o755)  # by which its mask is that of nobody who writes
     assert said() is None
+    link.unlink()
+    link.symlink_to("/bin/true")
     os.chown(folder, 54321, 0)
     assert "user 54321" in str(said(program))
+    assert str(folder) in str(said()), "where the link stands"
+    assert writable_by_others(link, trusted=54321) is None
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="the rule is about root's files")

@@ -393,11 +393,9 @@ def test_where_nothing_can_be_locked_nobody_is_said_to_hold_it(tmp_path: Path) -
     def try_it(tell: Callable[[object], None]) -> None:
         lose_locks()
         tell(is_locked(path))
-        try:
-            with lock(path, purpose="apply", since="now"):
-                raise AssertionError
-        except HostError as problem:
-            tell(f"{problem.message}: {problem.cause}; {problem.hint}")
+        with pytest.raises(HostError) as refused, lock(path, purpose="apply", since="now"):
+            pass
+        tell(f"{refused.value.cause}; {refused.value.hint}")
 
     code, told = Forked(try_it).end()
     assert code == 0, told

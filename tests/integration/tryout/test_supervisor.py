@@ -292,8 +292,7 @@ def test_a_request_that_makes_no_sense_is_refused_and_one_without_end_cut_off(
 def test_a_lease_ends_with_its_holder_though_that_said_more_than_was_asked(
     manager: Local, paths: Paths, toy: str
 ) -> None:
-    put(manager, toy)
-    manager.start(UNIT)
+    started(manager, toy)
     unit = lease_unit("a" * 12)
     wanted: dict[str, Any] = {"version": 1, "op": "lease", "unit": unit, "production": UNIT}
     wanted |= {"restores": True, "limit_s": 600}
@@ -350,6 +349,12 @@ def put(manager: Local, toy: str, options: str = "", service: str = "") -> None:
     manager.reload()
 
 
+def started(manager: Local, toy: str, options: str = "", service: str = "") -> UnitState:
+    put(manager, toy, options, service)
+    manager.start(UNIT)
+    return manager.state(UNIT)
+
+
 def eventually(manager: Local, holds: Callable[[UnitState], bool]) -> UnitState:
     def look() -> UnitState | None:
         state = manager.state(UNIT)
@@ -378,9 +383,7 @@ def supervised_again(manager: Local) -> Local:
 def test_a_server_outlives_a_killed_supervisor_is_taken_over_and_started_again_where_it_dies(
     manager: Local, paths: Paths, toy: str
 ) -> None:
-    put(manager, toy, "--print up", "Restart=on-failure\nRestartSec=0.1")
-    manager.start(UNIT)
-    before = manager.state(UNIT)
+    before = started(manager, toy, "--print up", "Restart=on-failure\nRestartSec=0.1")
 
     kill_supervisor(paths)
 
@@ -406,9 +409,7 @@ def test_a_server_outlives_a_killed_supervisor_is_taken_over_and_started_again_w
 def test_a_server_whose_record_still_says_that_it_starts_is_not_started_again(
     manager: Local, paths: Paths, toy: str
 ) -> None:
-    put(manager, toy, service="Restart=no")
-    manager.start(UNIT)
-    before = manager.state(UNIT)
+    before = started(manager, toy, service="Restart=no")
     kill_supervisor(paths)
     write_record(paths, replace(read_record(paths, UNIT), intent="starting"))
 
@@ -422,8 +423,7 @@ def test_a_server_whose_record_still_says_that_it_starts_is_not_started_again(
 def test_a_server_that_was_taken_over_and_ignores_signals_is_killed(
     manager: Local, paths: Paths, toy: str
 ) -> None:
-    put(manager, toy, "--print up --ignore-term", "TimeoutStopSec=0.5")
-    manager.start(UNIT)
+    started(manager, toy, "--print up --ignore-term", "TimeoutStopSec=0.5")
     pid = pid_of(manager)
     eventually(manager, lambda _: "up" in manager.log(UNIT))
     kill_supervisor(paths)
@@ -438,8 +438,7 @@ def test_a_server_that_was_taken_over_and_ignores_signals_is_killed(
 def test_a_server_that_died_while_nobody_watched_is_treated_as_failed(
     manager: Local, paths: Paths, toy: str, restart: str, comes_back: bool
 ) -> None:
-    put(manager, toy, service=f"Restart={restart}")
-    manager.start(UNIT)
+    started(manager, toy, service=f"Restart={restart}")
     pid = pid_of(manager)
     kill_supervisor(paths)
     os.kill(pid, signal.SIGKILL)
@@ -503,8 +502,7 @@ def test_an_enabled_unit_starts_though_remains_of_it_must_be_ended_first(
 def test_a_unit_whose_restart_got_no_process_is_started_by_the_next_supervisor(
     manager: Local, paths: Paths, toy: str
 ) -> None:
-    put(manager, toy, service="Restart=always\nRestartSec=1\n[Unit]\nStartLimitIntervalSec=0")
-    manager.start(UNIT)
+    started(manager, toy, service="Restart=always\nRestartSec=1\n[Unit]\nStartLimitIntervalSec=0")
     os.kill(pid_of(manager), signal.SIGKILL)
     away = Path(toy).rename(f"{toy}.away")
     eventually(manager, lambda state: state.exit_status == EXIT_EXEC)
@@ -556,8 +554,7 @@ def test_supervisors_killed_at_any_moment_never_leave_two_servers_or_none(
     chance = random.Random(7)
     for n in range(8):
         policy = f"Restart={('always', 'no')[n % 2]}\nRestartSec=0.1"
-        put(manager, toy, service=f"{policy}\n[Unit]\nStartLimitIntervalSec=0")
-        manager.start(UNIT)
+        started(manager, toy, service=f"{policy}\n[Unit]\nStartLimitIntervalSec=0")
         pid = supervisor_pid(paths)
         assert pid is not None
         caller = threading.Thread(target=lambda: restart(manager))

@@ -637,39 +637,33 @@ class GivenUp(World):
             self.look()
 
 
+@pytest.mark.parametrize(
+    ("dying", "told", "words"),
+    [
+        ((), "server-failed", "tunerd rollback"),
+        # The guard against out-of-memory had told of its end: it was told as failed once it was started again, or never as back.
+        ((OOM,), "oom", "raised: nothing that serves here was deployed from a profile"),
+    ],
+    ids=["for no known reason", "for want of the memory that a game took"],
+)
 def test_a_server_that_was_given_up_is_started_every_15_minutes_and_that_is_told_once(
-    tmp_path: Path,
+    tmp_path: Path, dying: tuple[str, ...], told: str, words: str
 ) -> None:
-    world = GivenUp(tmp_path)
+    world = GivenUp(tmp_path, *dying)
     world.give_up()
     world.is_taken = True
     world.look_for(890)
-    assert world.kinds == ["server-failed"]
+    assert world.kinds == [told]
+    assert words in f"{world.told[0].text} {world.told[0].hint}"
     world.look_for(2000)
     world.watch()  # another daemon
     world.look_for(2000)
-    assert world.kinds == ["server-failed", "server-again"]
-    assert "tunerd rollback" in str(world.told[0].hint)
+    assert world.kinds == [told, "server-again"]
     assert world.told[-1].hint == f"`systemctl reset-failed {UNIT}` ends that"
     world.is_taken = False
     world.look_for(1000)
     assert world.is_up
-    assert world.kinds == ["server-failed", "server-again", "server-back"]
-
-
-def test_one_that_a_game_took_the_memory_of_is_told_of_once_and_that_it_is_back(
-    tmp_path: Path,
-) -> None:
-    """The guard against out-of-memory had told of its end: it was told as failed after it was started again, or never as back."""
-    world = GivenUp(tmp_path, OOM)
-    world.give_up()
-    world.is_taken = True
-    world.look_for(4000)
-    world.is_taken = False
-    world.look_for(1000)
-    assert world.is_up
-    assert world.kinds == ["oom", "server-again", "server-back"]
-    assert "raised: nothing that serves here was deployed from a profile" in world.told[0].text
+    assert world.kinds == [told, "server-again", "server-back"]
 
 
 def measured(world: GivenUp) -> None:

@@ -144,9 +144,6 @@ def test_every_answer_forbids_frames_sniffing_and_foreign_scripts(api: ApiBox) -
         assert "access-control-allow-origin" not in headers
 
 
-# Who
-
-
 STATIC = ("page.css", "report.css", "page.js", "live.js", "report.js")
 
 
@@ -184,6 +181,9 @@ with serving() as api:
         capture_output=True, text=True, check=True, timeout=100,
     )  # fmt: skip
     assert json.loads(done.stdout) == [200] * len(STATIC)
+
+
+# Who
 
 
 @needs_root

@@ -409,6 +409,12 @@ def _interrupted(world: World, *, old_invocation: str | None, ran: bool = True) 
     ctx.files.write_json(world.paths.journal_dir / f"{UNIT}.json", plain(record, schema=SCHEMA))
 
 
+def _interrupted_and_stopped(world: World) -> None:
+    world.put(world.text("old"))
+    _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)
+    world.manager.stop(UNIT)
+
+
 @pytest.mark.parametrize(
     ("since", "alias"),
     [("a boot", "old"), ("a start by hand", "old"), ("a boot, and a stop by hand", None)],
@@ -512,9 +518,7 @@ def test_recovery_leaves_alone_what_was_started_by_the_words_that_stand(
 def test_while_nobody_can_read_which_unit_it_is_recovery_looks_at_every_record(
     world: World,
 ) -> None:
-    world.put(world.text("old"))
-    _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)
-    world.manager.stop(UNIT)
+    _interrupted_and_stopped(world)
     elsewhere = Settings(service=ServiceSettings(unit="nobody.service"))
     ctx = replace(world.context(), settings=elsewhere)
     assert recover(ctx).payload["found"] is None, "known settings name the unit"
@@ -533,9 +537,7 @@ def test_while_nobody_can_read_which_unit_it_is_recovery_looks_at_every_record(
 
 
 def test_what_a_measurement_owes_keeps_no_interrupted_swap_half_way(world: World) -> None:
-    world.put(world.text("old"))
-    _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)
-    world.manager.stop(UNIT)
+    _interrupted_and_stopped(world)
     owed = LeaseRecord("1234abcd", UNIT, "bench x", 1, 0.0, 1.0, restores=True, is_owed=True)
     write_measurement(world.context(), owed)
 
@@ -596,9 +598,7 @@ def test_what_a_swap_is_half_way_with_is_no_drift(world: World) -> None:
 
 
 def test_a_recovery_that_is_ended_says_what_stands_and_what_goes_on_with_it(world: World) -> None:
-    world.put(world.text("old"))
-    _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)
-    world.manager.stop(UNIT)
+    _interrupted_and_stopped(world)
     words = "the swap of generation 1 was cut short, and the previous unit is in place"
     said = {one.code: one.text for one in status(world.context()).messages}
     assert said["interrupted"] == words

@@ -173,17 +173,6 @@ def test_what_a_shell_runs_cannot_be_told() -> None:
 
 
 @ROOT_ONLY
-def test_a_link_counts_for_the_folder_in_which_it_stands(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    link = tmp_path / "home/server"
-    link.symlink_to("/bin/true")
-    assert writable_by_others(link) is None
-    os.chown(tmp_path / "home", ALICE, 0)
-    assert str(tmp_path / "home") in (writable_by_others(link) or "")
-    assert writable_by_others(link, trusted=ALICE) is None
-
-
-@ROOT_ONLY
 def test_a_group_in_which_an_account_is_alone_may_write_what_the_account_may(
     tmp_path: Path,
 ) -> None:

@@ -44,10 +44,10 @@ HOUR_S = 3600.0
 OFF = Arm("mainline", "off", 0, 0.0, 1024, "q8_0", 512, 2048, 4)
 
 
-def two_arms() -> Task:
-    """A box on which twice the threads are much faster, and nothing else may change."""
+def two_arms(margins: tuple[int, ...] = (2048,)) -> Task:
+    """A box on which twice the threads are much faster, and nothing else may change but the margin."""
     one = task("12G", "agent", None)
-    family = Family((0,), (0.0,), (2048,), ("q8_0",), (512,), (2048,), (4, 8))
+    family = Family((0,), (0.0,), margins, ("q8_0",), (512,), (2048,), (4, 8))
     space = Space({("mainline", "off"): family})
     return replace(one, space=space, incumbent=replace(OFF, fit_mib=2048))
 
@@ -94,13 +94,31 @@ def failing(failure: str, *threads: int, n: int = 10**9, only_proving: bool = Fa
     return starts
 
 
+def seen(**changes: Any) -> Starts:
+    """Of every start this is seen."""
+    return lambda _box, _arm, boot: replace(boot, **changes)
+
+
+def ending_after(n_starts: int) -> Starts:
+    """Its user wants it back after so many starts."""
+
+    def starts(box: Odd, _arm: Arm, boot: Boot) -> Boot:
+        if box.n_restarts > n_starts:
+            raise Preempted
+        return boot
+
+    return starts
+
+
 def night(one: Task, box: SimulatedBox, hours: float = 1.0, **options: Any) -> Outcome:
     return one.night(hours, box=box, **options)
 
 
-def searching(workload: Workload | None = None, **odd: Any) -> tuple[Task, Search]:
+def searching(
+    workload: Workload | None = None, *, margins: tuple[int, ...] = (2048,), **odd: Any
+) -> tuple[Task, Search]:
     """A search on the box of two arms, and where its night asks for this workload."""
-    one = two_arms()
+    one = two_arms(margins)
     one = replace(one, workload=workload or one.workload)
     return one, begun_search(one, Odd(one.card, QUIET, **odd))
 
@@ -147,13 +165,8 @@ def test_one_that_leads_alone_is_challenged_with_races_with_nobody_and_is_promot
 def test_a_start_is_asked_for_several_drafts_only_where_steps_do_not_tell_of_others(
     *, tells_steps: bool, most: int
 ) -> None:
-    def starts(box: Odd, _arm: Arm, boot: Boot) -> Boot:
-        if box.n_restarts > 16:
-            raise Preempted
-        return boot
-
     one = task("12G", "agent", 1)
-    box = Odd(one.card, QUIET, tells_steps=tells_steps, starts=starts)
+    box = Odd(one.card, QUIET, tells_steps=tells_steps, starts=ending_after(16))
     evidence = night(one, box, 24.0).evidence
     drafts = defaultdict[str, set[tuple[int, float]]](set)
     for row in evidence.samples:
@@ -186,13 +199,7 @@ def test_a_first_look_reads_in_large_batches_where_prompts_take_most_of_a_start(
     card: str, mix: str, ubatch: int
 ) -> None:
     one = task(card, mix, 1)
-
-    def starts(box: Odd, _arm: Arm, boot: Boot) -> Boot:
-        if box.n_restarts > 4:
-            raise Preempted
-        return boot
-
-    rows = night(one, Odd(one.card, QUIET, starts=starts)).evidence.samples
+    rows = night(one, Odd(one.card, QUIET, starts=ending_after(4))).evidence.samples
     probes = [row.arm for row in rows if row.event == "boot" and row.purpose == "probe"]
     assert {arm.ubatch for arm in probes} == {ubatch}
 
@@ -220,19 +227,9 @@ def test_starts_that_become_slow_in_the_middle_of_the_proof_end_it_without_a_ver
 # Names
 
 
-class Cut(SimulatedBox):
-    """Its user wants it back after so many starts."""
-
-    limit = 3
-
-    def check(self) -> None:
-        if self.n_restarts >= self.limit:
-            raise Preempted
-
-
 def test_a_night_that_goes_on_with_the_same_generator_gives_processes_and_texts_new_names() -> None:
     one = two_arms()
-    cut = night(one, Cut(one.card))
+    cut = night(one, Odd(one.card, starts=ending_after(3)))
     history: list[Sample] = list(cut.evidence.samples)
     resumed = night(one, one.box(2), history=history)
     assert history
@@ -394,10 +391,7 @@ def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has
     def answers(box: Odd, life: Life, _: Request, answer: dict[str, Any]) -> dict[str, Any]:
         return {**answer, "vram_free_min_mib": life.arm.fit_mib - 400 + box.n_odd}
 
-    one = two_arms()
-    family = Family((0,), (0.0,), margins, ("q8_0",), (512,), (2048,), (4, 8))
-    one = replace(one, space=Space({("mainline", "off"): family}))
-    search = begun_search(one, Odd(one.card, QUIET, starts=starts, answers=answers))
+    one, search = searching(margins=margins, starts=starts, answers=answers)
     finalist = Finalist(search, lambda: 0.0)
     found = finalist.prepare(replace(faster(one), fit_mib=512))
     assert [(step.fit_mib, step.free_mib) for step in finalist.steps] == steps
@@ -416,10 +410,7 @@ def test_a_context_that_took_all_there_was_is_filled_again_with_a_larger_margin(
     def answers(_box: Odd, life: Life, _: Request, answer: dict[str, Any]) -> dict[str, Any]:
         return {**answer, "vram_free_min_mib": max(life.arm.fit_mib - 700.0, 0.0)}
 
-    one = two_arms()
-    family = Family((0,), (0.0,), tuple(range(0, 4097, 64)), ("q8_0",), (512,), (2048,), (4, 8))
-    one = replace(one, space=Space({("mainline", "off"): family}))
-    search = begun_search(one, Odd(one.card, QUIET, starts=starts, answers=answers))
+    one, search = searching(margins=tuple(range(0, 4097, 64)), starts=starts, answers=answers)
     found = Finalist(search, lambda: 0.0).prepare(replace(faster(one), fit_mib=512))
     assert found is not None
     assert found.fit_mib >= 700 + search.limits.headroom_mib
@@ -429,11 +420,7 @@ def test_a_context_that_took_all_there_was_is_filled_again_with_a_larger_margin(
 def test_a_larger_cache_is_thought_to_cost_speed_where_weights_make_room_for_it(
     free_mib: int, is_slower: bool
 ) -> None:
-    def starts(_box: Odd, _arm: Arm, boot: Boot) -> Boot:
-        return replace(boot, vram_free_mib=free_mib)
-
-    one = two_arms()
-    search = begun_search(one, Odd(one.card, QUIET, starts=starts))
+    one, search = searching(starts=seen(vram_free_mib=free_mib))
     assert search.measure(one.incumbent, "incumbent")
     arms = [one.incumbent, replace(one.incumbent, kv="f16")]
     usual, larger = search.learner.predictions(arms)[0].tolist()
@@ -442,12 +429,8 @@ def test_a_larger_cache_is_thought_to_cost_speed_where_weights_make_room_for_it(
 
 def test_a_larger_cache_costs_a_family_without_starts_nothing_where_all_fits() -> None:
     """Where nothing moves for its relatives, nothing moves for what drafts nothing either."""
-
-    def starts(_box: Odd, _arm: Arm, boot: Boot) -> Boot:
-        return replace(boot, vram_free_mib=9000)
-
     one = task("12G", "agent", None)
-    search = begun_search(one, Odd(one.card, QUIET, starts=starts))
+    search = begun_search(one, Odd(one.card, QUIET, starts=seen(vram_free_mib=9000)))
     assert one.incumbent.drafts
     assert search.measure(one.incumbent, "incumbent")
     off = replace(OFF, engine=one.incumbent.engine)
@@ -458,11 +441,8 @@ def test_a_larger_cache_costs_a_family_without_starts_nothing_where_all_fits() -
 def test_a_context_that_is_shared_out_is_full_when_all_slots_are() -> None:
     one = two_arms()
     context = one.card.context // 2
-
-    def halved(_box: Odd, _arm: Arm, boot: Boot) -> Boot:
-        return replace(boot, n_ctx=context)
-
-    search = begun_search(one, Odd(one.card, QUIET, starts=halved), context, n_slots=2)
+    box = Odd(one.card, QUIET, starts=seen(n_ctx=context))
+    search = begun_search(one, box, context, n_slots=2)
     server = search.start(one.incumbent, "incumbent")
 
     def fullest() -> float:
