@@ -54,6 +54,11 @@ def a_box() -> Iterator[tuple[BuildBox, Path]]:
             yield box, builds
 
 
+def serve(box: BuildBox, name: str, **values: object) -> None:
+    box.profile(name, **values)
+    box.apply(name)
+
+
 def drift(box: BuildBox) -> str:
     """What `verify` says is not as deployed."""
     return "; ".join(one["text"] for one in box.json("verify", expect=6)["drift"])
@@ -64,10 +69,8 @@ def test_an_older_unit_with_flags_that_the_build_takes_no_more_is_refused_before
 ):
     """It was tried: the server was away for it, and came back only where its own flags were still taken."""
     with a_box() as (box, builds):
-        box.profile("before", serving__checkpoint_spacing=256)
-        box.profile("now", serving__checkpoint_spacing=512)
-        box.apply("before")
-        box.apply("now")
+        serve(box, "before", serving__checkpoint_spacing=256)
+        serve(box, "now", serving__checkpoint_spacing=512)
         pid = box.json("status")["pid"]
         assert "no-way-back" not in {one["code"] for one in box.json("plan", "now")["messages"]}
         install(builds / "b1", NEW)
@@ -87,8 +90,7 @@ def test_a_variable_that_the_build_takes_no_more_is_told_before_the_server_is_st
 ):
     """As in the defaults file of Debian's unit: a server with it ends at once, with any argument."""
     with a_box() as (box, builds):
-        box.profile("now")
-        box.apply("now")
+        serve(box, "now")
         unit = box.box.unit
         with_variable = "[Service]\nEnvironment=LLAMA_ARG_DRAFT_MAX=3\n"
         unit.write_text(unit.read_text().replace("[Service]\n", with_variable, 1))
@@ -107,8 +109,7 @@ def test_a_variable_that_the_build_takes_no_more_is_told_before_the_server_is_st
 def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_other_build() -> None:
     """A bench kept what the old build did as what the new one does."""
     with a_box() as (box, builds):
-        box.profile("serves")
-        box.apply("serves")
+        serve(box, "serves")
         ctx = box.box.context
         then = open_live(ctx).arm.fingerprint
         demand_return(ctx, ctx.services.state(ctx.unit))
@@ -132,8 +133,7 @@ def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_othe
 def test_what_a_server_does_is_no_evidence_of_variables_that_its_unit_got_since() -> None:
     """A bench kept it as of the new ones: of the command line alone it was seen that it is what runs."""
     with a_box() as (box, _):
-        box.profile("serves")
-        box.apply("serves")
+        serve(box, "serves")
         ctx, unit = box.box.context, box.box.unit
         then = open_live(ctx)
         assert then.arm.fingerprint.arguments_sha256 is not None
@@ -156,12 +156,12 @@ def test_files_that_are_replaced_are_told_are_no_evidence_of_what_stands_and_end
         template.write_text("{{ messages[0].content }}")
         grammar = box.box.folder / "words.gbnf"
         grammar.write_text("root ::= [a-z ]+")
-        box.profile(
+        serve(
+            box,
             "serves",
             model__chat_template_file=str(template),
             extra_args=["--grammar-file", str(grammar)],
         )
-        box.apply("serves")
         template.chmod(0o664)  # only touched
         ctx = box.box.context
         assert None not in {
@@ -231,10 +231,8 @@ def test_a_server_is_not_stopped_for_a_rollback_where_a_half_written_file_lets_n
 ):
     """It was stopped, and neither unit started: the file that both name had been cut off by a copy."""
     with a_box() as (box, builds):
-        box.profile("before")
-        box.profile("now", serving__ctx_size=512)
-        box.apply("before")
-        box.apply("now")
+        serve(box, "before")
+        serve(box, "now", serving__ctx_size=512)
         pid = box.json("status")["pid"]
         for path in (box.model, builds / "current/llama-server"):
             whole, half = path.with_name("whole"), path.with_name("half")
@@ -258,10 +256,8 @@ def test_a_rollback_is_tried_where_only_the_older_unit_may_not_start_and_what_se
     with a_box() as (box, _):
         other = box.model.with_name("other.gguf")
         write(design(SHAPES["tiny-nomtp"]), other)
-        box.profile("before", model__path=str(other))
-        box.profile("now")
-        box.apply("before")
-        box.apply("now")
+        serve(box, "before", model__path=str(other))
+        serve(box, "now")
         other.write_bytes(other.read_bytes()[: other.stat().st_size // 2])
 
         tried = box.json("rollback", "--yes", expect=3)

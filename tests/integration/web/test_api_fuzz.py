@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
@@ -29,11 +29,6 @@ CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
           response_schema_conformance)  # fmt: skip
 
 
-def call(api: ApiBox, case: Any) -> None:
-    response = case.call(base_url=api.url, headers=OWN if case.method == "POST" else {})
-    case.validate_response(response, checks=[*CHECKS, negative_data_rejection])
-
-
 def operations(*, slow: bool) -> list[Any]:
     schema = schemathesis.openapi.from_dict(describe_api())
     found = [one.ok() for one in schema.get_all_operations() if isinstance(one, Ok)]
@@ -42,22 +37,19 @@ def operations(*, slow: bool) -> list[Any]:
     return wanted[:: 3 if slow and not is_asked_for() else 1]
 
 
-@pytest.mark.parametrize("operation", operations(slow=False), ids=lambda one: one.label)
-def test_every_quick_route_keeps_to_its_description(api: ApiBox, operation: Any) -> None:
-    @often(8)
+ROUTES = [
+    *(pytest.param(one, often(8), id=one.label) for one in operations(slow=False)),
+    *(pytest.param(one, often(1, most=10), id=one.label) for one in operations(slow=True)),
+]
+
+
+@pytest.mark.parametrize(("operation", "how"), ROUTES)
+def test_every_route_keeps_to_its_description(api: ApiBox, operation: Any, how: settings) -> None:
+    @how
     @given(case=operation.as_strategy())
     def hold(case: Any) -> None:
-        call(api, case)
-
-    hold()
-
-
-@pytest.mark.parametrize("operation", operations(slow=True), ids=lambda one: one.label)
-def test_every_slow_route_keeps_to_its_description(api: ApiBox, operation: Any) -> None:
-    @often(1, most=10)
-    @given(case=operation.as_strategy())
-    def hold(case: Any) -> None:
-        call(api, case)
+        response = case.call(base_url=api.url, headers=OWN if case.method == "POST" else {})
+        case.validate_response(response, checks=[*CHECKS, negative_data_rejection])
 
     hold()
 
