@@ -147,15 +147,12 @@ def test_a_swap_asks_no_stranger_in_the_place_of_a_server_that_binds_nothing() -
         assert world.standing is None
 
 
+SCRIPT = "import subprocess, sys; subprocess.call([sys.executable, '-c', *sys.argv[1:]])"
+
+
 def test_a_script_that_starts_the_server_as_another_account_is_no_stranger() -> None:
     port = free_port()
-    script = (
-        "import subprocess, sys;"
-        "child = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); child.wait()"
-    )
-    with start([sys.executable, "-c", script, STRANGER, "127.0.0.1", str(port), "12345"]) as unit:
-        while "listens" not in unit.log_tail():
-            time.sleep(0.01)
+    with running(SCRIPT, STRANGER, "127.0.0.1", str(port), "12345") as unit:
         assert own_host(unit.pid, port) == "127.0.0.1"
         assert list(listening_programs(unit.pid, 0)) == [], "nor does it say what the unit serves"
 
@@ -167,11 +164,6 @@ def test_what_becomes_another_account_does_not_say_what_the_unit_serves() -> Non
 
 
 def test_a_server_that_a_script_starts_as_itself_says_what_the_unit_serves() -> None:
-    script = "import subprocess, sys; subprocess.call([sys.executable, '-c', *sys.argv[1:]])"
-    with start(
-        [sys.executable, "-c", script, STRANGER, "127.0.0.1", str(free_port()), "0"]
-    ) as unit:
-        while "listens" not in unit.log_tail():
-            time.sleep(0.01)
+    with running(SCRIPT, STRANGER, "127.0.0.1", str(free_port()), "0") as unit:
         ((_program, words, _folder, _variables),) = listening_programs(unit.pid, os.getuid())
         assert words[2] == STRANGER

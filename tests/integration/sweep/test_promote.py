@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,16 @@ def drafts(box: SweepBox) -> bool:
     return "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
 
 
+@contextmanager
+def put_back(path: Path) -> Iterator[bytes]:
+    """What a file holds, and holds again afterwards."""
+    before = path.read_bytes()
+    try:
+        yield before
+    finally:
+        path.write_bytes(before)
+
+
 def serving(box: SweepBox) -> int:
     entry = box.box.context.generations.serving(box.box.context.unit)
     assert entry is not None
@@ -109,14 +120,11 @@ def test_what_nobody_measured_is_not_deployed_in_the_name_of_a_winner(
     ctx = box.box.context
     number = put_proposal(ctx)
     path = ctx.paths.config_dir / "profiles" / "night.toml"
-    before = path.read_text()
-    path.write_text(f"{before}\n{added}\n")
-    try:
+    with put_back(path) as before:
+        path.write_bytes(before + f"\n{added}\n".encode())
         with pytest.raises(DeployError, match=refused):
             deploy(ctx, number)
         box.call("promote", "--dry-run", code=1)
-    finally:
-        path.write_text(before)
     assert serving(box) == 1
 
 
@@ -126,17 +134,14 @@ def test_a_unit_that_was_edited_by_hand_is_neither_swept_nor_replaced_by_a_winne
     """What would be measured as what serves is not what serves."""
     ctx = box.box.context
     number = put_proposal(ctx)
-    before = box.box.unit.read_text()
-    edited = before.replace("--threads 1", "--threads 2")
-    box.box.unit.write_text(edited)
-    try:
+    with put_back(box.box.unit) as before:
+        edited = before.replace(b"--threads 1", b"--threads 2")
+        box.box.unit.write_bytes(edited)
         with pytest.raises(DeployError, match="was edited while it ran"):
             deploy(ctx, number)
         told = box.call("sweep", "run", "--yes", "--budget", "40s", code=1)
         assert "was edited while it ran" in told.stderr
-        assert box.box.unit.read_text() == edited
-    finally:
-        box.box.unit.write_text(before)
+        assert box.box.unit.read_bytes() == edited
     assert serving(box) == 1
 
 
@@ -151,14 +156,11 @@ def test_a_winner_is_not_deployed_where_it_could_not_be_kept_what_becomes_of_it(
             store.add_run(RUN), [replace(SAMPLE, details={"filler": filler})], arm="live"
         )
     number = put_proposal(ctx)
-    before = path.read_bytes()
-    at = before.index(b" 1500, 1501") // 4096 * 4096
-    path.write_bytes(before[:at] + os.urandom(4096) + before[at + 4096 :])
-    try:
+    with put_back(path) as before:
+        at = before.index(b" 1500, 1501") // 4096 * 4096
+        path.write_bytes(before[:at] + os.urandom(4096) + before[at + 4096 :])
         refused = box.call("promote", str(number), "--yes", code=1).stderr
         assert "the evidence store is damaged" in refused
-    finally:
-        path.write_bytes(before)
     assert serving(box) == 1
 
 
@@ -184,13 +186,10 @@ def test_a_unit_that_is_edited_while_a_winner_is_made_ready_stays_as_it_was_edit
     gpu = WhoLooks()
     ctx = replace(box.box.context, gpu=gpu)
     number = put_proposal(ctx)
-    before = box.box.unit.read_text()
     gpu.unit, gpu.is_now = box.box.unit, lambda: is_locked(ctx.paths.lock)
-    try:
+    with put_back(box.box.unit):
         told = follow_policy(by_itself(ctx), number)
         assert box.box.unit.read_text() == gpu.edited
-    finally:
-        box.box.unit.write_text(before)
     assert "was edited by hand" in told[0].text
     assert serving(box) == 1
 
