@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,7 +53,6 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
-    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -84,12 +83,9 @@ class Server:
             time.sleep(0.02)
         raise AssertionError(f"not ready after {timeout_s} s:\n{self.log_text()[-4000:]}")
 
-    def reply(
-        self, route: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 120.0
-    ) -> httpx.Response:
+    def reply(self, route: str, *, timeout_s: float = 120.0) -> httpx.Response:
         """Whatever a route answers."""
-        sent = {**self.headers, **(headers or {})}
-        return CLIENT.get(f"{self.url}{route}", headers=sent, timeout=timeout_s)
+        return CLIENT.get(f"{self.url}{route}", timeout=timeout_s)
 
     def get(self, route: str) -> Any:
         """The JSON answer of a route that must answer."""
@@ -98,7 +94,7 @@ class Server:
     def post(self, route: str, body: Mapping[str, Any]) -> Any:
         """The JSON answer to a request that must succeed."""
         url = f"{self.url}{route}"
-        return _told(CLIENT.post(url, json=dict(body), headers=dict(self.headers), timeout=300.0))
+        return _told(CLIENT.post(url, json=dict(body), timeout=300.0))
 
     def wait_ended(self) -> int:
         """The exit status; minus the signal's number if one killed it."""
@@ -168,11 +164,9 @@ def serving(
     argv: Sequence[str],
     log: Path,
     *,
-    headers: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """A server that is ready, for as long as the block lasts; `tunerd.tryout.embedded` is one too."""
     own = {"PYTHONPATH": str(ROOT), **(environment or {})}
     with start(argv, log, environment=own) as server:
-        server.headers = headers or {}
         yield server.wait_ready()

@@ -19,7 +19,7 @@ from tests.support.transcripts import compare
 from tunerd.cli.measure import render_list
 from tunerd.cli.output import sections_lines
 from tunerd.errors import HostError, UsageError
-from tunerd.measure.answer import Mark, Sample, Timings
+from tunerd.measure.answer import Sample, Timings
 from tunerd.measure.evidence import AcceptanceByPosition, RunRecord, SummaryRecord, Validity
 from tunerd.measure.findings import Depth
 from tunerd.measure.results import results
@@ -42,11 +42,9 @@ def a_run(*samples: Sample) -> MadeRun:
     return MadeRun(record, {BOX.name: samples})
 
 
-def a_sample(
-    timings: Timings | None, *, marks: tuple[Mark, ...] = (), problem: str | None = None
-) -> Sample:
+def a_sample(timings: Timings | None) -> Sample:
     kind = "translation"
-    made = BOX.sample("mtp", kind, kind, 1, n_predict=192, marks=marks, problem=problem)
+    made = BOX.sample("mtp", kind, kind, 1, n_predict=192)
     return replace(made, timings=timings, client=None, vram_free_min_mib=None)
 
 
