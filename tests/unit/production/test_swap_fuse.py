@@ -15,11 +15,12 @@ import pytest
 
 from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.fuse import Burn, Fuse, Kind, Life, Step, ctrl_c, full_disk
-from tests.fault.scenarios import ARM, SCENARIOS, TUNED, Scenario, deploy, go_back, locked_swap
+from tests.fault.scenarios import ARM, SCENARIOS, TUNED, Scenario, deploy, locked_swap
 from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
 from tests.support.ports import free_port
 from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
 from tunerd.production.recover import recover
+from tunerd.production.swap import SwapRequest
 from tunerd.profile.files import (
     failure_of,
     read_declined,
@@ -220,12 +221,8 @@ def test_after_a_kill_at_each_effect_the_tuned_layer_is_in_force_just_where_what
                 deploy(ctx, world, "tuned", profile="night")
                 write_tuned(ctx, replace(TUNED, generation=3))
             if (reason, new) == ("rollback", "tuned"):
-                go_back(ctx)
-            request = world.request(world.text(new), alias=new)
-            made = replace(request.generation, profile="night", reason=reason)
-            tuned = None if reason == "rollback" else plain(TUNED)
-            request = replace(request, generation=made, tuned=tuned)
-            life = Life(world.paths.lock)
+                locked_swap(ctx, _of_profile(world, "old", reason))
+            request, life = _of_profile(world, new, reason), Life(world.paths.lock)
             life.live(partial(locked_swap, world.context(Fuse(number, life.die)), request))
             if life.died_before is None:
                 break
@@ -239,6 +236,12 @@ def test_after_a_kill_at_each_effect_the_tuned_layer_is_in_force_just_where_what
                 assert (read_declined(ctx, "night") is None) is serves_tuned, where
             seen.add(serves_tuned)
     assert seen == {False, True}
+
+
+def _of_profile(world: World, alias: str, reason: str) -> SwapRequest:
+    request = world.request(world.text(alias), alias=alias)
+    made = replace(request.generation, profile="night", reason=reason)
+    return replace(request, generation=made, tuned=None if reason == "rollback" else plain(TUNED))
 
 
 def test_after_a_kill_and_a_reboot_recovery_leaves_one_whole_unit(case: Case) -> None:
