@@ -630,7 +630,7 @@ def demand_return(ctx: Context, before: UnitState) -> None:
         elif edited == missing_to_start(ctx, read_live_unit(ctx, now=before)):
             way = "put it back, or take it out of the unit; a restart would only end what serves"
         raise DeployError(
-            f"{ctx.unit} was edited while it ran, so it is not stopped for a measurement",
+            f"what {ctx.unit} starts with was changed while it ran, so it is not stopped for a measurement",
             cause=f"{edited}\nit was never seen to start as it stands now",
             state="nothing was touched",
             hint=f"{way}, then try again",

@@ -137,10 +137,10 @@ def test_a_unit_that_was_edited_by_hand_is_neither_swept_nor_replaced_by_a_winne
     with put_back(box.box.unit) as before:
         edited = before.replace(b"--threads 1", b"--threads 2")
         box.box.unit.write_bytes(edited)
-        with pytest.raises(DeployError, match="was edited while it ran"):
+        with pytest.raises(DeployError, match="was changed while it ran"):
             deploy(ctx, number)
         told = box.call("sweep", "run", "--yes", "--budget", "40s", code=1)
-        assert "was edited while it ran" in told.stderr
+        assert "was changed while it ran" in told.stderr
         assert box.box.unit.read_bytes() == edited
     assert serving(box) == 1
 

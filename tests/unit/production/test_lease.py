@@ -434,7 +434,7 @@ def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_me
     world.clock.set_wall(world.folder.stat().st_ctime - 3600.0)
     world.clock.advance(7200.0)
 
-    with pytest.raises(DeployError, match="edited while it ran") as told, held(world):
+    with pytest.raises(DeployError, match="changed while it ran") as told, held(world):
         pass
 
     assert beside not in BESIDE or beside in (told.value.cause or "")
@@ -457,7 +457,7 @@ def test_a_unit_that_was_written_anew_by_the_way_back_of_a_killed_swap_is_edited
         victim.live(partial(deploy, world.context(fuse), world, "two"))
         assert victim.died_before == Step(Kind.UNITS, "reload")
         world.recover()
-    refuses = pytest.raises(DeployError, match="edited while it ran")
+    refuses = pytest.raises(DeployError, match="changed while it ran")
 
     with refuses if was_edited else contextlib.nullcontext():
         demand_return(world.context(), world.manager.state(UNIT))
@@ -520,7 +520,7 @@ def test_a_unit_whose_link_was_made_anew_is_edited_just_where_its_text_is_anothe
     lead_to(2, world.text("one"))
     demand_return(world.context(), world.manager.state(UNIT))
     lead_to(3, world.text("other"))
-    with pytest.raises(DeployError, match="edited while it ran"):
+    with pytest.raises(DeployError, match="changed while it ran"):
         demand_return(world.context(), world.manager.state(UNIT))
 
 
