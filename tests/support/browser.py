@@ -81,8 +81,16 @@ class Page:
             assert time.monotonic() < end_s, f"never came true: {expression}"
             self.inner.wait_for_timeout(50)
 
+    def follow(self, selector: str) -> None:
+        """Click what leads to another page, and be there once it is whole.
+
+        A click alone ends when the other page begins: what is read then may not have come yet.
+        """
+        with self.inner.expect_navigation():
+            self.inner.click(selector)
+
     def texts(self, selector: str) -> list[str]:
-        """The visible text of every element."""
+        """The visible text of every element, at once."""
         return self.inner.locator(selector).all_inner_texts()
 
     def overflowing(self) -> list[str]:

@@ -77,17 +77,17 @@ def test_one_deploys_and_goes_back_without_scripts_and_sees_what_is_asked_first(
     chromium: Chromium, page: ApiBox
 ) -> None:
     shown = chromium.open(f"{page.url}/deploy", javascript=False, allow=page.url)
-    shown.inner.click("text=plain")
+    shown.follow("text=plain")
     assert "ctx-size 512" in " ".join(shown.texts(".diff .add"))
-    shown.inner.click("button:has-text('Deploy plain')")
+    shown.follow("button:has-text('Deploy plain')")
     shown.inner.wait_for_selector("h1:has-text('serves `plain`')", timeout=300_000)
 
     shown.inner.goto(page.url)
     assert shown.texts("h1") == ["Your server is well."]
     assert "plain" in " ".join(shown.texts(".facts"))
-    shown.inner.click("text=Go back")
+    shown.follow("text=Go back")
     assert "ctx-size 1024" in " ".join(shown.texts(".diff .add"))
-    shown.inner.click("button:has-text('Go back')")
+    shown.follow("button:has-text('Go back')")
     shown.inner.wait_for_selector("h1:has-text('as generation')", timeout=300_000)
     assert shown.complaints() == []
     shown.close()
@@ -97,7 +97,7 @@ def test_one_deploys_and_goes_back_without_scripts_and_sees_what_is_asked_first(
 def test_with_scripts_a_job_is_followed_until_its_end(chromium: Chromium, page: ApiBox) -> None:
     shown = chromium.open(f"{page.url}/sweeps/1/decline", allow=page.url)
     shown.inner.fill("#why", "KV types stay")
-    shown.inner.click("button:has-text('Decline it')")
+    shown.follow("button:has-text('Decline it')")
 
     shown.inner.wait_for_selector("h1:has-text('KV types stay')", timeout=300_000)
     assert shown.complaints() == []

@@ -31,13 +31,13 @@ def test_a_proposal_is_shown_then_deployed_with_one_click_and_taken_back_with_an
 ) -> None:
     number = put_proposal(box.box.context)
     shown = chromium.open(f"{page.url}/sweeps/{number}", allow=page.url)
-    shown.inner.click("text=Promote it")
+    shown.follow("text=Promote it")
     shown.inner.wait_for_selector(f"h1:has-text('Promote what sweep {number} proved?')")
     assert "spec-draft-n-max 4" in " ".join(shown.texts(".diff .del"))
     assert shown.accessibility_problems() == []
     assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1]), "nothing was touched yet"
     shown.inner.uncheck("#probation")
-    shown.inner.click("button:has-text('Promote it')")
+    shown.follow("button:has-text('Promote it')")
     shown.inner.wait_for_selector("h1:has-text('serves `night`')")
     assert "--spec" not in " ".join(box.engine.served()[-1])
     assert box.serves
@@ -46,7 +46,7 @@ def test_a_proposal_is_shown_then_deployed_with_one_click_and_taken_back_with_an
     assert "promoted" in " ".join(shown.texts(".facts"))
     shown.inner.goto(f"{page.url}/rollback")
     assert "spec-draft-n-max 4" in " ".join(shown.texts(".diff .add"))
-    shown.inner.click("button:has-text('Go back')")
+    shown.follow("button:has-text('Go back')")
     shown.inner.wait_for_selector("h1:has-text('as generation')")
     assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
     shown.inner.goto(f"{page.url}/sweeps/{number}")
