@@ -259,9 +259,11 @@ class Night:
         total, classes = one.cached_tokens + one.new_tokens, self.workload.classes
         shared = max((c.cached_tokens for c in classes if c.cached_tokens < total), default=0)
         if total - shared < _LONG_PROMPT_TOKENS and not one.cached_tokens:
-            # Which engine it is does not matter in a proof: both sides of a pair are asked alike.
+            # Which engine it is does not matter in a proof: both sides of a pair are asked alike. And its time counts there
+            # with that of its beginning, which nobody knows of one that was read with a longer prefix.
             is_broken = any(not of_several for _, of_several in self.broken_caches)
-            is_whole = self.reads_whole or (exact and is_broken)
+            is_longest = all(c.cached_tokens <= shared for c in classes)
+            is_whole = self.reads_whole or (exact and (is_broken or not is_longest))
             return None if is_whole else (shared, total - shared)
         is_alone = sum(c.new_tokens >= _LONG_PROMPT_TOKENS for c in classes) == 1
         return None if is_alone or exact else (total - _TAIL_TOKENS, _TAIL_TOKENS)

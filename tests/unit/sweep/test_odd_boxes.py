@@ -490,10 +490,11 @@ def test_a_night_that_goes_on_knows_which_engine_finds_no_prefix_in_peace_and_wh
 
 @pytest.mark.parametrize(("others", "while_searching", "proving"), [
     ([RequestClass(1, "chat", 42_000, 1_200, 500)], (42_000, 1_241), (42_000, 1_241)),
+    ([RequestClass(1, "chat", n, 600, 500) for n in (42_000, 60_000)], (42_000, 1_241), (0, 43_241)),
     ([RequestClass(1, "chat", 4_000, 1_200, 500)], (0, 43_241), (0, 43_241)),
     ([RequestClass(1, "chat", 0, 20_000, 500)], (42_985, 256), (0, 43_241)),
     ([], (0, 43_241), (0, 43_241)),
-], ids=["a prefix as long is read anyway", "a short one is", "another long prompt", "alone"])  # fmt: skip
+], ids=["a prefix as long is read anyway", "with a longer one", "a short one is", "another long prompt", "alone"])  # fmt: skip
 def test_a_long_prompt_is_read_once_and_a_proof_reads_all_of_it(
     others: list[RequestClass], while_searching: tuple[int, int], proving: tuple[int, int]
 ) -> None:
