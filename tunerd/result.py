@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import chain
@@ -71,6 +71,11 @@ def warning(code: str, text: str, hint: str | None = None) -> Message:
 def error(code: str, text: str, hint: str | None = None) -> Message:
     """A message about something that stands in the way."""
     return Message(Level.ERROR, code, text, hint)
+
+
+def rows_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Messages as scripts read them in a payload, where their level says nothing."""
+    return [{"code": one.code, "text": one.text, "hint": one.hint} for one in messages]
 
 
 def error_json(error: TunerdError, command: str, *, code: str | None = None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.capabilities import Effect
@@ -16,11 +15,11 @@ from tunerd.production import plan
 from tunerd.production.checks import explain
 from tunerd.production.measurement import read_measurement
 from tunerd.production.recover import changing
-from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
+from tunerd.production.swap import SwapRequest, swap
 from tunerd.production.unattended import demand_root_for_plan
 from tunerd.profile.files import TunedRecord
 from tunerd.records import plain
-from tunerd.result import ActionResult, Level, Message, note, warning
+from tunerd.result import ActionResult, Level, Message, warning
 from tunerd.units.generations import Generation
 from tunerd.words import sha256
 
@@ -63,7 +62,7 @@ def apply(
         f"{reason} {request.profile}",
         partial(_prepare, ctx, request),
         ask=None if ask is None else lambda made: ask(_with_warning(ctx, made)),
-        confirm=lambda made: confirm(_with_warning(ctx, made)),
+        confirm=confirm,
         by=f"`tunerd {reason}`",
         messages=messages,
     ) as made:
@@ -83,14 +82,15 @@ def apply(
             ran=ran,
             model_bytes=made.facts.file_bytes,
             wants_probation=probation,
-            sweep=None if tuned is None else tuned.sweep,
             tuned=plain(tuned),
         )
         done = swap(ctx, asked)
         remarks = plan.remember_live_load(ctx)
     messages += [message for message in made.messages if message.level is Level.WARNING]
-    messages += [*(note("swap", text) for text in done.notes), *remarks, *done.watched]
-    return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
+    messages += [*done.told, *remarks]
+    text = f"generation {done.generation} serves `{made.resolved.name}` on {made.engine.name}"
+    payload = {**plan.plan_json(made, with_explain=False), **done.to_json(text)}
+    return ActionResult("apply", payload, tuple(messages), has_acted=True)
 
 
 def _prepare(ctx: Context, request: PlanRequest) -> plan.Plan:
@@ -185,15 +185,3 @@ def _generation(
         },
         with_tuned=request.with_tuned,
     )
-
-
-def _payload(made: plan.Plan, done: SwapDone) -> dict[str, Any]:
-    return {
-        **plan.plan_json(made, with_explain=False),
-        "generation": done.generation,
-        "backup": done.backup,
-        "without_service_s": done.without_service_s,
-        "first_text": done.serving.first_text if done.serving is not None else None,
-        "summary": f"generation {done.generation} serves `{made.resolved.name}` on "
-        f"{made.engine.name}{without_service(done)}",
-    }

@@ -61,7 +61,7 @@ from tunerd.production.own import shipped_unit
 from tunerd.profile.files import read_declined, read_tuned
 from tunerd.profile.layers import Resolved
 from tunerd.profile.schema import Speculation
-from tunerd.result import ActionResult, Level, Message, error, note, warning
+from tunerd.result import ActionResult, Level, Message, error, note, rows_of, warning
 from tunerd.units.live import UNIX_SOCKET, LiveUnit, Serving
 from tunerd.units.manager import UnitState
 from tunerd.units.text import UnitSpec, environment_of, parse_unit, render_unit, unified_diff
@@ -529,10 +529,8 @@ def settings_of(
 
 
 def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+    stamp = stamp_of(path)
+    return None if stamp is None else stamp[0]
 
 
 def _drafting(speculation: Speculation) -> str | None:
@@ -823,11 +821,7 @@ def plan_json(made: Sketch, *, with_explain: bool) -> dict[str, Any]:
             "path": command.value_of("model.path"),
             **{name: getattr(facts, name, None) for name in same},
         },
-        "warnings": [
-            {"code": one.code, "text": one.text, "hint": one.hint}
-            for one in made.messages
-            if one.level is not Level.NOTE
-        ],
+        "warnings": rows_of(one for one in made.messages if one.level is not Level.NOTE),
         "refused": any(one.level is Level.ERROR for one in made.messages),
     }
 
@@ -891,7 +885,7 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
         *_check_handover(ctx, live, _family(engine) if is_handed_over else None, before, after),
         *_check_return(ctx, live, state),
         *check_boot(ctx, state, enable=True),
-        *_check_unit(ctx, unit_text),
+        *check_unit(ctx, unit_text),
         *memory.messages,
         *_tuned_layer(ctx, resolved, engine, facts, host),
     )
@@ -914,7 +908,8 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
 _ADVICE = "Special user"
 
 
-def _check_unit(ctx: Context, text: str) -> Iterator[Message]:
+def check_unit(ctx: Context, text: str) -> Iterator[Message]:
+    """What the service manager would say of a unit's text."""
     try:
         for line in ctx.services.verify(ctx.unit, text):
             if _ADVICE in line:

@@ -13,16 +13,16 @@ from tunerd.app import Context
 from tunerd.engine.health import Expectation, FailureKind
 from tunerd.engine.probe import changed_files, kept_folder
 from tunerd.engine.serving import address_of, read_live_unit, standing_text, work_dir_of
-from tunerd.errors import DeployError, HostError, ServiceError, UsageError
+from tunerd.errors import DeployError, HostError, UsageError
 from tunerd.machine.files import is_gone
 from tunerd.production.gate import expected_of
 from tunerd.production.journal import backups
 from tunerd.production.recover import changing
-from tunerd.production.swap import SwapRequest, swap, without_service
+from tunerd.production.swap import SwapRequest, swap
 from tunerd.production.unattended import demand_root_for
 from tunerd.records import plain
-from tunerd.result import ActionResult, Message, note, warning
-from tunerd.units.generations import Ending, Generation, Outcome, changed_model_files
+from tunerd.result import ActionResult, Message, warning
+from tunerd.units.generations import Generation, Outcome, changed_model_files
 from tunerd.units.live import LiveUnit
 from tunerd.units.text import is_ours, parse_unit, unified_diff
 from tunerd.words import generation_number, sha256
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tunerd.profile.files import TunedRecord
 
 Confirm = Callable[["Target"], None]
+_NO_FILE = "no unit file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +95,13 @@ def rollback(
         request = _request(ctx, target, drain=drain, reason=reason)
         done = swap(ctx, replace(request, tuned=plain(tuned)))
         loaded = remember_live_load(ctx)
-    messages += [*target.messages, *done.watched, *loaded]
-    messages += [note("swap", text) for text in done.notes]
+    messages += [*target.messages, *done.told, *loaded]
     is_unseen = done.serving is not None and done.serving.first_text is None
     payload = {
-        "generation": done.generation,
+        **done.to_json(f"back to {target.name} as generation {done.generation}"),
         "to": target.name,
-        "backup": done.backup,
         "diff": target.diff,
-        "without_service_s": done.without_service_s,
-        "first_text": done.serving.first_text if done.serving is not None else None,
         "serving": None if is_unseen else done.serving is not None,
-        "summary": f"back to {target.name} as generation {done.generation}{without_service(done)}",
     }
     return ActionResult("rollback", payload, tuple(messages), has_acted=True)
 
@@ -184,13 +180,9 @@ def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None]:
         if entry is None or entry.generation.unit != ctx.unit:
             raise UsageError(f"there is no generation {to} of {ctx.unit}", hint="`tunerd history`")
         return f"generation {to}", ctx.generations.unit_text(number)
-    if to in {backup.name for backup in backups(ctx)}:
-        return to, ctx.files.read(ctx.paths.unit_dir / to)
-    for entry in ctx.generations.entries(ctx.unit):
-        if entry.generation.replaced_backup == to:
-            kept = ctx.generations.replaced_text(entry.generation.number)
-            if kept is not None:  # its backup was pruned, or somebody removed it
-                return to, kept
+    for name, text, _ in _kept(ctx):
+        if name == to and text is not None:
+            return name, text
     raise UsageError(
         f"no such backup of {ctx.unit}: `{to}`", hint="`tunerd rollback --list` shows what there is"
     )
@@ -219,25 +211,31 @@ def _newest(ctx: Context) -> tuple[str, bytes | None]:
         text = ctx.generations.unit_text(deployed.number)
         if text is not None:
             return f"generation {deployed.number}", text
-    for entry in ctx.generations.entries(ctx.unit):
-        generation = entry.generation
-        if not _changed_the_unit(entry.ending):
-            continue
-        if generation.replaced_absent and live is not None:
-            return "no unit file", None
-        name = generation.replaced_backup
-        content = _backup_text(ctx, name) if name is not None else None
-        content = content or ctx.generations.replaced_text(generation.number)
-        if name is not None and content is not None and sha256(content) != live:
-            return name, content
-    for backup in backups(ctx):
-        content = _backup_text(ctx, backup.name)
-        if content is not None and sha256(content) != live:
-            return backup.name, content
+    for name, text, is_changed in _kept(ctx):
+        if is_changed and sha256(text) != live and (text is not None or name == _NO_FILE):
+            return name, text
     raise DeployError(
         f"there is nothing to go back to: no backup of {ctx.unit} in `{ctx.paths.unit_dir}`",
         state="nothing was changed",
     )
+
+
+def _kept(ctx: Context) -> Iterator[tuple[str, bytes | None, bool]]:
+    """What swaps replaced, newest first, each by name and with whether the unit changed by it; then all backups."""
+    for entry in ctx.generations.entries(ctx.unit):
+        name, ending = entry.generation.replaced_backup, entry.ending
+        # What stands now was edited over what was replaced, then.
+        is_edited = ending.outcome is Outcome.ABANDONED and ending.cause == FailureKind.EDITED
+        is_changed = ending.outcome.is_done or is_edited
+        if name is not None:
+            kept = _backup_text(ctx, name)
+            with contextlib.suppress(HostError):  # one that was pruned, or that somebody removed
+                kept = kept or ctx.generations.replaced_text(entry.generation.number)
+            yield name, kept, is_changed
+        elif entry.generation.replaced_absent:
+            yield _NO_FILE, None, is_changed
+    for backup in backups(ctx):
+        yield backup.name, _backup_text(ctx, backup.name), True
 
 
 def _backup_text(ctx: Context, name: str) -> bytes | None:
@@ -260,13 +258,6 @@ def _passed_over(ctx: Context) -> Iterator[Message]:
             f"`tunerd apply {newest.profile or 'PROFILE'}` drops what was pinned with it alone; "
             "`tunerd rollback --list` shows what else there is",
         )
-
-
-def _changed_the_unit(ending: Ending) -> bool:
-    """Whether what the swap replaced is not what stands now: it ended well, or was edited over."""
-    if ending.outcome is Outcome.ABANDONED:
-        return ending.cause == FailureKind.EDITED
-    return ending.outcome.is_done
 
 
 def _makers(ctx: Context) -> dict[str, Generation]:
@@ -292,13 +283,14 @@ def _check(
             hint="`tunerd rollback --list` shows what else there is",
         )
     from tunerd.engine.builds import why_no_start  # what knows engines takes long to import
-    from tunerd.production.plan import NO_WAY_BACK, check_way_back
+    from tunerd.production.plan import NO_WAY_BACK, check_unit, check_way_back
 
     demand_root_for(ctx, text, f"`{name}`")
     why = why_no_start(ctx, old)
     messages = check_way_back(ctx, live, old)
     is_gone_for_good = not old.has_own_files and any(
-        path and is_gone(_path_of(ctx, old, path)) for path in (old.program, old.serving.model)
+        path and is_gone(Path(work_dir_of(ctx, old), path))
+        for path in (old.program, old.serving.model)
     )
     # Doubts may be wrong, and going back is for trouble: they count where nothing would serve afterwards.
     if is_gone_for_good or (why is not None and any(one.code == NO_WAY_BACK for one in messages)):
@@ -311,11 +303,9 @@ def _check(
     if why is not None:
         hint = "if it does not, tunerd starts what serves now again"
         messages.append(warning("may-not-start", f"`{name}` may no longer start: {why}", hint))
-    try:
-        complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
-    except ServiceError as error:  # what checks may be missing, or hang: it is no reason to stay
-        complaints = (error.words,)
-    messages += [warning("unit-complaint", line) for line in complaints]
+    # What checks may be missing, or hang: it is no reason to stay.
+    complaints = check_unit(ctx, text.decode("utf-8", "surrogateescape"))
+    messages += [warning("unit-complaint", one.text) for one in complaints]
     if made_by is not None:
         since = f"since generation {made_by.number}"
         messages += [
@@ -334,17 +324,11 @@ def _check(
     return messages
 
 
-def _path_of(ctx: Context, unit: LiveUnit, name: str) -> Path:
-    """A file as the unit's server finds it, which may be told by the folder where it starts."""
-    return Path(work_dir_of(ctx, unit), name)
-
-
 def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
     """What to do where the old unit's program or model is gone, or the program another one."""
     model = old.serving.model
-    if model is not None and is_gone(
-        _path_of(ctx, old, model)
-    ):  # without it a kept engine is no help
+    # Without it a kept engine is no help.
+    if model is not None and is_gone(Path(work_dir_of(ctx, old), model)):
         return f"put the model back to `{model}`; `tunerd rollback --list` shows what else there is"
     if made_by is not None:
         kept = kept_folder(ctx.paths.engines_dir, made_by.engine_sha256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from tunerd.paths import paths_for
 from tunerd.production.journal import cut_short, others_on_record, read_record, unrecorded_since
 from tunerd.production.measurement import measuring, read_measurement
 from tunerd.records import plain
-from tunerd.result import ActionResult, Message, error, note, warning
+from tunerd.result import ActionResult, Message, error, note, rows_of, warning
 from tunerd.units.generations import Generation, HistoryEntry, Outcome, changed_model_files
 from tunerd.units.manager import LeaseRecord, UnitState, lacks_manager
 from tunerd.units.text import is_ours, unified_diff
@@ -60,11 +60,10 @@ def show(ctx: Context, number: int) -> ActionResult:
         UsageError: there is no such generation.
     """
     entry = ctx.generations.demand(number)
-    text = ctx.generations.unit_text(number)
     payload = {
         "generation": asdict(entry.generation),
         "ending": {**asdict(entry.ending), "outcome": str(entry.ending.outcome)},
-        "unit": None if text is None else text.decode("utf-8", "replace"),
+        "unit": _unit_text(ctx, number),
     }
     return ActionResult("history show", payload)
 
@@ -75,14 +74,17 @@ def diff(ctx: Context, one: int, other: int) -> ActionResult:
     Raises:
         UsageError: one of them does not exist.
     """
-    texts = []
     for number in (one, other):
         ctx.generations.demand(number)
-        content = ctx.generations.unit_text(number)
-        texts.append(None if content is None else content.decode("utf-8", "replace"))
+    texts = _unit_text(ctx, one), _unit_text(ctx, other)
     names = (f"generation {one}", f"generation {other}")
-    text = unified_diff(texts[0], texts[1], ctx.unit, names=names)
+    text = unified_diff(*texts, ctx.unit, names=names)
     return ActionResult("history diff", {"from": one, "to": other, "diff": text})
+
+
+def _unit_text(ctx: Context, number: int) -> str | None:
+    text = ctx.generations.unit_text(number)
+    return None if text is None else text.decode("utf-8", "replace")
 
 
 def _summary_json(entry: HistoryEntry) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def status(ctx: Context) -> ActionResult:
         if gpus.gpus is None
         else [{name: getattr(gpu, name) for name in _OF_CARD} for gpu in gpus.gpus],
         "gpu_problem": problem,
-        "drift": _rows(drifts),
+        "drift": rows_of(drifts),
     }
     messages = _messages(
         ctx, state, measurement, problem, is_under_way=under_way, was_deployed=last is not None
@@ -308,11 +310,6 @@ def find_drift(ctx: Context, entry: HistoryEntry, *, deep: bool) -> list[Message
     return drifts
 
 
-def _rows(drifts: Sequence[Message]) -> list[dict[str, Any]]:
-    """Differences as scripts read them: what kind, in words, and what to do."""
-    return [{"code": one.code, "text": one.text, "hint": one.hint} for one in drifts]
-
-
 def _engine_drift(generation: Generation) -> Iterator[Message]:
     from tunerd.engine.probe import changed_files
 
@@ -349,7 +346,7 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
         text = f"somebody put the unit of generation {known.generation.number} back by hand"
         yield warning("unit-edited", text, hint)
     elif stands not in ours:
-        wanted = ctx.generations.unit_text(generation.number)
+        wanted = _unit_text(ctx, generation.number)
         hint = f"`tunerd apply` or `tunerd rollback --to {generation.number}` puts back what was deployed"
         if standing is None:
             text = f"the unit file is gone: `{ctx.unit_path}`"
@@ -360,9 +357,7 @@ def _unit_drift(ctx: Context, generation: Generation) -> Iterator[Message]:
         else:
             from tunerd.production.checks import masked
 
-            difference = unified_diff(
-                wanted.decode(errors="replace"), standing.decode(errors="replace"), ctx.unit
-            )
+            difference = unified_diff(wanted, standing.decode(errors="replace"), ctx.unit)
             changed = [line for line in difference.splitlines()[2:] if line[:1] in {"+", "-"}]
             newer = unrecorded_since(ctx, generation.created_s)
             who = "the unit was edited by hand"
@@ -435,6 +430,6 @@ def _result(
         "generation": generation.number if generation is not None else None,
         "profile": generation.profile if generation is not None else None,
         "as_deployed": None if code == 1 else code == 0,
-        "drift": _rows(drifts),
+        "drift": rows_of(drifts),
     }
     return ActionResult("verify", payload, messages, code)

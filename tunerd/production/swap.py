@@ -53,7 +53,7 @@ from tunerd.production.journal import (
 from tunerd.production.probation import begin_probation, forget_probation
 from tunerd.production.tuned import settle_tuned
 from tunerd.records import plain
-from tunerd.result import Message, Progress
+from tunerd.result import Message, Progress, note
 from tunerd.units.generations import Ending, Generation, Outcome
 from tunerd.units.live import LiveUnit, is_same_command
 from tunerd.units.manager import UnitState
@@ -73,7 +73,7 @@ class SwapRequest:
     `generation` still lacks its number, backup, old state and who asked: the swap fills them in.
     `ran` is whether the server ran when this was agreed to: one that was stopped since is left alone.
     `starts_packaged` is whether what is left after removing the file shall run, `wants_probation` whether
-    what serves then is to be watched, and `sweep` which one proved it. `tuned` is as of `SwapRecord`.
+    what serves then is to be watched. `tuned` is as of `SwapRecord`.
     """
 
     text: bytes | None
@@ -86,13 +86,7 @@ class SwapRequest:
     model_bytes: int | None = None
     starts_packaged: bool = False
     wants_probation: bool = False
-    sweep: int | None = None
     tuned: Mapping[str, Any] | None = None
-
-    @property
-    def goes_back(self) -> bool:
-        """Whether this leads to something that served before."""
-        return self.generation.reason in {"rollback", "guard"}
 
 
 def begin(
@@ -112,26 +106,19 @@ def begin(
     try:
         return _begin(ctx, request, old_text, before, interrupts)
     except DeployError as error:
-        if not (request.goes_back and is_full(error) and _release_reserve(ctx)):
+        goes_back = request.generation.reason in {"rollback", "guard"}
+        if not (goes_back and is_full(error) and _release_reserve(ctx)):
             raise
         return _begin(ctx, request, old_text, before, interrupts)
 
 
 def _release_reserve(ctx: Context) -> bool:
     """Give back the space that was set aside; whether there was any."""
-    if not ctx.paths.reserve.exists():
-        return False
-    try:
-        ctx.files.remove(ctx.paths.reserve)
-    except HostError:
-        return False
-    return True
-
-
-def _set_reserve_aside(ctx: Context) -> None:
-    """Set space aside for going back; a disk that is too full for it is no error."""
-    with contextlib.suppress(HostError):
-        ctx.files.set_aside(ctx.paths.reserve, _RESERVE_BYTES)
+    if ctx.paths.reserve.exists():
+        with contextlib.suppress(HostError):
+            ctx.files.remove(ctx.paths.reserve)
+            return True
+    return False
 
 
 def _begin(
@@ -165,14 +152,12 @@ def _begin(
         if name is not None:
             backup = name
             ctx.files.copy(ctx.unit_path, ctx.paths.unit_dir / name)
-        record = _record(ctx, generation, old_text, before, was_healthy=was_healthy)
+        record = _record(ctx, request, generation, before, was_healthy=was_healthy)
         earlier = read_record(ctx)
         if earlier is not None and earlier.old_sha256 == record.old_sha256:
             # Its server did not come back, and is to, should this one not serve either.
             record = replace(record, was_active=earlier.was_active, was_healthy=earlier.was_healthy,
                              was_enabled=earlier.was_enabled, was_stranded=True)  # fmt: skip
-        record = replace(record, wants_probation=request.wants_probation, sweep=request.sweep,
-                         tuned=request.tuned)  # fmt: skip
         ctx.say("writing the intent record", step=2, steps=STEPS)
         ctx.files.make_folder(ctx.paths.journal_dir)
         ctx.files.write_json(record_path(ctx), plain(record, schema=SCHEMA), mode=0o600)
@@ -193,8 +178,8 @@ def _begin(
 
 def _record(
     ctx: Context,
+    request: SwapRequest,
     generation: Generation,
-    old_text: bytes | None,
     before: UnitState,
     *,
     was_healthy: bool,
@@ -204,7 +189,7 @@ def _record(
         unit_path=str(ctx.unit_path),
         generation=generation.number,
         reason=generation.reason,
-        old_sha256=sha256(old_text),
+        old_sha256=request.old_sha256,
         new_sha256=generation.unit_sha256,
         backup=generation.replaced_backup,
         boot_id=boot_id() or "unknown",
@@ -215,6 +200,9 @@ def _record(
         was_given_up=gate.is_given_up(ctx, before),
         old_invocation=before.invocation_id,
         link_to=str(ctx.unit_path.readlink()) if ctx.unit_path.is_symlink() else None,
+        wants_probation=request.wants_probation,
+        sweep=None if request.tuned is None else request.tuned["sweep"],
+        tuned=request.tuned,
     )
 
 
@@ -466,14 +454,28 @@ def _started_as_it_stands(ctx: Context, state: UnitState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SwapDone:
-    """A committed swap; `watched` is what a person should know of its probation and its tuned layer."""
+    """A committed swap; `told` is what a person should know of it, its probation and its tuned layer."""
 
     generation: int
     backup: str | None
     serving: gate.Serving | None
     without_service_s: float | None
-    notes: tuple[str, ...]
-    watched: tuple[Message, ...]
+    told: tuple[Message, ...]
+
+    def to_json(self, what: str) -> dict[str, Any]:
+        """As scripts read it; `what` is what it came to, for people."""
+        lasted = ""
+        if self.serving is None:
+            lasted = "; nothing serves now"
+        elif self.without_service_s is not None:
+            lasted = f"; {format_duration(self.without_service_s)} without service"
+        return {
+            "generation": self.generation,
+            "backup": self.backup,
+            "without_service_s": self.without_service_s,
+            "first_text": None if self.serving is None else self.serving.first_text,
+            "summary": f"{what}{lasted}",
+        }
 
 
 @dataclass(slots=True)
@@ -541,21 +543,13 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
         if record.was_active and serving is not None and serving.first_text is not None:
             without_s = course.without_service_s(serving.answered_at_s)
         with interrupts.held():
-            watched, told = _commit(ctx, record, serving, without_s)
+            told = _commit(ctx, record, serving, without_s)
     # Every way to fail leads back, a bug and Ctrl-C included: a swap may not end half-way.
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
         with interrupts.held():
             _end_badly(ctx, record, error, course)
-    return SwapDone(record.generation, record.backup, serving, without_s, (*notes, *told), watched)
-
-
-def without_service(done: SwapDone) -> str:
-    """The end of a summary: how long nothing served, or that nothing serves now."""
-    if done.serving is None:
-        return "; nothing serves now"
-    if done.without_service_s is None:
-        return ""
-    return f"; {format_duration(done.without_service_s)} without service"
+    told = (*(note("swap", text) for text in notes), *told)
+    return SwapDone(record.generation, record.backup, serving, without_s, told)
 
 
 def _go_forward(
@@ -646,13 +640,13 @@ def _write_ending(ctx: Context, record: SwapRecord, ending: Ending) -> None:
 
 def _commit(
     ctx: Context, record: SwapRecord, serving: gate.Serving | None, without_s: float | None
-) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+) -> tuple[Message, ...]:
     """Say durably that the swap ended well, then drop the record; either is enough.
 
     The probation begins in between: until then the record says that it is wanted.
 
     Returns:
-        What a person should know, of probation and tuned layer, and else.
+        What a person should know.
 
     Raises:
         ForeignEditError: somebody edited the new unit meanwhile.
@@ -683,8 +677,9 @@ def _commit(
         prune_backups(ctx)
     except TunerdError as error:
         notes.append(f"old backups could not be removed: {error.words}")
-    _set_reserve_aside(ctx)
-    return watched, tuple(notes)
+    with contextlib.suppress(HostError):  # a disk that is too full for that is no error
+        ctx.files.set_aside(ctx.paths.reserve, _RESERVE_BYTES)
+    return (*(note("swap", text) for text in notes), *watched)
 
 
 class _UnhealthyError(DeployError):

@@ -148,7 +148,7 @@ def test_requests_under_way_are_waited_for_where_that_is_asked_and_told_where_no
     waits = told == "after the drain time"
     assert (waited_s >= world.context().settings.service.drain_s) is waits
     said = ("after the drain time", "were not waited for")
-    shown = [one for one in said if any(one in text for text in done.notes)]
+    shown = [one for one in said if any(one in remark.text for remark in done.told)]
     assert shown == ([] if told is None else [told])
 
 
