@@ -18,16 +18,15 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.errors import Busy, HostError, Interrupted, TunerdError, UsageError
 from tunerd.machine.clock import Clock, SystemClock
-from tunerd.machine.files import is_locked
+from tunerd.machine.files import Files, is_locked
 from tunerd.machine.process import Interrupts, Setting, own_command, start
 from tunerd.operations import JobRequest, JobState, Lane
 from tunerd.production.own import NOTIFY, SWEEP, start_own_unit
-from tunerd.records import plain, read, read_or_none
+from tunerd.records import read
 from tunerd.result import ActionResult, Progress, ProgressSink, error_json, result_from_json
 from tunerd.words import Mode
 
 _MODE = 0o700
-_MAX_REQUEST_BYTES = 64 * 1024
 _MAX_EVENTS_BYTES = 16 * 1024 * 1024
 
 
@@ -74,11 +73,11 @@ class JobFolder:
             self._folder.chmod(_MODE)
             number, path = self._next()
             (path / "events.jsonl").touch(mode=0o600)
-            (path / "request.json").write_text(json.dumps(plain(request)), encoding="utf-8")
         except OSError as error:
             raise HostError(
                 f"cannot keep a job in `{self._folder}`", cause=error.strerror or str(error)
             ) from error
+        Files().keep(path / "request.json", request)
         return number
 
     def forget(self, number: int) -> None:
@@ -97,11 +96,7 @@ class JobFolder:
 
     def request(self, number: int) -> JobRequest | None:
         """What was asked; None where there is no such job, or it is one of an older tunerd."""
-        try:
-            with (self._folder / str(number) / "request.json").open(encoding="utf-8") as file:
-                return read_or_none(JobRequest, json.loads(file.read(_MAX_REQUEST_BYTES)))
-        except (OSError, ValueError):
-            return None
+        return Files().recall(JobRequest, self._folder / str(number) / "request.json")
 
     def of_lanes(self, *, looks: bool) -> list[int]:
         """Jobs that only look, or that do more, newest first."""
