@@ -62,16 +62,13 @@ def _set_keys(
             table = table.setdefault(name, tomlkit.table())
         table[key] = value
     text = tomlkit.dumps(document)
-    refused, state = "this value cannot be set", "nothing was changed"
     try:  # a wrong file would keep every command, and the daemon's next start, from working
         content = text.encode()
         check_settings(content, path)
     except ConfigError as problem:
-        raise UsageError(refused, cause=problem.cause, state=state) from problem
+        raise _refused(problem.cause) from problem
     except UnicodeEncodeError as problem:  # a file's name of another time, say
-        raise UsageError(
-            refused, cause=f"`{path}` is UTF-8, and it is not", state=state
-        ) from problem
+        raise _refused(f"`{path}` is UTF-8, and it is not") from problem
     ctx.files.make_folder(path.parent)
     look = ctx.files.look(path)
     # Whoever knows the address of a webhook may read what is posted there, and post as well.
@@ -162,6 +159,11 @@ def set_setting(
     return set_keys(ctx, name, {key: tried[-1]}, "tunerd settings")
 
 
+def _refused(cause: str | None, hint: str | None = None) -> UsageError:
+    state = "nothing was changed"
+    return UsageError("this value cannot be set", cause=cause, state=state, hint=hint)
+
+
 def _demand_meaning(
     check: Callable[[str, Sequence[str]], None], key: str, words: Sequence[str]
 ) -> None:
@@ -170,17 +172,13 @@ def _demand_meaning(
     Raises:
         UsageError: a list of values or keys is none, there is no such workload, or others reach the address.
     """
-    refused = "this value cannot be set"
-    state = "nothing was changed"
     try:
         check(key, words)
     except (UsageError, ConfigError) as problem:
-        raise UsageError(refused, cause=problem.words, state=state, hint=problem.hint) from problem
+        raise _refused(problem.words, problem.hint) from problem
     with contextlib.suppress(ValueError):  # what is no address the settings tell
         if key == "page.listen" and not parse_listen(words[0]).is_loopback:
-            raise UsageError(
-                refused, cause="others can reach the page there", state=state, hint=FROM_ELSEWHERE
-            )
+            raise _refused("others can reach the page there", FROM_ELSEWHERE)
 
 
 def _at(values: Any, dotted: str) -> Any:

@@ -471,14 +471,12 @@ class Held:
             if self.was_running:
                 self.without_service_s = found.answered_at_s - self._began_s
             return
-        if not found.was_stopped and not self._is_changed():
+        # Who deploys in its place, or has, looks after the unit.
+        is_theirs = found.was_stopped or record_path(ctx).exists()
+        if not is_theirs and _newest_of(ctx) == self._newest:
             failure = found.failure
             raise self._not_back(found.text, f"{failure.kind}: {failure.words}")
         self.afterwards = _LEFT if found.was_stopped else _CHANGED
-
-    def _is_changed(self) -> bool:
-        """Whether somebody deploys in its place, or has, and looks after the unit."""
-        return record_path(self._ctx).exists() or _newest_of(self._ctx) != self._newest
 
     def _not_back(self, message: str, cause: str | None) -> Stranded:
         return Stranded(

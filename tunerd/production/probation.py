@@ -16,8 +16,6 @@ from tunerd.words import format_duration
 
 # In the record: PAUSED is what a clean end leaves, such as that of a reboot.
 RUNNING, PAUSED = "running", "paused"
-_BY_ITSELF = "goes back by itself if it dies, stops answering, leaks, runs short of VRAM or decodes slower than measured"
-_UNMEASURED = "; its speed is judged only if it was measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> 
     if why_root is not None:
         text = f"the daemon watches it for {lasts}, but only root can take it back: {why_root}"
         return (warning("probation", text, "if it does worse, run `tunerd rollback` as root"),)
-    text = f"the daemon watches it for {lasts} and {_BY_ITSELF}{_UNMEASURED}"
+    text = f"the daemon watches it for {lasts} and goes back by itself if it dies, stops answering, leaks, runs short of VRAM or decodes slower than measured; its speed is judged only if it was measured"
     return (
         note("probation", text, "`tunerd probation show`; `tunerd bench` measures what serves"),
     )

@@ -34,7 +34,7 @@ from tunerd.production.swap import ForeignEditError, go_back
 from tunerd.production.tuned import settle_tuned
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
-from tunerd.units.generations import Ending, Generation, Outcome
+from tunerd.units.generations import Ending, Outcome
 from tunerd.units.text import demand_as_shown
 from tunerd.words import sha256
 
@@ -438,13 +438,6 @@ def _finish(
     ctx.files.remove(record_path(ctx))
 
 
-def _outcome_of(ctx: Context, generation: Generation) -> Outcome:
-    """How the swap ended whose text stands, or whose unit file is gone as it was to be."""
-    if generation.unit_sha256 is None and not ctx.services.state(ctx.unit).is_active:
-        return Outcome.REMOVED
-    return Outcome.SERVING
-
-
 def _clear_leftovers(ctx: Context) -> None:
     """Temporary files of writes that were cut short; where they cannot be removed they do no harm.
 
@@ -475,8 +468,10 @@ def _settle_endings(ctx: Context) -> None:
         if entry.ending.outcome.is_done:
             return
         if entry.ending.outcome is Outcome.RUNNING:
-            is_live = newest and entry.generation.unit_sha256 == standing
-            outcome = _outcome_of(ctx, entry.generation) if is_live else Outcome.ABANDONED
+            outcome = Outcome.ABANDONED
+            if newest and entry.generation.unit_sha256 == standing:
+                is_removed = standing is None and not ctx.services.state(ctx.unit).is_active
+                outcome = Outcome.REMOVED if is_removed else Outcome.SERVING
             ending = Ending(outcome, ctx.clock.now_s(), None, None, "settled by recovery")
             with contextlib.suppress(HostError):
                 ctx.generations.end(entry.generation.number, ending)

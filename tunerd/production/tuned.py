@@ -56,7 +56,8 @@ def _by_hand(ctx: Context, left: str | None, reached: str | None) -> Iterator[Me
         if layer is not None and _went(known, layer, left, reached):
             yield _decline(ctx, layer)
         elif declined is not None and _went(known, declined, reached, left):
-            yield _take_again(ctx, declined)
+            _put_in_force(ctx, declined)
+            yield note("tuned", f"what sweep {declined.sweep} found is in force again")
 
 
 def _went(
@@ -91,11 +92,6 @@ def _decline(ctx: Context, layer: TunedRecord) -> Message:
         f"what sweep {layer.sweep} found is left out of the next `tunerd apply`, and not proposed again",
         f"`tunerd promote {layer.sweep}` deploys it again, as does a rollback to it",
     )
-
-
-def _take_again(ctx: Context, layer: TunedRecord) -> Message:
-    _put_in_force(ctx, layer)
-    return note("tuned", f"what sweep {layer.sweep} found is in force again")
 
 
 def _put_in_force(ctx: Context, layer: TunedRecord) -> None:
