@@ -88,8 +88,8 @@ def apply(
         remarks = plan.remember_live_load(ctx)
     messages += [message for message in made.messages if message.level is Level.WARNING]
     messages += [*done.told, *remarks]
-    text = f"generation {done.generation} serves `{made.resolved.name}` on {made.engine.name}"
-    payload = {**plan.plan_json(made, with_explain=False), **done.to_json(text)}
+    what = f"generation {done.generation} serves `{made.resolved.name}` on {made.engine.name}"
+    payload = {**plan.plan_json(made, with_explain=False), **done.to_json(what)}
     return ActionResult("apply", payload, tuple(messages), has_acted=True)
 
 

@@ -172,7 +172,7 @@ def recover_locked(ctx: Context) -> Recovered:
             case Recovery.COMMITTED:
                 done = _committed(ctx, record)
             case Recovery.UNTOUCHED:
-                done = _untouched(ctx, record)
+                done = _undo(ctx, record, Recovery.UNTOUCHED, "it was cut short")
             case Recovery.JUDGE:
                 done = _judge(ctx, record)
             case Recovery.UNDO:
@@ -316,15 +316,6 @@ def _committed(ctx: Context, record: SwapRecord) -> Recovered:
     return Recovered(Recovery.COMMITTED, record.generation, text, is_active, watched)
 
 
-def _untouched(ctx: Context, record: SwapRecord) -> Recovered:
-    """The unit still is the old one; it may have been put back before the old server was."""
-    serving = _see_to_the_old(ctx, record, Recovery.UNTOUCHED, "it was cut short")
-    _finish(ctx, record, Outcome.ROLLED_BACK, "interrupted", "the unit had not been changed")
-    text = f"generation {record.generation} was cut short; the previous unit is in place"
-    text += _unseen(ctx, record, serving)
-    return Recovered(Recovery.UNTOUCHED, record.generation, text, serving)
-
-
 def _judge(ctx: Context, record: SwapRecord) -> Recovered:
     """The new unit stands: keep it if its own process serves, else undo.
 
@@ -365,11 +356,16 @@ def _see_that_it_starts_at_boot(ctx: Context, record: SwapRecord) -> None:
 
 
 def _undo(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> Recovered:
+    """The old unit serves as it did; it may stand already, and have been put back before its server was."""
     serving = _see_to_the_old(ctx, record, found, why)
-    _finish(ctx, record, Outcome.ROLLED_BACK, "interrupted", why)
-    text = (
-        f"generation {record.generation} was undone, because {why}{_unseen(ctx, record, serving)}"
-    )
+    detail, text = why, f"was undone, because {why}"
+    if found is Recovery.UNTOUCHED:
+        detail, text = (
+            "the unit had not been changed",
+            "was cut short; the previous unit is in place",
+        )
+    _finish(ctx, record, Outcome.ROLLED_BACK, "interrupted", detail)
+    text = f"generation {record.generation} {text}{_unseen(ctx, record, serving)}"
     return Recovered(found, record.generation, text, serving)
 
 

@@ -162,17 +162,9 @@ def _begin(
         ctx.files.make_folder(ctx.paths.journal_dir)
         ctx.files.write_json(record_path(ctx), plain(record, schema=SCHEMA), mode=0o600)
     # Whatever it is, nothing may be left behind.
-    except (Exception, KeyboardInterrupt, SystemExit) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
         with interrupts.held():
-            _abandon(ctx, number, backup, error)
-        if not isinstance(error, TunerdError):
-            raise
-        raise DeployError(
-            "the swap could not be started",
-            cause=error.words,
-            state="nothing was changed",
-            hint=error.hint,
-        ) from error
+            _nothing_happened(ctx, number, backup, error, "the swap could not be started")
     return record
 
 
@@ -692,7 +684,8 @@ class _UnhealthyError(DeployError):
 
 def _end_badly(ctx: Context, record: SwapRecord, error: BaseException, course: _Course) -> NoReturn:
     if not course.has_touched and not _is_replaced(ctx, record):
-        _nothing_happened(ctx, record, error)
+        text = f"{ctx.unit} was not swapped"
+        _nothing_happened(ctx, record.generation, record.backup, error, text)
     if not isinstance(error, ForeignEditError):
         ctx.say("failed; putting the previous unit back")
     try:
@@ -730,15 +723,15 @@ def _is_replaced(ctx: Context, record: SwapRecord) -> bool:
         return True
 
 
-def _nothing_happened(ctx: Context, record: SwapRecord, error: BaseException) -> NoReturn:
+def _nothing_happened(
+    ctx: Context, number: int | None, backup: str | None, error: BaseException, text: str
+) -> NoReturn:
     """The unit file was not replaced, and no unit was touched."""
-    _abandon(ctx, record.generation, record.backup, error)
+    _abandon(ctx, number, backup, error)
     if not isinstance(error, TunerdError):
         raise error
-    raise DeployError(
-        f"{ctx.unit} was not swapped", cause=error.words, state="nothing was changed",
-        hint=error.hint,
-    ) from error  # fmt: skip
+    state = "nothing was changed"
+    raise DeployError(text, cause=error.words, state=state, hint=error.hint) from error
 
 
 def _leave_to_the_editor(

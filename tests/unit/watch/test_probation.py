@@ -520,7 +520,7 @@ def killed(world: World, number: int, act: Callable[[Context], object]) -> bool:
 
 def swap_to_new(world: World, ctx: Context, *, is_wanted: bool) -> None:
     request = world.request(world.text("new"), alias="new")
-    wanted = replace(request, wants_probation=is_wanted, sweep=7)
+    wanted = replace(request, wants_probation=is_wanted, tuned={"sweep": 7})
     swap(ctx, wanted)
 
 
