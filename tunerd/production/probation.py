@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from tunerd.app import Context
 from tunerd.engine.serving import standing_text
-from tunerd.errors import DeployError, TunerdError
+from tunerd.errors import TunerdError
 from tunerd.machine.files import is_locked
-from tunerd.production.unattended import demand_root_for
+from tunerd.production.unattended import why_only_root
 from tunerd.result import Message, note, warning
 from tunerd.words import format_duration
 
@@ -74,7 +74,8 @@ def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> 
             generation, sweep, RUNNING, "", now_s, now_s, settings.duration_s, restarts, None
         )
         ctx.files.keep(record_path(ctx, generation), record)
-        why_root = _why_root_must(ctx, before)
+        # What watches is not root at a keyboard.
+        why_root = why_only_root(replace(ctx, is_unattended=True), before)
     except TunerdError as error:  # the swap is done, and this is only about what follows it
         text = f"the probation could not be started: {error.message}"
         return (warning("no-probation", text, by_hand),)
@@ -89,15 +90,6 @@ def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> 
     return (
         note("probation", text, "`tunerd probation show`; `tunerd bench` measures what serves"),
     )
-
-
-def _why_root_must(ctx: Context, backup: bytes | None) -> str | None:
-    """Why what watches, which is not root at a keyboard, may not put a backup back."""
-    try:
-        demand_root_for(replace(ctx, is_unattended=True), backup, "what served before")
-    except DeployError as error:
-        return error.cause or error.message
-    return None
 
 
 def record_path(ctx: Context, generation: int) -> Path:

@@ -146,21 +146,26 @@ def _paths(text: str) -> list[str]:
     return [path for path in (*found, *_PATH.findall(text)) if not _DEVICE.match(path)]
 
 
-def demand_root_for(ctx: Context, text: bytes | None, what: str) -> None:
-    """Nothing happens where root asks, where the text is harmless, or where it removes the unit.
-
-    Raises:
-        DeployError: only root may make it live.
-    """
+def why_only_root(ctx: Context, text: bytes | None) -> str | None:
+    """Why only root may make a text live; None where root asks, it is harmless, or it removes the unit."""
     if not ctx.is_unattended or ctx.mode is not Mode.SYSTEM or text is None:
-        return
+        return None
     try:
         meant = _named(ctx, text)
         standing = standing_text(ctx)
         present = _named(ctx, standing) if standing else None
-        why = why_root_must(meant, present, list(_changeable(meant)))
+        return why_root_must(meant, present, list(_changeable(meant)))
     except ConfigError as error:
-        why = f"tunerd cannot tell what it runs: {error.message}"
+        return f"tunerd cannot tell what it runs: {error.message}"
+
+
+def demand_root_for(ctx: Context, text: bytes | None, what: str) -> None:
+    """See that whoever asks may make a text live.
+
+    Raises:
+        DeployError: only root may.
+    """
+    why = why_only_root(ctx, text)
     if why is not None:
         raise DeployError(
             f"only root may make {what} live",
