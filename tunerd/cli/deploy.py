@@ -588,7 +588,8 @@ def show_emitted(
     perform: Callable[[], ActionResult], params: Mapping[str, Any], as_json: bool
 ) -> None:
     """On standard output, or into the file that was named."""
-    from tunerd.production.emit import demand_free, write_text
+    from tunerd.machine.files import demand_free
+    from tunerd.production.emit import write_text
 
     path = Path(params["output"]) if params["output"] not in {None, "-"} else None
     if path is not None and not params["force"]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tunerd.errors import Busy, HostError
+from tunerd.errors import Busy, HostError, UsageError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.process import User, is_stopped, may_read_open
 from tunerd.records import plain, read_or_none
@@ -67,6 +67,18 @@ def destination(path: Path) -> Path:
         if path.exists() and not path.is_file():
             raise HostError(f"not a plain file: `{path}`", hint="give another path")
     return path
+
+
+def demand_free(path: Path) -> None:
+    """See that nothing stands where a file is to be written.
+
+    Raises:
+        UsageError: something does.
+    """
+    if os.path.lexists(path):
+        raise UsageError(
+            f"`{path}` already exists", state="nothing was written", hint="--force replaces it"
+        )
 
 
 def at_home(text: str) -> Path:

@@ -15,7 +15,7 @@ from tunerd.engine.emit import DEFAULT_PORT, Flag, Server, Target, emit, flags_o
 from tunerd.engine.flags import margin_in_force
 from tunerd.engine.serving import read_live_unit, specifiers_of
 from tunerd.errors import UsageError
-from tunerd.machine.files import Files, destination, real_path
+from tunerd.machine.files import Files, demand_free, destination, real_path
 from tunerd.machine.host import read_host
 from tunerd.model.memory import Device
 from tunerd.production.checks import explain
@@ -170,18 +170,6 @@ def _folder_of(path: Path) -> tuple[str, str]:
     if path.readlink().is_absolute() or len(both.parts) < _ENOUGH_PARTS:
         return str(real.parent), real.name
     return str(both), str(path.relative_to(both))
-
-
-def demand_free(path: Path) -> None:
-    """See that nothing stands where a file is to be written.
-
-    Raises:
-        UsageError: something does.
-    """
-    if os.path.lexists(path):
-        raise UsageError(
-            f"`{path}` already exists", state="nothing was written", hint="--force replaces it"
-        )
 
 
 def write_text(path: Path, made: ActionResult, *, replace_it: bool) -> ActionResult:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tunerd import __version__
 from tunerd.errors import HostError, UsageError
-from tunerd.machine.files import Files, destination
+from tunerd.machine.files import Files, demand_free, destination
 from tunerd.result import ActionResult
 
 if TYPE_CHECKING:
@@ -516,13 +516,8 @@ def write(made: Design, path: Path, *, force: bool = False) -> Path:
 
 
 def _demand_free(path: Path, *, force: bool) -> None:
-    for taken in (path, truth_path_of(path)):
-        if taken.exists() and not force:
-            raise UsageError(
-                f"`{taken}` already exists",
-                state="nothing was written",
-                hint="`--force` overwrites it",
-            )
+    for taken in () if force else (path, truth_path_of(path)):
+        demand_free(taken)
 
 
 def _describe(made: Design) -> dict[str, Any]:
