@@ -287,16 +287,11 @@ def check_live(
 
 def _adopted(live: LiveUnit) -> Message:
     """What becomes of a unit that tunerd did not write."""
-    if live.shadowed_by is None:
-        return note(
-            "adopted", f"{live.unit} was not written by tunerd; it is kept as a `.pre-*` file"
-        )
-    return note(
-        "adopted",
-        f"{live.unit} was not written by tunerd; `{live.path}` stays as it is, and "
-        f"`{live.shadowed_by}` takes its place",
-        "`tunerd rollback` removes that file, and the packaged unit is in force again",
-    )
+    text, hint = "it is kept as a `.pre-*` file", None
+    if live.shadowed_by is not None:
+        text = f"`{live.path}` stays as it is, and `{live.shadowed_by}` takes its place"
+        hint = "`tunerd rollback` removes that file, and the packaged unit is in force again"
+    return note("adopted", f"{live.unit} was not written by tunerd; {text}", hint)
 
 
 def serving_after(
