@@ -22,7 +22,7 @@ from tunerd.production.swap import SwapRequest, swap
 from tunerd.production.unattended import demand_root_for
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, warning
-from tunerd.units.generations import Generation, Outcome, changed_model_files
+from tunerd.units.generations import Generation, HistoryEntry, Outcome, changed_model_files
 from tunerd.units.live import LiveUnit
 from tunerd.units.text import is_ours, parse_unit, unified_diff
 from tunerd.words import generation_number, sha256
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tunerd.profile.files import TunedRecord
 
 Confirm = Callable[["Target"], None]
-_NO_FILE = "no unit file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,8 @@ def find_target(ctx: Context, to: str | None) -> Target:
         )
     live = read_live_unit(ctx)
     made_by = _makers(ctx).get(sha256(text) or "")
-    was = _replaced_by(ctx, text)
+    undone = (entry for _, kept, entry in _kept(ctx) if kept == text and entry is not None)
+    was = next((entry.generation for entry in undone), None)
     enable = _enable(text, was)
     state = ctx.services.state(ctx.unit)
     messages = (
@@ -188,18 +188,6 @@ def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None]:
     )
 
 
-def _replaced_by(ctx: Context, text: bytes | None) -> Generation | None:
-    """The newest generation that replaced this text, or no unit file where it is None."""
-    for entry in ctx.generations.entries(ctx.unit):
-        one = entry.generation
-        if text is None and one.replaced_absent:
-            return one
-        with contextlib.suppress(HostError):  # one bad file does not stand in the way of all others
-            if text is not None and ctx.generations.replaced_text(one.number) == text:
-                return one
-    return None
-
-
 def _newest(ctx: Context) -> tuple[str, bytes | None]:
     """What was deployed where somebody edited it since, else what the newest swap replaced.
 
@@ -211,8 +199,9 @@ def _newest(ctx: Context) -> tuple[str, bytes | None]:
         text = ctx.generations.unit_text(deployed.number)
         if text is not None:
             return f"generation {deployed.number}", text
-    for name, text, is_changed in _kept(ctx):
-        if is_changed and sha256(text) != live and (text is not None or name == _NO_FILE):
+    for name, text, entry in _kept(ctx):
+        is_undone = entry is None or _changed_the_unit(entry)
+        if is_undone and sha256(text) != live:
             return name, text
     raise DeployError(
         f"there is nothing to go back to: no backup of {ctx.unit} in `{ctx.paths.unit_dir}`",
@@ -220,22 +209,30 @@ def _newest(ctx: Context) -> tuple[str, bytes | None]:
     )
 
 
-def _kept(ctx: Context) -> Iterator[tuple[str, bytes | None, bool]]:
-    """What swaps replaced, newest first, each by name and with whether the unit changed by it; then all backups."""
+def _changed_the_unit(entry: HistoryEntry) -> bool:
+    """Whether what the swap replaced is not what stands now: it ended well, or was edited over."""
+    ending = entry.ending
+    is_edited = ending.outcome is Outcome.ABANDONED and ending.cause == FailureKind.EDITED
+    return ending.outcome.is_done or is_edited
+
+
+def _kept(ctx: Context) -> Iterator[tuple[str, bytes | None, HistoryEntry | None]]:
+    """What swaps replaced and can be read, newest first, by name and with its swap; then all backups.
+
+    A text is None for going back to where no unit file stood.
+    """
     for entry in ctx.generations.entries(ctx.unit):
-        name, ending = entry.generation.replaced_backup, entry.ending
-        # What stands now was edited over what was replaced, then.
-        is_edited = ending.outcome is Outcome.ABANDONED and ending.cause == FailureKind.EDITED
-        is_changed = ending.outcome.is_done or is_edited
-        if name is not None:
-            kept = _backup_text(ctx, name)
-            with contextlib.suppress(HostError):  # one that was pruned, or that somebody removed
-                kept = kept or ctx.generations.replaced_text(entry.generation.number)
-            yield name, kept, is_changed
+        name = entry.generation.replaced_backup
+        text = None if name is None else _backup_text(ctx, name)
+        with contextlib.suppress(HostError):  # a backup that was pruned, or that somebody removed
+            text = text or ctx.generations.replaced_text(entry.generation.number)
+        if name is not None and text is not None:
+            yield name, text, entry
         elif entry.generation.replaced_absent:
-            yield _NO_FILE, None, is_changed
+            yield "no unit file", None, entry
     for backup in backups(ctx):
-        yield backup.name, _backup_text(ctx, backup.name), True
+        if (text := _backup_text(ctx, backup.name)) is not None:
+            yield backup.name, text, None
 
 
 def _backup_text(ctx: Context, name: str) -> bytes | None:
