@@ -1,4 +1,4 @@
-"""The Ansible role on a machine that has never seen tunerd."""
+"""The Ansible role on machines that have never seen tunerd."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def kept(machine: Machine) -> int:
 def test_the_role_installs_and_configures(
     machines: Machines, build_root: Callable[..., Root], tmp_path: Path
 ) -> None:
-    one = machines(build_root(ROOTS["host"], tunerd=Tunerd.BARE))
-    ansible = Ansible(tmp_path, {"gpu1": one, "gpu2": one})  # by two names
+    root = build_root(ROOTS["host"], tunerd=Tunerd.BARE)
+    one, two = machines(root), machines(root)
+    ansible = Ansible(tmp_path, {"gpu1": one, "gpu2": two})
     (tmp_path / "night.toml").write_text(PROFILE)
     wanted: dict[str, Any] = {
         "tunerd_settings": SETTINGS,
@@ -62,11 +63,16 @@ def test_the_role_installs_and_configures(
     assert "night" in one.run("tunerd", "profiles", "list").stdout
     assert "tunerd" in one.run("id", "-nG", "alice").stdout
 
+    both = ansible.play(**wanted)
+    assert both.status == 0, both.text
+    assert both.count("changed")["gpu1"] == 0 < both.count("changed")["gpu2"]
+    assert two.systemctl("is-active", "tunerd.service") == "active"
+
     wrong = {"gpu2": {"tunerd_settings": {"backups": {"keep": -7}}}}
     again = ansible.play(own=wrong, **wanted)
-    assert again.count("changed")["gpu1"] == again.count("failed")["gpu1"] == 0
-    assert again.count("failed")["gpu2"] == 1
-    assert "keep = 7" in one.read("/etc/tunerd/tunerd.toml")
+    assert again.count("changed") == {"gpu1": 0, "gpu2": 0}
+    assert again.count("failed") == {"gpu1": 0, "gpu2": 1}
+    assert "keep = 7" in two.read("/etc/tunerd/tunerd.toml")
 
     other = SETTINGS | {"backups": {"keep": 8}}
     own = {"gpu1": {"tunerd_settings": other, "tunerd_install_options": []}}

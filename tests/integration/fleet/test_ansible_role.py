@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.ansible import ROLES, environment, program
 from tests.support.local_box import Box
@@ -44,6 +47,21 @@ def test_settings_are_written_as_they_are_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert tomllib.loads(path.read_text()) == wanted
+    assert not checked(path)
+    path.write_text("[backups]\nkeep = -7\n")
+    assert "backups.keep" in checked(path)
+
+
+def checked(path: Path) -> str:
+    """What the role's own check of a settings file says."""
+    tasks = yaml.safe_load((ROLES / "tunerd/tasks/configure.yml").read_text())
+    (words,) = (one["ansible.builtin.template"]["validate"] for one in tasks if "ansible.builtin.template" in one)  # fmt: skip
+    _, _isolated, *rest = (str(path) if word == "%s" else word for word in shlex.split(words))
+    done = subprocess.run(
+        [sys.executable, *rest], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode == 0) == (done.stderr == ""), done.stderr
+    return done.stderr
 
 
 def test_the_boxes_of_the_example_are_found(tmp_path: Path) -> None:
