@@ -41,10 +41,7 @@ LOUD = Noise(process=0.054, request=0.03, pairing=0.032, text=0.04, drift=0.014)
 UGLY, BEST, APART = "ugly", "best", "apart"
 _ROLES = ("killed", "cut off", "noisy", "other build")
 _KILLED_AFTER, _CUT_AFTER = 12, 6
-_HELD = """
-select count(*), count(distinct key), (select count(*) from claim where until > clock_timestamp())
-from told where kind = 'arm'
-"""
+_HELD = "select count(*), count(distinct key) from told where kind = 'arm'"
 
 
 @dataclass(frozen=True)
@@ -134,9 +131,8 @@ def fleet(server: Postgres, which: str, n: int, hours: float, how: str) -> list[
         rows = [found.get() for part in parts if part.role != "killed"]
         for process in processes:
             process.join()
-    (held,) = server.query(_HELD, name_of(url))
-    told, _, claims = held.rpartition("|")
-    setting = {"set": which, "boxes": n, "how": how, "told": told, "claims_left": int(claims)}
+    (told,) = server.query(_HELD, name_of(url))
+    setting = {"set": which, "boxes": n, "how": how, "told": told}
     return [{**setting, **row} for row in rows]
 
 

@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import sqlalchemy as sa
@@ -64,7 +65,7 @@ origin = sa.Table(
     sa.Column("handed_in_at", sa.DateTime(timezone=True), nullable=False),
     sa.UniqueConstraint("box_id", "local_id"),
 )
-# What boxes of a class tell each other of a study, as documents, and the arms that they try just now.
+# What boxes of a class tell each other of a study, as documents.
 told = sa.Table(
     "told",
     SHARED,
@@ -77,14 +78,6 @@ told = sa.Table(
     sa.Column("told_at", sa.DateTime(timezone=True), server_default=sa.func.clock_timestamp()),
     sa.Index("ix_told_class", "class_id", "kind", "id"),
 )
-claim = sa.Table(
-    "claim",
-    SHARED,
-    sa.Column("class_id", sa.Text, primary_key=True),
-    sa.Column("arm", sa.Text, primary_key=True),
-    sa.Column("box_id", sa.Text, nullable=False),
-    sa.Column("until", sa.DateTime(timezone=True), nullable=False),
-)
 
 
 def _begin(connection: sa.Connection) -> None:
@@ -94,7 +87,7 @@ def _begin(connection: sa.Connection) -> None:
 
 STEPS: Mapping[int, store.Step] = {
     1: _begin,
-    2: lambda connection: SHARED.create_all(connection, tables=[told, claim]),
+    2: lambda connection: SHARED.create_all(connection, tables=[told]),
 }
 _LOCK = 0x74756E657264
 """The advisory lock of whoever writes."""
@@ -107,6 +100,8 @@ _CONNECTING: Mapping[str, str] = {
     "keepalives_count": "3",
     "tcp_user_timeout": "10000",
 }
+# How soon the server notices that a box is gone, so that what it claimed returns: within a minute.
+_NOTICING = " -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
 _MOST_WORDS = 500
 # The server, if it can, says itself that a statement takes too long.
 _GRACE_S = 2.0
@@ -159,18 +154,17 @@ class Database:
         self._limit_s = limit_s
         self._options = (
             f"-c lock_timeout={wait_s * 1000:.0f} -c statement_timeout={limit_s * 1000:.0f}"
-            f" -c idle_in_transaction_session_timeout={limit_s * 1000:.0f}"
+            f" -c idle_in_transaction_session_timeout={limit_s * 1000:.0f}{_NOTICING}"
             f"{'' if writable else ' -c default_transaction_read_only=on'}"
         )
         self._connections: list[psycopg.Connection[Any]] = []
-        self._engine = sa.create_engine(
-            "postgresql+psycopg://",
-            creator=self._connect,
-            pool_pre_ping=True,
+        engine = partial(
+            sa.create_engine, "postgresql+psycopg://", creator=self._connect, pool_pre_ping=True,
             hide_parameters=True,
-            json_serializer=store.json_text,
-            json_deserializer=store.json_value,
-        )
+        )  # fmt: skip
+        self._engine = engine(json_serializer=store.json_text, json_deserializer=store.json_value)
+        # One connection, which has the locks of what is claimed.
+        self._claims = engine(pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT")
         try:
             _, self._given = self._engine.dialect.create_connect_args(self._url)
         except ArgumentError as error:
@@ -185,8 +179,9 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Let go of it."""
+        """Let go of it, and of what is claimed."""
         self._engine.dispose()
+        self._claims.dispose()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -215,6 +210,17 @@ class Database:
         """
         with self._bounded("write"), self._engine.begin() as connection:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+            yield connection
+
+    @contextlib.contextmanager
+    def claiming(self) -> Iterator[sa.Connection]:
+        """A connection whose advisory locks hold until this is called again, or this process or the way to it ends.
+
+        Raises:
+            HostError, Busy: as `writing`.
+        """
+        with self._bounded("write"), self._claims.connect() as connection:
+            connection.execute(sa.select(sa.func.pg_advisory_unlock_all()))
             yield connection
 
     def _connect(self) -> psycopg.Connection[Any]:

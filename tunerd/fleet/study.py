@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 from tunerd.app import Context
 from tunerd.engine.choice import locate
 from tunerd.errors import TunerdError
-from tunerd.fleet.shared import Database, box_id, claim, opened, told
+from tunerd.fleet.shared import Database, box_id, opened, told
 from tunerd.model.files import ModelFiles
 from tunerd.profile.arm import DRAFT_MODEL, Arm
 from tunerd.records import plain, read, read_or_none
@@ -25,9 +24,6 @@ from tunerd.sweep.known import Law, Study, Told, known_of
 from tunerd.sweep.plan import PreparedSweep
 from tunerd.words import digest
 
-# A claim is renewed so often while its arm is measured, and returns so long after its box was heard of last [s].
-_BEAT_S = 30.0
-_CLAIM_S = 120.0
 # What is read of others, the newest: a night tells of some hundred arms.
 _MOST = 1000
 _WINNERS = 3
@@ -114,12 +110,11 @@ class SharedStudy(Study):
         engines: Builds by their names here.
         n_texts: Classes of the workload.
         drafts: What is in draft models, by their names here.
-        beat_s: How often a claim is renewed [s].
     """
 
     def __init__(
         self, ctx: Context, database: Database, ours: str, engines: Mapping[str, str], n_texts: int,
-        *, drafts: Mapping[str, str] | None = None, beat_s: float = _BEAT_S,
+        *, drafts: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._ctx = ctx
         self._database = database
@@ -130,13 +125,9 @@ class SharedStudy(Study):
         self._drafts = dict(drafts or {})
         self._draft_names = {told: name for name, told in self._drafts.items()}
         self._n_texts = n_texts
-        self._beat_s = beat_s
         self._seen = 0
         self._unsent: list[dict[str, Any]] = []
-        self._ended = threading.Event()
-        self._claimed = threading.Event()
         self._away_until_s = 0.0
-        self._beat = threading.Thread(target=self._keep_claims, daemon=True)
 
     def begin(self) -> None:
         """Read what nights before left behind; arms told meanwhile come as news."""
@@ -155,19 +146,16 @@ class SharedStudy(Study):
         told_arms = {row.box_id: row.body.get("arm") for row in rows if row.kind == _WINNER}
         newest = [arm for one in reversed(told_arms.values()) if (arm := self._here(one))]
         self.seeds = tuple(dict.fromkeys(newest))[:_WINNERS]
-        self._beat.start()
 
     def close(self) -> None:
         """Give back what is claimed, and tell what could not be told before."""
-        self._ended.set()
-        self._beat.join(timeout=_BEAT_S)
         self.lose()  # it may be back, and what is not told now is told by nobody
         self._put([])
-        self._write(lambda connection: connection.execute(claim.delete().where(self._mine())))
+        self._give_back()
 
     def news(self) -> Sequence[Told]:
         """What other boxes told of arms that this one could start."""
-        self._claimed.clear()  # whatever became of the arm that was claimed last, it is tried no longer
+        self._give_back()  # whatever became of the arm that was claimed last, it is tried no longer
         rows = self._told((told.c.kind == _ARM) & (told.c.id > self._seen))
         self._seen = max((row.id for row in rows), default=self._seen)
         found = []
@@ -185,31 +173,18 @@ class SharedStudy(Study):
 
     def claim(self, arm: Arm) -> bool:
         """Whether nobody else tries it; what the database does not answer is not waited for."""
-        until = sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, _CLAIM_S)
         there = self._there(arm.with_margin(0))
         if there is None:
             return True
-        row = {"class_id": self._class, "arm": digest(there), "box_id": self._box, "until": until}
-        # Beyond what any claim lasts it was made by a clock that was set back since.
-        until_now = claim.c.until < sa.func.clock_timestamp()
-        free = until_now | (claim.c.until > until) | (claim.c.box_id == self._box)
-        put = insert(claim).values(**row).on_conflict_do_update(
-            index_elements=[claim.c.class_id, claim.c.arm],
-            set_={"box_id": self._box, "until": until}, where=free,
-        )  # fmt: skip
+        key = int(digest({"class": self._class, "arm": there})[:15], 16)
+        lock = sa.select(sa.func.pg_try_advisory_lock(key))
+        return self._ask(self._database.claiming, lambda line: line.scalar(lock)) is not False
 
-        def take(connection: sa.Connection) -> bool:
-            connection.execute(claim.delete().where(self._mine()))  # one arm at a time
-            return connection.execute(put.returning(claim.c.arm)).one_or_none() is not None
-
-        is_mine = self._write(take)
-        if is_mine:
-            self._claimed.set()
-        return is_mine is not False
+    def _give_back(self) -> None:
+        self._ask(self._database.claiming, lambda _: None)
 
     def tell(self, told: Told) -> None:
         """What one process took here; kept until the database takes it."""
-        self._claimed.clear()
         arm, control = self._there(told.arm), self._there(told.control)
         if arm is not None and control is not None:
             self._put([(_ARM, {"arm": arm, "control": control, "log_ratio": told.log_ratio})])
@@ -258,9 +233,6 @@ class SharedStudy(Study):
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
-    def _mine(self) -> sa.ColumnElement[bool]:
-        return (claim.c.class_id == self._class) & (claim.c.box_id == self._box)
-
     def _told(self, which: sa.ColumnElement[bool]) -> Sequence[Any]:
         """Rows of others, oldest first."""
         theirs = (told.c.class_id == self._class) & (told.c.box_id != self._box) & which
@@ -295,12 +267,8 @@ class SharedStudy(Study):
             connection.execute(put, unsent)
             return True
 
-        is_there = self._write(replace_and_put) if unsent else None
-        if is_there:
+        if unsent and self._ask(self._database.writing, replace_and_put):
             self._unsent = []
-
-    def _write(self, act: Callable[[sa.Connection], _Found]) -> _Found | None:
-        return self._ask(self._database.writing, act)
 
     def _ask(
         self,
@@ -321,14 +289,6 @@ class SharedStudy(Study):
             return None
         self._away_until_s = 0.0
         return found
-
-    def _keep_claims(self) -> None:
-        """Renews what this box has claimed for as long as it measures."""
-        until = sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, _CLAIM_S)
-        while not self._ended.wait(self._beat_s):
-            if self._claimed.is_set():
-                with contextlib.suppress(TunerdError), self._database.writing() as connection:
-                    connection.execute(claim.update().where(self._mine()).values(until=until))
 
 
 def _drafting(arm: Arm, names: Mapping[str, str]) -> Arm:

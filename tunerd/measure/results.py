@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +26,7 @@ from tunerd.measure import evidence
 from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems, summarise
 from tunerd.measure.learn import workload_sha256_now
 from tunerd.measure.store import EvidenceStore, reading
+from tunerd.model.files import ModelFiles
 from tunerd.production.plan import Plan, cards_of, make_plan
 from tunerd.profile.arm import DRAFT, DRAFT_MODEL, OFF, Arm
 from tunerd.profile.schema import own_kinds
@@ -131,7 +132,10 @@ def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:
         for number in numbers:
             found = store.evidence(run_of(store, number))
             record = found.run.record
-            entries += entries_of(record.arms, found.samples, record.model_name, cards)
+            # A bench has what the server calls its model, which may be anything.
+            told = None if record.kind == "bench" else record.model_name
+            names = {arm.name: _name_in_header(ctx, arm) or told for arm in record.arms}
+            entries += entries_of(record.arms, found.samples, names, cards)
         messages = damage_messages(store)
     if not entries:
         raise UsageError(
@@ -455,20 +459,28 @@ def _refused(where: str, why: str) -> ConfigError:
 # What a run of this box becomes
 
 
-def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequence[Sample]], model: str | None, cards: Sequence[Gpu]) -> Iterator[Entry]:  # fmt: skip
+def _name_in_header(ctx: Context, arm: evidence.ArmRecord) -> str | None:
+    """What an arm's model calls itself; None where its file is no longer that which was measured."""
+    with suppress(TunerdError):
+        facts = ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(Path(arm.model_path or ""))
+        return facts.name if facts.identity.sha256 == arm.fingerprint.model_sha256 else None
+    return None
+
+
+def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequence[Sample]], models: Mapping[str, str | None], cards: Sequence[Gpu]) -> Iterator[Entry]:  # fmt: skip
     """Entries of the arms whose flags are known, and that have figures.
 
     Args:
         arms: Of a run.
         samples: By arm.
-        model: Name in the model's header.
+        models: Name in the header of each arm's model.
         cards: Of this machine now; where they are others than were measured, none is told.
     """
     for arm in arms:
         by_case: dict[str, list[Sample]] = {}
         for one in samples.get(arm.name, ()):
             if one.is_usable:
-                by_case.setdefault(_words(f"{one.suite} {one.case}", "case"), []).append(one)
+                by_case.setdefault(_words(_case(one), "case"), []).append(one)
         figures = tuple(_figure(case, found) for case, found in by_case.items())
         values = _values(arm.origins)
         if values is not None and any(figures):
@@ -483,10 +495,16 @@ def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequenc
                     version=None if arm.engine_version is None else _words(arm.engine_version, "unknown"),
                     sha256=arm.fingerprint.engine_sha256,
                 ),
-                model=Model(name=_words(model or "", "unnamed"), sha256=arm.fingerprint.model_sha256),
+                model=Model(name=_words(models.get(arm.name) or "", "unnamed"), sha256=arm.fingerprint.model_sha256),
                 settings=values,
                 figures=tuple(one for one in figures if one is not None),
             )  # fmt: skip
+
+
+def _case(one: Sample) -> str:
+    """What it asked; a class of a workload goes by its number, since its owner named it."""
+    number = one.details.get("class")
+    return f"{one.suite} {one.case if number is None else f'class {number + 1}'}"
 
 
 def _words(text: str, otherwise: str) -> str:

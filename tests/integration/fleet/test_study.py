@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from tests.integration.fleet.test_hand_in import a_box
+from tests.support.forked import Forked
 from tests.support.local_box import Box
 from tests.support.postgres import Postgres, name_of, password_file
 from tests.support.sweep_box import swept
 from tests.support.tcp_proxy import Proxy
+from tests.support.waiting import LIMIT_S, until
 from tunerd.fleet.shared import opened
 from tunerd.fleet.study import SharedStudy, meet
 from tunerd.profile.arm import DRAFT_MODEL, OFF, Arm
@@ -42,6 +45,9 @@ class Boxes:
         self._url = url
         self._known: dict[str, Box] = {}
 
+    def box(self, name: str) -> Box:
+        return self._known[name]
+
     @contextlib.contextmanager
     def meet(
         self,
@@ -50,7 +56,6 @@ class Boxes:
         build: str = BUILD,
         engine: str = "mainline",
         url: str = "",
-        beat_s: float = 30.0,
         draft: str = "/m/d.gguf",
     ) -> Iterator[SharedStudy]:
         if name not in self._known:
@@ -58,9 +63,7 @@ class Boxes:
         ctx = self._known[name].context
         ctx.files.make_folder(ctx.paths.state_dir)
         with contextlib.closing(opened(ctx, writable=True)) as database:
-            study = SharedStudy(
-                ctx, database, ours, {engine: build}, 2, drafts={draft: "d" * 64}, beat_s=beat_s
-            )
+            study = SharedStudy(ctx, database, ours, {engine: build}, 2, drafts={draft: "d" * 64})
             study.begin()
             try:
                 yield study
@@ -144,16 +147,46 @@ def test_of_boxes_that_claim_at_the_same_moment_one_gets_the_arm(boxes: Boxes) -
             assert got.count(True) == 1
 
 
-@pytest.mark.parametrize("until", ["clock_timestamp() - interval '1 s'", "'infinity'"])
-def test_the_claim_of_a_box_that_died_or_of_a_clock_that_was_set_back_returns_by_that_of_the_database(
-    boxes: Boxes, postgres: Postgres, url: str, until: str
+def test_the_claim_of_a_box_that_was_killed_returns_and_while_it_lives_is_its_own(
+    boxes: Boxes,
 ) -> None:
-    with boxes.meet("one") as one, boxes.meet("two") as two:
-        assert one.claim(ARM)
+    def claims(tell: Callable[[object], None]) -> None:
+        with boxes.meet("one") as one:
+            tell(one.claim(ARM))
+            time.sleep(LIMIT_S)
+
+    killed = Forked(claims)
+    assert killed.told.readline() == "True\n"
+    with boxes.meet("two") as two:
         assert not two.claim(ARM)
-        postgres.query(f"update claim set until = {until}", name_of(url))  # noqa: S608  of tests
+        killed.kill()
+        until(lambda: two.claim(ARM), "the claim returns")
+
+
+def test_a_claim_is_kept_while_its_arm_is_measured_and_a_lost_line_costs_it_alone(
+    boxes: Boxes, tmp_path: Path, postgres: Postgres, url: str
+) -> None:
+    noticed = "select current_setting('tcp_keepalives_idle')"
+    more = f"?passfile={password_file(tmp_path)}"
+    with (
+        boxes.meet("one", url=postgres.tcp_url(name_of(url), more=more)) as one,
+        boxes.meet("two") as two,
+    ):
+        assert one.claim(ARM)
+        one.tell(Told(replace(ARM, n_max=5), SERVES, -0.1))
+        assert not two.claim(ARM)
+        one.news()  # it goes on to another
         assert two.claim(ARM)
         assert not one.claim(ARM)
+
+        postgres.query(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tunerd'"
+        )
+        assert one.claim(ARM), "the database was started again, or cut what stands idle"
+        assert not two.claim(ARM)
+        ctx = boxes.box("one").context
+        with contextlib.closing(opened(ctx, writable=False)) as there, there.reading() as line:
+            assert line.scalar(sa.text(noticed)) == "30", "or a box without power keeps its claim"
 
 
 def test_what_a_lost_answer_leaves_in_doubt_is_told_once(
@@ -200,31 +233,6 @@ def test_without_the_database_a_night_goes_on_and_asks_nobody_for_a_while(
         one.end({MTP: LAW}, ARM)
     told = postgres.query("select kind from told order by id", name_of(url))
     assert told == ["arm", "arm", "arm", "law", "winner"], "what was not taken, when the night ends"
-
-
-def test_a_claim_is_renewed_while_its_arm_is_measured_and_not_behind_it(
-    boxes: Boxes, postgres: Postgres, url: str
-) -> None:
-    left = "select until > clock_timestamp() from claim"
-    past = "update claim set until = clock_timestamp() - interval '1 s'"
-
-    def beats() -> list[str]:
-        time.sleep(0.5)
-        return postgres.query(left, name_of(url))
-
-    with boxes.meet("one", beat_s=0.05) as one:
-        assert one.claim(ARM)
-        postgres.query(past, name_of(url))
-        assert beats() == ["t"]
-        one.news()  # it goes on to another
-        beats()
-        postgres.query(past, name_of(url))
-        assert beats() == ["f"]
-        assert one.claim(ARM)
-        one.tell(Told(ARM, SERVES, -0.1))
-        beats()
-        postgres.query(past, name_of(url))
-        assert beats() == ["f"]
 
 
 def hostile(log_ratio: float = 0.1, **changed: object) -> str:

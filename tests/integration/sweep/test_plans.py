@@ -161,6 +161,8 @@ def test_a_bundle_gives_a_sweep_its_first_candidates_until_it_is_forgotten(
     run = str(box.json("results", "list")["results"][0]["run"])
     out = box.call("results", "export", run, "--format", "bundle").stdout
     assert str(box.box.folder) not in out
+    (entry,) = json.loads(out)["entries"]
+    assert entry["model"]["name"] == "tunerd designed model", "not what its server is called"
     file.write_text(out)
     mine = box.json("results", "import", str(file))["entries"]
     assert [row["why_not"] for row in mine] == [None]

@@ -151,7 +151,8 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
                  ("--cache-type-v q8_0", "serving.cache_type_v", "x")),
     )  # fmt: skip
     samples = {"live": [sample(case="code"), sample(case="/home/alice/secret text")]}
-    made = list(entries_of([arm], samples, "/home/alice/m", (CARD,)))
+    samples["live"].append(sample(case="letters to alice", details={"class": 1}))
+    made = list(entries_of([arm], samples, {"live": "/home/alice/m"}, (CARD,)))
     text = Bundle(format="tunerd-results", version=1, written_by="x", entries=tuple(made)).model_dump_json()  # fmt: skip
     assert "alice" not in text
     assert "HF_TOKEN" not in text
@@ -161,8 +162,8 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
     assert one.settings.model_dump(exclude_none=True) == {
         "spec": "mtp", "n_max": 3, "p_min": 0.75, "fit_mib": 1664, "kv": "q8_0"
     }  # fmt: skip
-    assert len(one.figures) == 2
-    other = list(entries_of([arm], samples, None, (a_card(),)))
+    assert [figure.case for figure in one.figures] == ["mtp code", "case", "mtp class 2"]
+    other = list(entries_of([arm], samples, {}, (a_card(),)))
     assert other[0].card is None, "the card that was measured is no longer here"
 
 
@@ -171,7 +172,7 @@ def test_settings_travel_by_the_names_that_profiles_have() -> None:
 
     def settings(*origins: tuple[str, str, str]) -> tuple[Any, Any]:
         arm = ArmRecord(name="live", fingerprint=Fingerprint(), origins=origins)
-        (one,) = entries_of([arm], {"live": [sample()]}, "m", ())
+        (one,) = entries_of([arm], {"live": [sample()]}, {}, ())
         return one.settings.spec, one.settings.kv
 
     def kind(words: str, *more: tuple[str, str, str]) -> Any:
