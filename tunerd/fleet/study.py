@@ -267,7 +267,8 @@ class SharedStudy(Study):
             connection.execute(put, unsent)
             return True
 
-        if unsent and self._ask(self._database.writing, replace_and_put):
+        is_there = self._ask(self._database.writing, replace_and_put) if unsent else None
+        if is_there:
             self._unsent = []
 
     def _ask(
