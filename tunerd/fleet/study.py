@@ -28,8 +28,7 @@ from tunerd.words import digest
 _MOST = 1000
 _WINNERS = 3
 _KEPT_DAYS = 90
-_LARGEST = 1 << 24  # of an arm's numbers
-_MOST_DRAFTED = 64  # which is what a profile may say; laws of far longer drafts are no numbers
+_LARGEST = 1 << 24  # of the sizes in an arm's `extra`
 _MOST_RATIO = 3.0  # of turn times, as a log: 20 times as long is no speed of a server that serves
 # A database that did not answer is not asked again for so long: a night has better to do [s].
 _AGAIN_S = 300.0
@@ -217,18 +216,11 @@ class SharedStudy(Study):
         """An arm that was told, where this box has the build; None where not, or it is none."""
         try:
             arm = read(Arm, data)
-            numbers = (arm.n_max, arm.fit_mib, arm.ubatch, arm.batch, arm.threads)
-            if not all(0 <= one <= _LARGEST for one in numbers):
-                return None
-            if arm.n_max > _MOST_DRAFTED:
-                return None
-            words = (arm.spec, *(arm.kv if isinstance(arm.kv, tuple) else (arm.kv,)))
-            is_sound = 0.0 <= arm.p_min <= 1.0 and all(isinstance(one, str) for one in words)
             # Whoever reads these takes them for numbers.
             sizes = (arm.n_cpu_moe or 0, arm.context_size)
-            name = self._names.get(arm.engine)
-            if name is None or not is_sound or not all(0 <= one <= _LARGEST for one in sizes):
+            if arm.engine not in self._names or not all(0 <= one <= _LARGEST for one in sizes):
                 return None
+            name = self._names[arm.engine]
             return _drafting(replace(arm, engine=name), self._draft_names).canonical()
         except (KeyError, TypeError, ValueError, AttributeError):
             return None

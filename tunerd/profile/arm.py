@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Annotated, Any, Protocol
 
-from pydantic import BeforeValidator, ConfigDict, PlainValidator, WrapSerializer
+from pydantic import BeforeValidator, ConfigDict, Field, WrapSerializer
 
 from tunerd import records
 
@@ -39,6 +39,9 @@ def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
+# What a record may say, whoever wrote it; arms that are made here are not looked at again.
+_Drafted = Annotated[int, Field(ge=0, le=64)]  # laws of far longer drafts are no numbers
+_Size = Annotated[int, Field(ge=0, le=2**31 - 1)]
 # In JSON in the same order each time: records of arms are compared.
 Extra = Annotated[
     frozenset[tuple[str, Annotated[Any, BeforeValidator(_hashable)]]],
@@ -68,13 +71,13 @@ class Arm:
 
     engine: str
     spec: str
-    n_max: int
-    p_min: float
-    fit_mib: int
-    kv: Annotated[str, PlainValidator(_hashable)]
-    ubatch: int
-    batch: int
-    threads: int
+    n_max: _Drafted
+    p_min: Annotated[float, Field(ge=0, le=1)]
+    fit_mib: _Size
+    kv: str
+    ubatch: _Size
+    batch: _Size
+    threads: _Size
     extra: Extra = frozenset()
 
     @property
