@@ -151,6 +151,7 @@ prepare_environment() {
     if "$1/bin/python" -Ic "$is_whole" 2>/dev/null; then
         problem=$(cp -a -- "$1/." "$prepared" 2>&1) ||
             die "could not copy $1: $(printf '%s\n' "$problem" | head -n 1)" 'nothing was replaced'
+        rm -f -- "$prepared/source.sha256" # what Ansible installed; it writes that anew
     else
         "$python" -Im venv --prompt tunerd "$prepared" # new, or its Python was replaced by an upgrade
     fi

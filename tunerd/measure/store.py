@@ -469,7 +469,7 @@ def _check_version(version: int | None, newest: int, name: str, *, writable: boo
             f"{name} was written by a newer tunerd",
             cause=f"its version is {version}, and this tunerd knows up to {newest}",
             state="nothing in it was changed",
-            hint="use the newer tunerd, or move it aside to begin a new store",
+            hint="upgrade tunerd here; a file can also be moved aside, to begin a new one",
         )
     elif version < newest and not writable:
         raise StoreIsOld(
