@@ -71,7 +71,8 @@ def class_of(prepared: PreparedSweep, drafts: Iterable[str] = ()) -> str:
     plan, gpus = prepared.base_plan, prepared.base_plan.host.gpus or ()
     return digest(
         {
-            "gpus": [[gpu.name, gpu.total_mib] for gpu in gpus],
+            # In GiB: of the same card one driver counts more than another.
+            "gpus": [[gpu.name, round((gpu.total_mib or 0) / 1024)] for gpu in gpus],
             "model": plan.facts.identity.same_sha256,
             "workload": prepared.shape.sha256,
             "context": prepared.policy.context_tokens,

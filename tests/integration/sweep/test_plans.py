@@ -19,9 +19,10 @@ from tests.support.stand_in import install
 from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept
 from tunerd.errors import LeaseEnded
 from tunerd.fleet.study import class_of, drafts_of, meet
+from tunerd.machine.facts import Gpu
 from tunerd.profile.arm import DRAFT_MODEL, Space
 from tunerd.sweep.known import Study
-from tunerd.sweep.plan import SweepRequest, plan_arm, prepare
+from tunerd.sweep.plan import PreparedSweep, SweepRequest, plan_arm, prepare
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -257,8 +258,13 @@ def test_a_class_is_what_can_learn_from_each_other_whenever_each_box_got_its_fil
     assert class_of(prepared, drafted(copy).values()) != class_of(prepared)
     assert drafted("/a/small.gguf") == {"/a/small.gguf": "small.gguf"}
 
-    host = replace(prepared.base_plan.host, gpus=None)
-    blind = replace(prepared, base_plan=replace(prepared.base_plan, host=host))
+    def with_cards(*cards: Gpu) -> PreparedSweep:
+        host = replace(prepared.base_plan.host, gpus=cards or None)
+        return replace(prepared, base_plan=replace(prepared.base_plan, host=host))
+
+    told = [class_of(with_cards(a_card(total_mib=mib))) for mib in (24268, 24576, 16311)]
+    assert told[0] == told[1] != told[2], "drivers differ in what they count of the same card"
+    blind = with_cards()
     said: list[str] = []
     ctx = replace(box.box.context, progress=lambda progress: said.append(progress.text))
     with meet(ctx, blind) as study:
