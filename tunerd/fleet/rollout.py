@@ -150,7 +150,7 @@ def _why_silent(done: Completed) -> str:
 
 
 def _last_of(text: str) -> str:
-    return text.strip()[-_LAST_CHARACTERS:]
+    return "; ".join(text.strip().splitlines())[-_LAST_CHARACTERS:]
 
 
 def by_hand(ctx: Context, box: str, *words: str) -> str:

@@ -305,3 +305,15 @@ def test_no_name_of_a_box_is_an_option_or_a_command(tmp_path: Path, name: str) -
     told = operator.fleet(*UNWATCHED, f"--box={name}", code=2)["error"]
     assert told["state"] == "nothing was touched"
     assert not list(tmp_path.rglob("x"))
+
+
+def test_what_ssh_says_in_several_lines_is_told_in_one(tmp_path: Path) -> None:
+    """Progress shows control characters as what they are."""
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        "#!/bin/sh\nprintf 'kex: closed by remote host\\r\\nConnection closed\\r\\n' >&2\nexit 255\n"
+    )
+    ssh.chmod(0o755)
+    told = Fleet(tmp_path, ()).operator().fleet(*UNWATCHED, "--box=gpu1", code=1)["error"]
+    assert "kex: closed by remote host; Connection closed" in told["cause"]
