@@ -466,8 +466,8 @@ class PreparedSweep:
     """A sweep that could begin.
 
     `basis` is a hash over what its samples depend on beside the arm: samples of another night with
-    the same basis still hold. `power_limits_w` are measured after the search; `known` are laws by family to begin
-    with.
+    the same basis still hold. `wanted` is what the profile says of each key. `power_limits_w` are measured after
+    the search; `known` are laws by family to begin with.
     """
 
     request: SweepRequest
@@ -476,6 +476,7 @@ class PreparedSweep:
     base_plan: Plan
     space: SpacePlan
     seen: Seen
+    wanted: Mapping[str, Any]
     shape: WorkloadShape
     workload: Workload
     policy: Policy
@@ -545,6 +546,7 @@ def prepare(
         base_plan=base_plan,
         space=space,
         seen=choice.seen,
+        wanted=_wanted(ctx, plan_request, base_plan.engine),
         shape=shape,
         workload=workload,
         policy=policy,
@@ -673,8 +675,14 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
     Raises:
         EngineError: another engine than the arm's would serve it.
         ConfigError: the profile does not allow it.
-        LeaseEnded: the engine is another build than when the sweep began.
+        LeaseEnded: the engine is another build, or the profile says something else, than when the sweep began.
     """
+    try:
+        is_same = _wanted(ctx, prepared.plan_request, prepared.base_plan.engine) == prepared.wanted
+    except ConfigError as error:  # no refusal of this arm: nothing could be planned
+        raise replaced_amid(error.words) from error
+    if not is_same:
+        raise replaced_amid(f"profile `{prepared.plan_request.profile}` was edited since it began")
     plan = _plan_with(ctx, prepared.plan_request, changes(arm, prepared.base))
     if plan.engine.name != arm.engine:
         raise EngineError(f"{plan.engine.name} would serve this instead of {arm.engine}")
@@ -682,6 +690,21 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
     if then is not None and (now is None or now.sha256 != then):
         raise replaced_amid(f"`{plan.engine.program}` was replaced by another build since it began")
     return plan
+
+
+def _wanted(ctx: Context, request: PlanRequest, engine: Engine) -> Mapping[str, Any]:
+    """What the profile says now of each key."""
+    settings = _profile_for(ctx, request, engine).settings
+    return {key: setting.value for key, setting in settings.items()}
+
+
+def _profile_for(ctx: Context, request: PlanRequest, engine: Engine) -> Resolved:
+    """The profile as it is served by this engine."""
+    names = (str(engine.capabilities.family),) if engine.capabilities else ()
+    return load_profile(
+        ctx, request.profile, options=request.options, engine_names=(*names, engine.name),
+        with_tuned=request.with_tuned,
+    )  # fmt: skip
 
 
 def demand_room(prepared: PreparedSweep) -> None:
@@ -907,11 +930,7 @@ def _base(plan: Plan, resolved: Resolved, searched: Collection[str] = ()) -> Bas
 
 def _seeds(ctx: Context, request: PlanRequest, base: Base, plan: Plan) -> tuple[Arm, ...]:
     """The profile without its tuned layer: what people published or wrote."""
-    names = (str(plan.engine.capabilities.family),) if plan.engine.capabilities else ()
-    untuned = load_profile(
-        ctx, request.profile, options=request.options,
-        engine_names=(*names, plan.engine.name), with_tuned=False,
-    )  # fmt: skip
+    untuned = _profile_for(ctx, replace(request, with_tuned=False), plan.engine)
     arm = _base(plan, untuned, {key for key, _ in base.arm.placement}).arm
     placement = {key: LEFT_TO_FIT for key, _ in base.arm.placement} | dict(arm.placement)
     arm = replace(arm, extra=base.arm.extra - base.arm.placement | frozenset(placement.items()))

@@ -73,6 +73,35 @@ def test_no_arm_is_tried_on_a_build_that_was_replaced_since_the_sweep_began(box:
         plan_arm(ctx, replace(prepared, seen=before), arm)
 
 
+@pytest.mark.parametrize(
+    ("edited", "told"),
+    [
+        ("ctx_size = 512", "profile `night` was edited since it began"),
+        ("ctx_size =", "night.toml"),
+        (None, "there is no profile `night`"),
+    ],
+    ids=["another context", "half an edit", "removed"],
+)
+def test_no_arm_is_tried_by_a_profile_that_was_edited_since_the_sweep_began(
+    box: SweepBox, edited: str | None, told: str
+) -> None:
+    """One that could not be read refused every arm: the sweep said that nothing is faster than what serves."""
+    ctx = box.box.context
+    prepared = prepare(ctx, SweepRequest(budget_s=600.0, seed=3), proves=False)
+    path = ctx.paths.site_profiles / "night.toml"
+    before = path.read_text()
+    path.unlink()
+    if edited is not None:
+        path.write_text(before.replace("ctx_size = 1024", edited))
+    try:
+        with pytest.raises(LeaseEnded) as ended:
+            plan_arm(ctx, prepared, prepared.base.arm)
+    finally:
+        path.write_text(before)
+    assert told in str(ended.value.cause)
+    assert plan_arm(ctx, prepared, prepared.base.arm)
+
+
 def test_what_a_smaller_card_of_the_same_name_showed_counts_no_more(box: SweepBox) -> None:
     """An RTX 5060 Ti has 8 or 16 GiB: the night after one was put in for the other went on with what the other did."""
 
