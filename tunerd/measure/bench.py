@@ -22,6 +22,7 @@ from tunerd.measure.learn import workload_for
 from tunerd.measure.life import PROOF_KINDS, Answered, Life, prompt_book
 from tunerd.measure.request import (
     FEW_TOKENS,
+    USUAL_LETTERS_PER_TOKEN,
     BenchRequest,
     Composer,
     Plan,
@@ -568,7 +569,8 @@ class Session:
         stock = PromptStock(self.book, rng, used)
         if not target.is_llama:
             return Composer(stock)
-        return Composer(stock, letters_per_token(target.server, self.book))
+        letters = letters_per_token(target.server, self.book)
+        return Composer(stock, letters or USUAL_LETTERS_PER_TOKEN)
 
     def _measure(self, targets: Sequence[Target], composer: Composer) -> None:
         target = targets[0]

@@ -20,7 +20,7 @@ from tunerd.engine.serving import address_now, hides_words, read_live_unit, runs
 from tunerd.errors import BenchError, UsageError
 from tunerd.measure import trust
 from tunerd.measure.evidence import ArmRecord
-from tunerd.measure.request import USUAL_LETTERS_PER_TOKEN, Frame, PromptBook, PromptStock, Route
+from tunerd.measure.request import Frame, PromptBook, PromptStock, Route
 from tunerd.production.checks import explain
 from tunerd.production.gate import ENGINE, edited_under, replaced_under, why_it_ended
 from tunerd.production.lease import Candidate
@@ -369,12 +369,12 @@ def count_tokens(server: LlamaServer, text: str, *, timeout_s: float = _ASK_S) -
     return len(tokens) if isinstance(tokens, list) and tokens else None
 
 
-def letters_per_token(server: LlamaServer, book: PromptBook) -> float:
-    """How many letters of usual text a token has; the usual number where the server cannot tell."""
+def letters_per_token(server: LlamaServer, book: PromptBook) -> float | None:
+    """How many letters of usual text a token has; None where the server does not tell."""
     text = PromptStock(book, random.Random("letters")).filler(_LETTERS)  # noqa: S311 -- only counted
     n_tokens = count_tokens(server, text)
     found, (least, most) = len(text) / (n_tokens or 1), _LETTERS_PER_TOKEN
-    return found if n_tokens and least <= found <= most else USUAL_LETTERS_PER_TOKEN
+    return found if n_tokens and least <= found <= most else None
 
 
 def _life(ctx: Context, unit: str) -> str | None:

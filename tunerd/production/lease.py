@@ -74,7 +74,8 @@ _OWN_DROP_IN = "zzz-tunerd-candidate.conf"
 # What it writes must be seen: the end of one that failed is a result.
 _OWN = (
     f"[Unit]\nBindsTo={{}}\n[Service]\nRestart=no\nTimeoutStopSec={_STOP_TIMEOUT_S}\n"
-    "StandardOutput=journal\nStandardError=journal\nLogNamespace=\nLogLevelMax=debug\n"
+    "StandardOutput=journal\nStandardError=journal\nLogNamespace=\n"
+    "SyslogLevel=info\nLogLevelMax=info\n"
 )
 # Whom production's end alarms, or what it restarts: a candidate's is nothing of the kind, and dependencies cannot be reset.
 _OF_ITS_END = re.compile(

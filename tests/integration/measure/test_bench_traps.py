@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from tests.support.bench_targets import asked_to_draft
 from tests.support.fake_gpu import FakeGpuReader, a_card, rtx_3090_ti
 from tests.support.local_box import Box
 from tests.support.needs import engine
+from tests.support.receiver import answered_by
 from tests.support.server_process import Server, serving
 from tests.support.stand_in import StandIn
+from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import BenchError
+from tunerd.machine.clock import SystemClock
 from tunerd.machine.facts import GpuProcess
 from tunerd.measure.answer import Mark
 from tunerd.measure.evidence import RunOutcome
@@ -423,6 +427,25 @@ def life(tmp_path: Path) -> Iterator[Life]:
         gpu.draws_j = STEP_J
         ctx = BenchBox(tmp_path, gpu=gpu).context()
         yield Life(ctx, replace(open_url(ctx, server.url), pids=(pid,)))
+
+
+def test_how_long_a_token_is_says_the_first_server_that_tells(tmp_path: Path) -> None:
+    """One that died when it was asked left all texts at a usual length: requests that should take 320 tokens had 737."""
+    texts = Texts(prompt_book(BenchBox(tmp_path).context()), seed=1)
+    tokens: list[list[int]] = [[], [7] * 10_000]
+
+    def answer(request: BaseHTTPRequestHandler, _body: bytes) -> None:
+        told = json.dumps({"tokens": tokens.pop(0)}).encode()
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(told)))
+        request.end_headers()
+        request.wfile.write(told)
+
+    with answered_by(answer) as port:
+        for _ in range(2):
+            texts.learn(LlamaServer(Address("127.0.0.1", port), SystemClock()))
+
+    assert texts.letters_per_token == pytest.approx(2.0, rel=0.01)
 
 
 def test_a_request_takes_what_the_cards_counter_gained_if_it_was_alone_on_known_cards(
