@@ -187,6 +187,11 @@ def gave_way(stderr: str) -> bool:
     return "canceled" in stderr or "is destructive" in stderr
 
 
+def begins_anew(stderr: str) -> bool:
+    """Whether the manager left while it was asked: it begins anew, with its units and jobs, when it is upgraded."""
+    return any(words in stderr for words in _LEFT_WORDS)
+
+
 def why_it_failed(done: Completed) -> str:
     """What one of systemd's tools said, or else how it ended."""
     if said := _first_line(done.stderr):
@@ -227,6 +232,13 @@ _USER_VARIABLES = (
 _VERSION = re.compile(r"systemd (\d+)")
 _FIRST_WITH_EXPAND_ENVIRONMENT = 254
 _CATCH_UP_S = 5.0
+# Source: systemctl of systemd 252 and 262 beside `systemctl daemon-reexec`, as the upgrade of systemd or of the C
+# library calls it; some 0.5 s.
+_LEFT_WORDS = (
+    "Connection reset by peer", "Connection refused", "Transport endpoint is not connected",
+    "disconnected from message bus without replying", "D-Bus connection terminated",
+)  # fmt: skip
+_ANEW_S = 10.0
 # systemctl's exit status for a unit that is not there (LSB: program is not installed).
 _NOT_INSTALLED = 5
 
@@ -426,6 +438,7 @@ class Systemd:
                 made = tempfile.TemporaryDirectory(prefix="tunerd-verify-", dir=where)
                 path = Path(stack.enter_context(made)) / unit
                 path.write_bytes(text)
+                path.chmod(0o644)  # systemd complains of one that all may write, as by umask 000
                 return path
         raise ServiceError(f"{unit} cannot be checked", cause="no folder for it can be written")
 
@@ -607,8 +620,13 @@ class Systemd:
         )
 
     def _systemctl(self, *words: str, timeout_s: float = _QUERY_TIMEOUT_S) -> Completed:
-        options = ["--no-ask-password", "--no-pager"]
-        return self._run("systemctl", *options, *words, timeout_s=timeout_s)
+        argv = ("systemctl", "--no-ask-password", "--no-pager", *words)
+        done = self._run(*argv, timeout_s=timeout_s)
+        for _ in polls(self.clock, _ANEW_S, every_s=_ANEW_S / 100):
+            if done.is_ok or done.timed_out or not begins_anew(done.stderr):
+                break
+            done = self._run(*argv, timeout_s=timeout_s)
+        return done
 
     def _run(
         self,

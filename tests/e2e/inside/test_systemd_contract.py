@@ -6,6 +6,7 @@ TUNERD_TEST_MANAGER says which manager: `system` (as root) or `user`.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -140,6 +141,36 @@ def test_a_unit_is_checked_where_no_folder_in_memory_can_be_written(tmp_path: Pa
     found = Systemd(MODE, paths).verify("x.service", "[Service]\nExecStart=/x\n")
 
     assert "/x is not executable" in " ".join(found)
+
+
+def test_a_manager_that_begins_anew_amid_its_work_does_it_all_the_same(
+    manager: Systemd, clock: SystemClock
+) -> None:
+    """An upgrade of systemd or libc at that moment failed a swap and its way back, which ended with exit code 4."""
+    text = "[Service]\nExecStartPre=/bin/sleep 0.2\nExecStart=/bin/sleep infinity\n"
+    manager.unit_dir.mkdir(parents=True, exist_ok=True)
+    (manager.unit_dir / UNIT).write_text(text)
+    again = f"while :; do {MODE.systemctl} daemon-reexec; sleep 1.5; done"
+    with subprocess.Popen(["sh", "-c", again], start_new_session=True) as upgrades:
+        try:
+            end_s = clock.monotonic_s() + 4.0
+            while clock.monotonic_s() < end_s:
+                manager.reload()
+                manager.restart(UNIT)
+                assert manager.state(UNIT).is_active
+                manager.stop(UNIT)
+                assert not manager.state(UNIT).is_active
+        finally:
+            os.killpg(upgrades.pid, signal.SIGKILL)
+
+
+def test_a_unit_is_checked_whatever_the_umask_of_whoever_asks(manager: Systemd) -> None:
+    """With 000 every unit was refused, since systemd complains of a file that all may write."""
+    before = os.umask(0)
+    try:
+        assert manager.verify(UNIT, "[Service]\nExecStart=/bin/sleep infinity\n") == ()
+    finally:
+        os.umask(before)
 
 
 def test_an_interrupted_manager_is_an_error_with_its_words(manager: Systemd) -> None:
