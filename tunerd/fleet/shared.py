@@ -335,7 +335,11 @@ _LOCAL_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxStatus:
-    """What a box tells of itself; its clock is left out: `up_s` is how long its unit had run [s]."""
+    """What a box tells of itself; its clock is left out: `up_s` is how long its unit had run [s].
+
+    `mark` is another one each time, by which a box knows what it told itself. Where somebody else told the last
+    one, `twin` is their name: whoever copies a disk copies the id too.
+    """
 
     unit: str | None = None
     active: str | None = None
@@ -346,6 +350,8 @@ class BoxStatus:
     drift: tuple[str, ...] | None = None
     problem: str | None = None
     tunerd_version: str | None = None
+    mark: str | None = None
+    twin: str | None = None
 
 
 def opened(ctx: Context, *, writable: bool) -> Database:
@@ -431,9 +437,13 @@ def box_id(ctx: Context) -> str:
 
 
 def _known_id(ctx: Context) -> str | None:
+    found = _own_file(ctx).get("id")
+    return found if isinstance(found, str) else None
+
+
+def _own_file(ctx: Context) -> Mapping[str, Any]:
     known = ctx.files.read_json(ctx.paths.box)
-    is_one = isinstance(known, dict) and isinstance(known.get("id"), str)
-    return str(known["id"]) if is_one else None
+    return known if isinstance(known, dict) else {}
 
 
 def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:
@@ -443,7 +453,7 @@ def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:
         problem = None
     except TunerdError as error:
         found, problem = {}, error.words
-    serving = ctx.deployed()
+    serving, own = ctx.deployed(), _own_file(ctx)
     since_s, cards = found.get("since_s"), found.get("vram")
     is_up = found.get("active") == "active"
     told = BoxStatus(
@@ -452,7 +462,10 @@ def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:
         drift=tuple(one["code"] for one in found["drift"]) if found else None,
         problem=problem,
         tunerd_version=__version__,
+        # Kept until it is told: whether it was may not be known.
+        mark=own.get("next") or uuid.uuid4().hex,
     )
+    ctx.files.write_json(ctx.paths.box, {**own, "id": box_id, "next": told.mark})
     row = {
         "name": _name(ctx),
         "card": ", ".join(str(card["name"]) for card in cards) if cards else None,
@@ -462,9 +475,15 @@ def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:
         "seen_at": sa.func.clock_timestamp(),
         "status": plain(told),
     }
+    chosen = sa.select(box.c.name, box.c.status).where(box.c.id == box_id)
     with database.writing() as connection:
+        before = connection.execute(chosen).one_or_none()
+        last = None if before is None else read_or_none(BoxStatus, before.status)
+        if before and last and last.mark not in {None, own.get("told"), own.get("next")}:
+            row["status"] = plain(replace(told, twin=before.name))
         put = insert(box).values(id=box_id, **row)
         connection.execute(put.on_conflict_do_update(index_elements=[box.c.id], set_=row))
+    ctx.files.write_json(ctx.paths.box, {"id": box_id, "told": told.mark})
 
 
 def _local_id(row: Mapping[Any, Any]) -> str:
@@ -570,6 +589,11 @@ def fleet_status(ctx: Context) -> ActionResult:
         warning("silent", f"{row['name']} is silent: last heard from {row['seen_age_s']:.0f} s ago",
                 f"`tunerd fleet hand-in` there says why; a box reports every {HAND_IN_EVERY_S:.0f} s")
         for row in rows if row["is_silent"]
+    ]  # fmt: skip
+    messages += [
+        warning("same-box", f"{row['name']} and {row['twin']} tell as one box: one is a copy of the other's disk, or "
+                "its STATE came from a backup", "remove `box.json` from the STATE of a copy")
+        for row in rows if row["twin"] is not None
     ]  # fmt: skip
     if not rows:
         text = "no box has handed anything in yet"

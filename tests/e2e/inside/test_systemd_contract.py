@@ -151,7 +151,7 @@ def test_a_manager_that_begins_anew_amid_its_work_does_it_all_the_same(
     manager.unit_dir.mkdir(parents=True, exist_ok=True)
     (manager.unit_dir / UNIT).write_text(text)
     again = f"while :; do {MODE.systemctl} daemon-reexec; sleep 1.5; done"
-    with subprocess.Popen(["sh", "-c", again], start_new_session=True) as upgrades:
+    with subprocess.Popen(["/bin/sh", "-c", again], start_new_session=True) as upgrades:
         try:
             end_s = clock.monotonic_s() + 4.0
             while clock.monotonic_s() < end_s:

@@ -147,6 +147,47 @@ def test_two_first_uses_of_the_store_at_once_make_one_box(tmp_path: Path) -> Non
     assert made == box_id(other)
 
 
+def test_two_boxes_of_which_one_is_a_copy_are_told_of(box: Box, tmp_path: Path, url: str) -> None:
+    """`fleet status` showed one box, by the name of whoever had told last: a server that is down was not missed."""
+    for _ in range(2):
+        hand_in(box.context)
+    copy = a_box(tmp_path / "gpu2", url)
+    shutil.copytree(box.context.paths.state_dir, copy.context.paths.state_dir)
+    hand_in(copy.context)
+    assert fleet_status(box.context).messages == (), "as where a box got another name"
+
+    hand_in(box.context)
+
+    (told,) = fleet_status(box.context).messages
+    assert told.code == "same-box"
+    assert "gpu1 and gpu2 tell as one box" in told.text
+    copy.context.paths.box.unlink()
+    hand_in(copy.context)
+    hand_in(box.context)
+    found = fleet_status(box.context)
+    assert [one["name"] for one in found.payload["boxes"]] == ["gpu1", "gpu2"]
+    assert found.messages == ()
+
+
+def test_a_mark_that_was_told_before_a_kill_is_ones_own(box: Box) -> None:
+    context = box.context
+    hand_in(context)
+
+    def dies(step: str) -> None:
+        if step == "create temporary for box.json":
+            steps.append(step)
+            if len(steps) == 2:  # after the database has it
+                raise HostError("killed")
+
+    steps: list[str] = []
+    with pytest.raises(HostError, match="killed"):
+        hand_in(replace(context, files=Files(before=dies)))
+
+    hand_in(context)
+    hand_in(context)
+    assert fleet_status(context).messages == ()
+
+
 def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: str) -> None:
     with EvidenceStore(box.context.paths.evidence) as store:
         for made in made_runs():
