@@ -411,7 +411,7 @@ class Held:
         ctx = self._ctx
         was_held = self._lease.is_held()
         if was_held:
-            ctx.say(f"ending the measurement; {ctx.unit} comes back")
+            ctx.say(f"ending the measurement{f'; {ctx.unit} comes back' * self.restores}")
         try:
             if was_held and self.restores and self._n_candidates:
                 self._turns.wait_for_production()
@@ -698,7 +698,8 @@ def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool, ra
             why = f"{ctx.unit} {'failed' if before.has_failed else 'was stopped'} meanwhile"
             raise _never_began(why, "nothing was touched")
         measurement.clear_dead_measurements(ctx, is_mine=True)
-        ctx.say(f"stopping {ctx.unit} for the measurement")
+        if before.runs:
+            ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()
         address = gate.address_of_production(ctx, before)
         lease = _take(ctx, spec, before)

@@ -286,9 +286,12 @@ def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: Wo
     world.manager.stop(UNIT)
     world.manager.reset_failed(UNIT)
     told = outlook(world.context(), measuring_s=60)
-    with held(world) as lease:
+    said: list[str] = []
+    ctx = replace(world.context(), progress=lambda progress: said.append(progress.text))
+    with hold(ctx, purpose="bench x", budget_s=60) as lease:
         assert not lease.restores
     assert world.serving_alias() is None
+    assert said == ["ending the measurement"], "nothing is stopped, and nothing comes back"
     assert "--start-after" in told.text
     assert told.without_service_s is None
 
