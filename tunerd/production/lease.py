@@ -24,7 +24,7 @@ from tunerd.engine.builds import engine_of
 from tunerd.engine.capabilities import Engine
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
-from tunerd.engine.serving import environment_with, missing_to_start, read_live_unit
+from tunerd.engine.serving import environment_with, missing_to_start, read_live_unit, specifiers_of
 from tunerd.errors import (
     Busy,
     DeployError,
@@ -81,6 +81,8 @@ _OWN = (
 _OF_ITS_END = re.compile(
     rb"(?m)^[ \t]*(On(Failure|Success)|(Failure|Success|StartLimit)Action)[ \t]*="
 )
+# A candidate has another name; `%%` is none, whatever follows.
+_SPECIFIER = re.compile(rb"%[%a-zA-Z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +196,22 @@ def _copy_drop_ins(ctx: Context, lease: LeaseSpec, unit: str) -> None:
         return
     folder = ctx.services.runtime_unit_dir / f"{unit}.d"
     ctx.files.make_folder(folder)
+    names = _by_name(specifiers_of(ctx, lease.production))
     for path in drop_ins:
         content = ctx.files.read(path)
         if content is not None:
-            ctx.files.write(folder / path.name, _OF_ITS_END.sub(rb"# \g<0>", content), mode=_MODE)
+            content = _OF_ITS_END.sub(rb"# \g<0>", content)
+            content = _SPECIFIER.sub(lambda found: names.get(found[0], found[0]), content)
+            ctx.files.write(folder / path.name, content, mode=_MODE)
     ctx.files.write(folder / _OWN_DROP_IN, _OWN.format(lease.unit).encode(), mode=_MODE)
+
+
+def _by_name(specifiers: Mapping[str, str]) -> dict[bytes, bytes]:
+    """What stands for a unit's name or a part of it; nothing for one with a backslash, which only some lines would unescape."""
+    found = {letter: specifiers[letter] for letter in "nNpij"}
+    # Unescaped. Source: systemd.unit(5).
+    found |= {letter: found[letter.lower()].replace("-", "/") for letter in "PIJ"}
+    return {} if "\\" in found["n"] else {f"%{k}".encode(): v.encode() for k, v in found.items()}
 
 
 def _refusal(plan: Plan) -> Failure:

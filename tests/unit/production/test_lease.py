@@ -45,6 +45,7 @@ from tunerd.production.measurement import (
     write_measurement,
     written_record,
 )
+from tunerd.production.plan import Plan
 from tunerd.production.recover import recover
 from tunerd.profile.layers import Layer, Origin
 from tunerd.records import plain
@@ -280,6 +281,28 @@ def test_a_candidate_is_told_with_the_variables_that_drop_ins_of_production_set(
     with hold(ctx, purpose="bench x", budget_s=60) as lease, lease.serve(plan) as candidate:
         assert candidate.environment["GGML_CUDA_FORCE_MMQ"] == "1"
     assert "GGML_CUDA_FORCE_MMQ" in read_live_unit(ctx).environment
+
+
+def test_what_drop_ins_say_by_the_name_of_production_holds_for_a_candidate_too(
+    world: World,
+) -> None:
+    """`EnvironmentFile=-/etc/llama/%i.env` beside a template was read for production alone: the card it names was not the one measured."""
+    folder = world.paths.unit_dir
+    (folder / "llama-server.env").write_text("CUDA_VISIBLE_DEVICES=1\n")
+    world.put_drop_in(f"EnvironmentFile=-{folder}/%p.env\nEnvironment=NAMED=%n,%i,%N,%%n,%%%p")
+    ctx = replace(world.context(), data_dir=data_dir())
+    with hold(ctx, purpose="bench x", budget_s=60) as lease, lease.serve(_served_by(ctx)) as one:
+        found = read_live_unit(ctx, one.unit).environment
+    assert found["CUDA_VISIBLE_DEVICES"] == "1"
+    assert found["NAMED"] == f"{UNIT},,llama-server,%n,%llama-server"
+    assert found.items() <= one.environment.items(), "what is told of it is what it got"
+
+
+def _served_by(ctx: Context) -> Plan:
+    """A plan of which a candidate is started, though nothing listens on its port."""
+    plan, facts = a_plan_for(ctx, Path(ENGINE)), cast("Any", SimpleNamespace(file_bytes=0))
+    port = Argument("--port", "1", "serving.port", Origin(Layer.SET, "--set"))
+    return replace(plan, facts=facts, command=replace(plan.command, arguments=(port,)))
 
 
 def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: World) -> None:
@@ -815,10 +838,7 @@ def test_the_end_of_a_lease_waits_for_connections_by_every_address_of_production
         with lease.serve(a_plan_for(ctx, OTHER)) as tried:
             assert tried.fault is not None, "there is no such program"
         found = cast("FakeLease", lease._lease).address
-        plan, facts = a_plan_for(ctx, Path(ENGINE)), cast("Any", SimpleNamespace(file_bytes=0))
-        port = Argument("--port", "1", "serving.port", Origin(Layer.SET, "--set"))
-        command = replace(plan.command, arguments=(port,))
-        with lease.serve(replace(plan, facts=facts, command=command)):
+        with lease.serve(_served_by(ctx)):
             pass
         after = cast("FakeLease", lease._lease).address
     assert found == ("0.0.0.0", world.port)  # noqa: S104
