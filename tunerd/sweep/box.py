@@ -598,7 +598,7 @@ _OF_NONE = frozenset({*_DRAFTS, "decode_left_ms"})  # not told where there is no
 def _row(asked: Answered) -> dict[str, Any]:
     sample = asked.sample
     timings = sample.timings or Timings()
-    return {
+    row = {
         "cache_n": sample.n_cached,
         **{name: getattr(timings, name) for name in _TIMINGS},
         **{name: getattr(timings, name) or 0 for name in _DRAFTS},
@@ -607,6 +607,11 @@ def _row(asked: Answered) -> dict[str, Any]:
         "vram_free_min_mib": sample.vram_free_min_mib,
         "energy_j": sample.energy_j,
     }
+    # It may have ended early, and nobody knows what the rest would have taken.
+    return row | dict.fromkeys(_TIMES if sample.decode_left_ms is None else ())
+
+
+_TIMES = ("wall_ms", "predicted_ms")
 
 
 # Once more, through the very unit that serves

@@ -381,3 +381,19 @@ def test_several_at_once_are_read_as_their_mean_and_the_least_vram_that_one_saw(
     assert found.vram_free_min_mib == 300.0
     assert "decode_left_ms" not in answer_of([asked(**long)])
     assert "wall_ms" not in answer_of([asked(**long), asked(client=None)])
+
+
+@pytest.mark.parametrize(
+    "told", [{"predicted_ms": None}, {"predicted_ms": 0.0}, {"predicted_n": None}]
+)
+def test_an_answer_that_may_have_ended_early_at_no_known_pace_has_no_turn(
+    told: dict[str, Any],
+) -> None:
+    """40 of 101 tokens came, and counted as a whole turn: what ended early was what won."""
+    early = asked(timings=timings(**{"predicted_n": 40, **told}), n_predict=101)
+    assert read(answer_of([early])).turn_ms is None
+    assert read(answer_of([asked(n_predict=101), early])).turn_ms is None
+    if "predicted_ms" in told:
+        whole = asked(timings=timings(**told), n_predict=101)
+        assert whole.sample.client is not None
+        assert read(answer_of([whole])).turn_ms == whole.sample.client.wall_ms
