@@ -341,7 +341,7 @@ def _speaks_of_argument(line: str) -> bool:
     return ("invalid" in words and "argument" in words) or _ARGUMENT_ERROR.search(line) is not None
 
 
-_RUN_OF_ONE_CHARACTER = 16
+RUN_OF_ONE_CHARACTER = 16
 _REPLACEMENT = "�"
 
 
@@ -476,26 +476,26 @@ class Completion:
     n_accepted: int | None = None
 
 
-def judge_generation(completion: Completion, *, wanted: int) -> Lost | None:
-    """What is wrong with the first real generation; None if nothing is.
-
-    Garbage is a reply that is no completion, no tokens, undecodable text, or one character over
-    and over, which is how a broken kernel or a damaged model shows.
-    """
+def judge_generation(completion: Completion) -> Lost | None:
+    """What is wrong with the first real generation; None if nothing is."""
     if completion.problem is not None:
         return Lost(FailureKind.GARBAGE, completion.problem)
     if not completion.n_predicted:
         return Lost(FailureKind.GARBAGE, "the answer holds no tokens")
-    text = completion.text or ""
-    if text and text.count(_REPLACEMENT) * 2 > len(text):
-        return Lost(FailureKind.GARBAGE, "the answer is not readable text")
+    why = why_garbage(completion.text or "", completion.n_predicted)
+    return None if why is None else Lost(FailureKind.GARBAGE, why)
+
+
+def why_garbage(text: str, n_predicted: int) -> str | None:
+    """Why an answer of so many tokens is none that a model writes; None where it may be.
+
+    It is undecodable, or one character over and over, which is how a broken kernel or a damaged model shows.
+    """
+    if text.count(_REPLACEMENT) * 2 > len(text):
+        return "the answer is not readable text"
     solid = text.strip()
-    if (
-        completion.n_predicted >= min(wanted, _RUN_OF_ONE_CHARACTER)
-        and len(solid) >= _RUN_OF_ONE_CHARACTER
-        and len(set(solid)) == 1
-    ):
-        return Lost(FailureKind.GARBAGE, f"the answer repeats one character: {solid[:20]!r}")
+    if min(n_predicted, len(solid)) >= RUN_OF_ONE_CHARACTER and len(set(solid)) == 1:
+        return f"the answer repeats one character: {solid[:20]!r}"
     return None
 
 

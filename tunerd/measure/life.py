@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
+from tunerd.engine.health import RUN_OF_ONE_CHARACTER, why_garbage
 from tunerd.engine.server import LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import polls
@@ -422,7 +423,7 @@ class Life:
         is_taken = trust.is_processor_taken(processors, look_at_processors(target.pids))
         watch.look_now()
         answer = read_answer(streamed.events, is_whole=streamed.is_whole)
-        problem = streamed.problem or _problem(answer)
+        problem = streamed.problem or _problem(request, answer)
         client = ClientTimes(streamed.wall_ms, answer.first_ms, answer.rest_ratio)
         marks = trust.marks_of(request, answer, client, looks=watch.looks, quiet_mib=self.quiet_mib,
                          speculation=target.speculation,
@@ -490,15 +491,17 @@ def _limit_s(request: Request) -> float:
     return (_LIMIT_S + prompt_s + decode_s) * request.streams
 
 
-def _problem(answer: Answer) -> str | None:
+def _problem(request: Request, answer: Answer) -> str | None:
     """Why an answer that came is none."""
     if answer.is_cut:
         return "the answer was cut short"
-    has_content = bool(answer.text or answer.reasoning or answer.tool_calls)
-    n_predicted = answer.timings.predicted_n if answer.timings is not None else None
-    if not has_content and not n_predicted:
-        return "the answer is empty"
-    return None
+    n_predicted = (answer.timings.predicted_n if answer.timings is not None else None) or 0
+    is_long = n_predicted >= RUN_OF_ONE_CHARACTER  # a shorter one may end within a letter
+    if not (answer.text or answer.reasoning or answer.tool_calls):
+        # Of a conversation the server may keep back a call that was not whole.
+        is_empty = not n_predicted or (is_long and not request.is_chat)
+        return "the answer is empty" if is_empty else None
+    return why_garbage(answer.text or answer.reasoning, n_predicted) if is_long else None
 
 
 def _details(request: Request, prompt: Prompt, answer: Answer) -> dict[str, Any]:

@@ -238,7 +238,7 @@ class _Start:
             return None
         slots = server.slots() if self.expected.expects_draft else None
         speculative = None if slots is None else slots.speculative
-        lost = judge_generation(completion, wanted=PROBE_TOKENS)
+        lost = judge_generation(completion)
         return lost or judge_speculation(
             completion, speculative=speculative, expected=self.expected
         )

@@ -112,6 +112,24 @@ def test_no_prompt_is_sent_twice_in_a_server_life_not_even_by_a_later_bench_of_t
     assert len({prompt.partition("\n\n")[0] for prompt in prompts}) == len(prompts)
 
 
+@pytest.mark.parametrize(
+    ("token", "problem"),
+    [("<", f"the answer repeats one character: {'<' * 20!r}"), ("", "the answer is empty")],
+)
+def test_garbage_is_no_answer_however_fast_it_comes(
+    box: BenchBox, serve: Serve, token: str, problem: str
+) -> None:
+    """Some kernels break beyond a length or a batch, drafts of one character are all accepted, and that won."""
+    server, _ = serve(*MTP, breaks_beyond=300, breaks_into=token)
+    result = box.bench(server.url)
+
+    broken = [row for row in result.payload["samples"] if row["problem"] is not None]
+    assert {row["case"] for row in broken} == {"long_code_review"}
+    assert {row["problem"] for row in broken} == {problem}
+    table = next(iter(result.payload["tables"].values()))
+    assert (table["missing"], table["n_requests"]) == (("long_code_review",), 8)
+
+
 def test_a_prompt_that_was_cached_although_it_was_forbidden_is_never_averaged(
     box: BenchBox, serve: Serve
 ) -> None:

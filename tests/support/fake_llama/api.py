@@ -248,7 +248,9 @@ class Work:
         self._due_s: float | None = None
 
     def _words(self) -> list[str]:
-        n_tokens = self._run.n_predicted
+        n_tokens, most = self._run.n_predicted, self._engine.behaviour.breaks_beyond
+        if most is not None and len(self._task.tokens) > most:
+            return [self._engine.behaviour.breaks_into] * n_tokens
         told = self._engine.behaviour.answer_text
         if told is not None and self._task.is_chat:
             return [told, *[""] * (n_tokens - 1)] if not self._calls else [""] * n_tokens

@@ -122,9 +122,9 @@ def test_garbage_is_told_from_odd_text() -> None:
         {"text": "ababababababababab"}, {"n_drafted": None},
     ]  # fmt: skip
     for change in odd:
-        assert judge_generation(replace(GOOD, **change), wanted=24) is None, change
+        assert judge_generation(replace(GOOD, **change)) is None, change
     for change in garbage:
-        lost = judge_generation(replace(GOOD, **change), wanted=24)
+        lost = judge_generation(replace(GOOD, **change))
         assert lost is not None, change
         assert lost.kind is FailureKind.GARBAGE
 
