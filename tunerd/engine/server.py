@@ -16,7 +16,7 @@ from typing import Any
 from tunerd.engine.health import Completion, HttpState
 from tunerd.machine.clock import Clock
 from tunerd.machine.http import HttpRequest, NoAnswerError, NoAnswerInTimeError
-from tunerd.machine.net import address_in, own_host
+from tunerd.machine.net import address_in, own_host, who_shares
 
 MAX_STREAM_BYTES = 64 * 1024 * 1024
 MAX_PIECES = 1024 * 1024  # a byte that comes alone takes a hundred here, and so does an empty event
@@ -179,6 +179,12 @@ class Address:
         if host is None:
             raise NoAnswerError(f"process {self.pid} does not listen on port {self.port}")
         return host, self.api_key
+
+    def sharer(self) -> int | None:
+        """Another process that may be asked in its place; None where nobody is seen, or its own is not known."""
+        with contextlib.suppress(NoAnswerError):
+            return None if self.pid is None else who_shares(self.port, self.now()[0], self.pid)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

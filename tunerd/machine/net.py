@@ -95,6 +95,16 @@ def who_listens(port: int, host: str = "127.0.0.1", own: int | None = None) -> i
     return stranger or (own if is_own else None)
 
 
+def who_shares(port: int, host: str, own: int) -> int | None:
+    """Who may get a connection to this address in the place of `own`, which listens there itself; None for nobody."""
+    takers, mine = _takers(port, host), _sockets(own)
+    if not any(one.name in mine for one in takers):
+        return None
+    exact = {one.name for one in takers if one.address == _address(host)}
+    others = (exact or {one.name for one in takers}) - mine
+    return next((pid for pid in _owners(others) if not descends_from(pid, own)), None)
+
+
 def is_listened_on(port: int, host: str = "127.0.0.1") -> bool:
     """Whether anybody listens there, one whose processes cannot be looked into included."""
     return bool(_takers(port, host))

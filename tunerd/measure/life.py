@@ -399,7 +399,7 @@ class Life:
         watch = _GpuWatch(self.ctx, target.pids)
         watch.look_now()
         processors = look_at_processors(target.pids)
-        at_s = self.ctx.clock.now_s()
+        at_s, is_shared = self.ctx.clock.now_s(), target.server.address.sharer() is not None
         route = Route.CHAT if request.is_chat else self.route
         sent = request if target.holds else replace(request, is_fixed_length=False)
         is_kept = target.kept_bias is not None and not target.scrape_s
@@ -429,6 +429,7 @@ class Life:
                          speculation=target.speculation,
                          is_llama=target.is_llama, holds=target.holds)  # fmt: skip
         marks = (*marks, Mark.PROCESSOR_TAKEN) if is_taken else marks
+        marks = (*marks, Mark.FOREIGN_TRAFFIC) if is_shared else marks
         sample = Sample(
             suite=str(request.suite),
             case=request.case,

@@ -26,12 +26,14 @@ from tests.support.fake_gpu import FakeGpuReader, a_card, rtx_3090_ti
 from tests.support.local_box import Box
 from tests.support.needs import engine
 from tests.support.receiver import answered_by
-from tests.support.server_process import Server, serving
+from tests.support.server_process import Server, serving, start
 from tests.support.stand_in import StandIn
+from tests.support.waiting import until
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.facts import GpuProcess
+from tunerd.machine.net import who_listens
 from tunerd.measure.answer import Mark
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.life import Answered, Life, Texts, TrafficWatch, prompt_book
@@ -377,6 +379,32 @@ def test_a_limit_of_the_server_that_ends_every_answer_is_named(
     (left_out,) = [one for one in result.messages if one.code == "left-out"]
     assert "after 16 tokens" in (left_out.hint or "")
     assert "serving.n_predict" in (left_out.hint or "")
+
+
+@pytest.mark.engine
+def test_what_another_server_on_the_same_port_may_have_answered_does_not_count(
+    box: BenchBox, tmp_path: Path
+) -> None:
+    """ik shares its port, and the kernel spreads requests over both: half the figures were of the other one."""
+    model = tmp_path / "tiny.gguf"
+    write(design(SHAPES["tiny"]), model)
+    ik = (str(engine("ik-2026-08")), "-m", str(model), "-c", "512", "-np", "1", "-t", "1")
+    request = Request(suite=Suite.MTP, case="code", kind="code", n_predict=8)
+
+    def asked() -> tuple[Mark, ...]:
+        pid, opened = server.process.pid, open_url(ctx, server.url)
+        address = replace(opened.server.address, pid=pid)
+        target = replace(opened, server=LlamaServer(address, ctx.clock))
+        return Life(ctx, target).ask(request, Prompt("p", "say so")).sample.marks
+
+    ctx = box.context()
+    with serving(ik, tmp_path / "log") as server:
+        assert asked() == ()
+        own, port = server.process.pid, server.port
+        with start(ik, tmp_path / "other", port=port) as other:
+            until(lambda: who_listens(port, own=own) == other.process.pid, "both listen")
+            assert asked() == (Mark.FOREIGN_TRAFFIC,)
+        assert asked() == ()
 
 
 def test_answers_without_times_have_no_speed_and_that_is_told(tmp_path: Path) -> None:
