@@ -278,7 +278,7 @@ class ClassShape(Table):
     """
 
     name: Text = Field("", description="name of the class")
-    weight: Annotated[float, Field(gt=0)] = Field(
+    weight: Annotated[float, Field(gt=0, le=1e9)] = Field(
         1.0, description="share of requests; weights need not add up to 1"
     )
     kind: Literal["code", "chat", "tool", "summary", "math", "creative", "mixed"] = Field(

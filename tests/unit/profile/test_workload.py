@@ -166,6 +166,13 @@ def test_the_turn_time_is_the_mean_of_the_classes_by_weights_that_need_not_add_u
     assert Workload((SHORT, LONG)).turn_time_s([2.0, 10.0]) == pytest.approx(4.0)
 
 
+def test_weights_whose_sum_has_no_end_are_refused() -> None:
+    """All shares were 0 then, and a measurement divided by them once production was stopped."""
+    row = {"prompt_tokens": 5, "answer_tokens": 5, "weight": 1e308}
+    with pytest.raises(ValidationError, match="less than or equal to 1000000"):
+        WorkloadTable.model_validate({"classes": [row, row]})
+
+
 def test_the_deepest_class_is_the_one_that_uses_most_context() -> None:
     assert Workload((SHORT, LONG)).deepest == 1
     assert Workload((LONG, SHORT)).deepest == 0
