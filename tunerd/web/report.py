@@ -284,6 +284,8 @@ def _as_words(kind: str) -> str:
 Runs = Sequence[RunEvidence]
 _Kept = TypeVar("_Kept", bound=ArmFigures)
 _WHISKERS = " Whiskers: slowest and fastest request."
+# Of a small model a turn may take less than a second.
+_TURN_DIGITS = 2
 PARTS = (
     ("prefill_s", "Reading the prompt"),
     ("reasoning_s", "Reasoning"),
@@ -318,13 +320,14 @@ def turn_times(series: Sequence[Series], evidence: Runs) -> Section | None:
         (name, tuple(_turn_bar(one, turn) for one, turn in turns))
         for name, turns in groupby(found, lambda pair: _class_name(pair[1]))
     )
-    plot = Bars(groups, "seconds", is_stacked=True)
+    plot = Bars(groups, "seconds", is_stacked=True, digits=_TURN_DIGITS)
     columns = heads("~class", "~configuration", "weight", *(f"{name} [s]" for _, name in PARTS),
                     "turn [s]")  # fmt: skip
     rows = tuple(
         (_class_name(turn), one.label,
          "all" if turn.request_class is None else percent(turn.weight, 0),
-         *(figure(getattr(turn, attribute)) for attribute, _ in PARTS), figure(turn.total_s))
+         *(figure(getattr(turn, attribute), _TURN_DIGITS) for attribute, _ in PARTS),
+         figure(turn.total_s, _TURN_DIGITS))
         for one, turn in found
     )  # fmt: skip
     return Section(
