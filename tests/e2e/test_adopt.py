@@ -430,6 +430,13 @@ def test_an_instance_on_a_low_port_is_taken_over_with_account_folder_and_file(
     assert f"service.unit {INSTANCE}" in texts(planned), texts(planned)
     tunerd("settings", "set", "service.unit", INSTANCE)
     machine.write("/etc/tunerd/key", "hunter2\n", mode=0o600)
+    # Of the template; what it names by the instance must be there.
+    machine.write("/etc/default/alice.env", "CARD=1\n")
+    machine.write(
+        f"{tunerd.units}/llama@.service.d/card.conf",
+        "[Service]\nEnvironmentFile=/etc/default/%i.env\n",
+    )
+    tunerd.systemctl("daemon-reload")
     tunerd.apply("mine", "--set", "serving.api_key_file=/etc/tunerd/key")
 
     pid = tunerd.show("MainPID", INSTANCE)
@@ -440,6 +447,17 @@ def test_an_instance_on_a_low_port_is_taken_over_with_account_folder_and_file(
     assert tunerd.ask("/props", port=90)[0] == 401
     assert tunerd.generate(port=90, key="hunter2")["content"]
     tunerd.json("bench", "--suite", "cache", "--repeats", "1")  # where its key is a credential
+    tunerd.json(
+        "bench",
+        "mine",
+        "--suite",
+        "cache",
+        "--repeats",
+        "1",
+        "--yes",
+        "--set",
+        "serving.api_key_file=/etc/tunerd/key",
+    )
     tunerd.json("rollback")
     assert tunerd.show("FragmentPath", INSTANCE) == f"{tunerd.units}/llama@.service"
     assert tunerd.generate(port=90, key="hunter2")["content"]
