@@ -341,7 +341,8 @@ def _speaks_of_argument(line: str) -> bool:
     return ("invalid" in words and "argument" in words) or _ARGUMENT_ERROR.search(line) is not None
 
 
-RUN_OF_ONE_CHARACTER = 16
+RUN_OF_ONE_TOKEN = 16
+_LONGEST_TOKEN = 16  # letters, of those that stand for nothing: `<unused49>`
 _REPLACEMENT = "�"
 
 
@@ -489,13 +490,14 @@ def judge_generation(completion: Completion) -> Lost | None:
 def why_garbage(text: str, n_predicted: int) -> str | None:
     """Why an answer of so many tokens is none that a model writes; None where it may be.
 
-    It is undecodable, or one character over and over, which is how a broken kernel or a damaged model shows.
+    It is undecodable, or one token over and over, which is how a broken kernel or a damaged model shows.
     """
     if text.count(_REPLACEMENT) * 2 > len(text):
         return "the answer is not readable text"
     solid = text.strip()
-    if min(n_predicted, len(solid)) >= RUN_OF_ONE_CHARACTER and len(set(solid)) == 1:
-        return f"the answer repeats one character: {solid[:20]!r}"
+    for size in range(1, min(_LONGEST_TOKEN, len(solid) // RUN_OF_ONE_TOKEN) + 1):
+        if n_predicted >= RUN_OF_ONE_TOKEN and solid[size:] == solid[:-size]:
+            return f"the answer repeats one token: {solid[:20]!r}"
     return None
 
 

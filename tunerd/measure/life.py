@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.health import RUN_OF_ONE_CHARACTER, why_garbage
+from tunerd.engine.health import RUN_OF_ONE_TOKEN, why_garbage
 from tunerd.engine.server import LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import polls
@@ -497,7 +497,7 @@ def _problem(request: Request, answer: Answer) -> str | None:
     if answer.is_cut:
         return "the answer was cut short"
     n_predicted = (answer.timings.predicted_n if answer.timings is not None else None) or 0
-    is_long = n_predicted >= RUN_OF_ONE_CHARACTER  # a shorter one may end within a letter
+    is_long = n_predicted >= RUN_OF_ONE_TOKEN  # a shorter one may end within a letter
     if not (answer.text or answer.reasoning or answer.tool_calls):
         # Of a conversation the server may keep back a call that was not whole.
         is_empty = not n_predicted or (is_long and not request.is_chat)

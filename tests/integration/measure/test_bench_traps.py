@@ -116,7 +116,7 @@ def test_no_prompt_is_sent_twice_in_a_server_life_not_even_by_a_later_bench_of_t
 
 @pytest.mark.parametrize(
     ("token", "problem"),
-    [("<", f"the answer repeats one character: {'<' * 20!r}"), ("", "the answer is empty")],
+    [("<", f"the answer repeats one token: {'<' * 20!r}"), ("", "the answer is empty")],
 )
 def test_garbage_is_no_answer_however_fast_it_comes(
     box: BenchBox, serve: Serve, token: str, problem: str

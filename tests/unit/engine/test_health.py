@@ -115,11 +115,13 @@ def test_garbage_is_told_from_odd_text() -> None:
     garbage: list[dict[str, Any]] = [
         {"problem": "status 500: x"}, {"n_predicted": 0}, {"n_predicted": None},
         {"text": "\ufffd\ufffd\ufffda"}, {"text": "@" * 24}, {"text": " \n" + "?" * 20 + "\n"},
+        {"text": "<pad>" * 24}, {"text": " Manneur" * 24}, {"text": "<unused49>" * 24 + "<un"},
     ]  # fmt: skip
     odd: list[dict[str, Any]] = [
         {}, {"text": "", "n_predicted": 1},  # a model may say nothing but its end
         {"text": "aaaa", "n_predicted": 4}, {"text": "=" * 24 + "x"}, {"text": "a\ufffdbc"},
-        {"text": "ababababababababab"}, {"n_drafted": None},
+        {"text": "ababababababababab"}, {"n_drafted": None}, {"text": "ho " * 8 + "ha " * 16},
+        {"text": "the same sentence, " * 24},
     ]  # fmt: skip
     for change in odd:
         assert judge_generation(replace(GOOD, **change)) is None, change
