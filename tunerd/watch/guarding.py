@@ -56,6 +56,8 @@ _GUARD_EVENTS = 200
 _GPU, _GPU_BACK = "gpu", "gpu-back"
 _BEST = "best"
 _UPGRADES = ("upgrade", "upgrade-refused")
+# Once the server is back, want of memory is another time.
+_OOM = ("oom", guards.BACK)
 _RAISES = "the fit margin was raised"
 _OF_A_RAISE = ("oom", "guard-acted", "guard-failed")
 
@@ -240,11 +242,15 @@ class Guarding(Teller):
         was_deployed, margin = self._generation() is not None, self._margin()
         policy, most = self._settings.oom, self._settings.oom_steps
         decision = guards.look_at_oom(self._oom, death, margin, policy, most)  # counts it
-        if decision is not None:
+        is_told = (
+            decision is not None
+            and decision.act is guards.Act.NOTHING
+            and self._was_said(_OOM, f"{decision.text} (")
+        )
+        if decision is not None and not is_told:
             self._decided(decision, engine)
             return
-        is_told = kind is FailureKind.OUT_OF_VRAM and self._oom.said and not death.has_given_up
-        if is_told or is_stop:
+        if is_stop or (is_told and not death.has_given_up):
             return
         decision = guards.look_at_deaths(self._deaths, death, was_deployed=was_deployed)
         if decision is not None:

@@ -283,9 +283,7 @@ def look_at_oom(
     decision = _decide(n_deaths, death, margin, policy, max_steps)
     if decision.act is Act.RAISE_MARGIN:
         state.forget()  # another generation, and a count of its own
-        return decision
-    is_new, state.said = decision.text != state.said, decision.text
-    return decision if is_new else None
+    return decision
 
 
 def _decide(

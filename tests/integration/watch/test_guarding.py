@@ -656,8 +656,7 @@ def test_a_server_that_was_given_up_is_started_every_15_minutes_and_that_is_told
     assert world.kinds == [told]
     assert words in f"{world.told[0].text} {world.told[0].hint}"
     world.look_for(2000)
-    if not dying:  # else it tells anew of the memory
-        world.watch()  # another daemon
+    world.watch()  # another daemon
     world.look_for(2000)
     assert world.kinds == [told, "server-again"]
     assert world.told[-1].hint == f"`systemctl reset-failed {UNIT}` ends that"
@@ -665,6 +664,9 @@ def test_a_server_that_was_given_up_is_started_every_15_minutes_and_that_is_told
     world.look_for(1000)
     assert world.is_up
     assert world.kinds == [told, "server-again", "server-back"]
+    world.give_up()
+    world.look()
+    assert world.kinds[3:] == [told], "which is another time"
 
 
 def measured(world: GivenUp) -> None:

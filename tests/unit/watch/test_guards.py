@@ -105,8 +105,8 @@ LEFT_ALONE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("why", LEFT_ALONE)
-def test_a_margin_that_must_not_be_raised_is_told_of_once(why: str) -> None:
-    (decision,) = deaths(0.0, 1.0, 2.0, 3.0, **LEFT_ALONE[why])
+def test_a_margin_that_must_not_be_raised_is_told_of(why: str) -> None:
+    (decision,) = deaths(0.0, 1.0, **LEFT_ALONE[why])
     assert (decision.act, decision.level) == (Act.NOTHING, "error")
     assert deaths(0.0, 1.0, 2.0, **LEFT_ALONE[why] | {"policy": "off"}) == []
 
