@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import accumulate, pairwise, takewhile
 from math import sqrt
 from statistics import fmean, linear_regression, stdev
 
@@ -308,12 +308,20 @@ class Drift:
             return ()
         # Local mode has whole lives, of which the counters begin at nothing.
         is_whole = span.begins_s is not None and span.begins_s < first.since_s - 1.0
-        before = Tally(0, 0.0) if is_whole else first.before
+        before = first.before
+        if before is None or counted is None:
+            return ()
         for n_late in range(_MOST_LATE + 1):
             lines = without_newest(span.lines, n_late)
-            if tally_of(lines).agrees_with(before, counted):
-                return read_requests(lines).requests
+            if tally_of(lines).agrees_with(Tally(0, 0.0) if is_whole else before, counted):
+                return _newest(read_requests(lines).requests, counted.n - before.n)
         return ()
+
+
+def _newest(requests: Sequence[LoggedRequest], n: int) -> Sequence[LoggedRequest]:
+    """Those that generated the last `n` tokens, oldest first."""
+    newer = accumulate((one.predicted_n for one in reversed(requests)), initial=0)
+    return [one for one, told in zip(reversed(requests), newer, strict=False) if told < n][::-1]
 
 
 def _begun(seen: Reading, served: Served, held_since_s: float | None) -> Stretch:

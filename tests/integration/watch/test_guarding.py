@@ -897,7 +897,7 @@ def test_where_no_counter_tells_of_drafts_the_log_does_and_acts_alone_on_nothing
 ) -> None:
     counting.find(confirmed=CONFIRMED | {"floor_acceptance": 0.5, "pace": PACE})
     work(counting, 200, *DECAYS[:3], drafts=EASY)
-    work(counting, 200, *speeds, drafts=drafts)
+    work(counting, 200, *speeds, drafts=drafts, begins=3)
     acts = ["drift-restart"] if speeds[0] < 30.0 else []
     assert counting.kinds == ([] if words is None else ["drift", *acts])
     if words is not None:
