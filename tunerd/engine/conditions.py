@@ -80,6 +80,7 @@ class FingerprintReader:
             engine_sha256=engine,
             driver_version=self._host.driver_version,
             gpu_names=None if gpus is None else tuple(gpu.name for gpu in gpus),
+            gpu_memory_mib=None if gpus is None else tuple(gpu.total_mib for gpu in gpus),
             power_limits_w=None if gpus is None else tuple(gpu.power_limit_w for gpu in gpus),
             cpu_model=self._host.cpu.model,
             model_sha256=model,

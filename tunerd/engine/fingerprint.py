@@ -19,6 +19,7 @@ _PARTS: Mapping[str, str] = {
     "engine_sha256": "engine",
     "driver_version": "driver",
     "gpu_names": "GPU",
+    "gpu_memory_mib": "VRAM of the card",
     "power_limits_w": "power limit",
     "cpu_model": "processor",
     "model_sha256": "model",
@@ -30,6 +31,8 @@ _PARTS: Mapping[str, str] = {
 }
 # Memory depends on neither what is asked of the server nor how fast the card may run.
 _MEMORY = ("engine_sha256", "driver_version", "gpu_names", "model_sha256", "arguments_sha256")
+# Not kept by all versions: left out of the stable form where there is none.
+_LATER = ("gpu_memory_mib", "unit_limits")
 # Every server has these: where neither of two knows one, they need not be the same.
 _ALWAYS = frozenset({"engine_sha256", "model_sha256"})
 # Another tunerd is worth a remark, but measures what the same server does.
@@ -40,7 +43,8 @@ _REMARKS = frozenset({"tunerd_version"})
 class Fingerprint:
     """What a measurement is valid for; a part that could not be told is None.
 
-    `gpu_names` is empty where there is certainly no GPU; `power_limits_w` has one for each of them.
+    `gpu_names` is empty where there is certainly no GPU; `power_limits_w` has one for each of them, and so has
+    `gpu_memory_mib`, which evidence of before it was kept does not know.
     `model_sha256` covers every model file that the command names
     (`models_sha256`), `arguments_sha256` the arguments that matter. `template_sha256` is None where
     there is none, `workload_sha256` where the measurement was not of a workload. `unit_limits` are what drop-ins
@@ -50,6 +54,7 @@ class Fingerprint:
     engine_sha256: str | None = None
     driver_version: str | None = None
     gpu_names: tuple[str, ...] | None = None
+    gpu_memory_mib: tuple[int | None, ...] | None = None
     power_limits_w: tuple[float | None, ...] | None = None
     cpu_model: str | None = None
     model_sha256: str | None = None
@@ -60,11 +65,10 @@ class Fingerprint:
     tunerd_version: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its stable form: every key but that of no limits, with the number of this form."""
+        """Its stable form: every key but those of before they were kept, with the number of this form."""
         found = {**plain(self, schema=SCHEMA), "power_limits_w": _watts(self.power_limits_w)}
-        if not self.unit_limits:
-            del found["unit_limits"]
-        return found
+        left_out = {name for name in _LATER if not getattr(self, name)}
+        return {name: value for name, value in found.items() if name not in left_out}
 
     @property
     def of_server(self) -> Fingerprint:
@@ -88,6 +92,8 @@ class Fingerprint:
         Without a GPU there is no driver either, and nothing is missing.
         """
         parts = {_PARTS[name]: getattr(self, name) for name in _MEMORY}
+        if self.gpu_memory_mib:
+            parts[_PARTS["gpu_memory_mib"]] = self.gpu_memory_mib
         if self.gpu_names == ():
             parts[_PARTS["driver_version"]] = "none"
         return None if any(value is None for value in parts.values()) else digest(parts)
@@ -115,6 +121,8 @@ def changes(then: Fingerprint, now: Fingerprint) -> tuple[Change, ...]:
             continue
         if name == "unit_limits" and not (before or after):
             continue
+        if name == "gpu_memory_mib" and not (before and after):
+            continue  # a card is told by its name there
         old, new = _shown(name, before), _shown(name, after)
         is_known = before is not None and after is not None
         text = f"{part} changed: {old} -> {new}" if is_known else f"{part}: {old} then, {new} now"
@@ -130,6 +138,13 @@ def holds(then: Fingerprint, now: Fingerprint) -> bool | None:
     return None if found else True
 
 
+def on_same_cards(then: Fingerprint, now: Fingerprint) -> bool:
+    """Whether both are of the same cards, by their names and, where both know it, their memory."""
+    before, after = then.gpu_memory_mib, now.gpu_memory_mib
+    is_told = bool(before and after)
+    return then.gpu_names == now.gpu_names and (before == after or not is_told)
+
+
 def models_sha256(identities: Sequence[str | None]) -> str | None:
     """One hash over all models that a command names, the main one first; None if any is unknown."""
     known = all_known(identities)
@@ -137,12 +152,11 @@ def models_sha256(identities: Sequence[str | None]) -> str | None:
 
 
 def _value(fingerprint: Fingerprint, name: str) -> Any:
-    """A part as it is compared: power limits only where every one is known."""
+    """A part as it is compared: power limits and memory only where every one is known."""
     value = getattr(fingerprint, name)
-    if name != "power_limits_w":
-        return value
-    watts = _watts(value)
-    return None if watts is None or None in watts else watts
+    if name == "power_limits_w":
+        value = _watts(value)
+    return None if isinstance(value, list | tuple) and None in value else value
 
 
 def _shown(name: str, value: Any) -> str:
@@ -150,6 +164,8 @@ def _shown(name: str, value: Any) -> str:
         return "unknown" if value is None else "none"
     if name == "power_limits_w":
         return ", ".join(f"{watt:g} W" for watt in value)
+    if name == "gpu_memory_mib":
+        return ", ".join(f"{mib} MiB" for mib in value)
     if name in {"gpu_names", "unit_limits"}:
         return ", ".join(value)
     return str(value[:_SHORT_DIGITS] if name.endswith("sha256") else value)

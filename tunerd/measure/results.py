@@ -485,7 +485,10 @@ def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequenc
         values = _values(arm.origins)
         if values is not None and any(figures):
             names = tuple(gpu.name for gpu in cards)
-            same = len(cards) == 1 and arm.fingerprint.gpu_names == names
+            now = fingerprint.Fingerprint(
+                gpu_names=names, gpu_memory_mib=tuple(gpu.total_mib for gpu in cards)
+            )
+            same = len(cards) == 1 and fingerprint.on_same_cards(arm.fingerprint, now)
             card = Card(name=_words(names[0], "card"), memory_mib=cards[0].total_mib) if same and cards[0].total_mib else None  # fmt: skip
             yield Entry(
                 source=f"measured by tunerd {__version__}",

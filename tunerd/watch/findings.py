@@ -11,7 +11,7 @@ from tunerd.app import Context
 from tunerd.engine.builds import why_no_start
 from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
-from tunerd.engine.fingerprint import Fingerprint, holds
+from tunerd.engine.fingerprint import Fingerprint, holds, on_same_cards
 from tunerd.engine.flags import without_secrets
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import Busy, ConfigError, EngineError, TunerdError
@@ -110,13 +110,14 @@ def _confirmed(ctx: Context, now: Fingerprint) -> drift.Confirmed | None:
     then: list[Fingerprint] = []
 
     def counts(arm: ArmRecord) -> bool:
-        if _of_what(arm.fingerprint) != _of_what(now):
+        found = arm.fingerprint
+        if _of_what(found) != _of_what(now) or not on_same_cards(found, now):
             return False
         then.append(arm.fingerprint)
         return _by_what(arm.fingerprint) == _by_what(then[0])
 
-    found = _samples(ctx, counts)
-    return drift.confirmed_by(found, then[0]) if then else None
+    samples = _samples(ctx, counts)
+    return drift.confirmed_by(samples, then[0]) if then else None
 
 
 def _samples(ctx: Context, counts: Callable[[ArmRecord], bool]) -> list[Sample]:
@@ -138,7 +139,8 @@ def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> drift.Basi
         return holds(arm.fingerprint.of_server, now.of_server) is True
 
     def is_before(arm: ArmRecord) -> bool:
-        return arm.argv == before and not is_own(arm)
+        is_same = arm.argv == before and on_same_cards(arm.fingerprint, now)
+        return is_same and not is_own(arm)
 
     own = _samples(ctx, is_own)
     previous = [] if before is None else _samples(ctx, is_before)
@@ -155,8 +157,8 @@ def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> drift.Basi
 
 
 def _of_what(one: Fingerprint) -> tuple[object, ...]:
-    """The command line, the model and the cards."""
-    return one.arguments_sha256, one.model_sha256, one.gpu_names
+    """The command line and the model."""
+    return one.arguments_sha256, one.model_sha256
 
 
 def _by_what(one: Fingerprint) -> tuple[object, ...]:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.fault.world import a_record
-from tests.support.fake_gpu import SlowGpuReader
+from tests.support.bench_samples import sample
+from tests.support.fake_gpu import FakeGpuReader, SlowGpuReader, a_card
 from tests.support.faked import SERVER, UNIT, FakedBox, set_to
 from tests.support.fakes import Invocation, Life
 from tests.support.folders import DATA
@@ -21,11 +22,16 @@ from tests.support.model_headers import small
 from tests.support.ports import free_port
 from tests.support.readings import a_reading, an_engine, served
 from tests.support.receiver import receiving
+from tests.support.stores import filled
+from tests.support.synthetic_runs import MadeRun
+from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import read_live_unit
 from tunerd.errors import Busy, HostError
 from tunerd.machine.files import lock
 from tunerd.measure.answer import Counters
+from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.production.journal import SCHEMA, record_path
 from tunerd.production.measurement import write_measurement
 from tunerd.production.probation import ProbationRecord
@@ -319,6 +325,28 @@ def test_nothing_is_found_out_of_a_unit_that_is_on_trial(world: World) -> None:
         check(world.ctx)
 
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("mib", "counts"), [(16_376, True), (None, True), (8_188, False)])
+def test_what_was_measured_on_a_card_of_the_same_name_with_other_memory_is_no_measure_of_a_server(
+    world: World, mib: int | None, *, counts: bool
+) -> None:
+    world.generation(1, argv=("/bin/before",))
+    world.generation(2)
+    ctx = replace(world.ctx, gpu=FakeGpuReader(a_card("RTX 5060 Ti", total_mib=16_376)))
+    live = read_live_unit(ctx)
+    now = FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
+    then = replace(now, gpu_memory_mib=None if mib is None else (mib,))
+    own, before = (
+        ArmRecord(name=name, fingerprint=then, argv=(name,)) for name in ("own", "/bin/before")
+    )
+    run = RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live", arms=(own, before))
+    filled(ctx.paths.evidence, [MadeRun(run, {arm.name: [sample()] * 3 for arm in run.arms})])
+
+    found = check(ctx).payload
+
+    assert (found["confirmed"] is not None) is counts
+    assert (found["basis"]["previous_tok_s"] is not None) is counts
 
 
 REFUSED = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],

@@ -163,6 +163,8 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
         "spec": "mtp", "n_max": 3, "p_min": 0.75, "fit_mib": 1664, "kv": "q8_0"
     }  # fmt: skip
     assert [figure.case for figure in one.figures] == ["mtp code", "case", "mtp class 2"]
+    of_less = arm.under(gpu_memory_mib=(8188,))
+    assert next(entries_of([of_less], samples, {}, (CARD,))).card is None
     other = list(entries_of([arm], samples, {}, (a_card(),)))
     assert other[0].card is None, "the card that was measured is no longer here"
 

@@ -19,6 +19,7 @@ FULL = Fingerprint(
     engine_sha256="1a2b3c4d5e6f7788",
     driver_version="560.35.03",
     gpu_names=("NVIDIA GeForce RTX 3090 Ti",),
+    gpu_memory_mib=(24564,),
     power_limits_w=(450.0,),
     cpu_model="AMD Ryzen 7 9700X",
     model_sha256="aa" * 32,
@@ -34,13 +35,15 @@ ARGV = ("/opt/llama-server", "--model", "/m/a.gguf", "--alias", "a", "--host", "
 
 def test_the_hash_of_a_fingerprint_does_not_change_between_versions() -> None:
     """Stored evidence is found by it."""
-    assert replace(FULL, unit_limits=()).sha256 == (
+    assert replace(FULL, gpu_memory_mib=None, unit_limits=()).sha256 == (
         "a25f8596901635e3396328f8be42f28d05c1d6a05dc1e6f116be0d60f08fdcf9"
     )
 
 
 def test_every_part_that_changes_is_named() -> None:
     for field in dataclasses.fields(Fingerprint):
+        if field.name == "gpu_memory_mib":
+            continue  # evidence of before it was kept counts by the card's name
         changed = replace(FULL, **{field.name: None})
         (lost,), (found,) = changes(FULL, changed), changes(changed, FULL)
         assert not lost.is_known
@@ -67,6 +70,8 @@ def test_evidence_holds_until_a_part_that_matters_is_another() -> None:
         ({"driver_version": None, "power_limits_w": (300.0,)}, False),
         ({"power_limits_w": (450.04,)}, True),  # one that moves in the second decimal is the same
         ({"power_limits_w": (450.1,)}, False),
+        ({"gpu_memory_mib": (12288,)}, False),
+        ({"gpu_memory_mib": None}, True),
         ({"unit_limits": ()}, False),
     ]
     for changed, still in cases:
@@ -91,7 +96,8 @@ def test_memory_depends_on_neither_power_limit_nor_workload() -> None:
     for field in ("engine_sha256", "driver_version", "gpu_names", "model_sha256",
                   "arguments_sha256"):  # fmt: skip
         assert replace(FULL, **{field: None}).memory_key is None
-    assert replace(FULL, arguments_sha256="other").memory_key != FULL.memory_key
+    for other in ({"arguments_sha256": "other"}, {"gpu_memory_mib": (12288,)}):
+        assert replace(FULL, **other).memory_key != FULL.memory_key
 
 
 def test_how_a_server_is_reached_does_not_change_its_arguments() -> None:
