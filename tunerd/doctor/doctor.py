@@ -56,7 +56,14 @@ from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import check_port, settings_of
 from tunerd.production.probation import daemon_lock
 from tunerd.production.profiles import detect
-from tunerd.production.status import history, interrupted, status, unsupervised, verify
+from tunerd.production.status import (
+    history,
+    interrupted,
+    not_recorded,
+    status,
+    unsupervised,
+    verify,
+)
 from tunerd.profile.layers import DEFAULT_PORT
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
@@ -330,6 +337,7 @@ def _own_facts(ctx: Context) -> Mapping[str, Message | None] | None:
             "no-supervisor": unsupervised(ctx),
             "no-daemon": _unwatched(ctx),
             "no-linger": next(iter(ctx.until_logout()), None),
+            "read-only": not_recorded(ctx),
             "settings-wrong": next(iter(ctx.settings_messages()), None),
             "kept-engines": needless_engines(ctx),
             "swap-cut-short": interrupted(ctx),

@@ -214,7 +214,7 @@ def _messages(
         messages.append(warning("not-handed-in", text, "tunerd fleet hand-in"))
     if ctx.lacks_manager:
         messages.append(lacks_manager())
-    messages += filter(None, (unsupervised(ctx), _not_let_in(ctx), _not_recorded(ctx)))
+    messages += filter(None, (unsupervised(ctx), _not_let_in(ctx), not_recorded(ctx)))
     if measurement is not None:
         messages.append(measuring(ctx, measurement))
     if gpu_problem is not None:
@@ -222,7 +222,7 @@ def _messages(
     return messages
 
 
-def _not_recorded(ctx: Context) -> Message | None:
+def not_recorded(ctx: Context) -> Message | None:
     """That STATE takes no changes, as after an error of its disk: no swap begins, and the daemon keeps and sends no word."""
     try:
         if ctx.paths.state_dir.exists():

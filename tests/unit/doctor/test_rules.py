@@ -47,8 +47,8 @@ TAKEN = error("port-taken", "nginx (process 7) already listens on port 8080", "e
 XORG = GpuProcess(900, MiB(950), "graphics", "Xorg", "display-manager.service")
 OLLAMA = GpuProcess(901, MiB(5200), "compute", "ollama", "ollama.service")
 # What others find, and how bad they say that it is.
-OWN = {"no-supervisor": error, "no-daemon": warning, "no-linger": warning, "settings-wrong": warning,
-       "kept-engines": note, "swap-cut-short": warning}  # fmt: skip
+OWN = {"no-supervisor": error, "no-daemon": warning, "no-linger": warning, "read-only": warning,
+       "settings-wrong": warning, "kept-engines": note, "swap-cut-short": warning}  # fmt: skip
 CPU_MOE: dict[str, Any] = {"memory__n_cpu_moe": 20, "memory__fit_mib": None}
 
 
