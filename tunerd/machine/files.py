@@ -52,7 +52,7 @@ def destination(path: Path) -> Path:
             by which somebody else would choose what is replaced.
     """
     named, path = path.absolute(), Path(os.path.realpath(path))
-    with _told("write", path, state="nothing was written"):
+    with told("write", path, state="nothing was written"):
         # As the kernel refuses it to who opens it, with fs.protected_symlinks: anybody may put one into /tmp.
         for link in (one for one in (named, *named.parents) if one.is_symlink()):
             is_anothers = link.lstat().st_uid not in {0, os.geteuid()}
@@ -116,7 +116,7 @@ class Files:
                 raise HostError(f"cannot read `{path}`", cause="whoever asks may not read it")
 
         with (
-            _told("read", path),
+            told("read", path),
             contextlib.suppress(FileNotFoundError),
             looked_at(path, check) as descriptor,
             open(descriptor, "rb", closefd=False) as file,
@@ -146,7 +146,7 @@ class Files:
 
         What takes a link's place belongs to whoever made the link: the file behind it may be anybody's.
         """
-        with _told("look at", path), contextlib.suppress(FileNotFoundError):
+        with told("look at", path), contextlib.suppress(FileNotFoundError):
             mode, own = path.stat().st_mode, path.lstat()
             return Look(stat.S_IMODE(mode), own.st_uid, own.st_gid)
         return None
@@ -218,7 +218,7 @@ class Files:
             HostError: it could not be made; the file stands.
         """
         temporary = path.with_name(f".{path.name}.link.tmp")
-        with _told("link", path):
+        with told("link", path):
             self._before(f"link {path.name}")
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(target)
@@ -267,7 +267,7 @@ class Files:
         content, look = self.read(source), self.look(source)
         if content is None or look is None:
             raise HostError(f"file is gone: `{source}`")
-        with _told("sync", source):
+        with told("sync", source):
             self._before(f"sync {source.name}")
             with _opened(source, os.O_RDONLY) as descriptor:
                 os.fsync(descriptor)
@@ -279,7 +279,7 @@ class Files:
         Raises:
             HostError: it could not be renamed.
         """
-        with _told("rename", source):
+        with told("rename", source):
             self._before(f"rename {source.name} to {target.name}")
             source.rename(target)
             self._before(f"sync folder of {target.name}")
@@ -310,7 +310,7 @@ class Files:
         Raises:
             HostError: it could not be removed.
         """
-        with _told("remove", path):
+        with told("remove", path):
             self._before(f"remove {path.name}")
             check()
             path.unlink(missing_ok=True)
@@ -323,10 +323,10 @@ class Files:
         Raises:
             HostError: it could not be created.
         """
-        with _told("look at", path):
+        with told("look at", path):
             missing = [one for one in (path, *path.parents) if not one.exists()]
         for folder in reversed(missing):
-            with _told("create", folder):
+            with told("create", folder):
                 self._before(f"make folder {folder.name}")
                 folder.mkdir(mode=mode, exist_ok=True)
                 folder.chmod(mode)
@@ -339,7 +339,7 @@ class Files:
             HostError: the folder could not be read, or a file not removed.
         """
         prefix = f".{name}." if name else "."
-        with _told("read", folder):
+        with told("read", folder):
             found = list(folder.iterdir()) if folder.is_dir() else []
         names = (
             one for one in found if one.name.startswith(prefix) and _TEMPORARY.search(one.name)
@@ -383,8 +383,12 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _told(verb: str, path: Path, *, state: str | None = None) -> Iterator[None]:
-    """The errors of the system as ours."""
+def told(verb: str, path: Path, *, state: str | None = None) -> Iterator[None]:
+    """The errors of the system as ours.
+
+    Raises:
+        HostError: one came up in the body.
+    """
     try:
         yield
     except OSError as error:
@@ -409,7 +413,7 @@ def lock(path: Path, *, purpose: str, since: str) -> Iterator[None]:
         Busy: another process holds it.
         HostError: the lock file cannot be opened.
     """
-    with _told("open the lock", path, state=_UNCHANGED):
+    with told("open the lock", path, state=_UNCHANGED):
         if not path.parent.exists():  # such as STATE, which an account that serves must enter
             Files().make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -457,7 +461,7 @@ def demand_writable(path: Path) -> None:
     Raises:
         HostError: it does not, or the folder is not there.
     """
-    with _told("write", path, state=_UNCHANGED):
+    with told("write", path, state=_UNCHANGED):
         if os.statvfs(path.parent).f_flag & os.ST_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd import __version__
-from tunerd.errors import HostError, UsageError
-from tunerd.machine.files import Files, demand_free, destination
+from tunerd.errors import UsageError
+from tunerd.machine.files import Files, demand_free, destination, told
 from tunerd.result import ActionResult
 
 if TYPE_CHECKING:
@@ -498,20 +498,15 @@ def write(made: Design, path: Path, *, force: bool = False) -> Path:
     path = destination(path)
     _demand_free(path, force=force)
     described = json.dumps(_describe(made), separators=(",", ":"))
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            draft = Path(folder) / path.name
-            _write_gguf(made, described, draft)
-            draft.chmod(0o644)  # a server's own user must read it
-            draft.replace(path)
+    with (
+        told("write", path, state="no file was left half written"),
+        tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder,
+    ):
+        draft = Path(folder) / path.name
+        _write_gguf(made, described, draft)
+        draft.chmod(0o644)  # a server's own user must read it
+        draft.replace(path)
         Files().write(truth_path_of(path), f"{described}\n".encode())
-    except OSError as error:
-        raise HostError(
-            f"cannot write the model to `{path}`",
-            cause=str(error),
-            state="no file was left half written",
-            hint=f"`df -h {path.parent}` shows its space; or name a path in another folder",
-        ) from error
     return path
 
 

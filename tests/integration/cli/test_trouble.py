@@ -120,6 +120,8 @@ def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_
     doctor = read_only("doctor")
     assert (doctor.returncode, "read-only" in doctor.stdout) == (7, True), doctor.stdout
     assert "nothing can be deployed or recorded" in read_only("status").stderr
+    # As a trial of a build writes one.
+    assert "`findmnt -T " in read_only("model", "new", f"{box.folder}/state/x.gguf").stderr
 
     before = box.context.services.state("llama-server.service").invocation_id
     for words in (
