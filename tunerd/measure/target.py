@@ -154,7 +154,7 @@ def open_live(ctx: Context) -> Target:
     if (edited := edited_under(ctx, state)) is not None:
         arm = arm.under(arguments_sha256=None)
         problems = (
-            f"what is measured was started before its unit was changed: {edited}",
+            f"what is measured was started before its unit was changed: {edited.text}",
             *problems,
         )
     if is_same is None:

@@ -743,7 +743,12 @@ def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
     return found
 
 
-UNIT_GONE = "its unit file is gone"
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What of a server's unit was changed since it started, and how it comes into force or goes, both in words."""
+
+    text: str
+    way: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -754,17 +759,18 @@ class _StartedWith:
     files: Mapping[str, str | None]
 
 
-def edited_under(ctx: Context, state: UnitState) -> str | None:
-    """That a unit was edited, in words, after its server started: nobody has seen the next start serve then.
+def edited_under(ctx: Context, state: UnitState) -> Edit | None:
+    """That a unit was edited after its server started: nobody has seen the next start serve then.
 
     What its manager reads beside it counts as the unit does. What it was started with is remembered each time that
     nothing was: files that are younger and say the same, as where a rebuild of NixOS has made their links anew, or a
     swap has put them back, are no edit.
     """
     if not state.exists or is_gone(state.fragment_path or ctx.unit_path):
-        return UNIT_GONE
+        return Edit("its unit file is gone", "put it back (`tunerd verify` says how)")
+    way = f"`{ctx.systemctl} daemon-reload`, `{ctx.systemctl} restart {ctx.unit}`, or `tunerd apply PROFILE`"
     if state.needs_reload:
-        return "it was edited, and its manager has not read it since"
+        return Edit("it was edited, and its manager has not read it since", way)
     deployed = ctx.deployed()
     is_deployed = deployed is not None and stands(ctx, deployed)
     # What is laid over every service is of systemd's package, or of a generator that writes it at each reload (LXC's).
@@ -775,7 +781,8 @@ def edited_under(ctx: Context, state: UnitState) -> str | None:
     with contextlib.suppress(HostError):  # which may not read what another account's alone is
         live = read_live_unit(ctx, state.unit, state)
         if (missing := missing_to_start(ctx, live)) is not None:
-            return missing
+            way = "put it back, or take it out of the unit; a restart would only end what serves"
+            return Edit(missing, way)
         # Of these, which may hold secrets, no hash is kept.
         beside = {str(path): path for path, _ in files_of_start(ctx, live)}
     now = {name: _hash_of(ctx, path) for name, path in files.items()}
@@ -786,7 +793,7 @@ def edited_under(ctx: Context, state: UnitState) -> str | None:
     for name, path in {**beside, **files}.items():
         is_same = now.get(name) is not None and now[name] == then.get(name)
         if not is_same and _changed_after(path, since_s, now_s):
-            return f"`{path}` was edited after the server started"
+            return Edit(f"`{path}` was edited after the server started", way)
     if state.runs and state.invocation_id is not None and not now.items() <= then.items():
         ctx.files.remember(kept, _StartedWith(state.invocation_id, {**then, **now}))
     return None

@@ -24,7 +24,7 @@ from tunerd.engine.builds import engine_of
 from tunerd.engine.capabilities import Engine
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
-from tunerd.engine.serving import environment_with, missing_to_start, read_live_unit, specifiers_of
+from tunerd.engine.serving import environment_with, read_live_unit, specifiers_of
 from tunerd.errors import (
     Busy,
     DeployError,
@@ -636,16 +636,11 @@ def demand_return(ctx: Context, before: UnitState) -> None:
     gate.demand_card(ctx, before)
     edited = gate.edited_under(ctx, before) if before.runs else None
     if edited is not None:
-        way = f"`{ctx.systemctl} daemon-reload`, `{ctx.systemctl} restart {ctx.unit}`, or `tunerd apply PROFILE`"
-        if edited == gate.UNIT_GONE:
-            way = "put it back (`tunerd verify` says how)"
-        elif edited == missing_to_start(ctx, read_live_unit(ctx, now=before)):
-            way = "put it back, or take it out of the unit; a restart would only end what serves"
         raise DeployError(
             f"what {ctx.unit} starts with was changed while it ran, so it is not stopped for a measurement",
-            cause=f"{edited}\nit was never seen to start as it stands now",
+            cause=f"{edited.text}\nit was never seen to start as it stands now",
             state="nothing was touched",
-            hint=f"{way}, then try again",
+            hint=f"{edited.way}, then try again",
         )
     replaced = gate.replaced_under(ctx, before) if before.is_active else {}
     if replaced:

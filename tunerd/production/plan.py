@@ -190,9 +190,10 @@ def _check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Me
     why = builds.why_no_start(ctx, live)
     if why is not None:
         yield warning(NO_WAY_BACK, f"if the new server fails, what serves now cannot be started again: {why}",
-                      "put the old build back first if you can; `tunerd engines keep` keeps copies of builds")  # fmt: skip
+                      "put that right first if you can; `tunerd engines keep` keeps copies of builds")  # fmt: skip
         return
-    for text in (*replaced_under(ctx, state).values(), *filter(None, [edited_under(ctx, state)])):
+    edited = edited_under(ctx, state)
+    for text in (*replaced_under(ctx, state).values(), *([edited.text] if edited else ())):
         yield warning(OTHER_WAY_BACK, f"if the new server fails, what serves now is started from what is there now: {text}",
                       "deploy something that is sure to start; docs/engines.md says how to upgrade from a kept copy")  # fmt: skip
 

@@ -342,10 +342,10 @@ class Guarding(Teller):
         ctx = self._ctx
         edited = edited_under(ctx, ctx.services.state(ctx.unit)) if is_due else None
         if edited is not None:  # slow is better than what nobody has seen serve
-            if self._held != (engine.life, edited):
-                self._held = (engine.life, edited)
+            if self._held != (engine.life, edited.text):
+                self._held = (engine.life, edited.text)
                 hint = "`tunerd verify` says what differs from what was deployed, and what puts that back"
-                self._event("guard-failed", "note", f"nothing was restarted: {edited}", hint)
+                self._event("guard-failed", "note", f"nothing was restarted: {edited.text}", hint)
             return
         # Both guards together restart no oftener than the one against hangs may.
         if is_due and self._decayed == engine.life and self._hang.may_restart(reading.at_s):
