@@ -26,7 +26,7 @@ from tunerd.profile.layers import (
     set_layer,
 )
 from tunerd.profile.schema import nest
-from tunerd.words import Problem, is_name
+from tunerd.words import Problem, counted, is_name
 
 if TYPE_CHECKING:
     from tunerd.profile.arm import Arm
@@ -341,9 +341,18 @@ def remember_failure(
 
 
 def _failures(ctx: Context, profile: str) -> list[FailedArm]:
-    data = ctx.files.read_json(_beside(ctx, profile, "failed"))
-    rows = data.get("failed", []) if isinstance(data, dict) else []
-    return [records.read(FailedArm, row) for row in rows]
+    from tunerd.profile.arm import Arm
+
+    path = _beside(ctx, profile, "failed")
+    data = ctx.files.read_json(path)
+    rows = data.get("failed") if isinstance(data, dict) else None
+    rows = rows if isinstance(rows, list) else []
+    known = filter(None, (records.read_or_none(FailedArm, row) for row in rows))
+    found = [one for one in known if records.read_or_none(Arm, one.arm) is not None]
+    if len(found) < len(rows):
+        lost = counted(len(rows) - len(found), "row")
+        ctx.say(f"{lost} of `{path}` cannot be read, and count for nothing")
+    return found
 
 
 def _keep_failures(ctx: Context, profile: str, failures: Sequence[FailedArm]) -> None:

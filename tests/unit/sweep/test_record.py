@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,13 @@ from tunerd.app import Context
 from tunerd.measure.evidence import Dropped, RunRecord, StoredRun, VerdictRecord
 from tunerd.measure.store import EvidenceStore
 from tunerd.production.rollback import rollback
-from tunerd.profile.files import take_back_tuned, write_tuned
+from tunerd.profile.files import (
+    failed_arms,
+    failure_of,
+    remember_failure,
+    take_back_tuned,
+    write_tuned,
+)
 from tunerd.records import plain
 from tunerd.sweep.record import KEPT_SWEEPS, beyond_keeping, find_sweep, keep_decision, page_of
 
@@ -130,3 +137,19 @@ def test_requests_that_others_wait_for_stay_until_they_were_handed_in(
     nights = [_sweep(0, ended_s=ended_s), *(_sweep(number) for number in range(150, 210))]
     assert (0 in _gone(nights, handed_in_s=handed_in_s, sends=True)) is goes
     assert 0 in _gone(nights)
+
+
+def test_what_cannot_be_read_of_arms_that_failed_is_passed_over_and_said(world: World) -> None:
+    """It ended the next sweep, and the probation that found another such arm, in a traceback."""
+    said: list[str] = []
+    ctx = replace(world.context(), progress=lambda told: said.append(told.text))
+    remember_failure(ctx, "night", ARM, None, "it died")
+    path = ctx.paths.tuned_dir / "night.failed.json"
+    (row,) = json.loads(path.read_text())["failed"]
+    for rows in ([5, {**row, "failed_s": "soon"}, {**row, "arm": {"of": "tomorrow"}}, row], [row]):
+        path.write_text(json.dumps({"failed": rows}))
+        assert [arm for arm, _ in failed_arms(ctx, "night", {ARM.engine: None})] == [ARM]
+    assert said == [f"3 rows of `{path}` cannot be read, and count for nothing"]
+    path.write_text('{"failed": 7}')
+    remember_failure(ctx, "night", ARM, None, "it died")
+    assert failure_of(ctx, "night", ARM) is not None
