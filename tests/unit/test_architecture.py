@@ -350,7 +350,7 @@ def imported_by(
 @pytest.mark.parametrize(
     ("command", "unwanted", "wanted"),
     [("--help", NOT_IN_HELP, "click"), ("status", NOT_IN_STATUS, "pydantic_settings"),
-     ("sweep status", {"scipy"}, "sqlalchemy")],
+     ("sweep status", {"scipy"}, "sqlalchemy"), ("workload show chat", {"numpy"}, "pydantic")],
 )  # fmt: skip
 def test_a_command_imports_nothing_that_it_does_not_need(
     tmp_path: Path, command: str, unwanted: set[str], wanted: str

@@ -5,10 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunerd.measure.answer import Answer, Mark, Sample, spread, summarise
 from tunerd.measure.evidence import (
@@ -33,6 +30,10 @@ from tunerd.measure.request import (
 from tunerd.profile.schema import Published
 from tunerd.profile.workload import Rates, WorkloadShape
 from tunerd.words import all_known
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # The table of the community's mtp-bench, and how this box stands beside published ones.
 
@@ -691,7 +692,7 @@ def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: boo
 _DRAWS = 20_000
 _LEAST = 2
 
-Floats = npt.NDArray[np.float64]
+Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 
 def _costs(samples: Sequence[Sample]) -> Floats | None:
@@ -699,6 +700,8 @@ def _costs(samples: Sequence[Sample]) -> Floats | None:
 
     None below two samples that have both figures.
     """
+    import numpy as np
+
     rows = [row for sample in samples if (row := _cost_row(sample)) is not None]
     return np.array(rows, dtype=np.float64) if len(rows) >= _LEAST else None
 
@@ -725,6 +728,8 @@ def find_crossover(arm: ArmData, than: ArmData, *, seed: int) -> Crossover | Non
         than: The other.
         seed: Of the draws.
     """
+    import numpy as np
+
     mine, theirs = _costs(arm.samples), _costs(than.samples)
     if mine is None or theirs is None:
         return None
@@ -744,6 +749,8 @@ def _mean_and_draws(
     rng: np.random.Generator, values: Floats, weights: Floats
 ) -> tuple[Floats, Floats]:
     """The weighted mean of these, and where it may lie."""
+    import numpy as np
+
     shares = weights / weights.sum()
     mean = np.sum(shares * values)
     # Variance of a weighted mean from its residuals, with the usual correction for small counts.
@@ -753,6 +760,8 @@ def _mean_and_draws(
 
 
 def _crossings(tax: Floats, gain: Floats) -> Floats:
+    import numpy as np
+
     found: Floats = np.where(gain > 0, 1 + np.maximum(tax, 0) / np.where(gain > 0, gain, 1), np.inf)
     found = np.where((tax <= 0) & (gain > 0), 0.0, found)
     return np.where((tax < 0) & (gain <= 0), 0.0, found)

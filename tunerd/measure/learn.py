@@ -25,6 +25,7 @@ from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UnknownName, UsageError
 from tunerd.measure.answer import Timings, read_counters
 from tunerd.measure.evidence import TurnTime
+from tunerd.measure.findings import turns_at
 from tunerd.measure.store import reading
 from tunerd.measure.trust import of_others
 from tunerd.profile import workload
@@ -234,8 +235,6 @@ def workload_sha256_now(ctx: Context, name: str | None, then: str | None) -> str
 
 def _workload_json(file: WorkloadFile, rates: workload.Rates) -> dict[str, Any]:
     """As scripts read it; times are None where the server's speed is not known."""
-    from tunerd.measure.findings import turns_at  # which takes numpy
-
     shape = file.shape
     *turns, mix = map(_turn_json, turns_at(shape, rates))
     rows = zip(shape.classes, shape.plain().classes, shape.shares, turns, strict=True)
