@@ -6,6 +6,7 @@ Pretty on a terminal. Under systemd an entry of the journal with its priority an
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import socket
@@ -13,7 +14,7 @@ import struct
 import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -99,6 +100,18 @@ def printable(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Ma
             for key, value in event.items()}  # fmt: skip
 
 
+class _StandardError:
+    """Where lines are lost, and the program goes on, while nothing can be written: a disk is full, or journald is away."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
 def configure(*, level: str, is_unit: bool) -> None:
     """Set up logging to standard error.
 
@@ -120,6 +133,6 @@ def configure(*, level: str, is_unit: bool) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _StandardError())),
         cache_logger_on_first_use=True,
     )

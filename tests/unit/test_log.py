@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +78,15 @@ def test_a_terminal_obeys_nothing_of_what_a_server_said_last() -> None:
     shown = printable(None, "warning", {"event": "server.died", "times": 2, "words": words})
     assert shown == {"event": "server.died", "times": 2, "words": repr(words)[1:-1]}
     assert repr(words).isprintable()
+
+
+@pytest.mark.parametrize("is_unit", [True, False])
+def test_what_logs_goes_on_where_the_log_takes_nothing(*, is_unit: bool) -> None:
+    """A full disk below the daemon's log ended it at the first line, such as that its server had died."""
+    script = (
+        f"import structlog, tunerd.log; tunerd.log.configure(level='info', is_unit={is_unit})\n"
+        "log = structlog.get_logger()\nlog.info('daemon.ready')\nlog.warning('server.died')"
+    )
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", script], stderr=full, check=False)
+    assert done.returncode == 0
