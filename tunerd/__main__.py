@@ -1,5 +1,7 @@
 """`tunerd` and `python -m tunerd` are the command line."""
 
+import contextlib
+import os
 import sys
 
 _INTERRUPTED = 130
@@ -16,6 +18,9 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
+        # Python ends with 120 where it cannot write what is left for a reader who has gone too.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
         sys.exit(_INTERRUPTED)
 
 

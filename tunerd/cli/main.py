@@ -244,7 +244,8 @@ def _told(error: TunerdError, code: int, *, as_json: bool) -> int:
         sys.stdout.flush()
     except OSError as problem:
         with contextlib.suppress(OSError):
-            print_error(error, command="", as_json=False)
+            if as_json:
+                print_error(error, command="", as_json=False)
         return _unwritable(problem, code)
     return code
 

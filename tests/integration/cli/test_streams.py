@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.local_box import Box
+from tests.support.waiting import until
 from tunerd.tryout.designed import SHAPES, design, write
 
 FULL = "/dev/full"
@@ -194,6 +195,26 @@ def test_ctrl_c_while_the_program_is_being_loaded_shows_no_traceback(
         told = begun.stderr.read()
     assert begun.returncode in {130, -signal.SIGINT}, "a shell makes 130 of both"
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("words", ["completion bash", "status"])
+def test_ctrl_c_that_ends_the_reader_too_is_told_at_most_once(tmp_path: Path, words: str) -> None:
+    """The exit code was Python's own 120, with a remark about standard output, or the same was told twice."""
+    reads, writes = os.pipe()
+    os.write(writes, b"x" * fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096))
+    with subprocess.Popen(
+        [sys.executable, "-m", "tunerd", *words.split()], stdout=writes, stderr=subprocess.PIPE,
+        text=True, env=Box(tmp_path).environment | {"PYTHONUNBUFFERED": ""},
+    ) as begun:  # fmt: skip
+        os.close(writes)
+        waits = Path(f"/proc/{begun.pid}/wchan")
+        until(lambda: "pipe_write" in waits.read_text(), waits.read_text)
+        begun.send_signal(signal.SIGINT)
+        os.close(reads)
+        assert begun.stderr is not None
+        told = begun.stderr.read()
+    assert begun.returncode == 130
+    assert told.strip() in {"", "error: interrupted\n\nhint: `tunerd status` shows what serves"}
 
 
 def on_a_terminal(box: Box, *words: str, columns: int = 80, terminal: str = "xterm") -> list[str]:
