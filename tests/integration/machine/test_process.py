@@ -116,18 +116,17 @@ def test_a_timeout_kills_children_and_grandchildren_in_other_groups(
     tmp_path: Path, stray: list[int]
 ) -> None:
     pids = tmp_path / "pids"
+    # By `set -m` each job has a group of its own.
     script = (
-        "trap '' TERM; echo $$ >> pids;"
-        " setsid_like() { python3 -c 'import os,time; os.setpgid(0,0);"
-        ' open("pids","a").write("%d\\n" % os.getpid()); time.sleep(60)\'; };'
-        " setsid_like & (sleep 60 & echo $! >> pids; sleep 60) & sleep 60"
+        "trap '' TERM; set -m; echo $$ >> pids; sleep 60 & echo $! >> pids;"
+        " (sleep 60 & echo $! >> pids; wait) & wait"
     )
 
     done = run(["bash", "-c", script], Setting(cwd=tmp_path), timeout_s=1.5)
 
     stray += [int(pid) for pid in pids.read_text().split()]
     assert done.timed_out
-    assert done.took_s < 4
+    assert done.took_s < 30
     assert len(stray) == 3
     wait_until_gone(*stray)
 
@@ -145,7 +144,7 @@ def test_a_child_left_behind_with_the_output_open_delays_nothing(stray: list[int
     stray.append(int(pid))
     assert word == "hello"
     assert not done.timed_out
-    assert done.took_s < 5
+    assert done.took_s < 20
     wait_until_gone(*stray)
 
 
@@ -206,23 +205,31 @@ def test_leaving_the_block_kills_a_server_and_what_it_started(stray: list[int]) 
     assert not any(one.session == child.pid and one.is_alive for one in all_processes())
 
 
-FLED = "setsid sh -c 'sleep 60 & echo $!; wait' & echo up; "
+FLED = (
+    "setsid sh -c 'sleep 60 & echo $!; : >there; wait' &"
+    " until [ -e there ]; do sleep 0.01; done; "
+)
 
 
 @pytest.mark.parametrize(
     ("after", "timeout_s", "end"),
     [
-        ("sleep 0.3; kill -SEGV $$", 20.0, (None, signal.SIGSEGV)),
-        ("sleep 0.3; exit 5", 20.0, (5, None)),
+        ("kill -SEGV $$", 20.0, (None, signal.SIGSEGV)),
+        ("exit 5", 20.0, (5, None)),
         ("sleep 60", 3.0, (None, signal.SIGKILL)),
     ],
 )
 def test_what_fled_the_session_ends_with_a_program_that_keeps_together(
-    stray: list[int], after: str, timeout_s: float, end: tuple[int | None, int | None]
+    tmp_path: Path,
+    stray: list[int],
+    after: str,
+    timeout_s: float,
+    end: tuple[int | None, int | None],
 ) -> None:
-    done = run(["sh", "-c", FLED + after], Setting(keeps_together=True), timeout_s=timeout_s)
+    together = Setting(cwd=tmp_path, keeps_together=True)
+    done = run(["sh", "-c", FLED + after], together, timeout_s=timeout_s)
 
-    stray += [int(line) for line in done.stdout.split() if line != "up"]
+    stray += [int(line) for line in done.stdout.split()]
     assert len(stray) == 1
     wait_until_gone(*stray)
     assert (done.returncode, done.signal) == end
