@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tests.support import needs
+from tests.support.ports import free_port
 
 _ACCOUNT = "postgres"
 # Nothing here outlives its test, so nothing has to reach a disk.
@@ -104,7 +104,7 @@ class Postgres:
         with tempfile.TemporaryFile() as said:
             done = subprocess.run(argv, stdout=said, stderr=said, stdin=subprocess.DEVNULL,
                                   cwd="/", check=False, timeout=300,
-                                  env={"PATH": os.environ["PATH"], "LC_ALL": "C"})  # fmt: skip
+                                  env={"PATH": os.environ["PATH"], "LC_ALL": "C", "PGCTLTIMEOUT": "240"})  # fmt: skip
             said.seek(0)
             text = said.read().decode()
         assert done.returncode == 0, f"{name}: {text}"
@@ -117,8 +117,7 @@ def postgres_server() -> Iterator[Postgres]:
     programs = _programs()
     # Short, for the path of a socket has 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="tunerd-pg-"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        server = Postgres(folder, free.getsockname()[1], programs)
+    server = Postgres(folder, free_port(), programs)
     try:
         server.create()
         server.start()

@@ -154,6 +154,12 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+def hasty(url: str) -> Database:
+    """One of little patience, for which the tables are there already."""
+    Database(url, writable=True).close()
+    return Database(url, writable=True, limit_s=0.5)
+
+
 @pytest.mark.timeout(180)
 def test_a_server_that_takes_connections_and_says_nothing_is_given_up(
     postgres: Postgres, url: str
@@ -164,7 +170,7 @@ def test_a_server_that_takes_connections_and_says_nothing_is_given_up(
 
 @pytest.mark.timeout(180)
 def test_a_server_that_stops_in_the_middle_is_cut_off(url: str) -> None:
-    database = Database(url, writable=True, limit_s=0.5)
+    database = hasty(url)
 
     def write() -> None:
         with database.writing() as connection:
@@ -179,7 +185,7 @@ def test_a_server_that_stops_in_the_middle_is_cut_off(url: str) -> None:
 
 
 def test_a_statement_that_takes_too_long_is_ended_by_the_server(url: str) -> None:
-    database = Database(url, writable=True, limit_s=0.5)
+    database = hasty(url)
     with pytest.raises(HostError, match="it takes too long"), database.reading() as connection:
         connection.execute(sa.text("select pg_sleep(60)"))
     database.close()
