@@ -19,6 +19,7 @@ import httpx
 
 from tests.support.folders import ROOT
 from tests.support.ports import free_port
+from tests.support.waiting import LIMIT_S
 
 # `httpx.get` reads all certificates of this machine first: 16 ms of processor time for each request.
 CLIENT = httpx.Client(
@@ -63,7 +64,7 @@ class Server:
 
     def wait_logged(self, pattern: str) -> re.Match[str]:
         """A thread of the server writes its log, on a busy machine after what it says was done."""
-        until_s = time.monotonic() + 20.0
+        until_s = time.monotonic() + LIMIT_S
         while (found := re.search(pattern, self.log_text())) is None:
             assert time.monotonic() < until_s, f"no {pattern} in:\n{self.log_text()[-4000:]}"
             time.sleep(0.02)

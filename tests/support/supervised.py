@@ -14,8 +14,6 @@ from tunerd.machine.process import all_processes, process_stat
 from tunerd.paths import Paths
 from tunerd.tryout.local import PID_NAME, Local
 
-_PATIENCE_S = 20.0
-
 
 def local_paths(folder: Path) -> Paths:
     """Folders of local mode below `folder`."""
@@ -46,7 +44,7 @@ def is_alive(pid: int) -> bool:
 
 def wait_until_gone(*pids: int) -> None:
     """Wait until none of them runs."""
-    until(lambda: not any(map(is_alive, pids)), f"{pids} have ended", _PATIENCE_S)
+    until(lambda: not any(map(is_alive, pids)), f"{pids} have ended")
 
 
 def end_supervisor(paths: Paths, number: int = signal.SIGTERM) -> None:

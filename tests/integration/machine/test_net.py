@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import needs
+from tests.support import needs, ports
 from tests.support.forked import Forked
 from tests.support.sockets import server_that_closed_first
 from tunerd.machine.net import (
@@ -115,9 +115,9 @@ def test_whoever_takes_an_address_is_found_and_so_is_its_line_in_the_kernels_tab
 ) -> None:
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     with socket.socket(family) as listener:
-        listener.bind((bound, 0))
+        # Of another address even a port that the kernel has chosen may be somebody else's.
+        listener.bind((bound, port := ports.free_port()))
         listener.listen()
-        port = listener.getsockname()[1]
 
         assert who_listens(port, asked) == (os.getpid() if is_found else None)
         assert bool(lines_of(asked, port)) is is_found
@@ -201,8 +201,7 @@ def test_whoever_may_not_have_connections_forgotten_waits() -> None:
 
 
 def test_a_host_by_name_may_have_any_connection_of_its_port() -> None:
-    with socket.create_server(("127.0.0.2", 0)) as server:
-        port = server.getsockname()[1]
+    with socket.create_server(("127.0.0.2", port := ports.free_port())):
         with socket.create_connection(("127.0.0.2", port)):
             assert n_connections(port, "a-host-by-name") > 0
             assert n_connections(port, "127.0.0.1") == 0

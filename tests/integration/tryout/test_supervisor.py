@@ -36,7 +36,7 @@ from tests.support.supervised import (
     supervisor_pid,
     wait_until_gone,
 )
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from tunerd.errors import Busy, NoSupervisor, ServiceError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.process import Setting, User, run
@@ -360,7 +360,7 @@ def eventually(manager: Local, holds: Callable[[UnitState], bool]) -> UnitState:
         state = manager.state(UNIT)
         return state if holds(state) else None
 
-    found = until(look, lambda: str(manager.state(UNIT)), limit_s=20.0)
+    found = until(look, lambda: str(manager.state(UNIT)))
     assert found is not None
     return found
 
@@ -503,8 +503,8 @@ def test_a_unit_whose_restart_got_no_process_is_started_by_the_next_supervisor(
     manager: Local, paths: Paths, toy: str
 ) -> None:
     started(manager, toy, service="Restart=always\nRestartSec=1\n[Unit]\nStartLimitIntervalSec=0")
-    os.kill(pid_of(manager), signal.SIGKILL)
     away = Path(toy).rename(f"{toy}.away")
+    os.kill(pid_of(manager), signal.SIGKILL)
     eventually(manager, lambda state: state.exit_status == EXIT_EXEC)
     kill_supervisor(paths)
     away.rename(toy)
@@ -610,7 +610,7 @@ def test_a_supervisor_in_the_foreground_that_is_asked_to_end_stops_its_units_fir
         server = pid_of(manager)
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT_S) == 0
     assert not is_alive(server)
     assert not (paths.runtime_dir / "supervise.sock").exists()
     assert not (paths.runtime_dir / "supervise.pid").exists()
