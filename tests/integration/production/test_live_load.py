@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.build_box import BuildBox, build_box
 from tests.support.ports import free_port
+from tests.support.waiting import LIMIT_S, until
 from tunerd.engine.serving import server_now
 from tunerd.model.memory import Device
 from tunerd.model.verdict import parse_report
@@ -85,10 +86,14 @@ def test_a_client_does_not_write_what_a_load_took(box: BuildBox, n_lines: int) -
         "root ::= (\n" + "x\n" * n_lines + "load_tensors:  CPU model buffer size = 999999.00 MiB\n"
     )
     assert server is not None
-    server.complete("x", n_predict=1, timeout_s=10, options={"grammar": said})
+    server.complete("x", n_predict=1, timeout_s=LIMIT_S, options={"grammar": said})
     life = context.services.state(UNIT).invocation_id
-    lines = context.services.log(UNIT, invocation_id=life, max_lines=20_000)
-    assert any(line.startswith(said.splitlines()[-1]) for line in lines), "it is in the log"
+
+    def is_logged() -> bool:
+        lines = context.services.log(UNIT, invocation_id=life, max_lines=20_000)
+        return any(line.startswith(said.splitlines()[-1]) for line in lines)
+
+    until(is_logged, "it is in the log")  # which a thread of the server writes
 
     remember_live_load(context)
 
