@@ -201,10 +201,10 @@ def test_whoever_may_not_have_connections_forgotten_waits() -> None:
 
 
 def test_a_host_by_name_may_have_any_connection_of_its_port() -> None:
-    with socket.create_server(("127.0.0.2", port := ports.free_port())):
-        with socket.create_connection(("127.0.0.2", port)):
-            assert n_connections(port, "a-host-by-name") > 0
-            assert n_connections(port, "127.0.0.1") == 0
+    address = ("127.0.0.2", port := ports.free_port())
+    with socket.create_server(address), socket.create_connection(address):
+        assert n_connections(port, "a-host-by-name") > 0
+        assert n_connections(port, "127.0.0.1") == 0
 
 
 def test_a_free_port_is_not_one_that_outgoing_connections_get() -> None:

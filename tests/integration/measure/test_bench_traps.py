@@ -260,11 +260,11 @@ def test_counters_are_read_no_oftener_than_every_five_seconds(
     clock = HurriedClock()
     ctx = BenchBox(tmp_path, clock=clock).context()
     watch = TrafficWatch(ctx, open_url(ctx, quiet[0].url))
-    watch.open()
     before_s = clock.monotonic_s()
+    watch.open()
     assert not watch.is_due
     watch.close([])
-    assert clock.monotonic_s() - before_s >= 4.5
+    assert clock.monotonic_s() - before_s >= 5.0
 
 
 def test_a_server_that_dies_ends_the_bench_and_what_was_measured_is_kept(
@@ -293,9 +293,11 @@ def test_another_kind_of_server_is_measured_by_what_its_api_reports(
     (table,) = result.payload["tables"].values()
     assert table["predicted"] == 9 * 192, "told by their usage"
     assert all(row["client"]["ttft_ms"] > 0 for row in samples)
-    for row in result.payload["summary"]:
-        assert row["decode"]["tok_s"] is None
-        assert row["client_tok_s"]["median"] > 0
+    assert {row["decode"]["tok_s"] for row in result.payload["summary"]} == {None}
+    # An answer has none that came as a whole, for a busy machine looked too late.
+    rates = [row["client_tok_s"]["median"] for row in result.payload["summary"] if row["client_tok_s"]]
+    assert rates
+    assert min(rates) > 0
     assert "no-timings" in {message.code for message in result.messages}
 
 
