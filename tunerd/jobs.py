@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.errors import Busy, HostError, Interrupted, TunerdError, UsageError
 from tunerd.machine.clock import Clock, SystemClock
-from tunerd.machine.files import Files, is_locked
+from tunerd.machine.files import Files, is_locked, lock, stamp_of
 from tunerd.machine.process import Interrupts, Setting, own_command, start
 from tunerd.operations import JobRequest, JobState, Lane
 from tunerd.production.own import NOTIFY, SWEEP, start_own_unit
@@ -136,31 +135,26 @@ class JobFolder:
         return is_locked(self._folder / str(number) / "lock")
 
     def has_begun(self, number: int) -> bool:
-        """Whether a process has taken the job on, be it alive or not."""
-        return (self._folder / str(number) / "lock").exists()
+        """Whether a process has taken the job on, be it alive or not: it tells so once it has the lock."""
+        stamp = stamp_of(self._folder / str(number) / "events.jsonl")
+        return stamp is not None and stamp[0] > 0
 
     @contextlib.contextmanager
     def writing(self, number: int) -> Iterator[Tell]:
         """The events of a job that this process does; alive until the body, or the process, ends.
 
         Raises:
-            HostError: there is no such job, or another process does it.
+            Busy: another process does it.
+            HostError: it cannot be locked.
         """
         path = self._folder / str(number)
-        if self.is_alive(number):
-            raise HostError(f"job {number} is already running")
-        try:
-            # Locked before it has its name: who finds it unlocked knows that its process is gone.
-            lock = os.open(path / "lock.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (path / "lock.new").rename(path / "lock")
-        except OSError as error:
-            raise HostError(f"job {number} cannot be run", cause=error.strerror) from error
-        try:
-            with (path / "events.jsonl").open("ab", buffering=0) as file:
-                yield partial(_add, file.fileno())
-        finally:
-            os.close(lock)
+        with (
+            lock(path / "lock", purpose=f"job {number}", since="it began"),
+            (path / "events.jsonl").open("ab", buffering=0) as file,
+        ):
+            tell = partial(_add, file.fileno())
+            tell({"event": "begun", "pid": os.getpid()})
+            yield tell
 
 
 END = "end"
@@ -427,7 +421,6 @@ def run_job(
     if request is None:
         raise HostError(f"there is no job {number}")
     with folder.writing(number) as tell:
-        tell({"event": "begun", "pid": os.getpid()})
         try:
             with Interrupts():
                 ctx = make_context(Teller(tell).tell)

@@ -81,7 +81,7 @@ OWNERS = {
     "gguf": "tryout/designed",
     "pydantic_settings": "settings",
     "ctypes": "machine/keeper tryout/supervisor",
-    "fcntl": "jobs machine/files",
+    "fcntl": "machine/files",
     "resource": "machine/keeper machine/process",
     "select": "cli/output",
     "multiprocessing": "",

@@ -75,8 +75,7 @@ def test_a_measurement_keeps_out_another_one_but_no_swap_and_no_switch(api: ApiB
     ctx = api.box.context
     request = JobRequest("compare", (), Lane.MEASURE, "alice", ctx.clock.now_s())
     number = folder_of(ctx).create(request)
-    with folder_of(ctx).writing(number) as tell:
-        tell({"event": "begun", "pid": 1})
+    with folder_of(ctx).writing(number):
         for _ in range(25):  # what only looks does not hide it
             looked = JobRequest("plan", (), Lane.LOOK, "bob", ctx.clock.now_s() - 1000.0)
             folder_of(ctx).create(looked)
