@@ -33,7 +33,8 @@ from pydantic_settings import (
 )
 
 from tunerd.calendar import parse_window, zone_named
-from tunerd.errors import ConfigError
+from tunerd.errors import ConfigError, HostError
+from tunerd.machine.files import Files
 from tunerd.paths import Paths, parse_listen
 from tunerd.words import (
     NAME_PATTERN,
@@ -397,7 +398,6 @@ class Settings(BaseSettings):
 _ELSEWHERE = ("MODE", "CONFIG_DIR", "STATE_DIR", "RUNTIME_DIR", "UNIT_DIR", "LOG_LEVEL")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _TEST_PREFIX = "TUNERD_TEST_"
-_MAX_FILE_BYTES = 1024 * 1024
 _CAREFUL = {"oom": "advise", "hang": "advise", "upgrade": "advise"}
 
 
@@ -571,15 +571,10 @@ def _is_known(variable: str) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise ConfigError(f"cannot read `{path}`", cause=error.strerror) from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"settings file is larger than {_MAX_FILE_BYTES} bytes: `{path}`")
-    return _parsed(content, path)
+        content = Files().read(path)
+    except HostError as error:
+        raise ConfigError(error.message, cause=error.cause, hint=error.hint) from error
+    return {} if content is None else _parsed(content, path)
 
 
 def _parsed(content: bytes, path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "tunerd"
 
 # From the bottom to the top: what is named later may import what is named before, and nothing else.
 ORDER = (
-    "errors", "words", "paths", "calendar", "settings", "result", "records", "log", "machine", "units", "model", "tryout",
+    "errors", "words", "paths", "calendar", "result", "records", "log", "machine", "settings", "units", "model", "tryout",
     "app", "profile", "settings_file", "operations", "engine", "production", "jobs", "measure", "sweep", "watch",
     "doctor", "fleet", "web", "cli", "__main__",
 )  # fmt: skip

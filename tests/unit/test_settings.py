@@ -50,6 +50,15 @@ def kept(paths: Paths, good: Settings, **changes: dict[str, object]) -> None:
     paths.last_settings.write_text(json.dumps(tables))
 
 
+def test_a_settings_file_that_is_no_plain_file_is_refused_and_keeps_nobody_waiting(
+    paths: Paths,
+) -> None:
+    """Every command waited for whoever would write into a pipe of this name."""
+    os.mkfifo(paths.settings_file)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_settings(paths, {})
+
+
 def test_the_environment_wins_over_the_file_and_both_say_so(paths: Paths) -> None:
     write(paths, "[service]\nunit = 'a.service'\ndrain_s = 5\n[backups]\nkeep = 7\n")
     environment = {"TUNERD_SERVICE__UNIT": "b.service", "TUNERD_MODELS__DIRS": '["/m"]'}
