@@ -5,7 +5,6 @@ Built once at the entry point (`load_settings`) and passed on.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tomllib
@@ -450,8 +449,8 @@ def settings_or_last_good(
     if last is not None:
         return last, f"{problem}; until that is corrected, the previous settings apply"
     try:
-        kept, refused = _as_far_as_allowed(json.loads(paths.last_settings.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        kept, refused = _as_far_as_allowed(Files().read_json(paths.last_settings))
+    except (HostError, ValueError, TypeError):
         kept, _ = _as_far_as_allowed({})
         return kept, f"{problem}; until that is corrected, the defaults apply"
     but = f" (except {', '.join(refused)}: those values are not allowed)" if refused else ""
