@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_EMPTY_WITHIN_S = 10.0
+_EMPTY_WITHIN_S = 120.0
 _SYSTEMD_POWEROFF = signal.SIGRTMIN + 4  # systemd(1), SIGNALS
 # Becomes a member of a control group, then the command.
 _JOIN = 'echo 0 > "$1" || exit 125; shift; exec "$@"'

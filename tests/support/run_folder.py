@@ -25,10 +25,13 @@ def create(cache: Path) -> Path:
     runs = cache / "run"
     runs.mkdir(parents=True, exist_ok=True)
     name = f"e2e-{os.getpid()}-{next(_numbers)}"
-    unnamed = runs / f".{name}"
+    unnamed, folder = runs / f".{name}", runs / name
+    for left in (unnamed, folder):
+        if left.exists():  # of a dead run, in which another process had this number
+            destroy(left)
     unnamed.mkdir(mode=0o755)
     (unnamed / _OWNER).write_text(_identity(os.getpid()) or "")
-    folder = unnamed.rename(runs / name)  # from here on a sweep sees it, and sees whose it is
+    unnamed.rename(folder)  # from here on a sweep sees it, and sees whose it is
     _mine.add(folder)
     return folder
 
