@@ -206,8 +206,7 @@ def test_leaving_the_block_kills_a_server_and_what_it_started(stray: list[int]) 
 
 
 FLED = (
-    "setsid sh -c 'sleep 60 & echo $!; : >there; wait' &"
-    " until [ -e there ]; do sleep 0.01; done; "
+    "setsid sh -c 'sleep 60 & echo $!; : >there; wait' & until [ -e there ]; do sleep 0.01; done; "
 )
 
 

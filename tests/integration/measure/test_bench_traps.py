@@ -295,7 +295,9 @@ def test_another_kind_of_server_is_measured_by_what_its_api_reports(
     assert all(row["client"]["ttft_ms"] > 0 for row in samples)
     assert {row["decode"]["tok_s"] for row in result.payload["summary"]} == {None}
     # An answer has none that came as a whole, for a busy machine looked too late.
-    rates = [row["client_tok_s"]["median"] for row in result.payload["summary"] if row["client_tok_s"]]
+    rates = [
+        row["client_tok_s"]["median"] for row in result.payload["summary"] if row["client_tok_s"]
+    ]
     assert rates
     assert min(rates) > 0
     assert "no-timings" in {message.code for message in result.messages}
