@@ -300,7 +300,7 @@ def why_it_ended(ctx: Context, unit: str) -> NotServing:
 
 def _not_serving(ctx: Context, unit: str, lost: Lost, address: Address | None = None) -> NotServing:
     state = ctx.services.state(unit)
-    lines = _last_words(ctx, unit, state)
+    lines = _last_words(ctx, state)
     has_exited = not state.is_active and state.exit_kind == "exited"
     where = None if address is None or not has_exited else (address.bound_host, address.port)
     option = None if where is None else _port_option_of(ctx, unit)
@@ -308,7 +308,7 @@ def _not_serving(ctx: Context, unit: str, lost: Lost, address: Address | None = 
         if where is None or says_port_taken(lines) or net.can_bind(*where, option):
             break
         ctx.clock.sleep(_LOG_LAG_S)
-        lines = _last_words(ctx, unit, state)
+        lines = _last_words(ctx, state)
     # By what its manager says alone: a server may print whatever it likes before it ends.
     has_ended_well = not state.is_active and state.result == "success"
     was_stopped = has_ended_well and ctx.services.was_stopped(unit, state.invocation_id or "")
@@ -336,7 +336,7 @@ def _explain(
             break
         ctx.clock.sleep(_LOG_LAG_S)
         with contextlib.suppress(ServiceError):
-            lines = _of_invocation(ctx, state) or lines
+            lines = _last_words(ctx, state) or lines
         failure = failure_of(ctx, state, lines)
     is_better_seen = failure.kind in _VAGUE or state.is_active
     if lost.kind is not None and lost.kind is not failure.kind and is_better_seen:
@@ -356,13 +356,8 @@ def failure_of(ctx: Context, state: UnitState, lines: tuple[str, ...]) -> Failur
     return with_limit(ctx, failure, state.unit)
 
 
-def _last_words(ctx: Context, unit: str, state: UnitState) -> tuple[str, ...]:
-    """What this invocation wrote: an earlier one may have failed for another reason."""
-    lines = _of_invocation(ctx, state) if state.invocation_id is not None else ()
-    return lines or ctx.services.log(unit, max_lines=_LOG_LINES)
-
-
-def _of_invocation(ctx: Context, state: UnitState) -> tuple[str, ...]:
+def _last_words(ctx: Context, state: UnitState) -> tuple[str, ...]:
+    """What this invocation wrote, also if that is nothing: an earlier one may have failed for another reason."""
     return ctx.services.log(state.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
 
 

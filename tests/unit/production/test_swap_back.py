@@ -110,6 +110,22 @@ def test_an_argument_that_is_not_understood_is_told_though_all_options_are_print
     assert _in_vain(world).cause == says[0]
 
 
+def test_what_an_earlier_server_wrote_is_no_cause_of_the_end_of_one_that_wrote_nothing(
+    world: World,
+) -> None:
+    """Where the journal keeps nothing, or dropped it, a line of days before was the cause."""
+    serve = world.manager.programs["/bin/true"]
+    old = "CUDA error: out of memory"
+    world.manager.programs[OLD] = lambda invocation: replace(serve(invocation), prints=(old,))
+    world.put(world.text("old", program=OLD))
+    world.manager.programs[BROKEN] = lambda _: Life(ends_after_s=0.5, ending=Ending(code=1))
+
+    said = _in_vain(world)
+
+    assert "it said nothing" in str(said.cause)
+    assert "out of VRAM" not in said.message
+
+
 def test_an_old_server_that_does_not_say_why_it_ended_is_started_again(world: World) -> None:
     # Mainline's log thread is slower than its end over a taken port, and a script hides the port.
     _old_that_cannot_bind_for(world, 15.0, words="srv  llama_server: initializing ...")
