@@ -430,12 +430,12 @@ def test_an_instance_on_a_low_port_is_taken_over_with_account_folder_and_file(
     assert f"service.unit {INSTANCE}" in texts(planned), texts(planned)
     tunerd("settings", "set", "service.unit", INSTANCE)
     machine.write("/etc/tunerd/key", "hunter2\n", mode=0o600)
-    # Of the template; what it names by the instance must be there.
+    # Of the template; what it names by the instance must be there, and its instances have a slice of their own.
     machine.write("/etc/default/alice.env", "CARD=1\n")
-    machine.write(
-        f"{tunerd.units}/llama@.service.d/card.conf",
-        "[Service]\nEnvironmentFile=/etc/default/%i.env\n",
-    )
+    lines = ("EnvironmentFile=/etc/default/%i.env",
+             "ExecStartPost=+/bin/sh -c 'grep service /proc/self/cgroup >>/run/groups'")  # fmt: skip
+    card = "\n".join(("[Service]", *lines, ""))
+    machine.write(f"{tunerd.units}/llama@.service.d/card.conf", card)
     tunerd.systemctl("daemon-reload")
     tunerd.apply("mine", "--set", "serving.api_key_file=/etc/tunerd/key")
 
@@ -447,17 +447,11 @@ def test_an_instance_on_a_low_port_is_taken_over_with_account_folder_and_file(
     assert tunerd.ask("/props", port=90)[0] == 401
     assert tunerd.generate(port=90, key="hunter2")["content"]
     tunerd.json("bench", "--suite", "cache", "--repeats", "1")  # where its key is a credential
-    tunerd.json(
-        "bench",
-        "mine",
-        "--suite",
-        "cache",
-        "--repeats",
-        "1",
-        "--yes",
-        "--set",
-        "serving.api_key_file=/etc/tunerd/key",
-    )
+    asked = ("--suite", "cache", "--repeats", "1", "--yes")
+    tunerd.json("bench", "mine", *asked, "--set", "serving.api_key_file=/etc/tunerd/key")
+    groups = machine.read("/run/groups").splitlines()
+    assert any("tunerd-candidate-" in one for one in groups)
+    assert all("/system-llama.slice/" in one for one in groups), groups
     tunerd.json("rollback")
     assert tunerd.show("FragmentPath", INSTANCE) == f"{tunerd.units}/llama@.service"
     assert tunerd.generate(port=90, key="hunter2")["content"]

@@ -162,6 +162,11 @@ def _candidate_text(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit
     """The unit's text: production's, but for its name and what ties it to the lease."""
     spec = unit_spec(ctx, plan.resolved, plan.engine, plan.command, plan.live)
     own = [("RuntimeMaxSec", f"{max(1.0, limit_s):.0f}")] if ctx.mode is not Mode.LOCAL else []
+    # Instances of one template share a slice, which may have limits.
+    template, at, _ = lease.production.partition("@")
+    dashed = template.replace("-", r"\x2d")
+    around = (ctx.services.state(lease.production).slice or "") if at else ""
+    own += [("Slice", around)] if around.endswith(f"-{dashed}.slice") else []
     spec = replace(
         spec,
         unit=unit,
