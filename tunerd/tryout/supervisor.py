@@ -44,7 +44,7 @@ from tunerd.tryout.local_service import (
     result_of,
     should_restart,
 )
-from tunerd.units.manager import PORT_LIMIT_S, lease_of, lease_unit
+from tunerd.units.manager import PORT_LIMIT_S, STARTING, lease_of, lease_unit
 from tunerd.units.text import parse_unit
 
 # Deadlines are met, and ends of processes that are no children of ours are seen, within this.
@@ -300,7 +300,7 @@ class LocalUnit:
 
     def _spawned(self, pid: int) -> None:
         # Before anything is executed, so that all it prints stands behind this line.
-        self._note(f"Starting, pid {pid}")
+        self._note(f"{STARTING}, pid {pid}")
         stat = process.process_stat(pid)
         self._remember(pid=pid, start_ticks=stat.start_ticks if stat is not None else 0)
 

@@ -116,6 +116,8 @@ def lacks_manager() -> Message:
 
 
 MARK = "\x1e"
+STARTING = "Starting"
+"""With this the first mark of a start begins."""
 _MARK_LINE = re.compile(rf"{MARK}(\S+) ([0-9a-f]{{32}}) (.*)")
 
 
@@ -163,11 +165,16 @@ def log_lines(text: str, *, unit: str, invocation_id: str | None = None) -> tupl
     """The lines of a log, oldest first; only those of one start if that is named.
 
     Marks become lines that begin with the unit's name, as in systemd's journal. Lines before the
-    first mark belong to a start whose mark was cut off.
+    first mark belong to a start whose mark was cut off: to that of the first mark, unless another begins there, or,
+    where nothing is marked, to any that is asked for.
     """
     lines: list[str] = []
-    current: str | None = None
-    for line in cut_lines(text):
+    written = cut_lines(text)
+    first = next(filter(None, map(_MARK_LINE.fullmatch, written)), None)
+    current = invocation_id if first is None else first.group(2)
+    if first is not None and first.group(3).startswith(STARTING):
+        current = None
+    for line in written:
         found = _MARK_LINE.fullmatch(line)
         if found is not None:
             current = found.group(2)

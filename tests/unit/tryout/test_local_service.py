@@ -139,13 +139,25 @@ def test_a_log_is_told_apart_by_start() -> None:
     one, two = "1" * 32, "2" * 32
     text = (
         "cut off\n"
-        + mark("t", one, "Started, pid 1")
+        + mark("t", one, "Starting, pid 1")
         + "hello\n"
-        + mark("t", two, "Started,\npid 2")
+        + mark("t", two, "Starting,\npid 2")
         + "again\nlast"
     )
 
-    assert log_lines(text, unit="u", invocation_id=one) == ("u: Started, pid 1", "hello")
-    assert log_lines(text, unit="u", invocation_id=two) == ("u: Started, pid 2", "again", "last")
+    assert log_lines(text, unit="u", invocation_id=one) == ("u: Starting, pid 1", "hello")
+    assert log_lines(text, unit="u", invocation_id=two) == ("u: Starting, pid 2", "again", "last")
     assert len(log_lines(text, unit="u")) == 6
     assert log_lines("", unit="u") == ()
+
+
+def test_what_is_left_of_a_start_whose_mark_was_cut_off_is_its_own() -> None:
+    """After `> FILE`, or 8 MiB, nobody knew what a server died of."""
+    one, two = "1" * 32, "2" * 32
+    left = "out of memory\n"
+    ended, next_start = mark("t", one, "Main process ended"), mark("t", two, "Starting, pid 2")
+    assert log_lines(left, unit="u", invocation_id=one) == ("out of memory",)
+    for text in (left + ended, left + ended + next_start):
+        told = log_lines(text, unit="u", invocation_id=one)
+        assert told == ("out of memory", "u: Main process ended")
+    assert log_lines(left + next_start, unit="u", invocation_id=two) == ("u: Starting, pid 2",)
