@@ -29,7 +29,7 @@ ORDER = (
 # What others import of each package; the rest of its modules are its own business.
 FACES = {
     "machine": "clock facts files gpu host http net peers process",
-    "units": "generations live manager sandbox systemd text",
+    "units": "generations live manager needs sandbox systemd text",
     "model": "facts files gguf memory verdict",
     "tryout": "designed local supervisor",
     "profile": "arm files layers schema workload",
@@ -51,7 +51,7 @@ FACES = {
 PURE = {
     "": "calendar errors paths records result words",
     "machine": "facts",
-    "units": "live manager text",
+    "units": "live manager needs text",
     "model": "facts gguf memory verdict",
     "tryout": "local_service",
     "profile": "arm layers schema workload",

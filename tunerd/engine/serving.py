@@ -16,7 +16,7 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import DeployError, HostError, ServiceError, TunerdError
 from tunerd.machine.files import is_gone, stamp_of
 from tunerd.machine.net import listening_ports
-from tunerd.machine.process import SEARCH_PATH, account
+from tunerd.machine.process import SEARCH_PATH, account, has_group
 from tunerd.units.generations import Ending, Generation
 from tunerd.units.live import (
     LiveUnit,
@@ -28,8 +28,8 @@ from tunerd.units.live import (
     with_drop_ins,
 )
 from tunerd.units.manager import MemoryLimit, UnitState
+from tunerd.units.needs import Kind, Need, needs_of
 from tunerd.units.text import (
-    TRUE,
     UnitFile,
     environment_files_of,
     environment_of,
@@ -90,56 +90,73 @@ def file_environment_of(
     Raises:
         HostError: one of them cannot be read.
     """
-    texts = (_text(ctx, path) or "" for path, _ in _environment_files(unit, specifiers))
+    names = (one.removeprefix("-") for one in environment_files_of(unit, specifiers))
+    texts = (_text(ctx, path) or "" for name in names for path in _matching(name))
     return {name: value for text in texts for name, value in parse_environment_file(text).items()}
 
 
-def _environment_files(
-    unit: UnitFile, specifiers: Mapping[str, str]
-) -> Iterator[tuple[Path, bool]]:
-    """Each of them, with whether it must be there."""
-    for one in environment_files_of(unit, specifiers):
-        pattern = one.removeprefix("-")
-        for name in sorted(glob.glob(pattern)) or [pattern]:  # noqa: PTH207
-            yield Path(name), pattern == one
+def _matching(pattern: str) -> list[Path]:
+    return [Path(name) for name in sorted(glob.glob(pattern)) or [pattern]]  # noqa: PTH207
 
 
-def files_of_start(ctx: Context, live: LiveUnit) -> Iterator[tuple[Path, bool]]:
-    """The files beside itself that a unit's manager reads to start it, each with whether it must be there.
+def _needs(ctx: Context, live: LiveUnit) -> Iterator[Need]:
+    unit = unit_with(ctx, live.text or "", live)
+    return needs_of(unit, specifiers_of(ctx, live.unit), ctx.mode)
+
+
+def files_of_start(ctx: Context, live: LiveUnit) -> Iterator[Path]:
+    """The files beside itself that a unit's manager reads to start it.
 
     Raises:
         HostError: a drop-in cannot be read.
     """
-    unit = unit_with(ctx, live.text or "", live)
-    yield from _environment_files(unit, specifiers_of(ctx, live.unit))
-    # What the unit itself sets holds where the file is missing.
-    own = (
-        *unit.values("Service", "SetCredential"),
-        *unit.values("Service", "SetCredentialEncrypted"),
-    )
-    names = {one.value.partition(":")[0] for one in own}
-    for name, path in live.credentials.items():
-        if path.startswith("/"):
-            yield Path(path), name not in names
+    for need in _needs(ctx, live):
+        if need.kind is Kind.FILE:
+            yield from _matching(need.name)
 
 
 def missing_to_start(ctx: Context, live: LiveUnit) -> str | None:
-    """What a unit's manager needs to start it, and does not find; its server is not asked.
+    """What a unit's manager needs to start it, and does not find, in words; its server is not asked.
 
     Raises:
         HostError: a drop-in cannot be read.
     """
-    for path, is_needed in files_of_start(ctx, live):
-        # Where a specifier is left only its manager knows the name.
-        if is_needed and "%" not in str(path) and is_gone(path):
-            return f"gone: `{path}`, which its manager reads to start it"
-    user = live.user if ctx.mode is Mode.SYSTEM else None
-    if user is None or "%" in user or account(user) is not None:
-        return None
-    unit = unit_with(ctx, live.text or "", live)
-    if (unit.value("Service", "DynamicUser") or "").lower() in TRUE:  # made at each start
-        return None
-    return f"there is no user `{user}`, as whom it is to run"
+    for need in _needs(ctx, live):
+        if need.is_needed and (lack := _lack(ctx, need)) is not None:
+            where: Path | str = live.path or live.unit
+            for path in live.drop_ins:
+                if need.said in parse_unit(_text(ctx, path) or "").directives:
+                    where = path
+            return f"{lack}, which `{need.said.name}=` names in `{where}`"
+    return None
+
+
+def _lack(ctx: Context, need: Need) -> str | None:
+    if need.kind is Kind.USER:
+        return None if account(need.name) else f"there is no user `{need.name}`"
+    if need.kind is Kind.GROUP:
+        return None if has_group(need.name) else f"there is no group `{need.name}`"
+    if need.kind is Kind.UNIT:
+        state = _state_of(ctx, need.name)
+        is_refused = state is not None and state.load_state in _REFUSED
+        return f"`{need.name}` is {state.load_state}" if state and is_refused else None
+    paths = _matching(need.name) if need.kind is Kind.FILE else [Path(need.name)]
+    gone = next((path for path in paths if is_gone(path)), None)
+    # What lies on a mount is there again once the start has mounted it.
+    mounts = [_state_of(ctx, str(point)) for point in gone.parents[:-1]] if gone else []
+    is_mounted = all(one is None or not one.exists or one.is_active for one in mounts)
+    return f"gone: `{gone}`" if gone and is_mounted else None
+
+
+# Of what a unit requires, each of these keeps it from starting.
+_REFUSED = {"not-found", "masked", "bad-setting", "error"}
+
+
+def _state_of(ctx: Context, name: str) -> UnitState | None:
+    """The state of a unit, or of the mount at a path; None where there can be none of that name."""
+    with contextlib.suppress(ServiceError):
+        return ctx.services.state(name)
+    return None
 
 
 def hides_words(live: LiveUnit) -> bool:

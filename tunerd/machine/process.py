@@ -281,7 +281,7 @@ class User:
             HostError: There is no such account.
         """
         try:
-            entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+            entry = pwd.getpwuid(int(name)) if _is_number(name) else pwd.getpwnam(name)
         except KeyError as error:
             raise HostError(
                 f"no such account: {name}",
@@ -289,6 +289,18 @@ class User:
             ) from error
         groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
         return cls(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, entry.pw_dir)
+
+
+def has_group(name: str) -> bool:
+    """Whether there is a group of this name or number."""
+    try:
+        return bool(grp.getgrgid(int(name)) if _is_number(name) else grp.getgrnam(name))
+    except (KeyError, OverflowError):
+        return False
+
+
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and name == str(int(name))  # with more zeros it is none to systemd
 
 
 Limits: TypeAlias = Mapping[str, int]

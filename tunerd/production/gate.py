@@ -779,7 +779,7 @@ def edited_under(ctx: Context, state: UnitState) -> Edit | None:
             way = "put it back, or take it out of the unit; a restart would only end what serves"
             return Edit(missing, way)
         # Of these, which may hold secrets, no hash is kept.
-        beside = {str(path): path for path, _ in files_of_start(ctx, live)}
+        beside = {str(path): path for path in files_of_start(ctx, live)}
     now = {name: _hash_of(ctx, path) for name, path in files.items()}
     kept = ctx.paths.cache_dir / "started-with.json"
     known = ctx.files.recall(_StartedWith, kept)

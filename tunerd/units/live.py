@@ -40,7 +40,7 @@ _CONTAINERS = {"distrobox", "docker", "nerdctl", "podman", "systemd-nspawn"}
 _OTHER_ROOTS = {"apptainer", "bwrap", "chroot", "singularity"}
 _PUBLISHED = re.compile(r"(?:^| )(?:-p|--publish)[ =](\S+)")
 _OTHER_ROOT = ("RootDirectory", "RootImage")
-_OTHER_FILES = (*_OTHER_ROOT, "BindPaths", "BindReadOnlyPaths", "ExtensionDirectories", "ExtensionImages",
+OTHER_FILES = (*_OTHER_ROOT, "BindPaths", "BindReadOnlyPaths", "ExtensionDirectories", "ExtensionImages",
                 "MountImages", "TemporaryFileSystem")  # fmt: skip
 _SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi)?sh|busybox")
 # Where `%d` leads while a unit runs; its text does not say.
@@ -271,7 +271,7 @@ def read_live(
         file_environment=file_environment,
         drop_in_exec=tuple(path for path, drop_in in drop_ins if _sets_command(drop_in)),
         problem=problem,
-        mounts=tuple(name for name in _OTHER_FILES if merged.values("Service", name)),
+        mounts=tuple(name for name in OTHER_FILES if merged.values("Service", name)),
     )
 
 

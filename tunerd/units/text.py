@@ -64,10 +64,13 @@ class UnitFile:
     is_broken: bool = False
 
     def values(self, section: str, name: str) -> tuple[Directive, ...]:
-        """What a list directive holds: all assignments after the last empty one."""
+        """What a list directive holds: all assignments after the last empty one.
+
+        A name may be a pattern, where several fill one list.
+        """
         kept: list[Directive] = []
         for directive in self.directives:
-            if (directive.section, directive.name) != (section, name):
+            if directive.section != section or not re.fullmatch(name, directive.name):
                 continue
             if directive.value:
                 kept.append(directive)

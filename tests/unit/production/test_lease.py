@@ -22,6 +22,7 @@ from tests.fault.world import BROKEN, ENGINE, UNIT, LateClock, World, a_world
 from tests.support.fake_gpu import a_card
 from tests.support.fakes import FakeLease, Invocation, Life, Program
 from tests.support.profiles import a_plan_for
+from tests.support.unit_lines import FAILS, STARTS
 from tests.support.waiting import until
 from tunerd.app import Context, data_dir
 from tunerd.engine.capabilities import Engine
@@ -416,6 +417,7 @@ def test_nothing_is_measured_where_production_is_not_known_to_start_at_boot(
 
 BESIDE = {
     "my.env": "EnvironmentFile={folder}/my.env",
+    "/no/my.env": "EnvironmentFile=/no/my.env",
     "no user `none`": "DynamicUser=no\nUser=none",
 }
 
@@ -430,7 +432,7 @@ BESIDE = {
         ("file gone, reloaded", "put it back (`"),
         ("my.env", "systemctl restart"),
         # A restart would end what serves, and start nothing.
-        ("my.env, gone", "put it back, or take it out"),
+        ("/no/my.env", "put it back, or take it out"),
         ("no user `none`", "put it back, or take it out"),
     ],
 )
@@ -445,9 +447,7 @@ def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_me
     if beside in BESIDE:
         lines = BESIDE[beside].format(folder=world.folder)
         world.put(world.text("one", service=lines, starts=2))
-    if what == "my.env, gone":
-        variables.unlink()
-    elif beside == "drop-in":
+    if beside == "drop-in":
         drop_in.parent.mkdir()
         drop_in.write_text("[Service]\nExecStart=\nExecStart=/bin/false\n")
     elif beside == "text":
@@ -491,28 +491,35 @@ def test_a_unit_that_was_written_anew_by_the_way_back_of_a_killed_swap_is_edited
     assert world.serving_alias() == "one"
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "EnvironmentFile=-/no/my.env\nDynamicUser=yes\nUser=none",
-        "EnvironmentFile=no/my.env",  # which is not absolute: systemd ignores it
-        "EnvironmentFile=/no/my.env\nEnvironmentFile=\nUser=none\nUser=",
-        "EnvironmentFile=/no/%H.env\nUser=%H",  # its manager knows where and who
-        "LoadCredential=key:/%I/key",
-        "LoadCredential=key:/no/key\nSetCredential=key:given here",
-        "LoadCredential=key:name-of-a-credential",
-    ],
-)
-def test_what_may_be_missing_keeps_no_measurement_away(world: World, lines: str) -> None:
-    world.put(world.text("one", service=lines, starts=2))
+def test_what_may_be_missing_keeps_no_measurement_away(world: World) -> None:
+    world.put(world.text("one", service="User=%H\nWorkingDirectory=/no/%H\nEnvironmentFile=/no/%I.env", starts=2))  # fmt: skip
+    demand_return(world.context(), world.manager.state(UNIT))
+    assert {one: said for one in STARTS if (said := _missing(world, one)) is not None} == {}
+
+
+def test_what_is_missing_is_said_with_what_names_it(world: World) -> None:
+    """A measurement took the server of such a unit away, and it never came back."""
+    found = {lines: _missing(world, lines) or "" for lines in FAILS}
+    assert {lines: found[lines] for lines, what in FAILS.items() if what not in found[lines]} == {}
+
+    world.put(world.text("one", service="WorkingDirectory=/etc"))
+    drop_in = world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nWorkingDirectory=/no\n")
+    world.manager.reload()
+    said = missing_to_start(world.context(), read_live_unit(world.context()))
+    assert said == f"gone: `/no`, which `WorkingDirectory=` names in `{drop_in}`"
+
+
+def _missing(world: World, lines: str) -> str | None:
     ctx = world.context()
-    demand_return(ctx, world.manager.state(UNIT))
-    assert missing_to_start(ctx, read_live_unit(ctx)) is None
+    text = world.text("one", service=lines).decode()
+    return missing_to_start(ctx, read_live_unit(ctx, instead=text))
 
 
 def test_a_credential_is_looked_for_where_its_manager_does(world: World) -> None:
-    world.put(world.text("one", service=f"LoadCredential=%N:{world.folder}/%n.key", starts=2))
-    live, key = read_live_unit(world.context()), f"{world.folder}/{UNIT}.key"
+    world.put(world.text("one", service="LoadCredential=%N:/no/%n.key", starts=2))
+    live, key = read_live_unit(world.context()), f"/no/{UNIT}.key"
     assert live.credentials == {UNIT.removesuffix(".service"): key}
     assert key in (missing_to_start(world.context(), live) or "")
 
