@@ -101,6 +101,7 @@ STARTS = (
     "BindPaths=/no/../etc:/srv",
     "ProtectHome=yes\nBindPaths=/home/no",
     "ReadWritePaths=-/no -+/no2 +-/no3 no4",
+    'ReadWritePaths="-/x /no /y"',
     "ReadWritePaths=/no\nReadWriteDirectories=",
     "ProtectHome=yes\nReadWritePaths=/home/no /root/no /run/user/no",
     "InaccessiblePaths=/srv\nReadOnlyPaths=/srv/no",

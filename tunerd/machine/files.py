@@ -242,19 +242,21 @@ class Files:
         except HostError:
             return None
 
-    def remember(self, path: Path, value: Any, *, schema: int | None = None) -> None:
+    def remember(
+        self, path: Path, value: Any, *, schema: int | None = None, mode: int = 0o644
+    ) -> None:
         """Keep a record that can be found out again, as it is where no file can be written."""
         with contextlib.suppress(HostError):
-            self.keep(path, value, schema=schema)
+            self.keep(path, value, schema=schema, mode=mode)
 
-    def keep(self, path: Path, value: Any, *, schema: int | None = None) -> None:
+    def keep(self, path: Path, value: Any, *, schema: int | None = None, mode: int = 0o644) -> None:
         """Keep a record, in a folder that need not be there.
 
         Raises:
             HostError: it cannot be written.
         """
         self.make_folder(path.parent)
-        self.write_json(path, plain(value, schema=schema))
+        self.write_json(path, plain(value, schema=schema), mode=mode)
 
     def copy(self, source: Path, target: Path) -> None:
         """A durable copy with the mode and owner of its source, which is synced first.

@@ -748,17 +748,17 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class _StartedWith:
-    """Hashes of a unit's file and drop-ins, as the server of this invocation was started with them."""
+    """Hashes of a unit's file, drop-ins and what is read beside them, as the server of this invocation was started with them."""
 
     invocation: str
-    files: Mapping[str, str | None]
+    files: Mapping[str, str]
 
 
 def edited_under(ctx: Context, state: UnitState) -> Edit | None:
     """That a unit was edited after its server started: nobody has seen the next start serve then.
 
     What its manager reads beside it counts as the unit does. What it was started with is remembered each time that
-    nothing was: files that are younger and say the same, as where a rebuild of NixOS has made their links anew, or a
+    nothing was: files that are younger and say the same, as where a rebuild of NixOS has made links and secrets anew, or a
     swap has put them back, are no edit.
     """
     if not state.exists or is_gone(state.fragment_path or ctx.unit_path):
@@ -772,25 +772,24 @@ def edited_under(ctx: Context, state: UnitState) -> Edit | None:
     files = {str(path): path for path in state.drop_ins if path.parent.name != "service.d"}
     if not is_deployed:  # by its name: the manager may say where its link leads
         files[state.unit] = state.fragment_path or ctx.unit_path
-    beside: dict[str, Path] = {}
     with contextlib.suppress(HostError):  # which may not read what another account's alone is
         live = read_live_unit(ctx, state.unit, state)
         if (missing := missing_to_start(ctx, live)) is not None:
             way = "put it back, or take it out of the unit; a restart would only end what serves"
             return Edit(missing, way)
-        # Of these, which may hold secrets, no hash is kept.
-        beside = {str(path): path for path in files_of_start(ctx, live)}
-    now = {name: _hash_of(ctx, path) for name, path in files.items()}
-    kept = ctx.paths.cache_dir / "started-with.json"
+        files = {str(path): path for path in files_of_start(ctx, live)} | files
+    now = {name: found for name, path in files.items() if (found := _hash_of(ctx, path))}
+    # Hashes of secrets too: for nobody else to read, and gone at the next boot, as what was started.
+    kept = ctx.paths.runtime_dir / "started-with.json"
     known = ctx.files.recall(_StartedWith, kept)
     then = known.files if known is not None and known.invocation == state.invocation_id else {}
     since_s, now_s = state.active_since_s or ctx.clock.now_s(), ctx.clock.now_s()
-    for name, path in {**beside, **files}.items():
-        is_same = now.get(name) is not None and now[name] == then.get(name)
+    for name, path in files.items():
+        is_same = name in now and now[name] == then.get(name)
         if not is_same and _changed_after(path, since_s, now_s):
             return Edit(f"`{path}` was edited after the server started", way)
     if state.runs and state.invocation_id is not None and not now.items() <= then.items():
-        ctx.files.remember(kept, _StartedWith(state.invocation_id, {**then, **now}))
+        ctx.files.remember(kept, _StartedWith(state.invocation_id, {**then, **now}), mode=0o600)
     return None
 
 

@@ -557,6 +557,28 @@ def test_a_unit_whose_link_was_made_anew_is_edited_just_where_its_text_is_anothe
         demand_return(world.context(), world.manager.state(UNIT))
 
 
+def test_a_secret_that_was_made_anew_is_edited_just_where_it_is_another(world: World) -> None:
+    """Each rebuild of NixOS makes them anew: nothing was measured from then on, until the server was restarted."""
+    secret = world.folder / "secret.env"
+
+    def make(text: str) -> None:
+        secret.unlink(missing_ok=True)
+        secret.write_text(text)
+
+    make("HF_TOKEN=one\n")
+    world.put(world.text("one", service=f"EnvironmentFile={secret}"))
+    _was_started_right_after_its_file_was_written(world)
+    demand_return(world.context(), world.manager.state(UNIT))
+    (kept,) = world.folder.rglob("started-with.json")
+    assert kept.stat().st_mode & 0o077 == 0
+
+    make("HF_TOKEN=one\n")
+    demand_return(world.context(), world.manager.state(UNIT))
+    make("HF_TOKEN=two\n")
+    with pytest.raises(DeployError, match="changed while it ran"):
+        demand_return(world.context(), world.manager.state(UNIT))
+
+
 def _was_started_right_after_its_file_was_written(world: World) -> None:
     """By the real clock, of which the times of files are; what is written from now on is younger."""
     began_s = world.unit_path.stat().st_ctime + 0.01

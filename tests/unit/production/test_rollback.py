@@ -298,8 +298,8 @@ def test_one_goes_back_to_a_unit_whose_drop_in_names_its_model(world: World) -> 
 @pytest.mark.parametrize(
     ("line", "model"),
     [
-        ("RootDirectory=/srv/root", "/models/x.gguf"),
-        ("BindReadOnlyPaths=/srv/models:/models", "/models/x.gguf"),
+        ("RootDirectory={folder}", "/models/x.gguf"),
+        ("BindReadOnlyPaths={folder}:/models", "/models/x.gguf"),
         ("TemporaryFileSystem=/models", "/models/x.gguf"),
         ("WorkingDirectory={folder}", "x.gguf"),
     ],
