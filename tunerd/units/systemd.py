@@ -187,11 +187,6 @@ def gave_way(stderr: str) -> bool:
     return "canceled" in stderr or "is destructive" in stderr
 
 
-def begins_anew(stderr: str) -> bool:
-    """Whether the manager left while it was asked: it begins anew, with its units and jobs, when it is upgraded."""
-    return any(words in stderr for words in _LEFT_WORDS)
-
-
 def why_it_failed(done: Completed) -> str:
     """What one of systemd's tools said, or else how it ended."""
     if said := _first_line(done.stderr):
@@ -623,8 +618,9 @@ class Systemd:
         argv = ("systemctl", "--no-ask-password", "--no-pager", *words)
         done = self._run(*argv, timeout_s=timeout_s)
         for _ in polls(self.clock, _ANEW_S, every_s=_ANEW_S / 100):
-            if done.is_ok or done.timed_out or not begins_anew(done.stderr):
-                break
+            has_left = any(words in done.stderr for words in _LEFT_WORDS)
+            if done.is_ok or done.timed_out or not has_left:
+                break  # else it begins anew, with its units and jobs, as when it is upgraded
             done = self._run(*argv, timeout_s=timeout_s)
         return done
 
