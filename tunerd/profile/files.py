@@ -26,7 +26,7 @@ from tunerd.profile.layers import (
     set_layer,
 )
 from tunerd.profile.schema import nest
-from tunerd.words import Problem, counted, is_name
+from tunerd.words import NAME_WORDS, Problem, counted, is_name
 
 if TYPE_CHECKING:
     from tunerd.profile.arm import Arm
@@ -66,7 +66,10 @@ def load_sources(ctx: Context) -> ProfileSources:
         (Layer.TUNED, ctx.paths.tuned_dir),
     ):
         for path in _toml_files(folder):
-            data = read_profile(path, ctx.files)
+            if is_name(path.stem):
+                data = read_profile(path, ctx.files)
+            else:
+                data = Problem(str(path), "its name", repr(path.stem), NAME_WORDS)
             if isinstance(data, Problem):
                 unread[layer, path.stem] = data
             else:
@@ -82,7 +85,7 @@ def _toml_files(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise HostError(f"cannot read folder `{folder}`", cause=error.strerror) from error
-    return [path for path in found if is_name(path.stem)]
+    return [path for path in found if not path.name.startswith(".")]  # as editors have them
 
 
 WORKLOADS = "workloads"
@@ -100,7 +103,12 @@ def workload_files(ctx: Context) -> dict[str, tuple[str, Path]]:
         (LEARNED, ctx.paths.state_dir / WORKLOADS),
         ("site", ctx.paths.site_profiles / WORKLOADS),
     )
-    return {path.stem: (layer, path) for layer, folder in folders for path in _toml_files(folder)}
+    return {
+        path.stem: (layer, path)
+        for layer, folder in folders
+        for path in _toml_files(folder)
+        if is_name(path.stem)
+    }
 
 
 def load_profile(

@@ -39,14 +39,17 @@ def test_what_is_broken_or_no_file_is_named_and_stands_in_nobodys_way(ctx: Conte
     stray = ctx.paths.site_profiles / "stray.toml"
     stray.mkdir()
     os.mkfifo(ctx.paths.site_profiles / "pipe.toml")
+    (ctx.paths.site_profiles / "my own.toml").write_text('extends = "cpu-embedded"')
+    (ctx.paths.site_profiles / ".#mine.toml").symlink_to("an editor's")
     assert load_profile(ctx, "cpu-embedded", options={}).name == "cpu-embedded"
     listed = list_profiles(ctx)
-    assert [m.code for m in listed.messages] == ["unreadable-profile"] * 3
+    assert [m.code for m in listed.messages] == ["unreadable-profile"] * 4
     assert any(str(stray) in m.text for m in listed.messages)
     assert check_profile(ctx, str(stray)).exit_code == 1
-    with pytest.raises(ConfigError) as caught:
-        load_profile(ctx, "stray", options={})
-    assert str(stray) in (caught.value.cause or "")
+    for name in ("stray", "my own"):
+        with pytest.raises(ConfigError) as caught:
+            load_profile(ctx, name, options={})
+        assert f"{ctx.paths.site_profiles}/{name}.toml" in (caught.value.cause or "")
 
 
 def test_a_file_that_extends_what_is_not_there_is_a_problem_before_it_is_installed(
