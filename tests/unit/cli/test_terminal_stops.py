@@ -61,7 +61,7 @@ def test_what_a_terminal_sends_does_not_stop_a_swap() -> None:
     with a_child(_SWAPS, "swaps") as child:
         for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
             child.send_signal(number)
-        said, _ = child.communicate("\n", timeout=20)
+        said, _ = child.communicate("\n", timeout=240)
     assert said == "is done\n"
 
 
@@ -70,9 +70,9 @@ def test_a_terminal_that_takes_nothing_more_does_not_hold_up_what_tells_of_progr
     tells = [sys.executable, "-c", _TELLS]
     try:
         termios.tcflow(theirs, termios.TCOOFF)  # Ctrl-S
-        subprocess.run(tells, stderr=theirs, timeout=20, check=True)
+        subprocess.run(tells, stderr=theirs, timeout=240, check=True)
         termios.tcflow(theirs, termios.TCOON)
-        subprocess.run(tells, stderr=theirs, timeout=20, check=True)
+        subprocess.run(tells, stderr=theirs, timeout=240, check=True)
         assert b"[2/3] step 2" in os.read(ours, 4096)
     finally:
         os.close(ours)
@@ -101,6 +101,6 @@ def test_a_swap_that_somebody_stopped_is_told_once_when_it_is_late(world: World)
         look(1000)
         look(1000)
         child.send_signal(signal.SIGCONT)
-        child.communicate("\n", timeout=20)
+        child.communicate("\n", timeout=240)
     assert [one.kind for one in told] == ["swap-stopped"]
     assert f"kill -CONT {child.pid}" in (told[0].hint or "")

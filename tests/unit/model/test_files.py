@@ -132,8 +132,9 @@ def test_what_takes_a_models_place_meanwhile_is_looked_at_before_it_is_opened(
 
     writer.join(0.3)
     was_opened = not writer.is_alive()
-    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-    writer.join()
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer.join()  # which may come to it only now
+    os.close(reader)
     assert not was_opened
 
 

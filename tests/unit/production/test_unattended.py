@@ -311,7 +311,7 @@ def test_nobody_can_put_anything_into_the_temporary_folders_of_a_unit_that_has_i
 
 
 @ROOT_ONLY
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["llama-server", "libx.so"])
 def test_a_pipe_in_the_place_of_a_program_or_library_keeps_nobody_waiting(
     world: World, tmp_path: Path, name: str
