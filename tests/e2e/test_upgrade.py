@@ -107,7 +107,7 @@ def box(request: pytest.FixtureRequest, machines: Machines, build_root: Callable
 def test_versions_replace_each_other_while_something_is_measured_and_watched(box: Box) -> None:
     sweep = box.is_busy()
     box.install()
-    sweep.wait(timeout=30)
+    sweep.wait(timeout=240)
     box.serves(512)
     assert len(box.json("history")["generations"]) == 2
     assert len(box.json("sweep", "list")["sweeps"]) == 1
@@ -122,7 +122,7 @@ def test_versions_replace_each_other_while_something_is_measured_and_watched(box
         earlier=True
     )  # whose install.sh knows no sweeps: this one goes on until somebody ends it
     box.sh("pkill -INT --full '[t]unerd sweep run' || true")
-    sweep.wait(timeout=60)
+    sweep.wait(timeout=240)
     box.serves(768)
     refused = box.tunerd("results", "list", check=False)
     assert refused.returncode != 0
@@ -137,7 +137,7 @@ def test_a_version_that_is_uninstalled_while_busy_leaves_the_one_before_its_plac
     box.deploys(768)
     sweep = box.is_busy()
     box.install("--uninstall")
-    assert sweep.wait(timeout=30) != 0
+    assert sweep.wait(timeout=240) != 0
     box.sh("until curl -sf http://127.0.0.1:8080/health; do sleep 0.2; done")
     box.install(earlier=True)
     box.serves(768)

@@ -51,7 +51,8 @@ from tunerd.words import Family, Mode, PortOption
 
 IS_ROOT = os.geteuid() == 0
 NOBODY = User.named("nobody") if IS_ROOT else None
-TIMEOUT_S = 2.0
+HASTY_S = 2.0
+PATIENT_S = 60.0
 IN_OPEN = 0x20
 # As `setfacl -m u:54321:rwx` of what root may write and all others read (acl(5), acl_to_xattr).
 ALSO_FOR_54321 = struct.pack("<I", 2) + b"".join(
@@ -69,7 +70,7 @@ HELP_TEXT = HELP / f"{HELP_OF['main-0x']}.txt"
 
 @pytest.fixture
 def prober(tmp_path: Path) -> EngineProber:
-    return EngineProber(tmp_path / "cache", Files(), Sandbox(NOBODY), timeout_s=TIMEOUT_S)
+    return EngineProber(tmp_path / "cache", Files(), Sandbox(NOBODY), timeout_s=PATIENT_S)
 
 
 def script(folder: Path, body: str, name: str = "llama-server") -> Found:
@@ -108,7 +109,7 @@ def test_one_program_for_everything_is_a_server_behind_its_subcommand(
     assert result.subcommand == ("serve",)
     assert result.version is not None
     assert "--ctx-size" in result.capabilities.flags
-    again = EngineProber(tmp_path / "cache", Files(), Sandbox(NOBODY), timeout_s=TIMEOUT_S)
+    again = EngineProber(tmp_path / "cache", Files(), Sandbox(NOBODY), timeout_s=PATIENT_S)
     assert again.probe(app).subcommand == ("serve",)
     assert "failed to open" in again.run(app, ("--model", "/none")).stderr
     (found,) = [one for one in programs_in([folder], "here") if one.program.name == "llama"]
@@ -137,7 +138,7 @@ def test_a_program_runs_as_somebody_else_and_sees_nothing_of_our_environment(
         assert "HOME=/nonexistent" in line
         assert "LD_LIBRARY_PATH=/opt/lib" in line
     if IS_ROOT:
-        without = EngineProber(tmp_path / "other", Files(), Sandbox(None), timeout_s=TIMEOUT_S)
+        without = EngineProber(tmp_path / "other", Files(), Sandbox(None), timeout_s=PATIENT_S)
         with pytest.raises(EngineError, match="as root"):
             without.probe(good(folder))
 
@@ -167,7 +168,7 @@ def test_a_link_to_our_own_server_is_not_what_is_run_with_our_rights(
     assert engine.is_embedded
     assert engine.program == own
     assert not is_own_server(link)
-    prober = EngineProber(tmp_path, Files(), Sandbox(None), timeout_s=60.0)
+    prober = EngineProber(tmp_path, Files(), Sandbox(None), timeout_s=PATIENT_S)
     done = prober.run(Found(link, "unit", subcommand=()), ("--version",))
     assert done.argv[0] == str(own)
 
@@ -245,14 +246,15 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_program_that_is_no_server_is_refused_in_bounded_time(
-    name: str, folder: Path, prober: EngineProber
+    name: str, folder: Path, tmp_path: Path
 ) -> None:
+    hasty = EngineProber(tmp_path / "cache", Files(), Sandbox(NOBODY), timeout_s=HASTY_S)
     mark = f"tunerd-test-{os.getpid()}-{abs(hash(name))}"
     found = script(folder, f": {mark}\n{HOSTILE[name]}")
     began = time.monotonic()
     with pytest.raises(EngineError) as caught:
-        prober.probe(found)
-    assert time.monotonic() - began < 3 * TIMEOUT_S + 15
+        hasty.probe(found)
+    assert time.monotonic() - began < 3 * HASTY_S + 15
     assert str(found.program) in caught.value.message
 
 
@@ -305,7 +307,7 @@ def test_a_program_that_claims_to_be_made_of_something_else_is_refused(
     with pytest.raises(EngineError) as caught:
         prober.probe(claiming(folder, *claims))
     assert said in caught.value.message
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="without root a probe may read what we may")

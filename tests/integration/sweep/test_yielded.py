@@ -16,7 +16,7 @@ from tests.support.fake_gpu import FakeGpuReader, SlowGpuReader, rtx_4070_super
 from tests.support.faked import set_to
 from tests.support.fakes import AheadClock
 from tests.support.sweep_box import SweepBox, swept, upgrade
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from tunerd.app import Context
 from tunerd.errors import Busy, DeployError
 from tunerd.machine.files import is_locked, lock
@@ -72,7 +72,7 @@ def test_a_sweep_that_has_yielded_does_not_stop_what_was_deployed_meanwhile(box:
         with somebody_else(box):
             until(lambda: box.json("sweep", "status")["waits"] is not None, "it waits")
             box.call("apply", "night", "--set", "serving.alias=other", "--yes")
-        told = json.loads(sweep.communicate(timeout=60)[0])
+        told = json.loads(sweep.communicate(timeout=LIMIT_S)[0])
     finally:
         sweep.kill()
     assert "what serves has changed since it began" in str(told["messages"]), told
@@ -304,7 +304,7 @@ def test_a_sweep_that_has_yielded_is_known_and_does_not_go_on_with_another_build
         box.box.context.services.restart(box.box.context.unit)
         until(lambda: box.serves, "the new build serves")
         bench.__exit__(None, None, None)
-        told = json.loads(sweep.communicate(timeout=60)[0])
+        told = json.loads(sweep.communicate(timeout=LIMIT_S)[0])
     finally:
         sweep.kill()
     assert "what serves, an engine, " in str(told["messages"])
