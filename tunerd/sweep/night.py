@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
@@ -52,8 +53,8 @@ _SHARE_BLOCKS = 3
 _LONG_PROMPT_TOKENS = 8192
 _TAIL_TOKENS = 256
 # Drafts may be right more often at an answer's end than at its beginning, and with one drafter more so than with another: nights of at
-# least so long ask for whole answers. Second world, behind the best in the mean with halves and whole: 24G deep 2 h 2.0 and 0.7 %,
-# 16G chat 2.3 and 2.1, 12G agent 1.4 and 1.1 (boxes 1 to 12); 1 h 2.7 and 2.5 (24 boxes), 3.2 and 5.2 (32), 1.4 and 1.5 (12).
+# least so long ask for whole answers, and shorter ones where prompts take most of a start. Second world, behind the best in the mean
+# with halves and whole: 24G deep 2 h 2.0 and 0.7 %, 16G chat 2.3 and 2.1, 12G agent 1.4 and 1.1 (boxes 1 to 12); 16G chat 1 h 3.2 and 5.2.
 _LONG_NIGHT_S = 5400.0
 
 
@@ -169,14 +170,19 @@ class Night:
         lengths = {one.cached_tokens for one in asked if one.is_warm}
         return sum(self.request_s(arm, Request("", "", 0, n_tokens, 1)) for n_tokens in lengths)
 
-    def reading_share(self, arm: Arm) -> float:
-        """Of the time of what a process is asked while searching, the share in which prompts are read."""
-        whole_s = self.prefix_s(arm, exact=False) + self.block_s(arm, exact=False)
-        answers_s = sum(
-            self.request_s(arm, one) - self.request_s(arm, replace(one, n_predict=1))
-            for one in self._requests(arm, exact=False)
+    @cached_property
+    def reads_much(self) -> bool:
+        """Whether prompts take most of what a start is asked, at slow speeds: by the workload alone, before anything was measured."""
+        classes = self.workload.classes
+        prefixes = {one.cached_tokens for one in classes} | {0}
+        totals = [(one.new_tokens, one.cached_tokens + one.new_tokens) for one in classes]
+        n_read = sum(prefixes) + sum(
+            min(new, total - max(one for one in prefixes if one <= total)) for new, total in totals
         )
-        return 1.0 - answers_s / whole_s
+        n_asked = sum(
+            observations.searched_tokens(one, drafts=True, whole=False) for one in classes
+        )
+        return n_read / _SLOW_PROMPT_TOK_S > n_asked / _SLOW_DECODE_TOK_S
 
     def process_s(self, arm: Arm, *, exact: bool = False) -> float:
         """Time that a fresh process with its warm-up and a block may take."""
@@ -270,7 +276,7 @@ class Night:
 
     def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
         """A request of a class; if not exact, one that decodes at the same depth for less."""
-        whole = self.budget_s >= _LONG_NIGHT_S
+        whole = self.budget_s >= _LONG_NIGHT_S or self.reads_much
         shorter = observations.searched_tokens(one, drafts=arm.drafts, whole=whole)
         n_predict = one.n_predict if exact else shorter
         cached, new = self._stand_in(arm, one, exact=exact) or (one.cached_tokens, one.new_tokens)

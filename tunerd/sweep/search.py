@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -201,15 +200,17 @@ _LOOKUPS = ("ngram",)
 # A lookup costs next to nothing where it finds nothing, and saves some percent of what writes again what it has read: it is looked at
 # where its engine without drafts is no further behind (log ratio), on top of what leads.
 _LOOKUP_SAVES = 0.1
+# By how much an engine without drafts may be faster (log ratio) than its steps with drafts say, which have a drafter's time in them.
+_PLAIN_ERROR = 0.1
 # Positions that a family was seen to draft, and filters seen at work, before predictions are trusted.
 _SEEN_DRAFT = 6
 _SEEN_FILTER = 0.5
 # A probe with too much margin teaches as much as any; one with too little teaches nothing but that.
 _PROBE_SDS = 2.0
 _PROBE_MARGIN_STEPS = 3
-# Batches of a first look where prompts take so much of a start: with those of what serves an hour of 16G deep of the second world
-# ended 74 / 97 % behind (median / p95) instead of 8 / 31; 24G deep the same. Chat reads for 40 % of a start, the others for 52 to 87.
-_PROBE_UBATCH, _MUCH_READING = 2048, 0.5
+# Batches of a first look where prompts take most of a start: with those of what serves an hour of 16G deep of the second world
+# ended 74 / 97 % behind (median / p95) instead of 8 / 31; 24G deep the same.
+_PROBE_UBATCH = 2048
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process. Starts that promised 0.03 to 0.15 % each left the
 # leader where it was (2 h of 16G chat of the second world, boxes 1 to 12); an end at 0.2 % costs (docs/benchmarks.md).
@@ -393,10 +394,15 @@ class Search:
         return is_any
 
     def _is_first(self, family: FamilyGrid) -> bool:
-        """Whether a first look has it: kinds with a drafter, and what leads without one; the others come where they are hopeful."""
+        """Whether a first look has it: kinds with a drafter, and what leads without one where a lookup may save as much.
+
+        The others come where they are hopeful.
+        """
         leader = self.leader()
-        is_leading = leader is None or family.engine == leader.arm.engine
-        return family.spec not in _LOOKUPS and (family.spec != OFF or is_leading)
+        if family.spec != OFF or leader is None:
+            return family.spec not in _LOOKUPS
+        behind = self._plain(family.engine, leader.arm) - leader.mean
+        return family.engine == leader.arm.engine and behind < _LOOKUP_SAVES + _PLAIN_ERROR
 
     def _unseen_drafts(self, family: FamilyGrid) -> list[tuple[int, float]]:
         """Settings of the draft without which a family's plane is a guess; one if it drafts nothing.
@@ -406,7 +412,7 @@ class Search:
         """
         most = max((n for n in family.n_max if n <= _PROBE_N_MAX), default=family.n_max[0])
         # Where looks are dear, another engine's counts for what is known of this one: more is tried of it where that promises something.
-        is_told = self._reads_much and self.learner.is_known(family.key)
+        is_told = self.night.reads_much and self.learner.is_known(family.key)
         measured = [
             arm
             for arm in self.learner.measured()
@@ -483,11 +489,6 @@ class Search:
             probe = probe.with_margin(larger)
         return None if self.limits.fails(probe) is not None else probe
 
-    @cached_property
-    def _reads_much(self) -> bool:
-        """Whether prompts take most of a start of what serves. Found once: looks with other batches compare badly."""
-        return self.night.reading_share(self.serves) > _MUCH_READING
-
     def _probe_ubatch(self, family: FamilyGrid) -> int:
         """What reads prompts faster than what serves, where that counts: a probe may be all that a short night proves."""
         larger = (
@@ -496,7 +497,9 @@ class Search:
             if family.home_ubatch <= one <= _PROBE_UBATCH
             and family.allows_batches(one, family.home.batch)
         )
-        return max(larger, default=family.home_ubatch) if self._reads_much else family.home_ubatch
+        return (
+            max(larger, default=family.home_ubatch) if self.night.reads_much else family.home_ubatch
+        )
 
     def _measure_seeds(self) -> None:
         for arm in filter(self.grid.contains, self.policy.seeds):

@@ -204,6 +204,16 @@ def test_a_first_look_reads_in_large_batches_where_prompts_take_most_of_a_start(
     assert {arm.ubatch for arm in probes} == {ubatch}
 
 
+def test_what_leads_is_not_looked_at_first_without_drafts_where_no_lookup_makes_up_for_them() -> (
+    None
+):
+    """By its own steps: the look costs a short night of long prompts a third of a pair."""
+    one = task("16G", "chat", 1)
+    rows = night(one, Odd(one.card, QUIET, starts=ending_after(4))).evidence.samples
+    starts = [(row.purpose, row.arm.spec) for row in rows if row.event == "boot"]
+    assert starts == [("incumbent", "mtp"), ("probe", "mtp"), ("probe", "mtp"), ("explore", "mtp")]
+
+
 # Time
 
 
@@ -642,6 +652,15 @@ def test_a_long_night_asks_for_whole_answers_while_it_searches() -> None:
             [search.night.request(drafts, c, "a", exact=False).n_predict for c in classes]
         )
     assert lengths == [[512, 600, 512], [c.n_predict for c in classes]]
+
+
+def test_a_short_night_asks_for_whole_answers_where_prompts_take_most_of_a_start() -> None:
+    """There they cost little, and what drafts one kind finds at an answer's beginning another finds at its end."""
+    one = task("24G", "deep", 1)
+    search = begun_search(one, Odd(one.card, QUIET))
+    classes = one.workload.classes
+    asked = [search.night.request(one.incumbent, c, "a", exact=False).n_predict for c in classes]
+    assert asked == [c.n_predict for c in classes]
 
 
 def test_each_start_of_an_arm_that_may_lead_is_asked_tool_calls_until_it_has_a_winners() -> None:
