@@ -15,6 +15,7 @@ import numpy as np
 
 from tunerd.profile.arm import (
     BOOT,
+    NGRAM,
     REQUEST,
     Arm,
     Boot,
@@ -53,8 +54,9 @@ _SHARE_BLOCKS = 3
 _LONG_PROMPT_TOKENS = 8192
 _TAIL_TOKENS = 256
 # Drafts may be right more often at an answer's end than at its beginning, and with one drafter more so than with another: nights of at
-# least so long ask for whole answers, and shorter ones where prompts take most of a start. Second world, behind the best in the mean
-# with halves and whole: 24G deep 2 h 2.0 and 0.7 %, 16G chat 2.3 and 2.1, 12G agent 1.4 and 1.1 (boxes 1 to 12); 16G chat 1 h 3.2 and 5.2.
+# least so long ask for whole answers, and shorter ones where prompts take most of a start, but of lookups. Second world, behind the best
+# in the mean with halves and whole: 24G deep 2 h 2.0 and 0.7 %, 16G chat 2.3 and 2.1, 12G agent 1.4 and 1.1 (boxes 1 to 12); in 1 h
+# 24G deep 2.8 and 1.7, 16G deep 2.8 and 3.5, of lookups halves 3.0 (boxes 1 to 60); 16G chat 3.2 and 5.2.
 _LONG_NIGHT_S = 5400.0
 
 
@@ -276,7 +278,7 @@ class Night:
 
     def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
         """A request of a class; if not exact, one that decodes at the same depth for less."""
-        whole = self.budget_s >= _LONG_NIGHT_S or self.reads_much
+        whole = self.budget_s >= _LONG_NIGHT_S or (self.reads_much and arm.spec != NGRAM)
         shorter = observations.searched_tokens(one, drafts=arm.drafts, whole=whole)
         n_predict = one.n_predict if exact else shorter
         cached, new = self._stand_in(arm, one, exact=exact) or (one.cached_tokens, one.new_tokens)

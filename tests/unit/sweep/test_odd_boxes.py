@@ -659,8 +659,12 @@ def test_a_short_night_asks_for_whole_answers_where_prompts_take_most_of_a_start
     one = task("24G", "deep", 1)
     search = begun_search(one, Odd(one.card, QUIET))
     classes = one.workload.classes
-    asked = [search.night.request(one.incumbent, c, "a", exact=False).n_predict for c in classes]
-    assert asked == [c.n_predict for c in classes]
+
+    def asked(arm: Arm) -> list[int]:
+        return [search.night.request(arm, c, "a", exact=False).n_predict for c in classes]
+
+    assert asked(one.incumbent) == [c.n_predict for c in classes]
+    assert max(asked(replace(one.incumbent, spec="ngram"))) < max(asked(one.incumbent))
 
 
 def test_each_start_of_an_arm_that_may_lead_is_asked_tool_calls_until_it_has_a_winners() -> None:
