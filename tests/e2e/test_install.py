@@ -77,7 +77,9 @@ def test_installing_again_waits_for_a_change_and_keeps_all_of_the_users_its_webh
 ) -> None:
     settings = '[backups]\nkeep = 7\n[notify]\nwebhook = "https://ntfy.sh/my-own-topic"\n'
     installed_machine.write(SETTINGS, settings)
-    installed_machine.sh(f"chmod 0644 {SETTINGS}; : >/opt/tunerd/mine; : >/opt/tunerd/source.sha256")
+    installed_machine.sh(
+        f"chmod 0644 {SETTINGS}; : >/opt/tunerd/mine; : >/opt/tunerd/source.sha256"
+    )
     waits = "a change is under way; waiting for it to end"
     change = f"until grep -q '{waits}' /run/said; do sleep 0.1; done"
     installed_machine.start("flock", "/var/lib/tunerd/lock", "sh", "-c", change)
