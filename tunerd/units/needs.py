@@ -60,12 +60,16 @@ _RULES = (
     (Kind.INSIDE, _MANAGERS, _LINES, "Service", "Exec(Condition|StartPre|StartPost)", rf"[@:+!|]*{_WORD}(?:\s.*)?"),
     (Kind.FOLDER, _MANAGERS, _LAST, "Service", "Standard(Input|Output|Error)", rf"(?:append|file|truncate):{_PATH}"),
     (Kind.PATH, _MANAGERS, _LAST, "Service", "NetworkNamespacePath", _PATH),
-    (Kind.PATH, _MANAGERS, _LINES, "Unit", "(Condition|Assert)(?!PathExistsGlob|PathIsSymbolicLink).+", _PATH),
+    (Kind.PATH, _MANAGERS, _LINES, "Unit", "(Condition|Assert).+", _PATH),
     (Kind.UNIT, _MANAGERS, _WORDS, "Unit", "Requires|Requisite|BindsTo", r"([\w:.@-]+\.(?:mount|path|service|socket|swap|target|timer))"),
     (Kind.UNIT, _MANAGERS, _LAST, "Service", "Slice", r"([\w:.@-]+\.slice)"),
 )  # fmt: skip
 # Whoever asks may have temporary folders of its own, and see no modules of the kernel; a `.v` is a pattern to newer ones.
 _SEEN_OTHERWISE = re.compile(r"/(var/)?tmp(/.*)?|/(usr/)?lib/modules/.*|.*\.v(/.*)?", re.DOTALL)
+# Of conditions, which all reset each other: a pattern, and a link that may lead nowhere.
+_NO_PATH = ("PathExistsGlob", "PathIsSymbolicLink")
+# For these a user's manager may have folders of its own: on 252 `%S` is another, and its environment may name any.
+_OF_USERS = re.compile("%[CELSu]")
 _MADE = {"Runtime": "t", "State": "S", "Cache": "C", "Logs": "L", "Configuration": "E"}
 
 
@@ -81,9 +85,10 @@ def needs_of(unit: UnitFile, specifiers: Mapping[str, str], mode: Mode) -> Itera
         if mode not in modes or names in left_out or (kind is Kind.INSIDE and has_mounts):
             continue
         for text, said in _counted(_lines(unit, section, names, specifiers), counts):
-            found = re.fullmatch(pattern, text)
+            found = None if said.name.endswith(_NO_PATH) else re.fullmatch(pattern, text)
             name = "" if found is None else found[1]
             may_lack = text.startswith("-")
+            may_lack |= mode is Mode.USER and _OF_USERS.search(said.value) is not None
             may_lack |= counts == _OF_A_NAME and text.partition(":")[0] in given
             if name.startswith("/"):
                 name = _plain(name) if kind is not Kind.FOLDER else posixpath.dirname(_plain(name))
