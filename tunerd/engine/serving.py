@@ -66,7 +66,7 @@ def read_live_unit(
     specifiers = specifiers_of(ctx, unit)
     live = read_live(
         unit=unit,
-        path=path,
+        path=path if instead is None else None,
         text=text,
         drop_ins=drop_ins,
         of_files=lambda merged: file_environment_of(ctx, merged, specifiers),
@@ -123,11 +123,11 @@ def missing_to_start(ctx: Context, live: LiveUnit) -> str | None:
     """
     for need in _needs(ctx, live):
         if need.is_needed and (lack := _lack(ctx, need)) is not None:
-            where: Path | str = live.path or live.unit
+            where = live.path
             for path in live.drop_ins:
                 if need.said in parse_unit(_text(ctx, path) or "").directives:
                     where = path
-            return f"{lack}, which `{need.said.name}=` names in `{where}`"
+            return f"{lack}, which `{need.said.name}=` names" + (f" in `{where}`" if where else "")
     return None
 
 

@@ -183,6 +183,8 @@ def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None]:
     for name, text, _ in _kept(ctx):
         if name == to and text is not None:
             return name, text
+    if to in {backup.name for backup in backups(ctx)}:
+        ctx.files.read(ctx.paths.unit_dir / to)  # says why it cannot be
     raise UsageError(
         f"no such backup of {ctx.unit}: `{to}`", hint="`tunerd rollback --list` shows what there is"
     )

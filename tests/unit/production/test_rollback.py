@@ -16,6 +16,7 @@ from tunerd.engine.serving import read_live_unit
 from tunerd.errors import (
     ConfigError,
     DeployError,
+    HostError,
     RolledBack,
     ServiceError,
     TunerdError,
@@ -108,6 +109,18 @@ def test_a_backup_that_cannot_be_read_keeps_nobody_from_going_back(world: World)
 
     assert [one["is_live"] for one in listed] == [False] * len(listed)
     assert _target(world) == world.text("old")
+    with pytest.raises(HostError, match="larger than"):  # it is there, as `--list` says
+        find_target(world.context(), f"{UNIT}.pre-huge")
+
+
+def test_what_a_backup_lacks_is_not_said_to_stand_in_the_unit(world: World) -> None:
+    world.put(world.text("old", service="User=none-such"))
+    deploy(world.context(), world, "new")
+    (said,) = (
+        one for one in find_target(world.context(), None).messages if one.code == "may-not-start"
+    )
+    assert "there is no user `none-such`, which `User=` names" in said.text
+    assert str(world.unit_path) not in said.text
 
 
 def test_a_backup_whose_record_is_lost_is_known_as_tunerds_by_its_text(world: World) -> None:
