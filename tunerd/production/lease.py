@@ -216,6 +216,7 @@ def _by_name(specifiers: Mapping[str, str]) -> dict[bytes, bytes]:
     found = {letter: specifiers[letter] for letter in "nNpij"}
     # Unescaped. Source: systemd.unit(5).
     found |= {letter: found[letter.lower()].replace("-", "/") for letter in "PIJ"}
+    found["f"] = f"/{found['I'] or found['P']}"
     return {} if "\\" in found["n"] else {f"%{k}".encode(): v.encode() for k, v in found.items()}
 
 

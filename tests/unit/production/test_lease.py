@@ -290,10 +290,14 @@ def test_what_drop_ins_say_by_the_name_of_production_holds_for_a_candidate_too(
     """`EnvironmentFile=-/etc/llama/%i.env` beside a template was read for production alone: the card it names was not the one measured."""
     folder = world.paths.unit_dir
     (folder / "llama-server.env").write_text("CUDA_VISIBLE_DEVICES=1\n")
-    world.put_drop_in(f"EnvironmentFile=-{folder}/%p.env\nEnvironment=NAMED=%n,%i,%N,%%n,%%%p")
+    world.put_drop_in(
+        f"EnvironmentFile=-{folder}/%p.env\nEnvironment=NAMED=%n,%i,%N,%%n,%%%p\nWorkingDirectory=-/no%f"
+    )
     ctx = replace(world.context(), data_dir=data_dir())
     with hold(ctx, purpose="bench x", budget_s=60) as lease, lease.serve(_served_by(ctx)) as one:
-        found = read_live_unit(ctx, one.unit).environment
+        live = read_live_unit(ctx, one.unit)
+    found = live.environment
+    assert live.work_dir == "/no/llama/server"
     assert found["CUDA_VISIBLE_DEVICES"] == "1"
     assert found["NAMED"] == f"{UNIT},,llama-server,%n,%llama-server"
     assert found.items() <= one.environment.items(), "what is told of it is what it got"
