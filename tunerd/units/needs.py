@@ -66,8 +66,8 @@ _RULES = (
 )  # fmt: skip
 # Whoever asks may have temporary folders of its own, and see no modules of the kernel; a `.v` is a pattern to newer ones.
 _SEEN_OTHERWISE = re.compile(r"/(var/)?tmp(/.*)?|/(usr/)?lib/modules/.*|.*\.v(/.*)?", re.DOTALL)
-# Of conditions, which all reset each other: a pattern, and a link that may lead nowhere.
-_NO_PATH = ("PathExistsGlob", "PathIsSymbolicLink")
+# Conditions all reset each other. Of others the path is a pattern, or a link that may lead nowhere, or older managers ignore it.
+_NO_PATH = re.compile("(Condition|Assert)(?!(Path(Exists|Is(Directory|MountPoint|ReadWrite))|DirectoryNotEmpty|File(NotEmpty|IsExecutable))$)")  # fmt: skip
 # For these a user's manager may have folders of its own: on 252 `%S` is another, and its environment may name any.
 _OF_USERS = re.compile("%[CELSu]")
 _MADE = {"Runtime": "t", "State": "S", "Cache": "C", "Logs": "L", "Configuration": "E"}
@@ -80,12 +80,12 @@ def needs_of(unit: UnitFile, specifiers: Mapping[str, str], mode: Mode) -> Itera
     made, closed = tuple(_made_by(unit, specifiers)), tuple(_closed_by(unit))
     given = {one.partition(":")[0] for one, _ in _lines(unit, "Service", "SetCredential(Encrypted)?", specifiers)}  # fmt: skip
     # A program may be put there by one that runs before it.
-    told = {word for one in unit.values("Service", "Exec.+") for word in one.value.split()[1:]}
+    told = " ".join(one.value.partition(" ")[2] for one in unit.values("Service", "Exec.+"))
     for kind, modes, counts, section, names, pattern in _RULES:
         if mode not in modes or names in left_out or (kind is Kind.INSIDE and has_mounts):
             continue
         for text, said in _counted(_lines(unit, section, names, specifiers), counts):
-            found = None if said.name.endswith(_NO_PATH) else re.fullmatch(pattern, text)
+            found = None if _NO_PATH.match(said.name) else re.fullmatch(pattern, text)
             name = "" if found is None else found[1]
             may_lack = text.startswith("-")
             may_lack |= mode is Mode.USER and _OF_USERS.search(said.value) is not None
