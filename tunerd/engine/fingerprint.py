@@ -92,8 +92,8 @@ class Fingerprint:
         Without a GPU there is no driver either, and nothing is missing.
         """
         parts = {_PARTS[name]: getattr(self, name) for name in _MEMORY}
-        if self.gpu_memory_mib:
-            parts[_PARTS["gpu_memory_mib"]] = self.gpu_memory_mib
+        if memory_mib := _value(self, "gpu_memory_mib"):
+            parts[_PARTS["gpu_memory_mib"]] = memory_mib
         if self.gpu_names == ():
             parts[_PARTS["driver_version"]] = "none"
         return None if any(value is None for value in parts.values()) else digest(parts)
@@ -139,10 +139,13 @@ def holds(then: Fingerprint, now: Fingerprint) -> bool | None:
 
 
 def on_same_cards(then: Fingerprint, now: Fingerprint) -> bool:
-    """Whether both are of the same cards, by their names and, where both know it, their memory."""
-    before, after = then.gpu_memory_mib, now.gpu_memory_mib
-    is_told = bool(before and after)
-    return then.gpu_names == now.gpu_names and (before == after or not is_told)
+    """Whether both are of the same cards, by their names and, where both know it, their memory.
+
+    In GiB: of the same card one driver counts more than another.
+    """
+    before, after = (_value(one, "gpu_memory_mib") or () for one in (then, now))
+    sizes = [[round(mib / 1024) for mib in one] for one in (before, after) if one]
+    return then.gpu_names == now.gpu_names and all(one == sizes[0] for one in sizes)
 
 
 def models_sha256(identities: Sequence[str | None]) -> str | None:

@@ -98,6 +98,8 @@ def test_memory_depends_on_neither_power_limit_nor_workload() -> None:
         assert replace(FULL, **{field: None}).memory_key is None
     for other in ({"arguments_sha256": "other"}, {"gpu_memory_mib": (12288,)}):
         assert replace(FULL, **other).memory_key != FULL.memory_key
+    untold = replace(FULL, gpu_memory_mib=(None,))
+    assert untold.memory_key == replace(FULL, gpu_memory_mib=None).memory_key
 
 
 def test_how_a_server_is_reached_does_not_change_its_arguments() -> None:
