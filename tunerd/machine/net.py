@@ -100,8 +100,11 @@ def who_shares(port: int, host: str, own: int) -> int | None:
     takers, mine = _takers(port, host), _sockets(own)
     if not any(one.name in mine for one in takers):
         return None
-    exact = {one.name for one in takers if one.address == _address(host)}
-    others = (exact or {one.name for one in takers}) - mine
+    wanted = _address(host)
+    exact = [one for one in takers if one.address == wanted]
+    # One for all addresses of IPv6 gets what none for IPv4 takes.
+    nearest = exact or [one for one in takers if one.address.version == wanted.version] or takers
+    others = {one.name for one in nearest} - mine
     return next((pid for pid in _owners(others) if not descends_from(pid, own)), None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
 import time
@@ -27,6 +28,7 @@ from tunerd.machine.net import (
     table_pattern,
     tcp_sockets,
     who_listens,
+    who_shares,
     why_no_listener,
 )
 from tunerd.machine.process import Child, run, start
@@ -70,6 +72,29 @@ def test_a_stranger_who_shares_the_port_of_a_server_is_told_before_it(
         assert who_listens(port, own=child.pid) == stranger.pid
         assert who_listens(port, own=stranger.pid) == child.pid
     assert who_listens(port, own=child.pid) == child.pid
+
+
+@pytest.mark.parametrize(
+    ("own", "stranger", "is_asked"),
+    [("127.0.0.1", "0.0.0.0", False), ("0.0.0.0", "::", False), ("0.0.0.0", "127.0.0.1", True)],  # noqa: S104
+)  # fmt: skip
+def test_another_listener_shares_a_port_where_the_kernel_would_ask_it(
+    own: str, stranger: str, *, is_asked: bool
+) -> None:
+    """A proxy on `[::]` for a server on `0.0.0.0` is never asked in its place, and nothing of a bench counted."""
+    with start([sys.executable, "-c", LISTEN, own]) as server:
+        while not server.log_tail():
+            time.sleep(0.01)
+        port, family = (
+            int(server.log_tail()),
+            socket.AF_INET6 if ":" in stranger else socket.AF_INET,
+        )
+        with socket.create_server((stranger, port), family=family, reuse_port=True) as other:
+            other.setblocking(False)
+            with socket.create_connection(("127.0.0.1", port)):
+                assert (other in select.select([other], [], [], 0.2)[0]) is is_asked
+            shares = who_shares(port, "127.0.0.1", server.pid)
+            assert shares == (os.getpid() if is_asked else None)
 
 
 def test_a_process_that_listens_on_nothing_has_the_ports_of_what_it_started() -> None:
