@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,6 @@ from tunerd.measure import evidence
 from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems, summarise
 from tunerd.measure.learn import workload_sha256_now
 from tunerd.measure.store import EvidenceStore, reading
-from tunerd.model.files import ModelFiles
 from tunerd.production.plan import Plan, cards_of, make_plan
 from tunerd.profile.arm import DRAFT, DRAFT_MODEL, OFF, Arm
 from tunerd.profile.schema import own_kinds
@@ -126,7 +125,7 @@ def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:
     Raises:
         UsageError: there is no such run, or nothing of them can be told so.
     """
-    cards = ctx.gpu.read().gpus or ()
+    cards, reader = ctx.gpu.read().gpus or (), FingerprintReader(ctx)
     entries: list[Entry] = []
     with _opened(ctx, next(iter(numbers), 0)) as store:
         for number in numbers:
@@ -134,7 +133,8 @@ def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:
             record = found.run.record
             # A bench has what the server calls its model, which may be anything.
             told = None if record.kind == "bench" else record.model_name
-            names = {arm.name: _name_in_header(ctx, arm) or told for arm in record.arms}
+            named = ((arm, reader.name_in_header(arm.argv, arm.fingerprint)) for arm in record.arms)
+            names = {arm.name: name or told for arm, name in named}
             entries += entries_of(record.arms, found.samples, names, cards)
         messages = damage_messages(store)
     if not entries:
@@ -457,14 +457,6 @@ def _refused(where: str, why: str) -> ConfigError:
 
 
 # What a run of this box becomes
-
-
-def _name_in_header(ctx: Context, arm: evidence.ArmRecord) -> str | None:
-    """What an arm's model calls itself; None where its file is no longer that which was measured."""
-    with suppress(TunerdError):
-        facts = ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(Path(arm.model_path or ""))
-        return facts.name if facts.identity.sha256 == arm.fingerprint.model_sha256 else None
-    return None
 
 
 def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequence[Sample]], models: Mapping[str, str | None], cards: Sequence[Gpu]) -> Iterator[Entry]:  # fmt: skip

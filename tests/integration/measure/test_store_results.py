@@ -14,6 +14,7 @@ import pytest
 
 from tests.fault.world import a_generation
 from tests.support.bench_box import BenchBox
+from tests.support.bench_samples import sample
 from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti
 from tests.support.fakes import FakeClock
 from tests.support.folders import DATA
@@ -26,7 +27,7 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.learn import find_workload
-from tunerd.measure.results import export, results, show
+from tunerd.measure.results import export, export_bundle, results, show
 from tunerd.measure.store import EvidenceStore
 from tunerd.units.generations import Ending, Generation, Outcome
 
@@ -270,6 +271,30 @@ def test_a_run_is_shown_with_missing_figures_as_missing(bench: Bench) -> None:
     compare = "\n".join(render_show(show(bench.context(), numbers[0]).payload))
     assert "B is 4.1 % faster on chat" in compare
     assert "unknown" in "\n".join(render_show(show(bench.context(), numbers[4]).payload))
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--model-draft", "draft.gguf")], ids=["alone", "drafted for"]
+)
+def test_a_bundle_names_the_model_by_its_header_while_its_files_are_those_that_were_measured(
+    bench: Bench, more: tuple[str, ...]
+) -> None:
+    """Where another model drafts for it, it was `unnamed`, so that it fitted nobody by its name."""
+    bench.model.write_bytes(small(extra=[text("general.name", "Qwen3.6 27B")]))
+    argv = (*bench.argv, *more[:1], *(str(bench.folder / name) for name in more[1:]))
+    write_model(Path(argv[-1] if more else bench.folder / "other.gguf"), "")
+    fingerprint = FingerprintReader(bench.context()).of(argv).fingerprint
+    arm = an_arm(bench, argv=argv, model_path=str(bench.model), fingerprint=fingerprint, origins=(("--spec-type mtp", "speculation.type", "x"),))  # fmt: skip
+    record = RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live", model_name="bob", arms=(arm,))  # fmt: skip
+    numbers = bench.put(MadeRun(record, {"live": [sample()]}))
+
+    def name() -> str:
+        (entry,) = export_bundle(bench.context(), numbers).payload["entries"]
+        return str(entry["model"]["name"])
+
+    assert name() == "Qwen3.6 27B"
+    write_model(Path(argv[-1] if more else bench.model), "of another")
+    assert name() == "unnamed"
 
 
 def test_an_export_holds_every_sample_and_says_null_where_nothing_is_known(bench: Bench) -> None:
