@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -56,8 +57,8 @@ _GUARD_EVENTS = 200
 _GPU, _GPU_BACK = "gpu", "gpu-back"
 _BEST = "best"
 _UPGRADES = ("upgrade", "upgrade-refused")
-# Once the server is back, want of memory is another time.
-_OOM = ("oom", guards.BACK)
+# Once the server is back, want of memory is another time, and so it is a day later.
+_OOM, _OOM_S = ("oom", guards.BACK), 86400.0
 _RAISES = "the fit margin was raised"
 _OF_A_RAISE = ("oom", "guard-acted", "guard-failed")
 
@@ -245,7 +246,7 @@ class Guarding(Teller):
         is_told = (
             decision is not None
             and decision.act is guards.Act.NOTHING
-            and self._was_said(_OOM, f"{decision.text} (")
+            and self._was_said(_OOM, f"{decision.text} (", within_s=_OOM_S)
         )
         if decision is not None and not is_told:
             self._decided(decision, engine)
@@ -420,18 +421,18 @@ class Guarding(Teller):
             hint = "the next opening of the window, any day, finds out: `tunerd schedule show`"
         self._say(guards.Decision(_BEST, guards.Act.NOTHING, "note", text, evidence, hint))
 
-    def _was_said(self, kinds: tuple[str, ...], text: str) -> bool:
-        """Whether the same was told of the generation that serves, by whatever daemon."""
-        serving = self._ctx.deployed()
+    def _was_said(self, kinds: tuple[str, ...], text: str, within_s: float = math.inf) -> bool:
+        """Whether the same was told of the generation that serves, by whatever daemon, and no longer ago."""
+        serving, now_s = self._ctx.deployed(), self._ctx.clock.now_s()
         told = None if serving is None else serving.number, text
         before, self._told_last[kinds] = self._told_last.get(kinds), told
         since_s = 0.0 if serving is None else serving.created_s
-        if since_s > self._ctx.clock.now_s():  # a clock that was ahead deployed it
+        if since_s > now_s:  # a clock that was ahead deployed it
             since_s = 0.0
         newest = newest_told(self._ctx, *kinds)
         if newest is None:
             return before == told
-        return newest.text.startswith(text) and newest.at_s >= since_s
+        return newest.text.startswith(text) and newest.at_s >= max(since_s, now_s - within_s)
 
     # What is done
 

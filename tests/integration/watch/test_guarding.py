@@ -164,6 +164,19 @@ def test_a_death_counts_once_though_nobody_could_tell_what_was_deployed_when_it_
     assert world.kinds == kinds
 
 
+def test_want_of_memory_is_told_once_a_day_by_whatever_daemon(world: World) -> None:
+    """One that had gone on serving for months was silent of the next time."""
+    world.look()
+    for days in (0, 0, 2):
+        world.clock.advance(days * 86400.0)
+        world.watch()  # another daemon
+        world.look()
+        for _ in range(3):
+            world.die(OOM)
+            world.look()
+    assert world.kinds == ["oom", "oom"]
+
+
 def test_a_server_that_does_not_understand_its_arguments_is_told_with_its_words(
     world: World,
 ) -> None:
