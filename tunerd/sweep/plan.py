@@ -466,8 +466,8 @@ class PreparedSweep:
     """A sweep that could begin.
 
     `basis` is a hash over what its samples depend on beside the arm: samples of another night with
-    the same basis still hold. `wanted` is what the profile says of each key. `power_limits_w` are measured after
-    the search; `known` are laws by family to begin with.
+    the same basis still hold. `wanted` is what the profile says of each key, by build. `power_limits_w` are measured
+    after the search; `known` are laws by family to begin with.
     """
 
     request: SweepRequest
@@ -476,7 +476,7 @@ class PreparedSweep:
     base_plan: Plan
     space: SpacePlan
     seen: Seen
-    wanted: Mapping[str, Any]
+    wanted: Mapping[str, Mapping[str, Any]]
     shape: WorkloadShape
     workload: Workload
     policy: Policy
@@ -546,7 +546,11 @@ def prepare(
         base_plan=base_plan,
         space=space,
         seen=choice.seen,
-        wanted=_wanted(ctx, plan_request, base_plan.engine),
+        wanted={
+            name: _wanted(ctx, plan_request, build)
+            for name, build in choice.seen.builds.items()
+            if name in _engines(space)
+        },
         shape=shape,
         workload=workload,
         policy=policy,
@@ -677,8 +681,11 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
         ConfigError: the profile does not allow it.
         LeaseEnded: the engine is another build, or the profile says something else, than when the sweep began.
     """
+    # One that the space does not have is refused below.
+    wanted, build = prepared.wanted.get(arm.engine), prepared.seen.builds.get(arm.engine)
+    build = build or prepared.base_plan.engine
     try:
-        is_same = _wanted(ctx, prepared.plan_request, prepared.base_plan.engine) == prepared.wanted
+        is_same = _wanted(ctx, prepared.plan_request, build) == wanted or wanted is None
     except ConfigError as error:  # no refusal of this arm: nothing could be planned
         raise replaced_amid(error.words) from error
     if not is_same:

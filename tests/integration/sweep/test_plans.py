@@ -102,6 +102,26 @@ def test_no_arm_is_tried_by_a_profile_that_was_edited_since_the_sweep_began(
     assert plan_arm(ctx, prepared, prepared.base.arm)
 
 
+def test_no_arm_of_a_build_is_tried_by_a_table_of_its_family_that_was_edited_since(
+    box: SweepBox,
+) -> None:
+    other = install(box.box.folder / "ik", dialect="ik-now", **SPEED)
+    for_everybody(other)
+    ctx = Box(box.box.folder, {**box.box.variables, "TUNERD_ENGINES__OTHER__PATH": str(other.program)}).context  # fmt: skip
+    prepared = prepare(ctx, SweepRequest(budget_s=600.0, space=("engine=ik",)), proves=False)
+    arm = replace(prepared.base.arm, engine="other").canonical()
+    assert plan_arm(ctx, prepared, arm).engine.name == "other"
+    path = ctx.paths.site_profiles / "night.toml"
+    before = path.read_text()
+    path.write_text(f"{before}\n[engines.ik.serving]\nctx_size = 512\n")
+    try:
+        assert plan_arm(ctx, prepared, prepared.base.arm)
+        with pytest.raises(LeaseEnded, match="was replaced"):
+            plan_arm(ctx, prepared, arm)
+    finally:
+        path.write_text(before)
+
+
 def test_what_a_smaller_card_of_the_same_name_showed_counts_no_more(box: SweepBox) -> None:
     """An RTX 5060 Ti has 8 or 16 GiB: the night after one was put in for the other went on with what the other did."""
 
