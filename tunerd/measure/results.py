@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -125,7 +125,7 @@ def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:
     Raises:
         UsageError: there is no such run, or nothing of them can be told so.
     """
-    cards, reader = ctx.gpu.read().gpus or (), FingerprintReader(ctx)
+    cards = ctx.gpu.read().gpus or ()
     entries: list[Entry] = []
     with _opened(ctx, next(iter(numbers), 0)) as store:
         for number in numbers:
@@ -133,8 +133,8 @@ def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:
             record = found.run.record
             # A bench has what the server calls its model, which may be anything.
             told = None if record.kind == "bench" else record.model_name
-            named = ((arm, reader.name_in_header(arm.argv, arm.fingerprint)) for arm in record.arms)
-            names = {arm.name: name or told for arm, name in named}
+            own = _names_in_headers(ctx, record.arms)
+            names = {arm.name: own.get(arm.name) or told for arm in record.arms}
             entries += entries_of(record.arms, found.samples, names, cards)
         messages = damage_messages(store)
     if not entries:
@@ -457,6 +457,14 @@ def _refused(where: str, why: str) -> ConfigError:
 
 
 # What a run of this box becomes
+
+
+def _names_in_headers(ctx: Context, arms: Sequence[evidence.ArmRecord]) -> Mapping[str, str | None]:
+    """What each arm's model calls itself, as far as that can be told."""
+    with suppress(TunerdError):
+        reader = FingerprintReader(ctx)
+        return {arm.name: reader.name_in_header(arm.argv, arm.fingerprint) for arm in arms}
+    return {}
 
 
 def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequence[Sample]], models: Mapping[str, str | None], cards: Sequence[Gpu]) -> Iterator[Entry]:  # fmt: skip
