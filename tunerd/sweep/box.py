@@ -65,6 +65,8 @@ _WATCHED = frozenset({Mark.FOREIGN_TRAFFIC, Mark.THROTTLED, Mark.VRAM_TAKEN, Mar
 _HTTP_REFUSAL = "status 4"
 _TOO_LONG = "exceeds the available context size"  # of ik with status 500
 _CALL_REFUSALS = ("status ", "the answer is empty", "the answer was cut")
+# From a model that was not seen to make one.
+_NO_CALLS = ("the answer repeats", "the answer is not readable")
 
 # The machine around it: what a sweep waits for, what it gives way to, what it stops at
 
@@ -515,14 +517,15 @@ class LeaseBox:
     ) -> Exception:
         """What a request without an answer means, Preempted where the lease is gone.
 
-        A model or a template that knows no tools answers a call of one with an error, or with nothing.
+        A model or a template that knows no tools answers a call of one with an error, with nothing, or with nonsense.
         """
         self.check()
         try:
             fault = self.held.look(candidate)
         except LeaseEnded as ended:
             return self._preempted(ended.cause or ended.message)
-        told = problem.startswith(_CALL_REFUSALS if is_call else _HTTP_REFUSAL)
+        refusals = (*_CALL_REFUSALS, *(() if self._calls_tools else _NO_CALLS))
+        told = problem.startswith(refusals if is_call else _HTTP_REFUSAL)
         if fault is None and (told or _TOO_LONG in problem):
             return Refused(problem)
         self.close()
