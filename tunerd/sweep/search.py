@@ -394,15 +394,16 @@ class Search:
         return is_any
 
     def _is_first(self, family: FamilyGrid) -> bool:
-        """Whether a first look has it: kinds with a drafter, and what leads without one where a lookup may save as much.
+        """Whether a first look has it: kinds with a drafter, and what leads without one; the others come where they are hopeful.
 
-        The others come where they are hopeful.
+        Where looks are dear, one without drafts comes only where a lookup on top may make up for them.
         """
         leader = self.leader()
         if family.spec != OFF or leader is None:
             return family.spec not in _LOOKUPS
         behind = self._plain(family.engine, leader.arm) - leader.mean
-        return family.engine == leader.arm.engine and behind < _LOOKUP_SAVES + _PLAIN_ERROR
+        is_near = not self.night.reads_much or behind < _LOOKUP_SAVES + _PLAIN_ERROR
+        return family.engine == leader.arm.engine and is_near
 
     def _unseen_drafts(self, family: FamilyGrid) -> list[tuple[int, float]]:
         """Settings of the draft without which a family's plane is a guess; one if it drafts nothing.
