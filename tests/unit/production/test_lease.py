@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import socket
+import tempfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -50,7 +52,7 @@ from tunerd.production.plan import Plan
 from tunerd.production.recover import recover
 from tunerd.profile.layers import Layer, Origin
 from tunerd.records import plain
-from tunerd.result import Progress, error, ignore_progress
+from tunerd.result import Progress, ignore_progress
 from tunerd.tryout.local_service import Ending
 from tunerd.units.manager import (
     PORT_LIMIT_S,
@@ -136,13 +138,13 @@ def test_a_record_is_read_as_it_was_written_and_foreign_ones_are_none(world: Wor
         assert written_record(ctx) is None
 
 
-@pytest.mark.parametrize("kind", FailureKind)
-def test_every_failure_has_a_reason(kind: FailureKind) -> None:
-    fault = Failure(kind, "its words", "a hint")
-
-    memory = kind in {FailureKind.OUT_OF_VRAM, FailureKind.OUT_OF_MEMORY}
-    assert (fault.reason is Reason.OOM) is memory
-    assert (fault.reason is Reason.HANG) is (kind is FailureKind.HANG)
+def test_a_candidate_for_which_memory_was_missing_is_told_from_one_that_hangs() -> None:
+    kinds = {
+        reason: {kind for kind in FailureKind if Failure(kind, "words", None).reason is reason}
+        for reason in (Reason.OOM, Reason.HANG)
+    }
+    assert kinds[Reason.OOM] == {FailureKind.OUT_OF_VRAM, FailureKind.OUT_OF_MEMORY}
+    assert kinds[Reason.HANG] == {FailureKind.HANG}
 
 
 def test_what_a_killed_measurement_left_is_cleared_by_recover(world: World) -> None:
@@ -270,18 +272,6 @@ def test_an_end_that_is_asked_for_while_production_comes_back_is_told(
     assert world.serving_alias() == "one"
     assert lease.late is not None
     assert words in words_of(lease.late)
-
-
-def test_a_candidate_is_told_with_the_variables_that_drop_ins_of_production_set(
-    world: World,
-) -> None:
-    """What serves is told with them too: evidence of both is of the same conditions, and without one of others."""
-    world.put_drop_in("Environment=GGML_CUDA_FORCE_MMQ=1")
-    ctx = replace(world.context(), data_dir=data_dir())
-    plan = replace(a_plan_for(ctx, Path(ENGINE)), messages=(error("refused", "for a test"),))
-    with hold(ctx, purpose="bench x", budget_s=60) as lease, lease.serve(plan) as candidate:
-        assert candidate.environment["GGML_CUDA_FORCE_MMQ"] == "1"
-    assert "GGML_CUDA_FORCE_MMQ" in read_live_unit(ctx).environment
 
 
 def test_what_drop_ins_say_by_the_name_of_production_holds_for_a_candidate_too(
@@ -419,44 +409,33 @@ def test_nothing_is_measured_where_production_is_not_known_to_start_at_boot(
         outlook(world.context(), measuring_s=90)
 
 
-BESIDE = {
-    "my.env": "EnvironmentFile={folder}/my.env",
-    "/no/my.env": "EnvironmentFile=/no/my.env",
-    "no user `none`": "DynamicUser=no\nUser=none",
-}
-
-
 @pytest.mark.parametrize(
-    ("what", "way"),
+    ("what", "beside", "way"),
     [
-        ("text", "daemon-reload"),
-        ("text, reloaded", "systemctl restart"),
-        ("drop-in, reloaded", "systemctl restart"),
-        ("file gone", "put it back (`"),
-        ("file gone, reloaded", "put it back (`"),
-        ("my.env", "systemctl restart"),
+        ("text", "", "daemon-reload"),
+        ("text, reloaded", "", "systemctl restart"),
+        ("drop-in, reloaded", "", "systemctl restart"),
+        ("file gone", "", "put it back (`"),
+        ("file gone, reloaded", "", "put it back (`"),
+        ("my.env", "EnvironmentFile={folder}/my.env", "systemctl restart"),
         # A restart would end what serves, and start nothing.
-        ("/no/my.env", "put it back, or take it out"),
-        ("no user `none`", "put it back, or take it out"),
+        ("/no/my.env", "EnvironmentFile=/no/my.env", "put it back, or take it out"),
     ],
 )
 def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_measurement(
-    world: World, what: str, way: str
+    world: World, what: str, beside: str, way: str
 ) -> None:
     """It was, and did not come back where what somebody had written does not start, or its file of variables was deleted."""
-    broken, variables = world.text("one", program=BROKEN), world.folder / "my.env"
-    drop_in = world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
-    variables.write_text("MINE=1\n")
-    beside = what.partition(",")[0]
-    if beside in BESIDE:
-        lines = BESIDE[beside].format(folder=world.folder)
-        world.put(world.text("one", service=lines, starts=2))
-    if beside == "drop-in":
+    (world.folder / "my.env").write_text("MINE=1\n")
+    if beside:
+        world.put(world.text("one", service=beside.format(folder=world.folder), starts=2))
+    elif "drop-in" in what:
+        drop_in = world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
         drop_in.parent.mkdir()
         drop_in.write_text("[Service]\nExecStart=\nExecStart=/bin/false\n")
-    elif beside == "text":
-        world.unit_path.write_bytes(broken)
-    elif beside == "file gone":
+    elif "text" in what:
+        world.unit_path.write_bytes(world.text("one", program=BROKEN))
+    else:
         world.unit_path.unlink()
     if "reloaded" in what:
         world.manager.reload()
@@ -467,7 +446,7 @@ def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_me
     with pytest.raises(DeployError, match="changed while it ran") as told, held(world):
         pass
 
-    assert beside not in BESIDE or beside in (told.value.cause or "")
+    assert not beside or what in (told.value.cause or "")
     assert way in (told.value.hint or "")
     assert world.serving_alias() == "one"
 
@@ -542,23 +521,15 @@ def test_a_unit_whose_link_was_made_anew_is_edited_just_where_its_text_is_anothe
 ) -> None:
     """Each rebuild of NixOS makes the links anew: nothing was measured from then on, and `plan` warned."""
 
-    def lead_to(number: int, text: bytes) -> None:
-        store = world.folder / f"store-{number}"
-        store.mkdir()
-        (store / UNIT).write_bytes(text)
+    def make(text: str) -> None:
+        store = Path(tempfile.mkdtemp(dir=world.folder)) / UNIT
+        store.write_bytes(world.text(text))
         world.unit_path.unlink()
-        world.unit_path.symlink_to(store / UNIT)
+        world.unit_path.symlink_to(store)
         world.manager.reload()
 
-    lead_to(1, world.text("one"))
-    _was_started_right_after_its_file_was_written(world)
-    demand_return(world.context(), world.manager.state(UNIT))
-
-    lead_to(2, world.text("one"))
-    demand_return(world.context(), world.manager.state(UNIT))
-    lead_to(3, world.text("other"))
-    with pytest.raises(DeployError, match="changed while it ran"):
-        demand_return(world.context(), world.manager.state(UNIT))
+    make("one")
+    _is_edited_just_where_it_is_another(world, make)
 
 
 def test_a_secret_that_was_made_anew_is_edited_just_where_it_is_another(world: World) -> None:
@@ -567,18 +538,21 @@ def test_a_secret_that_was_made_anew_is_edited_just_where_it_is_another(world: W
 
     def make(text: str) -> None:
         secret.unlink(missing_ok=True)
-        secret.write_text(text)
+        secret.write_text(f"HF_TOKEN={text}\n")
 
-    make("HF_TOKEN=one\n")
+    make("one")
     world.put(world.text("one", service=f"EnvironmentFile={secret}"))
-    _was_started_right_after_its_file_was_written(world)
-    demand_return(world.context(), world.manager.state(UNIT))
+    _is_edited_just_where_it_is_another(world, make)
     (kept,) = world.folder.rglob("started-with.json")
     assert kept.stat().st_mode & 0o077 == 0
 
-    make("HF_TOKEN=one\n")
+
+def _is_edited_just_where_it_is_another(world: World, make: Callable[[str], None]) -> None:
+    _was_started_right_after_its_file_was_written(world)
     demand_return(world.context(), world.manager.state(UNIT))
-    make("HF_TOKEN=two\n")
+    make("one")
+    demand_return(world.context(), world.manager.state(UNIT))
+    make("other")
     with pytest.raises(DeployError, match="changed while it ran"):
         demand_return(world.context(), world.manager.state(UNIT))
 
