@@ -371,20 +371,6 @@ def test_a_server_names_no_key_file_that_its_account_may_not_read(tunerd: Deploy
     assert key in str([one for one in theirs["messages"] if one["code"] == "unplaced"])
 
 
-def test_a_server_with_a_key_in_plain_text_comes_back_too(tunerd: Deployment) -> None:
-    start_by_hand(tunerd, BY_HAND.replace("--no-warmup", "--no-warmup --api-key s3cret"))
-    assert tunerd.ask("/completion", {"prompt": "x", "n_predict": 1}, port=8099)[0] == 401
-
-    said = tunerd.apply("bad", expect=3)
-
-    assert "serves again" in said["error"]["state"], said
-    assert tunerd.generate(port=8099, key="s3cret")["content"]
-    written = tunerd("profiles", "new", "mine", "--from-unit", UNIT)
-    assert "s3cret" not in written.err + written.out
-    assert "api_key_file" in written.err
-    assert "s3cret" not in tunerd.machine.read(f"{tunerd.config}/profiles/mine.toml")
-
-
 # Units as people have them
 
 BY_INSTANCE = """\

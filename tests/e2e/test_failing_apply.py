@@ -34,7 +34,6 @@ PROFILES = {
 # Source of the engines' own words: tests/support/fake_llama/failures.py.
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "crash-loop": ({"fail": "assert"}, "crash", "signal 6"),
-    "oom-weights": ({"fail": "oom-weights"}, "out of VRAM", "cudaMalloc failed"),
     "oom-first-request": ({"fail": "oom-first-request"}, "out of VRAM", "out of memory"),
     "killed-in-its-load": ({"fail": "killed"}, "killed", "signal 9"),
     "drips": ({"drips": True}, "hang", "no sign of progress"),

@@ -89,19 +89,6 @@ def test_a_server_without_vram_comes_back_with_a_larger_margin(box: Deployment) 
     assert raised["PRIORITY"] == "4"
 
 
-def test_an_end_without_words_is_told_by_what_the_manager_saw(box: Deployment) -> None:
-    box.apply("plain")
-    watched(box)
-    daemon, server = box.show("MainPID", "tunerd.service"), box.show("MainPID")
-
-    box.machine.kill(server, "SEGV")
-
-    found = ("journalctl", "--output=json", "--boot", f"_PID={daemon}", "TUNERD_EVENT=server.died")
-    died = json.loads(str(box.until(lambda: box.machine.run(*found).stdout, "it saw the death")))
-    assert died["TUNERD_CAUSE"] == "crash"
-    assert died["TUNERD_WORDS"].startswith("signal 11; ")
-
-
 LATE = """\
 [Unit]
 StartLimitBurst={}
@@ -119,12 +106,21 @@ def starts_again(status: dict[str, Any]) -> bool:
     )
 
 
-def test_a_server_whose_starts_take_too_long_is_shown_as_started_again_and_told_as_given_up(
+def test_an_end_without_words_is_told_by_what_the_manager_saw_and_starts_that_take_too_long_are_given_up(
     box: Deployment,
 ) -> None:
     """A stop that was not obeyed has the same result, and nobody wants to be told of one."""
     box.apply("plain")
     watched(box)
+    daemon = box.show("MainPID", "tunerd.service")
+    found = ("journalctl", "--output=json", "--boot", f"_PID={daemon}", "TUNERD_EVENT=server.died")
+
+    box.machine.kill(box.show("MainPID"), "SEGV")
+
+    died = json.loads(str(box.until(lambda: box.machine.run(*found).stdout, "it saw the death")))
+    assert died["TUNERD_CAUSE"] == "crash"
+    assert died["TUNERD_WORDS"].startswith("signal 11; ")
+    box.until(lambda: box.alias() == "plain", "it is started again")
     drop_in = f"{box.units}/{UNIT}.d"
     box.machine.write(f"{drop_in}/late.conf", LATE.format(1000))
     box.systemctl("daemon-reload")

@@ -9,15 +9,17 @@ from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tests.support.places import PLACES, Place
 
-_ENABLE = """
+_MANAGER = """
 from pathlib import Path
 from tunerd.words import Mode
 from tunerd.paths import paths_for
 from tunerd.machine.files import Files
 from tunerd.units.systemd import Systemd
+manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}))
+"""
+_ENABLE = f"""{_MANAGER}
 text = b"[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n"
 Files().write(Path("/etc/systemd/system/durable.service"), text)
-manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}))
 manager.reload()
 manager.CALL("durable.service")
 """
@@ -57,12 +59,8 @@ def test_an_enabled_unit_runs_after_a_power_cut_that_loses_what_was_not_synced(
     assert machine.show("durable.service", "ActiveState") == "inactive"
 
 
-_LAST_WORDS = """
-import os, signal, subprocess, sys, threading
-from tunerd.words import Mode
-from tunerd.paths import paths_for
-from tunerd.units.systemd import Systemd
-manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}))
+_LAST_WORDS = f"""{_MANAGER}
+import os, signal, subprocess, threading
 journald = manager.state("systemd-journald.service").main_pid
 os.kill(journald, signal.SIGSTOP)
 threading.Timer(2.0, os.kill, (journald, signal.SIGCONT)).start()
@@ -100,7 +98,6 @@ def test_what_somebody_else_writes_in_the_name_of_a_life_is_not_of_it(
     host_machine.run("sh", "-c", f"printf '{entry}' | logger --journald", user="bob")
 
     read = f"print(manager.log('x.service', invocation_id='{life}'))"
-    code = _ENABLE.partition("text =")[0] + "manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}))\n" + read  # fmt: skip
-    said = host_machine.python("-c", code)
+    said = host_machine.python("-c", _MANAGER + read)
 
     assert said.stdout == "()\n"

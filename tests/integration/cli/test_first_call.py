@@ -182,6 +182,11 @@ def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Bo
 
     assert box.call(*proposed.split()).returncode == 0
     assert "next     tunerd plan mine" in box.call().stdout
+    again = box.call(*proposed.split())
+    assert (again.returncode, "--force" in again.stderr) == (2, True), "it replaces nothing unasked"
+    shown = box.json("profiles", "show", "mine")["values"]
+    origins = {row["key"]: (row["value"], row["layer"]) for row in shown}
+    assert origins["serving.ctx_size"] == (512, "site")
 
 
 def test_a_unit_of_ours_that_somebody_renamed_is_looked_after_by_its_new_name(box: Box) -> None:
