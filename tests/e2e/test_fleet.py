@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +10,9 @@ import pytest
 
 from tests.e2e.conftest import ROOTS, Machines
 from tests.support.deployment import Deployment, place_units, profile
-from tests.support.local_box import Box
 from tests.support.machine import Machine
 from tests.support.overlay import Root
+from tests.support.ssh_boxes import Fleet, Operator, new_key, put_ssh, states
 from tests.support.waiting import until
 
 SETTINGS = """
@@ -56,27 +53,17 @@ def open_way(folder: Path, name: str, machine: Machine) -> None:
     way.chmod(0o755)
 
 
-def operator(folder: Path, boxes: dict[str, Machine]) -> Box:
+def operator(folder: Path, boxes: dict[str, Machine]) -> Operator:
     """Whoever has the key to all of them."""
-    words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key"))
-    subprocess.run(words, check=True, timeout=300)
-    known = ""
+    public, known = new_key(folder / "key"), ""
     for name, machine in boxes.items():
         machine.sh("ssh-keygen -A; install -d -m 700 /root/.ssh")
-        machine.write("/root/.ssh/authorized_keys", (folder / "key.pub").read_text(), mode=0o600)
+        machine.write("/root/.ssh/authorized_keys", f"{public}\n", mode=0o600)
         known += f"{name} {machine.read('/etc/ssh/ssh_host_ed25519_key.pub')}\n"
         open_way(folder, name, machine)
     (folder / "known").write_text(known)
-    (folder / "config").write_text(
-        "".join(CONFIG.format(name=name, folder=folder) for name in boxes)
-    )
-    ssh = folder / "bin/ssh"
-    ssh.parent.mkdir()
-    ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {folder}/config "$@"\n')
-    ssh.chmod(0o755)
-    path = f"{ssh.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    (folder / "box").mkdir()
-    return Box(folder / "box", {"PATH": path, "TUNERD_FLEET__EVERY_S": "1"})
+    put_ssh(folder, "".join(CONFIG.format(name=name, folder=folder) for name in boxes))
+    return Fleet(folder, ()).operator()
 
 
 @pytest.mark.whole
@@ -88,17 +75,16 @@ def test_a_canary_that_loses_power_in_its_probation_is_waited_for_and_all_of_it_
     boxes = {"gpu1": machines(root), "gpu2": machines(root)}
     for machine in boxes.values():
         served(machine)
-    box = operator(tmp_path, boxes)
+    own = operator(tmp_path, boxes)
     named = [f"--box={name}" for name in boxes]
 
     def size() -> set[str]:
         texts = (one.sh("systemctl cat llama-server").stdout for one in boxes.values())
         return {text.partition("--ctx-size ")[2].split()[0] for text in texts}
 
-    with box.until_all_ended():
-        words = ("apply", "night", "--set=serving.ctx_size=2048", "--yes", *named)
-        change = box.begin("fleet", *words)
-        until(lambda: "watched" in box.call("fleet", "show").stdout, "the canary is watched")
+    with own.box.until_all_ended():
+        change = own.begin("apply", "night", "--set=serving.ctx_size=2048", "--yes", *named)
+        until(lambda: "watched" in str(own.fleet("show", code=None)), "the canary is watched")
         boxes["gpu1"].power_cut()
         boxes["gpu1"].boot()
         open_way(tmp_path, "gpu1", boxes["gpu1"])
@@ -106,6 +92,5 @@ def test_a_canary_that_loses_power_in_its_probation_is_waited_for_and_all_of_it_
         assert change.returncode == 0, said
         assert size() == {"2048"}
 
-        back = box.json("fleet", "rollback", "--yes")
-    assert [one["state"] for one in back["boxes"]] == ["returned", "returned"]
+        assert states(own.fleet("rollback", "--yes")) == ["returned", "returned"]
     assert size() == {"1024"}

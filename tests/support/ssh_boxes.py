@@ -152,35 +152,41 @@ def _session(box: SweepBox) -> Path:
     return session
 
 
-def _key(path: Path) -> str:
+def new_key(path: Path) -> str:
+    """The public part of it."""
     words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path))
     subprocess.run(words, check=True, timeout=300)
     return path.with_suffix(".pub").read_text().strip()
 
 
+def put_ssh(folder: Path, config: str) -> None:
+    """The ssh of operators below this folder: else it looks for its settings in the home of the account."""
+    (folder / "ssh_config").write_text(config)
+    (folder / "bin").mkdir()
+    wrapper = folder / "bin/ssh"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+    wrapper.chmod(0o755)
+
+
 @contextlib.contextmanager
 def fleet(folder: Path, count: int = 2) -> Iterator[Fleet]:
     """So many boxes behind an sshd on loopback, `gpu1` first, each serving profile `night`."""
-    sshd, ssh = shutil.which("sshd", path="/usr/sbin:/usr/bin"), shutil.which("ssh")
-    if sshd is None or ssh is None:
+    sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+    if sshd is None:
         missing("ssh", "no sshd", "apt-get install openssh-server")
     port = free_port()
     user = pwd.getpwuid(os.getuid()).pw_name
-    (folder / "known").write_text(f"[127.0.0.1]:{port} {_key(folder / 'host')}\n")
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {new_key(folder / 'host')}\n")
     (folder / "sshd_config").write_text(_SSHD.format(port=port, folder=folder))
     with contextlib.ExitStack() as stack:
         boxes = [SshBox(f"gpu{at}", stack.enter_context(swept())) for at in range(1, count + 1)]
         keys, hosts = [], []
         for one in boxes:
             session = _session(one.made)
-            keys.append(f'restrict,command="{session}" {_key(folder / one.name)}')
+            keys.append(f'restrict,command="{session}" {new_key(folder / one.name)}')
             hosts.append(_HOST.format(name=one.name, port=port, user=user, folder=folder))
         (folder / "authorized").write_text("\n".join(keys) + "\n")
-        (folder / "ssh_config").write_text("".join(hosts))
-        (folder / "bin").mkdir()
-        wrapper = folder / "bin/ssh"  # ssh looks for its settings in the home of the account
-        wrapper.write_text(f'#!/bin/sh\nexec {ssh} -F {folder}/ssh_config "$@"\n')
-        wrapper.chmod(0o755)
+        put_ssh(folder, "".join(hosts))
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         words = [sshd, "-D", "-e", "-f", str(folder / "sshd_config")]
