@@ -235,7 +235,6 @@ def test_a_library_beside_it_is_part_of_it(folder: Path, prober: EngineProber) -
 
 HOSTILE = {
     "nonsense": "echo hello",
-    "sleep": "sleep 600",
     "endless output": "yes --ctx-size",
     "a huge help": "head -c 50000000 /dev/zero | tr '\\0' '-'",
     "children that stay": "for n in 1 2 3 4 5; do sleep 600 & done; setsid sleep 600 & exit 0",

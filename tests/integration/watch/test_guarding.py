@@ -300,27 +300,23 @@ def test_neither_a_profile_that_is_gone_nor_a_build_that_cannot_be_asked_says_th
             assert check(world.ctx).payload["replanned"]["refusals"] == []
 
 
-def test_a_build_is_not_asked_with_the_model_that_its_environment_names(
-    world: World, folder: Path
+@pytest.mark.parametrize(
+    ("words", "says", "also"),
+    [
+        ("", '[ -z "$LLAMA_ARG_MODEL" ] || echo "error: invalid argument: it loads"',
+         "Environment=LLAMA_ARG_MODEL=/srv/a.gguf"),
+        (" run image", 'echo "error: invalid argument: $*"; exit 125', ""),
+    ],
+    ids=["with the model that its environment names", "where that starts it in a container"],
+)  # fmt: skip
+def test_a_program_is_not_asked_what_it_understands(
+    world: World, folder: Path, words: str, says: str, also: str
 ) -> None:
-    program = folder / "server"
-    program.write_text(
-        '#!/bin/sh\n[ -z "$LLAMA_ARG_MODEL" ] || echo "error: invalid argument: it loads"\n'
-    )
+    program = folder / ("podman" if words else "server")
+    program.write_text(f"#!/bin/sh\n{says}\n")
     program.chmod(0o755)
-    text = SERVER.replace("/bin/server", str(program))
-    (world.manager.unit_dir / UNIT).write_text(f"{text}Environment=LLAMA_ARG_MODEL=/srv/a.gguf\n")
-    assert check(world.ctx).payload["replanned"]["refusals"] == []
-
-
-def test_a_program_that_starts_the_server_in_a_container_is_not_run_to_see_what_it_says(
-    world: World, folder: Path
-) -> None:
-    program = folder / "podman"
-    program.write_text('#!/bin/sh\necho "error: invalid argument: $*"\nexit 125\n')
-    program.chmod(0o755)
-    text = SERVER.replace("/bin/server", f"{program} run image")
-    (world.manager.unit_dir / UNIT).write_text(text)
+    text = SERVER.replace("/bin/server", f"{program}{words}")
+    (world.manager.unit_dir / UNIT).write_text(f"{text}{also}\n")
     assert check(world.ctx).payload["replanned"]["refusals"] == []
 
 

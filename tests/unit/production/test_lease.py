@@ -430,9 +430,7 @@ def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_me
     if beside:
         world.put(world.text("one", service=beside.format(folder=world.folder), starts=2))
     elif "drop-in" in what:
-        drop_in = world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
-        drop_in.parent.mkdir()
-        drop_in.write_text("[Service]\nExecStart=\nExecStart=/bin/false\n")
+        world.put_drop_in("ExecStart=\nExecStart=/bin/false")
     elif "text" in what:
         world.unit_path.write_bytes(world.text("one", program=BROKEN))
     else:
@@ -486,10 +484,7 @@ def test_what_is_missing_is_said_with_what_names_it(world: World) -> None:
     assert {lines: found[lines] for lines, what in FAILS.items() if what not in found[lines]} == {}
 
     world.put(world.text("one", service="WorkingDirectory=/etc"))
-    drop_in = world.unit_path.with_name(f"{UNIT}.d") / "mine.conf"
-    drop_in.parent.mkdir()
-    drop_in.write_text("[Service]\nWorkingDirectory=/no\n")
-    world.manager.reload()
+    drop_in = world.put_drop_in("WorkingDirectory=/no")
     said = missing_to_start(world.context(), read_live_unit(world.context()))
     assert said == f"gone: `/no`, which `WorkingDirectory=` names in `{drop_in}`"
 

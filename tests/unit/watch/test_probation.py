@@ -151,8 +151,14 @@ def test_it_ends_where_the_server_was_stopped_for_as_long(world: World) -> None:
     assert daemon.ended == ("ended", "somebody stopped it")
 
 
-def test_a_server_under_which_the_machine_went_down_is_taken_back(world: World) -> None:
+@pytest.mark.parametrize("has_backup", [True, False], ids=["by its backup", "by the history alone"])
+def test_a_server_under_which_the_machine_went_down_is_taken_back(
+    world: World, *, has_backup: bool
+) -> None:
     begun(world)
+    if not has_backup:
+        (backup,) = (one for one in world.backups() if one.read_bytes() == world.text("old"))
+        backup.unlink()
     found = Daemon(world).judged()
     assert found["state"] == "taken back"
     assert "the machine went down" in found["reason"]
@@ -470,15 +476,6 @@ def test_an_apply_that_fails_does_not_end_it(world: World) -> None:
     with pytest.raises(RolledBack):
         deploy(world.context(), world, "bad", program=BROKEN)
     assert daemon.judged()["state"] == "passed"
-
-
-def test_it_goes_back_by_the_history_where_the_backup_is_gone(world: World) -> None:
-    begun(world)
-    serving = world.context().generations.serving(UNIT)
-    assert serving is not None
-    (world.paths.unit_dir / str(serving.generation.replaced_backup)).unlink()
-    assert Daemon(world).judged()["state"] == "taken back"
-    assert world.serving_alias() == "old"
 
 
 def test_where_nothing_can_be_written_it_watches_on(world: World) -> None:
