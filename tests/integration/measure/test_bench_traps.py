@@ -485,11 +485,9 @@ def test_how_long_a_token_is_says_the_first_server_that_tells(tmp_path: Path) ->
     tokens: list[list[int]] = [[], [7] * 10_000]
 
     def answer(request: BaseHTTPRequestHandler, _body: bytes) -> None:
-        told = json.dumps({"tokens": tokens.pop(0)}).encode()
         request.send_response(200)
-        request.send_header("Content-Length", str(len(told)))
         request.end_headers()
-        request.wfile.write(told)
+        request.wfile.write(json.dumps({"tokens": tokens.pop(0)}).encode())
 
     with answered_by(answer) as port:
         for _ in range(2):
