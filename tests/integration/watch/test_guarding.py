@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -301,23 +302,28 @@ def test_neither_a_profile_that_is_gone_nor_a_build_that_cannot_be_asked_says_th
 
 
 @pytest.mark.parametrize(
-    ("words", "says", "also"),
+    ("words", "where", "also", "refusals"),
     [
-        ("", '[ -z "$LLAMA_ARG_MODEL" ] || echo "error: invalid argument: it loads"',
-         "Environment=LLAMA_ARG_MODEL=/srv/a.gguf"),
-        (" run image", 'echo "error: invalid argument: $*"; exit 125', ""),
+        ("", "", "", ["error: invalid argument: x"]),
+        ("", '[ -z "$LLAMA_ARG_MODEL" ] ||', "Environment=LLAMA_ARG_MODEL=/srv/a.gguf", []),
+        (" run image", "", "", []),
     ],
-    ids=["with the model that its environment names", "where that starts it in a container"],
-)  # fmt: skip
-def test_a_program_is_not_asked_what_it_understands(
-    world: World, folder: Path, words: str, says: str, also: str
+    ids=["one that refuses them", "one that would load its model", "one that starts a container"],
+)
+def test_a_program_is_asked_what_is_wrong_with_its_words_and_nothing_else_begins(
+    world: World, folder: Path, words: str, where: str, also: str, refusals: list[str]
 ) -> None:
-    program = folder / ("podman" if words else "server")
-    program.write_text(f"#!/bin/sh\n{says}\n")
-    program.chmod(0o755)
+    options = shutil.copy(DATA / "help/ik-2026-08.txt", folder)
+    asks = (
+        f'case "$1" in --help) exec cat {options};; esac\n{where} echo "error: invalid argument: x"'
+    )
+    program = folder / ("podman" if words else "start")
+    for path, does in (folder / "real", asks), (program, f'exec {folder}/real "$@"'):
+        path.write_text(f"#!/bin/sh\n{does}\n")
+        path.chmod(0o755)
     text = SERVER.replace("/bin/server", f"{program}{words}")
     (world.manager.unit_dir / UNIT).write_text(f"{text}{also}\n")
-    assert check(world.ctx).payload["replanned"]["refusals"] == []
+    assert check(world.ctx).payload["replanned"]["refusals"] == refusals
 
 
 def test_nothing_is_found_out_of_a_unit_that_is_on_trial(world: World) -> None:
