@@ -449,6 +449,18 @@ def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_me
     assert world.serving_alias() == "one"
 
 
+def test_an_edit_that_no_manager_has_read_counts_though_the_server_was_started_since(
+    world: World,
+) -> None:
+    """It was started by the text of before; what a reload by anybody makes of it is what would come back."""
+    world.put(world.text("one", starts=9))
+    world.unit_path.write_bytes(world.text("one", program=BROKEN))
+    world.clock.set_wall(world.unit_path.stat().st_ctime + 60.0)
+    world.manager.restart(UNIT)
+    with pytest.raises(DeployError, match="changed while it ran"):
+        demand_return(world.context(), world.manager.state(UNIT))
+
+
 @pytest.mark.parametrize("was_edited", [False, True])
 def test_a_unit_that_was_written_anew_by_the_way_back_of_a_killed_swap_is_edited_just_where_it_was_before(
     world: World, *, was_edited: bool
