@@ -64,6 +64,16 @@ def mean_ms(pairs: Sequence[Pair], side: Side, part: str) -> list[float]:
     return [sum(column) / len(column) for column in columns]
 
 
+def judged(pairs: Sequence[Pair], number: int, policy: Policy) -> Verdict:
+    """What its pairs say of the challenge of this number of a generation."""
+    return judge_challenge(
+        [pair.log_ratio for pair in pairs],
+        margin=policy.min_gain,
+        alpha=challenge_alpha(policy.alpha, number),
+        max_pairs=policy.max_pairs,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class KindGain:
     """Gain on one class of the workload."""
@@ -120,7 +130,6 @@ class Challenge:
         """Count what was carried, and what fails from here on."""
         self._n_carried = len(self.pairs)
         self._starts_failed, self._deaths = Counter[Arm](), Counter[Arm]()
-        self._alpha = challenge_alpha(self.policy.alpha, self.number)
 
     def run(self) -> Result:
         """Pairs until there is a decision, the candidate fails, or time is up.
@@ -149,10 +158,7 @@ class Challenge:
     def _goes_on(self) -> bool:
         if len(self.pairs) > self._n_carried:
             self._check_memory()
-        self._verdict = judge_challenge(
-            [pair.log_ratio for pair in self.pairs],
-            margin=self.policy.min_gain, alpha=self._alpha, max_pairs=self.policy.max_pairs,
-        )  # fmt: skip
+        self._verdict = judged(self.pairs, self.number, self.policy)
         return self._verdict.standing is Step.GO_ON
 
     @property

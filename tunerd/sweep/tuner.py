@@ -18,13 +18,12 @@ from tunerd.measure.pairs import (
     Gain,
     Step,
     challenge_alpha,
-    judge_challenge,
     pairs_needed,
 )
 from tunerd.profile.arm import BOOT, Arm, Box, Policy, Preempted, Sample, Space, as_samples
 from tunerd.profile.workload import Rates, Workload
 from tunerd.records import plain
-from tunerd.sweep.challenge import Carried, Challenge, Result, carried, mean_ms
+from tunerd.sweep.challenge import Carried, Challenge, Result, carried, judged, mean_ms
 from tunerd.sweep.context import Floor, Widest
 from tunerd.sweep.known import Study, law_of
 from tunerd.sweep.learner import Learner
@@ -140,7 +139,6 @@ class Evidence:
         models: Parameters of the fitted laws by "engine, spec".
         best_untried: The most a point that was not measured is believed to gain (ratio).
         time_s: Where the time went.
-        n_history: Samples that were known before.
         wanted_tok_s: The speed that challenges were against, where the largest context was looked for.
         turns: What each kind of request took each arm, in this sweep.
     """
@@ -155,7 +153,6 @@ class Evidence:
     time_s: Mapping[str, float]
     elapsed_s: float
     restarts: int
-    n_history: int
     reasons: tuple[str, ...]
     wanted_tok_s: float | None = None
     turns: tuple[KindTurn, ...] = ()
@@ -255,6 +252,7 @@ def tune(
     Raises:
         ValueError: The workload has no classes.
     """
+    policy, study = policy or Policy(), study or Study()
     sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample, study)
     sweep.recall(as_samples(history), n_challenges)
     return sweep.run()
@@ -265,14 +263,12 @@ class _Sweep:
 
     def __init__(
         self, box: Box, space: Space, workload: Workload, incumbent: Arm, budget_s: float,
-        rng: np.random.Generator, policy: Policy | None,
-        on_sample: Callable[[Sample], object] | None, study: Study | None = None,
+        rng: np.random.Generator, policy: Policy,
+        on_sample: Callable[[Sample], object] | None, study: Study,
     ) -> None:  # fmt: skip
-        self.given = incumbent
-        self.incumbent = incumbent
-        self.study = study or Study()
-        policy = policy or Policy()
-        self.policy = replace(policy, seeds=(*policy.seeds, *self.study.seeds))
+        self.given = self.incumbent = incumbent
+        self.study = study
+        self.policy = replace(policy, seeds=(*policy.seeds, *study.seeds))
         if not workload.classes:
             raise ValueError("the workload has no classes")
         self.workload = workload
@@ -309,35 +305,30 @@ class _Sweep:
 
     def _recall_challenges(self) -> None:
         """Those of the incumbent of now; what won in this sweep before it was cut is the next incumbent."""
-        self._cut_short = []
+        self._cut_short, won = [], list[Carried]()
         for one in carried(self._history, self.incumbent, self.workload):
-            standing = self._standing(one)
+            standing = judged(one.pairs, one.number, self.policy).standing
             # What had no decision goes on; what this sweep has decided is not decided again.
             if standing is Step.GO_ON or (standing is Step.PROMOTE and not one.is_earlier):
                 self._cut_short.append(one)
+                won += [] if standing is Step.GO_ON else [one]
             elif not one.is_earlier:
                 self.limits.reject(one.candidate, _NOT_FASTER)
         self.learner.refresh()
-        for one in tuple(self._cut_short):
-            has_won = not one.is_earlier and self._standing(one) is Step.PROMOTE
-            if has_won and one in self._cut_short and self._is_sound(one.candidate):
-                self._settle(self._challenge(one.candidate))  # its pairs have decided already
-                return
-
-    def _standing(self, one: Carried) -> Step:
-        return judge_challenge(
-            [pair.log_ratio for pair in one.pairs], margin=self.policy.min_gain,
-            alpha=challenge_alpha(self.policy.alpha, one.number), max_pairs=self.policy.max_pairs,
-        ).standing  # fmt: skip
+        sound = (one for one in won if self._is_sound(one.candidate))
+        if (first := next(sound, None)) is not None:
+            self._settle(self._challenge(first.candidate))  # its pairs have decided already
 
     def _is_sound(self, arm: Arm) -> bool:
-        """Whether nothing that was seen keeps an arm from being deployed."""
-        return (
-            self.grid.contains(arm)
-            and self.limits.fails(arm) is None
-            and self.limits.is_safe(arm)
-            and self.limits.is_output_proven(arm)
-        )
+        return self.grid.contains(arm) and self._unsound(arm) is None
+
+    def _unsound(self, arm: Arm) -> str | None:
+        """What that was seen keeps an arm from being deployed; None where nothing does."""
+        if (failure := self.limits.fails(arm)) is not None:
+            return failure
+        if not self.limits.is_safe(arm):
+            return "it may run out of memory with the context full"
+        return None if self.limits.is_output_proven(arm) else "tool calls were not tried with it"
 
     def run(self) -> Outcome:
         """The whole night."""
@@ -463,8 +454,8 @@ class _Sweep:
         return found
 
     def _why_not_deployed(self, winner: Arm) -> str | None:
-        if not self._is_sound(winner):
-            return self.limits.fails(winner) or "it may run out of memory with the context full"
+        if (unsound := self._unsound(winner)) is not None:
+            return unsound
         if self._contexts is None or winner.context_size >= self.given.context_size:
             return None
         problem = self._contexts.not_shown(self.given)
@@ -623,7 +614,6 @@ class _Sweep:
             time_s={name: round(seconds, 1) for name, seconds in self.night.spent_s.items()},
             elapsed_s=self.night.elapsed_s,
             restarts=self.night.restarts,
-            n_history=len(self._history),
             reasons=tuple(reasons),
             wanted_tok_s=self.policy.at_least_tok_s,
             turns=self._turns(),
@@ -663,21 +653,16 @@ class _Sweep:
                 believed_s=None if belief is None else _seconds(belief.mean),
                 believed_sd=None if belief is None else round(belief.sd, 4),
                 headroom_mib=None if headroom is None else round(headroom.free_mib, 0),
-                reason=self._why_not(arm),
+                reason=self.limits.fails(arm)
+                or self.limits.worsens(arm)
+                or self._unsound(arm)
+                or "",
             )
             for arm, belief, predicted in rows
             for headroom in [self.limits.headroom(arm)]
         ]
         found.sort(key=lambda one: math.inf if one.believed_s is None else one.believed_s)
         return tuple(found)
-
-    def _why_not(self, arm: Arm) -> str:
-        failure = self.limits.fails(arm) or self.limits.worsens(arm)
-        if failure is not None:
-            return failure
-        if not self.limits.is_safe(arm):
-            return "it may run out of memory with the context full"
-        return "" if self.limits.is_output_proven(arm) else "tool calls were not tried with it"
 
     def _best_untried(self) -> float | None:
         leader = self.search.leader()
