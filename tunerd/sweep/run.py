@@ -410,15 +410,11 @@ class _Run:
     house: House
     meet: Meet
     _study: Study = field(default_factory=Study)
-    _told: list[str] = field(default_factory=list)
-    _restarts: int = 0
-    _elapsed_s: float = 0.0
-    _has_answers: bool = False
+    _leases: list[tuple[Outcome, Held]] = field(default_factory=list)
     _has_place: bool = False
     _found: Outcome | None = None
     _served: tuple[LoggedRequest, ...] = ()
     _power: dict[str, Any] | None = None
-    _late: BaseException | None = None
 
     def go(self) -> ActionResult:
         """All of it."""
@@ -426,7 +422,7 @@ class _Run:
         self._begin_with_what_was_served()
         try:
             with self.meet(self.ctx, self.prepared) as self._study:
-                outcome, verdict, away_s, ended = self._night()
+                outcome, verdict, ended = self._night()
         except BaseException as error:
             with contextlib.suppress(HostError):  # its disk is full: the run stays without an end
                 keeper.end(RunOutcome.STOPPED, words_of(error))
@@ -436,7 +432,13 @@ class _Run:
             raise
         is_over = ended is not None and outcome.verdict == "inconclusive"
         keeper.end(RunOutcome.STOPPED if is_over else RunOutcome.DONE, "; ".join(verdict.reasons))
-        measured = outcome.verdict != "inconclusive" or self._has_answers
+        found, leases = (
+            [one.evidence for one, _ in self._leases],
+            [held for _, held in self._leases],
+        )
+        away_s = [one.without_service_s for one in leases if one.without_service_s is not None]
+        answers = (sample.answer for one in found for sample in one.samples)
+        measured = outcome.verdict != "inconclusive" or any(one is not None for one in answers)
         payload = {
             "sweep": keeper.number,
             "verdict": verdict.outcome,
@@ -446,13 +448,14 @@ class _Run:
             "arm": str(outcome.arm),
             "changes": changed(outcome.arm, self.prepared.base.arm),
             "arms_measured": len(outcome.evidence.arms),
-            "restarts": self._restarts,
-            "elapsed_s": self._elapsed_s,
+            "restarts": sum(one.restarts for one in found),
+            "elapsed_s": sum(one.elapsed_s for one in found),
             "known_before": len(self.history.samples),
-            "without_service_s": away_s,
+            "without_service_s": sum(away_s) if away_s else None,
             "power": self._power,
         }
-        noticed = [note("lease", text) for text in dict.fromkeys(self._told)]
+        told = dict.fromkeys(text for held in leases for text in held.notes)
+        noticed = [note("lease", text) for text in told]
         noticed += [] if self._power is None else power_notes(self._power)
         messages = (*self.prepared.messages, *noticed, *self._next_steps(verdict, ended))
         return ActionResult(self.command, payload, messages, 0 if measured else 1, has_acted=True)
@@ -472,7 +475,8 @@ class _Run:
 
     def _next_steps(self, verdict: VerdictRecord, ended: str | None) -> list[Message]:
         number = self.keeper.number
-        why = words_of(self._late) if self._late is not None else ended
+        _, held = self._leases[-1]
+        why = words_of(held.late) if held.late is not None else ended
         if verdict.outcome == "promote" and why is not None:  # somebody wants the machine now
             return [note("proposal", f"a winner was proved but not deployed, because the sweep was ended: {why}",
                          f"`tunerd promote {number}`, or `tunerd decline {number}`")]  # fmt: skip
@@ -486,23 +490,15 @@ class _Run:
 
     # Nights, one or several
 
-    def _night(self) -> tuple[Outcome, VerdictRecord, float | None, str | None]:
+    def _night(self) -> tuple[Outcome, VerdictRecord, str | None]:
         ctx, budget_s = self.ctx, self.prepared.request.budget_s
         end_s = ctx.clock.monotonic_s() + budget_s
         samples: list[dict[str, Any]] = list(self.history.samples)
-        away_s: float | None = None
         outcome, box, held = self._leased(end_s, samples)
         while True:
-            self._told += held.notes
-            if held.without_service_s is not None:
-                away_s = (away_s or 0.0) + held.without_service_s
-            found = outcome.evidence
-            samples += map(plain, found.samples)
-            self._restarts += found.restarts
-            self._elapsed_s += found.elapsed_s
-            self._has_answers |= any(sample.answer is not None for sample in found.samples)
-            self._late = held.late
-            if box.yielded is None or self._late is not None:
+            self._leases.append((outcome, held))
+            samples += map(plain, outcome.evidence.samples)
+            if box.yielded is None or held.late is not None:
                 break
             more = self._go_on(end_s, samples, box)
             if more is None:
@@ -519,7 +515,7 @@ class _Run:
             best = best_now(self._served, models, base, families, workload)
             told = {**told, "gain": None if best is None else best.gain}
         verdict = self.keeper.result(outcome, base, self.prepared.shape.name, told)
-        return outcome, verdict, away_s, box.ended
+        return outcome, verdict, box.ended
 
     def _leased(
         self, end_s: float, samples: list[dict[str, Any]]
