@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.calendar import Deadline, open_span
+from tunerd.calendar import Deadline
 from tunerd.engine.builds import engines_meant, files_of, find_engines
 from tunerd.engine.capabilities import Effect, Engine, FitStyle, laws_of
 from tunerd.engine.choice import PlanRequest, draft_facts, locate, request_again
@@ -52,12 +52,14 @@ from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
 from tunerd.sweep.known import Known, published
 from tunerd.sweep.power import limits_of
-from tunerd.sweep.schedule import closed_text, deadline_of, window_of
+from tunerd.sweep.schedule import deadline_of, why_closed
 from tunerd.sweep.space import (
     ARM_KEYS,
     ENGINE,
     FIT,
     KV_KEYS,
+    N_MAX,
+    P_MIN,
     TYPE,
     USUAL_RANGES,
     Base,
@@ -142,6 +144,7 @@ def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | Non
 
 
 WHAT = "frozen placement"
+_NO_GPU = "there is no GPU: everything lies in RAM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,20 +197,13 @@ def _is_found_by_tunerd(base: Plan, keys: Collection[str]) -> bool:
 
 
 def _why_not(base: Plan, by_hand: Collection[str], kept: Collection[str]) -> str | None:
-    if not base.has_gpu:
-        return "there is no GPU: everything lies in RAM, with speculation and without"
     pinned = sorted((PLACEMENT_KEYS | {FIT, "memory.fit"}) & set(kept))
-    if pinned:
-        return f"{pinned[0]} is pinned"
+    reason = _no_fit(base) or (f"{pinned[0]} is pinned" if pinned else None)
+    if reason is not None or by_hand:
+        return reason
     capabilities, memory = base.engine.capabilities, base.resolved.profile.memory
-    if by_hand and not _is_found_by_tunerd(base, by_hand):
-        return f"it is placed by hand already: {', '.join(by_hand)}"
-    if capabilities is None or capabilities.fit is FitStyle.NONE:
-        return f"{base.engine.name} does not place the model by itself: nothing to freeze"
-    if by_hand:
-        return None
     asks_for_fit = memory.fit is True or memory.fit_mib is not None
-    if memory.fit is False or not (asks_for_fit or capabilities.fit_default_on):
+    if capabilities is None or not (asks_for_fit or capabilities.fit_default_on):
         return "it is served without fit"
     if capabilities.first_of("--n-gpu-layers", "--gpu-layers") is None:
         return f"{base.engine.name} has no flag for layers on the GPU"
@@ -326,16 +322,14 @@ class _Builds:
         reason = None if is_base else self._refusal(own, engine.name)
         if reason is not None:
             return EngineFacts(engine.name, problem=reason)
-        useless = {
-            name: f"{name} has no effect on this build: {engine.proof(name).detail}"
-            for name in ("n-max", "p-min")
-            if engine.proof(name).effect in _USELESS
-        }
         return EngineFacts(
             name=engine.name,
             kinds=self._kinds(engine, own),
-            ignores_n_max=useless.get("n-max"),
-            ignores_p_min=useless.get("p-min"),
+            ignored={
+                key: f"{name} has no effect on this build: {engine.proof(name).detail}"
+                for name, key in (("n-max", N_MAX), ("p-min", P_MIN))
+                if engine.proof(name).effect in _USELESS
+            },
             refused=dict(self._refused(own, engine.name)),
         )
 
@@ -414,14 +408,14 @@ def _frozen_keys(
 
 
 def _no_fit(base: Plan) -> str | None:
-    """Why no margin can be searched."""
+    """Why the engine does not choose what lies on the GPU: no margin can be searched, and nothing frozen."""
     if not base.has_gpu:
-        return "there is no GPU whose memory could be left free"
+        return _NO_GPU
     keys = keys_by_hand(base.resolved)
     is_given = bool(keys) and not _is_found_by_tunerd(base, keys)
     if base.resolved.profile.memory.fit is False or is_given:
         given = ", ".join(keys) or "memory.fit = false"
-        return f"the placement is set by hand: {given}"
+        return f"the model is placed by hand: {given}"
     capabilities = base.engine.capabilities
     if capabilities is None or capabilities.fit is FitStyle.NONE:
         return f"{base.engine.name} does not place the model by itself"
@@ -431,7 +425,7 @@ def _no_fit(base: Plan) -> str | None:
 def _pointless(key: str, base: Plan) -> str | None:
     """Why a listed key of placement changes nothing here."""
     if not base.has_gpu:
-        return "there is no GPU: everything lies in RAM"
+        return _NO_GPU
     if key in {EXPERTS, "memory.cpu_moe"} and not base.facts.is_moe:
         return "the model has no experts"
     return None
@@ -525,18 +519,19 @@ def prepare(
     ahead = outlook(ctx, measuring_s=request.budget_s, start_after=request.start_after)
     base_plan = compare.plan_side(ctx, compare.SideRequest(LIVE, plan_request, generation))
     shape, told = workload_for(ctx, request.workload, base_plan.resolved)
-    context = compare.context_tokens(base_plan)
-    workload, cut = compare.fitting(shape, [context])
+    workload, cut = compare.fitting(shape, [compare.context_tokens(base_plan)])
     choice = _choice(ctx, request, plan_request, base_plan, workload, proves=proves)
     space = choice.space
-    policy = _policy(ctx, request, generation, plan_request, base_plan, choice, context)
+    policy = _policy(ctx, request, generation, base_plan, choice)
     ahead, deadline, load_s = _time_for(ctx, request, ahead, base_plan, choice)
     predicted = forecast(
         workload, ahead.measuring_s, load_s=load_s, rates=rates_seen(ctx, base_plan.resolved.name),
         n_families=len(space.space.families), min_gain=ctx.settings.sweep.min_gain,
     )  # fmt: skip
     known, published_by = _published(ctx, base_plan, space, workload)
-    messages = [*_window_messages(ctx, request), told, *published_by, *choice.messages, *cut]
+    messages = [told, *published_by, *choice.messages, *cut]
+    if closed := why_closed(ctx, request.window):
+        messages.insert(0, warning("window", closed))
     if not predicted.can_decide and not for_resume:
         messages.append(warning("short", predicted.text, "--budget gives it more time"))
     return PreparedSweep(
@@ -567,21 +562,15 @@ def prepare(
 
 
 def _policy(
-    ctx: Context,
-    request: SweepRequest,
-    generation: Generation,
-    plan_request: PlanRequest,
-    base_plan: Plan,
-    choice: _Choice,
-    context: int | None,
+    ctx: Context, request: SweepRequest, generation: Generation, base_plan: Plan, choice: _Choice
 ) -> Policy:
     settings, base = ctx.settings.sweep, choice.space.base
     policy = Policy(
         min_gain=settings.min_gain,
         headroom_mib=settings.headroom_mib,
         may_change_output=settings.may_change_output,
-        context_tokens=context,
-        seeds=_seeds(ctx, plan_request, base, base_plan),
+        context_tokens=compare.context_tokens(base_plan),
+        seeds=_seeds(ctx, request_again(generation), base, base_plan),
         rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
         at_least_tok_s=request.at_least_tok_s,
         n_slots=compare.slots(base_plan),
@@ -906,13 +895,6 @@ def _kept(wanted: Sequence[str]) -> dict[str, str]:
         text = f"sweep.keep: no profile key is called `{strange}`"
         raise ConfigError(text, state="nothing was touched")
     return dict.fromkeys(wanted, "sweep.keep")
-
-
-def _window_messages(ctx: Context, request: SweepRequest) -> list[Message]:
-    window = window_of(ctx, request.window)
-    if window is None or open_span(window, ctx.clock.now_s()) is not None:
-        return []
-    return [warning("window", closed_text(ctx, window, str(request.window)))]
 
 
 def _engines(space: SpacePlan) -> set[str]:

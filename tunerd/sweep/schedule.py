@@ -27,20 +27,18 @@ _LEAST_STARTS = 4  # what serves now and one more, each started twice
 _LEAST_S = 30.0
 
 
-def window_of(ctx: Context, text: str | None) -> calendar.Window | None:
-    """The window of `01:00-06:30` on the days and by the clock of the settings; None for always.
+def _window_of(
+    ctx: Context, text: str | None, days: str | None = None, timezone: str | None = None
+) -> calendar.Window | None:
+    """The window of `01:00-06:30`, by the settings where no days and no clock are given; None for always.
 
     Raises:
         UsageError: it is none.
     """
     if text is None:
         return None
-    return _parsed(ctx, text, ctx.settings.sweep.days, ctx.settings.sweep.timezone)
-
-
-def _parsed(ctx: Context, text: str, days: str, timezone: str | None) -> calendar.Window:
     try:
-        return calendar.parse_window(text, days, _zone(ctx, timezone))
+        return calendar.parse_window(text, days or ctx.settings.sweep.days, _zone(ctx, timezone))
     except ValueError as error:
         raise UsageError(
             f"`{text}` is not a window that a sweep can keep to", cause=f"allowed: {error}",
@@ -48,9 +46,10 @@ def _parsed(ctx: Context, text: str, days: str, timezone: str | None) -> calenda
         ) from error  # fmt: skip
 
 
-def _zone(ctx: Context, named: str | None) -> str:
+def _zone(ctx: Context, named: str | None = None) -> str:
     """By whose clock: what is named, else the machine's, for a daemon does not have the TZ of somebody's shell."""
-    return named or local_zone(ctx.environment if ctx.mode is Mode.LOCAL else {})
+    own = ctx.environment if ctx.mode is Mode.LOCAL else {}
+    return named or ctx.settings.sweep.timezone or local_zone(own)
 
 
 def demand_open(ctx: Context, text: str | None) -> None:
@@ -59,17 +58,19 @@ def demand_open(ctx: Context, text: str | None) -> None:
     Raises:
         UsageError: it is closed, and when it opens.
     """
-    window = window_of(ctx, text)
-    if window is not None and calendar.open_span(window, ctx.clock.now_s()) is None:
+    if closed := why_closed(ctx, text):
         raise UsageError(
-            closed_text(ctx, window, str(text)),
+            closed,
             state="nothing was touched",
             hint="`tunerd sweep run` or `tunerd sweep start` without --window sweep at once",
         )
 
 
-def closed_text(ctx: Context, window: calendar.Window, text: str) -> str:
-    """That the window is closed, and when it opens."""
+def why_closed(ctx: Context, text: str | None) -> str | None:
+    """That the window is closed, and when it opens; None where it is open, or there is none."""
+    window = _window_of(ctx, text)
+    if window is None or calendar.open_span(window, ctx.clock.now_s()) is not None:
+        return None
     following = next(calendar.spans(window, ctx.clock.now_s()), None)
     if following is None:
         return f"the window {text} is closed, and does not open soon"
@@ -81,7 +82,7 @@ def deadline_of(
     ctx: Context, text: str | None, *, load_s: float, changes_program: bool
 ) -> calendar.Deadline | None:
     """When the window under way ends; None where there is none, or it is closed."""
-    window = window_of(ctx, text)
+    window = _window_of(ctx, text)
     span = None if window is None else calendar.open_span(window, ctx.clock.now_s())
     if window is None or span is None:
         return None
@@ -149,7 +150,7 @@ def show_schedule(ctx: Context) -> ActionResult:
         "enabled": settings.schedule.enabled,
         "window": settings.sweep.window,
         "days": settings.sweep.days,
-        "timezone": _zone(ctx, settings.sweep.timezone),
+        "timezone": _zone(ctx),
         "missed": settings.schedule.missed,
         "begin": settings.schedule.begin,
         "budget_s": min(settings.sweep.budget_s, settings.sweep.downtime_s),
@@ -179,10 +180,8 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
     if not changed:
         raise UsageError("nothing to set", hint="for example --window 01:00-06:30 --on")
     window = changed.get("sweep.window", ctx.settings.sweep.window)
-    days = changed.get("sweep.days") or ctx.settings.sweep.days
-    zone = changed.get("sweep.timezone") or ctx.settings.sweep.timezone
-    if window is not None:
-        parsed = _parsed(ctx, window, days, zone)
+    days, zone = changed.get("sweep.days"), changed.get("sweep.timezone")
+    if (parsed := _window_of(ctx, window, days, zone)) is not None:
         now_s = ctx.clock.now_s()
         if not calendar.openings(
             parsed, calendar.Memory(), now_s, missed=calendar.Missed.LATE, least_s=_LEAST_NIGHT_S
@@ -213,7 +212,7 @@ def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
         raise UsageError("there is no night to skip", hint="`tunerd schedule show`")
     span = found[0].span
     _change_memory(ctx, skip_begin_s=span.begin_s)
-    payload = {"skipped": asdict(span), "timezone": _zone(ctx, ctx.settings.sweep.timezone)}
+    payload = {"skipped": asdict(span), "timezone": _zone(ctx)}
     return ActionResult("schedule skip-tonight", payload, has_acted=True)
 
 
@@ -242,7 +241,7 @@ def next_openings(
     Raises:
         UsageError: the settings' window is none.
     """
-    window = window_of(ctx, ctx.settings.sweep.window)
+    window = _window_of(ctx, ctx.settings.sweep.window)
     if window is None or not ctx.settings.schedule.enabled:
         return ()
     is_late = waits or _waits_for_sleep(ctx)

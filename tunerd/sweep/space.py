@@ -345,15 +345,14 @@ class EngineFacts:
     """What is known of one installed build before anything is started.
 
     `kinds` are types of speculation with the reason why this build or model cannot have them, None
-    where they can be had. `refused` are values of single keys that would not be deployed, with the
+    where they can be had. `ignored` are keys without effect, with the reason. `refused` are values of single keys that would not be deployed, with the
     reason. `problem` says why it cannot serve the profile at all. `placements` are those to try as a
     whole beside the present one.
     """
 
     name: str
     kinds: Mapping[str, str | None] = field(default_factory=dict)
-    ignores_n_max: str | None = None
-    ignores_p_min: str | None = None
+    ignored: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[tuple[str, Any], str] = field(default_factory=dict)
     problem: str | None = None
     placements: tuple[Extra, ...] = ()
@@ -372,6 +371,10 @@ class Wishes:
     frozen: Mapping[str, str] = field(default_factory=dict)
     may_change_output: bool = False
     draft_model: str | None = None
+
+    def keep(self, *keys: str) -> bool:
+        """Whether one of these keys stays as it is."""
+        return any(key in self.pins or key in self.frozen for key in keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,15 +470,14 @@ def _space_family(
     engine: EngineFacts, spec: str, base: Base, wishes: Wishes, left: list[Left]
 ) -> Family:
     def allowed(attribute: str) -> tuple[Any, ...]:
-        return _values(engine, _KEY_OF[attribute], getattr(base.arm, attribute), wishes, left)
+        key, current = _KEY_OF[attribute], getattr(base.arm, attribute)
+        values = _values(engine, key, current, wishes, left)
+        if key not in engine.ignored or spec == OFF:
+            return values
+        left.append(Left(f"{engine.name}, {key}", engine.ignored[key]))
+        return (current,) if current in values else (min(values),)
 
     n_max, p_min = allowed("n_max"), allowed("p_min")
-    if engine.ignores_n_max is not None and spec != OFF:
-        n_max = _only(n_max, base.arm.n_max)
-        left.append(Left(f"{engine.name}, {N_MAX}", engine.ignores_n_max))
-    if engine.ignores_p_min is not None and spec != OFF:
-        p_min = (0.0,) if base.arm.p_min not in p_min else (base.arm.p_min,)
-        left.append(Left(f"{engine.name}, {P_MIN}", engine.ignores_p_min))
     return Family(
         n_max=tuple(value for value in n_max if value > 0) or (1,) if spec != OFF else (0,),
         p_min=p_min if spec != OFF else (0.0,),
@@ -488,15 +490,11 @@ def _space_family(
     )
 
 
-def _only(values: Sequence[int], wanted: int) -> tuple[int, ...]:
-    return (wanted,) if wanted in values else (min(values),)
-
-
 def _values(
     engine: EngineFacts, key: str, current: Any, wishes: Wishes, left: list[Left]
 ) -> tuple[Any, ...]:
     """Allowed values of one key; what serves now always is one, unless there is nothing to serve."""
-    if key in wishes.pins or key in wishes.frozen:
+    if wishes.keep(key):
         return (current,)
     listed = wishes.ranges.get(key) or USUAL_RANGES.get(key) or ()
     own = () if key == N_MAX and not current else (current,)  # nothing is drafted now
@@ -519,8 +517,7 @@ def _deployable(
 
 def _kv_types(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -> tuple[str, ...]:
     key = KV_KEYS[0]
-    pinned = any(one in wishes.pins or one in wishes.frozen for one in KV_KEYS)
-    if not wishes.may_change_output or pinned:
+    if not wishes.may_change_output or wishes.keep(*KV_KEYS):
         return (arm.kv,)
     listed = dict.fromkeys((arm.kv, *map(str, wishes.ranges.get(key, ()))))
     return _deployable(engine, key, listed, arm.kv, left)
@@ -539,12 +536,11 @@ def _space_extras(
 
 def _single(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -> Iterator[Extra]:
     for key, values in wishes.ranges.items():
-        is_placement = key in PLACEMENT_KEYS
-        if key in ARM_KEYS or key == DRAFT_MODEL or key in wishes.pins or key in wishes.frozen:
+        if key in ARM_KEYS or key == DRAFT_MODEL or wishes.keep(key):
             continue
         if key not in SAME_TEXT_KEYS and not wishes.may_change_output:
             continue
-        kept = arm.extra if is_placement else arm.placement
+        kept = arm.extra if key in PLACEMENT_KEYS else arm.placement
         others = {pair for pair in kept if pair[0] != key}
         for value in _deployable(engine, key, values, None, left):
             yield frozenset(others | {(key, value)})

@@ -109,7 +109,9 @@ def test_a_pinned_engine_is_the_only_one() -> None:
 
 
 def test_what_a_build_ignores_is_not_searched() -> None:
-    facts = EngineFacts("a", KINDS, ignores_p_min="p-min has no effect on this build")
+    facts = EngineFacts(
+        "a", KINDS, ignored={"speculation.p_min": "p-min has no effect on this build"}
+    )
     plan = planned(facts, ranges={"speculation.p_min": (0.0, 0.5, 0.75)})
     assert plan.space.families["a", "mtp"].p_min == (0.75,)
     assert "no effect" in reasons(plan)["a, speculation.p_min"]
