@@ -442,7 +442,7 @@ def running_sweep(ctx: Context) -> int | None:
 
 
 def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """Heat maps, margins, classes, failures and pairs.
+    """Arms, margins, classes, failures and pairs.
 
     Args:
         events: Starts and requests as `Sample.to_json` wrote them.
@@ -451,7 +451,6 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
     wanted = evidence.get("wanted_tok_s")
     return {
         "arms": [{**one, "text": arm_text(one["arm"])} for one in evidence.get("arms", [])],
-        "heat": _heat(evidence.get("arms", [])),
         "margins": _margins(events),
         "classes": evidence.get("turns", []),
         "failures": _failures(events),
@@ -461,21 +460,6 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
         "n_requests": sum(event["event"] == "request" for event in events),
         "seconds": sum(float(event.get("seconds") or 0.0) for event in events),
     }
-
-
-def _heat(arms: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turn time over n-max and p-min, the fastest of each point, by engine and kind."""
-    best: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    known = (one for one in arms if one["believed_s"] is not None)
-    for one in sorted(known, key=lambda one: one["believed_s"]):
-        arm = one["arm"]
-        best.setdefault((arm["engine"], arm["spec"], arm["n_max"], arm["p_min"]), one)
-    return [
-        {"engine": engine, "spec": spec, "n_max": n_max, "p_min": p_min,
-         "measured_s": one["measured_s"], "predicted_s": one["predicted_s"],
-         "believed_s": one["believed_s"]}
-        for (engine, spec, n_max, p_min), one in sorted(best.items())
-    ]  # fmt: skip
 
 
 def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -501,12 +501,13 @@ def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
 
 def _depths(page: Mapping[str, Any]) -> Iterable[Table]:
     """Turn time by depth and gate of drafts, VRAM by margin, and wall time by kind of text."""
-    grids: dict[tuple[str, str], dict[int, dict[float, float | None]]] = {}
-    for one in page["heat"]:
-        if one["spec"] != "off":
-            grid = grids.setdefault((one["engine"], one["spec"]), {})
-            grid.setdefault(one["n_max"], {})[one["p_min"]] = one["believed_s"]
-    for (engine, spec), grid in grids.items():
+    grids: dict[tuple[str, str], dict[int, dict[float, float]]] = {}
+    for one in page["arms"]:  # the fastest first
+        arm = one["arm"]
+        if arm["spec"] != "off" and one["believed_s"] is not None:
+            grid = grids.setdefault((arm["engine"], arm["spec"]), {})
+            grid.setdefault(arm["n_max"], {}).setdefault(arm["p_min"], one["believed_s"])
+    for (engine, spec), grid in sorted(grids.items()):
         gates = sorted({p_min for row in grid.values() for p_min in row})
         yield Table(
             f"Turn time by n-max and p-min [s]: {engine}, {spec}",
