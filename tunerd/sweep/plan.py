@@ -89,12 +89,11 @@ _NONE_NAMED = "it needs a draft model, and speculation.draft_model names none"
 class Drafter:
     """The draft model to try, as it is named; `reason` says why there is none.
 
-    `is_wanted`: somebody named one. `sha256` tells one file from another.
+    `sha256` tells one file from another; `left` are those that were named and are not tried.
     """
 
     name: str | None
     reason: str | None
-    is_wanted: bool
     sha256: str | None = None
     left: tuple[Left, ...] = ()
 
@@ -121,8 +120,7 @@ def _drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]])
         else:
             left.append(Left(name, reason))
     why = None if taken is not None else "; ".join(one.reason for one in left) or _NONE_NAMED
-    is_wanted = taken is not None or bool(named)
-    return Drafter(taken, why, is_wanted, sha256, tuple(left))
+    return Drafter(taken, why, sha256, tuple(left))
 
 
 def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | None]:
@@ -337,7 +335,7 @@ class _Builds:
         """Kinds of speculation, with the reason why a build cannot have them."""
         current = self.base.resolved.profile.speculation.type or OFF
         listed = tuple(str(one) for one in self.ranges.get(TYPE, ()))
-        drafts = (DRAFT,) if self.drafter.is_wanted else ()
+        drafts = (DRAFT,) if self.drafter.name or self.drafter.left else ()
         kinds = dict.fromkeys((current, OFF, "mtp", *drafts, *listed))
         found = {kind: self._kind_out(engine, kind) for kind in kinds}
         if DRAFT in found and found[DRAFT] is None and current != DRAFT:

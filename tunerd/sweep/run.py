@@ -579,7 +579,8 @@ class _Run:
             def on_sample(sample: Sample) -> None:
                 self.keeper.event(sample)
                 left = left_s - (ctx.clock.monotonic_s() - began_s)
-                ctx.report(Progress(_told(sample), left_s=max(0.0, left)))
+                words = filter(None, (sample.purpose, str(sample.arm), sample.failure))
+                ctx.report(Progress(": ".join(words), left_s=max(0.0, left)))
 
             self._found, limits_w, load_s = None, prepared.power_limits_w, prepared.load_s
             block_s = max(0.0, prepared.forecast.process_s - load_s)
@@ -708,11 +709,6 @@ class _Run:
                 return box.ended is None
             ctx.clock.sleep(min(_QUIET_POLL_S, max(0.1, quiet_s / 4)))
         return False
-
-
-def _told(sample: Sample) -> str:
-    """A sample for whoever watches."""
-    return ": ".join(filter(None, (sample.purpose, str(sample.arm), sample.failure)))
 
 
 _STOP_S = 1800.0
