@@ -63,6 +63,12 @@ def begun_search(one: Task, box: Box, context: int = 131_072, n_slots: int = 1) 
     return Search(night, grid, limits, policy, one.incumbent, Study())
 
 
+def a_sample(arm: Arm, purpose: str, request: Request, **told: Any) -> SweepSample:
+    """A request that took a second."""
+    usual = {"event": "request", "process": "p/1", "at_s": 0.0, "seconds": 1.0} | told
+    return SweepSample(arm=arm, purpose=purpose, request=request, **usual)
+
+
 def put_sweep(box: LocalBox) -> int:
     """Store one that proves a winner; its number."""
     ctx = box.context

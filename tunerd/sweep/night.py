@@ -109,7 +109,6 @@ class Night:
         self.reads_whole = False
         # Whether engines tell their verification steps, of those that drafted.
         self._tell_steps: dict[str, bool] = {}
-        self._clock = self.box.now
         self._begin = self.now_s
         self.tag = self._new_tag()
         self._blocks: dict[str, Block] = {}
@@ -344,32 +343,13 @@ class Night:
         self._file(sample)
         return sample
 
-    def answered(
-        self,
-        arm: Arm,
-        process: str,
-        purpose: str,
-        request: Request,
-        draft: tuple[int, float],
-        *,
-        seconds: float,
-        answer: Any = None,
-        failure: str = "",
-        block: str = "",
-        pair: tuple[int, int] | None = None,
-    ) -> Sample:
+    def answered(self, sample: Sample) -> None:
         """Files a request, answered or not."""
-        sample = Sample(
-            event=REQUEST, process=process, arm=arm, purpose=purpose, at_s=self.now_s,
-            seconds=seconds, failure=failure, request=request, n_max=draft[0], p_min=draft[1],
-            block=block, answer=None if answer is None else as_kept(answer), pair=pair,
-        )  # fmt: skip
-        self.spent_s[purpose] += seconds
+        self.spent_s[sample.purpose] += sample.seconds
         self._note_taken(sample)
         self._note_rates(sample.reading)
         self._note_steps(sample)
         self._file(sample)
-        return sample
 
     def _note_taken(self, sample: Sample) -> None:
         if sample.event != BOOT and not sample.failure:
@@ -405,7 +385,7 @@ class Night:
     @property
     def now_s(self) -> float:
         """The box's clock."""
-        return self._clock()
+        return self.box.now()
 
 
 _WARM_UP_TOKENS = 64
@@ -469,15 +449,18 @@ class Server:
         """
         night, arm = self._night, self.arm
         own = (arm.n_max, arm.p_min)
+        n_max, p_min = draft or own
         # An override only where there is one: not every box takes any.
-        override = () if draft is None or draft == own else (arm.with_draft(*draft),)
+        override = () if (n_max, p_min) == own else (arm.with_draft(n_max, p_min),)
         begin = night.now_s
 
-        def file(answer: object = None, failure: str = "") -> Reading | None:
-            sample = night.answered(
-                arm, self.name, purpose, request, draft or own, seconds=night.now_s - begin,
-                answer=answer, failure=failure, block=block, pair=pair,
+        def file(answer: Any = None, failure: str = "") -> Reading | None:
+            sample = Sample(
+                event=REQUEST, process=self.name, arm=arm, purpose=purpose, at_s=night.now_s,
+                seconds=night.now_s - begin, failure=failure, request=request, n_max=n_max,
+                p_min=p_min, block=block, answer=None if answer is None else as_kept(answer), pair=pair,
             )  # fmt: skip
+            night.answered(sample)
             return sample.reading
 
         try:

@@ -184,16 +184,13 @@ def _prepare_builds(ctx: Context, builds: Builds, *, budget_s: float) -> compare
         return None
 
 
-def _compare_builds(
-    ctx: Context, builds: Builds, *, budget_s: float, window: str | None
-) -> ActionResult | None:
+def _compare_builds(ctx: Context, builds: Builds, night: SweepRequest) -> ActionResult | None:
     """Compare them in production's place; None where they cannot be, which is said.
 
     Args:
         ctx: Where.
         builds: Which.
-        budget_s: The longest it may take [s].
-        window: Times of day by whose end production serves again; None for any.
+        night: In the place of which: its budget and its window are those of the comparison.
 
     Raises:
         UsageError: the window is closed.
@@ -201,7 +198,8 @@ def _compare_builds(
         LeaseEnded: the measurement was ended from outside.
         Stranded: production does not serve afterwards.
     """
-    demand_open(ctx, window)
+    budget_s = night.budget_s
+    demand_open(ctx, night.window)
     house = House(ctx)
     house.settle()
     prepared = _prepare_builds(ctx, builds, budget_s=budget_s)
@@ -212,7 +210,7 @@ def _compare_builds(
         raise LeaseEnded(text, cause=stopped, state="nothing was touched")
     load_s = prepared.outlook.load_s or 0.0
     least_s = least_time_s(budget_s, load_s)
-    deadline = deadline_of(ctx, window, load_s=load_s, changes_program=True)
+    deadline = deadline_of(ctx, night.window, load_s=load_s, changes_program=True)
     if deadline is not None:
         budget_s = min(budget_s, deadline.measuring_s(ctx.clock.now_s()) - _SLACK_S)
     if budget_s < least_s:
@@ -306,7 +304,7 @@ def run_night(
     request = _configured(ctx, at_once=at_once)
     builds = due_comparison(ctx)
     if builds is not None:
-        compared = _compare_builds(ctx, builds, budget_s=request.budget_s, window=request.window)
+        compared = _compare_builds(ctx, builds, request)
         if compared is not None:
             return compared
     last = unfinished(ctx, request)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.simulator.box import QUIET, SimulatedBox
 from benchmarks.simulator.tasks import Task, task
-from tests.support.made_sweep import begun_search
+from tests.support.made_sweep import a_sample, begun_search
 from tunerd.measure.pairs import challenge_alpha, class_ms
 from tunerd.profile.arm import Arm, Boot, Family, Policy, Preempted, Request, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
@@ -346,9 +346,8 @@ def test_tool_calls_are_held_against_what_serves_though_another_has_won() -> Non
     night, limits = search.night, search.limits
     winner = replace(one.incumbent, n_max=6)
     request = Request("tool", "a", 0, 200, 32, ignore_eos=False)
-    night.answered(
-        winner, "a/1", "tool", request, (6, 0.75), seconds=1.0, answer={"tool_ok": False}
-    )
+    broken = {"n_max": 6, "p_min": 0.75, "answer": {"tool_ok": False}}
+    night.answered(a_sample(winner, "tool", request, **broken))
     search.incumbent = winner
     search.learn_usual_tools()
     assert {row.arm for row in night.samples[1:]} == {one.incumbent}

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.simulator.box import QUIET, Life, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
 from tests.support.bench_samples import the_book
-from tests.support.made_sweep import begun_search
+from tests.support.made_sweep import a_sample, begun_search
 from tunerd.measure.life import Texts
 from tunerd.measure.pairs import class_ms
 from tunerd.profile.arm import (
@@ -689,9 +689,7 @@ def test_a_few_tool_calls_let_an_arm_lead_and_all_of_them_let_it_be_deployed() -
 
     def after(n_calls: int) -> tuple[bool, bool]:
         for _ in range(n_calls):
-            search.night.answered(
-                arm, "p/1", "tool", request, (0, 0.0), seconds=1.0, answer={"tool_ok": True}
-            )
+            search.night.answered(a_sample(arm, "tool", request, answer={"tool_ok": True}))
         search.learner.refresh()
         return search.limits.is_output_screened(arm), search.limits.is_output_proven(arm)
 
@@ -706,7 +704,7 @@ def test_a_warm_up_that_hung_or_died_makes_none_after_it_dear() -> None:
     it, arm, asked = search.night, one.incumbent, Request("", "", 0, 64, 16)
     before_s = it.usual_start_s(arm)
     for seconds, failure in ((1.5, ""), (1.7, ""), (300.0, ""), (120.0, "hang"), (1.6, "")):
-        it.answered(arm, "p", WARM_UP, asked, (0, 0.0), seconds=seconds, failure=failure)
+        it.answered(a_sample(arm, WARM_UP, asked, seconds=seconds, failure=failure))
     assert it.usual_s(arm, WARM_UP, 5.0) == pytest.approx(1.65)
     assert it.usual_start_s(arm) == pytest.approx(before_s - 5.0 + 1.65)
     assert it.start_s(arm) == pytest.approx(it.load_s(arm) + 5.0)
@@ -739,9 +737,7 @@ def test_the_context_of_a_finalist_that_is_known_to_break_tool_calls_is_not_fill
     one, search = searching()
     arm, request = faster(one), Request("tool", "a", 0, 200, 32, ignore_eos=False)
     search.measure(one.incumbent, "incumbent")
-    search.night.answered(
-        arm, "p/1", "tool", request, (0, 0.0), seconds=1.0, answer={"tool_ok": False}
-    )
+    search.night.answered(a_sample(arm, "tool", request, answer={"tool_ok": False}))
     search.learner.refresh()
     search.learn_usual_tools()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulator.tasks import task
+from tests.support.made_sweep import a_sample
 from tests.unit.sweep.test_challenge import WORKLOAD
 from tunerd.measure.answer import read_answer
 from tunerd.profile.arm import Arm, Request, Sample, as_kept, read
@@ -151,14 +152,13 @@ def test_what_an_engine_tells_of_its_steps_is_not_forgotten_with_a_tool_call() -
     night = Night(box.box(), box.workload, learner, 3600.0, np.random.default_rng(1), None)
     assert not night.tells_steps("it")
     request = Request("code", "a", 0, 500, 100)
-    night.answered(
-        MTP, "a/1", "block", request, (2, 0.5), seconds=1.0, answer={**WHOLE, "steps": STEPS}
-    )
-    night.answered(MTP, "a/1", "tool", request, (2, 0.5), seconds=1.0, answer=WHOLE)
+    told = a_sample(MTP, "block", request, n_max=2, p_min=0.5, answer=WHOLE)
+    night.answered(replace(told, answer=as_kept({**WHOLE, "steps": STEPS})))
+    night.answered(replace(told, purpose="tool"))
     assert night.tells_steps("it")
     assert night.tells_steps("never seen")
     other = replace(MTP, engine="ik")
-    night.answered(other, "a/2", "block", request, (2, 0.5), seconds=1.0, answer=WHOLE)
+    night.answered(replace(told, process="a/2", arm=other))
     assert not night.tells_steps("ik")
     assert night.tells_steps("it")
 
