@@ -424,8 +424,8 @@ def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
     if isinstance(sweep, Mapping):
         keys = [key for key in sweep if key != POWER_LIMIT]
         problems.extend(_unknown_keys(source, "sweep", keys))
-        for key in keys:
-            if key in all_keys():
+        for key in sweep:
+            if key == POWER_LIMIT or key in all_keys():
                 problems.extend(wrong_values(source, key, sweep[key]))
     pins = data.get("pin", {})
     if not isinstance(pins, Mapping):
@@ -450,7 +450,7 @@ def wrong_values(source: str, key: str, given: Any) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem(source, place, shown(given), str(error))
         return
-    for value in values:
+    for value in () if key == POWER_LIMIT else values:  # of which the card decides
         one = [value] if key == "engine.prefer" else value
         for problem in validate(source, _without_defaults(nest({key: one}))):
             yield Problem(source, place, problem.found, problem.allowed, problem.nearest)

@@ -612,8 +612,8 @@ def _choice(
     proves: bool,
 ) -> _Choice:
     resolved, for_context = base_plan.resolved, request.at_least_tok_s is not None
-    ranges = _ranges(resolved) | _typed(_SPACE, ctx.settings.sweep.space)
-    ranges |= _typed("--space", request.space)
+    ranges = {key: values_of(key, given) for key, given in resolved.profile.sweep.items()}
+    ranges |= _typed(_SPACE, ctx.settings.sweep.space) | _typed("--space", request.space)
     limits = limits_of(ctx, ranges.pop(POWER_LIMIT, ()))
     pins = _kept(ctx.settings.sweep.keep) | {
         key: str(resolved.origin(key) or "a pin") for key in sorted(resolved.pins)
@@ -802,23 +802,6 @@ def _check_budget(ctx: Context, request: SweepRequest) -> None:
             f"{format_duration(most)}",
             hint="use a shorter budget, or set a larger sweep.downtime_s",
         )
-
-
-def _ranges(resolved: Resolved) -> dict[str, tuple[Any, ...]]:
-    """Values by key, by the profile's table.
-
-    Raises:
-        ConfigError: a range is none.
-    """
-    found: dict[str, tuple[Any, ...]] = {}
-    for key, given in resolved.profile.sweep.items():
-        try:
-            found[key] = values_of(key, given)
-        except ValueError as error:
-            raise ConfigError(
-                f'profile `{resolved.name}`: [sweep] "{key}": {error}', state="nothing was touched"
-            ) from error
-    return found
 
 
 _SPACE = "sweep.space"

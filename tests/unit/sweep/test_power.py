@@ -74,6 +74,8 @@ def test_what_cannot_be_set_is_refused_as_in_the_golden_text(tmp_path: Path) -> 
 
 def test_a_profile_may_list_limits_for_sweeps_and_nowhere_else() -> None:
     assert check_file("x", {"sweep": {POWER_LIMIT: [150, 180]}}) == ()
+    (no_step,) = check_file("x", {"sweep": {POWER_LIMIT: {"min": 150, "max": 180}}})
+    assert "step" in no_step.allowed
     assert [one.key for one in check_file("x", {"pin": {POWER_LIMIT: 150}})]
     assert [one.key for one in check_file("x", {"gpu": {"power_limit_w": 150}})]
     assert [one.key for one in check_file("x", {"sweep": {"gpu.power": [150]}})]
