@@ -281,13 +281,10 @@ class _Builds:
 
     def seen(self, placements: tuple[Extra, ...]) -> Seen:
         """Facts of every build, the base's own first, which may have whole placements to try."""
-        name = self.base.engine.name
-        installed = find_engines(self.ctx)
-        own = [engine for engine in installed if engine.name == name] or [self.base.engine]
-        others = [engine for engine in installed if engine.name != name]
-        listed = self.ranges.get(ENGINE)
+        name, listed = self.base.engine.name, self.ranges.get(ENGINE)
+        others = (engine for engine in find_engines(self.ctx) if engine.name != name)
         facts, identities, per_request, builds = [], {}, set(), {}
-        for engine in (*own, *others):
+        for engine in (self.base.engine, *others):
             is_base = engine.name == name
             if not is_base and listed is not None and engine.name not in listed:
                 facts.append(EngineFacts(engine.name))
