@@ -65,8 +65,8 @@ def begun_search(one: Task, box: Box, context: int = 131_072, n_slots: int = 1) 
 
 def a_sample(arm: Arm, purpose: str, request: Request, **told: Any) -> SweepSample:
     """A request that took a second."""
-    usual = {"event": "request", "process": "p/1", "at_s": 0.0, "seconds": 1.0} | told
-    return SweepSample(arm=arm, purpose=purpose, request=request, **usual)
+    usual: dict[str, Any] = {"event": "request", "process": "p/1", "at_s": 0.0, "seconds": 1.0}
+    return SweepSample(arm=arm, purpose=purpose, request=request, **usual | told)
 
 
 def put_sweep(box: LocalBox) -> int:
