@@ -109,6 +109,7 @@ class Night:
         self.reads_whole = False
         # Whether engines tell their verification steps, of those that drafted.
         self._tell_steps: dict[str, bool] = {}
+        self._clock = self.box.now
         self._begin = self.now_s
         self.tag = self._new_tag()
         self._blocks: dict[str, Block] = {}
@@ -385,7 +386,7 @@ class Night:
     @property
     def now_s(self) -> float:
         """The box's clock."""
-        return self.box.now()
+        return self._clock()
 
 
 _WARM_UP_TOKENS = 64
