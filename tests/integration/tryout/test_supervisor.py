@@ -502,7 +502,10 @@ def test_an_enabled_unit_starts_though_remains_of_it_must_be_ended_first(
 def test_a_unit_whose_restart_got_no_process_is_started_by_the_next_supervisor(
     manager: Local, paths: Paths, toy: str
 ) -> None:
-    started(manager, toy, service="Restart=always\nRestartSec=1\n[Unit]\nStartLimitIntervalSec=0")
+    service = "Restart=always\nRestartSec=1\n[Unit]\nStartLimitIntervalSec=0"
+    started(manager, toy, "--print up", service)
+    # its interpreter has begun before it has opened what is to be gone
+    eventually(manager, lambda _: "up" in manager.log(UNIT))
     away = Path(toy).rename(f"{toy}.away")
     os.kill(pid_of(manager), signal.SIGKILL)
     eventually(manager, lambda state: state.exit_status == EXIT_EXEC)
