@@ -865,6 +865,6 @@ def payload_of(
         "pairs": len(found.pairs),
         "end": str(found.end),
         "elapsed_s": found.elapsed_s,
-        "unusable": found.n_unusable,
+        "unusable": len(found.unusable),
         "problem": found.problem,
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunerd.profile.workload import RequestClass, Workload
+from tunerd.words import counted
 
 if TYPE_CHECKING:
     from tunerd.engine.flags import OutputChange
@@ -563,7 +565,7 @@ class _TimeUp(Exception):
 class Comparison:
     """Measures until the pairs have decided, or time or pairs run out, and holds everything behind a verdict.
 
-    `problem` says what failed, of which side, `failures` what did on the way.
+    `problem` says what failed, of which side, `failures` what did on the way, `unusable` which answers did not count.
 
     Attributes:
         stand: Where both sides are started.
@@ -581,8 +583,7 @@ class Comparison:
     pairs: list[Pair] = field(default_factory=list)
     decision: Decision | None = None
     n_rounds: int | None = None
-    n_unusable: int = 0
-    last_unusable: str = ""
+    unusable: list[tuple[Side, str]] = field(default_factory=list)
     failures: dict[Side, list[BootFailed | LifeEnded]] = field(
         default_factory=lambda: {A: [], B: []}
     )
@@ -692,9 +693,8 @@ class Comparison:
     def _check_time(self) -> None:
         """Nothing more is begun after the end: what has begun may take as long as it takes."""
         if self.stand.now_s() - self.begin_s >= self.limits.budget_s:
-            why = f"; the last answer that did not count: {self.last_unusable}"
             text = f"time ran out during pair {len(self.pairs) + 1}, which does not count"
-            raise _TimeUp(text + why if self.last_unusable else text)
+            raise _TimeUp(text + self._last_unusable("; the last answer that did not count:"))
 
     def _left_s(self, elapsed_s: float) -> float:
         """At most: what is left of time, or of pairs at the pace so far."""
@@ -712,7 +712,7 @@ class Comparison:
             found = self._both(order, name, orders)
             if found is not None:
                 return found
-        why = f", the last time because of: {self.last_unusable}" if self.last_unusable else ""
+        why = self._last_unusable(", the last time because an answer did not count:")
         raise _Failed(f"no complete pair could be measured{why}")
 
     def _both(
@@ -729,7 +729,7 @@ class Comparison:
                     raise _Failed(f"{side}: {error}") from error
                 return None
             except Unusable as unusable:
-                self._note(unusable)
+                self.unusable.append((side, str(unusable)))
                 return None
         return found
 
@@ -739,14 +739,14 @@ class Comparison:
         life = self.stand.boot(side)
         try:
             up_s = self.stand.now_s()
-            blocks = [self._round(life, f"{name}-0", orders[0], texts)]
+            blocks = [self._round(side, life, f"{name}-0", orders[0], texts)]
             if self.n_rounds is None:  # decided once: pairs of unequal work would not be alike
                 boot_s, block_s = up_s - begin_s, self.stand.now_s() - up_s
                 most = self.limits.max_rounds
                 wanted = round(_ROUND_SHARE * boot_s / block_s) if block_s > 0 else most
                 self.n_rounds = min(max(wanted, 1), most)
             blocks += [
-                self._round(life, f"{name}-{number}", orders[number], texts)
+                self._round(side, life, f"{name}-{number}", orders[number], texts)
                 for number in range(1, self.n_rounds)
             ]
             life.check()
@@ -754,11 +754,13 @@ class Comparison:
             life.close()
         return tuple(blocks)
 
-    def _round(self, life: Life, block: str, order: list[int], texts: _Texts) -> tuple[Turn, ...]:
-        found = {at: self._ask(life, block, at, texts) for at in order}
+    def _round(
+        self, side: Side, life: Life, block: str, order: list[int], texts: _Texts
+    ) -> tuple[Turn, ...]:
+        found = {at: self._ask(side, life, block, at, texts) for at in order}
         return tuple(found[at] for at in range(len(found)))
 
-    def _ask(self, life: Life, block: str, at: int, texts: _Texts) -> Turn:
+    def _ask(self, side: Side, life: Life, block: str, at: int, texts: _Texts) -> Turn:
         """The turn, asked anew with another text where an answer must not count.
 
         The second side gets the text that the first one answered, and no other: with another one the
@@ -774,11 +776,10 @@ class Comparison:
                 attempt += 1
                 if is_second or attempt == _ATTEMPTS:
                     raise  # the whole pair is begun anew
-                self._note(unusable)
+                self.unusable.append((side, str(unusable)))
 
-    def _note(self, unusable: Unusable) -> None:
-        self.n_unusable += 1
-        self.last_unusable = str(unusable)
+    def _last_unusable(self, words: str) -> str:
+        return "".join(f"{words} {side}'s ({why})" for side, why in self.unusable[-1:])
 
 
 # The verdict in words
@@ -839,8 +840,8 @@ def reasons(found: Comparison) -> Iterator[str]:
     for side, failures in found.failures.items():
         if failures and len(failures) < _TRIES:  # the last one of so many is the problem
             yield f"{side} failed {_times(failures)}, and its pairs were measured again: {failures[-1]}"
-    if found.n_unusable:
-        yield f"{found.n_unusable} answers did not count and were asked for again"
+    for (side, why), n in sorted(Counter(found.unusable).items()):
+        yield f"{counted(n, 'answer')} of {side} did not count ({why}), and {side} was asked again"
 
 
 # Which side is recommended: the faster one, unless its answers are not as good as those of the other
