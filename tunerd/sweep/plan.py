@@ -537,7 +537,11 @@ def prepare(
         space=space,
         seen=choice.seen,
         wanted={
-            name: _wanted(ctx, plan_request, build)
+            name: _values_of(
+                base_plan.resolved
+                if name == base_plan.engine.name
+                else _profile_for(ctx, plan_request, build)
+            )
             for name, build in choice.seen.builds.items()
             if name in _engines(space)
         },
@@ -669,24 +673,22 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
     wanted, build = prepared.wanted.get(arm.engine), prepared.seen.builds.get(arm.engine)
     build = build or prepared.base_plan.engine
     try:
-        is_same = _wanted(ctx, prepared.plan_request, build) == wanted or wanted is None
+        now = _profile_for(ctx, prepared.plan_request, build)
     except ConfigError as error:  # no refusal of this arm: nothing could be planned
         raise replaced_amid(error.words) from error
-    if not is_same:
+    if wanted not in (None, _values_of(now)):
         raise replaced_amid(f"profile `{prepared.plan_request.profile}` was edited since it began")
     plan = _plan_with(ctx, prepared.plan_request, changes(arm, prepared.base))
     if plan.engine.name != arm.engine:
         raise EngineError(f"{plan.engine.name} would serve this instead of {arm.engine}")
-    then, now = prepared.seen.identities.get(arm.engine), plan.engine.identity
-    if then is not None and (now is None or now.sha256 != then):
+    then, build_now = prepared.seen.identities.get(arm.engine), plan.engine.identity
+    if then is not None and (build_now is None or build_now.sha256 != then):
         raise replaced_amid(f"`{plan.engine.program}` was replaced by another build since it began")
     return plan
 
 
-def _wanted(ctx: Context, request: PlanRequest, engine: Engine) -> Mapping[str, Any]:
-    """What the profile says now of each key."""
-    settings = _profile_for(ctx, request, engine).settings
-    return {key: setting.value for key, setting in settings.items()}
+def _values_of(resolved: Resolved) -> Mapping[str, Any]:
+    return {key: setting.value for key, setting in resolved.settings.items()}
 
 
 def _profile_for(ctx: Context, request: PlanRequest, engine: Engine) -> Resolved:

@@ -102,6 +102,30 @@ def test_no_arm_is_tried_by_a_profile_that_was_edited_since_the_sweep_began(
     assert plan_arm(ctx, prepared, prepared.base.arm)
 
 
+def test_no_arm_is_tried_by_a_profile_that_was_edited_while_builds_were_tried_for_the_sweep(
+    box: SweepBox,
+) -> None:
+    """All arms, that of what serves too, had what the edit said."""
+    other = install(box.box.folder / "untried", dialect="ik-now", **SPEED)
+    for_everybody(other)
+    ctx = Box(box.box.folder, {**box.box.variables, "TUNERD_ENGINES__OTHER__PATH": str(other.program)}).context  # fmt: skip
+    path = ctx.paths.site_profiles / "night.toml"
+    before = path.read_text()
+
+    def edit(said: object) -> None:
+        if "trying other" in str(said):
+            path.write_text(before.replace("ctx_size = 1024", "ctx_size = 512"))
+
+    try:
+        asked = SweepRequest(budget_s=600.0, space=("engine=ik",))
+        prepared = prepare(replace(ctx, progress=edit), asked, proves=True)
+        assert path.read_text() != before
+        with pytest.raises(LeaseEnded, match="was replaced"):
+            plan_arm(ctx, prepared, prepared.base.arm)
+    finally:
+        path.write_text(before)
+
+
 def test_no_arm_of_a_build_is_tried_by_a_table_of_its_family_that_was_edited_since(
     box: SweepBox,
 ) -> None:
