@@ -573,6 +573,8 @@ def _read(path: Path) -> dict[str, Any]:
         content = Files().read(path)
     except HostError as error:
         raise ConfigError(error.message, cause=error.cause, hint=error.hint) from error
+    if content is None and path.is_symlink():  # where its disk is not mounted, say
+        raise ConfigError(f"`{path}` is a link to `{path.readlink()}`, which is not there")
     return {} if content is None else _parsed(content, path)
 
 

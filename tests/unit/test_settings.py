@@ -59,6 +59,13 @@ def test_a_settings_file_that_is_no_plain_file_is_refused_and_keeps_nobody_waiti
         load_settings(paths, {})
 
 
+def test_settings_behind_a_link_that_leads_nowhere_are_not_the_defaults(paths: Paths) -> None:
+    """The disk with them was not mounted: the daemon went by the defaults, of another unit."""
+    paths.settings_file.symlink_to("/nowhere/tunerd.toml")
+    with pytest.raises(ConfigError, match=r"a link to `/nowhere/tunerd\.toml`, which is not there"):
+        load_settings(paths, {})
+
+
 def test_the_environment_wins_over_the_file_and_both_say_so(paths: Paths) -> None:
     write(paths, "[service]\nunit = 'a.service'\ndrain_s = 5\n[backups]\nkeep = 7\n")
     environment = {"TUNERD_SERVICE__UNIT": "b.service", "TUNERD_MODELS__DIRS": '["/m"]'}

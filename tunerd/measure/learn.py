@@ -29,7 +29,14 @@ from tunerd.measure.findings import turns_at
 from tunerd.measure.store import reading
 from tunerd.measure.trust import of_others
 from tunerd.profile import workload
-from tunerd.profile.files import LEARNED, WORKLOADS, load_profile, load_sources, workload_files
+from tunerd.profile.files import (
+    LEARNED,
+    WORKLOADS,
+    load_profile,
+    load_sources,
+    misnamed,
+    workload_files,
+)
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.result import ActionResult, Level, Message, note, warning
 from tunerd.words import check_name, counted, format_duration, innermost, nearest_name, problem_of
@@ -275,6 +282,8 @@ def _turn_json(turn: TurnTime) -> dict[str, float | None] | None:
 
 
 def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
+    if (problem := misnamed(path)) is not None:
+        raise _wrong(path, str(problem))
     try:
         data = tomllib.loads((ctx.files.read(path) or b"").decode("utf-8-sig"))
         table = workload.WorkloadTable.model_validate(data)

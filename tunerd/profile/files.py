@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _MAX_BYTES = 1024 * 1024
+_SUFFIX = ".toml"
 
 
 def read_profile(path: Path, files: Files) -> Mapping[str, Any] | Problem:
@@ -66,10 +67,7 @@ def load_sources(ctx: Context) -> ProfileSources:
         (Layer.TUNED, ctx.paths.tuned_dir),
     ):
         for path in _toml_files(folder):
-            if is_name(path.stem):
-                data = read_profile(path, ctx.files)
-            else:
-                data = Problem(str(path), "its name", repr(path.stem), NAME_WORDS)
+            data = misnamed(path) or read_profile(path, ctx.files)
             if isinstance(data, Problem):
                 unread[layer, path.stem] = data
             else:
@@ -78,9 +76,16 @@ def load_sources(ctx: Context) -> ProfileSources:
     return ProfileSources(found, unread)
 
 
+def misnamed(path: Path) -> Problem | None:
+    """Why no profile or workload can be in a file of this name; None where one can."""
+    if path.suffix == _SUFFIX and is_name(path.stem):
+        return None
+    return Problem(str(path), "its name", repr(path.name), f"{NAME_WORDS}; then `{_SUFFIX}`")
+
+
 def _toml_files(folder: Path) -> list[Path]:
     try:
-        found = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
+        found = sorted(path for path in folder.iterdir() if path.suffix.lower() == _SUFFIX)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -103,12 +108,7 @@ def workload_files(ctx: Context) -> dict[str, tuple[str, Path]]:
         (LEARNED, ctx.paths.state_dir / WORKLOADS),
         ("site", ctx.paths.site_profiles / WORKLOADS),
     )
-    return {
-        path.stem: (layer, path)
-        for layer, folder in folders
-        for path in _toml_files(folder)
-        if is_name(path.stem)
-    }
+    return {path.stem: (layer, path) for layer, folder in folders for path in _toml_files(folder)}
 
 
 def load_profile(

@@ -10,7 +10,7 @@ import pytest
 from tests.support.local_box import Box
 from tunerd.app import Context
 from tunerd.errors import ConfigError
-from tunerd.measure.learn import list_workloads
+from tunerd.measure.learn import find_workload, list_workloads
 from tunerd.production.profiles import check_profile, list_profiles
 from tunerd.profile.files import load_profile
 
@@ -39,17 +39,18 @@ def test_what_is_broken_or_no_file_is_named_and_stands_in_nobodys_way(ctx: Conte
     stray = ctx.paths.site_profiles / "stray.toml"
     stray.mkdir()
     os.mkfifo(ctx.paths.site_profiles / "pipe.toml")
-    (ctx.paths.site_profiles / "my own.toml").write_text('extends = "cpu-embedded"')
+    for name in ("my own.toml", "loud.TOML"):
+        (ctx.paths.site_profiles / name).write_text('extends = "cpu-embedded"')
     (ctx.paths.site_profiles / ".#mine.toml").symlink_to("an editor's")
     assert load_profile(ctx, "cpu-embedded", options={}).name == "cpu-embedded"
     listed = list_profiles(ctx)
-    assert [m.code for m in listed.messages] == ["unreadable-profile"] * 4
+    assert [m.code for m in listed.messages] == ["unreadable-profile"] * 5
     assert any(str(stray) in m.text for m in listed.messages)
     assert check_profile(ctx, str(stray)).exit_code == 1
-    for name in ("stray", "my own"):
+    for name in ("stray.toml", "my own.toml", "loud.TOML"):
         with pytest.raises(ConfigError) as caught:
-            load_profile(ctx, name, options={})
-        assert f"{ctx.paths.site_profiles}/{name}.toml" in (caught.value.cause or "")
+            load_profile(ctx, name[:-5], options={})
+        assert f"{ctx.paths.site_profiles}/{name}" in (caught.value.cause or "")
 
 
 def test_a_file_that_extends_what_is_not_there_is_a_problem_before_it_is_installed(
@@ -87,12 +88,22 @@ def test_what_is_wrong_within_a_workload_is_not_told_of_the_whole_as_well(ctx: C
         assert {one["key"] for one in check_profile(ctx, "mine").payload["problems"]} == keys
 
 
-def test_a_folder_among_the_workloads_is_named_and_the_others_are_listed(ctx: Context) -> None:
-    stray = ctx.paths.site_profiles / "workloads" / "stray.toml"
-    stray.mkdir(parents=True)
+def test_what_can_be_no_workload_is_named_among_them_and_by_its_name_and_the_others_are_listed(
+    ctx: Context,
+) -> None:
+    folder = ctx.paths.site_profiles / "workloads"
+    (folder / "stray.toml").mkdir(parents=True)
+    (folder / "gone.toml").symlink_to("nowhere")
+    for name in ("my own.toml", "loud.TOML"):
+        (folder / name).write_text("[[classes]]\nprompt_tokens = 77\nanswer_tokens = 7\n")
+    (folder / "mine.toml~").write_text("an editor's")
     listed = list_workloads(ctx)
-    assert [m.code for m in listed.messages] == ["bad-workload"]
-    assert str(stray) in listed.messages[0].text
+    assert [m.code for m in listed.messages] == ["bad-workload"] * 4
+    for name in ("stray.toml", "gone.toml", "my own.toml", "loud.TOML"):
+        assert any(f"`{folder / name}`" in m.text for m in listed.messages)
+        with pytest.raises(ConfigError) as caught:
+            find_workload(ctx, name[:-5])
+        assert f"`{folder / name}` is wrong" in caught.value.message
     assert "chat" in [row["name"] for row in listed.payload["workloads"]]
 
 
