@@ -26,6 +26,7 @@ from tunerd.words import digest
 
 # What is read of others, the newest: a night tells of some hundred arms.
 _MOST = 1000
+_LONGEST = 1 << 16  # letters of one; a law has some hundred
 _WINNERS = 3
 _KEPT_DAYS = 90
 _LARGEST = 1 << 24  # of the sizes in an arm's `extra`
@@ -229,6 +230,7 @@ class SharedStudy(Study):
     def _told(self, which: sa.ColumnElement[bool]) -> Sequence[Any]:
         """Rows of others, oldest first."""
         theirs = (told.c.class_id == self._class) & (told.c.box_id != self._box) & which
+        theirs &= sa.func.length(sa.cast(told.c.body, sa.Text)) < _LONGEST
         read = told.c.id, told.c.box_id, told.c.kind, told.c.body
         chosen = sa.select(*read).where(theirs).order_by(told.c.id.desc()).limit(_MOST)
         database = self._database

@@ -267,8 +267,10 @@ def test_what_makes_no_sense_in_the_database_is_left_out(
     boxes: Boxes, postgres: Postgres, url: str
 ) -> None:
     with boxes.meet("two") as two:
-        rows = ", ".join(f"('{CLASS}', 'x', '{kind}{at}', '{kind}', '{body}', 'infinity')"
-                         for at, body in enumerate(HOSTILE) for kind in ("arm", "law", "winner"))  # fmt: skip
+        # Read as it is, a thousand such rows end a night for want of memory.
+        long = f"""{hostile()[:-1]}, "beside": "' || repeat('x', 1 << 20) || '"}}"""
+        rows = ", ".join(f"('{CLASS}', 'x', '{kind}{at}', '{kind}', ('{body}')::json, 'infinity')"
+                         for at, body in enumerate((*HOSTILE, long)) for kind in ("arm", "law", "winner"))  # fmt: skip
         columns = "class_id, box_id, key, kind, body, told_at"
         postgres.query(f"insert into told ({columns}) values {rows}", name_of(url))  # noqa: S608  of tests
         two.tell(Told(ARM, SERVES, -0.1))
