@@ -11,7 +11,14 @@ from enum import Enum, auto
 
 from tunerd.errors import ConfigError
 from tunerd.units.live import OTHER_FILES
-from tunerd.units.text import TRUE, Directive, UnitFile, expand_specifiers, relaxed_words
+from tunerd.units.text import (
+    TRUE,
+    Directive,
+    UnitFile,
+    commands_of,
+    expand_specifiers,
+    relaxed_words,
+)
 from tunerd.words import Mode
 
 
@@ -42,7 +49,7 @@ class Need:
 _PATH = r"(/(?:(?!\.\.)[^%\"'\\])*)"
 _WORD = r"(/(?:(?!\.\.)[^%\"'\\:\s])*)"
 _NAME = r"([^%\s]+)"
-_LAST, _OF_A_NAME, _LINES, _WORDS = range(4)  # what of a directive's lines counts
+_LAST, _OF_A_NAME, _LINES, _WORDS, _PROGRAMS = range(5)  # what of a directive's lines counts
 _SYSTEM, _MANAGERS, _ALL = {Mode.SYSTEM}, {Mode.SYSTEM, Mode.USER}, set(Mode)
 # Who knows it, directives that fill one list, and what in them is a need; behind a `-` it is none, and `|` and `!` make another
 # condition. INSIDE is looked for behind the unit's own mounts, which a user's manager on 252 does without; a FOLDER before any
@@ -57,7 +64,7 @@ _RULES = (
     (Kind.PATH, _SYSTEM, _WORDS, "Service", "Bind(ReadOnly)?Paths", rf"{_WORD}(?::/[^:]+(?::(?:no)?rbind)?)?"),
     (Kind.INSIDE, _SYSTEM, _WORDS, "Service", "(ReadWrite|ReadOnly|Inaccessible)(Paths|Directories)|(No)?ExecPaths", rf"\+?{_WORD}"),
     (Kind.INSIDE, _ALL, _LAST, "Service", "WorkingDirectory", _PATH),
-    (Kind.INSIDE, _MANAGERS, _LINES, "Service", "Exec(Condition|StartPre|StartPost)", rf"[@:+!|]*{_WORD}(?:\s.*)?"),
+    (Kind.INSIDE, _MANAGERS, _PROGRAMS, "Service", "Exec(Condition|StartPre|StartPost)", rf"[@:+!|]*{_PATH}"),
     (Kind.FOLDER, _MANAGERS, _LAST, "Service", "Standard(Input|Output|Error)", rf"(?:append|file|truncate):{_PATH}"),
     (Kind.PATH, _MANAGERS, _LAST, "Service", "NetworkNamespacePath", _PATH),
     (Kind.PATH, _MANAGERS, _LINES, "Unit", "(Condition|Assert).+", _PATH),
@@ -80,7 +87,12 @@ def needs_of(unit: UnitFile, specifiers: Mapping[str, str], mode: Mode) -> Itera
     made, closed = tuple(_made_by(unit, specifiers)), tuple(_closed_by(unit))
     given = {one.partition(":")[0] for one, _ in _lines(unit, "Service", "SetCredential(Encrypted)?", specifiers)}  # fmt: skip
     # A program may be put there by one that runs before it.
-    told = " ".join(one.value.partition(" ")[2] for one in unit.values("Service", "Exec.+"))
+    told = " ".join(
+        word
+        for text, _ in _lines(unit, "Service", "Exec.+", specifiers)
+        for _, *arguments in _commands(text)
+        for word in arguments
+    )
     for kind, modes, counts, section, names, pattern in _RULES:
         if mode not in modes or names in left_out or (kind is Kind.INSIDE and has_mounts):
             continue
@@ -114,10 +126,17 @@ def _counted(
 ) -> Iterable[tuple[str, Directive]]:
     if counts == _LINES:
         return lines
+    if counts == _PROGRAMS:
+        return ((program, said) for text, said in lines for program, *_ in _commands(text))
     if counts == _WORDS:  # what stands between quotes may be none
         return ((word, said) for text, said in lines if not re.search(r"[\"'\\]", text) for word in text.split())  # fmt: skip
     is_last = counts == _LAST
     return {said.name if is_last else text.partition(":")[0]: (text, said) for text, said in lines}.values()  # fmt: skip
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    with contextlib.suppress(ConfigError):  # with which it is ignored
+        yield from filter(None, commands_of(text))
 
 
 def _made_by(unit: UnitFile, specifiers: Mapping[str, str]) -> Iterator[str]:

@@ -498,10 +498,9 @@ def parse_exec(
         ConfigError: systemd would refuse it: no program, a relative path, unbalanced quotes, a
             specifier that does not exist.
     """
-    raw = list(_raw_words(value))
-    if ";" in raw[:-1]:
+    words, *others = commands_of(value)
+    if others:
         raise ConfigError("several commands in one line; a server has one")
-    words = [";" if word == "\\;" else unquoted(word) for word in raw if word != ";"]
     if not words:
         raise ConfigError("the command line is empty")
     path = words[0].lstrip(_PREFIXES)
@@ -519,6 +518,21 @@ def parse_exec(
     if not expanded:  # behind `@`, where `$NAME` is all there is
         raise ConfigError(f"the command line is empty without its variables: {value}")
     return ExecCommand(prefixes, path, tuple(expanded))
+
+
+def commands_of(value: str) -> list[list[str]]:
+    """The words of each command of one `Exec...=` value, prefixes with the first; there is at least one, which may be empty.
+
+    Raises:
+        ConfigError: a quote is open.
+    """
+    found: list[list[str]] = [[]]
+    for word in _raw_words(value):
+        if word == ";":
+            found.append([])
+        else:
+            found[-1].append(";" if word == "\\;" else unquoted(word))
+    return found[:-1] if found[1:] and not found[-1] else found
 
 
 def _raw_words(value: str) -> Iterator[str]:
