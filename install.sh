@@ -7,7 +7,7 @@ dest=${DESTDIR:-}
 prefix=/opt/tunerd
 lib=/usr/local/lib
 embedded=embedded fleet=''
-mode='' uninstall=no dry=no try_dir='' prepared=''
+mode='' uninstall=no dry=no try_dir='' prepared='' measured=''
 
 usage() {
     cat <<EOF
@@ -60,6 +60,16 @@ done_with() {
         return 1
     fi
     say "$1"
+}
+
+# What became of the server; a sweep that was ended says so itself only to who began it.
+untouched() {
+    if [ -z "$measured" ]; then
+        say 'What serves now was not touched.'
+    else
+        say 'A measurement was ended for it, and your server started again in its place.'
+        say '  a sweep    goes on with: tunerd sweep resume; one of a night does so in the next night'
+    fi
 }
 
 systemd_runs() { [ -z "$dest" ] && [ -d /run/systemd/system ]; }
@@ -336,7 +346,7 @@ install_system() {
         return
     fi
     start_system
-    done_with 'tunerd is installed. What serves now was not touched.' || return 0
+    done_with "tunerd is installed. $(untouched)" || return 0
     say '  next       tunerd detect, tunerd profiles list, tunerd plan PROFILE'
     say '  who may    root, and members of group tunerd through the daemon: usermod -aG tunerd NAME'
     say "  to undo    sudo $prefix/share/tunerd/install.sh --uninstall"
@@ -418,6 +428,7 @@ make_way() {
         trap 'status=$?; undo; let_go; manager restart tunerd.service; exit $status' EXIT
         trap 'exit 130' HUP INT PIPE TERM
     fi
+    measured=$(units_up 'tunerd-lease-*')
     # Leases come last: what was measured in a terminal ends with them, sweeps and jobs end their own.
     for pattern in tunerd.socket tunerd-daemon.socket tunerd-web.service tunerd.service \
         tunerd-sweep.service 'tunerd-job-*' 'tunerd-guard*' 'tunerd-notify*' 'tunerd-probation-*' \
@@ -433,11 +444,15 @@ make_way() {
     done
 }
 
+# Names of the units that run and look like $1.
+units_up() {
+    manager list-units --plain --full --no-legend --state=active,activating,deactivating \
+        "$1" 2>/dev/null | sed 's/ .*//'
+}
+
 # Ends the units whose names look like $1; a stop returns when the server is back.
 end_units() {
-    running=$(manager list-units --plain --full --no-legend --state=active,activating,deactivating \
-        "$1" 2>/dev/null | sed 's/ .*//')
-    for unit in $running; do
+    for unit in $(units_up "$1"); do
         say "stopping $unit ..."
         manager stop "$unit" || true
     done
@@ -555,7 +570,7 @@ install_user() {
     else
         say 'your service manager is not running: tunerd.service was not enabled'
     fi
-    done_with 'tunerd is installed in your home. What serves now was not touched.' || return 0
+    done_with "tunerd is installed in your home. $(untouched)" || return 0
     say "  next       $bin/tunerd detect"
     if [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null)" = no ]; then
         say '  note       your units end when you log out, unless you run: loginctl enable-linger'

@@ -123,6 +123,8 @@ def test_an_upgrade_ends_what_measures_and_watches_once_all_is_there_to_replace_
 
     for unit in ("tunerd.service", "tunerd-hand-in.service", "tunerd-lease-"):
         assert said.index(f"stopping {unit}") > said.index("installing Python packages"), said
+    assert "What serves now was not touched" not in said
+    assert "A measurement was ended for it, and your server started again in its place" in said
     going_on = "until grep -q running /var/lib/tunerd/probation/2.json; do sleep 0.2; done"
     machine.sh(going_on)
     compare.communicate(timeout=240)
