@@ -102,6 +102,9 @@ _CONNECTING: Mapping[str, str] = {
 }
 # How soon the server notices that a box is gone, so that what it claimed returns: within a minute.
 _NOTICING = " -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
+# What only a connection of our own has: a pooler that gives out its own drops what was asked for at the start.
+# Seen of PgBouncer 1.18; in its mode `transaction` two boxes then hold the same lock at once.
+_OWN = "tunerd.own_connection"
 _MOST_WORDS = 500
 # The server, if it can, says itself that a statement takes too long.
 _GRACE_S = 2.0
@@ -154,7 +157,7 @@ class Database:
         self._limit_s = limit_s
         self._options = (
             f"-c lock_timeout={wait_s * 1000:.0f} -c statement_timeout={limit_s * 1000:.0f}"
-            f" -c idle_in_transaction_session_timeout={limit_s * 1000:.0f}{_NOTICING}"
+            f" -c idle_in_transaction_session_timeout={limit_s * 1000:.0f}{_NOTICING} -c {_OWN}=on"
             f"{'' if writable else ' -c default_transaction_read_only=on'}"
         )
         self._connections: list[psycopg.Connection[Any]] = []
@@ -173,6 +176,11 @@ class Database:
                 hint="several hosts in store.url are `?host=a:5432&host=b:5432`",
             ) from error  # fmt: skip
         try:
+            with self.reading() as connection:
+                if connection.scalar(sa.select(sa.func.current_setting(_OWN, True))) is None:
+                    raise self._said(
+                        "POOLER", "read", "it does not know what this connection asked for"
+                    )
             store.bring_up_to_date(self.name, steps, self.reading, self.writing, writable=writable)
         except TunerdError:
             self.close()
@@ -270,6 +278,9 @@ class Database:
         """What an error of PostgreSQL, or of the way to it, means."""
         cause = "; ".join(map(str.strip, str(error.orig).splitlines()))[:_MOST_WORDS]
         code = getattr(error.orig, "sqlstate", None) or _code_of(error)
+        return self._said(code, verb, cause)
+
+    def _said(self, code: str, verb: str, cause: str) -> TunerdError:
         kind, why, hint = next(
             (said for start, said in _SAID.items() if code.startswith(start)),
             (HostError, None, None),
@@ -287,7 +298,7 @@ def _code_of(error: StatementError) -> str:
     words, tried = str(error.orig), getattr(error.orig, "pgconn", None)
     if tried is not None and tried.needs_password:
         return "28P01"
-    signs = {"28": ("authentication", "pg_hba.conf"), "SSL": ("SSL", "certificate"),
+    signs = {"POOLER": ("unsupported startup parameter",), "28": ("authentication", "pg_hba.conf"), "SSL": ("SSL", "certificate"),
              "3D000": ("does not exist",), "53300": ("too many", "remaining connection")}  # fmt: skip
     found = (code for code, texts in signs.items() if any(text in words for text in texts))
     return next(found, "08")
@@ -307,6 +318,8 @@ _OTHERS = (Busy, "it is busy with other work", "wait a while, then try again")
 # Source: PostgreSQL's documentation, appendix A (error codes).
 _SAID: Mapping[str, tuple[type[TunerdError], str, str]] = {
     "SSL": (HostError, "TLS is refused", "`sslmode=` and `sslrootcert=` in store.url, as libpq takes them"),
+    "POOLER": (HostError, "a pooler of connections, such as PgBouncer, stands before it",
+               "host and port in store.url have to be PostgreSQL's own: locks and limits belong to a connection"),
     "08": _AWAY,
     "57P": _AWAY,
     "25P03": _AWAY,

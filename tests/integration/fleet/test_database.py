@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,13 +17,17 @@ import sqlalchemy as sa
 
 from tests.integration.fleet.test_hand_in import a_box, measure, samples_in
 from tests.integration.measure.test_store import RUN, SAMPLE
+from tests.support import needs
 from tests.support.lossy_disk import tiny_disk
 from tests.support.needs import needs_root
+from tests.support.ports import free_port
 from tests.support.postgres import PASSWORD, Postgres, name_of, password_file
 from tests.support.programs import program
 from tests.support.stores import open_store
+from tests.support.waiting import until
 from tunerd.errors import Busy, HostError
 from tunerd.fleet.shared import STEPS, Database, fleet_status, hand_in
+from tunerd.machine.net import can_bind
 from tunerd.measure.store import EvidenceStore, Step
 
 NEXT = max(STEPS) + 1
@@ -129,6 +134,46 @@ def test_a_database_that_is_not_there_or_not_ours_is_said(postgres: Postgres, ur
     postgres.query("revoke create on schema public from public", name_of(url))
     theirs = postgres.url(name_of(url)).replace("tunerd@", "guest@")
     assert "this account may not do that" in refused(theirs).message
+
+
+@contextlib.contextmanager
+def pooled(postgres: Postgres, *lines: str) -> Iterator[int]:
+    """The port of a real PgBouncer before that server."""
+    found = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if found is None:
+        needs.missing("postgres", "no PgBouncer", "`apt-get install pgbouncer` brings it")
+    file, port = postgres.folder / "pooler.ini", free_port()
+    (postgres.folder / "users").write_text(f'"tunerd" "{PASSWORD}"\n')
+    file.write_text("\n".join([
+        "[databases]", f"* = host=127.0.0.1 port={postgres.port}", "[pgbouncer]", "auth_type = trust",
+        f"auth_file = {postgres.folder}/users", f"listen_port = {port}", "listen_addr = 127.0.0.1",
+        "unix_socket_dir =", *lines,
+    ]))  # fmt: skip
+    # It does not run as root.
+    who = (
+        ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
+        if os.geteuid() == 0
+        else ()
+    )
+    with subprocess.Popen([*who, found, "--quiet", str(file)]) as pooler:
+        try:
+            until(lambda: not can_bind("127.0.0.1", port), "PgBouncer listens")
+            yield port
+        finally:
+            pooler.terminate()
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+@pytest.mark.parametrize("options", ["", "ignore_startup_parameters = options"])
+def test_a_pooler_in_between_is_refused_by_name(
+    postgres: Postgres, url: str, mode: str, options: str
+) -> None:
+    """Two boxes held the same claim at once, and no limit of time was kept."""
+    with pooled(postgres, f"pool_mode = {mode}", options) as port:
+        error = refused(postgres.tcp_url(name_of(url), port=port))
+    assert "a pooler of connections, such as PgBouncer, stands before it" in error.message
+    assert error.hint is not None
+    assert "store.url" in error.hint
 
 
 def test_a_server_that_is_away_is_said_at_once(tmp_path: Path) -> None:
