@@ -8,10 +8,14 @@
    No file: the driver is not loaded. A value `-`: this GPU does not support the question. */
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -45,6 +49,8 @@ struct gpu {
     char mig[16], bar1[32], pstate[16], throttle[32], energy[32], least_power[16], power_step[16], now[5][16], power[4][16], pcie[4][16], capability[2][16];
     struct { char list; struct process row; } processes[MAX_PROCESSES];
     unsigned n_processes;
+    /* Programs of this name compute on it, and draw between `idle` and the limit [mW]. */
+    struct { char name[16]; unsigned idle, step_ms; bytes held; } servers;
 };
 
 static struct {
@@ -95,6 +101,8 @@ static void read_gpu_line(struct gpu *gpu, const char *line)
     if (sscanf(line, "pcie %15s %15s %15s %15s", gpu->pcie[0], gpu->pcie[1], gpu->pcie[2],
                gpu->pcie[3]) == 4) return;
     if (sscanf(line, "capability %15s %15s", gpu->capability[0], gpu->capability[1]) == 2) return;
+    if (sscanf(line, "servers %15s %llu %u %u", gpu->servers.name, &gpu->servers.held, &gpu->servers.idle,
+               &gpu->servers.step_ms) == 4) return;
     if (sscanf(line, "process %15s %u %31s %u", word, &pid, amount, &instance) >= 3
         && gpu->n_processes < MAX_PROCESSES) {
         gpu->processes[gpu->n_processes].list = word[0];
@@ -162,9 +170,43 @@ static int words(const char *text, char *out, unsigned size)
     return SUCCESS;
 }
 
+static FILE *of_process(unsigned pid, const char *name)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%u/%s", pid, name);
+    return fopen(path, "r");
+}
+
+/* Adds the programs that run now to the card's processes; returns their processor time [ticks]. */
+static unsigned long long find_servers(struct gpu *gpu)
+{
+    unsigned long long ticks = 0, user, kernel;
+    struct dirent *one;
+    DIR *all = *gpu->servers.name ? opendir("/proc") : 0;
+    while (all && (one = readdir(all))) {
+        char name[32] = "";
+        unsigned pid = (unsigned)strtoul(one->d_name, 0, 10);
+        FILE *file = pid ? of_process(pid, "comm") : 0;
+        if (!file) continue;
+        if (fscanf(file, "%31s", name) != 1) *name = 0;
+        fclose(file);
+        if (strcmp(name, gpu->servers.name) || gpu->n_processes == MAX_PROCESSES
+            || !(file = of_process(pid, "stat")))
+            continue;
+        if (fscanf(file, "%*d %*s %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &kernel) == 2)
+            ticks += user + kernel;
+        fclose(file);
+        gpu->processes[gpu->n_processes].list = 'c';
+        gpu->processes[gpu->n_processes++].row = (struct process){pid, gpu->servers.held, ~0u, ~0u};
+    }
+    if (all) closedir(all);
+    return ticks;
+}
+
 static int list(struct gpu *gpu, char which, unsigned *n, struct process *out)
 {
     unsigned i, k = 0;
+    find_servers(gpu);
     for (i = 0; i < gpu->n_processes; i++) k += gpu->processes[i].list == which;
     if (k == 0) { *n = 0; return SUCCESS; }
     if (!out || *n < k) { *n = k; return INSUFFICIENT_SIZE; }
@@ -298,8 +340,6 @@ NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, pcie[1])
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, pcie[2])
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, pcie[3])
 
-NUMBER(nvmlDeviceGetPowerUsage, now[1])
-
 int nvmlDeviceGetUtilizationRates(device handle, struct utilisation *out)
 {
     GPU_ANSWER;
@@ -336,18 +376,20 @@ int nvmlDeviceGetPowerManagementLimitConstraints(device handle, unsigned *min, u
     return code;
 }
 
-/* The file that holds the limit that was set, in place of the state's. */
-static const char *limit_path(device handle)
+/* The file that holds what was set, or was taken, in place of the state's. */
+static const char *kept_path(device handle, const char *what)
 {
     static char path[4200];
     const char *own = state_path();
     if (*state.limits)
-        snprintf(path, sizeof path, "%s/nvml-limit-%d", state.limits, index_of(handle));
+        snprintf(path, sizeof path, "%s/nvml-%s-%d", state.limits, what, index_of(handle));
     else
-        snprintf(path, sizeof path, "%.*s-limit-%d", (int)(strlen(own) - strlen("-state")), own,
+        snprintf(path, sizeof path, "%.*s-%s-%d", (int)(strlen(own) - strlen("-state")), own, what,
                  index_of(handle));
     return path;
 }
+
+static const char *limit_path(device handle) { return kept_path(handle, "limit"); }
 
 static int limit(device handle, const char *shown, unsigned *out)
 {
@@ -388,11 +430,55 @@ int nvmlDeviceSetPowerManagementLimit(device handle, unsigned milliwatts)
     return rename(fresh, limit_path(handle)) ? NO_PERMISSION : SUCCESS;
 }
 
+/* What the card has taken and draws now: its programs' share of one processor, up to the limit.
+
+   As drivers do it moves in steps, of `step_ms`. An account that may not write moves nothing on. */
+static int drawn(device handle, struct gpu *gpu, double *millijoules, unsigned *milliwatts)
+{
+    unsigned most = 0;
+    double at_s = 0, now_s, share, taken = strtod(gpu->energy, 0);
+    unsigned long long ticks = 0, now = find_servers(gpu);
+    struct timespec clock;
+    FILE *file;
+    int kept = open(kept_path(handle, "energy"), O_RDWR | O_CREAT, 0644), moves = kept >= 0;
+    if (kept < 0) kept = open(kept_path(handle, "energy"), O_RDONLY);
+    *milliwatts = gpu->servers.idle;
+    *millijoules = taken;
+    if (kept < 0 || !(file = fdopen(kept, moves ? "r+" : "r"))) return SUCCESS;
+    flock(kept, LOCK_EX);
+    clock_gettime(CLOCK_BOOTTIME, &clock);
+    now_s = clock.tv_sec + clock.tv_nsec / 1000000 / gpu->servers.step_ms * gpu->servers.step_ms / 1e3;
+    if (fscanf(file, "%lf %llu %lf %u", &at_s, &ticks, &taken, milliwatts) != 4) at_s = 0;
+    if (moves && now_s > at_s) {
+        limit(handle, gpu->power[1], &most);
+        share = at_s && now > ticks ? (now - ticks) / (double)sysconf(_SC_CLK_TCK) / (now_s - at_s) : 0;
+        *milliwatts = gpu->servers.idle + (share > 1 ? 1 : share) * (most - gpu->servers.idle);
+        if (at_s) taken += *milliwatts * (now_s - at_s);
+        rewind(file);
+        fprintf(file, "%f %llu %f %u\n", now_s, now, taken, *milliwatts);
+    }
+    fclose(file);
+    *millijoules = taken;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(device handle, unsigned *out)
+{
+    double taken;
+    GPU_ANSWER;
+    return *gpu->servers.name ? drawn(handle, gpu, &taken, out) : number(gpu->now[1], out);
+}
+
 int nvmlDeviceGetTotalEnergyConsumption(device handle, unsigned long long *out)
 {
+    double taken;
+    unsigned power;
     GPU_ANSWER;
     if (!*gpu->energy || !strcmp(gpu->energy, "-")) return NOT_SUPPORTED;
     *out = strtoull(gpu->energy, 0, 10);
+    if (!*gpu->servers.name) return SUCCESS;
+    drawn(handle, gpu, &taken, &power);
+    *out = (unsigned long long)taken;
     return SUCCESS;
 }
 

@@ -31,6 +31,9 @@ CLOCK_SLACK_RATIO = 0.01
 # Readings of power lag by up to a second, so that their integral over less says nothing.
 # Source: NVML API reference, nvmlDeviceGetPowerUsage (averaged over 1 s from Ampere on).
 LEAST_POWER_S = 3.0
+# A counter of energy moves every 20 to 100 ms: over less than a step it says nothing or too much, and leaving out
+# what took nothing would leave the rest too high. Source: PETSc manual, PetscLogGpuEnergyMeter; Zeus 0.6.1.
+LEAST_COUNTED_S = 0.2
 # Memory in use jitters by some 30 MiB from load to load.
 OTHERS_SLACK_MIB = 64
 # Of the machine's processor time, while a request was under way; the kernel counts in ticks of 10 ms.
@@ -126,15 +129,18 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def energy_of(looks: Sequence[GpuLook]) -> float | None:
     """What the server's cards took as a whole from the first look to the last [J]; never 0.
 
-    By the driver's counter, else by readings of power, of which there must be enough. None where it
-    cannot be told: the server is on none that can be seen, or somebody else computed there meanwhile.
+    By the driver's counter, else by readings of power, over long enough. None where it
+    cannot be told: the server is on none that can be seen, somebody else computed there meanwhile, or the counter
+    began anew.
     """
     if len({look.cards for look in looks}) != 1:
         return None
-    first, last = looks[0], looks[-1]
-    if None not in [look.energy_j for look in looks]:
-        taken = (last.energy_j or 0.0) - (first.energy_j or 0.0)
-    elif None in [look.power_w for look in looks] or last.at_s - first.at_s < LEAST_POWER_S:
+    span_s = looks[-1].at_s - looks[0].at_s
+    if counted := all_known(look.energy_j for look in looks):
+        if span_s < LEAST_COUNTED_S or counted != sorted(counted):
+            return None
+        taken = counted[-1] - counted[0]
+    elif None in [look.power_w for look in looks] or span_s < LEAST_POWER_S:
         return None
     else:
         taken = sum(

@@ -403,7 +403,7 @@ _FIGURES: Columns[Measured] = {
     "wall [s]": lambda m: seconds(m.found.wall_ms.median, 2),
     "fastest to slowest [s]": lambda m: span(m.found.wall_ms.least, m.found.wall_ms.most, per=1000),
     "free VRAM [MiB]": lambda m: figure(m.free_mib, 0),
-    JOULES: lambda m: figure(m.found.joules_per_token),
+    JOULES: lambda m: figure(m.found.joules_per_token, 2),
 }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +17,10 @@ from tests.support import nvml_stub
 from tests.support.fake_gpu import a_card, rtx_3090_ti, rtx_4070_super
 from tests.support.folders import SUPPORT
 from tests.support.nvml_world import StubWorld, add_pci_device, loading
+from tests.support.waiting import until
 from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.machine.gpu import NvmlReader
+from tunerd.measure.trust import GpuLook, energy_of, look_at
 
 
 @pytest.fixture
@@ -234,6 +239,39 @@ def test_a_mig_device_is_not_a_card(world: StubWorld) -> None:
     world.show(rtx_4070_super(index=0), rtx_3090_ti(index=1), extra=("mig_device",))
 
     assert world.reader.read().gpus == (rtx_4070_super(index=0),)
+
+
+def test_a_request_takes_what_the_card_counts_while_the_server_works(
+    world: StubWorld, tmp_path: Path
+) -> None:
+    server, idle_w, limit_w = tmp_path / f"spins-{os.getpid()}", 30.0, 220.0
+    server.write_text("#!/bin/sh\nwhile :; do :; done\n")
+    server.chmod(0o755)
+    card = replace(rtx_4070_super(used_mib=2000), energy_j=1000.0)
+    world.show(card, extra=(f"servers {server.name} {1 << 30} {idle_w * 1000:.0f} 100",))
+
+    with subprocess.Popen([server]) as busy:
+        try:
+            until(lambda: processes_of(world), "it computes there")
+            looks = [look(world, busy.pid)]
+            while looks[-1].at_s - looks[0].at_s < 1.0:
+                time.sleep(0.05)
+                looks.append(look(world, busy.pid))
+        finally:
+            busy.kill()
+
+    taken, span_s = energy_of(looks), looks[-1].at_s - looks[0].at_s
+    assert taken is not None
+    assert idle_w * (span_s - 0.1) < taken <= limit_w * (span_s + 0.1)
+    world.nvml.extra += ["energy -"]
+    world.nvml.write()
+    assert (only(world).energy_j, only(world).power_w) == (None, idle_w), (
+        "an older card, which rests"
+    )
+
+
+def look(world: StubWorld, pid: int) -> GpuLook:
+    return look_at(world.reader.read().gpus, [pid], at_s=time.monotonic())
 
 
 @pytest.mark.gpu

@@ -469,7 +469,7 @@ STEP_J = 25.0
 @pytest.fixture
 def life(tmp_path: Path) -> Iterator[Life]:
     """A server on a card that takes so much between two readings."""
-    with answering(tmp_path, "-np", "2", "-c", "8192") as (server, _):
+    with answering(tmp_path, "-np", "2", "-c", "8192", tg_tok_s=100.0) as (server, _):
         pid = server.process.pid
         gpu = FakeGpuReader(
             a_card(processes=[GpuProcess(pid, MiB(8000), "compute", "llama-server", None)])

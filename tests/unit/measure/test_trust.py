@@ -167,6 +167,8 @@ ENERGY: dict[str, tuple[list[GpuLook], float | None]] = {
     "one look": (drawn((0.0, 1000.0, None)), None),
     "a counter that stands": (drawn((0.0, 1000.0, None), (9.0, 1000.0, None)), None),
     "one that went back": (drawn((0.0, 1000.0, None), (9.0, 3.0, None)), None),
+    "one that began anew and is further already": (drawn((0.0, 50.0, None), (4.0, 1.0, None), (9.0, 300.0, None)), None),
+    "less than two of its steps": (drawn((0.0, 1000.0, 300.0), (0.1, 1030.0, 300.0)), None),
     "neither is told": (drawn((0.0, None, None), (9.0, None, None)), None),
     "somebody computes there": (drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(SERVER, STRANGER)), None),
     "somebody did for a moment": (
