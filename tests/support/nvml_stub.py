@@ -29,6 +29,7 @@ SONAME = "libnvidia-ml.so.1"
 STATE_NAME = "nvml-state"
 _SOURCE = Path(__file__).with_name("nvml_stub.c")
 
+NOT_SUPPORTED = 3
 GPU_IS_LOST = 15
 LIB_RM_VERSION_MISMATCH = 18
 NO_PERMISSION = 4

@@ -64,6 +64,7 @@ _WORDS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "the GPU is lost: it has fallen off the bus",
     pynvml.NVML_ERROR_RESET_REQUIRED: "the GPU needs a reset",
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission to talk to the NVIDIA driver",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "the card or its driver does not support it",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the NVIDIA driver is too old to be read",
     pynvml.NVML_ERROR_IRQ_ISSUE: "the NVIDIA driver has an interrupt problem with the GPU",
     pynvml.NVML_ERROR_TIMEOUT: "the NVIDIA driver did not answer in time",

@@ -143,6 +143,8 @@ def test_the_limit_that_holds_already_needs_nothing(card: Card) -> None:
         (99.0, [], (), "failed"),
         (240.5, [], (), "failed"),
         (OTHER_W, [], (nvml_stub.NO_PERMISSION,), "no permission"),
+        (OTHER_W, [], (nvml_stub.NOT_SUPPORTED,), "does not support it"),
+        (OTHER_W, [], (nvml_stub.GPU_IS_LOST,), "fallen off the bus"),
         (OTHER_W, ["power_step 20000"], (), "it is 140 W"),
     ],
 )
