@@ -527,26 +527,19 @@ def _hand_in_runs(
     ctx: Context, database: Database, local: EvidenceStore, box_id: str, counts: dict[str, int],
     messages: list[Message],
 ) -> None:  # fmt: skip
+    """Run by run, some hundred entries at a time."""
     for row in _lacking(database, local, box_id):
+        ctx.say(f"handing in run {row['id']}")
+        n_more = _CHUNK
         try:
-            counts["entries"] += _hand_in_run(ctx, database, local, box_id, row)
+            while n_more == _CHUNK:
+                with database.writing() as connection:
+                    n_more = _hand_in_some(connection, local, box_id, row)
+                counts["entries"] += n_more
             counts["runs"] += 1
         except Refused as problem:
             counts["left_out"] += 1
             messages.append(warning("left-out", f"run {row['id']}: {problem.words}"))
-
-
-def _hand_in_run(
-    ctx: Context, database: Database, local: EvidenceStore, box_id: str, row: Mapping[Any, Any]
-) -> int:
-    """Hand in what is lacking of a run, some hundred entries at a time; how many there were."""
-    ctx.say(f"handing in run {row['id']}")
-    n_entries, n_more = 0, _CHUNK
-    while n_more == _CHUNK:
-        with database.writing() as connection:
-            n_more = _hand_in_some(connection, local, box_id, row)
-        n_entries += n_more
-    return n_entries
 
 
 def _hand_in_some(
