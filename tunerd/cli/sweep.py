@@ -28,7 +28,7 @@ from tunerd.operations import (
     operation,
 )
 from tunerd.result import ActionResult
-from tunerd.web.view import figure, sweep_facts, sweep_section
+from tunerd.web.view import sweep_facts, sweep_section
 from tunerd.words import UNKNOWN, counted, format_duration
 
 if TYPE_CHECKING:
@@ -347,25 +347,7 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
         yield from _challenge(one)
     if payload["decided"]:
         yield f"then: {payload['decided']['text']}"
-    for arm, joules in payload["joules_per_token"].items():
-        if joules is not None and arm == payload["plan"].get("incumbent_text"):
-            yield f"what serves took {joules:.2f} J a token"
-    yield from render_power(payload["power"])
     yield from section_lines(sweep_section(payload["sweep"], payload["page"], payload))
-
-
-def render_power(table: Mapping[str, Any] | None) -> Iterator[str]:
-    """Speed and energy at each power limit."""
-    if table is None:
-        return
-    yield ""
-    rows = (
-        (f"{one['case']}, {one['limit_w']:g} W", one["rounds"], f"{one['turn_s']:.2f}",
-         figure(one["tok_s"]), figure(one["joules_per_token"], 2))
-        for one in table["rows"]
-    )  # fmt: skip
-    yield from columns(rows, ("power limit", "rounds", "turn [s]", "tok/s", "J/token"))
-    yield from (f"  {text}" for text in (table["text"], *table["reasons"]))
 
 
 def _challenge(one: Mapping[str, Any]) -> Iterator[str]:

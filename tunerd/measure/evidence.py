@@ -58,11 +58,10 @@ class ArmRecord:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What is left of a run's samples: how many there were, and what a token took, by arm [J]."""
+    """What is left of a run's samples: how many there were."""
 
     n_samples: int
     n_unusable: int
-    joules_per_token: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

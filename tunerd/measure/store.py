@@ -600,8 +600,7 @@ class EvidenceStore:
 
     def drop_requests(self, one: StoredRun) -> None:
         """Drop the samples of a run and what a sweep did, but for pairs, by which the next challenge goes."""
-        joules = self.joules_per_token(one.number)
-        gone = Dropped(one.n_samples, one.n_unusable, joules)
+        gone = Dropped(one.n_samples, one.n_unusable)
         pairs = [
             row["id"]
             for row in self._entries([one.number], _EVENT)

@@ -28,7 +28,7 @@ from tunerd.profile.arm import Arm
 from tunerd.profile.files import failure_of, read_tuned, take_back_tuned
 from tunerd.records import Unreadable, plain, read, read_or_none
 from tunerd.result import ActionResult, note
-from tunerd.words import counted, local_time
+from tunerd.words import counted, local_time, ratio
 
 if TYPE_CHECKING:
     from tunerd.profile.arm import Sample as SweepSample
@@ -42,8 +42,8 @@ PLAN = "sweep plan"
 EVIDENCE = "sweep evidence"
 _DECISION = "sweep decision"
 PAGE = "sweep page"
-_POWER = "sweep power"
-_IN_FULL = (PLAN, EVIDENCE, _DECISION, _POWER)
+POWER = "sweep power"
+_IN_FULL = (PLAN, EVIDENCE, _DECISION, POWER)
 # Beyond it the samples of earlier nights cost more to read than they teach.
 _MOST_HISTORY = 4000
 # The newest sweeps are what later ones learn from, however old.
@@ -120,7 +120,7 @@ class SweepKeeper:
 
     def power(self, table: Mapping[str, Any]) -> None:
         """Speed and energy at each power limit."""
-        self._store.add_summary(self.number, SummaryRecord(KIND, _POWER, None, dict(table)))
+        self._store.add_summary(self.number, SummaryRecord(KIND, POWER, None, dict(table)))
 
     def event(self, sample: SweepSample) -> None:
         """A start or a request, as the search sees it."""
@@ -320,7 +320,7 @@ def _stored(
         evidence=last.get(EVIDENCE),
         verdict=verdict,
         decision=_decision(ctx, run, verdict, last.get(_DECISION)),
-        power=last.get(_POWER),
+        power=last.get(POWER),
     )
 
 
@@ -379,10 +379,7 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
         assert store is not None  # noqa: S101 -- it was found there
         page = _last(store, sweep.number, (PAGE,)).get(PAGE)  # there is none before its end
         page = page or page_of(store.sweep_events(sweep.number), sweep.evidence or {})
-        gone = sweep.run.record.dropped
-        joules = store.joules_per_token(sweep.number) if gone is None else gone.joules_per_token
-    payload = {**_sweep_json(ctx, sweep, page), "joules_per_token": joules}
-    return ActionResult("sweep show", payload, dropped_message(sweep.run))
+    return ActionResult("sweep show", _sweep_json(ctx, sweep, page), dropped_message(sweep.run))
 
 
 def _sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dict[str, Any]:
@@ -448,9 +445,10 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
         events: Starts and requests as `Sample.to_json` wrote them.
         evidence: As `Evidence.to_json` wrote it; empty where the sweep did not come to its end.
     """
-    wanted = evidence.get("wanted_tok_s")
+    wanted, joules = evidence.get("wanted_tok_s"), _joules(events)
+    named = [{**one, "text": arm_text(one["arm"])} for one in evidence.get("arms", [])]
     return {
-        "arms": [{**one, "text": arm_text(one["arm"])} for one in evidence.get("arms", [])],
+        "arms": [{**one, "joules_per_token": joules.get(one["text"])} for one in named],
         "margins": _margins(events),
         "classes": evidence.get("turns", []),
         "failures": _failures(events),
@@ -460,6 +458,17 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
         "n_requests": sum(event["event"] == "request" for event in events),
         "seconds": sum(float(event.get("seconds") or 0.0) for event in events),
     }
+
+
+def _joules(events: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """All energy over all tokens of whole answers, by arm: of rounds through the workload, as all arms had them [J]."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        answer = event.get("answer") or {}
+        energy_j, n = answer.get("energy_j"), answer.get("predicted_n")
+        if event.get("purpose") == "block" and energy_j and n and not answer.get("decode_left_ms"):
+            found[str(read(Arm, event["arm"]).canonical())].append((energy_j, n))
+    return {arm: ratio(*map(sum, zip(*told, strict=True))) for arm, told in found.items()}
 
 
 def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ from tunerd.measure.results import damage_messages, run_of
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, warning
-from tunerd.sweep.record import EVIDENCE, PAGE, PLAN
+from tunerd.sweep.record import EVIDENCE, PAGE, PLAN, POWER
 from tunerd.web.charts import colour_of
 from tunerd.web.html import environment, static_text
 from tunerd.web.view import (
@@ -665,7 +665,7 @@ TITLES = {
 _NAMES = {"effect": "how much faster B is"}
 _DRAWN_SUITES = frozenset({"mtp", "lengths", "deep", "quality"})
 _DRAWN_RECORDS = frozenset({AcceptanceByPosition.NAME, Crossover.NAME, Depth.NAME, TurnTime.NAME})
-_OF_SWEEPS = frozenset({PLAN, PAGE, EVIDENCE})
+_OF_SWEEPS = frozenset({PLAN, PAGE, EVIDENCE, POWER})
 _UNITS = {"_mib": "MiB", "_w": "W", "_tok_s": "tok/s", "_tokens": "tokens", "_ms": "ms", "_s": "s",
           "_letters": "letters", "_ratio": "share"}  # fmt: skip
 _CASE = "case"
@@ -791,7 +791,7 @@ def _sweep_sections(evidence: Runs) -> Iterator[Section]:
         if PAGE in kept and EVIDENCE in kept:
             plan, came_to = kept.get(PLAN, {}), kept[EVIDENCE]
             left_out = [row for of in (plan, came_to) for row in of.get("left_out", ())]
-            found = {**came_to, "left_out": left_out}
+            found = {**came_to, "left_out": left_out, "power": kept.get(POWER)}
             yield sweep_section(one.run.number, kept[PAGE], found)
 
 

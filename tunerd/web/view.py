@@ -437,6 +437,9 @@ def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, A
         most = f" What was not tried is expected to gain at most {untried:.1%}."
         text += most if untried > 0 else " Nothing that was not tried is expected to be faster."
     tables = (*_tried(page), *_depths(page), *_left(evidence))
+    if power := evidence.get("power"):
+        text += " " + sentence([f"Power limits: {'; '.join((power['text'], *power['reasons']))}"])
+        tables = (_power_limits(power["rows"]), *tables)
     return Section(
         name=f"sweep-{number}",
         title=f"Sweep {number}: what was tried, and why this is the result",
@@ -470,6 +473,7 @@ def _cliff(number: int, page: Mapping[str, Any]) -> tuple[Chart, ...]:
 def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
     """Configurations, the pairs by which they were held against what serves, and what they failed by."""
     left = len(page["arms"]) - _MOST_ARMS
+    has_energy = any(one.get("joules_per_token") for one in page["arms"])
     yield table_of(
         "Turn time by configuration [s]" + (f", without {left} slower ones" if left > 0 else ""),
         page["arms"][:_MOST_ARMS],
@@ -479,6 +483,11 @@ def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
             "Measured": lambda one: figure(one["measured_s"], 3),
             "Predicted": lambda one: figure(one["predicted_s"], 3),
             "Estimated": lambda one: figure(one["believed_s"], 3),
+            **(
+                {"J/token": lambda one: figure(one.get("joules_per_token"), 2)}
+                if has_energy
+                else {}
+            ),
             "~Not recommended because": lambda one: one["reason"],
         },
     )
@@ -497,6 +506,22 @@ def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
     )  # fmt: skip
     rows = tuple((one["arm"], one["failure"], str(one["n"])) for one in page["failures"])
     yield Table("Failures", heads("~Configuration", "~Failure", "Times"), rows)
+
+
+def _power_limits(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Speed and energy at each power limit."""
+    return table_of(
+        "Power limits",
+        rows,
+        {
+            "~Configuration": lambda one: one["case"],
+            "Limit [W]": lambda one: f"{one['limit_w']:g}",
+            "Rounds": lambda one: str(one["rounds"]),
+            "Turn [s]": lambda one: figure(one["turn_s"], 2),
+            "tok/s": lambda one: figure(one["tok_s"]),
+            "J/token": lambda one: figure(one["joules_per_token"], 2),
+        },
+    )
 
 
 def _depths(page: Mapping[str, Any]) -> Iterable[Table]:

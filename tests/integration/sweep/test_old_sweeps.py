@@ -62,7 +62,6 @@ def test_of_an_old_sweep_stay_its_verdict_its_figures_its_counts_and_what_its_pa
         )
         first = store.runs()[-1].record
         assert first.dropped is not None
-        assert first.dropped.joules_per_token == {"live": 2.0}
         assert store.samples(1) == ()
         assert [event["pair"] for event in store.sweep_events(1)] == [[1, 1]]
         assert [one.sentence for one in store.verdicts(2)] == ["what serves stays"]

@@ -23,6 +23,7 @@ from tunerd.profile.files import (
 )
 from tunerd.records import plain
 from tunerd.sweep.record import KEPT_SWEEPS, beyond_keeping, find_sweep, keep_decision, page_of
+from tunerd.web.view import sweep_section
 
 
 def _promoted(world: World, sweep: int = 1) -> Context:
@@ -82,6 +83,40 @@ def test_a_fill_whose_length_was_found_by_asking_is_no_failure_of_its_arm() -> N
     assert {(one["failure"], one["n"]) for one in page["failures"]} == {("oom", 1), ("refused", 1)}
 
 
+def test_what_a_token_took_is_told_of_each_configuration_by_whole_answers_of_the_workload() -> None:
+    """`what serves took` was over all that it was asked, tool calls and long prompts too, and beside other limits no like."""
+
+    def asked(purpose: str, energy_j: float | None, n: int, **told: Any) -> dict[str, Any]:
+        answer = {"energy_j": energy_j, "predicted_n": n, **told}
+        return {"event": "request", "arm": plain(ARM), "purpose": purpose, "answer": answer}
+
+    told = [
+        asked("block", 50.0, 100), asked("block", 30.0, 100), asked("block", None, 100),
+        asked("block", 90.0, 100, decode_left_ms=10.0), asked("tool", 90.0, 1), asked("prefix", 90.0, 1),
+        {"event": "request", "arm": plain(ARM), "purpose": "block", "failure": "refused"},
+    ]  # fmt: skip
+    named = {
+        "arms": [{"arm": plain(one)} for one in (ARM.canonical(), replace(ARM, engine="other"))]
+    }
+    page = page_of(told, named)
+    assert [one["joules_per_token"] for one in page["arms"]] == [0.4, None]
+
+    rows = [
+        {
+            "case": "x",
+            "limit_w": 150.0,
+            "rounds": 3,
+            "turn_s": 1.0,
+            "tok_s": 50.0,
+            "joules_per_token": 0.256,
+        }
+    ]
+    power = {"rows": rows, "text": "no limit takes less", "reasons": ["the driver refused 180 W"]}
+    section = sweep_section(7, {**page, "arms": []}, {"power": power})
+    assert section.text.endswith("Power limits: no limit takes less; the driver refused 180 W.")
+    assert section.tables[0].rows == (("x", "150", "3", "1.00", "50.0", "0.26"),)
+
+
 _DAY_S = 86400.0
 
 
@@ -122,7 +157,7 @@ def test_a_clock_that_was_wrong_for_some_nights_drops_and_keeps_no_others(starte
 
 def test_requests_go_once() -> None:
     nights = [_sweep(number) for number in range(200)]
-    nights[3] = replace(nights[3], record=replace(nights[3].record, dropped=Dropped(9, 0, {})))
+    nights[3] = replace(nights[3], record=replace(nights[3].record, dropped=Dropped(9, 0)))
     assert 3 not in _gone(nights)
 
 
