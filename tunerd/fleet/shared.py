@@ -176,11 +176,8 @@ class Database:
                 hint="several hosts in store.url are `?host=a:5432&host=b:5432`",
             ) from error  # fmt: skip
         try:
-            with self.reading() as connection:
-                if connection.scalar(sa.select(sa.func.current_setting(_OWN, True))) is None:
-                    raise self._said(
-                        "POOLER", "read", "it does not know what this connection asked for"
-                    )
+            with self.reading() as connection:  # an error where it is not ours
+                connection.execute(sa.select(sa.func.current_setting(_OWN)))
             store.bring_up_to_date(self.name, steps, self.reading, self.writing, writable=writable)
         except TunerdError:
             self.close()
@@ -278,9 +275,6 @@ class Database:
         """What an error of PostgreSQL, or of the way to it, means."""
         cause = "; ".join(map(str.strip, str(error.orig).splitlines()))[:_MOST_WORDS]
         code = getattr(error.orig, "sqlstate", None) or _code_of(error)
-        return self._said(code, verb, cause)
-
-    def _said(self, code: str, verb: str, cause: str) -> TunerdError:
         kind, why, hint = next(
             (said for start, said in _SAID.items() if code.startswith(start)),
             (HostError, None, None),
@@ -298,7 +292,7 @@ def _code_of(error: StatementError) -> str:
     words, tried = str(error.orig), getattr(error.orig, "pgconn", None)
     if tried is not None and tried.needs_password:
         return "28P01"
-    signs = {"POOLER": ("unsupported startup parameter",), "28": ("authentication", "pg_hba.conf"), "SSL": ("SSL", "certificate"),
+    signs = {"42704": ("unsupported startup parameter",), "28": ("authentication", "pg_hba.conf"), "SSL": ("SSL", "certificate"),
              "3D000": ("does not exist",), "53300": ("too many", "remaining connection")}  # fmt: skip
     found = (code for code, texts in signs.items() if any(text in words for text in texts))
     return next(found, "08")
@@ -318,7 +312,7 @@ _OTHERS = (Busy, "it is busy with other work", "wait a while, then try again")
 # Source: PostgreSQL's documentation, appendix A (error codes).
 _SAID: Mapping[str, tuple[type[TunerdError], str, str]] = {
     "SSL": (HostError, "TLS is refused", "`sslmode=` and `sslrootcert=` in store.url, as libpq takes them"),
-    "POOLER": (HostError, "a pooler of connections, such as PgBouncer, stands before it",
+    "42704": (HostError, "a pooler of connections, such as PgBouncer, stands before it",
                "host and port in store.url have to be PostgreSQL's own: locks and limits belong to a connection"),
     "08": _AWAY,
     "57P": _AWAY,

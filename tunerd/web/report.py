@@ -44,6 +44,7 @@ from tunerd.sweep.record import EVIDENCE, PAGE, PLAN, POWER
 from tunerd.web.charts import colour_of
 from tunerd.web.html import environment, static_text
 from tunerd.web.view import (
+    JOULES,
     NOT_ASKED,
     Bar,
     Bars,
@@ -383,7 +384,6 @@ class Measured:
         return spread(getattr(sample.timings, name, None) for sample in self.samples).median
 
 
-JOULES = "J/token"
 # Every figure that samples have, by the head of its column: a rate is of all tokens over all time, others are medians.
 _FIGURES: Columns[Measured] = {
     "requests": lambda m: str(m.found.n),
@@ -411,11 +411,8 @@ def _figures(
     caption: str, first: Columns[Measured], titles: Iterable[str], rows: Iterable[Measured],
     foot: Iterable[Measured] = (),
 ) -> Table:  # fmt: skip
-    """A table of such figures; energy comes last, and is left out where no row has it."""
+    """A table of such figures; energy comes last."""
     columns = {**first, **{title: _FIGURES[title] for title in titles}, JOULES: _FIGURES[JOULES]}
-    rows, foot = list(rows), list(foot)
-    if all(row.found.joules_per_token is None for row in (*rows, *foot)):
-        del columns[JOULES]
     return table_of(caption, rows, columns, foot=foot)
 
 

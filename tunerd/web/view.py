@@ -45,12 +45,17 @@ Columns: TypeAlias = Mapping[str, Callable[[T], Cell]]
 """What stands below each title, of what is in the row; words where the title begins with `~`."""
 
 
+JOULES = "J/token"
+
+
 def table_of(
     caption: str, rows: Iterable[T], columns: Columns[T], *, foot: Iterable[T] = (),
     link: Callable[[T], str | None] | None = None,
 ) -> Table:  # fmt: skip
-    """A table of some things, one in a row."""
-    ones = list(rows)
+    """A table of some things, one in a row; energy is left out where none of them has it."""
+    ones, foot = list(rows), list(foot)
+    if (joules := columns.get(JOULES)) and all(joules(one) is None for one in (*ones, *foot)):
+        columns = {head: take for head, take in columns.items() if head != JOULES}
 
     def cells(one: T) -> tuple[Cell, ...]:
         return tuple(take(one) for take in columns.values())
@@ -473,7 +478,6 @@ def _cliff(number: int, page: Mapping[str, Any]) -> tuple[Chart, ...]:
 def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
     """Configurations, the pairs by which they were held against what serves, and what they failed by."""
     left = len(page["arms"]) - _MOST_ARMS
-    has_energy = any(one.get("joules_per_token") for one in page["arms"])
     yield table_of(
         "Turn time by configuration [s]" + (f", without {left} slower ones" if left > 0 else ""),
         page["arms"][:_MOST_ARMS],
@@ -483,11 +487,7 @@ def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
             "Measured": lambda one: figure(one["measured_s"], 3),
             "Predicted": lambda one: figure(one["predicted_s"], 3),
             "Estimated": lambda one: figure(one["believed_s"], 3),
-            **(
-                {"J/token": lambda one: figure(one.get("joules_per_token"), 2)}
-                if has_energy
-                else {}
-            ),
+            JOULES: lambda one: figure(one.get("joules_per_token"), 2),
             "~Not recommended because": lambda one: one["reason"],
         },
     )
@@ -519,7 +519,7 @@ def _power_limits(rows: Iterable[Mapping[str, Any]]) -> Table:
             "Rounds": lambda one: str(one["rounds"]),
             "Turn [s]": lambda one: figure(one["turn_s"], 2),
             "tok/s": lambda one: figure(one["tok_s"]),
-            "J/token": lambda one: figure(one["joules_per_token"], 2),
+            JOULES: lambda one: figure(one["joules_per_token"], 2),
         },
     )
 
