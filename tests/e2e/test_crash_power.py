@@ -29,7 +29,7 @@ _SPAN_S = (0.0, 4.0)
 def put_card(machine: Machine, folder: Path) -> None:
     """From now on there is a card whose limit can be set, and which counts what the server takes."""
     library = nvml_stub.build(folder)
-    servers = f"servers llama-server {1 << 30} 30000 100"
+    servers = f"servers /srv/eng/llama-server {1 << 30} 30000 100"
     nvml_stub.NvmlWorld(folder).show(rtx_4070_super(used_mib=2000), extra=[servers])
     state = (folder / nvml_stub.STATE_NAME).read_text()
     machine.write(f"{_LIBRARIES}/{nvml_stub.STATE_NAME}", f"limits /run\n{state}")

@@ -49,8 +49,8 @@ struct gpu {
     char mig[16], bar1[32], pstate[16], throttle[32], energy[32], least_power[16], power_step[16], now[5][16], power[4][16], pcie[4][16], capability[2][16];
     struct { char list; struct process row; } processes[MAX_PROCESSES];
     unsigned n_processes;
-    /* Programs of this name compute on it, and draw between `idle` and the limit [mW]. */
-    struct { char name[16]; unsigned idle, step_ms; bytes held; } servers;
+    /* Processes with this in their command line compute on it, and draw between `idle` and the limit [mW]. */
+    struct { char path[128]; unsigned idle, step_ms; bytes held; } servers;
 };
 
 static struct {
@@ -101,7 +101,7 @@ static void read_gpu_line(struct gpu *gpu, const char *line)
     if (sscanf(line, "pcie %15s %15s %15s %15s", gpu->pcie[0], gpu->pcie[1], gpu->pcie[2],
                gpu->pcie[3]) == 4) return;
     if (sscanf(line, "capability %15s %15s", gpu->capability[0], gpu->capability[1]) == 2) return;
-    if (sscanf(line, "servers %15s %llu %u %u", gpu->servers.name, &gpu->servers.held, &gpu->servers.idle,
+    if (sscanf(line, "servers %127s %llu %u %u", gpu->servers.path, &gpu->servers.held, &gpu->servers.idle,
                &gpu->servers.step_ms) == 4) return;
     if (sscanf(line, "process %15s %u %31s %u", word, &pid, amount, &instance) >= 3
         && gpu->n_processes < MAX_PROCESSES) {
@@ -182,16 +182,17 @@ static unsigned long long find_servers(struct gpu *gpu)
 {
     unsigned long long ticks = 0, user, kernel;
     struct dirent *one;
-    DIR *all = *gpu->servers.name ? opendir("/proc") : 0;
+    DIR *all = *gpu->servers.path ? opendir("/proc") : 0;
     while (all && (one = readdir(all))) {
-        char name[32] = "";
+        char words[1024];
+        size_t n;
         unsigned pid = (unsigned)strtoul(one->d_name, 0, 10);
-        FILE *file = pid ? of_process(pid, "comm") : 0;
+        FILE *file = pid ? of_process(pid, "cmdline") : 0;
         if (!file) continue;
-        if (fscanf(file, "%31s", name) != 1) *name = 0;
+        n = fread(words, 1, sizeof words, file);
         fclose(file);
-        if (strcmp(name, gpu->servers.name) || gpu->n_processes == MAX_PROCESSES
-            || !(file = of_process(pid, "stat")))
+        if (!memmem(words, n, gpu->servers.path, strlen(gpu->servers.path))
+            || gpu->n_processes == MAX_PROCESSES || !(file = of_process(pid, "stat")))
             continue;
         if (fscanf(file, "%*d %*s %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &kernel) == 2)
             ticks += user + kernel;
@@ -466,7 +467,7 @@ int nvmlDeviceGetPowerUsage(device handle, unsigned *out)
 {
     double taken;
     GPU_ANSWER;
-    return *gpu->servers.name ? drawn(handle, gpu, &taken, out) : number(gpu->now[1], out);
+    return *gpu->servers.path ? drawn(handle, gpu, &taken, out) : number(gpu->now[1], out);
 }
 
 int nvmlDeviceGetTotalEnergyConsumption(device handle, unsigned long long *out)
@@ -476,7 +477,7 @@ int nvmlDeviceGetTotalEnergyConsumption(device handle, unsigned long long *out)
     GPU_ANSWER;
     if (!*gpu->energy || !strcmp(gpu->energy, "-")) return NOT_SUPPORTED;
     *out = strtoull(gpu->energy, 0, 10);
-    if (!*gpu->servers.name) return SUCCESS;
+    if (!*gpu->servers.path) return SUCCESS;
     drawn(handle, gpu, &taken, &power);
     *out = (unsigned long long)taken;
     return SUCCESS;

@@ -7,8 +7,8 @@ question about a card). Then for each card a line `gpu` and: `name`, `uuid`,
 `memory TOTAL RESERVED USED` [bytes], `used_includes_reserved`, `mig 0|1|-`,
 `mig_device`, `power LIMIT ENFORCED DEFAULT MAX` [mW], `pcie GEN GEN_MAX WIDTH WIDTH_MAX`,
 `now UTILISATION POWER SM_CLOCK MEMORY_CLOCK TEMPERATURE` [%, mW, MHz, MHz, degrees C],
-`energy MILLIJOULES|-`, `servers NAME BYTES IDLE_MW STEP_MS` (programs of this name compute on it, and energy and power
-follow their processor time in steps of so long; what was taken is kept beside the limits), `least_power MW|-`, `power_step MW`, `capability MAJOR MINOR`, `bar1 BYTES|-`, `pstate N|-`, `process compute|graphics PID BYTES|- [INSTANCE]`.
+`energy MILLIJOULES|-`, `servers PATH BYTES IDLE_MW STEP_MS` (processes with PATH in their command line compute on it,
+and energy and power follow their processor time in steps of so long; what was taken is kept beside the limits), `least_power MW|-`, `power_step MW`, `capability MAJOR MINOR`, `bar1 BYTES|-`, `pstate N|-`, `process compute|graphics PID BYTES|- [INSTANCE]`.
 """
 
 from __future__ import annotations
