@@ -117,6 +117,10 @@ class Life:
     on_end: Callable[[], None] = field(default=lambda: None)
 
 
+class StartFailed(Exception):
+    """A program whose start is over when it has ended (`Type=oneshot`) ends badly, and prints this."""
+
+
 Program = Callable[[Invocation], Life]
 """What is behind a path in `ExecStart=`."""
 
@@ -674,7 +678,13 @@ class FakeServiceManager:
         self._next_pid += 1
         unit.process = Invocation(name, self._next_pid, spec.argv, spec.environment)
         unit.active, unit.sub, unit.entered_s = "active", "running", at_s
-        unit.life = program(unit.process)
+        try:
+            unit.life = program(unit.process)
+        except StartFailed as failed:
+            unit.lines.append((unit.invocation_id, str(failed)))
+            self._end(unit, Ending(code=1), at_s)
+            why = "the control process exited with error code"
+            raise ServiceError(f"start of {name} failed", cause=why) from failed
         unit.lines += [(unit.invocation_id, line) for line in unit.life.prints]
         unit.ends_at_s, unit.ends_as = at_s + unit.life.ends_after_s, unit.life.ending
 

@@ -220,6 +220,8 @@ class NvmlReader:
 
 
 SAME_W = 1.0
+LIMIT_OF = "the power limit of "
+"""How what is said begins where one is not set."""
 
 
 def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None) -> None:
@@ -248,11 +250,11 @@ def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, before_mw)
     except pynvml.NVMLError as error:
         raise HostError(
-            f"the power limit of {uuid} cannot be set to {watts:g} W", cause=_words(error)
+            f"{LIMIT_OF}{uuid} cannot be set to {watts:g} W", cause=_words(error)
         ) from error
     if not is_set:
         raise HostError(
-            f"the power limit of {uuid} is not {watts:g} W after it was set",
+            f"{LIMIT_OF}{uuid} is not {watts:g} W after it was set",
             cause=f"it is {now_w:g} W",
         )
 

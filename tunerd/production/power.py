@@ -15,7 +15,7 @@ from pathlib import Path
 from tunerd.app import Context
 from tunerd.errors import HostError, ServiceError, TunerdError
 from tunerd.machine.files import Files
-from tunerd.machine.gpu import SAME_W, set_power_limit
+from tunerd.machine.gpu import LIMIT_OF, SAME_W, set_power_limit
 from tunerd.production.own import own_environment
 from tunerd.units.manager import UP, lease_unit, power_unit
 from tunerd.units.text import exec_words, transient_text
@@ -61,7 +61,12 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
     ctx.services.reload()
     ctx.files.keep(ctx.paths.power, record)
     try:
-        ctx.services.start_bound(unit, timeout_s=_TIMEOUT_S)
+        try:
+            ctx.services.start_bound(unit, timeout_s=_TIMEOUT_S)
+        except ServiceError as failed:  # which knows no more than that a process ended
+            said = (line for line in ctx.services.log(unit) if line.startswith(LIMIT_OF))
+            failed.cause = next(said, failed.cause)
+            raise
         yield
         _demand_it_held(ctx, watts)
     finally:

@@ -58,7 +58,7 @@ class Card:
             power.main(verb, Path(path))
         except HostError as error:
             self._restore(path)
-            raise ServiceError(f"{invocation.unit} failed", cause=error.words) from error
+            raise fakes.StartFailed(error.words) from error
         return fakes.Life(on_end=lambda: self._restore(path))
 
     @staticmethod
@@ -140,8 +140,8 @@ def test_the_limit_that_holds_already_needs_nothing(card: Card) -> None:
 @pytest.mark.parametrize(
     ("watts", "driver", "fails", "told"),
     [
-        (99.0, [], (), "failed"),
-        (240.5, [], (), "failed"),
+        (99.0, [], (), "cannot be set to 99 W"),
+        (240.5, [], (), "cannot be set to 240.5 W"),
         (OTHER_W, [], (nvml_stub.NO_PERMISSION,), "no permission"),
         (OTHER_W, [], (nvml_stub.NOT_SUPPORTED,), "does not support it"),
         (OTHER_W, [], (nvml_stub.GPU_IS_LOST,), "fallen off the bus"),
