@@ -40,10 +40,10 @@ KIND = "sweep"
 _SUITE = "workload"
 PLAN = "sweep plan"
 EVIDENCE = "sweep evidence"
-_DECISION = "sweep decision"
+DECISION = "sweep decision"
 PAGE = "sweep page"
 POWER = "sweep power"
-_IN_FULL = (PLAN, EVIDENCE, _DECISION, POWER)
+_IN_FULL = (PLAN, EVIDENCE, DECISION, POWER)
 # Beyond it the samples of earlier nights cost more to read than they teach.
 _MOST_HISTORY = 4000
 # The newest sweeps are what later ones learn from, however old.
@@ -175,7 +175,7 @@ def sweeps(
     ctx: Context, store: EvidenceStore, *, limit: int | None = None, in_full: bool = False
 ) -> tuple[StoredSweep, ...]:
     """Sweeps, newest first, with plan, verdict and decision: the evidence of a night is a megabyte."""
-    names = _IN_FULL if in_full else (PLAN, _DECISION)
+    names = _IN_FULL if in_full else (PLAN, DECISION)
     found = store.runs(limit=limit, kind=KIND, with_arms=False)
     return tuple(_stored(ctx, store, run, names) for run in found)
 
@@ -198,7 +198,7 @@ def find_sweep(ctx: Context, store: EvidenceStore | None, number: int | None) ->
 def keep_decision(ctx: Context, number: int, decision: Mapping[str, Any]) -> None:
     """Keep what became of a sweep's proposal."""
     with EvidenceStore(ctx.paths.evidence) as store:
-        store.add_summary(number, SummaryRecord(KIND, _DECISION, None, dict(decision)))
+        store.add_summary(number, SummaryRecord(KIND, DECISION, None, dict(decision)))
 
 
 PROMOTED, ROLLED_BACK, TAKEN_BACK = "promoted", "rolled back", "taken back"
@@ -319,7 +319,7 @@ def _stored(
         plan=last.get(PLAN, {}),
         evidence=last.get(EVIDENCE),
         verdict=verdict,
-        decision=_decision(ctx, run, verdict, last.get(_DECISION)),
+        decision=_decision(ctx, run, verdict, last.get(DECISION)),
         power=last.get(POWER),
     )
 

@@ -40,7 +40,7 @@ from tunerd.measure.results import damage_messages, run_of
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, warning
-from tunerd.sweep.record import EVIDENCE, PAGE, PLAN, POWER
+from tunerd.sweep.record import DECISION, EVIDENCE, PAGE, PLAN, POWER
 from tunerd.web.charts import colour_of
 from tunerd.web.html import environment, static_text
 from tunerd.web.view import (
@@ -676,7 +676,7 @@ def _other_suites(series: Sequence[Series], evidence: Runs) -> Section | None:
     tables += record_tables(
         (_named(series, run.run.number, record.arm) or record.arm, record)
         for run in evidence
-        for record in run.summaries
+        for record in _in_force(run.summaries)
     )
     tables = [one for one in tables if one.rows]
     if not tables:
@@ -687,6 +687,12 @@ def _other_suites(series: Sequence[Series], evidence: Runs) -> Section | None:
         text="Each by case. Rates are totals over totals, other figures medians of single requests.",
         tables=tuple(tables),
     )
+
+
+def _in_force(records: Sequence[SummaryRecord]) -> Iterator[SummaryRecord]:
+    """Of what became of a winner the last that was written."""
+    yield from (one for one in records if one.name != DECISION)
+    yield from [one for one in records if one.name == DECISION][-1:]
 
 
 _CASE_FIGURES = ("requests", "prompt [ms]", "tokens reused", "TTFT [ms]", "tok/s", "wall [ms]")

@@ -129,6 +129,8 @@ def test_what_is_so_of_many_configurations_of_a_night_is_said_once(tmp_path: Pat
             "left_out": [{"what": "ik, mtp", "reason": "no MTP block"}],
         }
         store.add_summary(night, SummaryRecord("sweep", "sweep plan", None, plan))
+        for text in ("the promotion was cut short", "in service a turn takes 0.5 s"):
+            store.add_summary(night, SummaryRecord("sweep", "sweep decision", None, {"text": text}))
     evidence, _ = gather_evidence(box.context, numbers)
     stale = Validity(holds=False, texts=("driver 570.86.16 -> 580.10",))
     arms = [(one.run.number, arm) for one in evidence for arm in one.samples]
@@ -144,6 +146,8 @@ def test_what_is_so_of_many_configurations_of_a_night_is_said_once(tmp_path: Pat
     verdict = of[f"verdict-{night}"]
     assert "faster over" in verdict.text
     assert verdict.remarks == (), "the sentence has them"
+    (decided,) = (one for one in of["more"].tables if "decision" in one.caption)
+    assert decided.rows == (("all", "in service a turn takes 0.5 s"),)
     assert ("ik, mtp", "no MTP block") in table(shown, "Not tried").rows
     assert not [one.caption for one in of["more"].tables if "sweep plan" in one.caption]
     listed = list(render_list(results(box.context).payload))
