@@ -44,7 +44,7 @@ oom_steps = 2
 [sweep]
 budget_s = 300.0
 quiet_s = 1.0
-window = "00:00-23:59"
+window = "{window}"
 timezone = "UTC"
 [notify]
 webhook = "{url}"
@@ -118,7 +118,9 @@ class DaemonVictim:
 
     def settings(self, *, has_nights: bool = False, more: str = "") -> None:
         """What the daemon goes by."""
-        text = SETTINGS.format(url=URL, has_nights=str(has_nights).lower()) + more
+        hour = int(time.time()) // 3600
+        window = f"{(hour - 1) % 24:02d}:00-{(hour - 2) % 24:02d}:00"  # not about to end
+        text = SETTINGS.format(url=URL, window=window, has_nights=str(has_nights).lower()) + more
         self.box.settings(text, stop_timeout_s=2, settle_s=0.1)
 
     # Faults

@@ -32,8 +32,6 @@ allow_writable = true
 [sweep]
 quiet_s = 1.0
 patience_s = 2.0
-window = "00:00-23:59"
-timezone = "UTC"
 {sweep}
 [probation]
 every_s = 5.0
