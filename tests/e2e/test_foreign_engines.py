@@ -53,11 +53,15 @@ def test_a_foreign_program_is_an_account_of_its_own_and_leaves_nothing(box: Depl
 
         found = {engine["name"]: engine for engine in box.json("engines", "--prove")["engines"]}
 
-        said = [line.split() for line in box.machine.read("/run/heard").splitlines()]
+        def heard() -> list[list[str]]:
+            """What it has written of it: it may be behind."""
+            said = [line.split() for line in box.machine.read("/run/heard").splitlines()]
+            return said if len(said) >= 4 else []
+
+        said = box.until(heard, "help, version, what it maps, and a trial")
         listener.kill()
     assert found["foreign"]["problem"] is None
     assert found["foreign"]["proofs"], "it was tried"
-    assert len(said) >= 4, "help, version, what it maps, and a trial"
     server = box.machine.run("id", "-u", "llama-server").stdout.strip()
     uids = {uid for uid, *_ in said}
     assert len(uids) == len(said), "an account for each run"
