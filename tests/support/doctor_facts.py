@@ -133,6 +133,7 @@ def a_server(**changes: Any) -> ServerFacts:
         locking=Locking(limit_mib=None, locked_mib=MiB(2000)),
         swapped_mib=MiB(0),
         log=LOG,
+        was_deployed=True,
     )
     return replace(healthy, **changes)
 

@@ -119,6 +119,7 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
         swapped_mib=memory.swapped_mib if memory is not None else None,
         log=None if was_edited else log,
         is_silent=log is None and bool(lines),
+        was_deployed=bool(ctx.generations.numbers()),
         settings_problem=live.problem,
     )
     if server.argv is not None and server.program is not None:

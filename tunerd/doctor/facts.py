@@ -336,7 +336,7 @@ class ServerFacts:
     is None there. `margin_mib` is what fit leaves free, by the build's own choice too; None where it places nothing. `settings_problem` says why they cannot be read. `foreign_flags` are flags on the
     command line, and variables, that the build does not take; empty where the build is not known. `no_start` says why
     nothing starts on what stands in the unit and on disk by now, `death` how a server that failed ended.
-    `is_silent`: the journal has what the manager says of it, and nothing of its own.
+    `is_silent`: the journal has what the manager says of it, and nothing of its own. `was_deployed`: tunerd has put a unit there.
     """
 
     unit: str
@@ -362,6 +362,7 @@ class ServerFacts:
     swapped_mib: MiB | None = None
     log: LogFacts | None = None
     is_silent: bool = False
+    was_deployed: bool = False
 
     @property
     def capabilities(self) -> Capabilities | None:

@@ -12,6 +12,7 @@ from tunerd.doctor.facts import (
     Facts,
     Missing,
     Rule,
+    ServerFacts,
     Traffic,
     experts_by_hand,
     need,
@@ -300,6 +301,11 @@ _LOAD_FLAGS = frozenset(
 _BACK = "`tunerd verify` shows what was edited since it served, `tunerd rollback` goes back"
 
 
+def _do(server: ServerFacts, *ways: str | None) -> str:
+    """What to do, and how to go back where tunerd has deployed something."""
+    return "; ".join(filter(None, (*ways, _BACK if server.was_deployed else None)))
+
+
 @_rule(
     "flags-removed",
     "flags on the unit's command line that its build does not accept",
@@ -319,7 +325,7 @@ def _removed_flags(facts: Facts) -> Iterator[Message | Missing]:
         if flags:
             named = ", ".join(flags)
             seen = f"this build does not accept {named}: {server.unit} cannot start with it"
-            yield _errs(seen, f"{do}; {_BACK}")
+            yield _errs(seen, _do(server, do))
 
 
 @_rule(
@@ -991,9 +997,9 @@ def _down(facts: Facts) -> Iterator[Message | Missing]:
     if server.no_start is not None:
         if not flags or flags not in server.no_start:  # which `flags-removed` tells
             seen = f"{server.unit} cannot start a server: {server.no_start}"
-            yield _errs(seen, f"fix that; {_BACK}")
+            yield _errs(seen, _do(server, "fix that"))
     elif server.death is not None:
-        hint = f"{server.death.hint}; {_BACK}" if server.death.hint else _BACK
+        hint = _do(server, server.death.hint) or f"see {server.systemctl} status {server.unit}"
         yield _errs(f"{server.unit} failed: {server.death.kind}, {server.death.words}", hint)
 
 

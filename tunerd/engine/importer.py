@@ -42,6 +42,7 @@ from tunerd.words import Family, is_name
 _WITH_VALUE = frozenset({"--alias", "-a", "--reasoning", "-rea", "--reasoning-budget-message"})
 _SECRET = "a secret: put it into a file and set serving.api_key_file"  # noqa: S105
 _OTHER_SECRET = "a secret: keep it in a drop-in with EnvironmentFile="  # noqa: S105
+_EMPTY_WORD = "an empty word (`${NAME}` of an empty variable leaves one, `$NAME` none)"
 _FOR_DOWNLOADS = "a secret that only downloads need: tunerd serves files that are here"
 _TOKENS = re.compile(r"-hft|--hf-token.*|(\w+_)?(HF|HUGGING_?FACE)_.*")
 _KEYS = re.compile(r"--api-key|LLAMA_(ARG_)?API_KEY")
@@ -79,6 +80,8 @@ def split_flags(arguments: Sequence[str], capabilities: Capabilities) -> Iterato
         word = arguments[position]
         option = _option(word, capabilities)
         least = _n_values(word, option)
+        if _is_switch_here(arguments[position:], capabilities):
+            least = 0
         # There are no positional arguments, and ik's help leaves some placeholders out.
         most = len(arguments)
         if owner_of(word) is not None:
@@ -92,10 +95,28 @@ def split_flags(arguments: Sequence[str], capabilities: Capabilities) -> Iterato
 
 
 def unlisted_flags(arguments: Sequence[str], capabilities: Capabilities) -> tuple[str, ...]:
-    """The flags among arguments that a build does not list as working, each once, as typed."""
-    words = dict.fromkeys(flag.word for flag in split_flags(arguments, capabilities))
-    flags = filter(is_flag, words)
-    return tuple(one for one in flags if capabilities.flags.isdisjoint((one, with_dashes(one))))
+    """What among arguments a build does not list as working, each once: a flag as typed, or in words what is wrong."""
+    found = (_unlisted(flag, capabilities) for flag in split_flags(arguments, capabilities))
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _unlisted(flag: Flag, capabilities: Capabilities) -> str | None:
+    if not flag.word:
+        return _EMPTY_WORD
+    if not is_flag(flag.word):
+        return None
+    if capabilities.flags.isdisjoint((flag.word, with_dashes(flag.word))):
+        return flag.word
+    return (
+        f"{flag.word} without `on` or `off`" if _is_switch_here(flag.words, capabilities) else None
+    )
+
+
+def _is_switch_here(arguments: Sequence[str], capabilities: Capabilities) -> bool:
+    """Whether they begin with a flag alone that wants `on` or `off` behind it, as `-fa` does since September 2025."""
+    spellings = {arguments[0], with_dashes(arguments[0])}
+    wants_word = not capabilities.on_off_flags.isdisjoint(spellings)
+    return wants_word and (len(arguments) == 1 or is_flag(arguments[1]))
 
 
 def _option(word: str, capabilities: Capabilities) -> Option | None:
@@ -119,8 +140,10 @@ def _is_default(flag: Flag, option: Option) -> bool:
     return flag.values == ("-1",) and (option.default or "").partition(",")[0] in {"-1", "auto"}
 
 
-def _from_folder(flag: Flag, folder: str, capabilities: Capabilities) -> Flag:
-    """A flag with its files by their whole paths, wherever the server will start."""
+def _as_meant(flag: Flag, folder: str, capabilities: Capabilities) -> Flag:
+    """A flag with what it means alone, and its files by their whole paths, wherever the server will start."""
+    if _is_switch_here(flag.words, capabilities):
+        return Flag(flag.word, ("on",))
     option = _option(flag.word, capabilities)
     if not folder or not flag.values or option is None or not _PATH.match(option.argument):
         return flag
@@ -276,7 +299,7 @@ def import_command_line(
     typed = list(split_flags(arguments, capabilities))
     secrets = secrets_in(arguments)
     found = draft.in_effect(draft.with_variables(typed, environment, secrets))
-    draft.flags = tuple(_from_folder(flag, folder, capabilities) for flag in found)
+    draft.flags = tuple(_as_meant(flag, folder, capabilities) for flag in found)
     resolved, command = draft.settle()
     given = {draft.owner(flag) for flag in draft.placed}
     added = (
@@ -513,6 +536,7 @@ class _Import:
                 else:
                     is_secret = normal_spelling(flag.word) in SECRET_FLAGS
                     words = (flag.word, "...") if is_secret else flag.words
+                    words = words if flag.word else ('""', *flag.values)
                     self.unplaced.append(Unplaced(words, reason))
             self.finish(lost)
             resolved = resolve("imported", (LayerFile(Layer.SITE, "imported", self.data()),))
@@ -537,6 +561,8 @@ class _Import:
 
     def _why_lost(self, flag: Flag, lost: Mapping[str, str]) -> str | None:
         """Why a flag is left out: no profile can hold it, its key is lost, or a word of it where it stands as it is."""
+        if not flag.word:
+            return _EMPTY_WORD
         if any(map(_NO_TEXT.search, flag.values)):
             return "it is not UTF-8, as all of a profile is"
         owner = self.owner(flag) or ""

@@ -191,6 +191,10 @@ FIRES = [
     *((code, "as others found it", a_box(own={code: told("x", "it is so", "do that")}))
       for code, told in OWN.items()),
     ("server-down", "a model that is gone", with_server(no_start="gone: `/models/a.gguf`")),
+    ("server-down", "a model that is gone, of a unit where tunerd deployed nothing",
+     with_server(no_start="gone: `/models/a.gguf`", was_deployed=False)),
+    ("server-down", "a server that died where tunerd deployed nothing",
+     with_server(death=Failure(FailureKind.PORT_TAKEN, "couldn't bind", None), was_deployed=False)),
     ("server-down", "a model that is gone, and a flag that the build lost",
      with_server(foreign_flags=("--mlock",), no_start="gone: `/models/a.gguf`")),
     ("server-down", "a server that died", with_server(death=Failure(FailureKind.PORT_TAKEN, "couldn't bind", None))),
