@@ -448,10 +448,12 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
     if live.text is None:
         nearest = nearest_name(unit, ctx.services.service_units())
         meant = f"did you mean `{nearest}`? " if nearest else ""
+        others = {Mode.SYSTEM: "; `tunerd --user detect`, as a user, those of their own",
+                  Mode.USER: "; `sudo tunerd detect` those of the machine"}  # fmt: skip
         raise UsageError(
             f"there is no unit `{unit}`",
             state="nothing was written",
-            hint=f"{meant}`tunerd detect` lists those that serve",
+            hint=f"{meant}`tunerd detect` lists those that serve{others.get(ctx.mode, '')}",
         )
     live = as_it_runs(ctx, live) or live
     if live.argv is None or live.program is None:
@@ -471,7 +473,10 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
         )
     engine = engine_of(ctx, found_in_unit(live, Path(live.program)))
     if engine.capabilities is None:
-        hint = f"if `{live.program}` only starts a server: {itself}"
+        is_server = live.is_known and not hides_words(
+            live
+        )  # then the cause has all there is to say
+        hint = None if is_server else f"if `{live.program}` only starts a server: {itself}"
         if is_gone(engine.program):
             hint = "put it back, or make its ExecStart= run one that is here: `tunerd engines` lists them"
         raise EngineError(

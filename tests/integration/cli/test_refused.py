@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tunerd.profile.files import load_profile
 from tunerd.settings_file import set_setting
 from tunerd.sweep.plan import check_setting
 from tunerd.web.report import report
+from tunerd.words import Mode
 
 NAMES = ("../tunerd", "a b/c", "a/b", "a b", "..", ".hidden", "-x", "", "x" * 101, "a\n", "é")
 ADDRESSES = (
@@ -52,6 +54,8 @@ def calls(ctx: Context, bench: BenchBox) -> dict[str, Callable[[], object]]:
         **{f"A profile from which none of {words} starts": partial(from_it, words)
            for words in ((), ("live",), ("cpu-embedded", "13"))},
         "A unit that is not there": partial(new_profile, ctx, "mine", from_unit="lama-server.service"),
+        **{f"A unit of another manager than that of {mode} mode": partial(
+            new_profile, replace(ctx, mode=mode), "mine", from_unit="elsewhere") for mode in (Mode.SYSTEM, Mode.USER)},
         "A profile that is misspelt": partial(load_profile, ctx, "cpu-embeded", options={}),
         "A profile that is broken": partial(load_profile, ctx, "broken", options={}),
         "An option that is no list": partial(load_profile, ctx, "cpu-embedded", options={"engine.prefer": "mainline"}),

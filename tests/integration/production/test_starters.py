@@ -21,14 +21,15 @@ from tests.support.ports import free_port
 from tests.support.waiting import until
 from tunerd.engine.choice import PlanRequest, choose
 from tunerd.engine.health import Expectation
-from tunerd.errors import RolledBack
+from tunerd.errors import EngineError, RolledBack
 from tunerd.machine.host import read_host
 from tunerd.machine.net import is_listened_on
+from tunerd.production.profiles import new_profile
 from tunerd.production.status import status
 from tunerd.production.swap import SwapRequest, swap
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.watch.watcher import Watcher
-from tunerd.words import sha256
+from tunerd.words import Mode, sha256
 
 UNIT = "llama-server.service"
 pytestmark = pytest.mark.engine
@@ -132,6 +133,23 @@ def test_whoever_adopts_a_unit_whose_program_is_gone_is_told_what_there_is(folde
 
     assert "No such file" in refused["cause"]
     assert "`tunerd engines`" in refused["hint"]
+
+
+def test_a_build_that_others_may_change_is_refused_with_nothing_but_what_allows_it(
+    folder: Path,
+) -> None:
+    """Whoever runs a build of their own home was told what to do if it only starts a server."""
+    box, program = Box(folder), folder / "llama-server"
+    program.touch()
+    program.chmod(0o777)
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text(f"[Service]\nExecStart={program} -m /m.gguf\n")
+
+    with pytest.raises(EngineError) as refused:
+        new_profile(replace(box.context, mode=Mode.SYSTEM), "mine", from_unit=UNIT)
+
+    assert "allow_writable true` allow it" in (refused.value.cause or "")
+    assert refused.value.hint is None
 
 
 def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(folder: Path) -> None:
