@@ -610,6 +610,11 @@ def with_stages(settings: ProfileFile, argv: Sequence[str]) -> ProfileFile:
         if drafts_with_probability({kind}):
             texts |= {key: values[key] for key in _OF_A_STAGE if key in values}
     found: dict[str, object] = {"type": ",".join(kind for kind, _ in stages)}
+    found |= (
+        {"draft_model": words["speculation.draft_model"]}
+        if "speculation.draft_model" in words
+        else {}
+    )
     with contextlib.suppress(ValueError):  # which the engine refuses
         found |= {key: (float if key == "p_min" else int)(text) for key, text in texts.items()}
     speculation = settings.speculation.model_copy(update=found)

@@ -1043,7 +1043,10 @@ class _Renderer:
         for before, word in itertools.pairwise(("", *words)):
             known = owner_of(word, flags) or owners.get(word)
             owner = known if word.startswith("-") else None
-            if owner == _TYPE and self.setting(_TYPE) is None:
+            is_left = self.setting(_TYPE) is None and self.setting(owner or "") is None
+            if is_left and (owner or "").startswith(
+                "speculation."
+            ):  # all of it stands here as it is
                 owner = None
             is_unlisted = (
                 is_flag(word)

@@ -338,6 +338,18 @@ class _Import:
         """Keys of which each flag counts, and not the last alone."""
         return _ADDING if self.capabilities.family is Family.IK else _ADDING | {_ALIAS}
 
+    @property
+    def has_mtp_file(self) -> bool:
+        """Whether MTP drafts from a file of its own, which no key says: then its flags stand as they are.
+
+        Source: ik of August 2026 takes the block of the model alone; mainline of then took either.
+        """
+        owned = [(self.owner(flag), flag.values) for flag in self.flags]
+        kinds = {one for key, values in owned if key == _TYPE
+                 for value in values for one in own_kinds(value).split(",")}  # fmt: skip
+        is_named = any(key == "speculation.draft_model" for key, _ in owned)
+        return is_named and "mtp" in kinds and self.capabilities.family is not Family.IK
+
     def owner(self, flag: Flag) -> str | None:
         """The key that says this flag on this build."""
         return owner_of(flag.word, self.capabilities.flags)
@@ -415,7 +427,8 @@ class _Import:
             return "a profile has one file of keys"
         if spelling in _REPOSITORY:
             self.keys[_REPOSITORY[spelling]] = flag.values[0]
-        elif owner is None:
+        elif owner is None or (self.has_mtp_file and owner.startswith("speculation.")):
+            self.keys |= {} if owner is None else {owner: LEAVE_TO_ENGINE}
             is_listed = flag.word in self.capabilities.flags
             self.extra.append(flag if is_listed else Flag(spelling, flag.values))
         elif owner == _LOAD_MODE:

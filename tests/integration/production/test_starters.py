@@ -18,6 +18,7 @@ from tests.integration.conftest import started_by_hand
 from tests.support import needs
 from tests.support.local_box import Box, codes, settings
 from tests.support.ports import free_port
+from tests.support.server_process import CLIENT
 from tests.support.waiting import until
 from tunerd.engine.choice import PlanRequest, choose
 from tunerd.engine.health import Expectation
@@ -65,6 +66,24 @@ def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(folder: P
         assert "taskset -c 0" in lost["text"]
         assert box.json("bench", "--repeats", "1")["messages"] is not None
         assert "edited" not in {one["code"] for one in box.json("doctor")["messages"]}
+
+
+def test_mtp_from_a_file_of_its_own_is_adopted_and_drafts(folder: Path) -> None:
+    """Its file was left out, and the model alone, which has no MTP block, could not be served so."""
+    model, drafter = folder / "nomtp.gguf", folder / "mtp.gguf"
+    write(design(SHAPES["tiny-nomtp"]), model)
+    write(design(SHAPES["tiny"]), drafter)
+    words = f"-m {model} -md {drafter} --spec-type draft-mtp --spec-draft-n-max 2"
+    with served(folder, f"ENGINE WORDS {words}") as box:
+        found = {one["code"] for one in box.json("doctor", code=None)["findings"]}
+        made = box.json("profiles", "new", "mine", "--from-unit", UNIT)
+        box.json("apply", "mine", "--yes")
+        body = {"prompt": "a", "n_predict": 20}
+        answer = CLIENT.post(f"{box.json('status')['address']}/completion", json=body).json()
+
+    assert made["unplaced"] == []
+    assert "model-without-mtp" not in found
+    assert answer["timings"]["draft_n"] > 0
 
 
 @pytest.mark.parametrize("runs", ["ENGINE WORDS &\nwait", "exec timeout 1000 ENGINE WORDS"])

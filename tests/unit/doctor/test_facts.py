@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support import bench_samples
 from tests.support.builders import capabilities_of
-from tests.support.doctor_facts import a_box, a_server, engine
+from tests.support.doctor_facts import a_box, a_server, engine, model, with_server
 from tests.support.folders import DATA
 from tests.unit.engine.test_writeups import WRITE_UPS
 from tunerd.doctor.facts import (
@@ -270,6 +271,31 @@ def test_stages_of_ik_are_speculation_though_no_profile_can_say_two_of_them() ->
         settings = with_stages(imported.resolved.profile, words)
         assert settings.speculation.kinds == kinds, printed
         assert settings.speculation.p_min == p_min
+
+
+def test_mtp_from_a_file_of_its_own_is_none_of_the_models_block() -> None:
+    """Doctor said that such a server cannot draft, as its model has no MTP block."""
+    line = "-m /m.gguf -md /mtp.gguf --spec-type draft-mtp --spec-draft-n-max 3"
+    words = shlex.split(line)
+    imported = import_command_line(words, {}, capabilities_of("main-lm"))
+    settings = with_stages(imported.resolved.profile, words)
+
+    without = replace(model(), n_nextn=0)
+    found = diagnose(with_server(settings=settings, model=without), ALL_RULES)
+
+    assert (settings.speculation.kinds, settings.speculation.n_max) == ({"mtp"}, 3)
+    assert settings.speculation.draft_model == "/mtp.gguf"
+    assert "model-without-mtp" not in {one.code for one in found.findings}
+
+
+def test_a_switch_that_wants_a_word_now_and_an_empty_word_are_none_that_a_build_takes() -> None:
+    """The builds of April to August 2026 refuse both, and nothing was said of them."""
+    arguments = ["-m", "/m.gguf", "-fa", "-ngl", "99", ""]
+    for dialect in ("main-old", "main-lm", "ik-now"):
+        bare, empty = unlisted_flags(arguments, capabilities_of(dialect))
+        assert bare == "-fa without `on` or `off`"
+        assert "`${NAME}` of an empty variable" in empty
+    assert unlisted_flags(["-fa", "on", "--fit"], capabilities_of("ik-now")) == ()
 
 
 def test_todays_builds_would_not_start_with_their_flags() -> None:
