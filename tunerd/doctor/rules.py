@@ -17,13 +17,14 @@ from tunerd.doctor.facts import (
     experts_by_hand,
     need,
 )
-from tunerd.engine.flags import drafts_with_probability
+from tunerd.engine.flags import drafts_with_probability, owner_of
 from tunerd.machine.facts import Gpu
 from tunerd.measure.trust import MTP, stages_of
 from tunerd.model.gguf import TYPES_BY_NAME
 from tunerd.model.memory import LOCKING, UNQUANTISED, Device, PartKind
 from tunerd.model.verdict import ram_in_time
 from tunerd.production import checks
+from tunerd.profile.arm import DRAFT, DRAFT_MODEL
 from tunerd.profile.schema import ProfileFile
 from tunerd.result import Level, Message, error, note, warning
 from tunerd.words import Family, format_mib
@@ -979,6 +980,22 @@ def _engine_without(facts: Facts) -> Iterator[Message | Missing]:
         yield _notes(
             f"the model has an MTP block, but {name} has no MTP",
             "serve with a newer build; `tunerd engines` lists what is here",
+        )
+
+
+@_rule(
+    "draft-idle",
+    "a draft model that nothing drafts with",
+    "until June 2026 mainline drafted wherever a draft model was named; since then the kind of speculation must be named too",
+    _issue(23988),
+)
+def _draft_idle(facts: Facts) -> Iterator[Message | Missing]:
+    argv, word = facts.unit().argv, facts.capabilities().spec_word(DRAFT)
+    is_named = any(owner_of(one) == DRAFT_MODEL for one in argv) and not any(stages_of(argv))
+    if is_named and not (facts.settings().speculation.kinds or facts.capabilities().drafts_unasked):
+        yield _warns(
+            "a draft model is named, but this build drafts with none unless it is told the kind",
+            f"add `--spec-type {word}` to the unit; in a profile: speculation.type = draft",
         )
 
 

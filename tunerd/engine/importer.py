@@ -251,6 +251,7 @@ _REPOSITORY = {
     **dict.fromkeys(("-hff", "--hf-file"), "model.hf_file"),
 }
 _STAGE_KEYS = tuple(f"speculation.{name}" for name in ("type", "n_max", "n_min", "p_min"))
+_DEPTHS = frozenset(_STAGE_KEYS[1:])
 _LOAD_MODE, _FIT, _MARGIN = "serving.load_mode", "memory.fit", "memory.fit_mib"
 _TYPE, _TENSORS = "speculation.type", "memory.override_tensor"
 _ALIAS, _KEY_FILE, _KWARGS = "serving.alias", "serving.api_key_file", "serving.chat_template_kwargs"
@@ -499,8 +500,13 @@ class _Import:
             keys.setdefault(_FIT, False)
         is_ready_made = any(flag.word == "--spec-default" for flag in self.extra)
         keys.setdefault(_TYPE, LEAVE_TO_ENGINE if is_ready_made else "off")
-        by_model = self.capabilities.drafts_unasked and "speculation.draft_model" in keys
-        if by_model and keys[_TYPE] == "off":
+        # A depth that the build took once is of a line for a build that drafted by the model alone.
+        depths = (flag.word for flag in self.flags if self.owner(flag) in _DEPTHS)
+        is_older = any(
+            self.capabilities.flags.isdisjoint((one, with_dashes(one))) for one in depths
+        )
+        drafts_unasked = self.capabilities.drafts_unasked or is_older
+        if drafts_unasked and "speculation.draft_model" in keys and keys[_TYPE] == "off":
             keys[_TYPE] = "draft"
         for key in lost:
             keys.pop(key, None)

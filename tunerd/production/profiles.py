@@ -488,7 +488,8 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
     if not live.names_a_model:
         raise ConfigError(
             f"{unit} is a router: it starts a server for each model that it is asked for",
-            hint="a profile describes one server; `tunerd profiles new NAME` makes one for a model",
+            state="nothing was written",
+            hint="a profile describes one server; `tunerd profiles new NAME --model FILE` makes one for a model",
         )
     return live, engine, engine.capabilities
 

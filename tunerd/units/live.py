@@ -305,7 +305,7 @@ def _is_program(before: str, word: str) -> bool:
     """Whether a word behind a starter begins a command line; a file that a server is told does not."""
     if word.startswith("/"):
         return _NAMES_A_MODEL.fullmatch(before) is None
-    return word in _SERVERS | _BECOMES | _CONTAINERS
+    return word in _SERVERS | _BECOMES | _CONTAINERS | _OTHER_ROOTS
 
 
 def is_shell(program: str) -> bool:

@@ -80,6 +80,12 @@ def old_build(*argv: str) -> Facts:
     return with_settings(server, speculation__type="off")
 
 
+def with_drafter(dialect: str, *argv: str) -> Facts:
+    """A command line with a draft model, which is none of the settings where no kind is named."""
+    words = ("llama-server", "-md", "/models/draft.gguf", *argv)
+    return with_settings(with_server(engine=engine(dialect), argv=words), speculation__type="off")
+
+
 def on_a_desktop(*, has_other: bool | None, **changes: object) -> Facts:
     driver = replace(DRIVER, has_other_graphics=has_other)
     return replace(with_card(processes=(replace(XORG, **changes),)), driver=driver)  # type: ignore[arg-type]
@@ -187,6 +193,7 @@ FIRES = [
      old_build()),
     ("engine-without-mtp", "a build that lost `-mtp`",
      old_build("-mtp")),
+    ("draft-idle", "a draft model alone, on a build of today", with_drafter("main-0x")),
     ("log-unseen", "a server that writes nothing", with_server(log=None, is_silent=True)),
     *((code, "as others found it", a_box(own={code: told("x", "it is so", "do that")}))
       for code, told in OWN.items()),
@@ -255,6 +262,9 @@ SILENT = [
     ("mtp-slots", with_settings(with_server(n_slots=4), speculation__type="off")),
     ("model-without-mtp", with_settings(with_server(model=replace(model(), n_nextn=0)),
                                         speculation__draft_model="/models/draft.gguf")),
+    ("draft-idle", with_drafter("main-old")),
+    ("draft-idle", with_drafter("main-0x", "--spec-type", "none")),
+    ("draft-idle", with_settings(with_drafter("main-0x"), speculation__type="draft")),
 ]  # fmt: skip
 
 UNKNOWN = [
@@ -314,6 +324,7 @@ UNKNOWN = [
     ("mtp-slots", "slots and build unknown",
      with_settings(with_server(with_log(n_slots=None), n_slots=None, engine=None), serving__n_parallel=None)),
     ("model-without-mtp", "model unknown", with_server(model=None)),
+    ("draft-idle", "a build that cannot be asked", with_server(with_drafter("main-0x"), engine=None)),
     ("engine-without-mtp", "settings that are none",
      with_server(settings=None, settings_problem="it has 2 ExecStart= lines")),
     ("log-unseen", "no log", with_server(log=None)),

@@ -74,6 +74,10 @@ def test_a_server_by_its_bare_name_is_told_from_the_model_that_it_is_given() -> 
         assert found.search_path == path
     other = live("[Service]\nExecStart=/usr/bin/nice -n 5 my-server -m /q.gguf\n")
     assert (other.program, other.prefix) == ("/usr/bin/nice", ())
+    # What it binds was run as a program.
+    image = "apptainer run --bind /srv/ai:/srv/ai /srv/ai/x.sif -m /srv/ai/q.gguf"
+    led = live(f"[Service]\nExecStart=/usr/bin/numactl -i all {image}\n")
+    assert (led.program, led.has_own_root) == ("apptainer", True)
 
 
 def test_where_systemd_looks_for_a_bare_name_is_not_what_the_server_is_told() -> None:
