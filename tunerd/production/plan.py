@@ -296,6 +296,8 @@ def unit_spec(
     user, group = _account_of(ctx, live)
     port = resolved.profile.serving.port
     paths = [word for word in command.argv if word.startswith("/")]
+    # A server that also comes back where something ends it in order, as earlyoom does, goes on to.
+    is_always = parse_unit(live.text or "").value("Service", "Restart") == "always"
     return UnitSpec(
         unit=ctx.unit,
         mode=ctx.mode,
@@ -311,6 +313,7 @@ def unit_spec(
         # Of what is live alone: whoever may deploy without root gets no port that only root may have.
         binds_low=port is not None and port < _LOW_PORTS and port == live.serving.port,
         needs_home=any(path.startswith(("/home/", "/root/", "/run/user/")) for path in paths),
+        restart="always" if is_always else "on-failure",
         stop_timeout_s=ctx.settings.service.stop_timeout_s,
         mounts=_late_mounts(ctx, paths) if ctx.mode is Mode.SYSTEM else (),
         wanted_by="multi-user.target" if ctx.mode is Mode.SYSTEM else "default.target",

@@ -18,7 +18,7 @@ from tests.support.shapes import PlainShape
 from tunerd.engine.capabilities import Engine, OffloadDevice
 from tunerd.engine.choice import Choice
 from tunerd.engine.flags import CommandLine
-from tunerd.engine.serving import memory_limits
+from tunerd.engine.serving import memory_limits, read_live_unit
 from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.host import has_memory_groups
 from tunerd.measure.results import here_of
@@ -26,7 +26,7 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate, MemorySettings, PartKind, estimate
 from tunerd.model.verdict import MemoryPlan
 from tunerd.production.emit import Together, together
-from tunerd.production.plan import Plan, cards_of, memory_of_plan, settings_of
+from tunerd.production.plan import Plan, cards_of, memory_of_plan, settings_of, unit_spec
 from tunerd.production.profiles import new_profile
 from tunerd.result import Level
 from tunerd.tryout.designed import SHAPES, design, write
@@ -447,3 +447,24 @@ def test_a_new_profile_for_a_model_is_for_the_largest_card(world: World, tmp_pat
     made = new_profile(ctx, "mine", model=str(model))
 
     assert 'gpu = "*GeForce RTX 3090 Ti*"' in made.payload["text"]
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("Restart=always", "always"),
+        ("Restart=always\nRestart=no", "on-failure"),
+        ("", "on-failure"),
+    ],
+)
+def test_a_server_that_came_back_whatever_ended_it_goes_on_to(
+    world: World, said: str, kept: str
+) -> None:
+    """Its new unit left it down where something ended it in order, as whoever frees memory does."""
+    world.put(world.text("old", service=said), starts=False)
+    ctx = world.context()
+
+    command = CommandLine("/bin/true", ())
+    spec = unit_spec(ctx, profile_of({}), build_of("main-0x"), command, read_live_unit(ctx))
+
+    assert spec.restart == kept
