@@ -342,7 +342,10 @@ def _speaks_of_argument(line: str) -> bool:
 
 
 RUN_OF_ONE_TOKEN = 16
+WHOLLY_REPEATED = 1.0
 _LONGEST_TOKEN = 16  # letters, of those that stand for nothing: `<unused49>`
+_RUN_LETTERS, _LEAST_REPEATED = 24, 80
+_KNOWN_SHARE, _LEAST_SHARE = 0.9, 0.1
 _REPLACEMENT = "�"
 
 
@@ -494,11 +497,38 @@ def why_garbage(text: str, n_predicted: int) -> str | None:
     """
     if text.count(_REPLACEMENT) * 2 > len(text):
         return "the answer is not readable text"
-    solid = text.strip()
-    for size in range(1, min(_LONGEST_TOKEN, len(solid) // RUN_OF_ONE_TOKEN) + 1):
-        if n_predicted >= RUN_OF_ONE_TOKEN and solid[size:] == solid[:-size]:
-            return f"the answer repeats one token: {solid[:20]!r}"
+    if repeated_ratio(text, n_predicted) == WHOLLY_REPEATED:
+        return f"the answer repeats one token: {text.strip()[:20]!r}"
     return None
+
+
+def repeated_ratio(text: str, n_predicted: int) -> float | None:
+    """The share of an answer, at its end, that only says again what it said; 0 where it does not.
+
+    That is its longest end of which nine tenths stand in runs of letters that came before, of
+    80 letters and a tenth of the answer at least, so that a counter or a slip of sampling does not hide
+    a loop. 1 is one token over and over. None where so few tokens tell nothing.
+
+    Source: docs/benchmarks.md, Answers that repeat themselves.
+    """
+    solid = text.strip()
+    n = len(solid)
+    if n_predicted < RUN_OF_ONE_TOKEN or not n:
+        return None
+    for size in range(1, min(_LONGEST_TOKEN, n // RUN_OF_ONE_TOKEN) + 1):
+        if solid[size:] == solid[:-size]:
+            return WHOLLY_REPEATED
+    known, seen = bytearray(n), set[str]()
+    for at in range(n - _RUN_LETTERS + 1):
+        run = solid[at : at + _RUN_LETTERS]
+        if run in seen:
+            known[at : at + _RUN_LETTERS] = _RUN_LETTERS * b"\1"
+        seen.add(run)
+    n_known = longest = 0
+    for length, is_known in enumerate(reversed(known), start=1):
+        n_known += is_known
+        longest = length if n_known >= _KNOWN_SHARE * length else longest
+    return longest / n if longest >= max(_LEAST_REPEATED, _LEAST_SHARE * n) else 0.0
 
 
 def judge_speculation(

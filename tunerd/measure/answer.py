@@ -159,6 +159,12 @@ class Sample:
         return count if type(count) is int else None
 
     @property
+    def repeated_ratio(self) -> float | None:
+        """The share of the answer, at its end, that only repeats what it said; None where that cannot be told."""
+        ratio_ = self.details.get("repeated_ratio")
+        return ratio_ if type(ratio_) is float else None
+
+    @property
     def steps(self) -> int | None:
         """Verification passes; None where an answer that drafted ended by itself.
 

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, zip_longest
+from itertools import islice, permutations, zip_longest
 
 from tunerd.app import Context
 from tunerd.engine.choice import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, TunerdError, UsageError
+from tunerd.measure import trust
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems
 from tunerd.measure.compare import SideRequest, answering, context_tokens, plan_side, side_of
 from tunerd.measure.evidence import ArmRecord, RunRecord
@@ -54,7 +55,7 @@ from tunerd.profile.files import load_profile
 from tunerd.profile.schema import Published
 from tunerd.profile.workload import USUAL_RATES, Rates, WorkloadShape
 from tunerd.result import ActionResult, Message, Progress, error, note, warning
-from tunerd.words import check_name, format_duration
+from tunerd.words import all_known, check_name, format_duration
 
 _REPEATS_OF_MARKED = 2
 _MOST_FAILURES = 3
@@ -734,7 +735,8 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
     for record in found:
         session.store.add_summary(session.run, record)
     messages = [
-        *session.messages, *_unusable(arms), *_unwatched(session), *_without_times(session)
+        *session.messages, *_unusable(arms), *_unwatched(session), *_without_times(session),
+        *_repeating(arms),
     ]  # fmt: skip
     has_any = any(sample.is_usable for arm in arms for sample in arm.samples)
     if not has_any:
@@ -769,6 +771,20 @@ def _unwatched(session: Session) -> Iterator[Message]:
     if not all(one.traffic_seen for one in session.measured.values()):
         yield note("no-counters", "the server has no counters (`--metrics` is off): others' requests "
                    "show only while they run")  # fmt: skip
+
+
+def _repeating(arms: Sequence[ArmData]) -> Iterator[Message]:
+    told = {
+        arm.name: all_known(one.repeated_ratio for one in arm.samples if one.is_usable)
+        for arm in arms
+    }
+    for name, ratios in told.items():
+        if n := trust.mostly_repeated(ratios):
+            yield note("repeats", f"{name}: {n} answers only repeat themselves{trust.FLATTERED}")
+    for (name, mine), (other, usual) in permutations(told.items(), 2):
+        whose, chance = f"those of {other}", trust.FOR_A_WINNER
+        if why := trust.repeats_more(mine, usual, chance=chance, whose=whose):
+            yield warning("repeats-more", f"{name}: {why}", "its speed is none of sane answers")
 
 
 def _without_times(session: Session) -> Iterator[Message]:

@@ -532,6 +532,7 @@ class CandidateStand:
     facts: dict[pairs.Side, SideFacts] = field(
         default_factory=lambda: {"A": SideFacts(), "B": SideFacts()}
     )
+    may_repeat: set[str] = field(default_factory=set)
     _reader: FingerprintReader | None = None
 
     def now_s(self) -> float:
@@ -590,6 +591,7 @@ class CandidateLife:
         self._side = side
         self.process = contextlib.ExitStack()
         self._life = life = Life(stand.ctx, target)
+        life.may_repeat, life.is_reference = stand.may_repeat, side == pairs.A
         drafts, is_proved = target.speculation.drafts, self._facts.is_proved
         life.warm_up(stand.texts.first(life), drafts=drafts, is_proved=is_proved)
         self._facts.is_proved = True
@@ -620,7 +622,8 @@ class CandidateLife:
         firsts = all_known(sample.client.ttft_ms if sample.client else None for sample in samples)
         if not turns or not firsts:
             raise pairs.Unusable("the first token was not seen")
-        return pairs.Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts))
+        repeated = tuple(all_known(sample.repeated_ratio for sample in samples))
+        return pairs.Turn(wall_ms=fmean(turns), prefill_ms=fmean(firsts), repeated=repeated)
 
     def answer(self, request: Request, prompt: Prompt) -> Answer | None:
         """The answer to a question; None where there was none.

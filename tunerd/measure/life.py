@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.health import RUN_OF_ONE_TOKEN, why_garbage
+from tunerd.engine.health import RUN_OF_ONE_TOKEN, WHOLLY_REPEATED, repeated_ratio, why_garbage
 from tunerd.engine.server import LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import polls
@@ -252,6 +252,8 @@ class Life:
 
     `route` is how it is asked. `position` counts what it has answered, `asked` is what has not been judged by
     its counters yet; `accepted` are the drafts that were accepted in the last stretch that was, by position.
+    `may_repeat` are kinds of text to which one token over and over is an answer: those to which the side that others are
+    held against (`is_reference`) gave it, which adds them.
     """
 
     def __init__(self, ctx: Context, target: Target) -> None:
@@ -265,6 +267,8 @@ class Life:
         self.asked: list[Answered] = []
         self.quiet_mib: int | None = None
         self.accepted: tuple[int, ...] | None = None
+        self.may_repeat = set[str]()
+        self.is_reference = False
         self._looks: list[trust.GpuLook] = []
         self._processors = look_at_processors(target.pids)
 
@@ -423,7 +427,11 @@ class Life:
         is_taken = trust.is_processor_taken(processors, look_at_processors(target.pids))
         watch.look_now()
         answer = read_answer(streamed.events, is_whole=streamed.is_whole)
-        problem = streamed.problem or _problem(request, answer)
+        details = _details(request, prompt, answer)
+        is_repeated = details.get("repeated_ratio") == WHOLLY_REPEATED
+        self.may_repeat |= {request.kind} if self.is_reference and is_repeated else set()
+        is_answer = is_repeated and request.kind in self.may_repeat
+        problem = streamed.problem or _problem(request, answer, may_repeat=is_answer)
         client = ClientTimes(streamed.wall_ms, answer.first_ms, answer.rest_ratio)
         marks = trust.marks_of(request, answer, client, looks=watch.looks, quiet_mib=self.quiet_mib,
                          speculation=target.speculation,
@@ -447,7 +455,7 @@ class Life:
             energy_j=trust.energy_of(watch.looks) if request.streams == 1 else None,
             marks=() if problem is not None else marks,
             problem=problem,
-            details=_details(request, prompt, answer),
+            details=details,
         )
         kept, is_mute = None if problem else answer, streamed.timed_out and not streamed.events
         return Answered(request, prompt, sample, kept, tuple(watch.looks), is_mute)
@@ -492,7 +500,7 @@ def _limit_s(request: Request) -> float:
     return (_LIMIT_S + prompt_s + decode_s) * request.streams
 
 
-def _problem(request: Request, answer: Answer) -> str | None:
+def _problem(request: Request, answer: Answer, *, may_repeat: bool) -> str | None:
     """Why an answer that came is none."""
     if answer.is_cut:
         return "the answer was cut short"
@@ -502,13 +510,17 @@ def _problem(request: Request, answer: Answer) -> str | None:
         # Of a conversation the server may keep back a call that was not whole.
         is_empty = not n_predicted or (is_long and not request.is_chat)
         return "the answer is empty" if is_empty else None
-    return why_garbage(answer.text or answer.reasoning, n_predicted) if is_long else None
+    is_judged = is_long and not may_repeat
+    return why_garbage(answer.text or answer.reasoning, n_predicted) if is_judged else None
 
 
 def _details(request: Request, prompt: Prompt, answer: Answer) -> dict[str, Any]:
     """What else is kept of a sample: figures, and no text."""
     found: dict[str, Any] = dict(request.details or {})
     timings = answer.timings
+    if timings is not None and not request.has_tools:
+        text = answer.text or answer.reasoning
+        found["repeated_ratio"] = repeated_ratio(text, timings.predicted_n or 0)
     if answer.n_cached is not None:
         found["cached"] = answer.n_cached
     if request.shares is not None and request.has_question:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tunerd.measure.trust import FLATTERED, FOR_A_WINNER, mostly_repeated, repeats_more
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.words import counted
 
@@ -38,10 +39,14 @@ SIDES: tuple[Side, Side] = (A, B)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one request took [ms]; `prefill_ms` until the first token, `decode_ms` is the rest."""
+    """What one request took [ms]; `prefill_ms` until the first token, `decode_ms` is the rest.
+
+    `repeated` are the shares of its answers that only repeat what they said, as far as they are known.
+    """
 
     wall_ms: float
     prefill_ms: float
+    repeated: tuple[float, ...] = ()
 
     @property
     def decode_ms(self) -> float:
@@ -615,17 +620,28 @@ class Comparison:
 
     @property
     def unreliable(self) -> str | None:
-        """Why the faster side fails where the other does not; None where nothing says so."""
+        """Why the faster side fails, or repeats itself, where the other does not; None where nothing says so."""
         faster = _FASTER.get(self.standing)
         if faster is None:
             return None
         slower = A if faster == B else B
+        mine, usual = self.repeated(faster), self.repeated(slower)
+        why = repeats_more(mine, usual, chance=FOR_A_WINNER, whose=f"{slower}'s")
+        if why is not None:
+            return why
         here, there = (self.failures[side] for side in (faster, slower))
         deaths, other_deaths = (sum(isinstance(f, LifeEnded) for f in of) for of in (here, there))
         n_starts = len(here) - deaths - (len(there) - other_deaths)
         if not fails_more(n_starts, deaths - other_deaths):
             return None
         return f"it failed {_times(here)}, and {slower} {_times(there)}: {here[-1]}"
+
+    def repeated(self, side: Side) -> list[float]:
+        """Of each answer of a side the share that only repeats what it said, where that is known."""
+        blocks = [pair.a if side == A else pair.b for pair in self.pairs]
+        return [
+            one for block in blocks for turns in block for turn in turns for one in turn.repeated
+        ]
 
     @property
     def standing(self) -> Standing:
@@ -840,6 +856,9 @@ def reasons(found: Comparison) -> Iterator[str]:
     for side, failures in found.failures.items():
         if failures and len(failures) < _TRIES:  # the last one of so many is the problem
             yield f"{side} failed {_times(failures)}, and its pairs were measured again: {failures[-1]}"
+    for side in SIDES:
+        if (n := mostly_repeated(found.repeated(side))) is not None:
+            yield f"{n} of {side}'s answers only repeat themselves{FLATTERED}"
     for (side, why), n in sorted(Counter(found.unusable).items()):
         yield f"{counted(n, 'answer')} of {side} did not count ({why}), and {side} was asked again"
 

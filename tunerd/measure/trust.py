@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ OTHERS_CPU_RATIO = 0.2
 _IDLE_CPU_RATIO = 0.1
 _LEAST_CPU_S = 4.0
 _FEW_DRAFTS_TOKENS = 32
+_FEW_REPEATED = 0.25
 # Of the tokens that a prompt has by its letters: vocabularies differ by less, who cuts it keeps half.
 _LEAST_READ = 0.6
 # What the templates of chats have before the first word of a user, system part included.
@@ -337,6 +339,58 @@ def not_as_meant(drafts: bool | None, drafted: Sequence[int | None]) -> str | No
     if drafts is False and has_drafted:
         return "it drafted, though it should not"
     return None
+
+
+# Answers that only repeat themselves: every draft of such a text is right, so it comes fast and says nothing.
+
+# One of some fifty arms of a night whose texts are as those of what serves, and one of five winners, where
+# those of both often repeat themselves; where they seldom do, hardly any. Source: docs/benchmarks.md.
+WHILE_SEARCHING, FOR_A_WINNER = 0.02, 0.2
+# As long as none of the other side's repeats itself, as many more of it count as sane.
+_USUALLY_SANE = 4
+# Ends in a loop, and is one for the most part: past its end, held to a length, many an answer does the first.
+_REPEATED_AT_LEAST = (1e-9, 0.5)
+
+
+def repeats_more(
+    mine: Sequence[float], usual: Sequence[float], *, chance: float, whose: str
+) -> str | None:
+    """Whether more answers repeat themselves than those of the other side to such requests, in words.
+
+    Args:
+        mine: Of each answer the share that only repeats what it said (`repeated_ratio`).
+        usual: The same of the other side; whether its answers repeat themselves too is what counts.
+        chance: That of saying so where both sides are alike (Fisher's exact test, one-sided).
+        whose: What the other side is called.
+    """
+    for least in _REPEATED_AT_LEAST:
+        n_mine, n_usual = (sum(one >= least for one in of) for of in (mine, usual))
+        if n_mine and usual and _p_of_more(n_mine, len(mine), n_usual, len(usual)) <= chance:
+            begin = min(1 - one for one in mine if one >= least)
+            return (
+                f"{n_mine} of {len(mine)} of its answers only repeat themselves, from {begin:.0%} of their text on at "
+                f"the earliest, and {n_usual} of {len(usual)} of {whose}"
+            )
+    return None
+
+
+def _p_of_more(n_mine: int, of_mine: int, n_usual: int, of_usual: int) -> float:
+    """How often chance alone would put so many of all that repeat themselves on this side."""
+    of_usual += 0 if n_usual else _USUALLY_SANE
+    n, most = n_mine + n_usual, min(of_mine, n_mine + n_usual)
+    ways = (math.comb(of_mine, k) * math.comb(of_usual, n - k) for k in range(n_mine, most + 1))
+    return sum(ways) / math.comb(of_mine + of_usual, n)
+
+
+FLATTERED = (
+    ": drafts of such text are nearly always right, so with your own requests they gain less"
+)
+
+
+def mostly_repeated(ratios: Sequence[float]) -> str | None:
+    """How many of all answers repeat themselves; None where so few do that speed by drafts is not flattered."""
+    n = sum(one > 0 for one in ratios)
+    return f"{n} of {len(ratios)}" if n > _FEW_REPEATED * len(ratios) else None
 
 
 # What a command line asks for, as far as a measurement must know it.

@@ -379,8 +379,8 @@ class Box(Protocol):
         """Asks once and returns llama-server's `timings` keys and what else was seen.
 
         `wall_ms`, `vram_free_min_mib`, for kind tool `tool_ok`, of an answer that ended by itself
-        `decode_left_ms` that its length would have taken more, and where the build has them
-        `steps`, `spill_mib`; `n_void` where it had to ask again, behind the
+        `decode_left_ms` that its length would have taken more, of one whose text was looked at `repeated_ratio`
+        (`is_held` if it was not free to end), and where the build has them `steps`, `spill_mib`; `n_void` where it had to ask again, behind the
         bare prefix of a warm request.
 
         Raises:
@@ -419,7 +419,8 @@ class Reading:
     """One answer; None is what the box did not say.
 
     `n_drafted` and `n_accepted` are 0 where nothing was drafted: llama-server then leaves the keys
-    out. `n_void` is how often it was asked before in vain. `steps` are its verification steps, where the build
+    out. `n_void` is how often it was asked before in vain. `repeated_ratio` is the share of its text, at its end, that only
+    repeats what it said, `is_held` whether it was made to go on to its length. `steps` are its verification steps, where the build
     tells each of them.
     """
 
@@ -438,6 +439,8 @@ class Reading:
     tool_ok: bool | None
     n_void: int
     steps: tuple[StepsSeen, ...] | None = None
+    repeated_ratio: float | None = None
+    is_held: bool = False
 
     @property
     def turn_ms(self) -> float | None:
@@ -494,6 +497,8 @@ def read(answer: Mapping[str, Any]) -> Reading:
         spill_mib=_number(answer, "spill_mib"),
         tool_ok=None if tool_ok is None else bool(tool_ok),
         n_void=_count(answer, "n_void") or 0,
+        repeated_ratio=_number(answer, "repeated_ratio"),
+        is_held=bool(answer.get("is_held")),
     )
 
 

@@ -294,6 +294,7 @@ class LeaseBox:
     tell: Callable[[str], None]
     patience_s: float
     house: House
+    incumbent: Arm
     deadline: Deadline | None = None
     expected_load_s: float | None = None
     until_s: float = math.inf
@@ -305,6 +306,7 @@ class LeaseBox:
     _calls_tools: bool = False
     # Kinds of text that this model answers too briefly to tell its pace: they are held to their length.
     _ends_early: set[str] = field(default_factory=set)
+    may_repeat: set[str] = field(default_factory=set)
 
     # The protocol
 
@@ -469,6 +471,8 @@ class LeaseBox:
             BenchError: it is meant to draft everything and drafts nothing, or the reverse.
         """
         life = Life(self.ctx, target)
+        life.may_repeat = self.may_repeat
+        life.is_reference = arm.canonical() == self.incumbent.canonical()
         try:
             has_drafted = life.warm_up(
                 self.texts.first(life),
@@ -555,6 +559,8 @@ class LeaseBox:
             answer["steps"] = found[0].answer.steps
         if request.kind == "tool" and not request.ignore_eos:
             answer["tool_ok"] = self._tool_ok(found[0])
+        if found[0].request.is_fixed_length:
+            answer["is_held"] = True
         return {key: value for key, value in answer.items() if value is not None}
 
     def _tool_ok(self, asked: Answered) -> bool | None:
@@ -609,6 +615,7 @@ def _row(asked: Answered) -> dict[str, Any]:
         "decode_left_ms": sample.decode_left_ms,
         "vram_free_min_mib": sample.vram_free_min_mib,
         "energy_j": sample.energy_j,
+        "repeated_ratio": sample.repeated_ratio,
     }
     # It may have ended early, and nobody knows what the rest would have taken.
     return row | dict.fromkeys(_TIMES if sample.decode_left_ms is None else ())
@@ -651,6 +658,7 @@ def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
     texts = Texts(prompt_book(ctx), seed)
     texts.learn(target.server)
     life = Life(ctx, target)
+    life.is_reference = True  # its pairs were held against what served
     # Its speed judges it: a gate may keep every draft back.
     life.warm_up(texts.first(life), drafts=target.speculation.drafts, must_draft=False)
     n_void = 0

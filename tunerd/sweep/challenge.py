@@ -158,6 +158,8 @@ class Challenge:
     def _goes_on(self) -> bool:
         if len(self.pairs) > self._n_carried:
             self._check_memory()
+            if (broken := self.limits.repeats(self.candidate)) is not None:
+                raise Ended("failed", broken)
         self._verdict = judged(self.pairs, self.number, self.policy)
         return self._verdict.standing is Step.GO_ON
 
@@ -236,7 +238,7 @@ class Challenge:
         deepest = self.night.workload.deepest
         broken = worse(turns, prefills, deepest=deepest, policy=self.policy)
         limits, arm = self.limits, self.candidate
-        return broken or limits.shrinks(arm) or limits.breaks_tools(arm)
+        return broken or limits.spoils(arm)
 
     @property
     def _too_little(self) -> str:

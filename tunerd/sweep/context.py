@@ -84,7 +84,7 @@ class Floor(Challenge):
         return f"its starts do not show that it holds the speed: {self._told}"
 
     def _gates(self) -> str | None:
-        return self.limits.shrinks(self.candidate) or self.limits.breaks_tools(self.candidate)
+        return self.limits.spoils(self.candidate)
 
     def run(self) -> Result:
         """Starts until it is sure that it holds the speed, or that it cannot be shown.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from tunerd.measure.trust import FOR_A_WINNER, WHILE_SEARCHING, repeats_more
 from tunerd.profile.arm import Arm, Extra, Policy, shape_of
 from tunerd.profile.workload import Workload
 from tunerd.sweep import observations
@@ -48,6 +50,7 @@ class Headroom:
 
 Output = tuple[tuple[str, str], str, Extra]
 Before = Sequence[Sequence[float]]  # and after
+_Asked = tuple[int, int, bool]  # class, length, whether it was held to that
 
 
 class _Seen:
@@ -73,6 +76,10 @@ class _Seen:
         self.refusals: dict[Arm, int] = defaultdict(int)
         self.tools: dict[Output, list[int]] = defaultdict(lambda: [0, 0])
         self.own_tools: dict[Arm, list[int]] = defaultdict(lambda: [0, 0])
+        # Of each answer what was asked and the share that repeats what it said; once for its beginning alone, which is as long
+        # as the answers of what does not draft. Of an arm, and of all whose output may differ in the same way.
+        self.repeated: dict[tuple[Arm | Output, bool], list[tuple[_Asked, float]]]
+        self.repeated = defaultdict(list)
         # Tool calls without a verdict, whatever the margin.
         self.untold_calls: dict[Arm, int] = defaultdict(int)
         for process in processes:
@@ -113,6 +120,7 @@ class _Seen:
                 prompts_ms.append(whole.prompt_ms)
             free = observations.free_mib(answer.reading)
             self.knows_memory |= free is not None
+            self._add_text(answer)
             if answer.reading.tool_ok is not None:
                 tool_calls.append(answer.reading.tool_ok)
             if free is not None and observations.is_full(answer.depth_end, context):
@@ -124,6 +132,18 @@ class _Seen:
                 judged[0] += len(tool_calls)
                 judged[1] += tool_calls.count(False)
         return deep
+
+    def _add_text(self, answer: observations.Answer) -> None:
+        reading, ratio = answer.reading, answer.reading.repeated_ratio
+        if answer.text is None or ratio is None:
+            return
+        asked = answer.text, answer.request.n_predict, reading.is_held
+        whole = max(1.0, (reading.predicted_n or 1) / observations.PLAIN_TOKENS)
+        for who in (without_margin(answer.arm), _output_of(answer.arm)):
+            self.repeated[who, False].append((asked, ratio))
+            self.repeated[who, True].append(
+                ((answer.text, 0, reading.is_held), max(0.0, 1 - (1 - ratio) * whole))
+            )
 
     def _add_memory(self, process: Process, need: Arm, deep: Sequence[float]) -> None:
         """What was free after the load, and with the context full."""
@@ -274,7 +294,7 @@ class Limits:
         """Why an arm is not worth another start, if so."""
         if arm.canonical() in self.rejected:
             return self.rejected[arm.canonical()]
-        broken = self.shrinks(arm) or self.breaks_tools(arm)
+        broken = self.shrinks(arm) or self.breaks_tools(arm) or self.repeats(arm)
         if broken is not None:
             return broken
         failures = self.failures(arm)
@@ -438,6 +458,25 @@ class Limits:
                 return f"{broken} of {judged} tool calls broke"
         return None
 
+    def repeats(self, arm: Arm, *, has_won: bool = False) -> str | None:
+        """Whether more of its answers repeat themselves than of what serves, in words; of a winner less is enough."""
+        known, serves = self._seen.repeated, without_margin(self._incumbent)
+        chance = FOR_A_WINNER if has_won else WHILE_SEARCHING
+        rows: list[Arm | Output] = [without_margin(arm), _output_of(arm)]
+        for who, is_begin in itertools.product(rows, (False,) if has_won else (False, True)):
+            if who in {serves, _output_of(serves)}:
+                continue
+            sides = known.get((who, is_begin), []), known.get((serves, is_begin), [])
+            alike = set.intersection(*({asked for asked, _ in side} for side in sides))
+            mine, usual = ([one for asked, one in side if asked in alike] for side in sides)
+            if why := repeats_more(mine, usual, chance=chance, whose="those of what serves"):
+                return why
+        return None
+
+    def spoils(self, arm: Arm) -> str | None:
+        """What keeps an arm from winning whatever its speed: less context, broken calls, answers that repeat themselves."""
+        return self.shrinks(arm) or self.breaks_tools(arm) or self.repeats(arm, has_won=True)
+
     def reasons(self) -> list[Left]:
         """Every arm and family that was given up, and why."""
         found = [Left(str(arm), reason) for arm, reason in self.rejected.items()]
@@ -445,7 +484,8 @@ class Limits:
         found += [
             Left(str(arm), broken)
             for arm in self._learner.measured()
-            if arm not in self.rejected and (broken := self.breaks_tools(arm)) is not None
+            if arm not in self.rejected
+            and (broken := self.breaks_tools(arm) or self.repeats(arm)) is not None
         ]
         found += [Left(str(arm), "VRAM spilled into RAM") for arm in self._seen.spilled]
         found += [

@@ -24,7 +24,7 @@ AGAIN = "r"
 
 _LEAST_PREDICTED = 16
 _SEARCHED_TOKENS = 512
-_PLAIN_TOKENS = 128
+PLAIN_TOKENS = 128
 _LEAST_PROMPT = 64
 # Less than this is no free memory: drivers keep some, and a spilled card shows next to none.
 _NOTHING_FREE_MIB, _ALL_TAKEN_MIB = 4.0, -50.0
@@ -204,7 +204,7 @@ def searched_tokens(one: RequestClass, *, drafts: bool, whole: bool) -> int:
     Without drafts each token takes as long as the one before, and a few tell.
     """
     most = max(one.n_predict if whole else one.n_predict // 2, _SEARCHED_TOKENS)
-    most = most if drafts else _PLAIN_TOKENS
+    most = most if drafts else PLAIN_TOKENS
     return min(one.n_predict, most)
 
 

@@ -16,6 +16,7 @@ from tunerd.engine.builds import find_engines
 from tunerd.engine.capabilities import SHORT
 from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
+from tunerd.engine.health import WHOLLY_REPEATED
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now, stands
@@ -30,6 +31,7 @@ from tunerd.measure.learn import served_requests, workload_for
 from tunerd.measure.life import Texts, prompt_book
 from tunerd.measure.pairs import Limits
 from tunerd.measure.store import EvidenceStore, demand_storable, reading
+from tunerd.measure.trust import FLATTERED, mostly_repeated
 from tunerd.operations import JobRequest, Lane
 from tunerd.production.lease import Held, demand_alone, hold
 from tunerd.production.measurement import read_measurement
@@ -62,7 +64,7 @@ from tunerd.sweep.space import changed
 from tunerd.sweep.tuner import PROMOTE, Outcome, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
-from tunerd.words import counted, format_duration
+from tunerd.words import all_known, counted, format_duration
 
 _LOOK_BACK = 100
 # What the lease lasts longer than the comparison that ends by itself.
@@ -454,6 +456,11 @@ class _Run:
         }
         told = dict.fromkeys(text for held in leases for text in held.notes)
         noticed = [note("lease", text) for text in told]
+        told_ratios = (one.reading.repeated_ratio for run in found for one in run.samples
+                       if one.reading and one.arm == self.prepared.base.arm)  # fmt: skip
+        if n := mostly_repeated(all_known(told_ratios)):
+            text = f"{n} answers of what serves only repeat themselves{FLATTERED}"
+            noticed.append(note("repeats", text))
         noticed += [] if self._power is None else power_notes(self._power)
         messages = (*self.prepared.messages, *noticed, *self._next_steps(verdict, ended))
         return ActionResult(self.command, payload, messages, 0 if measured else 1, has_acted=True)
@@ -571,7 +578,7 @@ class _Run:
             self._has_place = True
             self.house.serves |= held.restores
             began_s = ctx.clock.monotonic_s()
-            box = self._box(quiet, held, began_s + left_s)
+            box = self._box(quiet, held, began_s + left_s, known)
             ctx.report(Progress("starting the first configuration", left_s=left_s))
 
             def on_sample(sample: Sample) -> None:
@@ -642,8 +649,11 @@ class _Run:
             self.keeper.power(table.to_json())
             self._power = table.to_json()
 
-    def _box(self, ctx: Context, held: Held, until_s: float) -> LeaseBox:
+    def _box(
+        self, ctx: Context, held: Held, until_s: float, known: Sequence[dict[str, Any]]
+    ) -> LeaseBox:
         prepared = self.prepared
+        asked = [(one.request, one.reading) for one in as_samples(known)]
         plans: dict[Arm, Plan] = {}
 
         def planned(arm: Arm) -> Plan:
@@ -663,6 +673,12 @@ class _Run:
             tell=self.ctx.say,
             patience_s=ctx.settings.sweep.patience_s,
             house=self.house,
+            incumbent=prepared.base.arm,
+            may_repeat={
+                request.kind
+                for request, reading in asked
+                if request and reading and reading.repeated_ratio == WHOLLY_REPEATED
+            },
             deadline=prepared.deadline,
             expected_load_s=prepared.load_s,
             until_s=until_s,

@@ -36,7 +36,8 @@ class Behaviour:
     `told_timings` are told instead of the true ones (of an object, its keys alone), `told_props` are keys
     of `/props`, `slots_are_busy` says
     that of every slot for ever, `counts_after_s` is how late it tells what it is at.
-    A prompt of more than `breaks_beyond` tokens is answered by `breaks_into` over and over.
+    A prompt of more than `breaks_beyond` tokens is answered by `breaks_into` over and over; from the share
+    `loops_from` of every answer on it says its last words again and again.
     `by_length` are prompt time [ms] and tok/s for answers of that many tokens. `answer_text`,
     `reasoning` and `tool_calls` (name, arguments) are what a chat is answered with, the calls where
     tools are offered.
@@ -86,6 +87,7 @@ class Behaviour:
     counts_after_s: float = 0.0
     breaks_beyond: int | None = None
     breaks_into: str = "<"
+    loops_from: float | None = None
     # Chats.
     answer_text: str | None = None
     reasoning: str | None = None

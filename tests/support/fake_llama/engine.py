@@ -19,6 +19,7 @@ from tests.support.fake_llama.records import Log, Record
 
 N_VOCAB = 248_320
 POLL_S = 0.02
+_LOOP_WORDS = 4
 _WORDS = (
     *("the", "server", "keeps", "its", "promise", "and", "every", "answer", "comes"),
     *("back", "in", "time", "for", "you", "to", "read", "it"),
@@ -318,8 +319,13 @@ class Engine:
         return int(own.get("n_max", n_max)), float(own.get("p_min", p_min))
 
     def words(self, n_tokens: int, seed: int) -> list[str]:
-        """The pieces of an answer."""
-        return [" " + _WORDS[(seed + index * 7) % len(_WORDS)] for index in range(n_tokens)]
+        """The pieces of an answer, in an order that does not come again unless it is meant to."""
+        rng, begin = random.Random(seed), self.behaviour.loops_from
+        words = [f" {rng.choice(_WORDS)}" for _ in range(n_tokens)]
+        if begin is None:
+            return words
+        sane = words[: max(int(begin * n_tokens), _LOOP_WORDS)]
+        return (sane + sane[-_LOOP_WORDS:] * n_tokens)[:n_tokens]
 
     def timings(self, run: Run) -> dict[str, Any]:
         """The `timings` object of this dialect."""
