@@ -527,7 +527,7 @@ def repeated_ratio(text: str, n_predicted: int) -> float | None:
     n_known = longest = 0
     for length, is_known in enumerate(reversed(known), start=1):
         n_known += is_known
-        longest = length if n_known >= _KNOWN_SHARE * length else longest
+        longest = length if is_known and n_known >= _KNOWN_SHARE * length else longest
     return longest / n if longest >= max(_LEAST_REPEATED, _LEAST_SHARE * n) else 0.0
 
 
