@@ -211,7 +211,7 @@ def measure(given: argparse.Namespace, place: Box) -> None:
             ctx=ctx, held=held, plan_arm=lambda arm: plan_arm(ctx, prepared, arm),
             texts=Texts(prompt_book(ctx), 1), per_request=(), on_arm=lambda _arm, _record: None,
             on_samples=lambda _arm, _samples: None, tell=ctx.say, patience_s=60.0,
-            house=House(ctx),
+            house=House(ctx), incumbent=prepared.base.arm,
         )) as box,
     ):  # fmt: skip
         for number, arms in enumerate(turns):

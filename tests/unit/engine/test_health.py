@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.support.folders import DATA
 from tests.support.transcripts import inputs_of, transcript
 from tunerd.engine.health import (
+    WHOLLY_REPEATED,
     Completion,
     Expectation,
     Failure,
@@ -26,6 +28,7 @@ from tunerd.engine.health import (
     judge_settled,
     judge_speculation,
     judge_start,
+    repeated_ratio,
 )
 from tunerd.units.manager import UnitState
 
@@ -129,6 +132,44 @@ def test_garbage_is_told_from_odd_text() -> None:
         lost = judge_generation(replace(GOOD, **change))
         assert lost is not None, change
         assert lost.kind is FailureKind.GARBAGE
+
+
+PROSE = (
+    "The server reads a request, looks for a free slot, and begins to answer as soon as the prompt is read. Whatever it "
+    "has cached of an earlier one is not read again, so that a conversation goes on at once; a new one begins cold. "
+)
+TABLE = "".join(
+    f"| {number} | {number * 37 % 101} tok/s | {number * number} MiB |\n" for number in range(12)
+)
+
+
+@pytest.mark.parametrize("begin", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize("loop", ["<", "ha ", " and so on,", PROSE[40:110]])
+def test_an_answer_that_begins_well_is_told_from_where_it_only_repeats_itself(
+    begin: float, loop: str
+) -> None:
+    sane = (PROSE + TABLE)[: int(begin * 600)]
+    found = repeated_ratio((sane + loop * 600)[:600], 150)
+    assert found == pytest.approx(1 - begin, abs=0.2)
+
+
+def test_texts_that_repeat_little_or_say_too_little_are_no_loop() -> None:
+    sane = [
+        PROSE,
+        TABLE,
+        PROSE + "ha " * 20,
+        "0, 0, 0, 1",
+        "ha " * 6 + PROSE,
+        inspect.getsource(GOOD.__class__),
+    ]
+    assert [repeated_ratio(text, 150) for text in sane] == [0.0] * len(sane)
+    assert repeated_ratio("0, " * 40, 120) == WHOLLY_REPEATED
+    assert repeated_ratio("ha " * 40, 15) is None
+    assert repeated_ratio(" ", 40) is None
+    slips = "".join(f" {number}. say the same thing once more," for number in range(20))
+    assert repeated_ratio(PROSE + slips, 300) == pytest.approx(
+        len(slips) / len(PROSE + slips), abs=0.1
+    )
 
 
 def test_speculation_that_was_asked_for_must_run() -> None:

@@ -13,6 +13,8 @@ from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, read_counters
 from tunerd.measure.request import Request, Suite
 from tunerd.measure.trust import (
+    FOR_A_WINNER,
+    WHILE_SEARCHING,
     GpuLook,
     ProcessorLook,
     Speculation,
@@ -24,6 +26,7 @@ from tunerd.measure.trust import (
     not_as_meant,
     of_others,
     quiet_mib,
+    repeats_more,
     speculation_of,
 )
 from tunerd.words import MiB
@@ -313,3 +316,31 @@ OWN = Timings(prompt_n=812, prompt_ms=410.3659, predicted_n=192, predicted_ms=30
 def test_a_request_that_was_measured_is_found_by_its_counts_and_times() -> None:
     user = replace(REQUEST, predicted_ms=3050.9)
     assert of_others([REQUEST, user], [OWN]) == (user,)
+
+
+LOOPS, SANE = 0.7, 0.0
+
+
+@pytest.mark.parametrize(
+    ("mine", "usual", "dropped", "refused"),
+    [
+        ([LOOPS] * 2, [SANE] * 3, False, True),
+        ([LOOPS] * 3, [SANE] * 3, True, True),
+        ([LOOPS, LOOPS, SANE, SANE], [SANE] * 4, False, True),
+        ([LOOPS] + [SANE] * 5, [SANE] * 6, False, False),
+        ([LOOPS] * 30, [LOOPS] * 3, False, False),  # a model that does so with what serves too
+        ([LOOPS] * 3 + [SANE] * 3, [LOOPS, SANE, LOOPS, SANE, SANE, SANE], False, False),
+        ([LOOPS] * 8, [0.15] * 8, True, True),  # held to a length both end so, one of them at once
+        ([SANE] * 9, [LOOPS] * 9, False, False),
+        ([LOOPS] * 9, [], False, False),
+        ([], [SANE] * 9, False, False),
+    ],
+)
+def test_answers_that_repeat_themselves_are_held_against_those_of_the_other_side(
+    mine: list[float], usual: list[float], dropped: bool, refused: bool
+) -> None:
+    found = [
+        repeats_more(mine, usual, chance=chance, whose="B's")
+        for chance in (WHILE_SEARCHING, FOR_A_WINNER)
+    ]
+    assert [one is not None for one in found] == [dropped, refused]

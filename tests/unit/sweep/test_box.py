@@ -80,7 +80,7 @@ def sweeping(ctx: Context, house: House | None = None, **changed: Any) -> Iterat
         usual = LeaseBox(
             ctx=ctx, held=held, plan_arm=never, texts=cast("Texts", None), per_request=(),
             on_arm=lambda _arm, _record: None, on_samples=lambda _arm, _samples: None,
-            tell=ctx.say, patience_s=PATIENCE_S, house=house or House(ctx), deadline=None,
+            tell=ctx.say, patience_s=PATIENCE_S, house=house or House(ctx), incumbent=ARM,
         )  # fmt: skip
         yield replace(usual, **changed)
 

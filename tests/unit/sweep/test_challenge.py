@@ -20,6 +20,7 @@ from tunerd.profile.arm import Arm, Boot, Family, Policy, Preempted, Request, Sa
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.records import plain
 from tunerd.sweep.challenge import Carried, Challenge, carried
+from tunerd.sweep.limits import Limits
 from tunerd.sweep.tuner import Outcome
 
 INCUMBENT = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
@@ -352,3 +353,41 @@ def test_tool_calls_are_held_against_what_serves_though_another_has_won() -> Non
     search.learn_usual_tools()
     assert {row.arm for row in night.samples[1:]} == {one.incumbent}
     assert limits.own_tool_calls(one.incumbent)[0] == Policy().tool_calls
+
+
+def test_answers_are_held_against_those_of_what_serves_to_as_long_and_as_free_requests_alone() -> (
+    None
+):
+    """Without drafts a night asks for 128 tokens, and longer answers end in a loop more often."""
+    kind = RequestClass(1, "code", 0, 300, 512)
+    one = replace(small(), workload=Workload((kind,)))
+    search = begun_search(one, one.box(), 8192)
+    night, limits, long = search.night, search.limits, kind.n_predict
+    arm, off = replace(one.incumbent, n_max=6), replace(one.incumbent, spec="off", n_max=0)
+
+    def ask(by: Arm, n_predict: int, ratio: float | None, *, held: bool = False) -> None:
+        told = {"predicted_n": n_predict, "repeated_ratio": ratio, "is_held": held}
+        request = Request(kind.kind, "b-0", kind.cached_tokens, kind.new_tokens, n_predict)
+        night.answered(
+            a_sample(by, "block", request, block="b", n_max=by.n_max, p_min=by.p_min, answer=told)
+        )
+
+    for _ in range(4):
+        ask(arm, long, 0.5)
+        ask(arm, long, None)
+        ask(one.incumbent, long, 0.0, held=True)
+    assert limits.repeats(arm, has_won=True) is None, "nothing of what serves was asked alike"
+    for _ in range(4):
+        ask(one.incumbent, long, 0.0)
+    told = "4 of 4 of its answers only repeat themselves, from 50% of their text on at the earliest, and 0 of 4 of those of what serves"
+    assert limits.repeats(arm) == limits.fails(arm) == limits.spoils(arm) == told
+    assert limits.repeats(one.incumbent) is None
+    limits = Limits(night.learner, search.grid, Policy(), off)
+    for _ in range(4):
+        ask(off, 128, 0.0)
+    assert limits.repeats(arm) is None, (
+        "half of it is sane, as is all that was asked of what serves"
+    )
+    for _ in range(8):
+        ask(arm, long, 1 - 64 / long)
+    assert "of its answers only repeat themselves, from 50% of" in (limits.repeats(arm) or "")
