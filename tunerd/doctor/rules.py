@@ -303,7 +303,7 @@ _BACK = "`tunerd verify` shows what was edited since it served, `tunerd rollback
 
 
 def _do(server: ServerFacts, *ways: str | None) -> str:
-    """What to do, and how to go back where tunerd has deployed something."""
+    """What to do, and how to go back from what was deployed here."""
     return "; ".join(filter(None, (*ways, _BACK if server.was_deployed else None)))
 
 

@@ -227,7 +227,8 @@ class ModelFacts:
     `n_nextn` counts the multi-token-prediction blocks that the metadata claims. `input_bytes` are the
     embedding tables, which stay on the CPU; `output_bytes` the head and its norm; `head_bytes` and
     `head_type` the head alone, which is the token embedding where the model has none of its own
-    (`is_tied`). `mtp_types` are the bytes of the MTP blocks by type, the most first.
+    (`is_tied`). `mtp_types` are the bytes of the MTP blocks by type, the most first; `quant` is the
+    type that most bytes of all have.
     `no_model` is why no text can be generated with the file alone. `has_index`: attention chooses by
     an index what it looks at.
     """
@@ -259,6 +260,7 @@ class ModelFacts:
     other_bytes: int
     is_tied: bool
     mtp_types: tuple[tuple[str, int], ...] = ()
+    quant: str | None = None
     has_index: bool = False
 
     @property
@@ -333,6 +335,7 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
         other_bytes=sum(places["other", -1]),
         is_tied=_HEAD not in by_name,
         mtp_types=_by_type(drafting),
+        quant=next((one for one, _ in _by_type(tensors)), None),
         has_index=keys.own("attention.indexer.key_length") is not None,
     )
 

@@ -823,7 +823,7 @@ def plan_json(made: Sketch, *, with_explain: bool) -> dict[str, Any]:
         "published_vram_mib": resolved.profile.published.vram_mib,
         "model": {
             "path": command.value_of("model.path"),
-            **{name: getattr(facts, name, None) for name in same},
+            **{name: getattr(facts, name) if facts else None for name in same},
         },
         "warnings": rows_of(one for one in made.messages if one.level is not Level.NOTE),
         "refused": any(one.level is Level.ERROR for one in made.messages),

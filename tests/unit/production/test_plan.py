@@ -26,10 +26,18 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate, MemorySettings, PartKind, estimate
 from tunerd.model.verdict import MemoryPlan
 from tunerd.production.emit import Together, together
-from tunerd.production.plan import Plan, cards_of, memory_of_plan, settings_of, unit_spec
+from tunerd.production.plan import (
+    Plan,
+    cards_of,
+    memory_of_plan,
+    plan_json,
+    settings_of,
+    unit_spec,
+)
 from tunerd.production.profiles import new_profile
 from tunerd.result import Level
 from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.web.view import plan_facts
 from tunerd.words import MiB
 
 LLAMA = facts_of_shape(PlainShape(architecture="llama"))
@@ -437,6 +445,12 @@ def test_what_others_found_is_tried_where_it_was_found_on_the_card_that_serves(
     made = planned_on_two(world, {"memory.device": "CUDA1"})
 
     assert here_of(world.context(), made).cards == (DESKTOP,)
+
+
+def test_a_plan_says_what_the_model_is_and_of_which_type_most_of_it_is(world: World) -> None:
+    said = dict(plan_facts(plan_json(planned_on_two(world, {}), with_explain=False)))
+
+    assert "(llama, q8_0, 315 MiB)" in said["model"]
 
 
 def test_a_new_profile_for_a_model_is_for_the_largest_card(world: World, tmp_path: Path) -> None:
