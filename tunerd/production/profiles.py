@@ -458,11 +458,13 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
     live = as_it_runs(ctx, live) or live
     if live.argv is None or live.program is None:
         raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")
-    if live.has_own_root:
+    of_here = "`tunerd profiles new NAME --model FILE` makes a profile for a model of this machine"
+    if live.has_own_root or live.is_container:
+        other = ", and `tunerd emit quadlet NAME` or `compose` writes it for a container"
         raise ConfigError(
             f"{unit} names files by their paths inside its {', '.join(live.mounts) or live.program}",
             state="nothing was written",
-            hint="`tunerd profiles new NAME --model FILE` makes a profile for a model of this machine",
+            hint=f"{of_here}{other if live.is_container else ''}",
         )
     itself = f"make its ExecStart= run the server itself, with the flags that `{ctx.systemctl} status {unit}` shows"
     if not live.names_a_model and hides_words(live):
@@ -473,17 +475,18 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
         )
     engine = engine_of(ctx, found_in_unit(live, Path(live.program)))
     if engine.capabilities is None:
-        is_server = live.is_known and not hides_words(
-            live
-        )  # then the cause has all there is to say
-        hint = None if is_server else f"if `{live.program}` only starts a server: {itself}"
+        hint = f"if `{live.program}` only starts a server: {itself}"
+        if live.is_known and not hides_words(live):
+            hint = ""  # the cause has all there is to say
+        elif Path(live.program).name == "llama-swap":
+            hint = f"{of_here}, and `tunerd emit llama-swap NAME` writes it for that"
         if is_gone(engine.program):
             hint = "put it back, or make its ExecStart= run one that is here: `tunerd engines` lists them"
         raise EngineError(
             f"the program of {unit} cannot be probed",
             cause=engine.problem,
             state="nothing was written",
-            hint=hint,
+            hint=hint or None,
         )
     if not live.names_a_model:
         raise ConfigError(

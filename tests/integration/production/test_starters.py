@@ -171,6 +171,28 @@ def test_a_build_that_others_may_change_is_refused_with_nothing_but_what_allows_
     assert refused.value.hint is None
 
 
+@pytest.mark.parametrize(
+    ("starts", "way"),
+    [
+        ("/usr/bin/docker run x -m /models/q.gguf", "emit quadlet NAME"),
+        ("FOLDER/llama-swap --config c.yaml", "emit llama-swap NAME"),
+    ],
+)
+def test_a_unit_whose_servers_another_program_starts_is_refused_with_what_writes_a_profile_for_that(
+    folder: Path, starts: str, way: str
+) -> None:
+    """Both were run as a build of llama.cpp, and whoever uses them was told to run the server itself."""
+    box = Box(folder)
+    shutil.copy("/bin/sleep", folder / "llama-swap")
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text(f"[Service]\nExecStart={starts.replace('FOLDER', str(folder))}\n")
+
+    with box.until_all_ended():
+        refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
+
+    assert f"`tunerd {way}`" in refused["hint"]
+
+
 def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(folder: Path) -> None:
     with served(folder, "START WORDS", 'exec ENGINE "$@" -c 1024') as box:
         refused = box.json("bench", code=None)["error"]
