@@ -774,13 +774,11 @@ def _unwatched(session: Session) -> Iterator[Message]:
 
 
 def _repeating(arms: Sequence[ArmData]) -> Iterator[Message]:
-    told = {
-        arm.name: all_known(one.repeated_ratio for one in arm.samples if one.is_usable)
-        for arm in arms
-    }
+    told = {arm.name: all_known(one.repeated_ratio for one in arm.samples if one.is_usable)
+            for arm in arms}  # fmt: skip
     for name, ratios in told.items():
         if n := trust.mostly_repeated(ratios):
-            yield note("repeats", f"{name}: {n} answers only repeat themselves{trust.FLATTERED}")
+            yield note("repeats", f"{name}: {n} answers {trust.FLATTERED}")
     for (name, mine), (other, usual) in permutations(told.items(), 2):
         whose, chance = f"those of {other}", trust.FOR_A_WINNER
         if why := trust.repeats_more(mine, usual, chance=chance, whose=whose):

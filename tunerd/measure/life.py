@@ -518,9 +518,9 @@ def _details(request: Request, prompt: Prompt, answer: Answer) -> dict[str, Any]
     """What else is kept of a sample: figures, and no text."""
     found: dict[str, Any] = dict(request.details or {})
     timings = answer.timings
-    if timings is not None and not request.has_tools:
-        text = answer.text or answer.reasoning
-        found["repeated_ratio"] = repeated_ratio(text, timings.predicted_n or 0)
+    n_predicted = 0 if timings is None or request.has_tools else timings.predicted_n or 0
+    if (ratio := repeated_ratio(answer.text or answer.reasoning, n_predicted)) is not None:
+        found["repeated_ratio"] = ratio
     if answer.n_cached is not None:
         found["cached"] = answer.n_cached
     if request.shares is not None and request.has_question:

@@ -626,8 +626,7 @@ class Comparison:
             return None
         slower = A if faster == B else B
         mine, usual = self.repeated(faster), self.repeated(slower)
-        why = repeats_more(mine, usual, chance=FOR_A_WINNER, whose=f"{slower}'s")
-        if why is not None:
+        if why := repeats_more(mine, usual, chance=FOR_A_WINNER, whose=f"{slower}'s"):
             return why
         here, there = (self.failures[side] for side in (faster, slower))
         deaths, other_deaths = (sum(isinstance(f, LifeEnded) for f in of) for of in (here, there))
@@ -639,9 +638,8 @@ class Comparison:
     def repeated(self, side: Side) -> list[float]:
         """Of each answer of a side the share that only repeats what it said, where that is known."""
         blocks = [pair.a if side == A else pair.b for pair in self.pairs]
-        return [
-            one for block in blocks for turns in block for turn in turns for one in turn.repeated
-        ]
+        turns = [turn for block in blocks for turns in block for turn in turns]
+        return [ratio for turn in turns for ratio in turn.repeated]
 
     @property
     def standing(self) -> Standing:
@@ -857,8 +855,8 @@ def reasons(found: Comparison) -> Iterator[str]:
         if failures and len(failures) < _TRIES:  # the last one of so many is the problem
             yield f"{side} failed {_times(failures)}, and its pairs were measured again: {failures[-1]}"
     for side in SIDES:
-        if (n := mostly_repeated(found.repeated(side))) is not None:
-            yield f"{n} of {side}'s answers only repeat themselves{FLATTERED}"
+        if n := mostly_repeated(found.repeated(side)):
+            yield f"{n} of {side}'s answers {FLATTERED}"
     for (side, why), n in sorted(Counter(found.unusable).items()):
         yield f"{counted(n, 'answer')} of {side} did not count ({why}), and {side} was asked again"
 

@@ -363,10 +363,11 @@ def repeats_more(
         chance: That of saying so where both sides are alike (Fisher's exact test, one-sided).
         whose: What the other side is called.
     """
-    for least in _REPEATED_AT_LEAST:
-        n_mine, n_usual = (sum(one >= least for one in of) for of in (mine, usual))
-        if n_mine and usual and _p_of_more(n_mine, len(mine), n_usual, len(usual)) <= chance:
-            begin = min(1 - one for one in mine if one >= least)
+    for least in _REPEATED_AT_LEAST if usual else ():
+        found, n_usual = [one for one in mine if one >= least], sum(one >= least for one in usual)
+        n_mine = len(found)
+        if found and _p_of_more(n_mine, len(mine), n_usual, len(usual)) <= chance:
+            begin = 1 - max(found)
             return (
                 f"{n_mine} of {len(mine)} of its answers only repeat themselves, from {begin:.0%} of their text on at "
                 f"the earliest, and {n_usual} of {len(usual)} of {whose}"
@@ -382,9 +383,7 @@ def _p_of_more(n_mine: int, of_mine: int, n_usual: int, of_usual: int) -> float:
     return sum(ways) / math.comb(of_mine + of_usual, n)
 
 
-FLATTERED = (
-    ": drafts of such text are nearly always right, so with your own requests they gain less"
-)
+FLATTERED = "only repeat themselves: drafts of that are easy, and gain less with your own requests"
 
 
 def mostly_repeated(ratios: Sequence[float]) -> str | None:

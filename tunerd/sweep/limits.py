@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -80,6 +79,7 @@ class _Seen:
         # as the answers of what does not draft. Of an arm, and of all whose output may differ in the same way.
         self.repeated: dict[tuple[Arm | Output, bool], list[tuple[_Asked, float]]]
         self.repeated = defaultdict(list)
+        self.repeating: dict[tuple[Arm | Output, bool], str | None] = {}  # once judged
         # Tool calls without a verdict, whatever the margin.
         self.untold_calls: dict[Arm, int] = defaultdict(int)
         for process in processes:
@@ -460,18 +460,23 @@ class Limits:
 
     def repeats(self, arm: Arm, *, has_won: bool = False) -> str | None:
         """Whether more of its answers repeat themselves than of what serves, in words; of a winner less is enough."""
-        known, serves = self._seen.repeated, without_margin(self._incumbent)
-        chance = FOR_A_WINNER if has_won else WHILE_SEARCHING
+        serves, judged = without_margin(self._incumbent), self._seen.repeating
         rows: list[Arm | Output] = [without_margin(arm), _output_of(arm)]
-        for who, is_begin in itertools.product(rows, (False,) if has_won else (False, True)):
-            if who in {serves, _output_of(serves)}:
-                continue
+        for who in rows:
+            if (who, has_won) not in judged:
+                is_own = who in {serves, _output_of(serves)}
+                judged[who, has_won] = None if is_own else self._repeats(who, serves, has_won)
+        return judged[rows[0], has_won] or judged[rows[1], has_won]
+
+    def _repeats(self, who: Arm | Output, serves: Arm, has_won: bool) -> str | None:
+        known, why = self._seen.repeated, None
+        chance = FOR_A_WINNER if has_won else WHILE_SEARCHING
+        for is_begin in (False,) if has_won else (False, True):
             sides = known.get((who, is_begin), []), known.get((serves, is_begin), [])
             alike = set.intersection(*({asked for asked, _ in side} for side in sides))
             mine, usual = ([one for asked, one in side if asked in alike] for side in sides)
-            if why := repeats_more(mine, usual, chance=chance, whose="those of what serves"):
-                return why
-        return None
+            why = why or repeats_more(mine, usual, chance=chance, whose="those of what serves")
+        return why
 
     def spoils(self, arm: Arm) -> str | None:
         """What keeps an arm from winning whatever its speed: less context, broken calls, answers that repeat themselves."""

@@ -456,11 +456,10 @@ class _Run:
         }
         told = dict.fromkeys(text for held in leases for text in held.notes)
         noticed = [note("lease", text) for text in told]
-        told_ratios = (one.reading.repeated_ratio for run in found for one in run.samples
-                       if one.reading and one.arm == self.prepared.base.arm)  # fmt: skip
-        if n := mostly_repeated(all_known(told_ratios)):
-            text = f"{n} answers of what serves only repeat themselves{FLATTERED}"
-            noticed.append(note("repeats", text))
+        usual = (one.reading for run in found for one in run.samples
+                 if one.reading and one.arm == self.prepared.base.arm)  # fmt: skip
+        if n := mostly_repeated(all_known(one.repeated_ratio for one in usual)):
+            noticed.append(note("repeats", f"{n} answers of what serves {FLATTERED}"))
         noticed += [] if self._power is None else power_notes(self._power)
         messages = (*self.prepared.messages, *noticed, *self._next_steps(verdict, ended))
         return ActionResult(self.command, payload, messages, 0 if measured else 1, has_acted=True)
@@ -578,7 +577,9 @@ class _Run:
             self._has_place = True
             self.house.serves |= held.restores
             began_s = ctx.clock.monotonic_s()
-            box = self._box(quiet, held, began_s + left_s, known)
+            box = self._box(quiet, held, began_s + left_s)
+            box.may_repeat |= {one.request.kind for one in as_samples(known) if one.request
+                               and one.reading and one.reading.repeated_ratio == WHOLLY_REPEATED}  # fmt: skip
             ctx.report(Progress("starting the first configuration", left_s=left_s))
 
             def on_sample(sample: Sample) -> None:
@@ -649,11 +650,8 @@ class _Run:
             self.keeper.power(table.to_json())
             self._power = table.to_json()
 
-    def _box(
-        self, ctx: Context, held: Held, until_s: float, known: Sequence[dict[str, Any]]
-    ) -> LeaseBox:
+    def _box(self, ctx: Context, held: Held, until_s: float) -> LeaseBox:
         prepared = self.prepared
-        asked = [(one.request, one.reading) for one in as_samples(known)]
         plans: dict[Arm, Plan] = {}
 
         def planned(arm: Arm) -> Plan:
@@ -674,11 +672,6 @@ class _Run:
             patience_s=ctx.settings.sweep.patience_s,
             house=self.house,
             incumbent=prepared.base.arm,
-            may_repeat={
-                request.kind
-                for request, reading in asked
-                if request and reading and reading.repeated_ratio == WHOLLY_REPEATED
-            },
             deadline=prepared.deadline,
             expected_load_s=prepared.load_s,
             until_s=until_s,
