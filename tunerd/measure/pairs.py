@@ -855,8 +855,8 @@ def reasons(found: Comparison) -> Iterator[str]:
         if failures and len(failures) < _TRIES:  # the last one of so many is the problem
             yield f"{side} failed {_times(failures)}, and its pairs were measured again: {failures[-1]}"
     for side in SIDES:
-        if n := mostly_repeated(found.repeated(side)):
-            yield f"{n} of {side}'s answers {FLATTERED}"
+        if share := mostly_repeated(found.repeated(side)):
+            yield f"{share} of {side}'s answers {FLATTERED}"
     for (side, why), n in sorted(Counter(found.unusable).items()):
         yield f"{counted(n, 'answer')} of {side} did not count ({why}), and {side} was asked again"
 
