@@ -29,6 +29,11 @@ _SCREENING_CALLS = 16
 # Where so many of what serves were none the model, or its route, makes none.
 TELLING_CALLS = 3
 _BREAKS_MORE_SDS = 2.0
+# 80 letters, the least that counts as repeated, of as many tokens as what does not draft is asked for.
+_LEAST_OF_BEGIN = 0.15
+# All of a kind are looked at after each of their starts: at the chance of a single arm, what serves and repeats itself in
+# six of ten answers too had 13 to 39 of 100 kinds given up.
+_SHARE_OF_ALL = 0.1
 # A slower prompt is worth a veto where it costs more than this share of the turn.
 _PREFILL_SHARE = 0.1
 
@@ -49,7 +54,9 @@ class Headroom:
 
 Output = tuple[tuple[str, str], str, Extra]
 Before = Sequence[Sequence[float]]  # and after
-_Asked = tuple[int, int, bool]  # class, length, whether it was held to that
+# What was asked (class, whether it was held to its length, which), and the share that repeats what it said. Then the same of
+# its beginning, which is as long as the answers of what does not draft.
+_Text = tuple[tuple[object, float], tuple[object, float]]
 
 
 class _Seen:
@@ -75,10 +82,10 @@ class _Seen:
         self.refusals: dict[Arm, int] = defaultdict(int)
         self.tools: dict[Output, list[int]] = defaultdict(lambda: [0, 0])
         self.own_tools: dict[Arm, list[int]] = defaultdict(lambda: [0, 0])
-        # Of each answer what was asked and the share that repeats what it said; once for its beginning alone, which is as long
-        # as the answers of what does not draft. Of an arm, and of all whose output may differ in the same way.
-        self.repeated: dict[tuple[Arm | Output, bool], list[tuple[_Asked, float]]]
-        self.repeated = defaultdict(list)
+        # Of an arm, and of all whose output may differ in the same way, by prompt: arms share prompts, and what answers one
+        # alike is no further evidence.
+        self.repeated: dict[Arm | Output, dict[str, _Text]] = defaultdict(dict)
+        self._texts_of: dict[Arm, tuple[dict[str, _Text], ...]] = {}
         self.repeating: dict[tuple[Arm | Output, bool], str | None] = {}  # once judged
         # Tool calls without a verdict, whatever the margin.
         self.untold_calls: dict[Arm, int] = defaultdict(int)
@@ -137,13 +144,16 @@ class _Seen:
         reading, ratio = answer.reading, answer.reading.repeated_ratio
         if answer.text is None or ratio is None:
             return
-        asked = answer.text, answer.request.n_predict, reading.is_held
         whole = max(1.0, (reading.predicted_n or 1) / observations.PLAIN_TOKENS)
-        for who in (without_margin(answer.arm), _output_of(answer.arm)):
-            self.repeated[who, False].append((asked, ratio))
-            self.repeated[who, True].append(
-                ((answer.text, 0, reading.is_held), max(0.0, 1 - (1 - ratio) * whole))
-            )
+        begin = 1 - (1 - ratio) * whole
+        begun = answer.text, reading.is_held
+        whole_text = (*begun, answer.request.n_predict), ratio
+        found = whole_text, (begun, begin if begin >= _LEAST_OF_BEGIN else 0.0)
+        if answer.arm not in self._texts_of:
+            names: tuple[Arm | Output, ...] = without_margin(answer.arm), _output_of(answer.arm)
+            self._texts_of[answer.arm] = tuple(self.repeated[who] for who in names)
+        for texts in self._texts_of[answer.arm]:
+            texts[answer.request.prompt_id] = found
 
     def _add_memory(self, process: Process, need: Arm, deep: Sequence[float]) -> None:
         """What was free after the load, and with the context full."""
@@ -471,8 +481,9 @@ class Limits:
     def _repeats(self, who: Arm | Output, serves: Arm, has_won: bool) -> str | None:
         known, why = self._seen.repeated, None
         chance = FOR_A_WINNER if has_won else WHILE_SEARCHING
-        for is_begin in (False,) if has_won else (False, True):
-            sides = known.get((who, is_begin), []), known.get((serves, is_begin), [])
+        chance *= 1.0 if isinstance(who, Arm) else _SHARE_OF_ALL
+        for part in (0,) if has_won else (0, 1):
+            sides = [[one[part] for one in known.get(side, {}).values()] for side in (who, serves)]
             alike = set.intersection(*({asked for asked, _ in side} for side in sides))
             mine, usual = ([one for asked, one in side if asked in alike] for side in sides)
             why = why or repeats_more(mine, usual, chance=chance, whose="those of what serves")

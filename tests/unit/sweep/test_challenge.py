@@ -367,7 +367,9 @@ def test_answers_are_held_against_those_of_what_serves_to_as_long_and_as_free_re
 
     def ask(by: Arm, n_predict: int, ratio: float | None, *, held: bool = False) -> None:
         told = {"predicted_n": n_predict, "repeated_ratio": ratio, "is_held": held}
-        request = Request(kind.kind, "b-0", kind.cached_tokens, kind.new_tokens, n_predict)
+        request = Request(
+            kind.kind, night.new_prompt(), kind.cached_tokens, kind.new_tokens, n_predict
+        )
         night.answered(
             a_sample(by, "block", request, block="b", n_max=by.n_max, p_min=by.p_min, answer=told)
         )
@@ -391,3 +393,32 @@ def test_answers_are_held_against_those_of_what_serves_to_as_long_and_as_free_re
     for _ in range(8):
         ask(arm, long, 1 - 64 / long)
     assert "of its answers only repeat themselves, from 50% of" in (limits.repeats(arm) or "")
+
+
+def test_the_same_texts_that_arms_of_a_kind_answer_alike_are_evidence_once() -> None:
+    """At temperature 0 three neighbours gave the same answers, and all of their kind was given up for two prompts."""
+    kind = RequestClass(1, "code", 0, 300, 512)
+    one = replace(small(), workload=Workload((kind,)))
+    search = begun_search(one, one.box(), 8192)
+
+    def ask(by: Arm, prompt: str, ratio: float) -> None:
+        told = {"predicted_n": kind.n_predict, "repeated_ratio": ratio}
+        request = Request(kind.kind, prompt, 0, kind.new_tokens, kind.n_predict)
+        search.night.answered(
+            a_sample(by, "block", request, block="b", n_max=by.n_max, p_min=by.p_min, answer=told)
+        )
+
+    others = [replace(one.incumbent, kv="f16", n_max=n) for n in (1, 2, 3)]
+    for number in range(3):
+        ask(one.incumbent, f"u{number}", 0.0)
+        for arm in others:
+            ask(arm, f"c{number}", 0.7 if number else 0.0)
+    untried = replace(others[0], n_max=6)
+    assert search.limits.repeats(untried) is None
+    for number in range(3):
+        ask(others[0], f"c{number}", 0.7)
+    assert search.limits.repeats(others[0]) is not None
+    assert search.limits.repeats(untried) is None, "a kind is looked at more often than an arm"
+    for number in range(9):
+        ask(others[0], f"d{number}", 0.7)
+    assert search.limits.repeats(untried) is not None
