@@ -26,6 +26,7 @@ _ROOM_SDS = 2.0
 _READING_SD = 12.0
 # Nine of ten builds that break a seventh of their calls break one of so many.
 _SCREENING_CALLS = 16
+_SURELY_REPEATED = 0.6
 # Where so many of what serves were none the model, or its route, makes none.
 TELLING_CALLS = 3
 _BREAKS_MORE_SDS = 2.0
@@ -138,12 +139,15 @@ class _Seen:
         if answer.text is None or ratio is None:
             return
         asked = answer.text, answer.request.n_predict, reading.is_held
-        whole = max(1.0, (reading.predicted_n or 1) / observations.PLAIN_TOKENS)
+        n_plain = (reading.predicted_n or 1) / observations.PLAIN_TOKENS
+        begin = ratio if n_plain <= 1 else 1 - (1 - ratio) * n_plain
+        if (
+            begin < _SURELY_REPEATED and n_plain > 1
+        ):  # where it began is told by letters, not by tokens
+            begin = 0.0
         for who in (without_margin(answer.arm), _output_of(answer.arm)):
             self.repeated[who, False].append((asked, ratio))
-            self.repeated[who, True].append(
-                ((answer.text, 0, reading.is_held), max(0.0, 1 - (1 - ratio) * whole))
-            )
+            self.repeated[who, True].append(((answer.text, 0, reading.is_held), begin))
 
     def _add_memory(self, process: Process, need: Arm, deep: Sequence[float]) -> None:
         """What was free after the load, and with the context full."""
