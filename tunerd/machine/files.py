@@ -180,13 +180,16 @@ class Files:
         temporary: Path | None = None
         try:
             self._before(f"create temporary for {path.name}")
-            descriptor, name = tempfile.mkstemp(
-                prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
-            )
-            temporary = Path(name)
+            while temporary is None:
+                descriptor, name = tempfile.mkstemp(
+                    prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
+                )
+                temporary = Path(name)
+                if not _stays(descriptor, temporary):
+                    os.close(descriptor)
+                    temporary.unlink(missing_ok=True)
+                    temporary = None
             with os.fdopen(descriptor, "wb") as file:
-                with contextlib.suppress(Busy, HostError):  # of a file system that knows no locks
-                    _take(descriptor, temporary)
                 os.fchmod(descriptor, like.mode if like is not None else mode)
                 if like is not None and os.geteuid() == 0:
                     made = os.fstat(descriptor)
@@ -343,15 +346,11 @@ class Files:
         prefix = f".{name}." if name else "."
         with told("read", folder):
             found = list(folder.iterdir()) if folder.is_dir() else []
-        names = (
-            one for one in found if one.name.startswith(prefix) and _TEMPORARY.search(one.name)
-        )
-        left = [one for one in names if one.is_file() and not is_locked(one)]
-        if left:  # one that was made this moment is locked in the next
-            SystemClock().sleep(_LOOK_S / 2)
-        for path in left:
-            if not is_locked(path):
-                self.remove(path)
+        for path in found:
+            if path.name.startswith(prefix) and _TEMPORARY.search(path.name) and path.is_file():
+                with _looked_at_lock(path) as is_held:
+                    if not is_held:
+                        self.remove(path)
 
 
 def sync_folder(folder: Path) -> None:
@@ -449,6 +448,17 @@ def _take(descriptor: int, path: Path) -> None:
             return
 
 
+def _stays(descriptor: int, temporary: Path) -> bool:
+    """Whether it is locked and still there: before it was, it was taken for what a dead process left."""
+    try:
+        _take(descriptor, temporary)
+    except Busy:
+        return False
+    except HostError:
+        pass  # of a file system that knows no locks
+    return temporary.exists()
+
+
 def holder_of(path: Path) -> int | None:
     """The process that took the lock last, by its own note; None where there is none to be read."""
     try:
@@ -504,15 +514,22 @@ def is_full(error: BaseException | None) -> bool:
 
 def is_locked(path: Path) -> bool:
     """Whether some process holds the lock now."""
-    with (
-        contextlib.suppress(OSError),
-        _opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor,
-    ):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno in _HELD  # else nobody can lock it, which whoever tries will say
-    return False
+    with _looked_at_lock(path) as is_held:
+        return is_held
+
+
+@contextlib.contextmanager
+def _looked_at_lock(path: Path) -> Iterator[bool]:
+    """Whether some process holds the lock; where none does, none has it before the end of the body."""
+    is_held = False
+    with contextlib.ExitStack() as looked:
+        with contextlib.suppress(OSError):
+            descriptor = looked.enter_context(_opened(path, os.O_RDONLY | os.O_NOFOLLOW))
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError as error:  # of others nobody can lock it, which whoever tries will say
+                is_held = error.errno in _HELD
+        yield is_held
 
 
 def stopped_hint(pid: int) -> str:

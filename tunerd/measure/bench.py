@@ -55,7 +55,7 @@ from tunerd.profile.files import load_profile
 from tunerd.profile.schema import Published
 from tunerd.profile.workload import USUAL_RATES, Rates, WorkloadShape
 from tunerd.result import ActionResult, Message, Progress, error, note, warning
-from tunerd.words import all_known, check_name, format_duration
+from tunerd.words import check_name, format_duration
 
 _REPEATS_OF_MARKED = 2
 _MOST_FAILURES = 3
@@ -774,8 +774,8 @@ def _unwatched(session: Session) -> Iterator[Message]:
 
 
 def _repeating(arms: Sequence[ArmData]) -> Iterator[Message]:
-    told = {arm.name: all_known(one.repeated_ratio for one in arm.samples if one.is_usable)
-            for arm in arms}  # fmt: skip
+    told = {arm.name: [one.repeated_ratio for one in arm.samples
+                       if one.is_usable and one.repeated_ratio is not None] for arm in arms}  # fmt: skip
     for name, ratios in told.items():
         if n := trust.mostly_repeated(ratios):
             yield note("repeats", f"{name}: {n} answers {trust.FLATTERED}")

@@ -386,10 +386,11 @@ def _p_of_more(n_mine: int, of_mine: int, n_usual: int, of_usual: int) -> float:
 FLATTERED = "only repeat themselves: drafts of that are easy, and gain less with your own requests"
 
 
-def mostly_repeated(ratios: Sequence[float]) -> str | None:
-    """How many of all answers repeat themselves; None where so few do that speed by drafts is not flattered."""
-    n = sum(one > 0 for one in ratios)
-    return f"{n} of {len(ratios)}" if n > _FEW_REPEATED * len(ratios) else None
+def mostly_repeated(ratios: Iterable[float | None]) -> str | None:
+    """How many of all known answers repeat themselves; None where so few do that speed by drafts is not flattered."""
+    known = [one for one in ratios if one is not None]
+    n = sum(one > 0 for one in known)
+    return f"{n} of {len(known)}" if n > _FEW_REPEATED * len(known) else None
 
 
 # What a command line asks for, as far as a measurement must know it.

@@ -11,7 +11,7 @@ from tunerd.app import Context
 from tunerd.engine.builds import engine_json, engine_of, find_engines, found_in_unit
 from tunerd.engine.capabilities import Capabilities, Engine
 from tunerd.engine.choice import locate, named_by_files
-from tunerd.engine.importer import Imported, import_command_line
+from tunerd.engine.importer import Imported, import_command_line, unlisted_flags
 from tunerd.engine.serving import as_it_runs, hides_words, read_live_unit, work_dir_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
@@ -489,6 +489,12 @@ def _adoptable(ctx: Context, unit: str) -> tuple[LiveUnit, Engine, Capabilities]
             hint=hint or None,
         )
     if not live.names_a_model:
+        if foreign := unlisted_flags(live.arguments, engine.capabilities):
+            raise ConfigError(
+                f"{unit} names no model, and its build does not accept {', '.join(foreign)}",
+                state="nothing was written",
+                hint=of_here,
+            )
         raise ConfigError(
             f"{unit} is a router: it starts a server for each model that it is asked for",
             state="nothing was written",

@@ -26,11 +26,10 @@ _ROOM_SDS = 2.0
 _READING_SD = 12.0
 # Nine of ten builds that break a seventh of their calls break one of so many.
 _SCREENING_CALLS = 16
+_SURELY_REPEATED = 0.6
 # Where so many of what serves were none the model, or its route, makes none.
 TELLING_CALLS = 3
 _BREAKS_MORE_SDS = 2.0
-# 80 letters, the least that counts as repeated, of as many tokens as what does not draft is asked for.
-_LEAST_OF_BEGIN = 0.15
 # All of a kind are looked at after each of their starts: at the chance of a single arm, what serves and repeats itself in
 # six of ten answers too had 13 to 39 of 100 kinds given up.
 _SHARE_OF_ALL = 0.1
@@ -144,11 +143,12 @@ class _Seen:
         reading, ratio = answer.reading, answer.reading.repeated_ratio
         if answer.text is None or ratio is None:
             return
-        whole = max(1.0, (reading.predicted_n or 1) / observations.PLAIN_TOKENS)
-        begin = 1 - (1 - ratio) * whole
+        n_plain = (reading.predicted_n or 1) / observations.PLAIN_TOKENS
+        begin = ratio if n_plain <= 1 else 1 - (1 - ratio) * n_plain
+        if n_plain > 1 and begin < _SURELY_REPEATED:  # where it began is told by letters
+            begin = 0.0
         begun = answer.text, reading.is_held
-        whole_text = (*begun, answer.request.n_predict), ratio
-        found = whole_text, (begun, begin if begin >= _LEAST_OF_BEGIN else 0.0)
+        found = ((*begun, answer.request.n_predict), ratio), (begun, begin)
         if answer.arm not in self._texts_of:
             names: tuple[Arm | Output, ...] = without_margin(answer.arm), _output_of(answer.arm)
             self._texts_of[answer.arm] = tuple(self.repeated[who] for who in names)

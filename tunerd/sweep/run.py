@@ -64,7 +64,7 @@ from tunerd.sweep.space import changed
 from tunerd.sweep.tuner import PROMOTE, Outcome, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
-from tunerd.words import all_known, counted, format_duration
+from tunerd.words import counted, format_duration
 
 _LOOK_BACK = 100
 # What the lease lasts longer than the comparison that ends by itself.
@@ -456,9 +456,9 @@ class _Run:
         }
         told = dict.fromkeys(text for held in leases for text in held.notes)
         noticed = [note("lease", text) for text in told]
-        usual = (one.reading for run in found for one in run.samples
-                 if one.reading and one.arm == self.prepared.base.arm)  # fmt: skip
-        if n := mostly_repeated(all_known(one.repeated_ratio for one in usual)):
+        usual = [one.reading.repeated_ratio for run in found for one in run.samples
+                 if one.reading and one.arm.canonical() == self.prepared.base.arm.canonical()]  # fmt: skip
+        if n := mostly_repeated(usual):
             noticed.append(note("repeats", f"{n} answers of what serves {FLATTERED}"))
         noticed += [] if self._power is None else power_notes(self._power)
         messages = (*self.prepared.messages, *noticed, *self._next_steps(verdict, ended))

@@ -115,7 +115,7 @@ def test_a_process_that_dies_in_a_write_leaves_old_or_new(at: int, tmp_path: Pat
 
 
 def test_what_is_being_written_is_not_taken_for_what_a_dead_process_left(tmp_path: Path) -> None:
-    """A recovery removed it, also in the moment between its making and its lock: of forty writes about one."""
+    """A recovery removed it, also between its making and its lock, however long that took: of forty writes about one."""
     ends = threading.Event()
 
     def tidy(_step: str = "") -> None:
@@ -125,12 +125,14 @@ def test_what_is_being_written_is_not_taken_for_what_a_dead_process_left(tmp_pat
         while not ends.is_set():
             tidy()
 
-    other = threading.Thread(target=tidy_on)
+    other, usual_s = threading.Thread(target=tidy_on), sys.getswitchinterval()
     other.start()
+    sys.setswitchinterval(1e-6)  # so that it comes in between
     try:
         for n in range(300):
             Files(tidy).write(tmp_path / "a", b"%d" % n)
     finally:
+        sys.setswitchinterval(usual_s)
         ends.set()
         other.join()
     assert (tmp_path / "a").read_bytes() == b"299"

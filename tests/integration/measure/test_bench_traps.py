@@ -47,6 +47,7 @@ from tunerd.measure.request import (
     Suite,
 )
 from tunerd.measure.target import open_url
+from tunerd.measure.trust import FLATTERED
 from tunerd.profile.workload import RequestClass
 from tunerd.result import ActionResult
 from tunerd.tryout.designed import SHAPES, design, write
@@ -130,6 +131,19 @@ def test_garbage_is_no_answer_however_fast_it_comes(
     assert {row["problem"] for row in broken} == {problem}
     table = next(iter(result.payload["tables"].values()))
     assert (table["missing"], table["n_requests"]) == (("long_code_review",), 8)
+
+
+def test_answers_that_go_round_in_a_circle_count_and_are_told(
+    box: BenchBox, serve: Serve, quiet: tuple[Server, StandIn]
+) -> None:
+    server, _ = serve(*MTP, loops_from=0.2)
+    result = box.bench(server.url)
+
+    assert len(usable(result)) == 9
+    told = [one.text for one in result.messages if one.code == "repeats"]
+    assert [text.partition(": ")[2] for text in told] == [f"9 of 9 answers {FLATTERED}"]
+    sane = box.bench(quiet[0].url)
+    assert [one for one in sane.messages if one.code == "repeats"] == []
 
 
 def test_a_prompt_that_was_cached_although_it_was_forbidden_is_never_averaged(

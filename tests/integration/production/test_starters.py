@@ -154,6 +154,18 @@ def test_whoever_adopts_a_unit_whose_program_is_gone_is_told_what_there_is(folde
     assert "`tunerd engines`" in refused["hint"]
 
 
+def test_a_server_that_its_words_keep_from_starting_is_no_router(folder: Path) -> None:
+    box = Box(folder)
+    box.unit.parent.mkdir(parents=True)
+    engine = needs.engine("mainline-2026-08-18")
+    box.unit.write_text(f"[Service]\nExecStart={engine} --config /etc/llama.yaml\n")
+
+    with box.until_all_ended():
+        refused = box.json("profiles", "new", "mine", "--from-unit", UNIT, code=None)["error"]
+
+    assert "its build does not accept --config" in refused["message"]
+
+
 def test_a_build_that_others_may_change_is_refused_with_nothing_but_what_allows_it(
     folder: Path,
 ) -> None:

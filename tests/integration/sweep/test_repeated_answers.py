@@ -80,3 +80,17 @@ def test_a_sweep_gives_up_drafts_whose_answers_go_round_in_a_circle_after_a_few_
     drafting = {arm: n for arm, n in starts.items() if "mtp" in arm}
     assert len(drafting) == 1, "what one is dropped for the others of its kind are not tried"
     assert sum(drafting.values()) <= 4
+
+
+def test_a_class_that_what_serves_answers_with_one_token_is_swept_and_its_winner_stays() -> None:
+    """It ended inconclusive, as what serves could not be measured; and what won would have been taken back as silent."""
+    with swept(breaks_beyond=60, breaks_into="ha ") as box:  # and drafts cost more than they bring
+        found = box.sweep(budget="80s")
+        assert found["verdict"] == "promote", found["sentence"]
+        assert found["changes"].startswith("spec mtp -> off")
+        told = {one["code"]: one["text"] for one in found["messages"]}
+        assert re.match(
+            r"(\d+) of \1 answers of what serves only repeat themselves: ", told["repeats"]
+        )
+        done = box.json("promote", str(found["sweep"]), "--yes")
+    assert done["measured_again"]["live"]["turn_s"] < done["measured_again"]["before_s"]
