@@ -461,14 +461,30 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
 
 
 def _joules(events: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """All energy over all tokens of whole answers, by arm: of rounds through the workload, as all arms had them [J]."""
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    """All energy over all tokens of whole answers, by arm with the draft in force: of rounds through the workload [J].
+
+    What does not draft is asked for shorter answers than what does, among which a prompt counts for more, but in pairs.
+    """
+    found: dict[Arm, list[tuple[float, float, bool]]] = defaultdict(list)
     for event in events:
         answer = event.get("answer") or {}
         energy_j, n = answer.get("energy_j"), answer.get("predicted_n")
         if event.get("purpose") == "block" and energy_j and n and not answer.get("decode_left_ms"):
-            found[str(read(Arm, event["arm"]).canonical())].append((energy_j, n))
-    return {arm: ratio(*map(sum, zip(*told, strict=True))) for arm, told in found.items()}
+            arm = read(Arm, event["arm"])
+            if arm.drafts:
+                arm = arm.with_draft(event.get("n_max", arm.n_max), event.get("p_min", arm.p_min))
+            found[arm.canonical()].append((energy_j, n, event.get("pair") is not None))
+    drafts = any(arm.drafts for arm in found)
+    alike = {
+        arm: [
+            (joules, n) for joules, n, is_of_pair in told if arm.drafts or is_of_pair or not drafts
+        ]
+        for arm, told in found.items()
+    }
+    return {
+        str(arm): ratio(sum(joules for joules, _ in told), sum(n for _, n in told))
+        for arm, told in alike.items()
+    }
 
 
 def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

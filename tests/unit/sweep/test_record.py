@@ -14,6 +14,7 @@ from tunerd.app import Context
 from tunerd.measure.evidence import Dropped, RunRecord, StoredRun, VerdictRecord
 from tunerd.measure.store import EvidenceStore
 from tunerd.production.rollback import rollback
+from tunerd.profile.arm import Arm
 from tunerd.profile.files import (
     failed_arms,
     failure_of,
@@ -115,6 +116,33 @@ def test_what_a_token_took_is_told_of_each_configuration_by_whole_answers_of_the
     section = sweep_section(7, {**page, "arms": []}, {"power": power})
     assert section.text.endswith("Power limits: no limit takes less; the driver refused 180 W.")
     assert section.tables[0].rows == (("x", "150", "3", "1.00", "50.0", "0.26"),)
+
+
+def test_what_a_token_took_is_of_the_drafts_in_force_and_of_answers_as_long_as_those_of_others() -> (
+    None
+):
+    """Without drafts a night asks for 128 tokens, among which the same prompt weighs four times as much."""
+    off, many = ARM, replace(ARM, spec="mtp", n_max=4, p_min=0.0)
+    few = replace(many, n_max=1, p_min=0.5)
+
+    def asked(arm: Arm, energy_j: float, n: int, **told: Any) -> dict[str, Any]:
+        answer = {"energy_j": energy_j, "predicted_n": n}
+        usual = {"event": "request", "arm": plain(arm), "purpose": "block", "answer": answer}
+        return {**usual, "n_max": arm.n_max, "p_min": arm.p_min, **told}
+
+    events = [
+        asked(many, 50.0, 100),
+        asked(many, 90.0, 100, n_max=1, p_min=0.5),
+        asked(off, 90.0, 30),
+    ]
+    named = {"arms": [{"arm": plain(one.canonical())} for one in (many, few, off)]}
+
+    def told(events: list[dict[str, Any]]) -> list[float | None]:
+        return [one["joules_per_token"] for one in page_of(events, named)["arms"]]
+
+    assert told(events) == [0.5, 0.9, None]
+    assert told([*events, asked(off, 60.0, 100, pair=[1, 1])]) == [0.5, 0.9, 0.6]
+    assert told(events[-1:]) == [None, None, 3.0]
 
 
 _DAY_S = 86400.0
