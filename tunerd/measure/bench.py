@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, permutations, zip_longest
+from itertools import islice, zip_longest
 
 from tunerd.app import Context
 from tunerd.engine.choice import PlanRequest
@@ -779,10 +779,8 @@ def _repeating(arms: Sequence[ArmData]) -> Iterator[Message]:
     for name, ratios in told.items():
         if n := trust.mostly_repeated(ratios):
             yield note("repeats", f"{name}: {n} answers {trust.FLATTERED}")
-    for (name, mine), (other, usual) in permutations(told.items(), 2):
-        whose, chance = f"those of {other}", trust.FOR_A_WINNER
-        if why := trust.repeats_more(mine, usual, chance=chance, whose=whose):
-            yield warning("repeats-more", f"{name}: {why}", "its speed is none of sane answers")
+    for name, why in trust.those_that_repeat_more(told).items():
+        yield warning("repeats-more", f"{name}: {why}", "its speed is none of sane answers")
 
 
 def _without_times(session: Session) -> Iterator[Message]:

@@ -383,6 +383,20 @@ def _p_of_more(n_mine: int, of_mine: int, n_usual: int, of_usual: int) -> float:
     return sum(ways) / math.comb(of_mine + of_usual, n)
 
 
+def those_that_repeat_more(told: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Which of several sides repeat themselves more than another, in words.
+
+    Each is held against each, so that together they are as seldom wrong as two sides are.
+    """
+    found: dict[str, str] = {}
+    chance = FOR_A_WINNER / max(math.comb(len(told), 2), 1)
+    for (name, mine), (other, usual) in itertools.permutations(told.items(), 2):
+        why = repeats_more(mine, usual, chance=chance, whose=f"those of {other}")
+        if why is not None:
+            found.setdefault(name, why)
+    return found
+
+
 FLATTERED = "only repeat themselves: drafts of that are easy, and gain less with your own requests"
 
 

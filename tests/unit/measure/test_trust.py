@@ -28,6 +28,7 @@ from tunerd.measure.trust import (
     quiet_mib,
     repeats_more,
     speculation_of,
+    those_that_repeat_more,
 )
 from tunerd.words import MiB
 
@@ -344,3 +345,13 @@ def test_answers_that_repeat_themselves_are_held_against_those_of_the_other_side
         for chance in (WHILE_SEARCHING, FOR_A_WINNER)
     ]
     assert [one is not None for one in found] == [dropped, refused]
+
+
+def test_of_many_sides_chance_alone_has_none_repeat_itself_more_than_the_others() -> None:
+    """Eight arms of a bench are held against one another 56 times; a fifth of that were warnings that none is sane."""
+    few, many = [LOOPS] + [SANE] * 8, [LOOPS] * 4 + [SANE] * 5
+    alike = {str(number): many if number == 3 else few for number in range(8)}
+    assert those_that_repeat_more(alike) == {}
+    assert those_that_repeat_more({"few": few, "many": many}).keys() == {"many"}
+    broken = {**alike, "3": [LOOPS] * 9}
+    assert those_that_repeat_more(broken).keys() == {"3"}
