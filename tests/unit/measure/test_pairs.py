@@ -147,6 +147,16 @@ def test_a_pair_whose_second_side_has_no_answer_to_the_same_text_does_not_count(
     assert (len(found.pairs), found.unusable) == (1, [("B", "throttled")])
 
 
+def test_a_comparison_whose_answers_never_count_says_of_which_side_and_why() -> None:
+    names = {"1-0", *(f"1.{attempt}-0" for attempt in range(1, 6))}
+    stand = Recording(SCENES[0], 1, spoiled={(name, "B") for name in names}, n_spoiled=99)
+    found = run(SCENES[0], stand=stand)
+    assert found.end is End.FAILED
+    told = "no complete pair could be measured, the last time because an answer did not count: B's (throttled)"
+    assert found.problem == told
+    assert "6 answers of B did not count (throttled), and B was asked again" in reasons(found)
+
+
 def test_the_faster_side_is_named_with_an_interval_that_holds() -> None:
     for gain, standing, words in ((0.08, Standing.B_FASTER, "n_max 3 is"), (-0.08, Standing.A_FASTER, "n_max 2 is")):  # fmt: skip
         found = run(Scene("x", USUAL, gain=gain))
