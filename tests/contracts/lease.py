@@ -134,7 +134,7 @@ class LeaseContract(Contract):
             self.is_back(production)
 
             production = self.units.state(UNIT)
-            lease = take(spec(limit_s=1.5))
+            lease = take(spec(limit_s=3.0))
             lease.restore_when_free(holder.getsockname())
             self.until(lambda: not lease.is_held(), "its time is not over")
             self.time.sleep(2.0)
@@ -145,7 +145,7 @@ class LeaseContract(Contract):
     def test_a_lease_ends_with_all_that_is_bound_and_the_unit_is_back(
         self, take: Take, production: UnitState, end: str
     ) -> None:
-        lease = take(spec(limit_s=2 if end == "time is over" else LONG_S))
+        lease = take(spec(limit_s=4 if end == "time is over" else LONG_S))
         unit = self.candidate(lease)
 
         if end == "the unit is started":

@@ -254,7 +254,7 @@ class ServiceManagerContract(Contract):
     def test_a_failed_program_is_started_again_after_a_while(
         self, kill_main: Callable[[int], None]
     ) -> None:
-        before = self.start(service="Restart=on-failure\nRestartSec=1")
+        before = self.start(service="Restart=on-failure\nRestartSec=3")
 
         kill_main(signal.SIGKILL)
 
@@ -269,13 +269,13 @@ class ServiceManagerContract(Contract):
     def test_a_unit_that_waits_for_its_restart_can_be_stopped_for_good(
         self, kill_main: Callable[[int], None]
     ) -> None:
-        self.start(service="Restart=always\nRestartSec=1")
+        self.start(service="Restart=always\nRestartSec=3")
         kill_main(signal.SIGKILL)
         self.eventually(_is_waiting)
 
         self.units.stop(UNIT)
 
-        self.time.sleep(2)
+        self.time.sleep(4)
         assert self.units.state(UNIT).active_state in {"inactive", "failed"}
 
     def test_a_crash_loop_ends_at_the_start_limit_until_reset(self) -> None:

@@ -96,7 +96,9 @@ def test_the_page_listens_where_the_settings_say_and_those_taken_over_hold_for_i
         assert status_at(port, Host="box.lan") == 421
         client = Remote(tmp_path / "run" / SOCKET, ignore_progress)
         assert client.ask("/api/status")[2]["unit"] == "llama-server.service"
-        part.take_over(set_to(Box(tmp_path).context, service__unit="other.service"))
+        # As the page's settings stay, so does the web part, which would be away for a moment.
+        page = {"page__listen": f"localhost:{port}"}
+        part.take_over(set_to(Box(tmp_path).context, service__unit="other.service", **page))
         assert client.ask("/api/status")[2]["unit"] == "other.service"
 
 

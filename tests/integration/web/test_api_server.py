@@ -71,7 +71,7 @@ def test_a_head_that_comes_byte_by_byte_or_not_at_all_is_not_waited_for(
     tmp_path: Path, head: bytes
 ) -> None:
     with (
-        serving(tmp_path, Limits(head_s=1.0)) as path,
+        serving(tmp_path, Limits(head_s=3.0)) as path,
         connected(path) as slow,
         connected(path) as silent,
     ):
