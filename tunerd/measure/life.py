@@ -535,7 +535,7 @@ def _details(request: Request, prompt: Prompt, answer: Answer) -> dict[str, Any]
     return found
 
 
-_ANY_KIND = ("code", "chat", "summary", "math", "creative")
+KINDS_OF_MIXED = ("code", "chat", "summary", "math", "creative")
 # Texts that a drafter finds easy; a gate may keep every draft of one of them back.
 PROOF_KINDS = ("code", "math", "chat")
 
@@ -595,7 +595,7 @@ class Texts:
                 always is.
             told: What else the request has.
         """
-        kind = random.Random(name).choice(_ANY_KIND) if one.kind == MIXED else one.kind  # noqa: S311 -- no secret
+        kind = random.Random(name).choice(KINDS_OF_MIXED) if one.kind == MIXED else one.kind  # noqa: S311 -- no secret
         told |= {"kind": kind, "is_fixed_length": is_held or not one.new_tokens}
         request = class_request(one, name, shares=self.shared, **told)
         composer = self._prepared(one.cached_tokens if request.is_warm else 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.engine.conditions import FingerprintReader
-from tunerd.engine.health import Reason
+from tunerd.engine.health import WHOLLY_REPEATED, Reason
 from tunerd.engine.server import NOT_IN_TIME
 from tunerd.errors import (
     BenchError,
@@ -34,6 +34,7 @@ from tunerd.machine.host import free_disk_mib
 from tunerd.measure.answer import Mark, Sample, Timings
 from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.life import (
+    KINDS_OF_MIXED,
     SLOT_S,
     Answered,
     Life,
@@ -50,7 +51,7 @@ from tunerd.production.lease import Candidate, Held
 from tunerd.production.measurement import measuring_pids
 from tunerd.production.plan import Plan
 from tunerd.profile.arm import Arm, Boot, Preempted, Refused, Request, ServerDied
-from tunerd.profile.workload import RequestClass, Workload
+from tunerd.profile.workload import MIXED, RequestClass, Workload
 from tunerd.sweep.schedule import ends_text
 from tunerd.words import all_known
 
@@ -647,8 +648,24 @@ class LiveTurn:
         return {"turn_s": self.turn_s, "rounds_s": list(self.rounds_s), "void": self.n_void}
 
 
-def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
+def kinds_of_one_token(events: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Kinds of text to which one token over and over was an answer in a sweep: what serves gave it too."""
+    kinds = {
+        (event.get("request") or {}).get("kind")
+        for event in events
+        if (event.get("answer") or {}).get("repeated_ratio") == WHOLLY_REPEATED
+    }
+    return {*filter(None, kinds), *(KINDS_OF_MIXED if MIXED in kinds else ())}
+
+
+def measure_live(ctx: Context, workload: Workload, seed: int, *, may_repeat: set[str]) -> LiveTurn:
     """Ask the serving unit as a pair of the verdict would be asked; what others disturb is void.
+
+    Args:
+        ctx: Where.
+        workload: What it is asked.
+        seed: Of the texts.
+        may_repeat: Kinds of text to which its sweep had one token over and over as an answer.
 
     Raises:
         NoAnswer: it gave none.
@@ -658,7 +675,7 @@ def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
     texts = Texts(prompt_book(ctx), seed)
     texts.learn(target.server)
     life = Life(ctx, target)
-    life.is_reference = True  # its pairs were held against what served
+    life.may_repeat = may_repeat
     # Its speed judges it: a gate may keep every draft back.
     life.warm_up(texts.first(life), drafts=target.speculation.drafts, must_draft=False)
     n_void = 0

@@ -39,7 +39,7 @@ from tunerd.profile.files import (
 from tunerd.profile.schema import nest
 from tunerd.records import plain, read
 from tunerd.result import ActionResult, Message, note, warning
-from tunerd.sweep.box import LiveTurn, expected_turns, measure_live
+from tunerd.sweep.box import LiveTurn, expected_turns, kinds_of_one_token, measure_live
 from tunerd.sweep.context import LUCK
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
 from tunerd.sweep.record import (
@@ -401,9 +401,13 @@ def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
     evidence = proposal.sweep.evidence or {}
     before, after = expected_turns(evidence, workload) or (None, None)
     wanted = evidence.get("wanted_tok_s")
+    may_repeat = set[str]()
+    with contextlib.suppress(TunerdError), reading(ctx) as store:
+        if store is not None:
+            may_repeat = kinds_of_one_token(store.readable_events(proposal.sweep.number)[0])
     versus = "before" if wanted is None else f"and at {wanted:g} tok/s it would take"
     try:
-        live = measure_live(ctx, workload, proposal.prepared.seed + 1)
+        live = measure_live(ctx, workload, proposal.prepared.seed + 1, may_repeat=may_repeat)
     except BenchError as error:
         problem = error.cause or error.message
         return _Again(None, before, after, problem, is_silent=_is_silent(ctx, error, since))

@@ -16,7 +16,6 @@ from tunerd.engine.builds import find_engines
 from tunerd.engine.capabilities import SHORT
 from tunerd.engine.choice import request_again
 from tunerd.engine.conditions import FingerprintReader
-from tunerd.engine.health import WHOLLY_REPEATED
 from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now, stands
@@ -42,7 +41,7 @@ from tunerd.profile.arm import Arm, Best, Builds, Sample, as_samples
 from tunerd.profile.files import load_profile
 from tunerd.records import plain, read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
-from tunerd.sweep.box import House, LeaseBox, Quiet
+from tunerd.sweep.box import House, LeaseBox, Quiet, kinds_of_one_token
 from tunerd.sweep.known import Study, best_now, compare_drafts, known_by
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
 from tunerd.sweep.power import measure_limits, power_notes, time_for
@@ -578,8 +577,7 @@ class _Run:
             self.house.serves |= held.restores
             began_s = ctx.clock.monotonic_s()
             box = self._box(quiet, held, began_s + left_s)
-            box.may_repeat |= {one.request.kind for one in as_samples(known) if one.request
-                               and one.reading and one.reading.repeated_ratio == WHOLLY_REPEATED}  # fmt: skip
+            box.may_repeat |= kinds_of_one_token(known)
             ctx.report(Progress("starting the first configuration", left_s=left_s))
 
             def on_sample(sample: Sample) -> None:

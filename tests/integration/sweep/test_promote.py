@@ -321,6 +321,21 @@ def test_a_winner_that_gives_no_answer_is_taken_back(box: SweepBox) -> None:
     box.box.context.services.restart(ctx.unit)
 
 
+def test_a_winner_that_says_one_token_over_and_over_where_nothing_did_in_its_sweep_is_taken_back(
+    box: SweepBox,
+) -> None:
+    """It was kept, as several times as fast as before."""
+    ctx = box.box.context
+    number = put_proposal(ctx)
+    box.engine.configure(breaks_beyond=60, breaks_into="ha ")  # what the swap asks is shorter
+    done = deploy(ctx, number)
+    box.engine.configure(breaks_beyond=None)
+    assert done.exit_code == 3
+    assert "repeats one token" in done.payload["measured_again"]["text"]
+    assert drafts(box)
+    box.box.context.services.restart(ctx.unit)
+
+
 def test_one_that_is_killed_while_it_measures_again_leaves_the_winner_kept_and_watched(
     box: SweepBox,
 ) -> None:
