@@ -375,7 +375,7 @@ class _Sweep:
             leader = self.search.leader()
             if leader is None or not self.learner.n_processes(self.incumbent):
                 return INCONCLUSIVE, [self._nothing_to_compare_with()]
-            if leader.arm == self.incumbent.canonical() or self._gain() < self.policy.min_gain:
+            if leader.arm == self.incumbent.canonical() or self._gain() < self._least_gain():
                 return self._nothing_better()
             try:
                 finalist = self._to_go_on() or self._finalist(leader.arm)
@@ -438,6 +438,7 @@ class _Sweep:
         if result.outcome == PROMOTE:
             self._won.append(result)
             self.incumbent = self.search.incumbent = result.candidate
+            self.search.planes.worth = math.log1p(self._least_gain())
             self._recall_challenges()
         else:
             failed = result.outcome == "failed"
@@ -545,6 +546,16 @@ class _Sweep:
         if leader is None or current is None:
             return 0.0
         return math.expm1(current.mean - leader.mean)
+
+    def _least_gain(self) -> float:
+        """Believed gain (ratio) that is worth a challenge: once something was won, one that its pairs usually prove.
+
+        Of 593 nights of the second world 32 challenged a winner with less, by 4 to 27 pairs, and one won: by 3.5 %, in 18.
+        """
+        if not self._won:
+            return self.policy.min_gain
+        alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
+        return least_proved(self.policy.min_gain, self.policy.max_pairs, alpha)
 
     def _pairs_s(self, candidate: Arm) -> float:
         """Time of the pairs that will decide, as far as one can tell."""
@@ -673,6 +684,17 @@ class _Sweep:
             return None
         best = min(one.belief.mean for one in proposals)
         return round(math.expm1(leader.mean - best), 4)
+
+
+def least_proved(min_gain: float, max_pairs: int, alpha: float) -> float:
+    """The smallest gain (ratio), in steps of 0.1 %, that usually takes no more than so many pairs; infinite if none does."""
+    gains = (min_gain + at / 1000 for at in range(1, 1000))
+    fits = (
+        one
+        for one in gains
+        if pairs_needed(one, _PAIR_SD, margin=min_gain, alpha=alpha) <= max_pairs
+    )
+    return next(fits, math.inf)
 
 
 def reserved_s(least_s: float, needed_s: float, phase_s: float) -> float:

@@ -15,14 +15,14 @@ import pytest
 from benchmarks.simulator.box import QUIET, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
 from tests.support.made_sweep import narrow
-from tunerd.measure.pairs import LEAST_NAMED
+from tunerd.measure.pairs import LEAST_NAMED, pairs_needed
 from tunerd.profile.arm import Arm, Policy, Preempted, Request, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.night import Night, Server
 from tunerd.sweep.space import build_grid
-from tunerd.sweep.tuner import Outcome, most_of, planned_pairs, reserved_s
+from tunerd.sweep.tuner import Outcome, least_proved, most_of, planned_pairs, reserved_s
 
 HOUR_S = 3600.0
 
@@ -324,10 +324,31 @@ def finalists(outcome: Outcome) -> list[Sample]:
 
 
 def test_a_search_ends_where_no_start_promises_what_it_takes() -> None:
-    """Two hours had 89 starts, 42 of them of leaders that were measured before."""
+    """Two hours had 89 starts, 42 of them of leaders that were measured before.
+
+    Nor does it go on from a winner to what no number of pairs would prove.
+    """
     evidence = narrow(task("16G", "chat", 1)).night(2.0).evidence
     assert evidence.restarts < 50
     assert "nothing else is more than" in evidence.reasons[-1]
+    assert evidence.samples[-1].pair is not None
+
+
+def test_a_kind_that_its_engine_shows_to_be_far_behind_is_left_out_and_not_started() -> None:
+    """No drafts and a lookup on the other engine told of it; each of the three was started before a night ended."""
+    evidence = narrow(task("24G", "deep", 1)).night(4.0).evidence
+    started = {row.arm.family for row in evidence.samples if row.event == "boot"}
+    left = {one.what for one in evidence.left_out if one.reason.startswith("too far behind")}
+    assert left == {"bee, off"}
+    assert ("bee", "off") not in started
+    assert ("mainline", "ngram") in started
+
+
+def test_a_gain_that_pairs_do_not_prove_in_their_most_is_no_challenge_after_a_winner() -> None:
+    least = least_proved(0.01, 40, 0.05 / 8)
+    assert pairs_needed(least, 0.045, margin=0.01, alpha=0.05 / 8) <= 40
+    assert pairs_needed(least - 0.001, 0.045, margin=0.01, alpha=0.05 / 8) > 40
+    assert least_proved(0.01, 1, 0.05) == math.inf
 
 
 def test_no_smaller_margin_is_tried_in_time_that_the_proof_needs() -> None:
