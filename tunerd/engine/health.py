@@ -345,7 +345,7 @@ RUN_OF_ONE_TOKEN = 16
 WHOLLY_REPEATED = 1.0
 _LONGEST_TOKEN = 16  # letters, of those that stand for nothing: `<unused49>`
 _RUN_LETTERS, _LEAST_REPEATED = 24, 80
-_KNOWN_SHARE, _LEAST_SHARE = 0.9, 0.1
+_KNOWN_SHARE, _LEAST_SHARE, _SHARE_OF_SHORT = 0.9, 0.1, 0.4
 _REPLACEMENT = "�"
 
 
@@ -506,8 +506,8 @@ def repeated_ratio(text: str, n_predicted: int) -> float | None:
     """The share of an answer, at its end, that only says again what it said; 0 where it does not.
 
     That is its longest end of which nine tenths stand in runs of letters that came before, of
-    80 letters and a tenth of the answer at least, so that a counter or a slip of sampling does not hide
-    a loop. 1 is one token over and over. None where so few tokens tell nothing.
+    80 letters (of a short answer two fifths) and a tenth of the answer at least, so that a counter or a slip of
+    sampling does not hide a loop. 1 is one token over and over. None where so few tokens tell nothing.
 
     Source: docs/benchmarks.md, Answers that repeat themselves.
     """
@@ -528,7 +528,8 @@ def repeated_ratio(text: str, n_predicted: int) -> float | None:
     for length, is_known in enumerate(reversed(known), start=1):
         n_known += is_known
         longest = length if is_known and n_known >= _KNOWN_SHARE * length else longest
-    return longest / n if longest >= max(_LEAST_REPEATED, _LEAST_SHARE * n) else 0.0
+    least = max(min(_LEAST_REPEATED, _SHARE_OF_SHORT * n), _LEAST_SHARE * n)
+    return longest / n if longest >= least else 0.0
 
 
 def judge_speculation(

@@ -153,6 +153,18 @@ def test_an_answer_that_begins_well_is_told_from_where_it_only_repeats_itself(
     assert found == pytest.approx(1 - begin, abs=0.2)
 
 
+@pytest.mark.parametrize("begin", [0.1, 0.3])
+@pytest.mark.parametrize("loop", [" and so on,", " over and over again"])
+def test_a_short_answer_is_told_from_where_it_only_repeats_itself_too(
+    begin: float, loop: str
+) -> None:
+    """Of 25 tokens a loop that began after three was none, for it had fewer than 80 letters."""
+    n = 110
+    found = repeated_ratio((PROSE[: int(begin * n)] + loop * n)[:n], 26)
+    assert found == pytest.approx(1 - begin - len(loop) / n, abs=0.05)
+    assert repeated_ratio(PROSE[:n], 26) == repeated_ratio(TABLE[:n], 26) == 0.0
+
+
 def test_texts_that_repeat_little_or_say_too_little_are_no_loop() -> None:
     sane = [
         PROSE,
