@@ -216,7 +216,8 @@ _PROBE_MARGIN_STEPS = 3
 _PROBE_UBATCH = 2048
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process. Starts that promised 0.03 to 0.15 % each left the
-# leader where it was (2 h of 16G chat of the second world, boxes 1 to 12); an end at 0.2 % costs (docs/benchmarks.md).
+# leader where it was (2 h of 16G chat of the second world, boxes 1 to 12); an end at 0.2 % costs (docs/benchmarks.md). Without
+# steps a start's luck weighs more, and starts that promise 0.03 % find something (published tables, docs/benchmarks.md).
 _STOP = 0.0015
 _NO_TIME = "no time was left to try it"
 _RACE = "race"
@@ -552,8 +553,9 @@ class Search:
         leader = self._to_beat()
         if leader is None:
             return False
+        worth = _STOP if self.night.tells_steps(leader.arm.engine) else _INNER_STOP
         for proposal in self._proposals(leader):
-            if proposal.improvement < _STOP:
+            if proposal.improvement < worth:
                 return False
             belief = proposal.belief
             if self.limits.worsens(belief.arm) is not None:

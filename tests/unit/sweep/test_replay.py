@@ -28,6 +28,15 @@ def test_from_the_slowest_arm_of_a_published_table_its_best_is_found(name: str) 
     assert box.now() <= NIGHT_S
 
 
+@pytest.mark.parametrize("seed", [4, 5])
+def test_where_no_steps_are_told_a_night_goes_on_until_the_luck_of_starts_is_found_out(
+    seed: int,
+) -> None:
+    surface = surfaces()["RTX 5090, 600 W"]
+    outcome, _ = night(surface, surface.ranked[-1], seed=seed)
+    assert surface.behind(outcome.arm) <= NOISE
+
+
 @pytest.mark.parametrize("name", list(surfaces()))
 def test_where_the_published_best_serves_already_it_is_kept(name: str) -> None:
     surface = surfaces()[name]
