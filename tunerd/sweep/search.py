@@ -216,9 +216,10 @@ _PROBE_MARGIN_STEPS = 3
 _PROBE_UBATCH = 2048
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process. Starts that promised 0.03 to 0.15 % each left the
-# leader where it was (2 h of 16G chat of the second world, boxes 1 to 12); an end at 0.2 % costs (docs/benchmarks.md). Without
-# steps a start's luck weighs more, and starts that promise 0.03 % find something (published tables, docs/benchmarks.md).
-_STOP = 0.0015
+# leader where it was (2 h of 16G chat of the second world, boxes 1 to 12); an end at 0.2 % costs there. A start that takes long has
+# to promise more: 8 h of 24G deep took 43 / 55 instead of 58 / 106 starts. Without steps a start's luck weighs more, and starts that
+# promise 0.03 % find something (published tables). Source: docs/benchmarks.md.
+_STOP, _STOP_PER_S, _LONG_STOP = 0.0015, 1.3e-5, 0.0025
 _NO_TIME = "no time was left to try it"
 _RACE = "race"
 _RACE_ROUNDS = 6
@@ -553,12 +554,10 @@ class Search:
         leader = self._to_beat()
         if leader is None:
             return False
-        worth = _STOP if self.night.tells_steps(leader.arm.engine) else _INNER_STOP
         for proposal in self._proposals(leader):
-            if proposal.improvement < worth:
-                return False
             belief = proposal.belief
-            if self.limits.worsens(belief.arm) is not None:
+            is_worth_it = proposal.improvement >= self._least_promise(belief.arm)
+            if not is_worth_it or self.limits.worsens(belief.arm) is not None:
                 continue
             if belief.n_processes and leader.n_processes < belief.n_processes:
                 belief = leader
@@ -569,6 +568,12 @@ class Search:
             self.measure(belief.arm, _RACE if belief.n_processes else "explore")
             return True
         return False
+
+    def _least_promise(self, arm: Arm) -> float:
+        """The expected improvement (log ratio) below which a start of an arm is not worth what it takes."""
+        if not self.night.tells_steps(arm.engine):
+            return _INNER_STOP
+        return min(max(_STOP, _STOP_PER_S * self.night.process_s(arm)), _LONG_STOP)
 
     def _to_beat(self) -> Belief | None:
         """What a start has to find something faster than: what leads; once something was won, that, by what a proof can tell."""
