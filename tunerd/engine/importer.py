@@ -349,7 +349,8 @@ class _Import:
         kinds = {one for key, values in owned if key == _TYPE
                  for value in values for one in own_kinds(value).split(",")}  # fmt: skip
         is_named = any(key == "speculation.draft_model" for key, _ in owned)
-        return is_named and "mtp" in kinds and self.capabilities.family is not Family.IK
+        is_able = self.capabilities.family is not Family.IK and self.capabilities.spec_word("mtp")
+        return is_named and "mtp" in kinds and bool(is_able)
 
     def owner(self, flag: Flag) -> str | None:
         """The key that says this flag on this build."""
