@@ -163,7 +163,7 @@ def _with_build(
         )
     except ConfigError as error:
         return replace(facts, settings_problem=error.words)
-    profile = with_stages(imported.resolved.profile, facts.argv)
+    profile = with_stages(imported.resolved.profile, imported.command.argv)
     resolved = replace(imported.resolved, profile=profile)
     margin_mib = flags.margin_in_force(resolved, engine.capabilities)
     facts = replace(facts, settings=profile, margin_mib=margin_mib)

@@ -68,13 +68,20 @@ def test_a_server_behind_taskset_and_env_is_adopted_with_what_env_sets(folder: P
         assert "edited" not in {one["code"] for one in box.json("doctor")["messages"]}
 
 
-def test_mtp_from_a_file_of_its_own_is_adopted_and_drafts(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "starts",
+    [
+        "ENGINE WORDS --spec-type draft-mtp",
+        "/usr/bin/env LLAMA_ARG_SPEC_TYPE=draft-mtp ENGINE WORDS",
+    ],
+)
+def test_mtp_from_a_file_of_its_own_is_adopted_and_drafts(folder: Path, starts: str) -> None:
     """Its file was left out, and the model alone, which has no MTP block, could not be served so."""
     model, drafter = folder / "nomtp.gguf", folder / "mtp.gguf"
     write(design(SHAPES["tiny-nomtp"]), model)
     write(design(SHAPES["tiny"]), drafter)
-    words = f"-m {model} -md {drafter} --spec-type draft-mtp --spec-draft-n-max 2"
-    with served(folder, f"ENGINE WORDS {words}") as box:
+    words = f"-m {model} -md {drafter} --spec-draft-n-max 2"
+    with served(folder, f"{starts} {words}") as box:
         found = {one["code"] for one in box.json("doctor", code=None)["findings"]}
         made = box.json("profiles", "new", "mine", "--from-unit", UNIT)
         box.json("apply", "mine", "--yes")
@@ -82,7 +89,7 @@ def test_mtp_from_a_file_of_its_own_is_adopted_and_drafts(folder: Path) -> None:
         answer = CLIENT.post(f"{box.json('status')['address']}/completion", json=body).json()
 
     assert made["unplaced"] == []
-    assert "model-without-mtp" not in found
+    assert not {"model-without-mtp", "draft-idle"} & found
     assert answer["timings"]["draft_n"] > 0
 
 
