@@ -291,7 +291,9 @@ unlink_ours() {
 
 # Installs the settings file $1, with $2 as the copy of what was shipped. One that was changed stays.
 put_settings() {
-    if [ -e "$1" ] && ! cmp -s -- "$1" "$2" && ! cmp -s -- "$1" "$here/units/tunerd.toml"; then
+    if [ -L "$1" ] && [ ! -e "$1" ]; then # where its disk is not mounted, say
+        warn "kept $1, a link to what is not there: tunerd goes by the settings that it had until it is"
+    elif [ -e "$1" ] && ! cmp -s -- "$1" "$2" && ! cmp -s -- "$1" "$here/units/tunerd.toml"; then
         say "kept your $1; the shipped one is $2"
         # Whoever knows the address of a webhook may read what is posted there, and post as well.
         if [ -f "$1" ] && grep -q '^[^#]*webhook' -- "$1"; then

@@ -26,7 +26,7 @@ from tunerd.model.facts import FileIdentity, ModelFacts, ModelIdentity, facts_of
 from tunerd.model.gguf import FETCH_AGAIN, Header, read_header
 
 # Another version may read more.
-_WRITER = f"tunerd {__version__}, schema 6"
+_WRITER = f"tunerd {__version__}, schema 7"
 _MAX_SHARDS = 1000
 MAX_DEPTH = 8
 MAX_ENTRIES = 100_000

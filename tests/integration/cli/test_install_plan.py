@@ -50,6 +50,16 @@ def test_a_try_out_begins_in_no_folder_of_which_no_program_can_serve(
     assert not (tmp_path / name).exists()
 
 
+def test_settings_behind_a_link_that_leads_nowhere_are_kept(tmp_path: Path) -> None:
+    """The link was replaced by the shipped settings, so that tunerd went by those, of another unit."""
+    settings = tmp_path / "etc/tunerd/tunerd.toml"
+    settings.parent.mkdir(parents=True)
+    settings.symlink_to("/nowhere/tunerd.toml")
+    done = install(tmp_path, "--system", "--dry-run")
+    assert f"would write {settings}\n" not in done.stdout
+    assert f"kept {settings}, a link to what is not there" in done.stderr
+
+
 def uninstall(folder: Path) -> str:
     return install(folder, "--system", "--uninstall", "--dry-run").stdout
 
