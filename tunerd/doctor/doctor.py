@@ -35,7 +35,7 @@ from tunerd.engine.choice import devices_of
 from tunerd.engine.fingerprint import Fingerprint, holds
 from tunerd.engine.importer import import_command_line
 from tunerd.engine.server import LlamaServer
-from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
+from tunerd.errors import ConfigError, EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import is_locked, real_path
 from tunerd.machine.gpu import read_driver_files
@@ -119,9 +119,10 @@ def _read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | Non
         swapped_mib=memory.swapped_mib if memory is not None else None,
         log=None if was_edited else log,
         is_silent=log is None and bool(lines),
-        was_deployed=bool(ctx.generations.numbers()),
         settings_problem=live.problem,
     )
+    with contextlib.suppress(HostError):  # STATE is damaged, and no way leads back
+        facts = replace(facts, was_deployed=bool(ctx.generations.numbers()))
     if server.argv is not None and server.program is not None:
         facts = _with_build(ctx, host, facts, server, Path(server.program))
     return facts, live

@@ -91,6 +91,18 @@ def test_a_unit_that_cannot_be_read_as_one_command_is_said_so(tmp_path: Path) ->
     assert any("2 ExecStart= lines" in text for text in missing)
 
 
+def test_a_unit_is_judged_where_what_was_deployed_cannot_be_read(tmp_path: Path) -> None:
+    """Nothing at all was said of it."""
+    box = Box(tmp_path)
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text("[Service]\nExecStart=/nonexistent/llama-server -m /m.gguf\n")
+    generations = box.context.paths.generations_dir
+    generations.parent.mkdir(parents=True, exist_ok=True)
+    generations.write_text("no folder")
+
+    assert "server-down" in codes(doctor(box))
+
+
 def test_whoever_has_the_usual_port_is_no_neighbour_of_a_server_on_a_socket_of_files(
     tmp_path: Path,
 ) -> None:
