@@ -365,7 +365,7 @@ class MemorySettings:
         moe_cache_mib: GPU cache of experts that are kept in RAM; 0 for none.
         projector_bytes: Size of the multimodal projector's file; 0 without one, None where it is not known.
         projector_offload: False keeps the projector in RAM.
-        adapter_bytes: Size of the files of adapters, None where it is not known.
+        adapter_bytes: Size of the files of adapters, and of a drafter that no key names, None where it is not known.
         has_rules: Rules place single tensors, so that where weights go is not known.
     """
 
@@ -621,7 +621,9 @@ _REPACKED = frozenset({"q4_0", "q4_K", "iq4_nl"})
 def weights(server: Server) -> Iterator[Part]:
     """The model's tensors, by where the placement puts them."""
     facts, placement = server.facts, server.placement
-    yield Part(PartKind.WEIGHTS, server.worker, server.settings.adapter_bytes, "adapters")
+    yield Part(
+        PartKind.WEIGHTS, server.worker, server.settings.adapter_bytes, "files that extra_args name"
+    )
     if server.settings.has_rules and server.worker is Device.GPU:
         for device in Device:
             yield Part(PartKind.WEIGHTS, device, None, "memory.override_tensor says what is where")

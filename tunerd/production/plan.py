@@ -22,6 +22,7 @@ from tunerd.engine.flags import (
     margin_in_force,
     named_files,
     normal_spelling,
+    owner_of,
     words_behind,
 )
 from tunerd.engine.health import Expectation
@@ -504,9 +505,12 @@ def settings_of(
         given["projector_bytes"] = _size(at_home(resolved.profile.model.mmproj))
     extra = list(map(normal_spelling, resolved.profile.extra_args or ()))
     given["projector_offload"] = "--no-mmproj-offload" not in extra
-    pairs = (pair for pair in itertools.pairwise(extra) if pair[0] in {"--lora", "--lora-scaled"})
-    adapters = [_size(Path(name)) for flag, names in pairs for name in words_behind(flag, names)]
-    given["adapter_bytes"] = None if None in adapters else sum(filter(None, adapters))
+    beside = {"--lora", "--lora-scaled"}
+    if speculation.draft_model is None:
+        beside |= {flag for flag in extra if owner_of(flag) == "speculation.draft_model"}
+    pairs = (pair for pair in itertools.pairwise(extra) if pair[0] in beside)
+    files = [_size(Path(name)) for flag, names in pairs for name in words_behind(flag, names)]
+    given["adapter_bytes"] = None if None in files else sum(filter(None, files))
     given["has_rules"] = bool(memory.override_tensor)
     if not _REWRITES.isdisjoint(extra):
         given["load_mode"] = "mlock" if serving.load_mode in LOCKING else "none"

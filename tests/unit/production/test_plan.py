@@ -164,6 +164,8 @@ def test_flags_that_no_key_renders_count_where_they_take_memory(tmp_path: Path) 
     assert plain.bytes_of(Device.GPU, kv) < whole.bytes_of(Device.GPU, kv) / 4
     assert adapted.start_mib(Device.GPU) - plain.start_mib(Device.GPU) == 6
     assert not need("--lora", f"{tmp_path}/none.gguf").is_complete
+    drafter = need("--spec-type", "draft-mtp", "-md", f"{tmp_path}/a.gguf")
+    assert drafter.start_mib(Device.GPU) - plain.start_mib(Device.GPU) == 3
     assert not need(**{"memory.override_tensor": ["exps=CPU"]}).is_complete
     assert plain.is_mapped
     assert not need("-rtr").is_mapped
