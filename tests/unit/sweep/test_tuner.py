@@ -334,6 +334,11 @@ def test_a_search_ends_where_no_start_promises_what_it_takes() -> None:
     assert evidence.samples[-1].pair is not None
 
 
+def test_starts_that_take_long_have_to_promise_more() -> None:
+    """Of deep prompts, 165 s each: there were 53, and the night ended as near the best."""
+    assert narrow(task("24G", "deep", 2)).night(4.0).evidence.restarts < 40
+
+
 def test_a_kind_that_its_engine_shows_to_be_far_behind_is_left_out_and_not_started() -> None:
     """No drafts and a lookup on the other engine told of it; each of the three was started before a night ended."""
     evidence = narrow(task("24G", "deep", 1)).night(4.0).evidence
