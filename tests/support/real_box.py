@@ -20,6 +20,7 @@ from tunerd.sweep.box import House, LeaseBox
 from tunerd.tryout.designed import SHAPES, design, write
 
 N_CTX = 6144
+SERVES = Arm("it", "off", 0, 0.0, 0, "f16", 512, 2048, 1)
 
 
 def options(folder: Path) -> tuple[str, ...]:
@@ -54,7 +55,7 @@ class RealBox(LeaseBox):
             texts=Texts(prompt_book(ctx), seed=1), per_request=(),
             on_arm=lambda _arm, _record: None,
             on_samples=lambda _arm, samples: self.samples.extend(samples),
-            tell=ctx.say, patience_s=20.0, house=House(ctx), **told,
+            tell=ctx.say, patience_s=20.0, house=House(ctx), incumbent=SERVES, **told,
         )  # fmt: skip
         self._program, self._more, self._folder = program, more, folder
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support import needs
 from tests.support.bench_box import BenchBox
 from tests.support.fake_gpu import a_card
-from tests.support.real_box import N_CTX, NoLease, RealBox, options
+from tests.support.real_box import N_CTX, SERVES, NoLease, RealBox, options
 from tests.support.server_process import serving
 from tunerd.engine.server import LlamaServer, Streamed
 from tunerd.machine.clock import SystemClock
@@ -32,7 +32,6 @@ from tunerd.sweep.night import Night, Server
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 ENGINES = ("ik-2026-08", "mainline-2026-08-18")
-OFF = Arm("it", "off", 0, 0.0, 0, "f16", 512, 2048, 1)
 # Prefixes shorter and longer than what ik lies between two checkpoints, and than a batch of mainline.
 WORKLOAD = Workload(
     (
@@ -65,7 +64,7 @@ def length(row: Sample) -> int:
 
 def test_every_class_reads_what_is_new_of_its_prompt_and_no_more(box: RealBox) -> None:
     it = night(box)
-    server = Server(it, OFF, "explore")
+    server = Server(it, SERVES, "explore")
     server.warm_up()
     for _ in range(2):
         assert set(server.block(exact=True)) == {0, 1, 2}
@@ -86,7 +85,7 @@ def test_what_somebody_else_disturbed_is_asked_again_behind_its_prefix_and_conde
 ) -> None:
     """Another's request between prefix and class, every time: it takes the slot and its checkpoints."""
     it = night(box)
-    server = Server(it, OFF, "explore")
+    server = Server(it, SERVES, "explore")
     server.warm_up()
     keep, n_disturbed = box.on_samples, 0
 
@@ -116,7 +115,7 @@ def test_a_context_is_filled_whatever_the_length_of_texts_is_taken_for(
     box: RealBox, error: float
 ) -> None:
     it = night(box)
-    server = Server(it, OFF, "finalist")
+    server = Server(it, SERVES, "finalist")
     assert server.n_ctx == N_CTX
     assert box.texts.letters_per_token is not None
     box.texts.letters_per_token *= error
