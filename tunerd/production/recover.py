@@ -38,12 +38,16 @@ from tunerd.units.generations import Ending, Outcome
 from tunerd.units.text import demand_as_shown
 from tunerd.words import sha256
 
+UNDONE = "undone"
+"""The code of what says that recovery has just undone a deployment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """What recovery found and did; `found` is None where there was nothing to recover.
 
-    `remarks` are what a person should know of the probation and the tuned layer of what it finished.
+    `remarks` are what a person should know of the probation and the tuned layer of what it finished. `is_undone`: what
+    was to be deployed is not, and what served before is as it was.
     """
 
     found: Recovery | None
@@ -51,6 +55,7 @@ class Recovered:
     text: str
     serving: bool | None
     remarks: tuple[Message, ...] = ()
+    is_undone: bool = False
 
 
 class Unfinished:
@@ -246,7 +251,9 @@ def changing(
             left_behind = read_record(ctx)
         else:
             if recovered.found is not None:
-                messages.append(note("recovered", recovered.text))
+                messages.append(
+                    note(UNDONE if recovered.is_undone else "recovered", recovered.text)
+                )
         return prepare()
 
     agreed: T | None = None
@@ -366,7 +373,8 @@ def _undo(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> Recove
         )
     _finish(ctx, record, Outcome.ROLLED_BACK, "interrupted", detail)
     text = f"generation {record.generation} {text}{_unseen(ctx, record, serving)}"
-    return Recovered(found, record.generation, text, serving)
+    is_undone = record.reason in {"apply", "promote"}
+    return Recovered(found, record.generation, text, serving, is_undone=is_undone)
 
 
 def _unseen(ctx: Context, record: SwapRecord, serving: bool | None) -> str:

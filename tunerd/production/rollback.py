@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,11 @@ from tunerd.errors import DeployError, HostError, UsageError
 from tunerd.machine.files import is_gone
 from tunerd.production.gate import expected_of
 from tunerd.production.journal import backups
-from tunerd.production.recover import changing
+from tunerd.production.recover import UNDONE, changing
 from tunerd.production.swap import SwapRequest, swap
 from tunerd.production.unattended import demand_root_for
 from tunerd.records import plain
-from tunerd.result import ActionResult, Message, warning
+from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Generation, HistoryEntry, Outcome, changed_model_files
 from tunerd.units.live import LiveUnit
 from tunerd.units.text import is_ours, parse_unit, unified_diff
@@ -51,6 +50,10 @@ class Target:
     messages: tuple[Message, ...]
 
 
+class _AlreadyBack(Exception):
+    """The change that was to be taken back was cut short, and recovery has just undone it."""
+
+
 def rollback(
     ctx: Context,
     *,
@@ -65,7 +68,8 @@ def rollback(
 
     Args:
         ctx: Where.
-        to: A backup's name or a generation's number; None for what served before.
+        to: A backup's name or a generation's number; None for what served before. Where recovery has just undone a
+            deployment that was cut short, that is back already.
         drain: Whether to wait for running requests first.
         confirm: Checks the target under the lock; raises to stop.
         ask: Shows the target and asks a person, without the lock; raises to stop.
@@ -82,18 +86,36 @@ def rollback(
     from tunerd.production.plan import remember_live_load  # what knows engines takes long to import
 
     messages: list[Message] = []
-    with changing(
-        ctx,
-        reason,
-        partial(find_target, ctx, to),
-        ask=ask,
-        confirm=confirm,
-        by=f"`tunerd {reason}`",
-        messages=messages,
-    ) as target:
-        request = _request(ctx, target, drain=drain, reason=reason)
-        done = swap(ctx, replace(request, tuned=plain(tuned)))
-        loaded = remember_live_load(ctx)
+
+    def target_now() -> Target:
+        if to is None and any(one.code == UNDONE for one in messages):
+            raise _AlreadyBack
+        return find_target(ctx, to)
+
+    try:
+        with changing(
+            ctx,
+            reason,
+            target_now,
+            ask=ask,
+            confirm=confirm,
+            by=f"`tunerd {reason}`",
+            messages=messages,
+        ) as target:
+            request = _request(ctx, target, drain=drain, reason=reason)
+            done = swap(ctx, replace(request, tuned=plain(tuned)))
+            loaded = remember_live_load(ctx)
+    except _AlreadyBack:
+        further = note(
+            "further", "what served before that is one more step back", "tunerd rollback"
+        )
+        payload = {
+            **dict.fromkeys(("generation", "backup", "without_service_s", "first_text", "to")),
+            "summary": "back to what served before",
+            "diff": "",
+            "serving": None,
+        }
+        return ActionResult("rollback", payload, (*messages, further), has_acted=True)
     messages += [*target.messages, *done.told, *loaded]
     is_unseen = done.serving is not None and done.serving.first_text is None
     payload = {

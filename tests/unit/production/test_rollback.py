@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fault import fuse
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, UNIT, OwnPids, World, a_generation
 from tests.support.fakes import Life
@@ -225,6 +226,28 @@ def test_a_unit_file_that_is_gone_is_missed_where_a_rollback_to_none_had_failed(
     world.unit_path.unlink()
     world.manager.reload()
     assert world.verify() == 6
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_rollback_that_finds_a_deployment_cut_short_undoes_that_and_no_more(
+    world: World, asks: bool
+) -> None:
+    """It went one more step back, and took away what had been promoted before."""
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    killed = fuse.Life(world.paths.lock)
+    context = world.context(fuse.Fuse(0, killed.die, of=fuse.Kind.UNITS))
+    killed.live(lambda: deploy(context, world, "newest"))
+
+    def ask(_target: Target) -> None:
+        pytest.fail("there is nothing to ask")
+
+    done = rollback(world.context(), to=None, drain=False, ask=ask if asks else None)
+
+    assert world.serving_alias() == "new"
+    assert [one.code for one in done.messages] == ["undone", "further"]
+    go_back(world.context())
+    assert world.serving_alias() == "old"
 
 
 def test_an_edit_that_comes_before_a_unit_is_disabled_leaves_it_enabled(world: World) -> None:
