@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -383,8 +383,8 @@ class Learner:
             return place
         return replace(place, room_gib=laws.taken_gib(arm, self.n_slots * self.context))
 
-    def without_drafts(self, arm: Arm, *, but: Collection[str] = (OFF,)) -> float | None:
-        """Log turn time [ms] of an arm that drafts nothing, by the shortest steps of its engine's families that draft, `but` some kinds.
+    def without_drafts(self, arm: Arm) -> float | None:
+        """Log turn time [ms] of an arm that drafts nothing, by the shortest steps of its engine's families that draft.
 
         Their drafter's own time is in it, so that it errs to the slow side. None where none of them is known.
         """
@@ -393,7 +393,7 @@ class Learner:
         found = [
             float(laws.predict([arm], workload, None, model.costs.shared, levels).log_turn[0])
             for (engine, spec), model in self.models.items()
-            if engine == arm.engine and spec not in but and model.costs is not None
+            if engine == arm.engine and spec != OFF and model.costs is not None
         ]
         return min(found, default=None)
 

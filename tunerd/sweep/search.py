@@ -202,7 +202,6 @@ _LOOKUPS = ("ngram",)
 # A lookup costs next to nothing where it finds nothing, and saves some percent of what writes again what it has read: it is looked at
 # where its engine without drafts is no further behind (log ratio), on top of what leads.
 _LOOKUP_SAVES = 0.1
-_FAR_BEHIND = "too far behind, by what its kind saved on another engine"
 # By how much an engine without drafts may be faster (log ratio) than its steps with drafts say, which have a drafter's time in them.
 _PLAIN_ERROR = 0.1
 # Positions that a family was seen to draft, and filters seen at work, before predictions are trusted.
@@ -388,16 +387,11 @@ class Search:
                     continue
                 if math.isfinite(until_s) and not self._is_first(family):
                     continue
-                name = ", ".join(family.key)
-                put_off, far = Left(name, _NO_TIME), Left(name, _FAR_BEHIND)
-                self.left_out = [one for one in self.left_out if one not in {put_off, far}]
-                is_last = math.isinf(until_s) and families is None
-                if is_last and self._is_far_behind(family):
-                    self.left_out.append(far)
-                    continue
+                put_off = Left(", ".join(family.key), _NO_TIME)
                 if not self._has_time():  # there may be some after a challenge
                     self.left_out.append(put_off)
                     continue
+                self.left_out = [one for one in self.left_out if one != put_off]
                 self._probed.add(key)
                 self._probe(family, n_max, p_min)
                 is_any = True
@@ -414,31 +408,6 @@ class Search:
         behind = self._plain(family.engine, leader.arm) - leader.mean
         is_near = not self.night.reads_much or behind < _LOOKUP_SAVES + _PLAIN_ERROR
         return family.engine == leader.arm.engine and is_near
-
-    def _is_far_behind(self, family: FamilyGrid) -> bool:
-        """Whether a kind without a drafter cannot lead, by the most that it saved on another engine.
-
-        Over what each engine's steps and prompts with drafts say of it without: drafts may slow both down, by 30 % in published
-        tables, on one engine as on the other. Lookups save 16 to 21 % on the three engines of 24G deep of the second world.
-        """
-        leader, without = self.leader(), (OFF, *_LOOKUPS)
-        same = [arm for arm in self.learner.measured() if arm.spec == family.spec]
-        if leader is None or family.spec not in without:
-            return False
-
-        def told(engine: str) -> float | None:
-            arm = replace(leader.arm, engine=engine, spec=OFF, n_max=0, p_min=0.0)
-            return self.learner.without_drafts(arm, but=without)
-
-        saved = [
-            turn - one.mean
-            for one in filter(None, self.learner.beliefs(same))
-            if (turn := told(one.arm.engine)) is not None
-        ]
-        turn = told(family.engine)
-        if turn is None or not saved:
-            return False
-        return turn - max(saved) - leader.mean > _PLAIN_ERROR
 
     def _unseen_drafts(self, family: FamilyGrid) -> list[tuple[int, float]]:
         """Settings of the draft without which a family's plane is a guess; one if it drafts nothing.

@@ -339,16 +339,6 @@ def test_starts_that_take_long_have_to_promise_more() -> None:
     assert narrow(task("24G", "deep", 2)).night(4.0).evidence.restarts < 40
 
 
-def test_a_kind_that_its_engine_shows_to_be_far_behind_is_left_out_and_not_started() -> None:
-    """No drafts and a lookup on the other engine told of it; each of the three was started before a night ended."""
-    evidence = narrow(task("24G", "deep", 1)).night(4.0).evidence
-    started = {row.arm.family for row in evidence.samples if row.event == "boot"}
-    left = {one.what for one in evidence.left_out if one.reason.startswith("too far behind")}
-    assert left == {"bee, off"}
-    assert ("bee", "off") not in started
-    assert ("mainline", "ngram") in started
-
-
 def test_a_gain_that_pairs_do_not_prove_in_their_most_is_no_challenge_after_a_winner() -> None:
     least = least_proved(0.01, 40, 0.05 / 8)
     assert pairs_needed(least, 0.045, margin=0.01, alpha=0.05 / 8) <= 40
