@@ -172,11 +172,13 @@ def assert_serves(box: BuildBox, unit: str) -> None:
 
 def rolled_back(box: BuildBox, kinds: set[str], *words: str) -> str:
     """Apply what must fail for one of these causes; the engine's words."""
-    error = box.apply(*words, expect=3)["error"]
-    assert error["code"] == "rolled_back", error
-    assert error["message"].rpartition(": ")[2] in kinds, error
-    cause: str = error["cause"]
-    return cause
+
+    def attempt() -> tuple[str, str]:
+        error = box.apply(*words, expect=3)["error"]
+        assert error["code"] == "rolled_back", error
+        return error["message"], error["cause"]
+
+    return told(attempt, *kinds)
 
 
 def refused_argument(box: BuildBox, real: Real) -> str:
@@ -190,7 +192,7 @@ def refused_argument(box: BuildBox, real: Real) -> str:
 def taken_port(box: BuildBox) -> str:
     """Somebody listens there while a person reads the plan."""
 
-    def attempt() -> RolledBack:
+    def attempt() -> tuple[str, str]:
         with socket.socket() as holder:
             holder.bind(("127.0.0.1", 0))
             request = PlanRequest("plain", {"serving.port": holder.getsockname()[1]})
@@ -203,7 +205,7 @@ def damaged_model(box: BuildBox) -> str:
     """The file is cut short while a person reads the plan."""
     path = box.box.folder / "other.gguf"
 
-    def attempt() -> RolledBack:
+    def attempt() -> tuple[str, str]:
         shutil.copy(box.model, path)
         n_left = path.stat().st_size - 100_000
         return failed_after_plan(box, PlanRequest("other", {}), lambda _: os.truncate(path, n_left))
@@ -211,23 +213,23 @@ def damaged_model(box: BuildBox) -> str:
     return told(attempt, "model file damaged")
 
 
-def told(attempt: Callable[[], RolledBack], kind: str) -> str:
+def told(attempt: Callable[[], tuple[str, str]], *kinds: str) -> str:
     """The engine's words; now and then one ends before it has written any, and is asked again."""
     for _ in range(4):
-        error = attempt()
-        if not error.message.endswith(": unknown"):
+        message, cause = attempt()
+        if not message.endswith(": unknown"):
             break
-    assert error.message.endswith(f": {kind}"), (error.message, error.cause)
-    return error.cause or ""
+    assert message.rpartition(": ")[2] in kinds, (message, cause)
+    return cause
 
 
 def failed_after_plan(
     box: BuildBox, request: PlanRequest, happens: Callable[[Plan], None]
-) -> RolledBack:
+) -> tuple[str, str]:
     """Apply, with something that happens between the plan and the swap."""
     with pytest.raises(RolledBack) as caught:
         apply(box.box.context, request, drain=False, confirm=happens)
-    return caught.value
+    return caught.value.message, caught.value.cause or ""
 
 
 def out_of_memory(box: BuildBox) -> str:
