@@ -109,8 +109,10 @@ def rollback(
         further = note(
             "further", "what served before that is one more step back", "tunerd rollback"
         )
+        serving = ctx.deployed()
         payload = {
-            **dict.fromkeys(("generation", "backup", "without_service_s", "first_text", "to")),
+            **dict.fromkeys(("backup", "without_service_s", "first_text", "to")),
+            "generation": None if serving is None else serving.number,
             "summary": "back to what served before",
             "diff": "",
             "serving": None,

@@ -246,6 +246,7 @@ def test_a_rollback_that_finds_a_deployment_cut_short_undoes_that_and_no_more(
 
     assert world.serving_alias() == "new"
     assert [one.code for one in done.messages] == ["undone", "further"]
+    assert done.payload["generation"] == 2
     go_back(world.context())
     assert world.serving_alias() == "old"
 
