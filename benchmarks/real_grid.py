@@ -1,4 +1,4 @@
-"""Real searches against the full grid, on this machine's CPU with a designed model of 12 x 1024.
+"""Real searches against the full grid, on this machine's CPU with a designed model of 12 x 1056.
 
     python -m benchmarks.real_grid grid|sweep|finals --folder FOLDER --engines FOLDER
     python -m benchmarks.real_grid report
